@@ -1,0 +1,35 @@
+"""Named mixes of requests, the same ones for the same seed: what the lessons and the benchmarks run.
+
+The prompts are written by the embedded model's own grammar, but with word pairs that its training text does not
+contain, so no answer can be known by heart.
+"""
+
+import random
+
+from .batching import Request
+from .tiny_model.corpus import TRAITS, a, unseen_prompts
+
+
+def race(requests: int = 32, every: int = 8, long: int = 100, short: int = 10) -> list[Request]:
+    """The classic race: `long` output tokens for every eighth request, `short` for the others.
+
+    All prompts are openings of stories of equal length (7 tokens for the embedded model), whose stories run
+    longer than 100 tokens: nothing ends early, and all counts follow from the budgets alone.
+    """
+    return [
+        Request(f"Once upon a time, {a(TRAITS[i % len(TRAITS)])}", long if i % every == 0 else short, request_id=i)
+        for i in range(requests)
+    ]
+
+
+def mixed(requests: int = 32, max_tokens: int = 400, seed: int = 0) -> list[Request]:
+    """Unequal prompts and natural ends: sayings, answers and stories that stop by themselves, an order of
+    magnitude apart in length."""
+    return [Request(prompt, max_tokens, request_id=i) for i, prompt in enumerate(unseen_prompts(requests, seed))]
+
+
+def budgets(requests: int = 32, low: int = 1, high: int = 128, seed: int = 0) -> list[Request]:
+    """Unequal prompts, and budgets drawn evenly from low to high (output lengths as in Orca's evaluation)."""
+    draw = random.Random(seed)
+    prompts = unseen_prompts(requests, seed)
+    return [Request(prompt, draw.randint(low, high), request_id=i) for i, prompt in enumerate(prompts)]
