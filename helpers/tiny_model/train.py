@@ -1,0 +1,233 @@
+"""Rebuild the embedded model from nothing: corpus, tokenizer, weights and model card. Run `make tiny-model`.
+
+Documents are packed side by side into rows of the model's context. Positions restart at each document, and
+transformers keeps packed documents apart by these positions, so the model learns every document exactly
+as it will meet it: from position 0, with nothing before it.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import time
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from . import corpus
+
+FOLDER = Path(__file__).parent
+EOS = "<|endoftext|>"
+CONTEXT, MOST_ENTRIES = 512, 2048  # BPE stops earlier when every word of the corpus is one token
+ROWS, STEPS, PEAK_LEARNING_RATE = 8, 3000, 2e-3
+
+
+def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer, as GPT-2's: any text can be written, EOS is token 0."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=MOST_ENTRIES,
+            special_tokens=[EOS],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=EOS,
+        eos_token=EOS,
+        pad_token=EOS,
+        padding_side="left",
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def packed_rows(tokenizer, seed: int):
+    """Endless rows (token_ids, position_ids, labels) of CONTEXT tokens each, filled with whole documents."""
+    texts = itertools.chain.from_iterable(corpus.documents(1000, seed) for seed in itertools.count(seed * 1_000_000))
+    ids, positions = [], []
+    for text in texts:
+        document = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+        if len(document) > CONTEXT:
+            continue  # a story of many chapters, one in some ten thousand
+        if len(ids) + len(document) > CONTEXT:
+            padding = CONTEXT - len(ids)
+            labels = ids + [-100] * padding
+            # The padding counts on from 0 like a document of its own, so that no document attends to it.
+            yield ids + [tokenizer.eos_token_id] * padding, positions + list(range(padding)), labels
+            ids, positions = [], []
+        ids += document
+        positions += range(len(document))
+
+
+def batches(tokenizer, seed: int):
+    rows = packed_rows(tokenizer, seed)
+    while True:
+        yield torch.tensor([next(rows) for _ in range(ROWS)]).unbind(1)
+
+
+def new_model(tokenizer) -> GPT2LMHeadModel:
+    eos = tokenizer.eos_token_id
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=CONTEXT,
+        n_embd=160,
+        n_layer=4,
+        n_head=5,  # heads of 32 dimensions, a size that other engines support
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=eos,
+        eos_token_id=eos,
+        pad_token_id=eos,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def loss_of(model, batch) -> torch.Tensor:
+    """Mean cross-entropy per token in nats; transformers shifts the labels itself.
+
+    At a document's last token (EOS) the shifted label is the next document's first token, which nothing
+    can predict; it is left out.
+    """
+    ids, positions, labels = batch
+    labels = labels.masked_fill(positions == 0, -100)
+    return model(input_ids=ids, position_ids=positions, labels=labels, use_cache=False).loss
+
+
+def held_out_loss(model, tokenizer, steps: int = 20) -> float:
+    """Loss on documents from a seed that training never uses."""
+    with torch.no_grad():
+        return (
+            sum(loss_of(model, batch).item() for batch in itertools.islice(batches(tokenizer, seed=999), steps)) / steps
+        )
+
+
+def train(model, tokenizer, seed: int, steps: int) -> None:
+    decay = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
+        lr=PEAK_LEARNING_RATE,
+        betas=(0.9, 0.95),
+    )
+    warmup = min(100, steps // 10)
+
+    def shape(step):  # linear warm-up, then half a cosine down to a twentieth
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, shape)
+    model.train()
+    bar = tqdm(itertools.islice(batches(tokenizer, seed), steps), total=steps, desc="train", unit="step")
+    for batch in bar:
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # twice as fast where the CPU has bf16 instructions
+            loss = loss_of(model, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+    model.eval()
+
+
+CARD = """---
+license: apache-2.0
+language: en
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# The embedded model
+
+A GPT-2-architecture language model, small enough to live in the repository and real enough to look at: it
+writes sayings, answers and short stories, and ends each by itself. It exists so that every lesson runs
+without a GPU and without a network.
+
+| | |
+| --- | --- |
+| architecture | GPT-2: {layers} layers, width {width}, {heads} heads of {head_dim} dimensions, context {context} |
+| parameters | {parameters:,} ({megabytes:.1f} MB in fp32) |
+| tokenizer | byte-level BPE, {vocabulary} entries, EOS and padding `{eos}` (id {eos_id}) |
+| training text | written by `corpus.py`, seed {seed}: {tokens:,} tokens in {steps:,} steps of {rows} rows |
+| loss | {loss:.3f} nats a token on held-out documents ({perplexity:.2f} perplexity) |
+| training time | {minutes:.0f} minutes on {threads} CPU threads, torch {torch} |
+| licence | Apache-2.0, weights included |
+
+`make tiny-model` rebuilds everything in this folder. With the same seed, machine, thread count and library
+versions the weights come out the same; another CPU's kernels round differently, and the weights drift apart.
+
+**What it cannot do.** It knows nothing outside its {words} words or so: no facts, no instructions, no languages,
+no code. Its stories follow the grammar of `corpus.py`; a prompt from anywhere else gets fluent nonsense in
+the same style. Sums are learned by heart up to nine plus nine. Use it to study how text is served, not for the text.
+"""
+
+
+def save(model, tokenizer, **facts) -> None:
+    model.generation_config.update(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id)
+    model.save_pretrained(FOLDER)
+    tokenizer.save_pretrained(FOLDER)
+    # transformers 5 writes a class name that transformers 4 and other engines do not know.
+    settings = json.loads((FOLDER / "tokenizer_config.json").read_text())
+    settings.pop("backend", None)
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (FOLDER / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    config = model.config
+    card = CARD.format(
+        layers=config.n_layer,
+        width=config.n_embd,
+        heads=config.n_head,
+        head_dim=config.n_embd // config.n_head,
+        context=CONTEXT,
+        parameters=model.num_parameters(),
+        megabytes=model.num_parameters() * 4 / 1e6,
+        vocabulary=len(tokenizer),
+        eos=EOS,
+        eos_id=tokenizer.eos_token_id,
+        rows=ROWS,
+        torch=torch.__version__,
+        threads=torch.get_num_threads(),
+        **facts,
+    )
+    (FOLDER / "README.md").write_text(card)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"optimizer steps (default {STEPS})")
+    options = parser.parse_args()
+
+    start = time.perf_counter()
+    torch.manual_seed(options.seed)
+    texts = list(corpus.documents(20_000, options.seed))
+    tokenizer = train_tokenizer(texts)
+    model = new_model(tokenizer)
+    train(model, tokenizer, options.seed, options.steps)
+    loss = held_out_loss(model, tokenizer)
+    save(
+        model,
+        tokenizer,
+        seed=options.seed,
+        steps=options.steps,
+        tokens=options.steps * ROWS * CONTEXT,
+        loss=loss,
+        perplexity=math.exp(loss),
+        minutes=(time.perf_counter() - start) / 60,
+        words=round(len({word for text in texts for word in text.lower().replace('"', " ").split()}), -2),
+    )
+    print(f"held-out loss {loss:.3f} nats a token; saved to {FOLDER}")
+
+
+if __name__ == "__main__":
+    main()
