@@ -1,0 +1,86 @@
+"""Draw every figure of this folder, each from a real run of the embedded model. Run `make images`.
+
+The lessons do not link these files (a relative picture shows nothing on Colab); they draw the same pictures as
+outputs of their cells. The files are for the README and for slides.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from helpers import (
+    filter_batch,
+    generate_continuous,
+    generate_next_token,
+    generate_static,
+    init_batch,
+    load_model,
+    merge_batches,
+    plots,
+    workloads,
+)
+
+
+def race() -> plots.Picture:
+    """Lesson 3's race: static above, continuous below."""
+    requests = workloads.race()
+    return plots.slot_timeline(
+        {
+            "static batching": generate_static(requests, 8).trace,
+            "continuous batching": generate_continuous(requests, 8).trace,
+        }
+    )
+
+
+def slot_steps() -> plots.Picture:
+    """Where the slot-steps of the race go."""
+    requests = workloads.race()
+    return plots.work_bars(
+        {"static": generate_static(requests, 8).trace, "continuous": generate_continuous(requests, 8).trace}
+    )
+
+
+def left_padding() -> plots.Picture:
+    """Three prompts of unequal length in one tensor, with the position ids of every row."""
+    _, tokenizer = load_model()
+    batch = init_batch([("The rain in Spain falls", 1), ("The quick brown fox jumped over the", 1), ("What comes up", 1)])
+    mask = batch["attention_mask"].tolist()
+    words = [
+        [tokenizer.decode([token]) if real else "pad" for token, real in zip(ids, row, strict=True)]
+        for ids, row in zip(batch["input_ids"].tolist(), mask, strict=True)
+    ]
+    title = "padded on the left, positions below"
+    return plots.token_grid({title: words}, {title: mask}, {title: batch["position_ids"].tolist()})
+
+
+def merge_and_filter() -> plots.Picture:
+    """Two newcomers join a batch, and the finished request leaves it."""
+    running = init_batch([("The rain in Spain", 4), ("The quick brown fox jumped", 2), ("What comes", 3)])
+    running = generate_next_token(generate_next_token(running))
+    newcomers = generate_next_token(init_batch([("Many hands make", 6), ("Look", 5)]))
+    # Ids start at 0, however many requests this process has numbered before.
+    running["request_ids"], newcomers["request_ids"] = [0, 1, 2], [3, 4]
+    merged = merge_batches(running, newcomers)
+    filtered, _ = filter_batch(merged)
+    return plots.batches(
+        {"running": running, "newcomers": newcomers, "after merge_batches": merged, "after filter_batch": filtered}
+    )
+
+
+FIGURES = {figure.__name__: figure for figure in (race, slot_steps, left_padding, merge_and_filter)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder to write to")
+    out = parser.parse_args().out
+    for name, figure in FIGURES.items():
+        picture = figure()
+        picture.save(out / f"{name}.svg")
+        print(f"{name}.svg: {picture.alt}")
+
+
+if __name__ == "__main__":
+    main()
