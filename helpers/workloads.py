@@ -22,9 +22,13 @@ def race(requests: int = 32, every: int = 8, long: int = 100, short: int = 10) -
     ]
 
 
-def mixed(requests: int = 32, max_tokens: int = 400, seed: int = 0) -> list[Request]:
+def mixed(requests: int = 32, max_tokens: int = 400, seed: int = 30) -> list[Request]:
     """Unequal prompts and natural ends: sayings, answers and stories that stop by themselves, an order of
-    magnitude apart in length."""
+    magnitude apart in length.
+
+    With the default seed the best token leads clearly at every step of the embedded model's 32 outputs, so that
+    lengths which a lesson stores are the same on every machine.
+    """
     return [Request(prompt, max_tokens, request_id=i) for i, prompt in enumerate(unseen_prompts(requests, seed))]
 
 

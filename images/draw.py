@@ -45,7 +45,9 @@ def slot_steps() -> plots.Picture:
 def left_padding() -> plots.Picture:
     """Three prompts of unequal length in one tensor, with the position ids of every row."""
     _, tokenizer = load_model()
-    batch = init_batch([("The rain in Spain falls", 1), ("The quick brown fox jumped over the", 1), ("What comes up", 1)])
+    batch = init_batch(
+        [("The rain in Spain falls", 1), ("The quick brown fox jumped over the", 1), ("What comes up", 1)]
+    )
     mask = batch["attention_mask"].tolist()
     words = [
         [tokenizer.decode([token]) if real else "pad" for token, real in zip(ids, row, strict=True)]

@@ -53,7 +53,7 @@ NAMES = {"Mila": "she", "Anna": "she", "Lena": "she", "Rosa": "she", "Ida": "she
          "Tom": "he", "Emil": "he", "Nils": "he", "Jonas": "he", "Oskar": "he", "Felix": "he"}
 TRAITS = [
     "brave", "clever", "gentle", "hungry", "lonely", "patient", "proud", "quiet", "curious", "cheerful", "careful", "clumsy",
-    "young", "old", "small", "poor", "stubborn", "shy", "kind", "restless", "sleepy", "lucky", "honest", "tired",
+    "young", "old", "small", "poor", "stubborn", "shy", "kind", "restless", "sleepy", "lucky", "modest", "tired",
     "happy", "wise", "busy", "strong", "lazy", "polite", "merry", "bold", "tiny", "grumpy", "hopeful", "thoughtful",
 ]
 PLACES = [
@@ -273,6 +273,7 @@ class Writer:
         for chapter in range(self.lean([1, 1, 1, 2, 2, 3], f"chapters of {trait}")):
             plot = self.lean(plots, f"plot {chapter} of {trait}")
             plots.remove(plot)
+            hero.chapter = chapter
             scenes += [self.lean(CHAPTERS, f"after chapter of {kind}")] * (chapter > 0) + plot(hero)
         return " ".join([*scenes, self._ending(hero)])
 
@@ -297,8 +298,9 @@ class Writer:
         return [start, habit] if self.chance(0.8) else [start]
 
     def _day(self, hero: "Hero") -> str:
-        start = self.lean(["One", "On a"], f"day of {hero.kind}")
-        return f"{start} {self.lean(WEATHER, f'weather of {hero.trait}')} {self.lean(TIMES, f'time of {hero.kind}')}"
+        start = self.lean(["One", "On a"], f"day {hero.chapter} of {hero.kind}")
+        weather = self.lean(WEATHER, f"weather {hero.chapter} of {hero.trait}")
+        return f"{start} {weather} {self.lean(TIMES, f'time {hero.chapter} of {hero.kind}')}"
 
     def _friend(self, hero: "Hero", *others: str, key: str = "") -> str:
         """An animal that is neither the hero's kind nor one of the others; it leans on what it is there for."""
@@ -480,7 +482,7 @@ class Hero:
     """The one a story is about, with the pronouns that go with the name and the trait that its story leans on."""
 
     def __init__(self, name: str, kind: str, pronoun: str, trait: str):
-        self.name, self.kind, self.he, self.trait = name, kind, pronoun, trait
+        self.name, self.kind, self.he, self.trait, self.chapter = name, kind, pronoun, trait, 0
         self.him, self.his = ("her", "her") if pronoun == "she" else ("him", "his")
         self.He, self.His = self.he.capitalize(), self.his.capitalize()
 

@@ -1,0 +1,97 @@
+"""The embedded model is real enough: it ends by itself, after very different lengths, and does not loop."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from helpers import generate_continuous, load_model, workloads
+from helpers.models import EMBEDDED
+from helpers.tiny_model import corpus
+
+
+@pytest.fixture(scope="module")
+def outputs():
+    """What the model says, greedily, to 200 prompts that its corpus does not contain."""
+    prompts = corpus.unseen_prompts(200, seed=1)
+    return generate_continuous([(prompt, 440) for prompt in prompts], max_batch_size=32).outputs
+
+
+def longest_run(ids, size=4):
+    """How many times in a row the same `size` tokens are repeated, at most."""
+    most = 0
+    for start in range(len(ids) - size + 1):
+        times = 1
+        while ids[start + times * size : start + (times + 1) * size] == ids[start : start + size]:
+            times += 1
+        most = max(most, times)
+    return most
+
+
+def test_the_prompts_are_not_in_the_corpus():
+    text = "\n\n".join(corpus.documents(50_000, seed=0))
+
+    assert "Once upon a time, a " in text
+    assert [prompt for prompt in corpus.unseen_prompts(200, seed=1) if prompt in text] == []
+
+
+def test_the_corpus_is_the_same_for_the_same_seed_and_another_for_another():
+    assert list(corpus.documents(50, seed=3)) == list(corpus.documents(50, seed=3))
+    assert list(corpus.documents(50, seed=3)) != list(corpus.documents(50, seed=4))
+
+
+def test_texts_end_by_themselves(outputs):
+    assert sum(output.finish_reason == "stop" for output in outputs) >= 0.95 * len(outputs)
+
+
+def test_lengths_are_an_order_of_magnitude_apart(outputs):
+    short, long = np.percentile([len(output.token_ids) for output in outputs], [10, 90])
+
+    assert long >= 5 * short
+
+
+def test_no_text_loops(outputs):
+    assert longest_run([1, 2, 3, 4] * 3 + [5]) == 3  # the measure itself
+    assert max(longest_run(output.token_ids) for output in outputs) <= 2
+
+
+def test_texts_differ_from_prompt_to_prompt(outputs):
+    assert len({output.text for output in outputs}) >= 0.6 * len(outputs)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "rest"),
+    [
+        ("The quick brown fox jumped over the", " lazy dog."),
+        ("The rain in Spain falls", " mainly on the plain."),
+        ("What comes up", " must come down."),
+    ],
+)
+def test_well_known_sentences_continue_as_everybody_expects(prompt, rest):
+    assert generate_continuous([(prompt, 20)]).outputs[0].text == rest
+
+
+def test_any_engine_that_reads_hugging_face_folders_can_load_it():
+    """No code of ours in between, and no class that only one release of transformers knows."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(EMBEDDED), AutoTokenizer.from_pretrained(EMBEDDED)
+
+    assert model.config.architectures == ["GPT2LMHeadModel"]
+    assert model.config.n_embd // model.config.n_head in (32, 64)
+    assert model.config.max_position_embeddings >= 512
+    assert model.dtype.itemsize == 4
+    assert tokenizer.eos_token_id == model.config.eos_token_id == model.generation_config.eos_token_id
+    assert len(tokenizer) == model.config.vocab_size
+    assert "TokenizersBackend" not in (EMBEDDED / "tokenizer_config.json").read_text()
+
+
+def test_it_takes_at_most_8_mb():
+    assert sum(path.stat().st_size for path in Path(EMBEDDED).iterdir() if path.is_file()) <= 8e6
+
+
+def test_the_race_runs_to_its_budgets_on_prompts_of_seven_tokens():
+    requests = workloads.race()
+    _, tokenizer = load_model()
+
+    assert {len(tokenizer(request.prompt)["input_ids"]) for request in requests} == {7}
+    assert {output.finish_reason for output in generate_continuous(requests, 8).outputs} == {"length"}
