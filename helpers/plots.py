@@ -179,6 +179,52 @@ def batches(named: Mapping[str, Batch]) -> Picture:
     return Picture(figure, " ".join(f"{title}: {_describe(batch)}." for title, batch in named.items()))
 
 
+def compare(
+    expected: Sequence[Sequence], actual: Sequence[Sequence], title: str = "", pads: Sequence = (None,)
+) -> Picture:
+    """Two grids side by side, what was expected and what came; each cell that differs is framed and marked.
+
+    Rows may be of unequal length: they are lined up at their right edges, where a batch grows.
+
+    Args:
+        expected, actual: rows of cells (numbers or text).
+        title: what the grids show.
+        pads: cells with one of these contents are drawn as padding; None without any text.
+    """
+    columns = max([1, *(len(row) for row in [*expected, *actual])])
+    rows = max(1, len(expected), len(actual))
+    figure = Figure(figsize=(min(11, 1.0 * columns + 2), 0.42 * rows + 0.95), layout="constrained")
+    cells, different = {}, []
+    for name, grid in (("expected", expected), ("yours", actual)):
+        cells[name] = {
+            (y, x + columns - len(row)): "" if cell is None else str(cell)
+            for y, row in enumerate(grid)
+            for x, cell in enumerate(row)
+        }
+    for place in sorted(cells["expected"] | cells["yours"]):
+        if cells["expected"].get(place) != cells["yours"].get(place):
+            different.append(place)
+    hatched = {"" if pad is None else str(pad) for pad in pads}
+    for ax, name in zip(figure.subplots(1, 2), cells, strict=True):
+        for (y, x), text in cells[name].items():
+            _cell(ax, x, y, None if text in hatched else REQUEST_COLORS[y % 7])
+            ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=9, color=INK)
+        if name == "yours":
+            for y, x in different:
+                frame = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.8, "linestyle": "--"}
+                ax.add_patch(Rectangle((x + 0.06, y + 0.08), 0.88, 0.84, **frame))
+                ax.text(x + 0.93, y + 0.14, "≠", ha="right", va="top", fontsize=9, color=INK, weight="bold")
+        _grid_axes(ax, columns, rows, name)
+        ax.set_yticks([y + 0.5 for y in range(rows)], [f"row {y}" for y in range(rows)])
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    described = []
+    for y, x in different[:8]:
+        one, other = (cells[name].get((y, x), "nothing") or "a pad" for name in ("expected", "yours"))
+        described.append(f"row {y}, column {x}: expected {one}, got {other}")
+    more = f"; and {len(different) - 8} more" if len(different) > 8 else ""
+    return Picture(figure, f"{title or 'Two grids'}: {'; '.join(described) or 'no difference'}{more}.")
+
+
 def _describe(batch: Batch) -> str:
     if not batch["request_ids"]:
         return "no rows"
