@@ -21,6 +21,7 @@ No verb changes its argument. An empty batch is a batch, too: every list empty, 
 """
 
 import itertools
+import sys
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -95,12 +96,14 @@ def generate_next_token(batch: Batch, model=None, tokenizer=None) -> Batch:
     model, tokenizer = default_pair(model, tokenizer)
     if not batch["request_ids"]:
         return dict(batch)
+    # Only finished rows can be longer than the context, and GPT-Neo and MPT cannot look at more columns than that.
+    batch = _trim(batch, context_length(model) or sys.maxsize)
     cache = batch.get("past_key_values")
     cache = kv_cache.copy(cache) if cache is not None else kv_cache.new()
     output = run_model(
         model,
         input_ids=batch["input_ids"],
-        position_ids=batch["position_ids"],
+        position_ids=batch["position_ids"].clone(),  # XGLM in transformers 4 adds to what it is given
         attention_mask=batch["attention_mask"],
         past_key_values=cache,
         use_cache=True,
@@ -176,12 +179,8 @@ def filter_batch(batch: Batch) -> tuple[Batch, list[int]]:
     filtered = {key: [value[row] for row in stay] for key, value in batch.items() if isinstance(value, list)}
     for key in ("input_ids", "position_ids", "attention_mask"):
         filtered[key] = batch[key][rows]
-    width = batch["attention_mask"].size(1)
-    longest = int(filtered["attention_mask"].sum(dim=1).max()) if stay else 1
-    filtered["attention_mask"] = filtered["attention_mask"][:, width - longest :]
-    cache = kv_cache.select_rows(batch["past_key_values"], stay)
-    filtered["past_key_values"] = kv_cache.trim_left(cache, width - longest)
-    return filtered, removed
+    filtered["past_key_values"] = kv_cache.select_rows(batch["past_key_values"], stay)
+    return _trim(filtered, int(filtered["attention_mask"].sum(dim=1).max()) if stay else 1), removed
 
 
 # --- what the verbs stand on -----------------------------------------------------------------------------------
@@ -259,6 +258,17 @@ def _left_pad(batch: Batch, width: int) -> Batch:
     return batch | {
         "attention_mask": pad(batch["attention_mask"], (columns, 0)),
         "past_key_values": kv_cache.left_pad(batch["past_key_values"], columns),
+    }
+
+
+def _trim(batch: Batch, width: int) -> Batch:
+    """The rightmost `width` columns of all rows; nothing changes where there are no more."""
+    columns = batch["attention_mask"].size(1) - width
+    if columns <= 0:
+        return batch
+    return batch | {
+        "attention_mask": batch["attention_mask"][:, columns:],
+        "past_key_values": kv_cache.trim_left(batch["past_key_values"], columns),
     }
 
 
