@@ -1,0 +1,115 @@
+"""Each operation on caches small enough to read: two layers, one head, one dimension, so a row is a list of numbers."""
+
+import pytest
+import torch
+
+from helpers import kv_cache
+
+
+def make_cache(*rows: list[int]):
+    """A cache with these rows as the keys of its first layer; values are the negatives, the second layer tenfold."""
+    keys = torch.tensor(rows, dtype=torch.float32)[:, None, :, None]
+    cache = kv_cache.new()
+    cache.update(keys, -keys, layer_idx=0)
+    cache.update(10 * keys, -10 * keys, layer_idx=1)
+    return cache
+
+
+def contents(cache) -> list:
+    """Keys and values of all layers as nested lists [B][T], with the shapes: an empty list does not show its width."""
+    return [(t.shape, t[:, 0, :, 0].tolist()) for layer in cache.layers for t in (layer.keys, layer.values)]
+
+
+def expected(*rows: list[int]) -> list:
+    return contents(make_cache(*rows))
+
+
+def test_a_new_cache_is_empty_and_grows_layer_by_layer():
+    assert kv_cache.length(kv_cache.new()) == 0
+    cache = make_cache([1, 2, 3], [4, 5, 6])
+    assert kv_cache.length(cache) == 3
+    assert contents(cache) == [
+        ((2, 1, 3, 1), [[1, 2, 3], [4, 5, 6]]),
+        ((2, 1, 3, 1), [[-1, -2, -3], [-4, -5, -6]]),
+        ((2, 1, 3, 1), [[10, 20, 30], [40, 50, 60]]),
+        ((2, 1, 3, 1), [[-10, -20, -30], [-40, -50, -60]]),
+    ]
+
+
+def test_left_pad_adds_zeros_on_the_left_of_keys_and_values():
+    padded = kv_cache.left_pad(make_cache([1, 2], [3, 4]), 2)
+    assert contents(padded) == expected([0, 0, 1, 2], [0, 0, 3, 4])
+
+
+def test_concatenate_puts_the_second_rows_below_the_first():
+    both = kv_cache.concatenate(make_cache([1, 2]), make_cache([3, 4], [5, 6]))
+    assert contents(both) == expected([1, 2], [3, 4], [5, 6])
+
+
+def test_select_rows_keeps_the_order_asked_for():
+    cache = make_cache([1, 2], [3, 4], [5, 6])
+    assert contents(kv_cache.select_rows(cache, [2, 0])) == expected([5, 6], [1, 2])
+
+
+def test_selecting_no_rows_keeps_the_columns():
+    shapes = [shape for shape, _ in contents(kv_cache.select_rows(make_cache([1, 2], [3, 4]), []))]
+    assert shapes == [(0, 1, 2, 1)] * 4
+
+
+def test_trim_left_takes_the_oldest_columns():
+    cache = make_cache([0, 1, 2], [3, 4, 5])
+    assert contents(kv_cache.trim_left(cache, 1)) == expected([1, 2], [4, 5])
+    assert kv_cache.length(kv_cache.trim_left(cache, 3)) == 0
+
+
+def test_shapes_are_those_that_two_caches_must_share():
+    cache = kv_cache.new()
+    cache.update(torch.zeros(3, 2, 5, 4), torch.zeros(3, 2, 5, 4), 0)
+    cache.update(torch.zeros(3, 1, 5, 8), torch.zeros(3, 1, 5, 8), 1)
+    assert kv_cache.shapes(cache) == [(2, 4), (1, 8)]
+
+
+OPERATIONS = {
+    "copy": kv_cache.copy,
+    "left_pad": lambda cache: kv_cache.left_pad(cache, 2),
+    "left_pad by 0": lambda cache: kv_cache.left_pad(cache, 0),
+    "concatenate first": lambda cache: kv_cache.concatenate(cache, make_cache([7, 8])),
+    "concatenate second": lambda cache: kv_cache.concatenate(make_cache([7, 8]), cache),
+    "select_rows": lambda cache: kv_cache.select_rows(cache, [1, 0]),
+    "trim_left": lambda cache: kv_cache.trim_left(cache, 1),
+    "trim_left by 0": lambda cache: kv_cache.trim_left(cache, 0),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_changes_neither_its_argument_nor_later_its_result(name):
+    cache = make_cache([1, 2], [3, 4])
+    result = OPERATIONS[name](cache)
+    assert contents(cache) == expected([1, 2], [3, 4])
+
+    # What a model does in place to either of them must not reach the other.
+    before = contents(result)
+    cache.update(torch.ones(2, 1, 1, 1), torch.ones(2, 1, 1, 1), 0)
+    assert contents(result) == before
+    grown = torch.ones(result.layers[1].keys.size(0), 1, 1, 1)
+    result.update(grown, grown, 1)
+    assert contents(cache)[2:] == expected([1, 2], [3, 4])[2:]
+
+
+def test_copy_shields_the_original_from_a_model_that_grows_what_it_is_given(random_pairs):
+    model, tokenizer = random_pairs
+    ids = tokenizer("The rain in Spain", return_tensors="pt")["input_ids"].to(model.device)
+    cache = model(ids, past_key_values=kv_cache.new(), use_cache=True).past_key_values
+    model(ids[:, :1], past_key_values=kv_cache.copy(cache), use_cache=True)
+    assert kv_cache.length(cache) == ids.size(1)
+    model(ids[:, :1], past_key_values=cache, use_cache=True)
+    assert kv_cache.length(cache) == ids.size(1) + 1, "models no longer grow their cache in place: is copy needed?"
+
+
+def test_bytes_per_token_counts_kv_heads_and_not_query_heads(random_pairs):
+    model, _ = random_pairs
+    # Both: 2 layers x (keys + values) x 4 bytes; GPT-2: 2 heads of 16, Llama: 2 KV heads (of 4 heads) of 8.
+    assert (
+        kv_cache.bytes_per_token(model)
+        == {"gpt2": 2 * 2 * 2 * 16 * 4, "llama": 2 * 2 * 2 * 8 * 4}[model.config.model_type]
+    )

@@ -1,0 +1,184 @@
+"""`load_model`: the default pair once, folders without a network, and a reason for every model that it refuses."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import byte_tokenizer, random_pair
+from transformers import (
+    AutoModelForCausalLM,
+    BartConfig,
+    JambaConfig,
+    MambaConfig,
+    RecurrentGemmaConfig,
+    RwkvConfig,
+    T5Config,
+)
+
+from helpers import generate_alone, init_batch, load_model
+from helpers.models import EMBEDDED, context_length, default_pair, eos_token_ids, require_kv_cache
+
+ROOT = Path(__file__).parent.parent
+
+
+# --- the default pair ---------------------------------------------------------------------------------------------
+
+
+def test_the_default_pair_is_the_embedded_model_loaded_once(embedded):
+    model, tokenizer = load_model()
+    assert model is embedded[0] and tokenizer is embedded[1]
+    assert Path(model.config._name_or_path) == EMBEDDED
+    assert default_pair()[0] is model
+
+
+def test_the_default_pair_is_ready_for_the_verbs(embedded):
+    model, tokenizer = embedded
+    assert not model.training
+    assert model.dtype == torch.float32
+    assert tokenizer.padding_side == "left"
+    assert tokenizer.pad_token is not None
+    assert eos_token_ids(model, tokenizer) == {tokenizer.eos_token_id}
+    assert context_length(model) == 512
+
+
+def test_a_model_without_its_tokenizer_is_refused(embedded):
+    model, tokenizer = embedded
+    for pair in ((model, None), (None, tokenizer)):
+        with pytest.raises(ValueError, match="both a model and its tokenizer, or neither"):
+            init_batch([("What comes up", 3), ("Look", 1)], *pair)
+
+
+def test_course_model_names_another_default(embedded, tmp_path, monkeypatch):
+    save(random_pair("llama")[0], tmp_path)
+    monkeypatch.setenv("COURSE_MODEL", str(tmp_path))
+    model, _ = load_model()
+    assert model.config.model_type == "llama"
+    assert load_model()[0] is model
+    monkeypatch.delenv("COURSE_MODEL")
+    assert load_model()[0] is embedded[0]
+
+
+# --- folders ------------------------------------------------------------------------------------------------------
+
+
+def save(model, folder: Path, *, pad_token: str | None = None) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.pad_token, tokenizer.padding_side = pad_token, "right"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("as_type", [str, Path])
+def test_a_folder_is_loaded_in_fp32_with_left_padding_and_a_pad_token(random_pairs, tmp_path, as_type):
+    original, _ = random_pairs
+    save(original, tmp_path)
+    model, tokenizer = load_model(as_type(tmp_path))
+    assert tokenizer.padding_side == "left"
+    assert tokenizer.pad_token == tokenizer.eos_token == "<eos>"
+    assert not model.training
+    requests = [("The quick brown fox", 6), ("Look", 3)]
+    outputs = [generate_alone(requests, *pair).outputs for pair in ((model, tokenizer), random_pairs)]
+    assert outputs[0] == outputs[1]
+
+
+def test_weights_stored_in_half_precision_are_computed_in_fp32_unless_asked_otherwise(tmp_path):
+    model = AutoModelForCausalLM.from_config(random_pair("gpt2")[0].config, dtype=torch.bfloat16)
+    save(model, tmp_path)
+    assert load_model(tmp_path)[0].dtype == torch.float32
+    assert load_model(tmp_path, dtype=torch.bfloat16)[0].dtype == torch.bfloat16
+
+
+def test_a_pad_token_that_the_tokenizer_has_is_kept(tmp_path):
+    save(random_pair("gpt2")[0], tmp_path, pad_token="!")
+    assert load_model(tmp_path)[1].pad_token == "!"
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+SMALL = dict(vocab_size=257, hidden_size=32, num_hidden_layers=2)
+WITHOUT_A_KV_CACHE = {
+    "Mamba": MambaConfig(**SMALL, state_size=4),
+    "Rwkv": RwkvConfig(**SMALL, attention_hidden_size=32, context_length=64),
+    "RecurrentGemma": RecurrentGemmaConfig(
+        **SMALL, num_attention_heads=4, intermediate_size=64, lru_width=32, block_types=["recurrent", "attention"]
+    ),
+    "Jamba": JambaConfig(  # a hybrid: every second layer does have keys and values
+        **SMALL,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        num_experts=2,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        use_mamba_kernels=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("family", WITHOUT_A_KV_CACHE)
+def test_a_model_without_keys_and_values_in_every_layer_is_refused(family, tmp_path):
+    save(AutoModelForCausalLM.from_config(WITHOUT_A_KV_CACHE[family]), tmp_path)
+    with pytest.raises(ValueError, match=rf"{family}.* does not keep keys and values.*load_model\(\) without a name"):
+        load_model(tmp_path)
+
+
+def test_a_kv_cache_is_found_in_gpt2_and_llama(random_pairs):
+    require_kv_cache(random_pairs[0])
+
+
+def test_an_encoder_decoder_is_refused_before_its_weights_are_loaded(tmp_path):
+    T5Config(vocab_size=257, d_model=32, d_ff=64, num_layers=2, num_heads=2, d_kv=16).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"\(t5\) is an encoder-decoder.*load_model\(\) without a name"):
+        load_model(tmp_path)
+
+
+def test_a_decoder_that_counts_pads_as_positions_is_refused(tmp_path):
+    # It has a KV cache in every layer and takes a mask. It would run, and give wrong tokens without an error.
+    sizes = dict(vocab_size=257, d_model=32, max_position_embeddings=128)
+    sizes |= {f"{side}_{size}": n for side in ("encoder", "decoder") for size, n in dict(layers=2, ffn_dim=64).items()}
+    config = BartConfig(**sizes, decoder_attention_heads=2, is_encoder_decoder=False, is_decoder=True)
+    save(AutoModelForCausalLM.from_config(config), tmp_path)
+    with pytest.raises(ValueError, match=r"BartForCausalLM gives other tokens.*padding"):
+        load_model(tmp_path)
+
+
+def test_a_folder_without_a_model_is_named_in_the_error(tmp_path):
+    (tmp_path / "notes.txt").write_text("no model")
+    with pytest.raises(ValueError, match=rf"Cannot load '{tmp_path}'.*load_model\(\) without a name"):
+        load_model(tmp_path)
+
+
+def test_a_folder_whose_weights_are_missing_is_named_in_the_error(tmp_path):
+    save(random_pair("gpt2")[0], tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=rf"Cannot load '{tmp_path}' \(gpt2\).*load_model\(\) without a name"):
+        load_model(tmp_path)
+
+
+def test_an_unknown_name_without_a_network_says_what_works_without_one():
+    # conftest.py sets HF_HUB_OFFLINE: without it the Hub is tried again and again, for more than 20 seconds.
+    with pytest.raises(ValueError, match=r"Cannot load 'no-one/no-such-model'.*load_model\(\) without a name"):
+        load_model("no-one/no-such-model")
+
+
+# --- small questions ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("named", "expected"), [(7, {7}), ([5, 7], {5, 7}), (None, {0})])
+def test_the_generation_config_says_what_ends_a_text_and_else_the_tokenizer(random_pairs, monkeypatch, named, expected):
+    model, tokenizer = random_pairs
+    monkeypatch.setattr(model.generation_config, "eos_token_id", named)
+    assert eos_token_ids(model, tokenizer) == expected
+
+
+def test_importing_helpers_loads_no_model_and_no_matplotlib():
+    code = """
+import sys
+import helpers, helpers.generation, helpers.metrics, helpers.trace, helpers.models
+print([name for name in sys.modules if name.split(".")[0] == "matplotlib"], helpers.models._load_default.cache_info())
+"""
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("[] ")
+    assert "misses=0" in run.stdout

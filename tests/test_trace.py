@@ -1,0 +1,125 @@
+"""Traces of batches written by hand, with the exact slots expected. No model: a trace only looks at the batches."""
+
+import pytest
+import torch
+
+from helpers.trace import Slot, Trace
+
+
+def fresh(**prompt_tokens: int) -> dict:
+    """A batch before its prefill: request name = number of its prompt's tokens."""
+    width = max(prompt_tokens.values())
+    mask = [[0] * (width - n) + [1] * n for n in prompt_tokens.values()]
+    return {
+        "request_ids": list(prompt_tokens),
+        "input_ids": torch.zeros(len(mask), width, dtype=torch.long),
+        "attention_mask": torch.tensor(mask),
+        "tokens_remaining": [9] * len(mask),
+    }
+
+
+def running(**tokens_remaining: int) -> dict:
+    """A batch after its prefill: request name = tokens that it may still generate."""
+    rows = len(tokens_remaining)
+    return {
+        "request_ids": list(tokens_remaining),
+        "input_ids": torch.zeros(rows, 1, dtype=torch.long),
+        "attention_mask": torch.ones(rows, 7, dtype=torch.long),
+        "tokens_remaining": list(tokens_remaining.values()),
+        "past_key_values": ...,
+    }
+
+
+def slots(trace: Trace) -> list[list[Slot]]:
+    return [list(iteration.slots) for iteration in trace.iterations]
+
+
+@pytest.fixture
+def continuous() -> Trace:
+    """Three rows, four requests, and one iteration a second that takes half of it."""
+    trace = Trace(rows=3)
+    steps = [
+        (fresh(a=4, b=2), running(a=2, b=1)),  # prefill; the third row has no request
+        (running(a=2, b=1), running(a=1, b=0)),  # b is done
+        (fresh(c=3, d=1), running(c=1, d=0)),  # c and d join while a waits; d is done at once
+        (running(a=1, c=1), running(a=0, c=0)),
+    ]
+    for second, (before, after) in enumerate(steps):
+        trace.record(before, after, start=float(second), seconds=0.5)
+    return trace
+
+
+def test_every_slot_of_a_continuous_run(continuous):
+    def decode(id):
+        return Slot("decode", id, tokens=1, new_tokens=1)
+
+    assert slots(continuous) == [
+        [Slot("prefill", "a", 4, 0, 1), Slot("prefill", "b", 2, 2, 1), Slot("empty")],
+        [decode("a"), decode("b"), Slot("empty")],
+        # c takes the row that b left, d the one that nobody had.
+        [Slot("stalled", "a"), Slot("prefill", "c", 3, 0, 1), Slot("prefill", "d", 1, 2, 1)],
+        [decode("a"), decode("c"), Slot("empty")],
+    ]
+
+
+def test_counts_of_a_continuous_run(continuous):
+    assert continuous.forward_passes == 4
+    assert continuous.slot_steps == 12
+    assert continuous.work == {"prefill": 4, "decode": 4, "stalled": 1, "empty": 3}
+    assert continuous.work.total() == continuous.slot_steps
+    assert continuous.output_tokens == 8
+    assert continuous.wasted_slot_steps == 4
+    assert continuous.prompt_tokens == 10
+    assert continuous.prompt_padding == 4
+
+
+def test_times_of_a_continuous_run(continuous):
+    # A token is there when its iteration ends.
+    assert continuous.token_times == {"a": [0.5, 1.5, 3.5], "b": [0.5, 1.5], "c": [2.5, 3.5], "d": [2.5]}
+    assert continuous.seconds == 3.5
+
+
+@pytest.fixture
+def static() -> Trace:
+    trace = Trace(rows=2)
+    for before, after in [
+        (fresh(a=1, b=3), running(a=0, b=2)),
+        (running(a=0, b=2), running(a=0, b=1)),
+        (running(a=0, b=1), running(a=0, b=0)),
+        (fresh(c=2), running(c=0)),
+    ]:
+        trace.record(before, after, start=0.0, seconds=1.0)
+    return trace
+
+
+def test_a_finished_row_of_a_static_batch_is_computed_and_yields_nothing(static):
+    finished = Slot("finished", "a", tokens=0, padding=1)
+    decode = Slot("decode", "b", tokens=1, new_tokens=1)
+    assert slots(static) == [
+        [Slot("prefill", "a", 1, 2, 1), Slot("prefill", "b", 3, 0, 1)],
+        [finished, decode],
+        [finished, decode],
+        [Slot("prefill", "c", 2, 0, 1), Slot("empty")],
+    ]
+    assert static.work == {"prefill": 3, "decode": 2, "finished": 2, "empty": 1}
+    assert static.output_tokens == 5
+    # The input of a finished row is waste, but it is no pad of a prompt.
+    assert static.prompt_padding == 2
+
+
+def test_a_request_keeps_its_row_when_rows_above_it_are_filtered_out():
+    trace = Trace(rows=3)
+    trace.record(fresh(a=1, b=2, c=3), running(a=0, b=0, c=5), 0.0, 1.0)
+    trace.record(running(c=5), running(c=4), 1.0, 1.0)  # row 0 of the batch by now
+    trace.record(fresh(d=2), running(d=3), 2.0, 1.0)
+    trace.record(running(c=4, d=3), running(c=3, d=2), 3.0, 1.0)
+    held = [[slot.request_id for slot in iteration] for iteration in slots(trace)]
+    assert held == [["a", "b", "c"], [None, None, "c"], ["d", None, "c"], ["d", None, "c"]]
+
+
+def test_a_trace_of_nothing_counts_nothing():
+    trace = Trace(rows=4)
+    assert trace.forward_passes == trace.slot_steps == trace.output_tokens == trace.wasted_slot_steps == 0
+    assert trace.prompt_tokens == trace.prompt_padding == trace.seconds == 0
+    assert trace.token_times == {}
+    assert trace.work.total() == 0
