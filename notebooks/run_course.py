@@ -17,17 +17,20 @@ from jinja2 import DictLoader, Template
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbconvert import HTMLExporter
+from nbconvert.preprocessors import TagRemovePreprocessor
 from nbformat import NotebookNode
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
 
-# nbconvert's page without the scripts that it would fetch, and with the alternative texts that it would forget.
+# nbconvert's page without the scripts that it would fetch, with the alternative texts that it would forget, and with
+# long lines of code wrapped rather than cut off.
 PAGE = """
 {%- extends "index.html.j2" -%}
 {%- block html_head_js -%}{%- endblock -%}
 {%- block html_head_js_mathjax -%}{%- endblock -%}
 {%- block html_head_js_mermaidjs -%}{%- endblock -%}
+{%- block html_head_css -%}{{ super() }}<style>div.highlight pre { white-space: pre-wrap }</style>{%- endblock -%}
 {%- block extra_css -%}
 <style>main { margin: auto; max-width: 80em } .cm-editor pre { overflow: auto }</style>
 {%- endblock -%}
@@ -109,6 +112,8 @@ def write_pages(nb: NotebookNode, source: Path, out: Path) -> None:
     """The executed notebook and its HTML page, which holds its images and styles itself."""
     nbformat.write(nb, out / source.name)
     exporter = HTMLExporter(extra_loaders=[DictLoader({"page.html.j2": PAGE})], template_file="page.html.j2")
+    # A page runs nothing, so it needs no cell that fetches the course (bootstrap.py).
+    exporter.register_preprocessor(TagRemovePreprocessor(remove_cell_tags={"bootstrap"}, enabled=True))
     page, _ = exporter.from_notebook_node(nb, resources={"metadata": {"name": title_of(nb) or source.stem}})
     (out / f"{source.stem}.html").write_text(page, encoding="utf-8")
 

@@ -1,0 +1,181 @@
+"""Write the repository's name into all notebooks and README.md: what `make colab` does.
+
+Every notebook begins with the code in bootstrap.py, which fetches the course where there is none, and has a badge that
+opens it in Colab. Both have to name the repository. Without one there are no badges, and the first cell says what is
+missing: nothing ever points at a repository that does not exist. Running this twice changes nothing.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+ROOT = Path(__file__).resolve().parents[1]
+BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+TAG = "bootstrap"
+
+GITHUB = re.compile(r"(?:^|[@/])(?:www\.)?github\.com[:/]+(?P<repository>[\w.-]+/[\w.-]+?)(?:\.git)?/*$")
+REPOSITORY_LINE = re.compile(r'^REPOSITORY = "(?P<repository>.*?)"', re.MULTILINE)
+BADGE_IMAGE = "https://colab.research.google.com/assets/colab-badge.svg"
+BADGE = re.compile(
+    r"\[!\[[^\]]*\]\(" + re.escape(BADGE_IMAGE) + r"\)\]"
+    r"\(https://colab\.research\.google\.com/github/(?P<repository>[^/]+/[^/]+)/blob/main/(?P<path>[^)]*)\)"
+)
+# How a new notebook, which was never stamped, may find the package `helpers`: some lines that end with sys.path.
+OWN_WAY = re.compile(
+    r"\A(?:(?:import sys|from pathlib import Path|(?:here|above) = .*|#.*)?\n)*sys\.path(?:\.insert\(|\[:0\]).*\n*"
+)
+
+
+def repository_of_remote(root: Path = ROOT) -> str:
+    """owner/name of the git remote `origin`, or "" where there is none or it is not on GitHub."""
+    command = ["git", "-C", str(root), "remote", "get-url", "origin"]
+    try:
+        address = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    found = GITHUB.search(address)
+    return found["repository"] if found else ""
+
+
+def notebooks_of(root: Path = ROOT) -> list[Path]:
+    """The lessons and all notebooks of the exercises."""
+    folder = root / "notebooks"
+    found = [*folder.glob("*.ipynb"), *(folder / "exercises").rglob("*.ipynb")]
+    return sorted(path for path in found if ".ipynb_checkpoints" not in path.parts)
+
+
+def first_cell(repository: str) -> str:
+    """The source of a notebook's first code cell."""
+    source = BOOTSTRAP.read_text(encoding="utf-8").rstrip()
+    return REPOSITORY_LINE.sub(f'REPOSITORY = "{repository}"', source, count=1)
+
+
+def badge(repository: str, path: str) -> str:
+    """The badge as Markdown. `path` is the notebook's, from the root; "" without a repository.
+
+    The badge of an exercise's source opens its release: the two differ in nothing but the solutions.
+    """
+    if not repository:
+        return ""
+    path = path.replace("notebooks/exercises/source/", "notebooks/exercises/release/")
+    target = f"https://colab.research.google.com/github/{repository}/blob/main/{path}"
+    return f"[![Open in Colab]({BADGE_IMAGE})]({target})"
+
+
+def stamp_notebook(nb: NotebookNode, repository: str, path: str) -> None:
+    """Give a notebook its badge and its first code cell, in place; `path` is where it is, from the root."""
+    _stamp_badge(nb, badge(repository, path))
+    _stamp_first_cell(nb, first_cell(repository))
+
+
+def _stamp_badge(nb: NotebookNode, text: str) -> None:
+    cell = next((cell for cell in nb.cells if cell.cell_type == "markdown"), None)
+    if cell is None:
+        raise ValueError("the notebook has no text that a badge could stand in")
+    source = re.sub(BADGE.pattern + r"\n*", "", cell.source).rstrip("\n")
+    if text:  # below the title, which stays the first thing that a reader and a table of contents meet
+        title = re.search(r"^# .*$", source, re.MULTILINE)
+        end = title.end() if title else 0
+        parts = [source[:end], text, source[end:].lstrip("\n")]
+        source = "\n\n".join(part for part in parts if part)
+    cell.source = source
+
+
+def _stamp_first_cell(nb: NotebookNode, source: str) -> None:
+    code = [cell for cell in nb.cells if cell.cell_type == "code" and cell.source.strip()]
+    first = next((cell for cell in code if TAG in cell.metadata.get("tags", [])), None)
+    if first is None and code:
+        code[0].source = OWN_WAY.sub("", code[0].source)
+        if not code[0].source:  # it did nothing but find the package
+            first = code[0]
+    if first is None:  # with an id that is always the same, so that stamping is repeatable
+        first = nbformat.v4.new_code_cell(id=TAG)
+        nb.cells.insert(nb.cells.index(code[0]) if code else len(nb.cells), first)
+    first.source, first.outputs, first.execution_count = source, [], None
+    first.metadata["tags"] = [TAG]
+    first.metadata["jupyter"] = {"source_hidden": True}  # JupyterLab folds it: it is no part of the lesson
+    if "checksum" in first.metadata.get("nbgrader", {}):  # a release, with locked cells
+        from nbgrader.utils import compute_checksum
+
+        first.metadata.nbgrader.checksum = compute_checksum(first)
+    others = [cell for cell in code if cell is not first]
+    if others and all(cell.execution_count for cell in others):  # as if it had run with them: it prints nothing
+        for number, cell in enumerate([first, *others], start=1):
+            cell.execution_count = number
+            for output in cell.outputs:
+                if "execution_count" in output:
+                    output.execution_count = number
+
+
+def stamp_readme(text: str, repository: str) -> str:
+    """README.md with a badge behind each link to a notebook in its tables."""
+    text = re.sub(" ?" + BADGE.pattern, "", text)
+    link = re.compile(r"\[[^\]]*\]\((?P<path>[^):]+\.ipynb)\)")
+
+    def with_badge(line: str) -> str:
+        if not (repository and line.startswith("|")):
+            return line
+        return link.sub(lambda found: f"{found[0]} {badge(repository, found['path'])}", line)
+
+    return "\n".join(map(with_badge, text.split("\n")))
+
+
+def stamps(root: Path = ROOT) -> Iterator[tuple[str, str, str]]:
+    """All that names the repository: (file, repository, the notebook that a badge opens, or "" for a first cell)."""
+    for path in notebooks_of(root):
+        name = path.relative_to(root).as_posix()
+        for cell in nbformat.read(path, as_version=4).cells:
+            if TAG in cell.metadata.get("tags", []):
+                yield name, REPOSITORY_LINE.search(cell.source)["repository"], ""
+            yield from ((name, found["repository"], found["path"]) for found in BADGE.finditer(cell.source))
+    for found in BADGE.finditer((root / "README.md").read_text(encoding="utf-8")):
+        yield "README.md", found["repository"], found["path"]
+
+
+def stamp(root: Path, repository: str) -> list[Path]:
+    """Stamp everything below `root`; return the files that this changed."""
+    changed = []
+    for path in notebooks_of(root):
+        before = path.read_text(encoding="utf-8")
+        nb = nbformat.reads(before, as_version=4)
+        stamp_notebook(nb, repository, path.relative_to(root).as_posix())
+        after = nbformat.writes(nb) + "\n"
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            changed.append(path)
+    readme = root / "README.md"
+    before = readme.read_text(encoding="utf-8")
+    if (after := stamp_readme(before, repository)) != before:
+        readme.write_text(after, encoding="utf-8")
+        changed.append(readme)
+    return changed
+
+
+def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Stamp the notebooks and the README; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repo", help='owner/name on GitHub; "" removes all badges (default: the git remote origin)')
+    args = parser.parse_args(argv)
+    remote = repository_of_remote(root)
+    repository = remote if args.repo is None else args.repo
+    if repository and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        parser.error(f"a repository is named as owner/name, and {repository!r} is not")
+    changed = stamp(root, repository)
+    name = f"github.com/{repository}" if repository else "no repository, and have no badges"
+    print(f"{len(notebooks_of(root))} notebooks and README.md name {name}. Files changed: {len(changed)}.")
+    if args.repo is None and not remote:
+        print("There is no git remote `origin` on GitHub: make colab REPO=owner/name names a repository.")
+    if repository and repository != remote:
+        # Badges that lead nowhere are worse than none.
+        print(f"The git remote is {remote or 'not on GitHub'}. Until {repository} exists, these badges lead nowhere.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""INSTRUCTOR.md says what is true: its quotes, points, commands and links are those of the course."""
+
+import ast
+import re
+from pathlib import Path
+
+import nbformat
+
+from helpers.checks import TASKS
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "INSTRUCTOR.md").read_text(encoding="utf-8")
+EXERCISES = sorted((ROOT / "notebooks" / "exercises" / "source").glob("*/*.ipynb"))
+
+
+def texts_of_the_checks():
+    """Every piece of text in the checks' code; those of an f-string are cut where a value is filled in."""
+    for path in (ROOT / "helpers" / "checks").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_every_message_that_the_page_quotes_is_a_check_s():
+    quotes = re.findall(r'\| `(\w+)` \| "(.+)" \|', PAGE)
+    assert len(quotes) > 12 and {task for task, _ in quotes} <= set(TASKS)
+    texts = "\n".join(texts_of_the_checks())
+    assert [quote for _, quote in quotes if quote not in texts] == []
+
+
+def test_the_points_are_those_of_the_exercises():
+    told = [int(points) for points in re.findall(r"^\| (?:lesson \d|codelab) \| (\d+) \|", PAGE, re.MULTILINE)]
+    cells = [nbformat.read(path, as_version=4).cells for path in EXERCISES]
+    assert told == [sum(cell.metadata.get("nbgrader", {}).get("points", 0) for cell in each) for each in cells]
+
+
+def test_the_minutes_to_read_are_those_of_the_lessons():
+    lessons = re.findall(r"^\| \[\d\]\((notebooks/\S+\.ipynb)\) .*\| (\d+) \+", PAGE, re.MULTILINE)
+    assert len(lessons) >= 3
+    for path, minutes in lessons:
+        first = nbformat.read(ROOT / path, as_version=4).cells[0].source
+        assert f"**Time:** {minutes} minutes to read" in first
+
+
+def test_its_commands_and_links_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)", PAGE)) <= targets
+    for link in re.findall(r"\]\(([^)]+)\)", PAGE):
+        assert (ROOT / link).exists(), link
