@@ -17,7 +17,7 @@ course test notebooks lab release grade: export OMP_WAIT_POLICY := PASSIVE
 
 # Runs that should be the same everywhere see no personal settings of Jupyter and matplotlib, and leave no traces.
 CACHE := $(CURDIR)/build/cache
-course test notebooks images: | build/cache
+course test notebooks images release grade: | build/cache
 course test notebooks images release grade: export MPLCONFIGDIR := $(CACHE)/matplotlib
 course test notebooks images release grade: export IPYTHONDIR := $(CACHE)/ipython
 course test notebooks images release grade: export JUPYTER_CONFIG_DIR := $(CACHE)/jupyter/config
@@ -27,7 +27,7 @@ course test notebooks images release grade: export JUPYTER_RUNTIME_DIR := $(CACH
 test: export COURSE_MODEL :=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab test notebooks images colab tiny-model clean
+.PHONY: help course lab test notebooks images release grade colab tiny-model clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
