@@ -7,13 +7,16 @@ SHELL  := bash
 VENV   := .venv
 STAMP  := $(VENV)/.set-up
 RUN    := $(VENV)/bin/python
+# transformers of another version lies here, beside the environment and in front of it on the path; torch is shared.
+OLDEST := $(CURDIR)/build/oldest
+OLDEST_TESTS := families models kv_cache batching batching_exactness generation
 LESSON_FILES := $(sort $(wildcard notebooks/[0-9]*.ipynb))
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Two torch processes on the same cores slow each other many times over while their idle threads spin.
 # Passive waiting ends that; a benchmark, which runs alone, is better off without.
-course test notebooks lab release grade: export OMP_WAIT_POLICY := PASSIVE
+course test test-oldest support-matrix notebooks lab release grade: export OMP_WAIT_POLICY := PASSIVE
 
 # Runs that should be the same everywhere see no personal settings of Jupyter and matplotlib, and leave no traces.
 CACHE := $(CURDIR)/build/cache
@@ -24,13 +27,13 @@ course test notebooks images release grade: export JUPYTER_CONFIG_DIR := $(CACHE
 course test notebooks images release grade: export JUPYTER_DATA_DIR := $(CACHE)/jupyter/data
 course test notebooks images release grade: export JUPYTER_RUNTIME_DIR := $(CACHE)/jupyter/runtime
 # The stored outputs are the embedded model's.
-test: export COURSE_MODEL :=
+test test-oldest: export COURSE_MODEL :=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab test notebooks images release grade colab tiny-model clean
+.PHONY: help course lab test test-oldest support-matrix notebooks images release grade colab tiny-model clean
 
 help:  ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 course: $(STAMP)  ## run the lessons and write pages to read to build/course/ [LESSONS="1 3"] [MODEL=folder-or-hub-id]
 	@$(RUN) notebooks/run_course.py $(if $(LESSONS),--lessons "$(LESSONS)") $(if $(MODEL),--model "$(MODEL)")
@@ -43,6 +46,12 @@ test: $(STAMP)  ## lint, unit tests, and every lesson run and compared with its 
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pytest tests
 	$(RUN) -m pytest --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb)
+
+test-oldest: $(OLDEST)/.set-up  ## the tests of caches and models, on the oldest transformers that is supported
+	PYTHONPATH=$(OLDEST) $(RUN) -m pytest $(addprefix tests/test_,$(addsuffix .py,$(OLDEST_TESTS)))
+
+support-matrix: $(OLDEST)/.set-up  ## measure every model family on both transformers and write SUPPORT.md
+	$(RUN) -m tests.support_matrix
 
 notebooks: $(STAMP)  ## run the lessons and store their outputs in notebooks/ [LESSONS=3]
 	@$(RUN) notebooks/run_course.py --save $(if $(LESSONS),--lessons "$(LESSONS)")
@@ -60,7 +69,7 @@ images: $(STAMP)  ## draw the figures in images/ anew
 colab: $(STAMP)  ## write the repository and its Colab badges into all notebooks and README.md [REPO=owner/name]
 	@$(RUN) notebooks/colab.py $(if $(REPO),--repo "$(REPO)")
 
-tiny-model: $(STAMP)  ## train the embedded model anew, about 15 minutes on two cores
+tiny-model: $(STAMP)  ## train the embedded model anew, under half an hour on two cores
 	$(RUN) -m helpers.tiny_model.train $(ARGS)
 
 build/cache:
@@ -69,6 +78,11 @@ build/cache:
 clean:  ## remove what the commands wrote; .venv stays
 	rm -rf build .pytest_cache .ruff_cache .hypothesis
 	find . -name .venv -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
+
+$(OLDEST)/.set-up: requirements-oldest.txt $(STAMP)
+	rm -rf $(OLDEST)
+	$(RUN) -m pip install -q --no-cache-dir --disable-pip-version-check --no-deps --target $(OLDEST) -r requirements-oldest.txt
+	@touch $@
 
 # pip's own report is hundreds of lines: shown is one line that changes, or one a package where there is no terminal.
 $(STAMP): requirements.txt requirements-dev.txt constraints.txt

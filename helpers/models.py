@@ -104,7 +104,7 @@ _found_exact = weakref.WeakSet()
 def require_exact_batching(model) -> None:
     """Raise a ValueError unless the four verbs give every request the tokens it gets alone. A model is asked once.
 
-    Asked of the model itself, by four short forward passes, and not of a list of names: whoever brings a new
+    Asked of the model itself, by five short forward passes, and not of a list of names: whoever brings a new
     architecture gets an answer, too.
     """
     if model in _found_exact:
@@ -182,13 +182,20 @@ def _run_probe(model, cache, tokens: int, pads: int = 0, past: int = 0) -> torch
 
 
 def context_length(model) -> int | None:
-    """The most tokens (prompt and output) a request may have, or None where positions have no end (ALiBi)."""
+    """The most tokens (prompt and output) a request may have, or None where positions have no end (ALiBi).
+
+    Two architectures treat long texts in another way and look at the whole batch to tell whether it is long. They take
+    requests up to that point only, or one request would change what the others get.
+    """
     config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if "longrope" in (rope.get("rope_type"), rope.get("type")):
-        # Past its original length such a model (Phi-3 with 128k, Phi-4-mini) rotates otherwise: all rows of a batch
-        # as soon as one is past it, and the keys in the cache no more (huggingface/transformers#33129).
+        # Phi-3 (128k) and Phi-4-mini: past their original length the largest position of a batch changes the rotation
+        # of all, and the keys in the cache keep the old one (huggingface/transformers#33129).
         return rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
+    if getattr(config, "attn_temperature_tuning", False):
+        # Llama 4: the temperature of attention rises with the column, pads included.
+        return min(config.max_position_embeddings, int(config.floor_scale) - 1)
     return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
 
 

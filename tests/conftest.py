@@ -77,7 +77,15 @@ def byte_tokenizer():
     bare = Tokenizer(BPE(vocabulary, merges=[]))
     bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bare.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<eos>", pad_token="<eos>", padding_side="left")
+    return wrapped(bare)
+
+
+def wrapped(bare: Tokenizer) -> PreTrainedTokenizerFast:
+    # transformers 4 would give token_type_ids, too, and GPT-2 adds an embedding for each.
+    inputs = ["input_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bare, eos_token="<eos>", pad_token="<eos>", padding_side="left", model_input_names=inputs
+    )
 
 
 @pytest.fixture(scope="session")
@@ -134,4 +142,4 @@ def letter_tokenizer():
     letter_by_letter = pre_tokenizers.Split(Regex("."), "isolated")
     bare.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), letter_by_letter])
     bare.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<eos>", pad_token="<eos>", padding_side="left")
+    return wrapped(bare)

@@ -321,10 +321,10 @@ def test_a_character_spread_over_several_tokens_comes_out_whole(embedded, text):
     assert batch["finish_reasons"] == ["stop"]
 
 
-def word_tokenizer(*words: str, pre_tokenizer, decoder):
+def word_tokenizer(*words: str, pre_tokenizer, decoder, **options):
     bare = Tokenizer(WordLevel({word: id for id, word in enumerate(("<eos>", *words))}, unk_token="<eos>"))
     bare.pre_tokenizer, bare.decoder = pre_tokenizer, decoder
-    return PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<eos>", pad_token="<eos>")
+    return PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<eos>", pad_token="<eos>", **options)
 
 
 def test_the_space_before_the_first_generated_word_survives_sentencepiece():
@@ -338,7 +338,8 @@ def test_the_space_before_the_first_generated_word_survives_sentencepiece():
 
 def test_a_tokenizer_that_begins_every_text_with_a_space_adds_none_to_the_output():
     bytes_with_space = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
-    tokenizer = word_tokenizer("Ġa", "Ġfox", "es", pre_tokenizer=bytes_with_space[0], decoder=bytes_with_space[1])
+    parts = {"pre_tokenizer": bytes_with_space[0], "decoder": bytes_with_space[1]}
+    tokenizer = word_tokenizer("Ġa", "Ġfox", "es", **parts, add_prefix_space=True)  # transformers 4 wants to be told
     assert tokenizer.decode(tokenizer("a")["input_ids"]) == " a"
     assert text_of([2, 3], tokenizer) == " foxes"
     assert text_of([3, 0], tokenizer) == "es"

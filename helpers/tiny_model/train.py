@@ -46,6 +46,8 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         pad_token=EOS,
         padding_side="left",
         model_max_length=CONTEXT,
+        # transformers 4 would give token_type_ids, too, and GPT-2 adds an embedding for each.
+        model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
 

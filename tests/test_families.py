@@ -1,0 +1,291 @@
+"""Every model family, on whatever transformers is installed: batched, each request gets the tokens it gets alone.
+
+`make test` runs this on the newest transformers, `make test-oldest` on the oldest that the course supports; where
+there is a GPU, it runs there, too. The families are in families.py, and SUPPORT.md shows the results.
+"""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from helpers import (
+    Request,
+    generate_alone,
+    generate_continuous,
+    generate_next_token,
+    generate_static,
+    init_batch,
+    kv_cache,
+    load_model,
+)
+from helpers.models import context_length, require_exact_batching, run_model
+from tests import families
+from tests.families import (
+    BF16_MARGIN,
+    CONTEXT,
+    FAMILIES,
+    FEWEST,
+    SIZES,
+    Family,
+    build,
+    extent,
+    prompts,
+    reference,
+    tokenizer,
+)
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+on_every_device = pytest.mark.parametrize("device", DEVICES)
+of_every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Models of this size are faster without threads, all the more beside other work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def known_to_this_transformers(request):
+    family = request.node.callspec.params.get("family") if hasattr(request.node, "callspec") else None
+    if isinstance(family, Family) and not family.available:
+        pytest.skip(f"transformers {transformers.__version__} does not know {family.config['model_type']}")
+
+
+def by_name(name: str) -> Family:
+    return next(family for family in FAMILIES if family.name == name)
+
+
+# --- exactness --------------------------------------------------------------------------------------------------------
+
+
+@on_every_device
+@of_every_family
+def test_random_joins_and_leaves_change_no_token(family, device):
+    alone = reference(family, device=device)
+    for seed in range(2):
+        assert families.serve_at_random(alone.model, alone.requests, seed) == alone.tokens
+
+
+@on_every_device
+@of_every_family
+def test_the_three_loops_give_the_tokens_of_generate(family, device):
+    alone = reference(family, device=device)
+    pair = alone.model, tokenizer()
+    for loop, requests in (
+        (functools.partial(generate_static, max_batch_size=4), alone.requests),
+        (functools.partial(generate_continuous, max_batch_size=3), alone.requests),
+        (generate_alone, alone.requests[:3]),
+    ):
+        outputs = loop(requests, model=pair[0], tokenizer=pair[1]).outputs
+        assert [output.token_ids for output in outputs] == alone.tokens[: len(requests)]
+
+
+@of_every_family
+def test_generate_agrees_with_one_pass_over_the_whole_text(family):
+    # The judge is judged, too: `generate` works with a cache that forgets what is behind a window, this pass sees all.
+    alone = reference(family)
+    for request, tokens in zip(alone.requests, alone.tokens, strict=True):
+        ids = torch.tensor([tokenizer()(request.prompt)["input_ids"] + tokens])
+        output = run_model(
+            alone.model, input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=kv_cache.new()
+        )
+        assert output.logits[0, -len(tokens) - 1 : -1].argmax(dim=-1).tolist() == tokens
+
+
+@of_every_family
+def test_the_proof_covers_long_and_short_and_early_ends(family):
+    alone = reference(family)
+    stopped = [len(ids) < request.max_tokens for request, ids in zip(alone.requests, alone.tokens, strict=True)]
+    assert len(alone.requests) >= FEWEST
+    assert any(stopped) and not all(stopped)
+    assert len({token for ids in alone.tokens for token in ids}) > 5
+    if family.window:
+        prompts = [len(tokenizer()(request.prompt)["input_ids"]) for request in alone.requests]
+        assert min(prompts) < family.window < max(prompts)
+        grown = [size + len(ids) for size, ids in zip(prompts, alone.tokens, strict=True)]
+        assert sum(size > 2 * family.window for size in grown) >= FEWEST
+
+
+@on_every_device
+@of_every_family
+def test_a_static_batch_may_grow_wider_than_the_context(family, device):
+    # A long prompt is done soon and a short one goes on: 40 + 30 columns, and GPT-Neo and MPT can look at 64.
+    model = build(family, device=device)
+    families.say_eos(model, None)  # nobody ends early
+    long, short = prompts()[SIZES.index((40, 20))], prompts()[SIZES.index((5, 30))]
+    requests = [Request(long, 6, "long"), Request(short, 30, "short")]
+    answers = [families.generate(model, request) for request in requests]
+    outputs = generate_static(requests, 2, model, tokenizer()).outputs
+    for output, (tokens, logits) in zip(outputs, answers, strict=True):
+        at = families.first_difference(tokens, output.token_ids)
+        assert at is None or families.lead(logits[at : at + 1]) < families.LEAD
+        assert output.finish_reason == "length"
+
+
+@of_every_family
+def test_running_a_batch_leaves_it_as_it_was(family):
+    model = build(family)
+    batch = init_batch([(prompt, 5) for prompt in prompts()[:3]], model, tokenizer())
+    for _ in range(3):
+        before = {name: value.clone() for name, value in batch.items() if isinstance(value, torch.Tensor)}
+        after = generate_next_token(batch, model, tokenizer())
+        again = generate_next_token(batch, model, tokenizer())
+        assert after["token_ids"] == again["token_ids"]
+        assert all(torch.equal(value, batch[name]) for name, value in before.items())
+        batch = after
+
+
+@on_every_device
+@of_every_family
+def test_in_bf16_only_near_ties_turn_out_otherwise(family, device):
+    alone = reference(family, torch.bfloat16, device)
+    given = families.serve_at_random(alone.model, alone.requests, seed=0)
+    for tokens, ids, logits in zip(alone.tokens, given, alone.logits, strict=True):
+        at = families.first_difference(tokens, ids)
+        if at is None:
+            assert tokens == ids
+        else:
+            apart = (logits[at, tokens[at]] - logits[at, ids[at]]) / extent(logits[at])
+            assert apart < BF16_MARGIN
+
+
+# --- no row without its feature ---------------------------------------------------------------------------------------
+
+FEATURES = [
+    pytest.param(family, feature, id=f"{family.name}-{feature}") for family in FAMILIES for feature in family.bites
+]
+
+
+@pytest.mark.parametrize(("family", "feature"), FEATURES)
+def test_without_its_feature_the_model_answers_otherwise(family, feature):
+    assert family.bites[feature](family)
+
+
+def test_names_of_families_are_unique():
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+
+
+# --- what cannot work is refused --------------------------------------------------------------------------------------
+
+SMALL = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+MAMBA = {"state_size": 8, "conv_kernel": 4, "expand": 2}
+MAMBA_HEADS = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+DECODER = {
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+}
+NO_CACHE = "does not keep keys and values for every token in every layer"
+COUNTS_PADS = "counts the padding as positions"
+REFUSED = {
+    "mamba": (NO_CACHE, MAMBA),
+    "mamba2": (NO_CACHE, MAMBA | {"num_heads": 8, "head_dim": 16, "n_groups": 1}),
+    "falcon_mamba": (NO_CACHE, MAMBA),
+    "rwkv": (NO_CACHE, {"attention_hidden_size": 64}),
+    "xlstm": (NO_CACHE, {"num_heads": 4, "num_blocks": 2}),
+    "recurrent_gemma": (NO_CACHE, {"head_dim": 16, "lru_width": 64, "block_types": ["recurrent", "attention"]}),
+    "jamba": (NO_CACHE, {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False, "num_experts": 2}),
+    "bamba": (NO_CACHE, MAMBA_HEADS | {"attn_layer_indices": [1]}),
+    "falcon_h1": (NO_CACHE, MAMBA_HEADS | {"mamba_d_ssm": 128}),
+    "zamba2": (
+        NO_CACHE,
+        {"mamba_d_state": 8, "n_mamba_heads": 4, "mamba_headdim": 32, "layers_block_type": ["mamba", "hybrid"]},
+    ),
+    "nemotron_h": (
+        NO_CACHE,
+        {"hybrid_override_pattern": "M*", "mamba_num_heads": 4, "mamba_head_dim": 32, "head_dim": 16},
+    ),
+    "granitemoehybrid": (NO_CACHE, MAMBA_HEADS | {"layer_types": ["mamba", "attention"], "num_local_experts": 2}),
+    "lfm2": (NO_CACHE, {"layer_types": ["conv", "full_attention"]}),
+    "minimax": (NO_CACHE, {"layer_types": ["linear_attention", "full_attention"], "head_dim": 16}),
+    "qwen3_next": (
+        NO_CACHE,
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+    "openai-gpt": (NO_CACHE, {"n_embd": 64, "n_layer": 2, "n_head": 4}),
+    "xlnet": (NO_CACHE, {"d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 64}),
+    "bart": (COUNTS_PADS, DECODER),
+    "mbart": (COUNTS_PADS, DECODER),
+    "trocr": (COUNTS_PADS, DECODER),
+    "whisper": (COUNTS_PADS, DECODER),
+    "roformer": (COUNTS_PADS, {"is_decoder": True}),
+    "git": (COUNTS_PADS, {"vision_config": SMALL | {"image_size": 8, "patch_size": 4}}),
+}
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_a_model_that_cannot_be_batched_exactly_is_refused(model_type):
+    reason, settings = REFUSED[model_type]
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} does not know {model_type}")
+    config = AutoConfig.for_model(model_type, **SMALL | settings)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    families.draw_weights(model)
+    with pytest.raises(ValueError, match=reason):
+        require_exact_batching(model)
+    with pytest.raises(ValueError, match=reason):
+        init_batch([("The quick brown fox", 5)], model, tokenizer())
+
+
+@pytest.mark.parametrize(
+    "settings", [DECODER | {"model_type": "bart"}, {"model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 64}]
+)
+def test_an_encoder_decoder_is_refused_by_name_and_by_model(settings, tmp_path):
+    config = AutoConfig.for_model(**SMALL | {"num_layers": 2, "num_heads": 4} | settings)
+    with pytest.raises(ValueError, match="is an encoder-decoder"):
+        require_exact_batching(AutoModelForSeq2SeqLM.from_config(config))
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is an encoder-decoder"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("phi3 (longrope)", {"original_max_position_embeddings": CONTEXT}), ("llama4_text", {"floor_scale": CONTEXT + 1})],
+)
+def test_where_one_long_row_would_change_all_rows_it_is_refused(name, settings):
+    # Both compute long texts in another way and ask the batch, not the row, whether it is long.
+    family = by_name(name)
+    model = build(replace(family, config=family.config | {"max_position_embeddings": 4 * CONTEXT} | settings))
+    assert context_length(model) == CONTEXT
+    with pytest.raises(ValueError, match=f"the model's context is {CONTEXT}"):
+        init_batch([(prompts()[0], CONTEXT)], model, tokenizer())
+
+
+def test_bloom_has_no_longest_text_and_mpt_has():
+    assert context_length(build(by_name("bloom"))) is None
+    assert context_length(build(by_name("mpt"))) == CONTEXT

@@ -1,0 +1,52 @@
+"""SUPPORT.md says what families.py says: a family added, renamed or described anew wants `make support-matrix`."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.families import FAMILIES
+from tests.support_matrix import PAGE, remote_lines, static_cells
+
+ROOT = Path(__file__).parent.parent
+AGAIN = "run `make support-matrix`"
+
+
+@pytest.fixture(scope="module")
+def text():
+    return PAGE.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def table(text):
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return rows[0], rows[2:]
+
+
+def pinned(file: str) -> str:
+    return re.search(r"^transformers==(.+)$", (ROOT / file).read_text(), re.MULTILINE).group(1)
+
+
+def test_the_page_has_the_families_of_the_list_in_its_order(table):
+    assert [row[:3] for row in table[1]] == [static_cells(family) for family in FAMILIES], AGAIN
+
+
+def test_the_page_lists_what_exists_as_remote_code_only(text):
+    assert all(line in text for line in remote_lines()), AGAIN
+
+
+def test_the_page_was_measured_on_the_pinned_versions(table):
+    newest, oldest = pinned("constraints.txt"), pinned("requirements-oldest.txt")
+    assert table[0][3:7] == [f"{dtype}, {version}" for dtype in ("fp32", "bf16") for version in (newest, oldest)], AGAIN
+
+
+def test_every_family_on_the_page_is_exact_wherever_it_exists(table):
+    for row in table[1]:
+        for cell in row[3:5]:
+            equal = re.fullmatch(r"exact: (\d+) of (\d+)", cell)
+            assert cell == "not in this version" or (equal and equal[1] == equal[2]), row
+        assert row[3] != "not in this version", row
+
+
+def test_the_readme_links_the_page():
+    assert f"]({PAGE.name})" in (ROOT / "README.md").read_text(encoding="utf-8")
