@@ -69,17 +69,9 @@ def init_batch(requests: Sequence[Request | tuple[str, int]], model=None, tokeni
     for request, prompt in zip(requests, prompts, strict=True):
         _check_fits(request, len(prompt), context_length(model))
 
-    width = max(map(len, prompts))
-    pads = [width - len(prompt) for prompt in prompts]
-    pad_id = tokenizer.pad_token_id or 0  # any id will do, the mask hides it
-    input_ids = [[pad_id] * n + prompt for n, prompt in zip(pads, prompts, strict=True)]
-    attention_mask = [[0] * n + [1] * len(prompt) for n, prompt in zip(pads, prompts, strict=True)]
-    position_ids = [[0] * n + list(range(len(prompt))) for n, prompt in zip(pads, prompts, strict=True)]
     return {
         "request_ids": [request.request_id for request in requests],
-        "input_ids": torch.tensor(input_ids, device=model.device),
-        "position_ids": torch.tensor(position_ids, device=model.device),
-        "attention_mask": torch.tensor(attention_mask, device=model.device),
+        **left_padded(prompts, tokenizer.pad_token_id, model.device),
         "responses": [request.prompt for request in requests],
         "token_ids": [[] for _ in requests],
         "tokens_remaining": [request.max_tokens for request in requests],
@@ -98,18 +90,8 @@ def generate_next_token(batch: Batch, model=None, tokenizer=None) -> Batch:
         return dict(batch)
     # Only finished rows can be longer than the context, and GPT-Neo and MPT cannot look at more columns than that.
     batch = _trim(batch, context_length(model) or sys.maxsize)
-    cache = batch.get("past_key_values")
-    cache = kv_cache.copy(cache) if cache is not None else kv_cache.new()
-    output = run_model(
-        model,
-        input_ids=batch["input_ids"],
-        position_ids=batch["position_ids"].clone(),  # XGLM in transformers 4 adds to what it is given
-        attention_mask=batch["attention_mask"],
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,  # left padding: the newest token of every row is in the last column
-    )
-    next_ids = output.logits[:, -1].argmax(dim=-1)
+    logits, cache = forward(batch, model)
+    next_ids = logits.argmax(dim=-1)
 
     eos = eos_token_ids(model, tokenizer)
     responses, token_ids, remaining, reasons = [], [], [], []
@@ -136,7 +118,7 @@ def generate_next_token(batch: Batch, model=None, tokenizer=None) -> Batch:
         "input_ids": next_ids[:, None],
         "position_ids": batch["position_ids"][:, -1:] + moves,
         "attention_mask": pad(batch["attention_mask"], (0, 1), value=1),
-        "past_key_values": output.past_key_values,
+        "past_key_values": cache,
         "responses": responses,
         "token_ids": token_ids,
         "tokens_remaining": remaining,
@@ -184,6 +166,37 @@ def filter_batch(batch: Batch) -> tuple[Batch, list[int]]:
 
 
 # --- what the verbs stand on -----------------------------------------------------------------------------------
+
+
+def left_padded(token_ids: Sequence[list[int]], pad_id: int | None = None, device="cpu") -> dict[str, torch.Tensor]:
+    """`input_ids`, `position_ids` and `attention_mask` [B, longest] of some unequal rows of tokens."""
+    width = max(map(len, token_ids))
+    pads = [width - len(ids) for ids in token_ids]
+    pad_id = pad_id or 0  # any id will do, the mask hides it
+    return {
+        "input_ids": torch.tensor([[pad_id] * n + ids for n, ids in zip(pads, token_ids, strict=True)], device=device),
+        "position_ids": torch.tensor([[0] * n + list(range(width - n)) for n in pads], device=device),
+        "attention_mask": torch.tensor([[0] * n + [1] * (width - n) for n in pads], device=device),
+    }
+
+
+def forward(batch: Batch, model):
+    """One forward pass over what a batch has to read, the batch's own cache left as it was.
+
+    Returns:
+        logits [B, vocabulary] behind the newest token of every row, and the cache that has grown by L columns.
+    """
+    cache = batch.get("past_key_values")
+    output = run_model(
+        model,
+        input_ids=batch["input_ids"],
+        position_ids=batch["position_ids"].clone(),  # XGLM in transformers 4 adds to what it is given
+        attention_mask=batch["attention_mask"],
+        past_key_values=kv_cache.copy(cache) if cache is not None else kv_cache.new(),
+        use_cache=True,
+        logits_to_keep=1,  # left padding: the newest token of every row is in the last column
+    )
+    return output.logits[:, -1], output.past_key_values
 
 
 def text_of(token_ids: list[int], tokenizer) -> str:

@@ -13,18 +13,8 @@ from tqdm.auto import tqdm
 
 from .batching import Request, as_requests, filter_batch, generate_next_token, init_batch, merge_batches
 from .models import default_pair
+from .outputs import RequestOutput
 from .trace import Trace
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """What a request got: the text behind its prompt, the token ids (EOS included), and why it ended."""
-
-    request_id: Hashable
-    prompt: str
-    text: str
-    token_ids: list[int]
-    finish_reason: str
 
 
 @dataclass(frozen=True)
