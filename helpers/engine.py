@@ -20,9 +20,12 @@ from dataclasses import dataclass, field
 import torch
 from tqdm.auto import tqdm
 
+from .block_manager import BlockManager
+from .kv_cache import bytes_per_token
 from .models import context_length, default_pair, eos_token_ids
 from .outputs import RequestOutput
 from .padded import ForwardPass, PaddedExecution
+from .ragged import RaggedExecution, own_shell, supports_ragged
 from .sampling import Sampler, SamplingParams
 from .scheduler import Budget, FirstComeFirstServed, Plan, make_scheduler
 from .sequence import Sequence
@@ -30,6 +33,7 @@ from .text_stream import TextStream
 from .trace import Slot, Trace
 
 Prompt = str | Seq[int]
+MAX_KV_BYTES = 2**30  # what an engine sets aside for keys and values, unless it is told how many blocks
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,15 @@ class EngineConfig:
         policy: a name of `scheduler.POLICIES`, or an object that schedules.
         mixed_batches: prefills and decodes share an iteration, else they take turns.
         chunked_prefill: a prompt may be read in pieces, else whole or not at all.
+        execution: "ragged", without any padding, for models that can be run so; "padded", on the four verbs, for all
+            others; "auto" takes the first where it can.
+        block_size: tokens in a block of the KV cache, in ragged execution.
+        num_blocks: blocks in all; None for as many as all rows need at their longest, up to 1 GiB of them.
+        prefix_caching: prompts that begin like an earlier one need not read that part again.
         dtype: run a copy of the model in this dtype; None for the model as it is.
+
+    Raises:
+        ValueError: a value that has no meaning.
     """
 
     max_batch_size: int = 8
@@ -53,7 +65,20 @@ class EngineConfig:
     policy: str | FirstComeFirstServed = "fcfs"
     mixed_batches: bool = True
     chunked_prefill: bool = True
+    execution: str = "padded"
+    block_size: int = 16
+    num_blocks: int | None = None
+    prefix_caching: bool = True
     dtype: torch.dtype | None = None
+
+    def __post_init__(self):
+        counts = ("max_batch_size", "max_tokens_per_step", "block_size")
+        limits = ("max_input_tokens", "max_output_tokens", "num_blocks")
+        for name in counts + tuple(name for name in limits if getattr(self, name) is not None):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name} is a whole number of at least 1, not {getattr(self, name)!r}.")
+        if self.execution not in ("auto", "ragged", "padded"):
+            raise ValueError(f'execution is "auto", "ragged" or "padded", not {self.execution!r}.')
 
 
 @dataclass(eq=False)
@@ -71,6 +96,11 @@ class _Answer(Sequence):
     error: str | None = None
     told: int = 0  # how many of its tokens have been put out
     shown: int = 0  # how many characters
+
+    @property
+    def ready(self) -> bool:
+        first = self.parent
+        return first is None or first.finish_reason is not None or first.computed >= self.prompt_tokens
 
     def output(self) -> RequestOutput:
         """Everything so far, and what is new since the last output."""
@@ -120,7 +150,7 @@ class Engine:
         if config.dtype is not None and config.dtype != model.dtype:
             model = copy.deepcopy(model).to(config.dtype)  # the caller's model stays as it is
         self.model = model
-        self.execution = PaddedExecution(model, self.tokenizer)
+        self.execution = _execution(model, self.tokenizer, config)
         self.scheduler = make_scheduler(config.policy, config.mixed_batches, config.chunked_prefill)
         self.budget = Budget(config.max_batch_size, config.max_tokens_per_step, self.execution.memory)
         self.trace = Trace(config.max_batch_size)
@@ -159,6 +189,7 @@ class Engine:
         max_tokens = self._room_for(len(token_ids), params)
         known = {answer.request_id for answer in self._waiting + self._running}
         if request_id is None:
+            known |= {output.request_id for output in self._untold}  # or two requests' outputs could be mixed up
             request_id = next(id for id in self._ids if id not in known)
         elif request_id in known:
             raise ValueError(f"There is an unfinished request {request_id!r}: give this one another id, or none.")
@@ -201,28 +232,32 @@ class Engine:
         """One iteration: schedule, execute, sample, retire.
 
         Returns:
-            An output for every answer that moved, ended ones included. Whatever goes wrong in the iteration ends the
-            requests that took part, with finish reason "error", and nobody else's.
+            An output for every answer that moved, ended ones included. Whatever goes wrong in a forward pass ends the
+            requests that were to take part in it or in a later one, with finish reason "error", and nobody else's.
         """
         outputs, self._untold = self._untold, []
         step, start = next(self._steps), self._now()
         plan = self._schedule()
         taking_part = [chunk.sequence for chunk in plan.chunks]
+        served: set[_Answer] = set()
         try:
             for done in self.execution.run(plan.chunks):
                 self._take(done, start, step)
+                served.update(chunk.sequence for chunk in done.chunks)
                 start = self._now()
         except BaseException as error:
             for answer in taking_part:
-                if answer.finish_reason is None:
+                if answer.finish_reason is None and answer not in served:
                     self._retire(answer, "error", error)
             if not isinstance(error, Exception):  # somebody interrupts: what they interrupted has ended, too
-                self._untold += [answer.output() for answer in taking_part]
+                self._untold = outputs + [answer.output() for answer in taking_part if answer.finish_reason]
                 raise
         return outputs + [one.output() for one in taking_part if one.generated > one.told or one.finish_reason]
 
     def _schedule(self) -> Plan:
-        plan = self.scheduler.schedule(self._waiting, self._running, self.budget)
+        # Answers to one prompt can share its keys and values: the others wait until the first has read it.
+        ready = [answer for answer in self._waiting if answer.ready]
+        plan = self.scheduler.schedule(ready, self._running, self.budget)
         for answer in plan.preempted:
             self._running.remove(answer)
             self.trace.free([answer.label])
@@ -359,7 +394,7 @@ class Engine:
         def outputs() -> Iterator[RequestOutput]:
             unfinished = params.n
             try:
-                while unfinished:
+                while unfinished and self._knows(request_id):  # else somebody's step() has told the end already
                     for output in self._step_for({request_id}):
                         unfinished -= output.finish_reason is not None
                         yield output
@@ -373,6 +408,9 @@ class Engine:
         outputs = self.step()
         self._untold += [output for output in outputs if output.request_id not in request_ids]
         return [output for output in outputs if output.request_id in request_ids]
+
+    def _knows(self, request_id: Hashable) -> bool:
+        return any(one.request_id == request_id for one in self._waiting + self._running + self._untold)
 
     def _forget(self, request_ids) -> None:
         """Nobody waits for these requests any more."""
@@ -414,14 +452,53 @@ class Engine:
         ]
         if params.max_tokens is None and not limits:
             raise ValueError("The model's context has no end: set max_tokens, or the engine's max_output_tokens.")
-        if min(limits, default=1) < (params.max_tokens or 1):
+        if min(limits, default=params.max_tokens) < (params.max_tokens or 1):
             wanted = "" if params.max_tokens is None else f" and max_tokens {params.max_tokens}"
             raise ValueError(
                 f"The request has {prompt_tokens} prompt tokens{wanted}, but the model's context is {context} and an "
                 f"answer has at most {config.max_output_tokens or 'as many as fit'} tokens: shorten the prompt or ask "
                 f"for fewer tokens."
             )
-        return params.max_tokens or min(limits)
+        max_tokens = params.max_tokens or min(limits)
+        self._check_memory(prompt_tokens, max_tokens)
+        return max_tokens
+
+    def _check_memory(self, prompt_tokens: int, max_tokens: int) -> None:
+        """The last token of an answer is never read, so it needs no room."""
+        blocks = getattr(self.execution, "blocks", None)
+        tokens = prompt_tokens + max_tokens - 1
+        if blocks is None:
+            return
+        if blocks.blocks_for(tokens) > blocks.blocks:
+            raise ValueError(
+                f"{prompt_tokens} prompt tokens and {max_tokens} new ones need {blocks.blocks_for(tokens)} blocks of "
+                f"{blocks.block_size} tokens, and this engine has {blocks.blocks} in all: shorten the prompt, ask for "
+                f"fewer tokens, or set a larger num_blocks."
+            )
+        if not getattr(self.scheduler, "chunked", True) and tokens > self.config.max_tokens_per_step:
+            raise ValueError(
+                f"The request may have to be read again after a preemption, {tokens} tokens at once, but an iteration "
+                f"reads {self.config.max_tokens_per_step} at most and chunked_prefill is off: raise "
+                f"max_tokens_per_step, ask for fewer tokens, or allow chunks."
+            )
+
+
+def _execution(model, tokenizer, config: EngineConfig) -> PaddedExecution | RaggedExecution:
+    """How this model is run: ragged if it is wished or can be, else padded."""
+    if config.execution == "padded" or not supports_ragged(model):
+        if config.execution == "ragged":
+            raise ValueError(
+                f"{type(model).__name__} does not hand its attention to transformers' attention interface, or answers "
+                f'otherwise there, so it cannot be run ragged: use execution="padded" or "auto".'
+            )
+        return PaddedExecution(model, tokenizer)
+    blocks = config.num_blocks
+    if blocks is None:
+        block_bytes = config.block_size * bytes_per_token(model)
+        longest = context_length(model) or MAX_KV_BYTES
+        blocks = -(-longest // config.block_size) * config.max_batch_size
+        blocks = max(1, min(blocks, MAX_KV_BYTES // block_bytes))
+    return RaggedExecution(own_shell(model), BlockManager(blocks, config.block_size, config.prefix_caching))
 
 
 def _shortened(values: list) -> str:

@@ -12,7 +12,6 @@ import torch
 from torch.nn.functional import pad
 
 from .batching import Batch, filter_batch, forward, left_padded, merge_batches
-from .models import require_exact_batching
 from .scheduler import Chunk, Unlimited
 from .sequence import Sequence
 
@@ -33,14 +32,9 @@ class ForwardPass:
 
 
 class PaddedExecution(Unlimited):
-    """Runs chunks through batches. The batches are the memory, too: a row that is released leaves them.
-
-    Raises:
-        ValueError: the model cannot be batched exactly.
-    """
+    """Runs chunks through batches. The batches are the memory, too: a row that is released leaves them."""
 
     def __init__(self, model, tokenizer):
-        require_exact_batching(model)
         self.model, self.pad_id, self.memory = model, tokenizer.pad_token_id, self
         self._decoding: Batch = {"request_ids": []}  # everybody whose prompt has been read
         self._reading: dict[Sequence, Batch] = {}  # prompts read in part, a batch of one row each

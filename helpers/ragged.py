@@ -1,0 +1,224 @@
+"""Ragged execution: all tokens of an iteration side by side in one row, without any padding.
+
+Decodes and prefill chunks of all requests stand in one row [1, total tokens]. To a linear layer, a token is a token:
+it does not matter whose it is. Only attention has to know, and there the row is split: every request's queries meet the
+request's own keys and values, which lie in the blocks of `block_manager.py`. Orca (Yu et al., OSDI 2022) calls this
+selective batching.
+
+It works for every model that hands its attention to transformers' attention interface, and whether it does is asked of
+the model itself: `supports_ragged` compares its answers. All others run padded.
+"""
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Iterator
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from .block_manager import BlockManager
+from .padded import ForwardPass
+from .scheduler import Chunk
+from .sequence import Sequence
+
+
+class Part:
+    """One request's part of the row, and where its keys and values are.
+
+    Args:
+        start: its first column in the row.
+        tokens: how many columns it has.
+        past: how many of its tokens were read before.
+        slots: the places of all its keys, past and present, in the store.
+    """
+
+    def __init__(self, start: int, tokens: int, past: int, slots: list[int], device):
+        self.start, self.end, self.past = start, start + tokens, past
+        first, length = slots[0], len(slots)
+        # Neighbours in memory are read where they are; others have to be collected.
+        in_one_piece = slots[-1] - first == length - 1 and slots == list(range(first, first + length))
+        self.where = slice(first, first + length) if in_one_piece else torch.tensor(slots, device=device)
+        self._masks: dict[int | None, torch.Tensor | None] = {}
+
+    def mask(self, window: int | None, device) -> torch.Tensor | None:
+        """Which of its keys each of its queries sees: bool [tokens, keys], True to look; None for all of them.
+
+        A query sees what came before it and itself, and of these the last `window`.
+        """
+        if window not in self._masks:
+            queries = torch.arange(self.past, self.past + self.end - self.start, device=device)[:, None]
+            keys = torch.arange(self.past + self.end - self.start, device=device)
+            seen = keys <= queries
+            if window is not None:
+                seen &= keys > queries - window
+            self._masks[window] = None if seen.all() else seen
+        return self._masks[window]
+
+
+class Store:
+    """Keys and values of all layers: [slots, kv heads, head dim] each, allocated once and written in place."""
+
+    def __init__(self, slots: int):
+        self.slots, self.layers = slots, {}
+
+    def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The store of a layer; made when its first keys and values [1, kv heads, T, head dim] show their shapes."""
+        if index not in self.layers:
+            self.layers[index] = tuple(one.new_zeros(self.slots, one.shape[1], one.shape[3]) for one in (key, value))
+        return self.layers[index]
+
+    def copy_slots(self, old: int, new: int, count: int) -> None:
+        for tensor in (tensor for layer in self.layers.values() for tensor in layer):
+            tensor[new : new + count] = tensor[old : old + count]
+
+
+class _Row:
+    """The row that is being read: whose tokens it holds and where their keys and values go."""
+
+    def __init__(self, store: Store, parts: list[Part], slots: torch.Tensor):
+        self.store, self.parts, self.slots, self.layers_seen = store, parts, slots, set()
+
+
+_row: _Row | None = None  # transformers calls `attend` and knows nothing of us: the row is left here for it
+
+
+@contextlib.contextmanager
+def _reading(row: _Row):
+    global _row
+    _row = row
+    try:
+        yield row
+    finally:
+        _row = None
+
+
+def attend(module, query, key, value, attention_mask, scaling=None, sliding_window=None, softcap=None, s_aux=None, **_):
+    """Attention of a whole row: store what is new, then answer every request from its own keys and values.
+
+    Args:
+        module: the model's attention layer.
+        query: [1, heads, T, head dim]; `key` and `value`: [1, kv heads, T, head dim], for the row's new tokens.
+        attention_mask: not used; everybody's mask follows from where their tokens are.
+        scaling: of the scores; 1 / sqrt(head dim) if None.
+        sliding_window: how many keys a query sees at most, itself included (Mistral, Gemma).
+        softcap: scores are squeezed into +-softcap (Gemma 2).
+        s_aux: attention sinks [heads], one more score that nobody's value belongs to (gpt-oss).
+
+    Returns:
+        [1, T, heads, head dim], and None for the weights.
+    """
+    row = _row
+    keys, values = row.store.layer(module.layer_idx, key, value)
+    row.layers_seen.add(module.layer_idx)
+    keys.index_copy_(0, row.slots, key[0].transpose(0, 1))
+    values.index_copy_(0, row.slots, value[0].transpose(0, 1))
+    output = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
+    for part in row.parts:
+        k, v = keys[part.where].transpose(0, 1), values[part.where].transpose(0, 1)
+        mask = part.mask(sliding_window, query.device)
+        answer = _attention(query[0, :, part.start : part.end], k, v, mask, scaling, softcap, s_aux)
+        output[part.start : part.end] = answer.transpose(0, 1)
+    return output[None], None
+
+
+def _attention(query, key, value, mask, scaling, softcap, sinks):
+    """Attention of one request: query [heads, T, dim], key and value [kv heads, keys, dim], mask [T, keys]."""
+    groups = query.shape[0] // key.shape[0]
+    if softcap is None and sinks is None:
+        q, k, v = query[None], key[None], value[None]
+        return scaled_dot_product_attention(q, k, v, mask, scale=scaling, enable_gqa=groups > 1)[0]
+    key, value = key.repeat_interleave(groups, dim=0), value.repeat_interleave(groups, dim=0)
+    scores = query @ key.transpose(1, 2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)], dim=-1)
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+    return weights[..., : key.shape[1]] @ value
+
+
+AttentionInterface.register("ragged", attend)
+
+
+class RaggedExecution:
+    """Runs all chunks of an iteration in one forward pass.
+
+    Args:
+        model: an own shell of a model (see `own_shell`): its attention is replaced.
+        blocks: who gives out the memory.
+    """
+
+    def __init__(self, model, blocks: BlockManager):
+        self.model, self.memory, self.blocks = model, blocks, blocks
+        self.model.set_attn_implementation("ragged")
+        self.store = Store(blocks.blocks * blocks.block_size)
+        self._chooses_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def run(self, chunks: list[Chunk]) -> Iterator[ForwardPass]:
+        """Read all chunks, in one forward pass."""
+        if not chunks:
+            return
+        blocks, device = self.memory, self.model.device
+        ids, positions, slots, parts, newest = [], [], [], [], []
+        for chunk in chunks:
+            sequence, past = chunk.sequence, chunk.sequence.computed
+            end = past + chunk.tokens
+            where = blocks.slots(sequence, 0, end)
+            parts.append(Part(len(ids), chunk.tokens, past, where, device))
+            ids += sequence.token_ids[past:end]
+            positions += range(past, end)
+            slots += where[past:]
+            if chunk.tokens == sequence.unread:
+                newest.append(len(ids) - 1)  # only behind its last token is there anything to choose
+
+        newest = torch.tensor(newest, dtype=torch.long, device=device)
+        row = _Row(self.store, parts, torch.tensor(slots, device=device))
+        with torch.inference_mode(), _reading(row):
+            for old, new in blocks.copies:
+                self.store.copy_slots(old * blocks.block_size, new * blocks.block_size, blocks.block_size)
+            blocks.copies.clear()
+            logits = self.model(
+                input_ids=torch.tensor([ids], device=device),
+                position_ids=torch.tensor([positions], device=device),
+                use_cache=False,
+                **({"logits_to_keep": newest} if self._chooses_rows else {}),
+            ).logits[0]
+        yield ForwardPass(chunks, [0] * len(chunks), logits if self._chooses_rows else logits[newest])
+
+
+def own_shell(model):
+    """The same model with modules and a config of its own, around the same weights: it can be changed, they cannot."""
+    shared = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, memo={id(tensor): tensor for tensor in shared})
+
+
+def supports_ragged(model) -> bool:
+    """Whether the model answers the same in one row with others as it does alone.
+
+    Asked of the model by some short forward passes: two prompts side by side, one of them read in two chunks, so that
+    the second pass holds a decode and a prefill.
+    """
+    first, second = (Sequence(name, list(range(1, length + 1)), 2) for name, length in (("a", 5), ("b", 7)))
+    try:
+        execution = RaggedExecution(own_shell(model), BlockManager(4, block_size=4, prefix_caching=False))
+        passes = []
+        for step in ([Chunk(first, 5), Chunk(second, 3)], [Chunk(first, 1), Chunk(second, 4)]):
+            for chunk in step:
+                execution.memory.allocate(chunk.sequence, chunk.tokens)
+            passes += execution.run(step)
+            for chunk in step:
+                chunk.sequence.computed += chunk.tokens
+            first.token_ids.append(6)
+        got = torch.cat([one.logits for one in passes])
+        with torch.no_grad():
+            texts = [range(1, 6), range(1, 7), range(1, 8)]
+            expected = [model(torch.tensor([list(text)], device=model.device)).logits[0, -1:] for text in texts]
+    except Exception:  # whatever a model does that does not use the interface
+        return False
+    expected = torch.cat(expected)
+    tolerance = (0.001 if expected.dtype == torch.float32 else 0.05) * (expected.max() - expected.min())
+    return bool((got - expected).abs().max() <= tolerance)
