@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.set-up
 RUN    := $(VENV)/bin/python
 # transformers of another version lies here, beside the environment and in front of it on the path; torch is shared.
 OLDEST := $(CURDIR)/build/oldest
-OLDEST_TESTS := families models kv_cache batching batching_exactness generation
+OLDEST_TESTS := families models kv_cache batching batching_exactness generation ragged ragged_exactness
 LESSON_FILES := $(sort $(wildcard notebooks/[0-9]*.ipynb))
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)

@@ -161,7 +161,7 @@ class BlockManager:
             for digest in self._chain(sequence.token_ids[: sequence.computed], hashes):
                 block = self.tables[sequence][len(hashes)]
                 hashes.append(digest)
-                if digest not in self._block_of and block not in self._hash_of:
+                if digest not in self._block_of:
                     self._block_of[digest], self._hash_of[block] = block, digest
 
     def _new(self, after: int | None) -> int:

@@ -19,12 +19,14 @@ from dataclasses import dataclass, field
 
 import torch
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 
 from .block_manager import BlockManager
 from .kv_cache import bytes_per_token
 from .models import context_length, default_pair, eos_token_ids
 from .outputs import RequestOutput
 from .padded import ForwardPass, PaddedExecution
+from .prepacked import prepack
 from .ragged import RaggedExecution, own_shell, supports_ragged
 from .sampling import Sampler, SamplingParams
 from .scheduler import Budget, FirstComeFirstServed, Plan, make_scheduler
@@ -34,6 +36,7 @@ from .trace import Slot, Trace
 
 Prompt = str | Seq[int]
 MAX_KV_BYTES = 2**30  # what an engine sets aside for keys and values, unless it is told how many blocks
+MAX_PREPACKED_BYTES = 2**30  # larger models are not copied, unless the engine is told to
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class EngineConfig:
         block_size: tokens in a block of the KV cache, in ragged execution.
         num_blocks: blocks in all; None for as many as all rows need at their longest, up to 1 GiB of them.
         prefix_caching: prompts that begin like an earlier one need not read that part again.
+        prepack: on a CPU, keep a second copy of the weights, in the order that oneDNN reads fastest (`prepacked.py`);
+            None does so for weights of up to 1 GiB.
         dtype: run a copy of the model in this dtype; None for the model as it is.
 
     Raises:
@@ -69,6 +74,7 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int | None = None
     prefix_caching: bool = True
+    prepack: bool | None = None
     dtype: torch.dtype | None = None
 
     def __post_init__(self):
@@ -394,14 +400,21 @@ class Engine:
         def outputs() -> Iterator[RequestOutput]:
             unfinished = params.n
             try:
+                yield None  # taken below: closing a generator that has begun runs its `finally`
                 while unfinished and self._knows(request_id):  # else somebody's step() has told the end already
-                    for output in self._step_for({request_id}):
+                    output = next((one for one in self._untold if one.request_id == request_id), None)
+                    if output is None:
+                        self._untold = self.step()
+                    else:
+                        self._untold.remove(output)
                         unfinished -= output.finish_reason is not None
                         yield output
             finally:
                 self._forget({request_id})
 
-        return outputs()
+        stream = outputs()
+        next(stream)
+        return stream
 
     def _step_for(self, request_ids) -> list[RequestOutput]:
         """One iteration and what it did for these requests; what it did for others, the next step tells them."""
@@ -485,20 +498,30 @@ class Engine:
 
 def _execution(model, tokenizer, config: EngineConfig) -> PaddedExecution | RaggedExecution:
     """How this model is run: ragged if it is wished or can be, else padded."""
-    if config.execution == "padded" or not supports_ragged(model):
-        if config.execution == "ragged":
-            raise ValueError(
-                f"{type(model).__name__} does not hand its attention to transformers' attention interface, or answers "
-                f'otherwise there, so it cannot be run ragged: use execution="padded" or "auto".'
-            )
-        return PaddedExecution(model, tokenizer)
-    blocks = config.num_blocks
-    if blocks is None:
-        block_bytes = config.block_size * bytes_per_token(model)
+    ragged = config.execution != "padded" and supports_ragged(model)
+    if config.execution == "ragged" and not ragged:
+        raise ValueError(
+            f"{type(model).__name__} does not hand its attention to transformers' attention interface, or answers "
+            f'otherwise there, so it cannot be run ragged: use execution="padded" or "auto".'
+        )
+    blocks = _blocks(model, config) if ragged else None
+    if isinstance(model, PreTrainedModel):
+        shell = own_shell(model)  # what is changed from here on is the engine's alone
+        weights = sum(parameter.nbytes for parameter in model.parameters())
+        wanted = weights <= MAX_PREPACKED_BYTES if config.prepack is None else config.prepack
+        packed = wanted and prepack(shell)
+        model = shell if ragged or packed else model
+    return RaggedExecution(model, blocks) if ragged else PaddedExecution(model, tokenizer)
+
+
+def _blocks(model, config: EngineConfig) -> BlockManager:
+    """As many blocks as were asked for, or as all rows need at their longest, if there is memory for that."""
+    count = config.num_blocks
+    if count is None:
         longest = context_length(model) or MAX_KV_BYTES
-        blocks = -(-longest // config.block_size) * config.max_batch_size
-        blocks = max(1, min(blocks, MAX_KV_BYTES // block_bytes))
-    return RaggedExecution(own_shell(model), BlockManager(blocks, config.block_size, config.prefix_caching))
+        needed = -(-longest // config.block_size) * config.max_batch_size
+        count = max(1, min(needed, MAX_KV_BYTES // (config.block_size * bytes_per_token(model))))
+    return BlockManager(count, config.block_size, config.prefix_caching)
 
 
 def _shortened(values: list) -> str:

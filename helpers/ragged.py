@@ -13,10 +13,11 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Iterator
+from contextvars import ContextVar
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from .block_manager import BlockManager
 from .padded import ForwardPass
@@ -31,15 +32,11 @@ class Part:
         start: its first column in the row.
         tokens: how many columns it has.
         past: how many of its tokens were read before.
-        slots: the places of all its keys, past and present, in the store.
+        where: the places of all its keys, past and present, in the store: a slice, or a tensor of them.
     """
 
-    def __init__(self, start: int, tokens: int, past: int, slots: list[int], device):
-        self.start, self.end, self.past = start, start + tokens, past
-        first, length = slots[0], len(slots)
-        # Neighbours in memory are read where they are; others have to be collected.
-        in_one_piece = slots[-1] - first == length - 1 and slots == list(range(first, first + length))
-        self.where = slice(first, first + length) if in_one_piece else torch.tensor(slots, device=device)
+    def __init__(self, start: int, tokens: int, past: int, where: slice | torch.Tensor):
+        self.start, self.end, self.past, self.where = start, start + tokens, past, where
         self._masks: dict[int | None, torch.Tensor | None] = {}
 
     def mask(self, window: int | None, device) -> torch.Tensor | None:
@@ -48,6 +45,8 @@ class Part:
         A query sees what came before it and itself, and of these the last `window`.
         """
         if window not in self._masks:
+            if self.end - self.start == 1 and (window is None or self.past < window):
+                return None  # a decode sees everything before it: most parts, so no time is lost on it
             queries = torch.arange(self.past, self.past + self.end - self.start, device=device)[:, None]
             keys = torch.arange(self.past + self.end - self.start, device=device)
             seen = keys <= queries
@@ -57,8 +56,17 @@ class Part:
         return self._masks[window]
 
 
+def places(table: list[int], block_size: int, length: int, device) -> slice | torch.Tensor:
+    """Where the first `length` tokens of a sequence are: neighbours are read in place, others have to be collected."""
+    first = table[0]
+    if table == list(range(first, first + len(table))):
+        return slice(first * block_size, first * block_size + length)
+    blocks = torch.tensor(table, device=device)[:, None] * block_size
+    return (blocks + torch.arange(block_size, device=device)).flatten()[:length]
+
+
 class Store:
-    """Keys and values of all layers: [slots, kv heads, head dim] each, allocated once and written in place."""
+    """Keys and values of all layers: [kv heads, slots, head dim] each, allocated once and written in place."""
 
     def __init__(self, slots: int):
         self.slots, self.layers = slots, {}
@@ -66,32 +74,32 @@ class Store:
     def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The store of a layer; made when its first keys and values [1, kv heads, T, head dim] show their shapes."""
         if index not in self.layers:
-            self.layers[index] = tuple(one.new_zeros(self.slots, one.shape[1], one.shape[3]) for one in (key, value))
+            self.layers[index] = tuple(one.new_zeros(one.shape[1], self.slots, one.shape[3]) for one in (key, value))
         return self.layers[index]
 
     def copy_slots(self, old: int, new: int, count: int) -> None:
         for tensor in (tensor for layer in self.layers.values() for tensor in layer):
-            tensor[new : new + count] = tensor[old : old + count]
+            tensor[:, new : new + count] = tensor[:, old : old + count]
 
 
 class _Row:
     """The row that is being read: whose tokens it holds and where their keys and values go."""
 
     def __init__(self, store: Store, parts: list[Part], slots: torch.Tensor):
-        self.store, self.parts, self.slots, self.layers_seen = store, parts, slots, set()
+        self.store, self.parts, self.slots = store, parts, slots
 
 
-_row: _Row | None = None  # transformers calls `attend` and knows nothing of us: the row is left here for it
+# transformers calls `attend` and knows nothing of us: the row is left here for it. Every thread has a row of its own.
+_row: ContextVar[_Row] = ContextVar("row")
 
 
 @contextlib.contextmanager
 def _reading(row: _Row):
-    global _row
-    _row = row
+    token = _row.set(row)
     try:
         yield row
     finally:
-        _row = None
+        _row.reset(token)
 
 
 def attend(module, query, key, value, attention_mask, scaling=None, sliding_window=None, softcap=None, s_aux=None, **_):
@@ -109,18 +117,15 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
     Returns:
         [1, T, heads, head dim], and None for the weights.
     """
-    row = _row
+    row = _row.get()
     keys, values = row.store.layer(module.layer_idx, key, value)
-    row.layers_seen.add(module.layer_idx)
-    keys.index_copy_(0, row.slots, key[0].transpose(0, 1))
-    values.index_copy_(0, row.slots, value[0].transpose(0, 1))
-    output = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
+    keys.index_copy_(1, row.slots, key[0])
+    values.index_copy_(1, row.slots, value[0])
+    answers = []
     for part in row.parts:
-        k, v = keys[part.where].transpose(0, 1), values[part.where].transpose(0, 1)
-        mask = part.mask(sliding_window, query.device)
-        answer = _attention(query[0, :, part.start : part.end], k, v, mask, scaling, softcap, s_aux)
-        output[part.start : part.end] = answer.transpose(0, 1)
-    return output[None], None
+        q, k, v = query[0, :, part.start : part.end], keys[:, part.where], values[:, part.where]
+        answers.append(_attention(q, k, v, part.mask(sliding_window, query.device), scaling, softcap, s_aux))
+    return torch.cat(answers, dim=1).transpose(0, 1)[None], None
 
 
 def _attention(query, key, value, mask, scaling, softcap, sinks):
@@ -155,6 +160,7 @@ class RaggedExecution:
     def __init__(self, model, blocks: BlockManager):
         self.model, self.memory, self.blocks = model, blocks, blocks
         self.model.set_attn_implementation("ragged")
+        self.model.config.pad_token_id = None  # there are no pads, so transformers need not warn of missing masks
         self.store = Store(blocks.blocks * blocks.block_size)
         self._chooses_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -167,11 +173,11 @@ class RaggedExecution:
         for chunk in chunks:
             sequence, past = chunk.sequence, chunk.sequence.computed
             end = past + chunk.tokens
-            where = blocks.slots(sequence, 0, end)
-            parts.append(Part(len(ids), chunk.tokens, past, where, device))
+            where = places(blocks.block_table(sequence), blocks.block_size, end, device)
+            parts.append(Part(len(ids), chunk.tokens, past, where))
             ids += sequence.token_ids[past:end]
             positions += range(past, end)
-            slots += where[past:]
+            slots += blocks.slots(sequence, past, end)
             if chunk.tokens == sequence.unread:
                 newest.append(len(ids) - 1)  # only behind its last token is there anything to choose
 
@@ -200,10 +206,12 @@ def supports_ragged(model) -> bool:
     """Whether the model answers the same in one row with others as it does alone.
 
     Asked of the model by some short forward passes: two prompts side by side, one of them read in two chunks, so that
-    the second pass holds a decode and a prefill.
+    the second pass holds a decode and a prefill. They are shorter than any window, so what layers see of longer texts
+    is asked first.
     """
     first, second = (Sequence(name, list(range(1, length + 1)), 2) for name, length in (("a", 5), ("b", 7)))
     try:
+        _ask_what_layers_see(own_shell(model))
         execution = RaggedExecution(own_shell(model), BlockManager(4, block_size=4, prefix_caching=False))
         passes = []
         for step in ([Chunk(first, 5), Chunk(second, 3)], [Chunk(first, 1), Chunk(second, 4)]):
@@ -222,3 +230,39 @@ def supports_ragged(model) -> bool:
     expected = torch.cat(expected)
     tolerance = (0.001 if expected.dtype == torch.float32 else 0.05) * (expected.max() - expected.min())
     return bool((got - expected).abs().max() <= tolerance)
+
+
+def _ask_what_layers_see(shell) -> None:
+    """Raise a ValueError if a layer's mask hides more than the window that `attend` would be told.
+
+    Llama 4 attends in chunks and Qwen2-MoE has windows that only the mask knows of. Masks are rules, which can be asked
+    about any places, so this takes no long text.
+    """
+    shell.set_attn_implementation("ragged_question")
+    ids = torch.tensor([[1, 2]], device=shell.device)
+    with torch.no_grad():
+        shell(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+
+
+def _far_and_near(device) -> torch.Tensor:
+    """Places in a text, near and far apart: 0, 1, 2, 3, 4, 5, 7, 8, 9, 15, ... a million."""
+    return torch.tensor(sorted({2**power + step for power in range(21) for step in (-1, 0, 1)}), device=device)
+
+
+def _what_they_see(mask_function, **_) -> torch.Tensor:
+    """In the place of a mask: which of the far places see which."""
+    tokens, first = _far_and_near(None), torch.tensor(0)
+    return mask_function(first, first, tokens[:, None], tokens)[None, None]
+
+
+def _compare_with_window(module, query, key, value, attention_mask, sliding_window=None, **_):
+    tokens = _far_and_near(attention_mask.device)
+    distance = tokens[:, None] - tokens
+    told = (distance >= 0) & (distance < (float("inf") if sliding_window is None else sliding_window))
+    if not torch.equal(attention_mask[0, 0], told):
+        raise ValueError(f"Layer {module.layer_idx} does not see just the last {sliding_window} tokens.")
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+AttentionInterface.register("ragged_question", _compare_with_window)
+AttentionMaskInterface.register("ragged_question", _what_they_see)

@@ -6,6 +6,7 @@ this course can compare to the last token.
 """
 
 import math
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -56,7 +57,9 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self):
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        if isinstance(self.stop, str) or not isinstance(self.stop, Iterable):
+            object.__setattr__(self, "stop", () if self.stop is None else (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
         if self.max_tokens is not None:
             _whole("max_tokens", self.max_tokens, low=1)
         _number("temperature", self.temperature, low=0)
@@ -70,6 +73,8 @@ class SamplingParams:
             _whole("seed", self.seed, low=0, high=2**63 - 1)
         if not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop is a text or several, none of them empty, not {self.stop!r}.")
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos is True or False, not {self.ignore_eos!r}.")
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, low=0)
         _whole("n", self.n, low=1)
@@ -94,7 +99,7 @@ class Sampler:
             # Below that, logits overflow; and what is drawn is the best token anyway.
             self.warpers.append(TemperatureLogitsWarper(max(float(params.temperature), 0.01)))
             if params.top_k > 0:
-                self.warpers.append(TopKLogitsWarper(params.top_k))
+                self.warpers.append(TopKLogitsWarper(int(params.top_k)))
             if params.top_p < 1:
                 self.warpers.append(TopPLogitsWarper(float(params.top_p)))
             if params.min_p > 0:
@@ -103,7 +108,7 @@ class Sampler:
         if params.seed is None:
             self.generator.seed()
         else:
-            self.generator.manual_seed((params.seed + index) % 2**63)
+            self.generator.manual_seed((int(params.seed) + index) % 2**63)
 
     def choose(self, token_ids: list[int], logits: torch.Tensor, best: int) -> tuple[int, dict[int, float] | None]:
         """The next token of a sequence.

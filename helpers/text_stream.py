@@ -5,6 +5,7 @@ have begun a stop string that is not complete yet: both are held back until it i
 text is, to the letter, what `text_of` makes of all the tokens.
 """
 
+import re
 from collections.abc import Sequence
 
 from tokenizers.decoders import DecodeStream
@@ -35,6 +36,7 @@ class TextStream:
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         letter = tokenizer("a", add_special_tokens=False)["input_ids"]
         self._stream = DecodeStream(ids=letter, skip_special_tokens=True) if self._backend else None
+        self._bytes: list[int] = []  # a run of byte tokens that has not ended
 
     def push(self, token_id: int) -> str:
         """One more token; returns what can be shown in addition."""
@@ -51,10 +53,22 @@ class TextStream:
 
     def _decode(self, token_id: int) -> str:
         """What the token adds to the text; nothing while a character is incomplete."""
+        if self._is_byte(token_id) or (self._bytes and token_id in self._tokenizer.all_special_ids):
+            self._bytes.append(token_id)
+            return ""
+        token_ids, self._bytes = [*self._bytes, token_id], []
         if self._stream is not None:
-            return self._stream.step(self._backend, token_id) or ""
+            try:
+                return self._stream.step(self._backend, token_ids) or ""
+            except Exception:  # "Invalid prefix": a decoder that takes back what it said; on without the library
+                self._stream = None
         text = text_of(self._token_ids, self._tokenizer)
         return "" if text.endswith(BROKEN) else text[len(self._decoded) :]
+
+    def _is_byte(self, token_id: int) -> bool:
+        """Sentencepiece spells rare characters in bytes, as `<0xE2>`. One bad byte spoils a whole run of them, so that
+        only its end tells how it reads."""
+        return re.fullmatch("<0x[0-9A-F]{2}>", self._tokenizer.convert_ids_to_tokens(token_id) or "") is not None
 
     def _show(self, end: int) -> str:
         """Make the text longer, up to `end` or to the first stop string, which is in what was held back."""

@@ -88,6 +88,15 @@ def wrapped(bare: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """Models of this size are faster without threads, all the more beside other work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def embedded():
     return load_model()

@@ -18,8 +18,19 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from helpers import Request, filter_batch, generate_next_token, init_batch, kv_cache, merge_batches
+from helpers import (
+    Engine,
+    EngineConfig,
+    Request,
+    SamplingParams,
+    filter_batch,
+    generate_next_token,
+    init_batch,
+    kv_cache,
+    merge_batches,
+)
 from helpers.models import EMBEDDED, run_model
+from helpers.scheduler import FirstComeFirstServed
 from helpers.tiny_model import corpus
 
 CONTEXT, WINDOW = 64, 8  # tokens
@@ -220,6 +231,50 @@ def serve_at_random(model, requests: list[Request], seed: int) -> list[list[int]
             if rng.random() < 0.7:
                 running, _ = filter_batch(running)
     return [done[request.request_id] for request in requests]
+
+
+class Watching(FirstComeFirstServed):
+    """Counts what makes ragged execution interesting.
+
+    Attributes:
+        preempted: sequences that had to give up their memory.
+        chunks: parts of prompts that were read, the last part not counted.
+        cached: tokens that did not have to be read by a sequence that joined, since they were there.
+    """
+
+    preempted = chunks = cached = 0
+
+    def schedule(self, waiting, running, budget):
+        plan = super().schedule(waiting, running, budget)
+        self.preempted += len(plan.preempted)
+        self.chunks += sum(chunk.tokens < chunk.sequence.unread for chunk in plan.chunks)
+        self.cached += sum(chunk.sequence.computed for chunk in plan.chunks if chunk.sequence not in running)
+        return plan
+
+
+def serve_ragged(model, requests: list[Request], seed: int) -> tuple[list[list[int]], Engine]:
+    """Random arrivals at an engine that reads few tokens an iteration and has too few blocks of four tokens.
+
+    Returns:
+        The token ids of each request, and the engine; its `scheduler` is `Watching`.
+    """
+    rng = random.Random(seed)
+    longest = max(len(tokenizer()(request.prompt)["input_ids"]) + request.max_tokens for request in requests)
+    config = EngineConfig(
+        max_batch_size=4,
+        max_tokens_per_step=rng.randint(7, 12),
+        policy=Watching(),
+        execution="ragged",
+        block_size=4,
+        num_blocks=-(-longest // 4) + rng.randint(0, 3),
+    )
+    engine = Engine(model, tokenizer(), config)
+    outputs = engine.generate(
+        [request.prompt for request in requests],
+        [SamplingParams(max_tokens=request.max_tokens) for request in requests],
+        arrivals=[rng.randint(0, 3 * len(requests)) for _ in requests],
+    )
+    return [output.token_ids for output in outputs], engine
 
 
 def first_difference(expected: list[int], given: list[int]) -> int | None:

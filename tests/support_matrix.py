@@ -21,6 +21,7 @@ import transformers
 from transformers import GenerationConfig
 
 from helpers import generate_continuous, generate_static
+from helpers.ragged import supports_ragged
 from tests.families import (
     BF16_MARGIN,
     CONTEXT,
@@ -36,6 +37,7 @@ from tests.families import (
     reference,
     say_eos,
     serve_at_random,
+    serve_ragged,
     tokenizer,
 )
 
@@ -43,6 +45,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "SUPPORT.md"
 OLDEST = ROOT / "build" / "oldest"
 NO_ERROR = "**no error**"
+RAGGED, PADDED = "yes", "runs padded"
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
@@ -52,8 +55,8 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 def measure(family: Family, with_generate_batch: bool) -> dict[str, str]:
     """The measured cells of a row, on this transformers."""
     if not family.available:
-        return {"fp32": "not in this version", "bf16": "–"}
-    cells = {"fp32": exactness(family), "bf16": difference(family)}
+        return {"fp32": "not in this version", "bf16": "–", "ragged": "–"}
+    cells = {"fp32": exactness(family), "bf16": difference(family), "ragged": ragged_exactness(family)}
     if with_generate_batch:
         cells["generate_batch"] = compare_generate_batch(family)
     return cells
@@ -86,6 +89,16 @@ def difference(family: Family) -> str:
     if first is None:
         return f"none in {sum(map(len, alone.tokens))} tokens"
     return f"token {first + 1}, {apart:.1%} apart"
+
+
+def ragged_exactness(family: Family) -> str:
+    alone = reference(family)
+    if not supports_ragged(alone.model):
+        return PADDED
+    requests, tokens = alone.requests * 2, alone.tokens * 2
+    runs = [serve_ragged(alone.model, requests, seed)[0] for seed in range(3)]
+    equal = sum(all(run[row] == expected for run in runs) for row, expected in enumerate(tokens))
+    return f"{RAGGED if equal == len(tokens) else '**wrong**'}: {equal} of {len(tokens)}"
 
 
 def compare_generate_batch(family: Family) -> str:
@@ -163,6 +176,11 @@ GPU, too, where there is one. This page is written by `make support-matrix`.
 - **bf16**: rounding depends on the shape of a batch, so near ties may turn out otherwise: the earliest token at which
   an answer parts from the one alone, and how far the two tokens' logits are apart, as a part of the logits' range (the
   largest such gap; the tests allow {margin:.0%}).
+- **ragged**: whether the engine can run it with all tokens of an iteration in one row, over keys and values in blocks.
+  Three runs in which every request comes twice, at random times, with 7 to 12 tokens an iteration and too few blocks of
+  four tokens: prompts are read in chunks and shared, requests are preempted, and *yes* means that all got the tokens of
+  `model.generate`. What *runs padded* is run by the four verbs, exactly as the other columns say. The engine asks the
+  model itself, with a few short passes.
 - **`generate_batch`**: transformers' own continuous batching, on the same models and prompts in fp32, version
   {newest}; {budget} tokens a request, and a context that is longer, since it packs all requests into one row.
 
@@ -172,6 +190,12 @@ GPU, too, where there is one. This page is written by `make support-matrix`.
 for {silent}: {silent_names}.
 GPT-Neo, GPT-J, CodeGen, BLOOM, MPT and XGLM do not go through transformers' attention interface, so that the paged
 cache never reaches them; Gemma 2's soft-cap is left out of the paged attention.
+
+Why some families run padded: these six and Falcon (in the older version StableLM and Qwen2-MoE, too) compute their
+attention without the interface. Llama 4 attends in chunks, which is written in its masks and not told to the attention
+(so are the windows of Qwen2-MoE and Phi-3.5-MoE, where they are switched on: found and run padded, too).
+In the older version Gemma 3n shares keys through the cache only, which ragged execution does not use, and OPT makes its
+mask itself, so that it cannot be asked what is far behind.
 
 ## What else is refused or left out
 
@@ -192,6 +216,7 @@ These exist as remote code only, outside transformers, and are neither built nor
 
 Measured with transformers {newest} and {oldest}, torch {torch} and Python {python}, on the CPU.
 """
+MEASURED = ("fp32", "bf16", "ragged")
 HEADER = ["family", "models it stands for", "what is special"]
 
 
@@ -208,14 +233,14 @@ def page(newest: dict, oldest: dict) -> str:
     versions = [run["transformers"] for run in (newest, oldest)]
     header = [
         *HEADER,
-        *(f"{dtype}, {version}" for dtype in ("fp32", "bf16") for version in versions),
+        *(f"{name}, {version}" for name in MEASURED for version in versions),
         "`generate_batch`",
     ]
     lines = [header, ["---"] * len(header)]
     for family in FAMILIES:
         new, old = newest["rows"][family.name], oldest["rows"][family.name]
-        measured = [new["fp32"], old["fp32"], new["bf16"], old["bf16"], new.get("generate_batch", "–")]
-        lines.append([*static_cells(family), *measured])
+        measured = [row[name] for name in MEASURED for row in (new, old)]
+        lines.append([*static_cells(family), *measured, new.get("generate_batch", "–")])
     sizes, budgets = zip(*SIZES, strict=True)
     cells = {name: row["generate_batch"] for name, row in newest["rows"].items() if "generate_batch" in row}
     right = [name for name, cell in cells.items() if cell.startswith("exact")]

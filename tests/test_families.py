@@ -23,6 +23,7 @@ from helpers import (
     load_model,
 )
 from helpers.models import context_length, require_exact_batching, run_model
+from helpers.ragged import supports_ragged
 from tests import families
 from tests.families import (
     BF16_MARGIN,
@@ -37,6 +38,7 @@ from tests.families import (
     reference,
     tokenizer,
 )
+from tests.support_matrix import PADDED, PAGE, RAGGED
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 on_every_device = pytest.mark.parametrize("device", DEVICES)
@@ -141,6 +143,17 @@ def test_running_a_batch_leaves_it_as_it_was(family):
         assert after["token_ids"] == again["token_ids"]
         assert all(torch.equal(value, batch[name]) for name, value in before.items())
         batch = after
+
+
+@of_every_family
+def test_a_family_runs_ragged_where_the_page_says_so(family):
+    # That it is exact then, is in test_ragged_exactness.py.
+    header, _, *rows = (line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("|"))
+    column = f"ragged, {transformers.__version__}"
+    if column not in header:
+        pytest.skip(f"the page was not measured on transformers {transformers.__version__}")
+    cell = dict(zip(header, next(row for row in rows if row[0] == f"`{family.name}`"), strict=True))[column]
+    assert cell.startswith(RAGGED if supports_ragged(build(family)) else PADDED), "run `make support-matrix`"
 
 
 @on_every_device

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.families import FAMILIES
-from tests.support_matrix import PAGE, remote_lines, static_cells
+from tests.support_matrix import MEASURED, PADDED, PAGE, RAGGED, remote_lines, static_cells
 
 ROOT = Path(__file__).parent.parent
 AGAIN = "run `make support-matrix`"
@@ -37,7 +37,7 @@ def test_the_page_lists_what_exists_as_remote_code_only(text):
 
 def test_the_page_was_measured_on_the_pinned_versions(table):
     newest, oldest = pinned("constraints.txt"), pinned("requirements-oldest.txt")
-    assert table[0][3:7] == [f"{dtype}, {version}" for dtype in ("fp32", "bf16") for version in (newest, oldest)], AGAIN
+    assert table[0][3:9] == [f"{name}, {version}" for name in MEASURED for version in (newest, oldest)], AGAIN
 
 
 def test_every_family_on_the_page_is_exact_wherever_it_exists(table):
@@ -46,6 +46,15 @@ def test_every_family_on_the_page_is_exact_wherever_it_exists(table):
             equal = re.fullmatch(r"exact: (\d+) of (\d+)", cell)
             assert cell == "not in this version" or (equal and equal[1] == equal[2]), row
         assert row[3] != "not in this version", row
+
+
+def test_every_family_on_the_page_that_runs_ragged_is_exact(table):
+    for row in table[1]:
+        for exact, cell in zip(row[3:5], row[7:9], strict=True):
+            equal = re.fullmatch(rf"{RAGGED}: (\d+) of (\d+)", cell)
+            assert cell == PADDED or (cell == "–" and exact == "not in this version") or equal[1] == equal[2], row
+    ragged = [row for row in table[1] if row[7].startswith(RAGGED)]
+    assert len(ragged) > 30
 
 
 def test_the_readme_links_the_page():
