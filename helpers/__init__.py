@@ -1,7 +1,8 @@
 """Everything that the lessons import. `import helpers` loads no model; `load_model()` does, once."""
 
 from .batching import Request, filter_batch, generate_next_token, init_batch, merge_batches
-from .engine import Engine, EngineConfig
+from .engine import Engine
+from .engine_config import EngineConfig
 from .generation import Generation, generate_alone, generate_continuous, generate_static
 from .models import load_model
 from .outputs import RequestOutput

@@ -17,74 +17,19 @@ from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-import torch
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel
 
-from .block_manager import BlockManager
-from .kv_cache import bytes_per_token
-from .models import context_length, default_pair, eos_token_ids
+from .admission import Admission, Prompt
+from .engine_config import EngineConfig
+from .execution import make_execution
+from .models import default_pair, eos_token_ids
 from .outputs import RequestOutput
-from .padded import ForwardPass, PaddedExecution
-from .prepacked import prepack
-from .ragged import RaggedExecution, own_shell, supports_ragged
+from .padded import ForwardPass
 from .sampling import Sampler, SamplingParams
-from .scheduler import Budget, FirstComeFirstServed, Plan, make_scheduler
+from .scheduler import Budget, Plan, make_scheduler
 from .sequence import Sequence
 from .text_stream import TextStream
 from .trace import Slot, Trace
-
-Prompt = str | Seq[int]
-MAX_KV_BYTES = 2**30  # what an engine sets aside for keys and values, unless it is told how many blocks
-MAX_PREPACKED_BYTES = 2**30  # larger models are not copied, unless the engine is told to
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """How an engine runs.
-
-    Attributes:
-        max_batch_size: rows: how many sequences run at once.
-        max_tokens_per_step: how many tokens an iteration reads at most, in decodes and prefills together.
-        max_input_tokens, max_output_tokens: longer requests are refused; None for whatever the model's context holds.
-        policy: a name of `scheduler.POLICIES`, or an object that schedules.
-        mixed_batches: prefills and decodes share an iteration, else they take turns.
-        chunked_prefill: a prompt may be read in pieces, else whole or not at all.
-        execution: "ragged", without any padding, for models that can be run so; "padded", on the four verbs, for all
-            others; "auto" takes the first where it can.
-        block_size: tokens in a block of the KV cache, in ragged execution.
-        num_blocks: blocks in all; None for as many as all rows need at their longest, up to 1 GiB of them.
-        prefix_caching: prompts that begin like an earlier one need not read that part again.
-        prepack: on a CPU, keep a second copy of the weights, in the order that oneDNN reads fastest (`prepacked.py`);
-            None does so for weights of up to 1 GiB.
-        dtype: run a copy of the model in this dtype; None for the model as it is.
-
-    Raises:
-        ValueError: a value that has no meaning.
-    """
-
-    max_batch_size: int = 8
-    max_tokens_per_step: int = 512
-    max_input_tokens: int | None = None
-    max_output_tokens: int | None = None
-    policy: str | FirstComeFirstServed = "fcfs"
-    mixed_batches: bool = True
-    chunked_prefill: bool = True
-    execution: str = "padded"
-    block_size: int = 16
-    num_blocks: int | None = None
-    prefix_caching: bool = True
-    prepack: bool | None = None
-    dtype: torch.dtype | None = None
-
-    def __post_init__(self):
-        counts = ("max_batch_size", "max_tokens_per_step", "block_size")
-        limits = ("max_input_tokens", "max_output_tokens", "num_blocks")
-        for name in counts + tuple(name for name in limits if getattr(self, name) is not None):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} is a whole number of at least 1, not {getattr(self, name)!r}.")
-        if self.execution not in ("auto", "ragged", "padded"):
-            raise ValueError(f'execution is "auto", "ragged" or "padded", not {self.execution!r}.')
 
 
 @dataclass(eq=False)
@@ -156,13 +101,16 @@ class Engine:
         if config.dtype is not None and config.dtype != model.dtype:
             model = copy.deepcopy(model).to(config.dtype)  # the caller's model stays as it is
         self.model = model
-        self.execution = _execution(model, self.tokenizer, config)
+        self.execution = make_execution(model, self.tokenizer, config)
         self.scheduler = make_scheduler(config.policy, config.mixed_batches, config.chunked_prefill)
+        chunked, blocks = getattr(self.scheduler, "chunked", True), getattr(self.execution, "blocks", None)
+        self.admission = Admission(model, self.tokenizer, config, chunked, blocks)
         self.budget = Budget(config.max_batch_size, config.max_tokens_per_step, self.execution.memory)
         self.trace = Trace(config.max_batch_size)
         self.eos = eos_token_ids(model, self.tokenizer)
         self._waiting: list[_Answer] = []  # in the order of arrival
         self._running: list[_Answer] = []  # in the order in which they got their rows
+        self._unfinished: dict[Hashable, list[_Answer]] = {}  # by request
         self._untold: list[RequestOutput] = []  # outputs that the next step has to deliver
         self._clock, self._start = clock, None
         self._steps, self._ids = itertools.count(), itertools.count()
@@ -191,13 +139,12 @@ class Engine:
             ValueError: an empty prompt, ids that the model does not know, a request that is too long, a taken id.
         """
         params = params or SamplingParams()
-        token_ids = self._tokens_of(prompt)
-        max_tokens = self._room_for(len(token_ids), params)
-        known = {answer.request_id for answer in self._waiting + self._running}
+        token_ids, max_tokens = self.admission.check(prompt, params)
         if request_id is None:
-            known |= {output.request_id for output in self._untold}  # or two requests' outputs could be mixed up
-            request_id = next(id for id in self._ids if id not in known)
-        elif request_id in known:
+            # Also not that of a request whose end is still to be told, or two requests' outputs could be mixed up.
+            untold = {output.request_id for output in self._untold}
+            request_id = next(id for id in self._ids if id not in self._unfinished and id not in untold)
+        elif request_id in self._unfinished:
             raise ValueError(f"There is an unfinished request {request_id!r}: give this one another id, or none.")
         if self._start is None:
             self._start = self._clock()
@@ -214,6 +161,7 @@ class Engine:
             )  # fmt: skip
             first = first or answer
             self._waiting.append(answer)
+            self._unfinished.setdefault(request_id, []).append(answer)
         return request_id
 
     def abort_request(self, request_id: Hashable) -> bool:
@@ -222,7 +170,7 @@ class Engine:
         Returns:
             Whether there was such a request.
         """
-        answers = [answer for answer in self._waiting + self._running if answer.request_id == request_id]
+        answers = list(self._unfinished.get(request_id, []))
         for answer in answers:
             self._retire(answer, "abort")
             self._untold.append(answer.output())
@@ -324,6 +272,9 @@ class Engine:
         answer.finish_reason = reason
         answer.error = error and f"{type(error).__name__}: {error}"
         answer.stream.finish()
+        self._unfinished[answer.request_id].remove(answer)
+        if not self._unfinished[answer.request_id]:
+            del self._unfinished[answer.request_id]
         if answer in self._waiting:
             self._waiting.remove(answer)
         else:
@@ -363,7 +314,7 @@ class Engine:
                 f"{len(prompts)} prompts, but {len(params)} params and {len(arrivals)} arrivals: give one for each."
             )
         for prompt, one in zip(prompts, params, strict=True):
-            self._room_for(len(self._tokens_of(prompt)), one)
+            self.admission.check(prompt, one)
 
         to_come = sorted(range(len(prompts)), key=lambda place: arrivals[place])
         place_of: dict[Hashable, int] = {}
@@ -423,7 +374,7 @@ class Engine:
         return [output for output in outputs if output.request_id in request_ids]
 
     def _knows(self, request_id: Hashable) -> bool:
-        return any(one.request_id == request_id for one in self._waiting + self._running + self._untold)
+        return request_id in self._unfinished or any(one.request_id == request_id for one in self._untold)
 
     def _forget(self, request_ids) -> None:
         """Nobody waits for these requests any more."""
@@ -431,98 +382,5 @@ class Engine:
             self.abort_request(request_id)
         self._untold = [output for output in self._untold if output.request_id not in request_ids]
 
-    # --- what can run ---------------------------------------------------------------------------------------------
-
     def _now(self) -> float:
         return 0.0 if self._start is None else self._clock() - self._start
-
-    def _tokens_of(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            token_ids = self.tokenizer(prompt)["input_ids"] if prompt else []
-        else:
-            token_ids = list(prompt)
-            size = self.model.config.get_text_config().vocab_size
-            if not all(isinstance(id, int) and 0 <= id < size for id in token_ids):
-                raise ValueError(f"Token ids are whole numbers from 0 to {size - 1}, not {_shortened(token_ids)}.")
-        if not token_ids:
-            raise ValueError(f"The prompt {prompt!r} has no tokens: give at least one word to continue.")
-        return token_ids
-
-    def _room_for(self, prompt_tokens: int, params: SamplingParams) -> int:
-        """How many tokens the request may generate, if it can run at all."""
-        config, context = self.config, context_length(self.model)
-        if config.max_input_tokens is not None and prompt_tokens > config.max_input_tokens:
-            raise ValueError(
-                f"The prompt has {prompt_tokens} tokens, and this engine takes {config.max_input_tokens}: shorten it."
-            )
-        if not getattr(self.scheduler, "chunked", True) and prompt_tokens > config.max_tokens_per_step:
-            raise ValueError(
-                f"The prompt has {prompt_tokens} tokens, an iteration reads {config.max_tokens_per_step} at most, and "
-                f"chunked_prefill is off: shorten the prompt, or allow chunks."
-            )
-        limits = [
-            limit for limit in (config.max_output_tokens, context and context - prompt_tokens) if limit is not None
-        ]
-        if params.max_tokens is None and not limits:
-            raise ValueError("The model's context has no end: set max_tokens, or the engine's max_output_tokens.")
-        if min(limits, default=params.max_tokens) < (params.max_tokens or 1):
-            wanted = "" if params.max_tokens is None else f" and max_tokens {params.max_tokens}"
-            raise ValueError(
-                f"The request has {prompt_tokens} prompt tokens{wanted}, but the model's context is {context} and an "
-                f"answer has at most {config.max_output_tokens or 'as many as fit'} tokens: shorten the prompt or ask "
-                f"for fewer tokens."
-            )
-        max_tokens = params.max_tokens or min(limits)
-        self._check_memory(prompt_tokens, max_tokens)
-        return max_tokens
-
-    def _check_memory(self, prompt_tokens: int, max_tokens: int) -> None:
-        """The last token of an answer is never read, so it needs no room."""
-        blocks = getattr(self.execution, "blocks", None)
-        tokens = prompt_tokens + max_tokens - 1
-        if blocks is None:
-            return
-        if blocks.blocks_for(tokens) > blocks.blocks:
-            raise ValueError(
-                f"{prompt_tokens} prompt tokens and {max_tokens} new ones need {blocks.blocks_for(tokens)} blocks of "
-                f"{blocks.block_size} tokens, and this engine has {blocks.blocks} in all: shorten the prompt, ask for "
-                f"fewer tokens, or set a larger num_blocks."
-            )
-        if not getattr(self.scheduler, "chunked", True) and tokens > self.config.max_tokens_per_step:
-            raise ValueError(
-                f"The request may have to be read again after a preemption, {tokens} tokens at once, but an iteration "
-                f"reads {self.config.max_tokens_per_step} at most and chunked_prefill is off: raise "
-                f"max_tokens_per_step, ask for fewer tokens, or allow chunks."
-            )
-
-
-def _execution(model, tokenizer, config: EngineConfig) -> PaddedExecution | RaggedExecution:
-    """How this model is run: ragged if it is wished or can be, else padded."""
-    ragged = config.execution != "padded" and supports_ragged(model)
-    if config.execution == "ragged" and not ragged:
-        raise ValueError(
-            f"{type(model).__name__} does not hand its attention to transformers' attention interface, or answers "
-            f'otherwise there, so it cannot be run ragged: use execution="padded" or "auto".'
-        )
-    blocks = _blocks(model, config) if ragged else None
-    if isinstance(model, PreTrainedModel):
-        shell = own_shell(model)  # what is changed from here on is the engine's alone
-        weights = sum(parameter.nbytes for parameter in model.parameters())
-        wanted = weights <= MAX_PREPACKED_BYTES if config.prepack is None else config.prepack
-        packed = wanted and prepack(shell)
-        model = shell if ragged or packed else model
-    return RaggedExecution(model, blocks) if ragged else PaddedExecution(model, tokenizer)
-
-
-def _blocks(model, config: EngineConfig) -> BlockManager:
-    """As many blocks as were asked for, or as all rows need at their longest, if there is memory for that."""
-    count = config.num_blocks
-    if count is None:
-        longest = context_length(model) or MAX_KV_BYTES
-        needed = -(-longest // config.block_size) * config.max_batch_size
-        count = max(1, min(needed, MAX_KV_BYTES // (config.block_size * bytes_per_token(model))))
-    return BlockManager(count, config.block_size, config.prefix_caching)
-
-
-def _shortened(values: list) -> str:
-    return repr(values if len(values) <= 5 else [*values[:5], "..."])

@@ -33,7 +33,9 @@ from huggingface_hub.utils import logging as hub_logging
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
-from .engine import Engine, EngineConfig, Prompt
+from .admission import Prompt
+from .engine import Engine
+from .engine_config import EngineConfig
 from .models import load_model
 from .outputs import RequestOutput
 from .sampling import SamplingParams

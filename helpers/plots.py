@@ -1,4 +1,4 @@
-"""The pictures of the lessons: masks and caches, timelines of rows, throughput against latency.
+"""The pictures of the lessons: masks and caches, timelines of rows, throughput against latency, who waits.
 
 Every function returns a `Picture` (or a `Player`), which shows itself as a cell's last expression and carries a
 text that says in words what it shows. Colours are Okabe and Ito's, which colour-blind readers can tell apart.
@@ -9,14 +9,16 @@ import html
 import io
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from hashlib import sha256
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from .batching import Batch
-from .metrics import RequestMetrics
+from .metrics import RequestMetrics, percentile
 from .trace import WORK, Trace
 
 BLUE, SKY, ORANGE, GREEN = "#0072B2", "#56B4E9", "#E69F00", "#009E73"
@@ -92,8 +94,11 @@ def lines(series: Mapping[str, tuple[Sequence, Sequence]], xlabel: str, ylabel: 
     ax.set_title(title, loc="left", fontsize=11)
     ax.grid(axis="y", color=PALE)
     ax.legend(frameon=False)
-    ends = "; ".join(f"{name} from {ys[0]:.3g} to {ys[-1]:.3g}" for name, (_, ys) in series.items())
-    return Picture(figure, f"Line plot of {ylabel} over {xlabel}: {ends}.")
+    ends = []
+    for name, (_, ys) in series.items():
+        peak = f", at most {max(ys):.3g}" if max(ys) > max(ys[0], ys[-1]) else ""
+        ends.append(f"{name} from {ys[0]:.3g} to {ys[-1]:.3g}{peak}")
+    return Picture(figure, f"Line plot of {ylabel} over {xlabel}: {'; '.join(ends)}.")
 
 
 def throughput_latency(batch_sizes: Sequence[int], throughput: Sequence[float], latency: Sequence[float]) -> Picture:
@@ -339,6 +344,83 @@ def latencies(named: Mapping[str, Sequence[RequestMetrics]]) -> Picture:
     return Picture(figure, f"Latency of {len(next(iter(named.values())))} requests. {described}.")
 
 
+def who_waits(
+    named: Mapping[str, Sequence[RequestMetrics]], groups: Mapping[str, Collection[Hashable]], unit: str = "seconds"
+) -> Picture:
+    """A mark for each request at its end-to-end latency, a panel for each policy; dashed lines are medians.
+
+    Args:
+        named: the requests' metrics under each policy.
+        groups: which request ids belong together; each group has a colour and a marker.
+        unit: of the latencies.
+    """
+    figure, axes = _figure(8, 1.15 * len(named) + 0.9, len(named), sharex=True, sharey=True)
+    looks = list(zip(groups.items(), (BLUE, RED, GREEN), "osD", strict=False))
+    described = []
+    for ax, (title, metrics) in zip(axes, named.items(), strict=True):
+        height: Counter = Counter()
+        for (group, ids), color, marker in looks:
+            values = sorted(one.e2e for one in metrics if one.request_id in ids)
+            for value in values:
+                ax.plot(value, height[value] + 0.6, marker, color=color, markersize=4.5)
+                height[value] += 1
+            middle = percentile(values, 50)
+            ax.axvline(middle, color=color, linestyle="--", linewidth=1, zorder=0)
+            described.append(f"{title}, {group}: {values[0]:.3g} to {values[-1]:.3g}, median {middle:.3g}")
+        ax.set_title(title, loc="left", fontsize=10)
+        ax.set_yticks([])
+        ax.spines["left"].set_visible(False)
+    axes[0].set_xlim(left=0)
+    axes[0].set_ylim(bottom=0)
+    axes[-1].set_xlabel(f"latency ({unit})")
+    handles = [Line2D([], [], linestyle="", marker=m, color=color, label=group) for (group, _), color, m in looks]
+    handles.append(Line2D([], [], linestyle="--", linewidth=1, color=INK, label="median"))
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    return Picture(figure, f"Dots for the latency of each request, in {unit}. {'; '.join(described)}.")
+
+
+def tokens_read(traces: Mapping[str, Trace], first: int = 0, last: int | None = None) -> Picture:
+    """How many tokens each forward pass read, a bar a pass: those of decodes below, those of prompts on top.
+
+    Args:
+        traces: the runs, a panel each.
+        first, last: show these passes only.
+    """
+    figure, axes = _figure(9, 1.5 * len(traces) + 0.7, len(traces), sharex=True, sharey=True)
+    described = []
+    for ax, (title, trace) in zip(axes, traces.items(), strict=True):
+        shown = trace.iterations[first : None if last is None else last + 1]
+        totals, prompts = [0] * len(shown), 0
+        for kind in ("decode", "prefill"):
+            read = [sum(slot.tokens for slot in one.slots if slot.work == kind) for one in shown]
+            ax.bar(range(first, first + len(read)), read, bottom=totals, width=0.85, color=WORK_COLORS[kind])
+            totals = [below + more for below, more in zip(totals, read, strict=True)]
+            prompts = sum(tokens > 0 for tokens in read)  # of the last kind
+        described.append(f"{title}: at most {max(totals)} in a pass, passes that read from prompts: {prompts}")
+        ax.set_title(title, loc="left", fontsize=10)
+        ax.set_ylabel("tokens read")
+    axes[-1].set_xlabel("forward pass")
+    handles = [Patch(facecolor=WORK_COLORS[kind], label=f"tokens of a {kind}") for kind in ("prefill", "decode")]
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    return Picture(figure, f"Bars of the tokens that each forward pass read. {'; '.join(described)}.")
+
+
+def tradeoff(points: Mapping[str, tuple[float, float]], xlabel: str, ylabel: str) -> Picture:
+    """A named point for each way of doing something, on two scales of which less is better."""
+    figure, (ax,) = _figure(6.5, 3.8)
+    for (name, (x, y)), color, marker in zip(points.items(), (GRAY, ORANGE, PURPLE, BLUE), "soD^", strict=False):
+        ax.plot(x, y, marker, color=color, markersize=9)
+        ax.annotate(name, (x, y), xytext=(9, 5), textcoords="offset points", fontsize=10)
+    ax.set_xlim(0, 1.3 * max(x for x, _ in points.values()))
+    ax.set_ylim(0, 1.2 * max(y for _, y in points.values()))
+    ax.text(0.01, 0.02, "↙ better", transform=ax.transAxes, color=GRAY, fontsize=9)
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    ax.grid(color=PALE)
+    listed = "; ".join(f"{name} at {x:.3g} and {y:.3g}" for name, (x, y) in points.items())
+    return Picture(figure, f"Points by {xlabel} and {ylabel}: {listed}.")
+
+
 class Player:
     """A timeline that plays in the browser: rows fill, decode and free, iteration by iteration.
 
@@ -439,3 +521,236 @@ PLAYER = textwrap.dedent("""\
 def play(trace: Trace, title: str = "Rows, iteration by iteration") -> Player:
     """An animation of a trace with a play button and a slider."""
     return Player(trace, title)
+
+
+def padding(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], ylabel: str) -> Picture:
+    """What each forward pass did for the requests and what it did for padding, on top of each other: a panel a run.
+
+    Args:
+        named: for each run, useful counts and padding counts, one a pass.
+        ylabel: what was counted.
+    """
+    figure, axes = _figure(9, 1.7 * len(named) + 0.7, len(named))
+    described = []
+    for ax, (title, (useful, pads)) in zip(axes, named.items(), strict=True):
+        passes, both = range(len(useful)), [one + other for one, other in zip(useful, pads, strict=True)]
+        ax.fill_between(passes, useful, step="post", color=BLUE, linewidth=0)
+        ax.fill_between(passes, useful, both, step="post", facecolor="white", edgecolor=GRAY, hatch="////", linewidth=0)
+        share = sum(pads) / max(1, sum(both))
+        ax.set_title(f"{title}: {share:.0%} padding", loc="left", fontsize=10)
+        ax.set_ylabel(ylabel)
+        ax.set_xlim(0, max(1, len(useful) - 1))
+        ax.set_ylim(bottom=0)
+        described.append(f"{title}: {sum(useful):,} of the requests' own and {sum(pads):,} of padding")
+    axes[-1].set_xlabel("forward pass")
+    handles = [
+        Patch(facecolor=BLUE, label="of the requests' own tokens"),
+        Patch(facecolor="white", edgecolor=GRAY, hatch="////", label="of padding"),
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=9)
+    return Picture(figure, f"Areas over forward passes, {ylabel}. {'; '.join(described)}.")
+
+
+def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]]) -> Picture:
+    """Tokens of several requests side by side in one row, coloured by request: (text, request, position) each.
+
+    A request keeps its colour from row to row. Positions are small below the tokens.
+    """
+    columns = max(len(cells) for cells in named.values())
+    figure, axes = _figure(min(11, 0.85 * columns + 0.6), 0.95 * len(named) + 0.4, len(named))
+    requests = list(dict.fromkeys(request for cells in named.values() for _, request, _ in cells))
+    color = {request: REQUEST_COLORS[index % 7] for index, request in enumerate(requests)}
+    for ax, (title, cells) in zip(axes, named.items(), strict=True):
+        for x, (token, request, position) in enumerate(cells):
+            _cell(ax, x, 0, color[request])
+            ax.text(x + 0.5, 0.4, token, ha="center", va="center", fontsize=9, color=INK)
+            ax.text(x + 0.5, 0.8, str(position), ha="center", va="center", fontsize=7, color=INK)
+        _grid_axes(ax, columns, 1, title)
+        ax.set_yticks([])
+    handles = [Patch(facecolor=color[request], label=str(request)) for request in requests]
+    figure.legend(handles=handles, loc="outside lower left", ncols=6, frameon=False, fontsize=9)
+    described = [
+        f"{title}: " + ", ".join(f"{token.strip()} ({request}, {position})" for token, request, position in cells)
+        for title, cells in named.items()
+    ]
+    return Picture(figure, f"Tokens in one row, each with its request and position. {'; '.join(described)}.")
+
+
+def who_sees_whom(
+    named: Mapping[str, Sequence[Sequence[bool]]], tokens: Sequence[str], owners: Sequence[int]
+) -> Picture:
+    """Attention masks side by side: a row is a token that looks, a column one that may be looked at.
+
+    Args:
+        named: masks [tokens, tokens], True to look.
+        tokens: their texts.
+        owners: the number of the request that each token belongs to. A look at somebody else's token is crossed.
+    """
+    count = len(tokens)
+    figure = Figure(figsize=(min(11, 0.44 * count * len(named) + 2), 0.34 * count + 1.4), layout="constrained")
+    described = []
+    for ax, (title, mask) in zip(figure.subplots(1, len(named), squeeze=False)[0], named.items(), strict=True):
+        ax.spines[:].set_visible(False)
+        across = 0
+        for y in range(count):
+            for x in range(count):
+                own = owners[x] == owners[y]
+                color = REQUEST_COLORS[owners[y] % 7] if own else RED
+                ax.add_patch(Rectangle((x, y), 0.94, 0.94, facecolor=color if mask[y][x] else PALE, linewidth=0))
+                if mask[y][x] and not own:
+                    across += 1
+                    ax.text(x + 0.47, y + 0.47, "×", ha="center", va="center", color="white", fontsize=10)
+        ax.set_xlim(0, count)
+        ax.set_ylim(count, 0)
+        ax.set_xticks([x + 0.5 for x in range(count)], [token.strip() for token in tokens], rotation=90, fontsize=8)
+        ax.set_yticks([y + 0.5 for y in range(count)], [token.strip() for token in tokens], fontsize=8)
+        ax.tick_params(length=0)
+        ax.xaxis.tick_top()
+        ax.set_ylabel("token that looks")
+        ax.set_xlabel("token that is looked at")
+        ax.set_title(title, loc="left", fontsize=10)
+        seen = sum(map(sum, mask))
+        described.append(f"{title}: {seen} of {count * count} cells looked at, {across} of them another request's")
+    return Picture(figure, f"Grids of which token looks at which. {'; '.join(described)}.")
+
+
+def memory_timeline(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], capacity: int) -> Picture:
+    """How much of a KV cache is taken and how much of that holds a token, iteration by iteration: a panel a way.
+
+    Args:
+        named: for each way of giving out memory, tokens held and tokens that there is room for, one an iteration.
+        capacity: tokens that fit in all.
+    """
+    figure, axes = _figure(9, 1.6 * len(named) + 0.7, len(named), sharex=True, sharey=True)
+    described = []
+    for ax, (title, (held, room)) in zip(axes, named.items(), strict=True):
+        # Each value lasts until the next iteration, and the last one for an iteration, too.
+        iterations, held, room = range(len(held) + 1), [*held, held[-1]], [*room, room[-1]]
+        ax.fill_between(iterations, held, step="post", color=BLUE, linewidth=0)
+        ax.fill_between(iterations, held, room, step="post", facecolor="white", edgecolor=ORANGE, hatch="////", lw=0)
+        ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
+        share = sum(held[:-1]) / max(1, sum(room[:-1]))
+        ax.set_title(f"{title}: {len(held) - 1} iterations, {share:.0%} of what is taken is used", loc="left", size=10)
+        ax.set_ylabel("tokens")
+        ax.set_ylim(0, 1.08 * capacity)
+        described.append(f"{title}: {len(held) - 1} iterations, {share:.0%} of the memory taken holds tokens")
+    axes[0].set_xlim(left=0)
+    axes[-1].set_xlabel("iteration")
+    handles = [
+        Patch(facecolor=BLUE, label="holds a token"),
+        Patch(facecolor="white", edgecolor=ORANGE, hatch="////", label="taken, but holds nothing"),
+        Line2D([], [], color=INK, linestyle="--", linewidth=1, label="all memory"),
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    return Picture(figure, f"Memory over iterations, {capacity:,} tokens in all. {'; '.join(described)}.")
+
+
+def block_tables(
+    named: Mapping[str, Mapping[Hashable, tuple[Sequence[int], int]]], blocks: int, block_size: int
+) -> Picture:
+    """Block tables on the left, and on the right the memory that they point into, coloured by request.
+
+    Args:
+        named: for each panel, by request its block table and how many tokens it has.
+        blocks: how many there are.
+        block_size: tokens in a block.
+    """
+    requests = list(dict.fromkeys(request for tables in named.values() for request in tables))
+    color = {request: REQUEST_COLORS[index % 7] for index, request in enumerate(requests)}
+    longest = max([1, *(len(table) for tables in named.values() for table, _ in tables.values())])
+    heights = [0.34 * max(2, len(tables)) + 0.5 for tables in named.values()]
+    figure = Figure(figsize=(10.5, sum(heights) + 0.35), layout="constrained")
+    grid = figure.subplots(len(named), 2, squeeze=False, height_ratios=heights, width_ratios=[longest + 1, 11])
+    described, shared_somewhere = [], False
+    for (left, right), (title, tables) in zip(grid, named.items(), strict=True):
+        owners: dict[int, list] = {}
+        for request, (table, tokens) in tables.items():
+            for place, block in enumerate(table):
+                filled = max(0, min(block_size, tokens - place * block_size))
+                owners.setdefault(block, []).append((request, filled))
+        fill = {block: GRAY if len(whose) > 1 else color[whose[0][0]] for block, whose in owners.items()}
+        shared_somewhere |= GRAY in fill.values()
+        for y, (table, _) in enumerate(tables.values()):
+            for x, block in enumerate(table):
+                _cell(left, x, y, fill[block])
+                left.text(x + 0.5, y + 0.52, str(block), ha="center", va="center", fontsize=9, color=INK)
+        _grid_axes(left, longest, max(1, len(tables)), title)
+        left.set_yticks([y + 0.5 for y in range(len(tables))], [str(request) for request in tables], fontsize=9)
+        for block in range(blocks):
+            filled = max((tokens for _, tokens in owners.get(block, [])), default=0)
+            for slot in range(block_size):
+                place, height = (block + slot / block_size * 0.88 + 0.04, 0.25), 0.5
+                look = {"facecolor": fill.get(block, "white") if slot < filled else "white", "linewidth": 0.6}
+                hatch = "/////" if block in owners and slot >= filled else None
+                edge = fill.get(block, "#CCCCCC") if slot >= filled else "white"
+                right.add_patch(Rectangle(place, 0.88 / block_size, height, edgecolor=edge, hatch=hatch, **look))
+            right.text(block + 0.48, 0.98, str(block), ha="center", va="center", fontsize=8, color=INK)
+        _grid_axes(right, blocks, 1, "memory, block by block")
+        right.set_ylim(1.15, 0)
+        right.set_yticks([])
+        described.append(f"{title}: " + (", ".join(f"{name} has {list(table)}" for name, (table, _) in tables.items())))
+    for ax in grid[-1]:
+        ax.set_xlabel("block table" if ax is grid[-1][0] else "number of the block", fontsize=9)
+    handles = [Patch(facecolor=color[request], label=str(request)) for request in requests]
+    handles += [Patch(facecolor=GRAY, label="shared")] * shared_somewhere
+    handles += [Patch(facecolor="white", edgecolor=GRAY, hatch="/////", label="taken, no token yet")]
+    handles += [Patch(facecolor="white", edgecolor="#CCCCCC", label="free")]
+    figure.legend(handles=handles, loc="outside lower left", ncols=8, frameon=False, fontsize=9)
+    return Picture(figure, f"Block tables and {blocks} blocks of {block_size} tokens. {'; '.join(described)}.")
+
+
+def memory_shares(named: Mapping[str, Sequence[int]], capacity: int, unit: str) -> Picture:
+    """How much memory each request has, iteration by iteration, on top of each other.
+
+    Args:
+        named: for each request, how much it has in each iteration; 0 where it has none.
+        capacity: how much there is.
+        unit: what is counted.
+    """
+    figure, (ax,) = _figure(9, 2.9)
+    count = max(map(len, named.values()))
+    below, described = [0] * (count + 1), []
+    for index, (name, shares) in enumerate(named.items()):
+        top = [under + more for under, more in zip(below, [*shares, shares[-1]], strict=True)]
+        color = REQUEST_COLORS[index % 7]
+        ax.fill_between(range(count + 1), below, top, step="post", color=color, linewidth=0, label=name)
+        below = top
+        there = [(index, index + 1) for index, share in enumerate(shares) if share]
+        times = "".join(f"{first} to " * (first - 1 not in dict(there)) + f"{last}, " * (last not in dict(there))
+                        for first, last in there)  # fmt: skip
+        described.append(f"{name} from iteration {times}at most {max(shares)}")
+    ax.axhline(capacity, color=INK, linestyle="--", linewidth=1, label=f"all {capacity} {unit}")
+    ax.set_xlim(0, count)
+    ax.set_ylim(0, 1.12 * capacity)
+    ax.set_xlabel("iteration")
+    ax.set_ylabel(unit)
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=6, frameon=False, fontsize=9)
+    return Picture(figure, f"Stacked areas of {unit} over iterations, {capacity} in all. {'; '.join(described)}.")
+
+
+def grouped_bars(
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    line: tuple[float, str] | None = None,
+) -> Picture:
+    """Upright bars side by side, a bar for each series in each group, with its value on top; and a line to compare."""
+    figure, (ax,) = _figure(9, 3.8)
+    width = 0.84 / len(series)
+    for number, ((name, values), color) in enumerate(zip(series.items(), REQUEST_COLORS, strict=False)):
+        places = [group + (number - (len(series) - 1) / 2) * width for group in range(len(groups))]
+        drawn = ax.bar(places, values, 0.92 * width, color=color, label=name)
+        ax.bar_label(drawn, fmt="%.1f", padding=2, fontsize=8.5)
+    if line:
+        ax.axhline(line[0], color=INK, linestyle="--", linewidth=1, label=f"{line[1]}: {line[0]:g}", zorder=0)
+    ax.set_xticks(range(len(groups)), groups)
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    ax.set_title(title, loc="left", fontsize=11)
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=4, frameon=False, fontsize=9)
+    listed = "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, values in series.items())
+    return Picture(figure, f"Bars of {ylabel} by {xlabel} ({', '.join(groups)}). {listed}.")

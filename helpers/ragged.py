@@ -18,6 +18,7 @@ from contextvars import ContextVar
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.utils import logging
 
 from .block_manager import BlockManager
 from .padded import ForwardPass
@@ -210,6 +211,8 @@ def supports_ragged(model) -> bool:
     is asked first.
     """
     first, second = (Sequence(name, list(range(1, length + 1)), 2) for name, length in (("a", 5), ("b", 7)))
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # this is a question, so the answer need not come as a warning
     try:
         _ask_what_layers_see(own_shell(model))
         execution = RaggedExecution(own_shell(model), BlockManager(4, block_size=4, prefix_caching=False))
@@ -227,6 +230,8 @@ def supports_ragged(model) -> bool:
             expected = [model(torch.tensor([list(text)], device=model.device)).logits[0, -1:] for text in texts]
     except Exception:  # whatever a model does that does not use the interface
         return False
+    finally:
+        logging.set_verbosity(verbosity)
     expected = torch.cat(expected)
     tolerance = (0.001 if expected.dtype == torch.float32 else 0.05) * (expected.max() - expected.min())
     return bool((got - expected).abs().max() <= tolerance)

@@ -117,6 +117,82 @@ def test_a_request_keeps_its_row_when_rows_above_it_are_filtered_out():
     assert held == [["a", "b", "c"], [None, None, "c"], ["d", None, "c"], ["d", None, "c"]]
 
 
+# --- what an engine notes: forward passes of a few rows each, several to a step ------------------------------------
+
+
+def prefill(id, tokens, new_tokens=1, padding=0):
+    return Slot("prefill", id, tokens, padding, new_tokens)
+
+
+def decode(id):
+    return Slot("decode", id, tokens=1, new_tokens=1)
+
+
+def rows(trace: Trace) -> list[list[tuple]]:
+    return [[(slot.request_id, slot.work) for slot in iteration] for iteration in slots(trace)]
+
+
+def test_what_an_engine_notes_is_put_into_rows():
+    trace = Trace(rows=3)
+    trace.add([prefill("a", 2), prefill("b", 4, new_tokens=0)], 0.0, 1.0, step=0)
+    trace.add([decode("a")], 1.0, 1.0, step=1)
+    trace.add([prefill("b", 3)], 2.0, 1.0, step=1)  # the rest of its prompt, in the same step
+    trace.free(["a"])
+    trace.add([decode("b")], 3.0, 1.0, step=4)  # in steps 2 and 3 nobody had anything to do
+    assert rows(trace) == [
+        [("a", "prefill"), ("b", "prefill"), (None, "empty")],
+        [("a", "decode"), ("b", "stalled"), (None, "empty")],
+        [("a", "stalled"), ("b", "prefill"), (None, "empty")],
+        [(None, "empty"), ("b", "decode"), (None, "empty")],
+    ]
+    assert (trace.steps, trace.forward_passes, trace.slot_steps) == (3, 4, 12)
+    # A chunk reads and yields nothing yet.
+    assert (trace.output_tokens, trace.prompt_tokens) == (4, 9)
+    assert trace.token_times == {"a": [1.0, 2.0], "b": [3.0, 4.0]}
+
+
+def test_a_preempted_request_gives_up_its_row_and_comes_back_to_any():
+    trace = Trace(rows=2)
+    trace.add([prefill("a", 2), prefill("b", 3)], 0.0, 1.0, step=0)
+    trace.free(["a"])  # preempted
+    trace.add([decode("b"), prefill("c", 1)], 1.0, 1.0, step=1)
+    trace.free(["b"])
+    trace.add([decode("c"), prefill("a", 4)], 2.0, 1.0, step=2)
+    trace.add([decode("c"), decode("a")], 3.0, 1.0, step=3)
+    assert rows(trace) == [
+        [("a", "prefill"), ("b", "prefill")],
+        [("c", "prefill"), ("b", "decode")],
+        [("c", "decode"), ("a", "prefill")],
+        [("c", "decode"), ("a", "decode")],
+    ]
+    assert trace.prompt_tokens == 2 + 3 + 1 + 4  # what was read again is counted again
+
+
+def test_an_id_that_is_used_again_is_a_new_request():
+    trace = Trace(rows=2)
+    trace.add([prefill("a", 2), prefill("b", 1)], 0.0, 1.0, step=0)
+    trace.free(["a", "nobody"])
+    trace.add([decode("b")], 1.0, 1.0, step=1)
+    trace.add([decode("b"), prefill("a", 3)], 2.0, 1.0, step=2)
+    trace.add([decode("b")], 3.0, 1.0, step=3)
+    assert rows(trace)[1:] == [
+        [(None, "empty"), ("b", "decode")],
+        [("a", "prefill"), ("b", "decode")],
+        [("a", "stalled"), ("b", "decode")],  # it was freed once: that was the other one
+    ]
+
+
+def test_retimed_the_iterations_follow_each_other_and_keep_their_counts(continuous):
+    retimed = continuous.retimed()
+    assert [iteration.start for iteration in retimed.iterations] == [0, 1, 2, 3]
+    assert slots(retimed) == slots(continuous) and retimed.steps == continuous.steps == 4
+    assert retimed.token_times == {"a": [1, 2, 4], "b": [1, 2], "c": [3, 4], "d": [3]}
+    by_width = continuous.retimed(lambda iteration: iteration.tokens)
+    assert [iteration.seconds for iteration in by_width.iterations] == [8, 2, 6, 2]
+    assert by_width.seconds == 18
+    assert continuous.seconds == 3.5, "the trace itself has changed"
+
+
 def test_a_trace_of_nothing_counts_nothing():
     trace = Trace(rows=4)
     assert trace.forward_passes == trace.slot_steps == trace.output_tokens == trace.wasted_slot_steps == 0

@@ -8,14 +8,40 @@ One file a lesson holds its checks; `attempt` calls the student's function safel
 
 from collections.abc import Callable
 
-from . import joining, leaving, looping, one_request, scheduling, static_batch, stepping
+from . import (
+    joining,
+    leaving,
+    looping,
+    one_request,
+    packing,
+    paging,
+    planning,
+    queueing,
+    scheduling,
+    static_batch,
+    stepping,
+    waiting,
+)
 from .attempt import Attempt
 from .differences import Grids, Wrong, first_line, in_notebook
 from .scheduling import score_schedule
 
 __all__ = ["TASKS", "check", "score_schedule"]
 
-EXERCISES = (one_request, static_batch, stepping, joining, leaving, looping, scheduling)
+EXERCISES = (
+    one_request,
+    static_batch,
+    stepping,
+    joining,
+    leaving,
+    looping,
+    planning,
+    queueing,
+    waiting,
+    packing,
+    paging,
+    scheduling,
+)
 SIGNATURES = {signature: run for file in EXERCISES for signature, run in file.TASKS.items()}
 TASKS = {signature.partition("(")[0]: signature for signature in SIGNATURES}
 

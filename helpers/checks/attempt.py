@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from transformers import Cache
 
+from ..sequence import Sequence
 from .differences import Wrong, first_line
 
 SECONDS = 10  # of computing that a single call may take; the longest of them needs less than one
@@ -138,6 +139,8 @@ def _snapshot(value):
         return value.clone()
     if isinstance(value, Cache):
         return [(layer.keys.clone(), layer.values.clone()) for layer in value.layers if layer.keys is not None]
+    if isinstance(value, Sequence):
+        return value, _snapshot(vars(value))
     if isinstance(value, dict):
         return {key: _snapshot(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -153,6 +156,10 @@ def _changed(before, value, name: str) -> str | None:
         now = _snapshot(value)
         same = len(now) == len(before) and all(map(_same_layer, now, before))
         return None if same else "the cache (the model grows the cache that it is given)"
+    if isinstance(value, Sequence):
+        if not isinstance(before, tuple) or value is not before[0]:  # another one stands in its place
+            return name or "the list"
+        return _changed(before[1], vars(value), name)
     if isinstance(value, dict):
         if value.keys() != before.keys():
             return f"the dict's set of keys ({', '.join(sorted(map(repr, value.keys() ^ before.keys())))})"

@@ -1,0 +1,355 @@
+"""Settings of a request: what each means, and that they are nobody else's business.
+
+transformers' own `generate` is the judge of what a setting does to the scores; the request alone in an engine is the
+judge of what it gets in company.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import PROMPTS, CountingModel, alone, letter_tokenizer, random_pair
+
+from helpers import Engine, EngineConfig, SamplingParams
+from helpers.batching import text_of
+from helpers.sampling import Sampler
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SETTINGS = [
+    {"temperature": 0.7},
+    {"temperature": 2.5},
+    {"top_k": 3},
+    {"top_k": 10**9},  # more than there are tokens
+    {"top_p": 0.6},
+    {"min_p": 0.2},
+    {"repetition_penalty": 1.7},
+    {"repetition_penalty": 0.6},
+    {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2},
+]
+
+
+def of(params):
+    return ", ".join(f"{name}={value}" for name, value in params.items())
+
+
+# --- what a setting does --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=of)
+def test_tokens_are_drawn_from_the_distribution_that_generate_draws_from(random_pairs, setting, monkeypatch):
+    model, tokenizer = random_pairs
+    everything = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0} | setting
+    inputs = tokenizer(PROMPTS[3], return_tensors="pt").to(model.device)
+    output = model.generate(
+        **inputs,
+        **everything,
+        do_sample=True,
+        max_new_tokens=6,
+        output_scores=True,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+    )
+    drawn_from = []
+    draw = torch.multinomial
+    monkeypatch.setattr(torch, "multinomial", lambda p, *args, **kw: drawn_from.append(p) or draw(p, *args, **kw))
+    sampler = Sampler(SamplingParams(**{"temperature": 1.0} | setting, seed=0))
+    ids = output.sequences[0].tolist()
+    moved = False
+    for step, (raw, scores) in enumerate(zip(output.logits, output.scores, strict=True)):
+        token, logprobs = sampler.choose(ids[: inputs["input_ids"].size(1) + step], raw[0], int(raw.argmax()))
+        expected = scores.float().softmax(dim=-1).cpu()
+        torch.testing.assert_close(drawn_from[-1], expected)
+        assert expected[0, token] > 0 and logprobs is None
+        moved |= not torch.allclose(expected, raw.softmax(dim=-1).cpu(), atol=1e-3)
+    assert moved or setting == {"top_k": 10**9}, "a setting that changes nothing shows nothing"
+
+
+def test_the_draws_follow_the_distribution():
+    logits = torch.tensor([2.0, 0.0, 1.0, -1.0, 0.5])
+    sampler = Sampler(SamplingParams(temperature=0.5, seed=1))
+    draws = torch.tensor([sampler.choose([0], logits, 0)[0] for _ in range(4000)])
+    expected = (logits / 0.5).softmax(dim=0)
+    # Four standard deviations of a frequency in 4000 draws: at most 0.032.
+    assert (torch.bincount(draws, minlength=5) / 4000 - expected).abs().max() < 0.032
+
+
+def test_the_least_temperatures_take_the_best_token_and_overflow_nothing():
+    logits = torch.tensor([1e4, -1e4, 1.0002e4])
+    for temperature in (1e-30, 1e-3, 0.01):
+        assert Sampler(SamplingParams(temperature=temperature)).choose([0], logits, 2)[0] == 2
+
+
+def test_greedy_is_the_default_and_does_not_look_at_the_logits_again(embedded):
+    # The best token has been found for all rows at once; the model's vocabulary is not copied for every row.
+    assert SamplingParams() == SamplingParams(temperature=0, top_k=0, top_p=1.0)
+    assert Sampler(SamplingParams(top_k=5, top_p=0.5, seed=1)).choose([1], logits=None, best=7) == (7, None)
+
+
+@pytest.mark.parametrize("penalty", [1.5, 0.7])
+def test_a_repetition_penalty_counts_prompt_and_answer_also_when_greedy(random_pairs, penalty):
+    model, tokenizer = random_pairs
+    prompts = [PROMPTS[0], PROMPTS[4], PROMPTS[7]]
+    outputs = Engine(model, tokenizer).generate(prompts, SamplingParams(max_tokens=25, repetition_penalty=penalty))
+    changed = 0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
+        ids = model.generate(**inputs, do_sample=False, max_new_tokens=25, repetition_penalty=penalty, pad_token_id=0)
+        assert output.token_ids == ids[0, inputs["input_ids"].size(1) :].tolist()
+        changed += output.token_ids != alone(model, tokenizer, prompt, 25)
+    assert changed >= 2
+
+
+# --- seeds ----------------------------------------------------------------------------------------------------------
+
+SEEDED = SamplingParams(max_tokens=18, temperature=1.3, seed=4)
+
+
+def seeded_alone(model, tokenizer, prompt=PROMPTS[1], params=SEEDED):
+    (output,) = Engine(model, tokenizer, EngineConfig(execution="padded")).generate(prompt, params)
+    return output.token_ids
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"execution": "padded"},
+        {"policy": "longest_first", "max_batch_size": 3},
+        {"policy": "static", "max_batch_size": 4, "mixed_batches": False},
+        {"policy": "shortest_first", "max_tokens_per_step": 9, "max_batch_size": 2},
+        {"max_tokens_per_step": 9, "max_batch_size": 4, "execution": "padded"},
+        {"chunked_prefill": False, "max_tokens_per_step": 128, "mixed_batches": False},
+    ],
+    ids=of,
+)
+def test_a_seeded_request_gets_the_same_tokens_in_whatever_company(random_pairs, settings):
+    model, tokenizer = random_pairs
+    expected = seeded_alone(model, tokenizer)
+    assert expected != seeded_alone(model, tokenizer, params=replace(SEEDED, seed=5))
+    torch.manual_seed(len(settings))  # the world's randomness is not this request's
+    others = [
+        SamplingParams(max_tokens=9, temperature=1.0),
+        SamplingParams(max_tokens=14, temperature=0.8, seed=4),
+        SamplingParams(max_tokens=20),
+        SamplingParams(max_tokens=5, temperature=2.0, top_k=5, seed=11),
+    ]
+    for place in (0, 2, 4):  # in other rows
+        params = [*others[:place], SEEDED, *others[place:]]
+        prompts = [PROMPTS[3], PROMPTS[0], PROMPTS[2], PROMPTS[7]]
+        prompts.insert(place, PROMPTS[1])
+        outputs = Engine(model, tokenizer, EngineConfig(**settings)).generate(prompts, params, arrivals=range(5))
+        assert outputs[place].token_ids == expected
+
+
+# Of 257 tokens all about as likely as the others: two draws of 12 are equal once in 10**20 years.
+HOT = SamplingParams(max_tokens=12, temperature=50.0, ignore_eos=True)
+
+
+def test_without_a_seed_answers_differ(random_pairs):
+    engine = Engine(*random_pairs)
+    answers = []
+    for _ in range(3):
+        torch.manual_seed(1)  # nor does the seed of all others make them equal
+        answers.append(tuple(engine.generate("The fox", HOT)[0].token_ids))
+    assert len(set(answers)) == 3
+
+
+def test_an_engine_does_not_touch_the_randomness_of_the_world(embedded):
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    Engine(*embedded).generate(PROMPTS[:2], SamplingParams(max_tokens=3, temperature=1.0, seed=1))
+    assert torch.rand(2).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("execution", ["padded", "auto"])
+def test_n_answers_are_those_of_n_requests_with_consecutive_seeds(random_pairs, execution):
+    engine = Engine(*random_pairs, EngineConfig(max_batch_size=3, max_tokens_per_step=24, execution=execution))
+    several = replace(SEEDED, n=4)
+    outputs = engine.generate([PROMPTS[3], PROMPTS[1]], [several, several])
+    assert [output.index for output in outputs] == [0, 1, 2, 3] * 2
+    assert [output.prompt for output in outputs] == [PROMPTS[3]] * 4 + [PROMPTS[1]] * 4
+    for prompt, answers in ((PROMPTS[3], outputs[:4]), (PROMPTS[1], outputs[4:])):
+        assert len({tuple(answer.token_ids) for answer in answers}) == 4
+        assert len({answer.request_id for answer in answers}) == 1
+        for answer in answers:
+            assert answer.token_ids == seeded_alone(*random_pairs, prompt, replace(SEEDED, seed=4 + answer.index))
+
+
+def test_n_answers_without_a_seed_differ(random_pairs):
+    outputs = Engine(*random_pairs).generate("The fox", replace(HOT, n=5))
+    assert len({tuple(output.token_ids) for output in outputs}) == 5
+
+
+def test_requests_with_unequal_settings_share_a_batch(random_pairs):
+    params = [SamplingParams(max_tokens=6 + n, **{"temperature": 1.0, **one}, seed=n) for n, one in enumerate(SETTINGS)]
+    params += [SamplingParams(max_tokens=30), SamplingParams(max_tokens=10, repetition_penalty=2.0)]
+    prompts = [PROMPTS[n % len(PROMPTS)] for n in range(len(params))]
+    together = Engine(*random_pairs, EngineConfig(max_batch_size=len(params))).generate(prompts, params)
+    assert [output.token_ids for output in together] == [
+        seeded_alone(*random_pairs, *one) for one in zip(prompts, params, strict=True)
+    ]
+    assert together[-2].token_ids == alone(*random_pairs, prompts[-2], 30)
+
+
+# --- logprobs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "setting", [{}, {"temperature": 1.2, "top_k": 5, "seed": 3}, {"repetition_penalty": 1.6}], ids=of
+)
+@pytest.mark.parametrize("execution", ["padded", "auto"])
+def test_logprobs_are_those_of_a_plain_forward_pass(random_pairs, setting, execution):
+    model, tokenizer = random_pairs
+    prompts, asked = [PROMPTS[3], PROMPTS[0], PROMPTS[1]], [4, 0, None]
+    params = [SamplingParams(max_tokens=10, logprobs=k, **setting) for k in asked]
+    outputs = Engine(model, tokenizer, EngineConfig(execution=execution)).generate(prompts, params)
+    assert outputs[2].logprobs is None
+    for output, k in zip(outputs[:2], asked[:2], strict=True):
+        prompt = tokenizer(output.prompt)["input_ids"]
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + output.token_ids], device=model.device)).logits[0]
+        expected = logits[len(prompt) - 1 : -1].float().log_softmax(dim=-1).cpu()
+        assert len(output.logprobs) == len(output.token_ids)
+        for given, token, row in zip(output.logprobs, output.token_ids, expected, strict=True):
+            assert next(iter(given)) == token, "the token itself comes first"
+            assert set(given) == {token, *row.topk(k).indices.tolist()}
+            for id, value in given.items():
+                assert math.isclose(value, row[id].item(), abs_tol=1e-3)
+
+
+def test_all_logprobs_add_up_to_one(letters):
+    model, tokenizer = letters
+    (output,) = Engine(model, tokenizer).generate("ab", SamplingParams(max_tokens=2, logprobs=10**6))
+    for given in output.logprobs:
+        assert sorted(given) == list(range(10))
+        assert math.isclose(sum(map(math.exp, given.values())), 1, abs_tol=1e-5)
+
+
+# --- where an answer ends -------------------------------------------------------------------------------------------
+
+
+def letters_engine(context=40, **config):
+    return Engine(CountingModel(context), letter_tokenizer(), EngineConfig(**config))
+
+
+def test_with_ignore_eos_an_answer_goes_on_to_max_tokens():
+    engine = letters_engine()
+    with_eos, without = engine.generate(["fg", "abc"], [SamplingParams(20), SamplingParams(20, ignore_eos=True)])
+    assert (with_eos.token_ids, with_eos.text, with_eos.finish_reason) == ([8, 9, 0], "hi", "stop")
+    assert without.token_ids == [(4 + n) % 10 for n in range(20)]
+    assert (without.text, without.finish_reason) == ("defghiabcdefghiabc", "length")  # EOS has no text
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "tokens"),
+    [
+        ("ef", "d", 3),
+        (["gh", "ghi"], "def", 5),  # one begins like the other: the shorter one is there first
+        (["ghi", "gh"], "def", 5),
+        (["hx", "e"], "d", 2),
+        ("d", "", 1),
+        ("x", "defghi", 7),
+        ("bc", "defghi", 7),  # the prompt is not searched
+        ("id", "defghi", 7),
+        ("hij", "defghi", 7),  # held back, and then given out: EOS comes
+    ],
+)
+def test_a_stop_string_ends_an_answer_and_is_not_part_of_it(stop, text, tokens):
+    engine = letters_engine(max_batch_size=2)
+    params = [SamplingParams(12, stop=stop), SamplingParams(3)]
+    outputs = list(engine.stream("abc", params[0]))
+    assert outputs[-1].text == text == "".join(output.new_text for output in outputs)
+    assert len(outputs[-1].token_ids) == tokens
+    assert outputs[-1].finish_reason == "stop"
+    assert all(text.startswith(output.text) for output in outputs), "text was shown that was taken back"
+    in_company = engine.generate(["abc", "ab"], params)
+    assert (in_company[0].text, in_company[1].text) == (text, "cde")
+
+
+def test_a_stop_string_that_is_held_back_at_max_tokens_is_text():
+    (output,) = letters_engine().generate("a", SamplingParams(3, stop="def"))
+    assert (output.text, output.finish_reason) == ("bcd", "length")
+
+
+def test_a_stop_string_straddles_tokens_of_a_real_tokenizer(embedded):
+    model, tokenizer = embedded
+    prompt = PROMPTS[3]
+    ids = alone(model, tokenizer, prompt, 30)
+    whole = text_of(ids, tokenizer)
+    middle = len(text_of(ids[:12], tokenizer))
+    stop = whole[middle - 3 : middle + 3]  # of both tokens, at the boundary
+    first = whole.index(stop)
+    outputs = list(Engine(model, tokenizer).stream(prompt, SamplingParams(30, stop=[stop, stop + "!"])))
+    assert outputs[-1].text == whole[:first] and outputs[-1].finish_reason == "stop"
+    assert outputs[-1].token_ids == ids[: len(outputs[-1].token_ids)]
+    assert stop not in text_of(outputs[-1].token_ids[:-1], tokenizer), "it ran on after the stop string"
+    assert all(whole[:first].startswith(output.text) for output in outputs)
+
+
+# --- values without a meaning ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("max_tokens", value) for value in (0, -1, 1.5, True, "3", math.nan)),
+        *(("temperature", value) for value in (-0.1, math.inf, math.nan, "1", None, True)),
+        *(("top_k", value) for value in (-1, 0.5, None, True)),
+        *(("top_p", value) for value in (0, -0.1, 1.1, math.nan, None)),
+        *(("min_p", value) for value in (-0.1, 1.1, math.nan, None)),
+        *(("repetition_penalty", value) for value in (0, -1, math.inf, math.nan, None)),
+        *(("seed", value) for value in (-1, 2**63, 0.5, "x", True)),
+        *(("stop", value) for value in ("", [""], ["a", 3], 5, [None])),
+        *(("logprobs", value) for value in (-1, 0.5, True)),
+        *(("n", value) for value in (0, -1, 1.5, None, True, 2)),  # 2 greedy answers would be the same
+        *(("ignore_eos", value) for value in ("no", 1, None)),
+    ],
+)
+def test_a_value_without_a_meaning_is_refused_by_its_name(name, value):
+    with pytest.raises(ValueError, match=name if name != "n" else "^n is|greedy answers.*n=1"):
+        SamplingParams(**{name: value})
+
+
+def test_numpys_numbers_are_numbers(embedded):
+    params = SamplingParams(
+        max_tokens=np.int64(4),
+        temperature=np.float32(0.7),
+        top_k=np.int64(5),
+        top_p=np.float64(0.9),
+        min_p=np.float32(0.01),
+        repetition_penalty=np.float64(1.1),
+        seed=np.int64(3),
+        logprobs=np.int32(1),
+    )
+    plain = SamplingParams(4, float(np.float32(0.7)), 5, 0.9, float(np.float32(0.01)), 1.1, 3, logprobs=1)
+    one, other = (Engine(*embedded).generate("The quick", params)[0].token_ids for params in (params, plain))
+    assert one == other
+
+
+def test_stop_strings_may_be_one_text_or_several_or_none():
+    assert SamplingParams(stop="ab").stop == ("ab",)
+    assert SamplingParams(stop=["ab", "c"]).stop == SamplingParams(stop=(text for text in ("ab", "c"))).stop
+    assert SamplingParams(stop=None).stop == SamplingParams(stop=[]).stop == ()
+    assert {SamplingParams(stop=["a"]): 1}[SamplingParams(stop="a")] == 1  # settings can be a key
+
+
+def test_settings_do_not_change_behind_a_request():
+    stops = ["ab"]
+    params = SamplingParams(stop=stops)
+    stops.append("c")
+    assert params.stop == ("ab",)
+    with pytest.raises(AttributeError):
+        params.seed = 3
+
+
+def test_the_largest_seed_leaves_room_for_several_answers():
+    pair = random_pair("gpt2")
+    outputs = Engine(*pair).generate("fox", SamplingParams(4, temperature=1.0, seed=2**63 - 1, n=2))
+    assert (
+        outputs[1].token_ids == Engine(*pair).generate("fox", SamplingParams(4, temperature=1.0, seed=0))[0].token_ids
+    )
