@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+from matplotlib.colors import to_rgb
 
 from helpers import Trace, filter_batch, generate_next_token, init_batch, metrics, plots
 from helpers.trace import WORK, Iteration, Slot
@@ -38,6 +39,18 @@ PICTURES = {
     "slot_timeline": lambda: plots.slot_timeline({"run": small_trace()}),
     "work_bars": lambda: plots.work_bars({"run": small_trace()}),
     "latencies": lambda: plots.latencies({"run": metrics.request_metrics(small_trace())}),
+    "who_waits": lambda: plots.who_waits({"run": metrics.request_metrics(small_trace())}, {"all": {0, 1, 2}}),
+    "tokens_read": lambda: plots.tokens_read({"run": small_trace()}),
+    "padding": lambda: plots.padding({"run": ([3, 2], [1, 0])}, "keys"),
+    "token_row": lambda: plots.token_row({"pass": [(" a", "x", 0), (" b", "y", 4)]}),
+    "who_sees_whom": lambda: plots.who_sees_whom({"all": [[True, False], [True, True]]}, ["a", "b"], [0, 1]),
+    "tradeoff": lambda: plots.tradeoff({"one": (1, 2), "other": (2, 1)}, "seconds", "milliseconds"),
+    "memory_timeline": lambda: plots.memory_timeline({"paged": ([3, 4, 5], [4, 8, 8])}, 12),
+    "memory_shares": lambda: plots.memory_shares({"a": [1, 2, 2], "b": [1, 0, 1]}, 3, "blocks"),
+    "block_tables": lambda: plots.block_tables({"now": {"a": ([0, 2], 6), "b": ([0, 1], 5)}}, blocks=4, block_size=4),
+    "grouped_bars": lambda: plots.grouped_bars(
+        ["x", "y"], {"a": [1, 2], "b": [3, 4]}, "group", "times", line=(2, "all")
+    ),
 }
 
 
@@ -49,7 +62,7 @@ def test_a_picture_shows_itself_with_a_text_and_labelled_axes(name):
     assert base64.b64decode(data["image/png"]).startswith(PNG)
     assert len(picture.alt) > 20
     assert metadata["image/png"]["alt"] == picture.alt
-    if name not in ("token_grid", "batches", "compare"):  # grids name their rows instead
+    if name not in ("token_grid", "batches", "compare", "token_row"):  # grids name their rows instead
         assert all(ax.get_xlabel() or ax.get_ylabel() for ax in picture.figure.axes)
 
 
@@ -65,6 +78,64 @@ def test_the_timeline_says_the_counts_of_the_trace():
 
     assert "4 forward passes on 2 rows" in alt
     assert "2 decode, 1 empty, 1 finished, 3 prefill, 1 stalled" in alt
+
+
+def test_a_line_plot_says_the_highest_point_where_it_is_neither_end():
+    alt = plots.lines({"flat": ([1, 2, 3], [4, 4, 5]), "peak": ([1, 2, 3], [4, 90, 5])}, "token", "gap").alt
+
+    assert alt == "Line plot of gap over token: flat from 4 to 5; peak from 4 to 5, at most 90."
+
+
+def test_who_waits_says_the_range_and_the_median_of_each_group():
+    requests = [metrics.RequestMetrics(id, 0.0, [latency]) for id, latency in enumerate([9, 1, 2, 6])]
+    picture = plots.who_waits({"fair": requests}, {"short": {1, 2, 3}, "long": {0}}, unit="iterations")
+
+    assert "fair, short: 1 to 6, median 2; fair, long: 9 to 9, median 9." in picture.alt
+    assert picture.figure.axes[0].get_xlabel() == "latency (iterations)"
+
+
+def test_equal_latencies_stand_on_top_of_each_other():
+    requests = [metrics.RequestMetrics(id, 0.0, [5]) for id in range(3)]
+    (ax,) = plots.who_waits({"all the same": requests}, {"any": {0, 1, 2}}).figure.axes
+    dots = [(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines if line.get_marker() == "o"]
+
+    assert dots == [(5, 0.6), (5, 1.6), (5, 2.6)]
+
+
+def test_the_tokens_read_are_those_of_the_trace_pads_left_out():
+    (ax,) = plots.tokens_read({"run": small_trace()}).figure.axes
+    tops: dict = {}
+    for bar in ax.patches:
+        pass_number = round(bar.get_x() + bar.get_width() / 2)
+        tops[pass_number] = max(tops.get(pass_number, 0), bar.get_y() + bar.get_height())
+
+    assert tops == {0: 7, 1: 4, 2: 1, 3: 1}
+    assert "run: at most 7 in a pass, passes that read from prompts: 2" in plots.tokens_read({"run": small_trace()}).alt
+    last_two = plots.tokens_read({"run": small_trace()}, first=2, last=3)
+    assert "run: at most 1 in a pass, passes that read from prompts: 0" in last_two.alt
+
+
+def test_the_padding_is_drawn_on_top_of_what_is_useful_and_counted():
+    picture = plots.padding({"one": ([3, 2], [1, 0]), "other": ([5], [15])}, "keys read")
+
+    assert "one: 5 of the requests' own and 1 of padding; other: 5 of" in picture.alt
+    assert [ax.get_title(loc="left") for ax in picture.figure.axes] == ["one: 17% padding", "other: 75% padding"]
+
+
+def test_a_request_keeps_its_colour_from_row_to_row():
+    picture = plots.token_row({"first": [("a", "x", 0), ("b", "y", 0)], "second": [("c", "y", 1), ("d", "x", 1)]})
+    first, second = ([patch.get_facecolor() for patch in ax.patches] for ax in picture.figure.axes)
+
+    assert first == second[::-1] and first[0] != first[1]
+    assert "first: a (x, 0), b (y, 0); second: c (y, 1), d (x, 1)" in picture.alt
+
+
+def test_a_look_at_another_request_s_token_is_counted_and_marked_by_more_than_colour():
+    causal, split = [[True, False], [True, True]], [[True, False], [False, True]]
+    picture = plots.who_sees_whom({"causal": causal, "split": split}, ["a", "b"], [0, 1])
+
+    assert "causal: 3 of 4 cells looked at, 1 of them another request's; split: 2 of 4" in picture.alt
+    assert [[text.get_text() for text in ax.texts] for ax in picture.figure.axes] == [["×"], []]
 
 
 def test_a_batch_picture_says_how_many_pads_each_row_has():
@@ -110,3 +181,32 @@ def test_a_request_id_cannot_break_out_of_the_player():
     trace.iterations = [Iteration((Slot("prefill", "</script><b>", 1, 0, 1),), 0.0, 1.0)]
 
     assert "</script><b>" not in plots.play(trace)._repr_html_()
+
+
+def test_a_memory_timeline_says_what_share_of_the_memory_taken_is_used():
+    picture = plots.memory_timeline({"reserve": ([1, 3], [8, 8]), "paged": ([1, 3], [2, 4])}, 10)
+
+    assert "10 tokens in all" in picture.alt
+    assert "reserve: 2 iterations, 25% of the memory taken" in picture.alt
+    assert "paged: 2 iterations, 67% of the memory taken" in picture.alt
+
+
+def test_a_request_that_comes_back_has_two_stretches_in_the_shares_of_memory():
+    alt = plots.memory_shares({"a": [1, 2, 2, 2], "b": [1, 0, 0, 3]}, 5, "blocks").alt
+
+    assert "a from iteration 0 to 4, at most 2; b from iteration 0 to 1, 3 to 4, at most 3." in alt
+
+
+def test_block_tables_colour_a_block_by_its_request_and_a_shared_one_gray():
+    tables = {"a": ([0, 2], 6), "b": ([0, 1], 5)}
+    left, right = plots.block_tables({"now": tables}, blocks=4, block_size=4).figure.axes
+    slots = [patch.get_facecolor()[:3] for patch in right.patches]
+    gray, white = plots.GRAY, "white"
+
+    assert [text.get_text() for text in left.texts] == ["0", "2", "0", "1"]
+    shared, of_b, of_a, free = (slots[start : start + 4] for start in (0, 4, 8, 12))
+    assert shared == [to_rgb(gray)] * 4
+    assert of_b == [to_rgb(plots.ORANGE), *[to_rgb(white)] * 3]
+    assert of_a == [*[to_rgb(plots.SKY)] * 2, *[to_rgb(white)] * 2]
+    assert free == [to_rgb(white)] * 4
+    assert "now: a has [0, 2], b has [0, 1]." in plots.block_tables({"now": tables}, blocks=4, block_size=4).alt

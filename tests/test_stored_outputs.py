@@ -12,6 +12,7 @@ from helpers import generate_continuous, load_model, workloads
 
 CLEAR = 0.01
 
+# Lesson 5 runs requests of lessons 2 and 3 again, beside the workloads.
 LESSON_1 = ["What goes up", "Question: How do you bake bread?\nAnswer:", "Once upon a time, a lonely"]
 LESSON_2 = ["The rain in Spain falls", "The quick brown fox jumped over the", "What comes up"]
 LESSON_3 = [
@@ -33,8 +34,14 @@ def leads(requests):
 
 @pytest.mark.parametrize(
     "requests",
-    [[(prompt, 400) for prompt in [*LESSON_1, *LESSON_2, *LESSON_3]], workloads.mixed(32)],
-    ids=["lessons", "mixed"],
+    [
+        [(prompt, 400) for prompt in [*LESSON_1, *LESSON_2, *LESSON_3]],
+        workloads.mixed(32),
+        workloads.pages(8),
+        workloads.one_beginning(),
+        workloads.race(4, every=1, long=40),  # lesson 6 lets them run out of memory
+    ],
+    ids=["lessons", "mixed", "pages", "one_beginning", "stories"],
 )
 def test_the_best_token_of_a_stored_output_leads_clearly_at_every_step(requests):
     tight = {prompt: round(lead, 4) for prompt, lead in leads(requests) if lead < CLEAR}

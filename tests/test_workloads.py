@@ -14,7 +14,7 @@ def test_the_race_has_a_long_request_in_every_eight():
     assert sum(budgets) == 680
 
 
-@pytest.mark.parametrize("workload", [workloads.mixed, workloads.budgets])
+@pytest.mark.parametrize("workload", [workloads.mixed, workloads.budgets, workloads.pages])
 def test_a_seed_gives_the_same_requests_again_and_another_seed_others(workload):
     assert workload(20, seed=1) == workload(20, seed=1)
     assert workload(20, seed=1) != workload(20, seed=2)
@@ -31,7 +31,32 @@ def test_prompts_are_unequal_and_requests_fit_into_the_context(workload):
     assert all(n + request.max_tokens <= model.config.n_positions for n, request in zip(lengths, requests, strict=True))
 
 
+def test_pages_are_long_end_with_a_sentence_and_leave_room_for_the_answer():
+    model, tokenizer = load_model()
+    requests = workloads.pages(20)
+    lengths = [len(tokenizer(request.prompt)["input_ids"]) for request in requests]
+
+    assert len({request.prompt for request in requests}) == 20
+    assert all(request.prompt.endswith(".") for request in requests)
+    assert min(lengths) > 340
+    assert len(set(lengths)) > 5
+    assert max(lengths) + 20 <= model.config.n_positions
+
+
 def test_budgets_stay_within_their_bounds():
     drawn = [request.max_tokens for request in workloads.budgets(200, low=8, high=12)]
 
     assert set(drawn) == {8, 9, 10, 11, 12}
+
+
+def test_one_beginning_is_common_to_all_and_everybody_goes_on_differently():
+    tokenizer = load_model()[1]
+    requests = workloads.one_beginning(20)
+    rows = [tokenizer(request.prompt)["input_ids"] for request in requests]
+    common = next(place for place, tokens in enumerate(zip(*rows, strict=False)) if len(set(tokens)) > 1)
+
+    assert len({request.prompt for request in requests}) == 20
+    assert common > 100
+    assert all(len(row) - common < 10 for row in rows)
+    assert workloads.one_beginning() == workloads.one_beginning()
+    assert workloads.one_beginning(seed=7) != workloads.one_beginning()
