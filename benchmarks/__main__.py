@@ -1,0 +1,113 @@
+"""`python -m benchmarks`: named workloads on every engine that is here, in turns, as ratios with their spread."""
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # all models are folders
+
+from tqdm.auto import tqdm
+
+from . import machine, report
+from .engines import BenchEngine, all_engines
+from .install import HOME
+from .measure import TokensDiffer, measure, runs
+from .models import find_model
+from .worker import WorkerError
+from .workloads import WORKLOADS, small
+
+
+def main(arguments: list[str] | None = None, engines: list[BenchEngine] | None = None) -> int:
+    """Run the benchmark; returns the exit status.
+
+    Args:
+        arguments: the command line's if left out.
+        engines: all there are if left out.
+    """
+    engines = all_engines() if engines is None else engines
+    options = _parser([engine.name for engine in engines]).parse_args(arguments)
+    if options.smoke:
+        options.repeats = 1
+    settle = 0.0 if options.smoke else 0.3  # seconds
+    try:
+        model = find_model(options.model, options.smoke)
+        engines, skipped = _choose(engines, options.engines)
+        workloads, too_long = _workloads(options, model)
+        if not engines or not workloads:
+            raise ValueError(f"There is nothing to run: {skipped | too_long}")
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    setting = {
+        "model": model.description,
+        "weight bytes": {dtype: model.weight_bytes(dtype) for dtype in options.dtype},
+        "machine": machine.describe(),  # before any engine is loaded, while memory is idle
+        "skipped": skipped | too_long,
+    }
+    for name, reason in setting["skipped"].items():
+        print(f"Skipped: {name}, {reason}.", file=sys.stderr)
+
+    options.output.mkdir(parents=True, exist_ok=True)
+    measurements = []
+    cases = [(workload, dtype) for dtype in options.dtype for workload in workloads]
+    with tqdm(total=len(cases) * runs(engines, options.repeats), unit="run") as bar:
+        for workload, dtype in cases:
+            try:
+                measurements += measure(engines, workload, model.folder, dtype, options.repeats, bar, settle)
+            except (TokensDiffer, WorkerError) as error:
+                bar.close()
+                print(error, file=sys.stderr)
+                return 1
+            for engine in engines:
+                setting["machine"]["versions"] |= engine.versions()
+            # After every case, so that a long run that is stopped has not been for nothing.
+            report.write_json(options.output / "benchmark.json", measurements, setting)
+            report.plot(measurements, setting).save(options.output / "benchmark.svg")
+    text = report.markdown(measurements, setting)
+    (options.output / "benchmark.md").write_text(text + "\n")
+    print(f"{text}\n\nWritten: benchmark.md, benchmark.json and benchmark.svg in {options.output}")
+    return 0
+
+
+def _parser(names: list[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition(": ")[2])
+    parser.add_argument("--model", default="gpt2", help="gpt2 (124M, random weights), embedded, or a folder")
+    parser.add_argument("--dtype", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--engines", nargs="+", default=names, choices=names, help="the first one is the reference")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rows", type=int, help="instead of each workload's own number")
+    parser.add_argument("--smoke", action="store_true", help="tiny model, tiny workloads, once: does everything run?")
+    parser.add_argument("--output", type=Path, default=HOME / "results", help="folder for the report")
+    return parser
+
+
+def _choose(engines: list[BenchEngine], names: list[str]) -> tuple[list[BenchEngine], dict[str, str]]:
+    """The engines of these names that can run here, in this order, and why the others cannot."""
+    by_name = {engine.name: engine for engine in engines}
+    reasons = {name: by_name[name].available() for name in names}
+    here = [by_name[name] for name, reason in reasons.items() if reason is None]
+    return here, {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _workloads(options, model) -> tuple[list, dict[str, str]]:
+    """The workloads asked for that the model has room for, and why the others cannot run."""
+    chosen, too_long = [], {}
+    for name in options.workloads:
+        workload = WORKLOADS[name](model.config.vocab_size)
+        if options.smoke:
+            workload = small(workload)
+        if options.rows:
+            workload = replace(workload, rows=options.rows)
+        room = model.config.max_position_embeddings
+        if workload.context > room:
+            too_long[name] = f"needs {workload.context} tokens of context and the model has {room}"
+        else:
+            chosen.append(workload)
+    return chosen, too_long
+
+
+if __name__ == "__main__":
+    sys.exit(main())

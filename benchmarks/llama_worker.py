@@ -1,0 +1,95 @@
+"""llama.cpp, asked over pipes: a slot a row, and every step refills the slots that are free, as llama-server does.
+
+Runs in llama-cpp-python's own environment; see worker.py for the other side.
+"""
+
+import ctypes
+import os
+from collections import deque
+from importlib.metadata import version
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+from to_gguf import convert
+from worker import serve
+
+HOME = Path(__file__).resolve().parent.parent / "build" / "bench" / "models"
+BATCH = 2048  # tokens that one llama_decode call takes; it splits them by itself
+
+
+class LlamaCpp:
+    """The low-level API: Python decides which tokens go into a batch, everything else is compiled."""
+
+    def load(self, folder: str, dtype: str, rows: int) -> dict:
+        """Convert the model if need be and load it; answers with the versions."""
+        file = HOME / f"{Path(folder).name}-{dtype}.gguf"
+        convert(Path(folder), dtype, file)
+        llama_cpp.llama_backend_init()
+        self.model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
+        if not self.model:
+            raise RuntimeError(f"llama.cpp cannot load {file}")
+        params = llama_cpp.llama_context_default_params()
+        context = llama_cpp.llama_model_n_ctx_train(self.model)
+        params.n_ctx, params.n_seq_max, params.n_batch = rows * context, rows, BATCH
+        params.n_threads = params.n_threads_batch = os.cpu_count()
+        params.kv_unified = False
+        if dtype == "float32":  # the default, float16, would round keys and values
+            params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise RuntimeError(f"llama.cpp cannot make a context of {rows} x {context} tokens")
+        self.rows = rows
+        self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
+        return {"llama-cpp-python": llama_cpp.__version__, "gguf": version("gguf")}
+
+    def run(self, requests: list) -> list[list[int]]:
+        """Token ids for each (prompt ids, number of tokens)."""
+        memory = llama_cpp.llama_get_memory(self.context)
+        llama_cpp.llama_memory_clear(memory, False)
+        answers = [[] for _ in requests]
+        waiting, slots = deque(range(len(requests))), {}  # slot -> index of its request
+        while waiting or slots:
+            self.batch.n_tokens = 0
+            asked = {}  # slot -> place of its last token in the batch
+            for slot, index in slots.items():
+                asked[slot] = self._add([answers[index][-1]], len(requests[index][0]) + len(answers[index]) - 1, slot)
+            for slot in range(self.rows):
+                if slot in slots or not waiting:
+                    continue
+                prompt = requests[waiting[0]][0]
+                if self.batch.n_tokens + len(prompt) > BATCH:
+                    break
+                slots[slot] = waiting.popleft()
+                asked[slot] = self._add(prompt, 0, slot)
+            status = llama_cpp.llama_decode(self.context, self.batch)
+            if status != 0:
+                raise RuntimeError(f"llama_decode failed with status {status}")
+            for slot, place in asked.items():
+                index = slots[slot]
+                answers[index].append(self._best(place))
+                if len(answers[index]) == requests[index][1]:
+                    llama_cpp.llama_memory_seq_rm(memory, slot, -1, -1)
+                    del slots[slot]
+        return answers
+
+    def _add(self, tokens: list[int], position: int, slot: int) -> int:
+        """Put tokens of a slot into the batch, and ask for the logits behind the last one; answers with its place."""
+        batch = self.batch
+        for offset, token in enumerate(tokens):
+            place = batch.n_tokens
+            batch.token[place], batch.pos[place] = token, position + offset
+            batch.n_seq_id[place], batch.seq_id[place][0] = 1, slot
+            batch.logits[place] = offset == len(tokens) - 1
+            batch.n_tokens += 1
+        return place
+
+    def _best(self, place: int) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self.context, place)
+        array = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float * self.vocabulary)).contents
+        return int(np.frombuffer(array, dtype=np.float32).argmax())
+
+
+if __name__ == "__main__":
+    serve(LlamaCpp())

@@ -1,0 +1,37 @@
+"""What the figures were measured on: processor, memory, versions, and how fast memory can be read."""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+from helpers.hardware import memory_bandwidth
+
+
+def describe() -> dict:
+    """Everything somebody would ask before they believe a figure. Bandwidth is in bytes a second."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "system": platform.platform(),
+        "load average": list(os.getloadavg()),  # above 0.5 or so, somebody else was at work
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "not set"),
+        "memory bandwidth": memory_bandwidth(),
+        "versions": {"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")},
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

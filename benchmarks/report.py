@@ -1,0 +1,154 @@
+"""From seconds to a report: ratios with their spread as a Markdown table, a JSON file with everything, a plot.
+
+A ratio is taken within a repeat, from two runs a few seconds apart, so that what slows the machine down for a minute
+slows both. Reported are the median of the ratios, the least and the greatest.
+"""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from helpers.plots import BLUE, INK, ORANGE, SKY, Picture
+
+from .measure import Measurement
+
+LABELS = {
+    "transformers": "transformers generate, static",
+    "generate_batch": "transformers generate_batch",
+    "static": "course, static",
+    "padded": "course, padded",
+    "ragged": "course, ragged",
+    "ragged-longest": "course, ragged, longest first",
+    "vllm": "vLLM",
+    "llama": "llama.cpp",
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some figures, the least and the greatest."""
+
+    median: float
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, figures: Sequence[float]) -> "Spread":
+        return cls(statistics.median(figures), min(figures), max(figures))
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.median:{spec}} ({self.least:{spec}}–{self.greatest:{spec}})"
+
+
+def ratios(reference: Measurement, other: Measurement) -> Spread:
+    """How many times as fast as the reference, repeat by repeat."""
+    return Spread.of([a / b for a, b in zip(reference.seconds, other.seconds, strict=True)])
+
+
+def tokens_per_second(measurement: Measurement) -> Spread:
+    """Useful output tokens a second: those that were asked for; whatever a static batch makes on top counts nothing."""
+    return Spread.of([measurement.output_tokens / seconds for seconds in measurement.seconds])
+
+
+def bandwidth_share(measurement: Measurement, weight_bytes: int, bandwidth: float) -> Spread:
+    """For a single request: the share of the memory's speed at which its decoding reads the weights, 0 to 1."""
+    passes = measurement.output_tokens  # a forward pass a token, the prompt's included
+    return Spread.of([weight_bytes * passes / seconds / bandwidth for seconds in measurement.seconds])
+
+
+def panels(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
+    """The measurements of one workload and dtype together, the reference first."""
+    return [list(group) for _, group in groupby(measurements, key=lambda one: (one.workload, one.dtype))]
+
+
+def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
+    """The report to read: a table a workload and dtype.
+
+    Args:
+        measurements: of `measure`, workload after workload.
+        setting: "model" in words, "machine" (of `machine.describe`), "weight bytes" by dtype, "skipped" engines with
+            their reasons.
+    """
+    machine = setting["machine"]
+    bandwidth = machine["memory bandwidth"]
+    lines = [
+        f"Model: {setting['model']}.",
+        f"Machine: {machine['processor']}, {machine['cores']} cores, memory read at {bandwidth / 1e9:.1f} GB/s; load "
+        f"average {machine['load average'][0]:.1f} before the run.",
+        "Versions: " + ", ".join(f"{name} {version}" for name, version in machine["versions"].items()) + ".",
+        "Median (least–greatest) of the repeats. Ratios are taken within a repeat.",
+    ]
+    lines += [f"Skipped: {name}, {reason}." for name, reason in setting["skipped"].items()]
+    for panel in panels(measurements):
+        first = panel[0]
+        single = first.requests == 1
+        lines += [
+            "",
+            f"### {first.workload}, {first.dtype}: {first.requests} {'request' if single else 'requests'}, "
+            f"{first.prompt_tokens} prompt tokens, {first.output_tokens} output tokens, rows: {first.rows}, "
+            f"repeats: {len(first.seconds)}",
+            "",
+            f"| engine | output tokens a second | times {LABELS.get(first.engine, first.engine)} | same tokens |"
+            + (" share of memory bandwidth |" if single else ""),
+            "| --- | --- | --- | --- |" + (" --- |" if single else ""),
+        ]
+        for one in panel:
+            row = f"| {LABELS.get(one.engine, one.engine)} | {tokens_per_second(one):.0f} | {ratios(first, one):.2f} |"
+            row += f" {one.identical:.0%} |"
+            if single:
+                row += f" {bandwidth_share(one, setting['weight bytes'][one.dtype], bandwidth):.0%} |"
+            lines.append(row)
+    return "\n".join(lines)
+
+
+def write_json(file: Path, measurements: Sequence[Measurement], setting: dict) -> None:
+    """Everything, raw seconds included."""
+    results = [
+        asdict(one) | {"tokens per second": asdict(tokens_per_second(one)), "ratio": asdict(ratios(panel[0], one))}
+        for panel in panels(measurements)
+        for one in panel
+    ]
+    file.write_text(json.dumps(setting | {"results": results}, indent=1) + "\n")
+
+
+def plot(measurements: Sequence[Measurement], setting: dict) -> Picture:
+    """Bars of useful tokens a second, a panel a workload and dtype; whiskers from the slowest repeat to the fastest."""
+    groups = panels(measurements)
+    columns = min(2, len(groups))
+    rows = -(-len(groups) // columns)
+    height = 0.3 * max(len(group) for group in groups) + 0.9
+    figure = Figure(figsize=(5.6 * columns, rows * height + 0.6), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    described = []
+    for ax, group in zip(axes, groups, strict=False):
+        speeds = [tokens_per_second(one) for one in group]
+        names = [LABELS.get(one.engine, one.engine) for one in group]
+        whiskers = [[s.median - s.least for s in speeds], [s.greatest - s.median for s in speeds]]
+        colors = [
+            BLUE if one.ours else SKY if "transformers" in LABELS.get(one.engine, "") else ORANGE for one in group
+        ]
+        ax.barh(names, [s.median for s in speeds], xerr=whiskers, color=colors, error_kw={"ecolor": INK, "capsize": 3})
+        for y, one in enumerate(group):
+            ax.text(speeds[y].greatest, y, f"  {ratios(group[0], one).median:.1f}x", va="center", fontsize=8, color=INK)
+        ax.invert_yaxis()
+        ax.margins(x=0.14)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.tick_params(labelsize=8)
+        ax.set_xlabel("useful output tokens a second", fontsize=9)
+        title = f"{group[0].workload}, {group[0].dtype}"
+        ax.set_title(f"{title}, rows: {group[0].rows}", loc="left", fontsize=10)
+        listed = ", ".join(f"{name} {speed.median:.0f}" for name, speed in zip(names, speeds, strict=True))
+        described.append(f"{title}: {listed}.")
+    for ax in axes[len(groups) :]:
+        ax.set_visible(False)
+    colors = {"this course": BLUE, "transformers": SKY, "other engines": ORANGE}
+    handles = [Patch(facecolor=color, label=name) for name, color in colors.items()]
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
+    figure.suptitle(setting["model"], x=0.01, ha="left", fontsize=9)
+    return Picture(figure, f"Bars of output tokens a second, {setting['model']}. {' '.join(described)}")

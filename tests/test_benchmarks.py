@@ -1,0 +1,273 @@
+"""The benchmark gives every engine the same work, reports nothing where answers differ, and says why something is left
+out. How fast anything is, no test asserts.
+"""
+
+import io
+import json
+import sys
+import textwrap
+
+import pytest
+from tqdm import tqdm
+
+from benchmarks import __main__ as program
+from benchmarks import report, workloads
+from benchmarks.engines import Rival, TransformersStatic
+from benchmarks.measure import Measurement, TokensDiffer, measure, runs
+from benchmarks.models import find_model
+from benchmarks.worker import Worker, WorkerError
+
+VOCABULARY = 50257
+
+
+class Counting:
+    """A stand-in: what it says follows from the prompt, and from request `wrong_from` on it says something else."""
+
+    ours = False
+
+    def __init__(self, name, wrong_from=None, missing=None, log=None):
+        self.name, self.wrong_from, self.missing = name, wrong_from, missing
+        self.log = [] if log is None else log
+
+    def available(self):
+        return self.missing
+
+    def load(self, folder, dtype, rows):
+        self.log.append(("load", self.name))
+
+    def run(self, requests):
+        self.log.append(("run", self.name))
+        answers = [[request.prompt[0] + i for i in range(request.max_tokens)] for request in requests]
+        if self.wrong_from is not None:
+            for answer in answers[self.wrong_from :]:
+                answer[-1] += 1
+        return answers
+
+    def versions(self):
+        return {self.name: "1.0"}
+
+    def close(self):
+        self.log.append(("close", self.name))
+
+
+def measurement(engine, seconds, **changes):
+    shape = dict(ours=False, workload="race", dtype="float32", rows=8, requests=32, prompt_tokens=224)
+    return Measurement(engine=engine, output_tokens=680, identical=1.0, seconds=seconds, **(shape | changes))
+
+
+# --- workloads ------------------------------------------------------------------------------------------------------
+
+
+def test_the_race_is_lesson_3s():
+    race = workloads.race(VOCABULARY)
+
+    assert (race.rows, len(race.requests), race.output_tokens) == (8, 32, 680)
+    assert {len(request.prompt) for request in race.requests} == {7}
+    assert [request.max_tokens for request in race.requests] == [100, *[10] * 7] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "requests", "prompts", "outputs"),
+    [("mixed", 16, 64, (8, 128), (8, 128)), ("long", 16, 48, (256, 512), (16, 64)), ("one", 1, 1, (8, 8), (128, 128))],
+)
+def test_a_workload_is_what_its_description_says(name, rows, requests, prompts, outputs):
+    workload = workloads.WORKLOADS[name](VOCABULARY)
+
+    assert (workload.name, workload.rows, len(workload.requests)) == (name, rows, requests)
+    assert all(prompts[0] <= len(request.prompt) <= prompts[1] for request in workload.requests)
+    assert all(outputs[0] <= request.max_tokens <= outputs[1] for request in workload.requests)
+    assert all(0 <= token < VOCABULARY for request in workload.requests for token in request.prompt)
+
+
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_a_seed_gives_the_same_requests_every_time_and_another_seed_others(name):
+    build = workloads.WORKLOADS[name]
+
+    assert build(VOCABULARY) == build(VOCABULARY) != build(VOCABULARY, seed=1)
+
+
+# --- the report -----------------------------------------------------------------------------------------------------
+
+
+def test_ratios_are_taken_within_a_repeat():
+    # The machine is three times slower in the last repeat, for both: the ratio does not see it.
+    reference, other = measurement("transformers", [4.0, 5.0, 12.0]), measurement("llama", [2.0, 2.0, 6.0])
+
+    assert report.ratios(reference, other) == report.Spread(median=2.0, least=2.0, greatest=2.5)
+    assert report.tokens_per_second(other) == report.Spread(median=340.0, least=680 / 6, greatest=340.0)
+    assert f"{report.ratios(reference, other):.1f}" == "2.0 (2.0–2.5)"
+
+
+def test_the_share_of_bandwidth_is_bytes_read_over_bytes_that_could_have_been():
+    one = measurement("transformers", [2.0, 4.0], requests=1, rows=1)
+
+    share = report.bandwidth_share(one, weight_bytes=1000, bandwidth=1_000_000)
+
+    assert (share.greatest, share.least) == (0.34, 0.17)  # 680 passes of 1000 bytes in 2 s and in 4 s
+
+
+def test_a_token_reads_all_weights_but_the_position_embeddings():
+    # vocabulary 512, width 64, two layers of 12 * 64**2 weights and 13 * 64 biases and norms, and the last norm.
+    expected = 512 * 64 + 2 * (12 * 64**2 + 13 * 64) + 2 * 64
+
+    model = find_model(smoke=True)
+
+    assert model.weight_bytes("float32") == 4 * expected
+    assert model.weight_bytes("bfloat16") == 2 * expected
+
+
+# --- checking, then timing ------------------------------------------------------------------------------------------
+
+
+def test_different_tokens_are_refused_before_any_time_is_taken(tmp_path):
+    log = []
+    engines = [Counting("first", log=log), Counting("second", wrong_from=3, log=log)]
+
+    with pytest.raises(TokensDiffer, match="second and first gave 29 of 32 requests of race different tokens"):
+        measure(engines, workloads.race(VOCABULARY), tmp_path, "float32", repeats=3)
+
+    assert log.count(("run", "first")) == 1  # the check alone
+    assert log[-2:] == [("close", "first"), ("close", "second")]
+
+
+def test_in_bfloat16_the_share_of_same_answers_is_reported(tmp_path):
+    engines = [Counting("first"), Counting("second", wrong_from=24)]
+
+    first, second = measure(engines, workloads.race(VOCABULARY), tmp_path, "bfloat16", repeats=1, settle=0)
+
+    assert (first.identical, second.identical) == (1.0, 0.75)
+
+
+def test_engines_take_turns_and_everybody_is_first_once(tmp_path):
+    log, bar = [], tqdm(file=io.StringIO())
+    engines = [Counting(name, log=log) for name in "ab"]
+
+    measurements = measure(engines, workloads.one(VOCABULARY), tmp_path, "float32", 2, bar, settle=0)
+
+    assert [name for what, name in log if what == "run"] == ["a", "b", "a", "b", "b", "a"]
+    assert [len(one.seconds) for one in measurements] == [2, 2]
+    assert bar.n == runs(engines, repeats=2)
+
+
+# --- the program ----------------------------------------------------------------------------------------------------
+
+
+def test_a_program_whose_engines_differ_prints_no_figures(tmp_path, capsys):
+    arguments = ["--smoke", "--workloads", "race", "--output", str(tmp_path)]
+
+    assert program.main(arguments, [Counting("first"), Counting("second", wrong_from=0)]) == 1
+
+    output = capsys.readouterr()
+    assert "different tokens" in output.err
+    assert output.out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_rival_is_named_with_the_reason(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("BENCH_VLLM_PYTHON", str(tmp_path / "nowhere"))
+    arguments = ["--smoke", "--workloads", "one", "--output", str(tmp_path)]
+
+    assert program.main(arguments, [Counting("first"), Rival("vllm")]) == 0
+
+    assert "Skipped: vllm, not installed: python -m benchmarks.install vllm." in capsys.readouterr().out
+    assert "vllm" in json.loads((tmp_path / "benchmark.json").read_text())["skipped"]
+
+
+def test_a_workload_that_does_not_fit_the_model_is_skipped_with_the_reason(tmp_path, capsys):
+    arguments = ["--model", "embedded", "--workloads", "long", "one", "--repeats", "1", "--output", str(tmp_path)]
+
+    assert program.main(arguments, [Counting("first")]) == 0
+
+    assert "the model has 512" in capsys.readouterr().err
+
+
+def test_a_smoke_run_goes_end_to_end_and_leaves_report_json_and_plot(tmp_path, capsys):
+    names = ["transformers", "static", "padded", "ragged", "ragged-longest"]
+    arguments = ["--smoke", "--dtype", "float32", "bfloat16", "--workloads", "mixed", "one"]
+    arguments += ["--output", str(tmp_path), "--engines", *names]
+
+    assert program.main(arguments) == 0
+
+    printed = capsys.readouterr().out
+    assert "random weights" in printed
+    written = json.loads((tmp_path / "benchmark.json").read_text())
+    here = set(names) - set(written["skipped"])
+    assert "transformers" in here
+    assert {(one["workload"], one["dtype"], one["engine"]) for one in written["results"]} == {
+        (workload, dtype, name) for workload in ("mixed", "one") for dtype in ("float32", "bfloat16") for name in here
+    }
+    assert all(one["identical"] == 1 for one in written["results"] if one["dtype"] == "float32")
+    assert written["machine"]["memory bandwidth"] > 0
+    assert "random weights" in (tmp_path / "benchmark.svg").read_text()
+    assert (tmp_path / "benchmark.md").read_text().startswith("Model: ")
+
+
+def test_static_batches_of_generate_give_what_each_prompt_gets_alone():
+    model, engine = find_model(smoke=True), TransformersStatic()
+    requests = workloads.small(workloads.mixed(512)).requests
+    engine.load(model.folder, "float32", rows=4)
+    together = engine.run(requests)
+
+    engine.load(model.folder, "float32", rows=1)
+
+    assert together == engine.run(requests)
+
+
+# --- workers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a worker from the body of an engine class; ended after the test."""
+    workers = []
+
+    def start(body: str) -> Worker:
+        script = tmp_path / "fake_worker.py"
+        source = f"import os, sys\nsys.path.insert(0, {str(program.HOME.parents[1] / 'benchmarks')!r})\n"
+        source += "from worker import serve\nclass Engine:\n" + textwrap.indent(textwrap.dedent(body), "    ")
+        script.write_text(source + "\nserve(Engine())\n")
+        workers.append(Worker("fake", [sys.executable, script], tmp_path / "fake.log"))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.close()
+
+
+def test_a_worker_answers_and_what_it_prints_does_not_get_between(start, tmp_path):
+    worker = start("""
+        def run(self, requests):
+            print("a library that prints")
+            os.system("echo and its child")
+            return [[prompt[0]] * tokens for prompt, tokens in requests]
+    """)
+
+    assert worker.ask("run", requests=[[[7], 2], [[8, 9], 1]]) == [[7, 7], [8]]
+    worker.close()
+    assert "a library that prints" in (tmp_path / "fake.log").read_text()
+
+
+def test_a_worker_that_dies_says_so_with_its_status_and_its_last_words(start):
+    worker = start("""
+        def run(self, requests):
+            print("no memory left", file=sys.stderr, flush=True)
+            os._exit(7)
+    """)
+
+    with pytest.raises(WorkerError, match=r"fake's process ended with status 7 when asked to run.*no memory left"):
+        worker.ask("run", requests=[])
+    with pytest.raises(WorkerError, match="status 7"):  # and again, instead of a broken pipe
+        worker.ask("run", requests=[])
+
+
+def test_a_worker_whose_engine_fails_lives_on(start):
+    worker = start("""
+        def run(self, requests):
+            if not requests:
+                raise ValueError("nothing to do")
+            return requests
+    """)
+
+    with pytest.raises(WorkerError, match="fake could not run: ValueError: nothing to do"):
+        worker.ask("run", requests=[])
+    assert worker.ask("run", requests=[1]) == [1]
