@@ -20,8 +20,8 @@ course test test-oldest support-matrix notebooks lab release grade: export OMP_W
 
 # Runs that should be the same everywhere see no personal settings of Jupyter and matplotlib, and leave no traces.
 CACHE := $(CURDIR)/build/cache
-course test notebooks images release grade: | build/cache
-course test notebooks images release grade: export MPLCONFIGDIR := $(CACHE)/matplotlib
+course test notebooks images release grade bench: | build/cache
+course test notebooks images release grade bench: export MPLCONFIGDIR := $(CACHE)/matplotlib
 course test notebooks images release grade: export IPYTHONDIR := $(CACHE)/ipython
 course test notebooks images release grade: export JUPYTER_CONFIG_DIR := $(CACHE)/jupyter/config
 course test notebooks images release grade: export JUPYTER_DATA_DIR := $(CACHE)/jupyter/data
@@ -30,7 +30,7 @@ course test notebooks images release grade: export JUPYTER_RUNTIME_DIR := $(CACH
 test test-oldest: export COURSE_MODEL :=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab test test-oldest support-matrix notebooks images release grade colab tiny-model clean
+.PHONY: help course lab test test-oldest support-matrix bench notebooks images release grade colab tiny-model clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,9 @@ test-oldest: $(OLDEST)/.set-up  ## the tests of caches and models, on the oldest
 
 support-matrix: $(OLDEST)/.set-up  ## measure every model family on both transformers and write SUPPORT.md
 	$(RUN) -m tests.support_matrix
+
+bench: $(STAMP)  ## measure every engine that is installed, in turns, on an idle machine [ARGS="--dtype float32 bfloat16"]
+	$(RUN) -m benchmarks $(ARGS)
 
 notebooks: $(STAMP)  ## run the lessons and store their outputs in notebooks/ [LESSONS=3]
 	@$(RUN) notebooks/run_course.py --save $(if $(LESSONS),--lessons "$(LESSONS)")
