@@ -5,9 +5,10 @@ so has this file. Requests are `(prompt, max_tokens)` tuples here, as in lesson 
 """
 
 from collections import deque
+from itertools import pairwise
 
 import torch
-from torch.nn.functional import pad
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from helpers import batching, kv_cache, load_model
 from helpers.batching import Request
@@ -178,6 +179,124 @@ def continuous_loop(requests, max_batch_size):
             answers[request_id] = token_ids
         running, _ = batching.filter_batch(running)
     return [answers[number] for number in range(len(requests))]
+
+
+# --- lesson 4 -----------------------------------------------------------------------------------------------------
+
+
+def what_to_read(prompt_tokens, generated, computed, budget):
+    unread = prompt_tokens + generated - computed
+    tokens = min(unread, budget)
+    return tokens, tokens == unread
+
+
+def longest_first(waiting):
+    longest = max((sequence.max_tokens for sequence in waiting), default=0)
+
+    def third(sequence):
+        return (3 * sequence.max_tokens > longest) + (3 * sequence.max_tokens > 2 * longest)
+
+    return sorted(waiting, key=third, reverse=True)
+
+
+def most_urgent(waiting, ageing):
+    def urgency(sequence):
+        return sequence.priority - sequence.waited // ageing
+
+    return min(waiting, key=urgency, default=None)
+
+
+def plan_chunks(running, waiting, rows, tokens):
+    decoding = [sequence for sequence in running if sequence.decodes]
+    reading = [sequence for sequence in running if not sequence.decodes]
+    joining = waiting[: rows - len(running)]
+    plan = []
+    for sequence in decoding + reading + joining:
+        chunk = min(sequence.unread, tokens)
+        if chunk > 0:
+            plan.append((sequence.request_id, chunk))
+            tokens -= chunk
+    return plan
+
+
+def worst_waits(arrivals, token_times):
+    ttft, gap = 0, 0
+    for request_id, times in token_times.items():
+        ttft = max(ttft, times[0] - arrivals[request_id])
+        for earlier, later in pairwise(times):
+            gap = max(gap, later - earlier)
+    return ttft, gap
+
+
+# --- lesson 5 -----------------------------------------------------------------------------------------------------
+
+
+def padded_tokens(lengths):
+    rectangle = len(lengths) * max(lengths)
+    return rectangle, rectangle - sum(lengths), sum(lengths)
+
+
+def pack(chunks, cached):
+    ids, positions, columns = [], [], []
+    for chunk, past in zip(chunks, cached, strict=True):
+        columns.append((len(ids), len(ids) + len(chunk)))
+        positions.extend(range(past, past + len(chunk)))
+        ids.extend(chunk)
+    return ids, positions, columns
+
+
+def block_mask(columns):
+    total = columns[-1][1]
+    mask = torch.zeros(total, total, dtype=torch.bool)
+    for start, end in columns:
+        mask[start:end, start:end] = torch.ones(end - start, end - start).tril()
+    return mask
+
+
+def attend_row(query, keys, values, columns):
+    answers = []
+    for (start, end), key, value in zip(columns, keys, values, strict=True):
+        own, past = query[:, start:end], key.size(1) - (end - start)
+        seen = torch.ones(end - start, key.size(1), dtype=torch.bool, device=query.device).tril(past)
+        answers.append(scaled_dot_product_attention(own, key, value, seen))
+    return torch.cat(answers, dim=1)
+
+
+# --- lesson 6 -----------------------------------------------------------------------------------------------------
+
+
+def unused_room(lengths, block_size):
+    return sum(-length % block_size for length in lengths)
+
+
+def slot_of(table, position, block_size):
+    place, offset = divmod(position, block_size)
+    if place >= len(table) or table[place] == -1:
+        return None
+    return table[place] * block_size + offset
+
+
+def allocate(free, tables, request, tokens, block_size):
+    table = tables.get(request, [])
+    missing = -(-tokens // block_size) - len(table)
+    if missing > len(free):
+        return False
+    tables[request] = table + [free.pop(0) for _ in range(missing)]
+    return True
+
+
+def release(free, tables, request):
+    table = tables.pop(request)
+    in_use = {block for other in tables.values() for block in other}
+    free.extend(block for block in table if block not in in_use)
+
+
+def prefix_hashes(token_ids, block_size):
+    names, name = [], None
+    for end in range(block_size, len(token_ids) + 1, block_size):
+        name = hash((name, *token_ids[end - block_size : end]))
+        names.append(name)
+    return names
 
 
 # --- codelab ------------------------------------------------------------------------------------------------------

@@ -6,10 +6,13 @@ of the messages gives the answer away, and whatever a student's function does, `
 
 import ast
 import inspect
+import math
 import signal
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
+from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,11 +20,24 @@ import pytest
 import solutions
 import torch
 from torch.nn.functional import pad
-from transformers import DynamicCache
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from helpers import batching, generate_continuous, generate_static, kv_cache, load_model, workloads
+from helpers import (
+    Engine,
+    EngineConfig,
+    SamplingParams,
+    batching,
+    block_manager,
+    generate_continuous,
+    generate_static,
+    kv_cache,
+    load_model,
+    metrics,
+    scheduler,
+    workloads,
+)
 from helpers.batching import Request
-from helpers.checks import TASKS, attempt, check, scheduling, score_schedule
+from helpers.checks import TASKS, attempt, check, packing, paging, planning, scheduling, score_schedule
 
 RIGHT: list = []
 WRONG: list = []
@@ -1433,6 +1449,2020 @@ def prefill_only(requests, max_batch_size):
     return [token_ids[:1] for token_ids in in_order(serve(requests, max_batch_size))]
 
 
+# === lesson 4: what a request reads ===============================================================================
+
+
+@right("what_to_read")
+def token_by_token_until_the_end(prompt_tokens, generated, computed, budget):
+    read = 0
+    while read < budget and computed + read < prompt_tokens + generated:
+        read += 1
+    return [read, int(computed + read == prompt_tokens + generated)]
+
+
+@right("what_to_read")
+def by_kinds_of_work(prompt_tokens, generated, computed, budget):
+    everything = prompt_tokens + generated
+    if budget >= everything - computed:
+        return everything - computed, True
+    return budget, False
+
+
+@wrong("what_to_read", "reads 20 tokens in an iteration that has room for 8")
+def whole_prompts(prompt_tokens, generated, computed, budget):
+    return prompt_tokens + generated - computed, True
+
+
+@wrong("what_to_read", "the last chunk yields no token. Whoever has read everything gets a new token")
+def last_chunk_yields_nothing(prompt_tokens, generated, computed, budget):
+    tokens, new = solutions.what_to_read(prompt_tokens, generated, computed, budget)
+    return tokens, new and (computed == 0 or generated > 0)
+
+
+@wrong("what_to_read", "the whole prompt yields no token")
+def prefill_yields_nothing(prompt_tokens, generated, computed, budget):
+    return solutions.what_to_read(prompt_tokens, generated, computed, budget)[0], generated > 0
+
+
+@wrong("what_to_read", "gives a new token after 8 of 20 tokens: what the model says there")
+def every_chunk_yields(prompt_tokens, generated, computed, budget):
+    tokens = min(prompt_tokens + generated - computed, budget)
+    return tokens, tokens > 0
+
+
+@wrong("what_to_read", "counts the prompt only. What was generated belongs to the text")
+def restart_reads_the_prompt_only(prompt_tokens, generated, computed, budget):
+    unread = 1 if computed >= prompt_tokens and generated else prompt_tokens - computed
+    return min(unread, budget), unread <= budget
+
+
+@wrong("what_to_read", "reads -2 tokens: the generated ones have to be read as well")
+def what_is_left_of_the_prompt(prompt_tokens, generated, computed, budget):
+    unread = prompt_tokens - computed
+    return min(unread, budget), unread <= budget
+
+
+@wrong("what_to_read", "takes every request that has generated something for a decode")
+def generated_means_decode(prompt_tokens, generated, computed, budget):
+    unread = 1 if generated else prompt_tokens - computed
+    return min(unread, budget), unread <= budget
+
+
+@wrong("what_to_read", "the model would say again what it has said")
+def new_token_after_the_prompt(prompt_tokens, generated, computed, budget):
+    tokens, _ = solutions.what_to_read(prompt_tokens, generated, computed, budget)
+    return tokens, tokens > 0 and computed + tokens >= prompt_tokens
+
+
+@wrong("what_to_read", "begins at the start again: keys and values of the first 16 tokens are in the cache")
+def nothing_is_remembered(prompt_tokens, generated, computed, budget):
+    tokens = min(prompt_tokens + generated, budget)
+    return tokens, tokens == prompt_tokens + generated - computed
+
+
+@wrong("what_to_read", "the newest one was chosen by the model, but not read by it yet")
+def newest_is_taken_as_read(prompt_tokens, generated, computed, budget):
+    unread = prompt_tokens + generated - computed - (generated > 0)
+    return min(unread, budget), unread <= budget
+
+
+@wrong("what_to_read", "gives a new token to a request that reads nothing")
+def new_without_a_pass(prompt_tokens, generated, computed, budget):
+    tokens, new = solutions.what_to_read(prompt_tokens, generated, computed, budget)
+    return tokens, new or tokens == 0
+
+
+@wrong("what_to_read", "Are the two in the wrong order?")
+def new_comes_first(prompt_tokens, generated, computed, budget):
+    return solutions.what_to_read(prompt_tokens, generated, computed, budget)[::-1]
+
+
+@wrong("what_to_read", "should be True or False, and is 8")
+def the_new_token_s_place(prompt_tokens, generated, computed, budget):
+    tokens, new = solutions.what_to_read(prompt_tokens, generated, computed, budget)
+    return tokens, computed + tokens + 1 if new else False
+
+
+@wrong("what_to_read", "should return two things")
+def tokens_only(prompt_tokens, generated, computed, budget):
+    return min(prompt_tokens + generated - computed, budget)
+
+
+# === lesson 4: who is next ========================================================================================
+
+
+@right("longest_first")
+def three_queues(waiting):
+    longest = max((sequence.max_tokens for sequence in waiting), default=0)
+    queues = [], [], []
+    for sequence in waiting:
+        if sequence.max_tokens >= 2 / 3 * longest:
+            queues[0].append(sequence)
+        elif sequence.max_tokens >= 1 / 3 * longest:
+            queues[1].append(sequence)
+        else:
+            queues[2].append(sequence)
+    return queues[0] + queues[1] + queues[2]
+
+
+@right("longest_first")
+def the_engine_s_own_queue(waiting):
+    return scheduler.LongestFirst().queue(waiting, [])
+
+
+@wrong("longest_first", "sorts by max_tokens alone")
+def no_classes(waiting):
+    return sorted(waiting, key=lambda sequence: -sequence.max_tokens)
+
+
+@wrong("longest_first", "puts the shortest first")
+def shortest_limit_first(waiting):
+    return sorted(waiting, key=lambda sequence: sequence.max_tokens)
+
+
+@wrong("longest_first", "puts the shortest first")
+def shortest_class_first(waiting):
+    longest = max((sequence.max_tokens for sequence in waiting), default=0)
+    return sorted(waiting, key=lambda sequence: 3 * sequence.max_tokens // (longest + 1))
+
+
+@wrong("longest_first", "leaves the order of arrival as it is")
+def as_they_came(waiting):
+    return list(waiting)
+
+
+@wrong("longest_first", "has the classes right, but within a class the order of arrival must stay")
+def turned_around(waiting):
+    longest = max((sequence.max_tokens for sequence in waiting), default=0)
+    return sorted(waiting, key=lambda sequence: 3 * sequence.max_tokens // (longest + 1))[::-1]
+
+
+@wrong("longest_first", "changes the order of requests that are all alike")
+def equals_turned_around(waiting):
+    alike = len({sequence.max_tokens for sequence in waiting}) == 1
+    return waiting[::-1] if alike else solutions.longest_first(waiting)
+
+
+@wrong("longest_first", "goes by the prompts")
+def longest_prompt_first(waiting):
+    return sorted(waiting, key=lambda sequence: -len(sequence.token_ids))
+
+
+@wrong("longest_first", "has one class only, but the longest in this queue may get 9 tokens")
+def fixed_limits(waiting):
+    return sorted(waiting, key=lambda sequence: -(sequence.max_tokens > 30) - (sequence.max_tokens > 60))
+
+
+@wrong("longest_first", "in different thirds of 90")
+def two_classes(waiting):
+    longest = max((sequence.max_tokens for sequence in waiting), default=0)
+    return sorted(waiting, key=lambda sequence: -(2 * sequence.max_tokens > longest))
+
+
+@wrong("longest_first", "changed its argument: the list is not what it was")
+def sorted_in_place(waiting):
+    right_order = solutions.longest_first(waiting)
+    waiting[:] = right_order
+    return waiting
+
+
+@wrong("longest_first", "changed its argument: `max_tokens` is not what it was")
+def limits_replaced(waiting):
+    right_order = solutions.longest_first(waiting)
+    for sequence in waiting:
+        sequence.max_tokens = 3 * sequence.max_tokens // 91
+    return right_order
+
+
+@wrong("longest_first", "request a is missing in the queue")
+def short_ones_dropped(waiting):
+    return [sequence for sequence in solutions.longest_first(waiting) if sequence.max_tokens > 15]
+
+
+@wrong("longest_first", "stands there twice")
+def classes_overlap(waiting):
+    longest = max((sequence.max_tokens for sequence in waiting), default=0)
+    long = [sequence for sequence in waiting if sequence.max_tokens > longest / 3]
+    return long + [sequence for sequence in waiting if sequence.max_tokens < longest / 3 * 2]
+
+
+@wrong("longest_first", "Wanted are the sequences themselves")
+def ids_of_the_queue(waiting):
+    return [sequence.request_id for sequence in solutions.longest_first(waiting)]
+
+
+@wrong("longest_first", "A queue may be empty")
+def somebody_always_waits(waiting):
+    longest = max(sequence.max_tokens for sequence in waiting)
+    return solutions.longest_first(waiting) if longest else []
+
+
+@wrong("longest_first", "A sequence is no dict")
+def as_a_dict(waiting):
+    return sorted(waiting, key=lambda sequence: sequence["max_tokens"])
+
+
+@wrong("longest_first", "so Python compares the sequences themselves")
+def compared_as_tuples(waiting):
+    pairs = [(-sequence.max_tokens // 31, sequence) for sequence in waiting]
+    return [sequence for _, sequence in sorted(pairs)]
+
+
+@wrong("longest_first", "returned None (is a `return` missing?)")
+def sorts_and_returns_nothing(waiting):
+    list(waiting).sort(key=lambda sequence: -sequence.max_tokens)
+
+
+@right("most_urgent")
+def the_first_of_the_sorted(waiting, ageing):
+    return next(iter(scheduler.Priority(ageing=ageing).queue(waiting, [])), None)
+
+
+@right("most_urgent")
+def one_after_the_other(waiting, ageing):
+    best, its_level = None, float("inf")
+    for sequence in waiting:
+        level = sequence.priority - int(sequence.waited / ageing)
+        if level < its_level:
+            best, its_level = sequence, level
+    return best
+
+
+def by_urgency(urgency, backwards=False):
+    def most_urgent(waiting, ageing):
+        queue = waiting[::-1] if backwards else waiting
+        return min(queue, key=lambda sequence: urgency(sequence.priority, sequence.waited, ageing), default=None)
+
+    return most_urgent
+
+
+@wrong("most_urgent", "takes the largest number")
+def largest_number(waiting, ageing):
+    return max(waiting, key=lambda sequence: sequence.priority - sequence.waited // ageing, default=None)
+
+
+@wrong("most_urgent", "takes the largest number")
+def largest_number_with_ageing_added(waiting, ageing):
+    return max(waiting, key=lambda sequence: sequence.priority + sequence.waited // ageing, default=None)
+
+
+@wrong("most_urgent", "lets whoever waits become less urgent")
+def ageing_with_the_wrong_sign(waiting, ageing):
+    return by_urgency(lambda priority, waited, ageing: priority + waited // ageing)(waiting, ageing)
+
+
+@wrong("most_urgent", "never looks at `waited`")
+def no_ageing(waiting, ageing):
+    return by_urgency(lambda priority, waited, ageing: priority)(waiting, ageing)
+
+
+@wrong("most_urgent", "lets waiting count too much")
+def ageing_multiplied(waiting, ageing):
+    return by_urgency(lambda priority, waited, ageing: priority - waited * ageing)(waiting, ageing)
+
+
+@wrong("most_urgent", "takes whoever came first, whatever their priority")
+def waited_longest(waiting, ageing):
+    return by_urgency(lambda priority, waited, ageing: -waited)(waiting, ageing)
+
+
+@wrong("most_urgent", "takes whoever came first, whatever their priority")
+def first_of_the_queue(waiting, ageing):
+    return waiting[0] if waiting else None
+
+
+@wrong("most_urgent", "counts parts of a level")
+def ageing_divided_exactly(waiting, ageing):
+    return by_urgency(lambda priority, waited, ageing: priority - waited / ageing)(waiting, ageing)
+
+
+@wrong("most_urgent", "rounds to the nearest level")
+def ageing_rounded(waiting, ageing):
+    return by_urgency(lambda priority, waited, ageing: priority - round(waited / ageing))(waiting, ageing)
+
+
+@wrong("most_urgent", "stops at level 0")
+def never_below_zero(waiting, ageing):
+    return by_urgency(lambda priority, waited, ageing: max(0, priority - waited // ageing))(waiting, ageing)
+
+
+@wrong("most_urgent", "counts one level at most")
+def aged_once(waiting, ageing):
+    return by_urgency(lambda priority, waited, ageing: priority - (waited >= ageing))(waiting, ageing)
+
+
+@wrong("most_urgent", "is off by one where a level begins")
+def ageing_exceeded(waiting, ageing):
+    return by_urgency(lambda priority, waited, ageing: priority - (waited - 1) // ageing)(waiting, ageing)
+
+
+@wrong("most_urgent", "takes the last among equals")
+def last_among_equals(waiting, ageing):
+    return by_urgency(lambda priority, waited, ageing: priority - waited // ageing, backwards=True)(waiting, ageing)
+
+
+@wrong("most_urgent", "is off by one where a level begins")
+def ageing_rounded_up(waiting, ageing):
+    return by_urgency(lambda priority, waited, ageing: priority - math.ceil(waited / ageing))(waiting, ageing)
+
+
+@wrong("most_urgent", "takes d, which counts as -1, and b counts as -1: among equals, the first to come goes first")
+def ageing_a_constant(waiting, ageing):
+    return by_urgency(lambda priority, waited, ageing: priority - waited // 50)(waiting, ageing)
+
+
+@wrong("most_urgent", "takes a, which counts as 2, and b counts as 0")
+def two_levels_only(waiting, ageing):
+    return by_urgency(lambda priority, waited, ageing: priority > 2)(waiting, ageing)
+
+
+@wrong("most_urgent", "Wanted is the sequence itself")
+def the_urgent_one_s_id(waiting, ageing):
+    return solutions.most_urgent(waiting, ageing).request_id
+
+
+@wrong("most_urgent", "returns None although 3 requests wait")
+def nobody_is_urgent(waiting, ageing):
+    return next((sequence for sequence in waiting if sequence.priority < 0), None)
+
+
+@wrong("most_urgent", "Then there is nobody to take: None")
+def a_queue_is_never_empty(waiting, ageing):
+    return min(waiting, key=lambda sequence: sequence.priority - sequence.waited // ageing)
+
+
+@wrong("most_urgent", "should return None when nobody waits; it returned a list")
+def empty_list_for_nobody(waiting, ageing):
+    return solutions.most_urgent(waiting, ageing) or []
+
+
+@wrong("most_urgent", "changed its argument: the list is not what it was")
+def popped_from_the_queue(waiting, ageing):
+    best = solutions.most_urgent(waiting, ageing)
+    if waiting:
+        waiting.remove(best)
+    return best
+
+
+@wrong("most_urgent", "changed its argument: `priority` is not what it was")
+def priorities_lowered(waiting, ageing):
+    for sequence in waiting:
+        sequence.priority -= sequence.waited // ageing
+    return min(waiting, key=lambda sequence: sequence.priority, default=None)
+
+
+# === lesson 4: who reads how much =================================================================================
+
+
+@right("plan_chunks")
+def in_three_loops(running, waiting, rows, tokens):
+    plan, queue = [], list(waiting)
+    for sequence in running:
+        if sequence.decodes:
+            plan.append([sequence.request_id, 1])
+            tokens -= 1
+    for sequence in running:
+        if not sequence.decodes and tokens:
+            plan.append([sequence.request_id, min(tokens, sequence.unread)])
+            tokens -= plan[-1][1]
+    free = rows - len(running)
+    while queue and free and tokens:
+        joining = queue.pop(0)
+        plan.append([joining.request_id, min(tokens, len(joining.token_ids) - joining.computed)])
+        tokens, free = tokens - plan[-1][1], free - 1
+    return plan
+
+
+@right("plan_chunks")
+def newcomers_listed_first(running, waiting, rows, tokens):
+    """In what order a plan lists them makes no difference: it is one iteration."""
+    return solutions.plan_chunks(running, waiting, rows, tokens)[::-1]
+
+
+@right("plan_chunks")
+def the_engine_s_own_plan(running, waiting, rows, tokens):
+    plan = scheduler.FirstComeFirstServed().schedule(waiting, running, scheduler.Budget(rows, tokens))
+    return [(chunk.sequence.request_id, chunk.tokens) for chunk in plan.chunks]
+
+
+def planned(
+    running,
+    waiting,
+    rows,
+    tokens,
+    order=lambda decoding, reading, joining: decoding + reading + joining,
+    joining=lambda running, waiting, rows: waiting[: rows - len(running)],
+    decodes=lambda sequence: sequence.decodes,
+    unread=lambda sequence: sequence.unread,
+    chunk=min,
+    cost=lambda sequence, chunk: chunk,
+):
+    """A plan with parts to be broken: in which order, who joins, who decodes, how much is read and what it costs."""
+    decoding = [sequence for sequence in running if decodes(sequence)]
+    reading = [sequence for sequence in running if not decodes(sequence)]
+    plan = []
+    for sequence in order(decoding, reading, joining(running, waiting, rows)):
+        read = chunk(1 if decodes(sequence) else unread(sequence), tokens)
+        if read > 0:
+            plan.append((sequence.request_id, read))
+            tokens -= cost(sequence, read)
+    return plan
+
+
+right("plan_chunks")(planned)
+
+
+@wrong("plan_chunks", "reads 11 tokens, one more than the budget allows")
+def one_token_too_many(running, waiting, rows, tokens):
+    return solutions.plan_chunks(running, waiting, rows, tokens + 1)
+
+
+@wrong("plan_chunks", "has no tokens left for d, e, whose next token somebody waits for. Decodes come first")
+def prompts_first(running, waiting, rows, tokens):
+    return planned(
+        running, waiting, rows, tokens, order=lambda decoding, reading, joining: reading + joining + decoding
+    )
+
+
+@wrong("plan_chunks", "has no tokens left for d, e")
+def in_the_order_of_rows(running, waiting, rows, tokens):
+    return planned(running, waiting, rows, tokens, order=lambda decoding, reading, joining: [*running, *joining])
+
+
+@wrong("plan_chunks", "forgets d, e: who decodes takes part in every iteration")
+def prompts_only(running, waiting, rows, tokens):
+    tight = planned(running, waiting, rows, tokens, order=lambda decoding, reading, joining: reading + joining)
+    return [(request_id, min(read, tokens // 2)) for request_id, read in tight[:1]] + tight[1:]
+
+
+@wrong("plan_chunks", "each of the 2 decodes reads one, and it counts like any other")
+def decodes_are_free(running, waiting, rows, tokens):
+    return planned(running, waiting, rows, tokens, cost=lambda sequence, read: 0 if sequence.decodes else read)
+
+
+@wrong("plan_chunks", "lets p read its 12 tokens at once, when 8 of the budget are left")
+def whole_prompt_at_once(running, waiting, rows, tokens):
+    return planned(running, waiting, rows, tokens, chunk=lambda unread, left: unread if left > 0 else 0)
+
+
+@wrong("plan_chunks", "What one reads, the next ones cannot have")
+def everybody_has_the_whole_budget(running, waiting, rows, tokens):
+    return planned(running, waiting, rows, tokens, cost=lambda sequence, read: 0)
+
+
+@wrong("plan_chunks", "when v's turn comes, 0 of the budget are left, and it is given 5")
+def budget_for_each_kind(running, waiting, rows, tokens):
+    old = planned(running, [], rows, tokens)
+    return old + planned([], waiting, rows - len(running), tokens - len(running) + 1)
+
+
+@wrong("plan_chunks", "leaves 8 tokens of the budget unused, and p has 12 to read. A prompt need not be read at once")
+def whole_or_not_at_all(running, waiting, rows, tokens):
+    return planned(running, waiting, rows, tokens, chunk=lambda unread, left: unread if unread <= left else 0)[:2]
+
+
+@wrong("plan_chunks", "leaves 10 tokens of the budget unused, and v has 12 to read")
+def newcomers_whole_or_not_at_all(running, waiting, rows, tokens):
+    plan = planned(running, [], rows, tokens)
+    left = tokens - sum(read for _, read in plan)
+    for sequence in waiting[: rows - len(running)]:
+        if sequence.unread > left:
+            break
+        plan.append((sequence.request_id, sequence.unread))
+        left -= sequence.unread
+    return plan
+
+
+@wrong("plan_chunks", "lets w, x overtake v")
+def whoever_fits(running, waiting, rows, tokens):
+    plan = planned(running, [], rows, tokens)
+    left = tokens - sum(read for _, read in plan)
+    for sequence in waiting[: rows - len(running)]:
+        if sequence.unread <= left:
+            plan.append((sequence.request_id, sequence.unread))
+            left -= sequence.unread
+    return plan
+
+
+@wrong("plan_chunks", "lets w overtake v")
+def shortest_prompt_joins_first(running, waiting, rows, tokens):
+    return solutions.plan_chunks(running, sorted(waiting, key=lambda sequence: sequence.unread), rows, tokens)
+
+
+@wrong("plan_chunks", "lets w overtake v")
+def newest_first(running, waiting, rows, tokens):
+    return solutions.plan_chunks(running, waiting[::-1], rows, tokens)
+
+
+@wrong("plan_chunks", "lets v, w share the tokens. Prompts that are half read have yielded nothing yet")
+def shared_equally(running, waiting, rows, tokens):
+    plan = planned(running, [], rows, tokens)
+    left, joining = tokens - sum(read for _, read in plan), waiting[: rows - len(running)]
+    shares = [(sequence.request_id, min(sequence.unread, left // len(joining))) for sequence in joining]
+    return plan + [(request_id, read) for request_id, read in shares if read]
+
+
+@wrong("plan_chunks", "while p, whose prompt has been begun, reads nothing")
+def begun_prompt_forgotten(running, waiting, rows, tokens):
+    return planned(running, waiting, rows, tokens, order=lambda decoding, reading, joining: decoding + joining)
+
+
+@wrong("plan_chunks", "forgets p, whose prompt has been begun: there is room for 4 tokens of it")
+def begun_prompt_left_alone(running, waiting, rows, tokens):
+    """Whatever else is right: a prompt that could be ended now is not."""
+    plan = solutions.plan_chunks(running, waiting, rows, tokens)
+    return [(request_id, read) for request_id, read in plan if request_id != "p" or read > 4]
+
+
+@wrong("plan_chunks", "It holds a row, and yields nothing before its prompt is read")
+def newcomers_before_the_begun(running, waiting, rows, tokens):
+    return planned(
+        running, waiting, rows, tokens, order=lambda decoding, reading, joining: decoding + joining + reading
+    )
+
+
+@wrong("plan_chunks", "leaves 2 tokens of the budget unused, and q has 6 to read")
+def one_begun_prompt_an_iteration(running, waiting, rows, tokens):
+    def order(decoding, reading, joining):
+        return decoding + reading[:1] + (joining if len(reading) < 2 else [])
+
+    return planned(running, waiting, rows, tokens, order=order)
+
+
+@wrong("plan_chunks", "lets q overtake p")
+def newest_begun_first(running, waiting, rows, tokens):
+    return planned(running, waiting, rows, tokens, order=lambda d, reading, joining: d + reading[::-1] + joining)
+
+
+@wrong("plan_chunks", "lets 4 requests join where 2 rows are free: every running request holds one")
+def more_than_the_rows(running, waiting, rows, tokens):
+    return planned(running, waiting, rows, tokens, joining=lambda running, waiting, rows: waiting)
+
+
+@wrong("plan_chunks", "lets 3 requests join where 2 rows are free: p holds a row, too")
+def rows_of_those_that_decode(running, waiting, rows, tokens):
+    def joining(running, waiting, rows):
+        return waiting[: rows - sum(sequence.decodes for sequence in running)]
+
+    return planned(running, waiting, rows, tokens, joining=joining)
+
+
+@wrong("plan_chunks", "lets w wait, and there are a free row and 23 tokens that nobody uses")
+def one_newcomer_at_a_time(running, waiting, rows, tokens):
+    return planned(running, waiting[:1], rows, tokens)
+
+
+@wrong("plan_chunks", "lets v wait, and there are a free row")
+def nobody_joins_while_others_run(running, waiting, rows, tokens):
+    roomy = tokens > 20
+    return planned(running, [] if running and roomy else waiting, rows, tokens)
+
+
+@wrong("plan_chunks", "lets p read 4 tokens, and 4 of the budget stay unused")
+def chunks_of_four(running, waiting, rows, tokens):
+    return planned(running, waiting, rows, tokens, chunk=lambda unread, left: min(unread, left, 4))[:3]
+
+
+@wrong("plan_chunks", "which has 4 to read: the first 16 are in the cache already")
+def prompts_from_the_start(running, waiting, rows, tokens):
+    return planned(running, waiting, rows, tokens, unread=lambda sequence: len(sequence.token_ids))
+
+
+@wrong("plan_chunks", "takes r for a decode because it has generated something")
+def generated_means_decoding(running, waiting, rows, tokens):
+    return planned(running, waiting, rows, tokens, decodes=lambda sequence: sequence.generated > 0)
+
+
+@wrong("plan_chunks", "counts r's prompt only")
+def preempted_read_their_prompts(running, waiting, rows, tokens):
+    return planned(running, waiting, rows, tokens, unread=lambda sequence: sequence.prompt_tokens - sequence.computed)
+
+
+@wrong("plan_chunks", "plans 0 tokens for request v: who reads nothing takes no part")
+def with_empty_chunks(running, waiting, rows, tokens):
+    plan = dict(solutions.plan_chunks(running, waiting, rows, tokens))
+    everybody = [*running, *waiting[: rows - len(running)]]
+    return [(sequence.request_id, plan.get(sequence.request_id, 0)) for sequence in everybody]
+
+
+@wrong("plan_chunks", "plans for request d twice")
+def running_twice(running, waiting, rows, tokens):
+    return [(sequence.request_id, 1) for sequence in running if sequence.decodes] + solutions.plan_chunks(
+        running, waiting, rows, tokens
+    )
+
+
+@wrong("plan_chunks", "has a sequence where its request id should be")
+def sequences_for_ids(running, waiting, rows, tokens):
+    by_id = {sequence.request_id: sequence for sequence in running + waiting}
+    return [(by_id[id], read) for id, read in solutions.plan_chunks(running, waiting, rows, tokens)]
+
+
+@wrong("plan_chunks", "should return a list of (request id, tokens); it returned a dict")
+def plan_as_a_dict(running, waiting, rows, tokens):
+    return dict(solutions.plan_chunks(running, waiting, rows, tokens))
+
+
+@wrong("plan_chunks", "and a str is among them")
+def ids_without_tokens(running, waiting, rows, tokens):
+    return [request_id for request_id, _ in solutions.plan_chunks(running, waiting, rows, tokens)]
+
+
+@wrong("plan_chunks", "changed its argument: `computed` is not what it was")
+def reads_while_it_plans(running, waiting, rows, tokens):
+    plan = solutions.plan_chunks(running, waiting, rows, tokens)
+    for sequence in running + waiting:
+        sequence.computed += dict(plan).get(sequence.request_id, 0)
+    return plan
+
+
+@wrong("plan_chunks", "changed its argument: the list is not what it was")
+def queue_is_emptied(running, waiting, rows, tokens):
+    plan = solutions.plan_chunks(running, waiting, rows, tokens)
+    waiting[:] = [sequence for sequence in waiting if sequence.request_id not in dict(plan)]
+    return plan
+
+
+# === lesson 4: who waits for it ===================================================================================
+
+
+@right("worst_waits")
+def pooled_lists(arrivals, token_times):
+    firsts = [token_times[id][0] - arrivals[id] for id in arrivals]
+    gaps = [times[i] - times[i - 1] for times in token_times.values() for i in range(1, len(times))]
+    return [max(firsts), max(gaps, default=0)]
+
+
+@right("worst_waits")
+def with_the_course_s_metrics(arrivals, token_times):
+    each = [metrics.RequestMetrics(id, arrivals[id], times) for id, times in token_times.items()]
+    return float(max(one.ttft for one in each)), float(max([0, *(gap for one in each for gap in one.itl)]))
+
+
+def waits(arrivals, token_times, first=lambda arrival, times: times[0] - arrival, gaps=None, worst=max):
+    """Both numbers with parts to be broken."""
+    gaps = gaps or (lambda arrival, times: [later - time for time, later in pairwise(times)])
+    each = [(arrivals[id], times) for id, times in token_times.items()]
+    return worst([first(*one) for one in each]), worst([gap for one in each for gap in gaps(*one)] or [0])
+
+
+right("worst_waits")(waits)
+
+
+@wrong("worst_waits", "measures the time to the first token from step 0")
+def first_token_from_step_zero(arrivals, token_times):
+    return waits(arrivals, token_times, first=lambda arrival, times: times[0])
+
+
+@wrong("worst_waits", "measures until the last token")
+def until_the_last_token(arrivals, token_times):
+    return waits(arrivals, token_times, first=lambda arrival, times: times[-1] - arrival)
+
+
+@wrong("worst_waits", "it hides the one that waits")
+def means(arrivals, token_times):
+    return waits(arrivals, token_times, worst=lambda values: sum(values) / len(values))
+
+
+@wrong("worst_waits", "takes the shortest time to a first token")
+def best_waits(arrivals, token_times):
+    return waits(arrivals, token_times, worst=min)
+
+
+@wrong("worst_waits", "of the last request only")
+def last_request_s(arrivals, token_times):
+    for request_id, times in token_times.items():
+        ttft = times[0] - arrivals[request_id]
+        gap = max((later - time for time, later in pairwise(times)), default=0)
+    return ttft, gap
+
+
+@wrong("worst_waits", "of the first request only")
+def first_request_s(arrivals, token_times):
+    for request_id, times in token_times.items():
+        return times[0] - arrivals[request_id], max((later - time for time, later in pairwise(times)), default=0)
+
+
+@wrong("worst_waits", "counts the wait for the first token as a gap")
+def gaps_from_the_arrival(arrivals, token_times):
+    return waits(arrivals, token_times, gaps=lambda a, times: [later - time for time, later in pairwise([a, *times])])
+
+
+@wrong("worst_waits", "looks at the gaps between anybody's tokens")
+def gaps_of_the_server(arrivals, token_times):
+    pooled = sorted(time for times in token_times.values() for time in times)
+    return waits(arrivals, token_times)[0], max((later - time for time, later in pairwise(pooled)), default=0)
+
+
+@wrong("worst_waits", "which is TPOT: one long stall vanishes in it")
+def mean_time_per_token(arrivals, token_times):
+    def gaps(arrival, times):
+        return [(times[-1] - times[0]) / (len(times) - 1)] if len(times) > 1 else []
+
+    return waits(arrivals, token_times, gaps=gaps)
+
+
+@wrong("worst_waits", "takes the mean of the gaps")
+def mean_gap(arrivals, token_times):
+    gaps = [later - time for times in token_times.values() for time, later in pairwise(times)]
+    return waits(arrivals, token_times)[0], sum(gaps) / max(len(gaps), 1)
+
+
+@wrong("worst_waits", "goes from the first token to the last")
+def first_to_last(arrivals, token_times):
+    return waits(arrivals, token_times, gaps=lambda arrival, times: [times[-1] - times[0]])
+
+
+@wrong("worst_waits", "looks at the first gap of each request only")
+def first_gap(arrivals, token_times):
+    return waits(
+        arrivals, token_times, gaps=lambda arrival, times: [b - a for a, b in [times[:2]] if b] if times[1:] else []
+    )
+
+
+@wrong("worst_waits", "has the gaps of the last request only")
+def gaps_of_the_last(arrivals, token_times):
+    return waits(arrivals, token_times)[0], last_request_s(arrivals, token_times)[1]
+
+
+@wrong("worst_waits", "counts the steps in which nothing came")
+def steps_in_between(arrivals, token_times):
+    return waits(arrivals, token_times, gaps=lambda arrival, times: [b - a - 1 for a, b in pairwise(times)])
+
+
+@wrong("worst_waits", "returns the gap first")
+def gap_first(arrivals, token_times):
+    return waits(arrivals, token_times)[::-1]
+
+
+@wrong("worst_waits", "without any gap, the longest counts as 0")
+def always_a_gap(arrivals, token_times):
+    gaps = [later - time for times in token_times.values() for time, later in pairwise(times)]
+    return waits(arrivals, token_times)[0], max(gaps)
+
+
+@wrong("worst_waits", "the gap, arrivals {'a': 0, 'b': 2, 'c': 5}, token_times")
+def gap_in_double(arrivals, token_times):
+    ttft, gap = waits(arrivals, token_times)
+    return ttft, 2 * gap
+
+
+@wrong("worst_waits", "the longest gap should be a number, and is None")
+def no_gap_is_none(arrivals, token_times):
+    ttft, gap = waits(arrivals, token_times)
+    return ttft, gap or None
+
+
+@wrong("worst_waits", "changed its argument")
+def arrivals_put_in_front(arrivals, token_times):
+    answer = waits(arrivals, token_times)
+    for request_id, times in token_times.items():
+        times.insert(0, arrivals[request_id])
+    return answer
+
+
+# === lesson 5: what padding costs =================================================================================
+
+
+@right("padded_tokens")
+def pads_of_each_row(lengths):
+    pads = 0
+    for length in lengths:
+        pads += max(lengths) - length
+    return [pads + sum(lengths), pads, sum(lengths)]
+
+
+def counted(lengths, rectangle=None, pads=None, row=None):
+    """The three counts, with one of them replaced."""
+    right = solutions.padded_tokens(lengths)
+    wrong = [other and other(lengths) for other in (rectangle, pads, row)]
+    return tuple(one if other is None else other for one, other in zip(right, wrong, strict=True))
+
+
+@wrong("padded_tokens", "all its rows are as wide as the longest")
+def own_tokens_in_the_rectangle(lengths):
+    return counted(lengths, rectangle=sum)
+
+
+@wrong("padded_tokens", "counts a single row of the rectangle")
+def one_row_of_the_rectangle(lengths):
+    return counted(lengths, rectangle=max)
+
+
+@wrong("padded_tokens", "the others would be cut")
+def as_wide_as_the_shortest(lengths):
+    return counted(lengths, rectangle=lambda lengths: len(lengths) * min(lengths))
+
+
+@wrong("padded_tokens", "each row holds one of them")
+def as_wide_as_all_together(lengths):
+    return counted(lengths, rectangle=lambda lengths: len(lengths) * sum(lengths))
+
+
+@wrong("padded_tokens", "takes the requests' own tokens for pads")
+def tokens_taken_for_pads(lengths):
+    return counted(lengths, pads=sum)
+
+
+@wrong("padded_tokens", "takes everything in the rectangle for pads")
+def everything_is_a_pad(lengths):
+    return counted(lengths, pads=lambda lengths: len(lengths) * max(lengths))
+
+
+@wrong("padded_tokens", "the longest and the shortest request only")
+def longest_minus_shortest(lengths):
+    return counted(lengths, pads=lambda lengths: max(lengths) - min(lengths))
+
+
+@wrong("padded_tokens", "counts rows that are padded")
+def rows_with_pads(lengths):
+    return counted(lengths, pads=lambda lengths: sum(length < max(lengths) for length in lengths))
+
+
+@wrong("padded_tokens", "gives a share")
+def share_of_pads(lengths):
+    return counted(lengths, pads=lambda lengths: 1 - sum(lengths) / len(lengths) / max(lengths))
+
+
+@wrong("padded_tokens", "finds no pads")
+def pads_are_useful(lengths):
+    return counted(lengths, pads=lambda lengths: 0)
+
+
+@wrong("padded_tokens", "pads the row, too")
+def row_with_pads(lengths):
+    return counted(lengths, row=lambda lengths: len(lengths) * max(lengths))
+
+
+@wrong("padded_tokens", "makes the row as long as the longest request")
+def row_of_the_longest(lengths):
+    return counted(lengths, row=max)
+
+
+@wrong("padded_tokens", "one token for each request: that is so only if all of them decode")
+def a_token_each(lengths):
+    return counted(lengths, row=len)
+
+
+@wrong("padded_tokens", "in another order")
+def row_first(lengths):
+    return solutions.padded_tokens(lengths)[::-1]
+
+
+@wrong("padded_tokens", "should return three things")
+def without_the_row(lengths):
+    return solutions.padded_tokens(lengths)[:2]
+
+
+@wrong("padded_tokens", "the pads, lengths [5, 3, 7]: expected 6, got 5")
+def one_pad_too_few(lengths):
+    return counted(lengths, pads=lambda lengths: len(lengths) * max(lengths) - sum(lengths) - 1)
+
+
+# === lesson 5: one row for everybody ==============================================================================
+
+
+def in_a_row(chunks):
+    return [token for chunk in chunks for token in chunk]
+
+
+@right("pack")
+def in_comprehensions(chunks, cached):
+    ends = [sum(map(len, chunks[: place + 1])) for place in range(len(chunks))]
+    pairs = zip(chunks, cached, strict=True)
+    positions = [past + place for chunk, past in pairs for place in range(len(chunk))]
+    columns = [[end - len(chunk), end] for chunk, end in zip(chunks, ends, strict=True)]
+    return [in_a_row(chunks), positions, columns]
+
+
+def packed(chunks, cached, ids=None, positions=None, columns=None):
+    """A row with a part replaced; `positions` and `columns` are told of each (past, new, start)."""
+    row, right_positions, right_columns = solutions.pack(chunks, cached)
+    parts = [(past, end - start, start) for past, (start, end) in zip(cached, right_columns, strict=True)]
+    if positions:
+        right_positions = [place for part in parts for place in positions(*part)]
+    if columns:
+        right_columns = [columns(*part) for part in parts]
+    return row if ids is None else ids, right_positions, right_columns
+
+
+@wrong("pack", "the positions start with 0 again, although tokens of the request are in the cache")
+def positions_restart(chunks, cached):
+    return packed(chunks, cached, positions=lambda past, new, start: range(new))
+
+
+@wrong("pack", "the positions run on through the row")
+def positions_are_columns(chunks, cached):
+    return packed(chunks, cached, positions=lambda past, new, start: range(start, start + new))
+
+
+@wrong("pack", "adds the column to what is cached")
+def positions_with_the_column(chunks, cached):
+    return packed(chunks, cached, positions=lambda past, new, start: range(past + start, past + start + new))
+
+
+@wrong("pack", "one too far: the first token of a text has position 0")
+def positions_from_one(chunks, cached):
+    return packed(chunks, cached, positions=lambda past, new, start: range(past + 1, past + new + 1))
+
+
+@wrong("pack", "the newest of the cached tokens has that position already")
+def positions_of_the_newest_cached(chunks, cached):
+    return packed(chunks, cached, positions=lambda past, new, start: range(past - 1, past - 1 + new))
+
+
+@wrong("pack", "all tokens of a chunk get the same position")
+def one_position_a_chunk(chunks, cached):
+    return packed(chunks, cached, positions=lambda past, new, start: [past] * new)
+
+
+@wrong("pack", "numbers the cached tokens, too")
+def positions_of_the_whole_text(chunks, cached):
+    return packed(chunks, cached, positions=lambda past, new, start: range(past + new))
+
+
+@wrong("pack", "As in a slice, `end` is the column behind it")
+def columns_with_their_last(chunks, cached):
+    return packed(chunks, cached, columns=lambda past, new, start: (start, start + new - 1))
+
+
+@wrong("pack", "the columns are (start, number of tokens)")
+def columns_with_a_length(chunks, cached):
+    return packed(chunks, cached, columns=lambda past, new, start: (start, new))
+
+
+@wrong("pack", "all requests start in column 0")
+def everybody_starts_at_zero(chunks, cached):
+    return packed(chunks, cached, columns=lambda past, new, start: (0, new))
+
+
+@wrong("pack", "one too far to the right")
+def columns_from_one(chunks, cached):
+    return packed(chunks, cached, columns=lambda past, new, start: (start + 1, start + new + 1))
+
+
+@wrong("pack", "the columns are the positions")
+def columns_are_positions(chunks, cached):
+    return packed(chunks, cached, columns=lambda past, new, start: (past, past + new))
+
+
+@wrong("pack", "leave room for what is cached")
+def columns_of_the_cache(chunks, cached):
+    with_past = [past + len(chunk) for past, chunk in zip(cached, chunks, strict=True)]
+    borders = [sum(with_past[:place]) for place in range(len(chunks) + 1)]
+    return *solutions.pack(chunks, cached)[:2], list(pairwise(borders))
+
+
+@wrong("pack", "a list of borders: wanted is a pair")
+def borders(chunks, cached):
+    ids, positions, columns = solutions.pack(chunks, cached)
+    return ids, positions, [0] + [end for _, end in columns]
+
+
+@wrong("pack", "should be pairs (start, end), and a range is among them")
+def columns_as_ranges(chunks, cached):
+    return packed(chunks, cached, columns=lambda past, new, start: range(start, start + new))
+
+
+@wrong("pack", "the ids are a list for each request")
+def rows_for_a_row(chunks, cached):
+    return packed(chunks, cached, ids=chunks)
+
+
+@wrong("pack", "the ids are a list in a list")
+def a_batch_of_one(chunks, cached):
+    return packed(chunks, cached, ids=[in_a_row(chunks)])
+
+
+@wrong("pack", "in a row nobody has to be padded")
+def padded_row(chunks, cached):
+    width = max(map(len, chunks))
+    return packed(chunks, cached, ids=[token for chunk in chunks for token in [0] * (width - len(chunk)) + chunk])
+
+
+@wrong("pack", "sorts the requests by length")
+def longest_chunk_first(chunks, cached):
+    return packed(chunks, cached, ids=in_a_row(sorted(chunks, key=len)))
+
+
+@wrong("pack", "has the requests backwards")
+def last_request_first(chunks, cached):
+    return packed(chunks, cached, ids=in_a_row(chunks[::-1]))
+
+
+@wrong("pack", "all of a chunk is read")
+def newest_tokens_only(chunks, cached):
+    return packed(chunks, cached, ids=[chunk[-1] for chunk in chunks])
+
+
+@wrong("pack", "drops tokens that come twice")
+def every_token_once(chunks, cached):
+    return packed(chunks, cached, ids=list(dict.fromkeys(in_a_row(chunks))))
+
+
+@wrong("pack", "changed its argument")
+def grows_the_first_chunk(chunks, cached):
+    ids = chunks[0]
+    for chunk in chunks[1:]:
+        ids += chunk
+    return packed(chunks, cached, ids=ids)
+
+
+@wrong("pack", "should be a list of token ids, and is a tensor of int64 with shape [1, 2]")
+def row_as_a_tensor(chunks, cached):
+    return packed(chunks, cached, ids=torch.tensor([in_a_row(chunks)]))
+
+
+@wrong("pack", "should return three things")
+def row_and_positions_only(chunks, cached):
+    return solutions.pack(chunks, cached)[:2]
+
+
+# === lesson 5: who sees whom ======================================================================================
+
+
+def owners(columns):
+    return torch.tensor([number for number, (start, end) in enumerate(columns) for _ in range(start, end)])
+
+
+@right("block_mask")
+def by_owner(columns):
+    owner = owners(columns)
+    place = torch.arange(len(owner))
+    return (owner[:, None] == owner[None, :]) & (place[None, :] <= place[:, None])
+
+
+@right("block_mask")
+def as_a_block_diagonal(columns):
+    return torch.block_diag(*[torch.ones(end - start, end - start).tril() for start, end in columns]).bool()
+
+
+def ones(columns):
+    return torch.ones(columns[-1][1], columns[-1][1])
+
+
+@wrong("block_mask", "others' texts, too: line 3 looks at column 0")
+def one_triangle_for_all(columns):
+    return ones(columns).tril().bool()
+
+
+@wrong("block_mask", "a token sees what comes after it in its text")
+def whole_squares(columns):
+    return torch.block_diag(*[torch.ones(end - start, end - start) for start, end in columns]).bool()
+
+
+@wrong("block_mask", "lines and columns are swapped")
+def transposed_mask(columns):
+    return solutions.block_mask(columns).T
+
+
+@wrong("block_mask", "is upside down: True means that a token looks")
+def true_hides(columns):
+    return ~solutions.block_mask(columns)
+
+
+@wrong("block_mask", "a token does not see itself")
+def not_oneself(columns):
+    return solutions.block_mask(columns).tril(-1)
+
+
+@wrong("block_mask", "nothing but itself")
+def only_oneself(columns):
+    return torch.eye(columns[-1][1]).bool()
+
+
+@wrong("block_mask", "everybody sees everything")
+def all_ones(columns):
+    return ones(columns).bool()
+
+
+@wrong("block_mask", "the others' texts and not its own")
+def others_only(columns):
+    owner = owners(columns)
+    return ones(columns).tril().bool() & (owner[:, None] != owner)
+
+
+@wrong("block_mask", "line 3 does not look at column 3, which is in its own text")
+def first_triangle_only(columns):
+    return solutions.block_mask([columns[0], (columns[-1][1],) * 2])
+
+
+@wrong("block_mask", "looks at column 0, which is another request's")
+def everybody_sees_the_first_token(columns):
+    mask = solutions.block_mask(columns).clone()
+    mask[:, 0] = True
+    return mask
+
+
+@wrong("block_mask", "looks at column 1, which comes after it")
+def one_token_ahead(columns):
+    mask = solutions.block_mask(columns)
+    mask[0, 1:2] = columns[0][1] > 1
+    return mask
+
+
+@wrong("block_mask", "holds int64, and should hold bool. What is not bool is added to the scores")
+def mask_of_numbers(columns):
+    return solutions.block_mask(columns).long()
+
+
+@wrong("block_mask", "is a mask to add to the scores; wanted is a bool one")
+def additive_mask(columns):
+    return torch.zeros_like(ones(columns)).masked_fill(~solutions.block_mask(columns), float("-inf"))
+
+
+@wrong("block_mask", "has shape [1, 1, 5, 5], and should have [5, 5]")
+def mask_with_heads(columns):
+    return solutions.block_mask(columns)[None, None]
+
+
+@wrong("block_mask", "should return a tensor; it returned a list")
+def mask_of_lists(columns):
+    return solutions.block_mask(columns).tolist()
+
+
+@wrong("block_mask", "should return a tensor; it returned None (is a `return` missing?)")
+def mask_without_return(columns):
+    solutions.block_mask(columns)
+
+
+# === lesson 5: attention of a row =================================================================================
+
+
+def softmax_by_hand(query, key, value, shift=0, scale=None, hidden=None):
+    """Attention of one request, without torch's own: [heads, queries, dim]."""
+    new, count = query.size(1), key.size(1)
+    scores = query @ key.transpose(1, 2) * (scale or query.size(2) ** -0.5)
+    seen = torch.ones(new, count).tril(count - new + shift).bool() if hidden is None else hidden(new, count)
+    return scores.masked_fill(~seen, float("-inf")).softmax(dim=-1) @ value
+
+
+def attended(query, keys, values, columns, of=lambda each, columns: each, **broken):
+    answers = [
+        softmax_by_hand(query[:, start:end], key, value, **broken)
+        for (start, end), key, value in zip(columns, of(keys, columns), of(values, columns), strict=True)
+    ]
+    return torch.cat(answers, dim=1)
+
+
+right("attend_row")(attended)
+
+
+@right("attend_row")
+def one_call_with_a_block_mask(query, keys, values, columns):
+    """Exact, too; it computes squares that nobody looks at."""
+    lengths = [key.size(1) for key in keys]
+    seen = torch.zeros(query.size(1), sum(lengths), dtype=torch.bool)
+    for number, (start, end) in enumerate(columns):
+        before = sum(lengths[:number])
+        corner = torch.ones(end - start, lengths[number]).tril(lengths[number] - (end - start)).bool()
+        seen[start:end, before : before + lengths[number]] = corner
+    return torch.nn.functional.scaled_dot_product_attention(query, torch.cat(keys, 1), torch.cat(values, 1), seen)
+
+
+@right("attend_row")
+def token_by_token_in_the_row(query, keys, values, columns):
+    answer = torch.empty_like(query)
+    for (start, end), key, value in zip(columns, keys, values, strict=True):
+        for column in range(start, end):
+            upto = key.size(1) - (end - column) + 1
+            one = slice(column, column + 1)
+            answer[:, one] = softmax_by_hand(query[:, one], key[:, :upto], value[:, :upto])
+    return answer
+
+
+@wrong("attend_row", "lines up the first query with the first key")
+def is_causal(query, keys, values, columns):
+    attention = torch.nn.functional.scaled_dot_product_attention
+    parts = zip(columns, keys, values, strict=True)
+    return torch.cat([attention(query[:, s:e], k, v, is_causal=e - s > 1) for (s, e), k, v in parts], dim=1)
+
+
+@wrong("attend_row", "lines up the first query with the first key")
+def always_is_causal(query, keys, values, columns):
+    attention = torch.nn.functional.scaled_dot_product_attention
+    parts = zip(columns, keys, values, strict=True)
+    return torch.cat([attention(query[:, s:e], k, v, is_causal=True) for (s, e), k, v in parts], dim=1)
+
+
+def seen_by_all(queries, keys):
+    return torch.ones(queries, keys).bool()
+
+
+@wrong("attend_row", "sees those that come after it in its own chunk")
+def no_mask_at_all(query, keys, values, columns):
+    return attended(query, keys, values, columns, hidden=seen_by_all)
+
+
+@wrong("attend_row", "sees those that come after it in its own chunk")
+def no_mask_with_a_past(query, keys, values, columns):
+    prompt = all(key.size(1) == end - start for key, (start, end) in zip(keys, columns, strict=True))
+    return attended(query, keys, values, columns, hidden=None if prompt else seen_by_all)
+
+
+@wrong("attend_row", "looks at the tokens of this pass only")
+def keys_of_this_pass(query, keys, values, columns):
+    def newest(each, columns):
+        return [one[:, start - end :] for one, (start, end) in zip(each, columns, strict=True)]
+
+    return attended(query, keys, values, columns, of=newest)
+
+
+@wrong("attend_row", "looks at everybody's keys: a query would see another request's text")
+def keys_of_everybody(query, keys, values, columns):
+    return attended(
+        query, keys, values, columns, of=lambda each, columns: [torch.cat(each, 1)] * len(each), hidden=seen_by_all
+    )
+
+
+@wrong("attend_row", "puts the keys of all requests together")
+def keys_of_everybody_behind_each_other(query, keys, values, columns):
+    return attended(query, keys, values, columns, of=lambda each, columns: [torch.cat(each, 1)] * len(each))
+
+
+@wrong("attend_row", "the row is read as one text")
+def one_text(query, keys, values, columns):
+    return softmax_by_hand(query, torch.cat(keys, 1), torch.cat(values, 1))
+
+
+@wrong("attend_row", "takes the first request's keys for all of them")
+def keys_of_the_first(query, keys, values, columns):
+    return attended(query, keys, values, columns, of=lambda each, columns: [each[0]] * len(each))
+
+
+@wrong("attend_row", "takes the keys backwards")
+def keys_backwards(query, keys, values, columns):
+    return attended(query, keys, values, columns, of=lambda each, columns: each[::-1])
+
+
+@wrong("attend_row", "the answers stand side by side in another order")
+def answers_backwards(query, keys, values, columns):
+    right = solutions.attend_row(query, keys, values, columns)
+    return torch.cat([right[:, start:end] for start, end in columns[::-1]], dim=1)
+
+
+@wrong("attend_row", "keys and values are swapped")
+def values_for_keys(query, keys, values, columns):
+    return solutions.attend_row(query, values, keys, columns)
+
+
+@wrong("attend_row", "what a query gets is made of the values")
+def keys_for_values(query, keys, values, columns):
+    return solutions.attend_row(query, keys, keys, columns)
+
+
+@wrong("attend_row", "not divided by the square root")
+def unscaled(query, keys, values, columns):
+    return attended(query, keys, values, columns, scale=1.0)
+
+
+@wrong("attend_row", "not by its square root")
+def scaled_by_the_dimension(query, keys, values, columns):
+    return attended(query, keys, values, columns, scale=1 / query.size(2))
+
+
+@wrong("attend_row", "a token does not see itself")
+def not_at_itself(query, keys, values, columns):
+    return attended(query, keys, values, columns, shift=-1)
+
+
+@wrong("attend_row", "a token sees one that comes after it")
+def one_ahead(query, keys, values, columns):
+    return attended(query, keys, values, columns, shift=1)
+
+
+@wrong("attend_row", "the mask is upside down")
+def hides_what_it_should_see(query, keys, values, columns):
+    def upside_down(new, count):
+        return ~torch.ones(new, count).tril(count - new).bool()
+
+    return torch.nan_to_num(attended(query, keys, values, columns, hidden=upside_down))
+
+
+@wrong("attend_row", "the answer in column 3, of request 1, is not what that request alone would get")
+def first_request_only(query, keys, values, columns):
+    right = solutions.attend_row(query, keys, values, columns).clone()
+    right[:, columns[0][1] :] = 0
+    return right
+
+
+@wrong("attend_row", "keys are those of its whole text so far: there may be more of them than queries")
+def square_mask(query, keys, values, columns):
+    def square(new, count):
+        return torch.ones(new, new).tril().bool()
+
+    return attended(query, keys, values, columns, hidden=square)
+
+
+@wrong("attend_row", "put the answers side by side again, in one")
+def list_of_answers(query, keys, values, columns):
+    right = solutions.attend_row(query, keys, values, columns)
+    return [right[:, start:end] for start, end in columns]
+
+
+@wrong("attend_row", "has shape [5, 2, 4], and should have [2, 5, 4]: as `query`")
+def tokens_before_heads(query, keys, values, columns):
+    return solutions.attend_row(query, keys, values, columns).transpose(0, 1)
+
+
+@wrong("attend_row", "changed its argument")
+def scales_in_place(query, keys, values, columns):
+    query *= 0.5
+    return attended(query, keys, values, columns, scale=1.0)
+
+
+# === lesson 6: what blocks waste ==================================================================================
+
+
+@right("unused_room")
+def with_ceil(lengths, block_size):
+    return sum(math.ceil(length / block_size) for length in lengths) * block_size - sum(lengths)
+
+
+@right("unused_room")
+def block_by_block(lengths, block_size):
+    unused = 0
+    for length in lengths:
+        room = 0
+        while room < length:
+            room += block_size
+        unused += room - length
+    return unused
+
+
+@wrong("unused_room", "a block that has been begun is taken, too")
+def full_blocks_only(lengths, block_size):
+    return sum(length // block_size * block_size - length for length in lengths)
+
+
+@wrong("unused_room", "a further block when the last one is just full")
+def always_one_more_block(lengths, block_size):
+    return sum((length // block_size + 1) * block_size - length for length in lengths)
+
+
+@wrong("unused_room", "counts the tokens in the last blocks")
+def tokens_in_the_last_blocks(lengths, block_size):
+    return sum(length % block_size for length in lengths)
+
+
+@wrong("unused_room", "puts the tokens of all requests together")
+def one_table_for_all(lengths, block_size):
+    return -sum(lengths) % block_size
+
+
+@wrong("unused_room", "gives everybody as many blocks as the longest")
+def blocks_of_a_rectangle(lengths, block_size):
+    return len(lengths) * math.ceil(max(lengths) / block_size) * block_size - sum(lengths)
+
+
+@wrong("unused_room", "counts all the room that is taken")
+def room_taken(lengths, block_size):
+    return sum(lengths) + solutions.unused_room(lengths, block_size)
+
+
+@wrong("unused_room", "counts blocks, not room")
+def blocks_taken(lengths, block_size):
+    return sum(math.ceil(length / block_size) for length in lengths)
+
+
+@wrong("unused_room", "gives a share of the room")
+def share_unused(lengths, block_size):
+    return solutions.unused_room(lengths, block_size) / room_taken(lengths, block_size)
+
+
+@wrong("unused_room", "counts blocks that are not full")
+def blocks_not_full(lengths, block_size):
+    return sum(length % block_size != 0 for length in lengths)
+
+
+@wrong("unused_room", "the most that a request can waste")
+def the_worst_case(lengths, block_size):
+    return len(lengths) * (block_size - 1)
+
+
+@wrong("unused_room", "has the wrong sign")
+def tokens_minus_room(lengths, block_size):
+    return -solutions.unused_room(lengths, block_size)
+
+
+@wrong("unused_room", "lengths [6, 10, 3], blocks of 4: expected 5, got 4")
+def last_request_forgotten(lengths, block_size):
+    return solutions.unused_room(lengths[:-1], block_size)
+
+
+@wrong("unused_room", "should return a number; it returned a list")
+def each_one_s_room(lengths, block_size):
+    return [-length % block_size for length in lengths]
+
+
+# === lesson 6: where a token is ===================================================================================
+
+
+@right("slot_of")
+def from_a_list_of_all_slots(table, position, block_size):
+    slots = [block * block_size + place if block >= 0 else None for block in table for place in range(block_size)]
+    return slots[position] if position < len(slots) else None
+
+
+@right("slot_of")
+def with_an_exception(table, position, block_size):
+    try:
+        block = table[position // block_size]
+    except IndexError:
+        return None
+    return block * block_size + position % block_size if block != -1 else None
+
+
+def looked_up(table, position, block_size, slot):
+    """`slot` of (place in the table, place in the block); None where nothing is allocated."""
+    place, offset = divmod(position, block_size)
+    return None if solutions.slot_of(table, position, block_size) is None else slot(place, offset)
+
+
+@wrong("slot_of", "returns the number of the block")
+def number_of_the_block(table, position, block_size):
+    return looked_up(table, position, block_size, lambda place, offset: table[place])
+
+
+@wrong("slot_of", "returns the first slot of the block")
+def offset_forgotten(table, position, block_size):
+    return looked_up(table, position, block_size, lambda place, offset: table[place] * block_size)
+
+
+@wrong("slot_of", "adds the place to the block's number")
+def block_not_multiplied(table, position, block_size):
+    return looked_up(table, position, block_size, lambda place, offset: table[place] + offset)
+
+
+@wrong("slot_of", "divides the wrong way")
+def divided_the_wrong_way(table, position, block_size):
+    return looked_up(table, position, block_size, lambda place, offset: table[offset % len(table)] * block_size + place)
+
+
+@wrong("slot_of", "as if the memory were one piece")
+def without_the_table(table, position, block_size):
+    return looked_up(table, position, block_size, lambda place, offset: position)
+
+
+@wrong("slot_of", "returns the place in the table")
+def place_in_the_table(table, position, block_size):
+    return looked_up(table, position, block_size, lambda place, offset: place)
+
+
+@wrong("slot_of", "returns the place in the block only")
+def place_in_the_block(table, position, block_size):
+    return looked_up(table, position, block_size, lambda place, offset: offset)
+
+
+@wrong("slot_of", "counts tokens from 1")
+def tokens_from_one(table, position, block_size):
+    before = max(position - 1, 0)
+    return looked_up(
+        table,
+        position,
+        block_size,
+        lambda place, offset: table[before // block_size] * block_size + (position - 1) % block_size,
+    )
+
+
+@wrong("slot_of", "is one slot too far")
+def slots_from_one(table, position, block_size):
+    return looked_up(table, position, block_size, lambda place, offset: table[place] * block_size + offset + 1)
+
+
+@wrong("slot_of", "as many slots in a block as the table has entries")
+def as_large_as_the_table(table, position, block_size):
+    return looked_up(table, position, block_size, lambda place, offset: table[place] * len(table) + offset)
+
+
+@wrong("slot_of", "adds the token's own number")
+def position_behind_the_block(table, position, block_size):
+    return looked_up(table, position, block_size, lambda place, offset: table[place] * block_size + position)
+
+
+@wrong("slot_of", "takes -1 for a block and says slot -3")
+def minus_one_is_a_block(table, position, block_size):
+    return table[position // block_size] * block_size + position % block_size
+
+
+@wrong("slot_of", "To Python, place -1 is the last one")
+def minus_one_for_nothing(table, position, block_size):
+    slot = solutions.slot_of(table, position, block_size)
+    return -1 if slot is None else slot
+
+
+@wrong("slot_of", "A token that the table has no entry for has no slot")
+def table_is_long_enough(table, position, block_size):
+    block = table[position // block_size]
+    return None if block == -1 else block * block_size + position % block_size
+
+
+@wrong("slot_of", "says 1, but there is no block for this token")
+def last_block_for_all_behind(table, position, block_size):
+    if not table or table[min(position // block_size, len(table) - 1)] == -1:
+        return None
+    return table[min(position // block_size, len(table) - 1)] * block_size + position % block_size
+
+
+@wrong("slot_of", "Block 0 is a block like any other")
+def block_zero_is_none(table, position, block_size):
+    slot = solutions.slot_of(table, position, block_size)
+    return slot if slot and table[position // block_size] else None
+
+
+@wrong("slot_of", "Block 0 is a block like any other")
+def slot_zero_is_none(table, position, block_size):
+    return solutions.slot_of(table, position, block_size) or None
+
+
+@wrong("slot_of", "says None, but there is a block for this token")
+def begun_tables_only(table, position, block_size):
+    return solutions.slot_of(table, position, block_size) if -1 not in table else None
+
+
+@wrong("slot_of", "returns a fraction, and a slot is a whole number")
+def slots_as_floats(table, position, block_size):
+    slot = solutions.slot_of(table, position, block_size)
+    return slot if slot is None else float(slot)
+
+
+@wrong("slot_of", "stopped with TypeError in line")
+def true_division(table, position, block_size):
+    return table[position / block_size] * block_size + position % block_size
+
+
+@wrong("slot_of", "should return a number or None; it returned a tuple")
+def block_and_place(table, position, block_size):
+    return looked_up(table, position, block_size, lambda place, offset: (table[place], offset))
+
+
+# === lesson 6: who has which block ================================================================================
+
+
+@right("allocate")
+def block_after_block(free, tables, request, tokens, block_size):
+    table = list(tables.get(request, []))
+    spare = list(free)
+    while len(table) * block_size < tokens:
+        if not spare:
+            return False
+        table.append(spare.pop())  # which of them makes no difference
+    tables[request], free[:] = table, spare
+    return True
+
+
+@right("allocate")
+def with_slices(free, tables, request, tokens, block_size):
+    needed = math.ceil(tokens / block_size) - len(tables.get(request, ()))
+    if len(free) < needed:
+        return False
+    tables.setdefault(request, []).extend(free[:needed])
+    del free[:needed]
+    return True
+
+
+def taken(
+    free,
+    tables,
+    request,
+    tokens,
+    block_size,
+    blocks_for=lambda tokens, size: -(-tokens // size),
+    missing=lambda whole, had: whole - had,
+    enough=lambda missing, free: missing <= len(free),
+    take=lambda free, missing: [free.pop(0) for _ in range(missing)],
+    joined=lambda table, new: table + new,
+):
+    """An allocator with parts to be broken."""
+    table = tables.get(request, [])
+    number = missing(blocks_for(tokens, block_size), len(table))
+    if not enough(number, free):
+        return False
+    tables[request] = joined(table, take(free, number))
+    return True
+
+
+right("allocate")(taken)
+
+
+@wrong("allocate", "takes 2 blocks where 3 are needed: 3 tokens do not fill a block, but need one as well")
+def rounded_down(*arguments):
+    return taken(*arguments, blocks_for=lambda tokens, size: tokens // size)
+
+
+@wrong("allocate", "takes 3 blocks where 2 are needed: 8 tokens fill 2 blocks of 4 exactly")
+def one_block_ahead(*arguments):
+    return taken(*arguments, blocks_for=lambda tokens, size: tokens // size + 1)
+
+
+@wrong("allocate", "takes 3 blocks where 1 is needed: 9 is the number of all its tokens")
+def as_if_new(*arguments):
+    return taken(*arguments, missing=lambda whole, had: whole)
+
+
+@wrong("allocate", "refuses, although 3 blocks are needed and 4 are free")
+def a_block_a_token(*arguments):
+    return taken(*arguments, blocks_for=lambda tokens, size: tokens)
+
+
+@wrong("allocate", "takes 1 block where 3 are needed (free")
+def one_block_at_a_time(*arguments):
+    return taken(*arguments, missing=lambda whole, had: min(whole - had, 1))
+
+
+@wrong("allocate", "all that are free: others need some, too")
+def takes_all(*arguments):
+    return taken(*arguments, take=lambda free, missing: [free.pop() for _ in range(len(free))] if missing else [])
+
+
+@wrong("allocate", "although 2 blocks are needed and 2 are free: it is just enough")
+def keeps_one_back(*arguments):
+    return taken(*arguments, enough=lambda missing, free: missing < len(free) or missing < 1)
+
+
+@wrong("allocate", "refuses, although no block is needed")
+def refuses_when_nothing_is_free(free, tables, request, tokens, block_size):
+    return bool(free) and taken(free, tables, request, tokens, block_size)
+
+
+@wrong("allocate", "although 2 more are needed and 2 are free: block 1 is there already")
+def compares_the_whole(free, tables, request, tokens, block_size):
+    return -(-tokens // block_size) <= len(free) and taken(free, tables, request, tokens, block_size)
+
+
+@wrong("allocate", "promises room that is not there: 3 more blocks would be needed, and 2 are free")
+def as_many_as_there_are(*arguments):
+    return taken(
+        *arguments,
+        enough=lambda missing, free: True,
+        take=lambda free, missing: [free.pop(0) for _ in range(min(missing, len(free)))],
+    )
+
+
+@wrong("allocate", "refuses, and keeps blocks 3, 7")
+def half_an_allocation(free, tables, request, tokens, block_size):
+    while len(tables.get(request, [])) * block_size < tokens:
+        if not free:
+            return False
+        tables[request] = [*tables.get(request, []), free.pop(0)]
+    return True
+
+
+@wrong("allocate", "refuses, and takes 2 blocks out of `free`")
+def taken_and_forgotten(free, tables, request, tokens, block_size):
+    table = list(tables.get(request, []))
+    while len(table) * block_size < tokens:
+        if not free:
+            return False
+        table.append(free.pop(0))
+    tables[request] = table
+    return True
+
+
+@wrong("allocate", "leaves an empty table behind")
+def table_before_asking(free, tables, request, tokens, block_size):
+    tables.setdefault(request, [])
+    return taken(free, tables, request, tokens, block_size)
+
+
+@wrong("allocate", "find that out before you take the first one")
+def pops_from_nothing(*arguments):
+    return taken(*arguments, enough=lambda missing, free: True)
+
+
+@wrong("allocate", "A newcomer has no table yet")
+def everybody_has_a_table(free, tables, request, tokens, block_size):
+    tables[request] += [free.pop() for _ in range(-(-tokens // block_size) - len(tables[request]))]
+    return True
+
+
+@wrong("allocate", "leaves blocks 3, 7, 1 in `free`: the next request would get the same block")
+def given_out_and_still_free(*arguments):
+    return taken(*arguments, take=lambda free, missing: free[:missing])
+
+
+@wrong("allocate", "gives out block 3 twice")
+def one_block_twice(*arguments):
+    return taken(*arguments, take=lambda free, missing: [free.pop(0)] * missing if missing else [])
+
+
+@wrong("allocate", "gives out blocks 0, 2, and free were [3, 7, 1, 5]: somebody's tokens may be there")
+def numbers_instead_of_blocks(*arguments):
+    def first_numbers(free, missing):
+        del free[:missing]
+        return list(range(missing))
+
+    return taken(*arguments, take=first_numbers)
+
+
+@wrong("allocate", "neither free nor in a table")
+def free_is_emptied(*arguments):
+    def first_and_all_gone(free, missing):
+        first = free[:missing]
+        free.clear()
+        return first
+
+    return taken(*arguments, take=first_and_all_gone)
+
+
+@wrong("allocate", "loses blocks 0, 2: the tokens so far are there")
+def new_table_each_time(*arguments):
+    return taken(*arguments, joined=lambda table, new: new or table)
+
+
+@wrong("allocate", "puts new blocks before the old ones")
+def new_blocks_in_front(*arguments):
+    return taken(*arguments, joined=lambda table, new: new + table)
+
+
+@wrong("allocate", "have to stay the first")
+def table_sorted(*arguments):
+    return taken(*arguments, joined=lambda table, new: sorted(table + new, reverse=True))
+
+
+@wrong("allocate", "gives a newcomer no table")
+def newcomer_without_a_table(free, tables, request, tokens, block_size):
+    table = tables.get(request, [])
+    missing = -(-tokens // block_size) - len(table)
+    if missing > len(free):
+        return False
+    table += [free.pop(0) for _ in range(missing)]
+    return True
+
+
+@wrong("allocate", "returns nothing, although the room is there now")
+def says_nothing(free, tables, request, tokens, block_size):
+    taken(free, tables, request, tokens, block_size)
+
+
+@wrong("allocate", "changes nothing and returns nothing")
+def changes_copies(free, tables, request, tokens, block_size):
+    taken(list(free), dict(tables), request, tokens, block_size)
+
+
+@wrong("allocate", "changes the table of a, and c was asked for")
+def takes_from_others(free, tables, request, tokens, block_size):
+    done = taken(free, tables, request, tokens, block_size)
+    tables["a"] = tables["a"][:1]
+    return done
+
+
+@wrong("allocate", "the table of c should hold numbers of blocks, and holds [3, 7, 1]")
+def list_in_a_table(*arguments):
+    return taken(*arguments, joined=lambda table, new: [*table, new])
+
+
+@right("release")
+def block_by_block_unless_shared(free, tables, request):
+    for block in reversed(tables[request]):
+        if sum(block in table for table in tables.values()) == 1:
+            free.insert(0, block)
+    del tables[request]
+
+
+@right("release")
+def by_counting_references(free, tables, request):
+    references = Counter(block for table in tables.values() for block in table)
+    for block in tables.pop(request):
+        references[block] -= 1
+        if references[block] == 0:
+            free.append(block)
+    return True
+
+
+@wrong("release", "which another table has, too: the next request would overwrite keys")
+def everything_back(free, tables, request):
+    free.extend(tables.pop(request))
+
+
+@wrong("release", "gives nothing back because some blocks are shared")
+def nothing_while_shared(free, tables, request):
+    table = tables.pop(request)
+    if not any(block in other for other in tables.values() for block in table):
+        free.extend(table)
+
+
+@wrong("release", "neither in a table nor free, so nobody can ever have them again")
+def freed_blocks_lost(free, tables, request):
+    tables.pop(request)
+
+
+@wrong("release", "loses blocks 0, 1: neither in a table nor free")
+def last_block_only(free, tables, request):
+    free.append(tables.pop(request)[-1])
+
+
+@wrong("release", "`free` itself has to change: a new list with its name is another list")
+def a_new_free_list(free, tables, request):
+    free = free + tables.pop(request)  # a name for another list, and the caller's stays as it was
+
+
+@wrong("release", "changes nothing: its blocks go to `free`, and its table goes away")
+def nothing_at_all(free, tables, request):
+    pass
+
+
+@wrong("release", "keeps the table: whoever has left holds nothing")
+def table_stays(free, tables, request):
+    solutions.release(free, dict(tables), request)
+
+
+@wrong("release", "leaves an empty table behind")
+def table_emptied(free, tables, request):
+    solutions.release(free, tables, request)
+    tables[request] = []
+
+
+@wrong("release", "`free` should hold numbers of blocks, and holds [0, 1, 3]")
+def table_into_free(free, tables, request):
+    free.append(tables.pop(request))
+
+
+@wrong("release", "in `free` twice: two requests would get the same")
+def freed_twice(free, tables, request):
+    table = tables[request]
+    solutions.release(free, tables, request)
+    free += [block for block in table if block in free]
+
+
+@wrong("release", "changes the table of b, and a was asked for")
+def shared_blocks_taken_away(free, tables, request):
+    table = tables.pop(request)
+    free.extend(table)
+    for name, other in tables.items():
+        tables[name] = [block for block in other if block not in table]
+
+
+@wrong("release", "what was free before still is")
+def free_replaced(free, tables, request):
+    table = tables[request]
+    before = list(free)
+    solutions.release(free, tables, request)
+    free[:] = [block for block in free if block in table and block not in before]
+
+
+@wrong("release", "which were never its own")
+def numbers_given_back(free, tables, request):
+    free.extend(block for block in range(10, 10 + len(tables.pop(request))))
+
+
+# === lesson 6: who begins alike ===================================================================================
+
+
+@right("prefix_hashes")
+def with_sha256(token_ids, block_size):
+    name, names = "", []
+    for end in range(block_size, len(token_ids) + 1, block_size):
+        name = sha256(f"{name}{token_ids[end - block_size : end]}".encode()).hexdigest()
+        names.append(name)
+    return names
+
+
+@right("prefix_hashes")
+def everything_before_as_the_name(token_ids, block_size):
+    """No hash at all, and as good as one, but for its length."""
+    return [tuple(token_ids[:end]) for end in range(block_size, len(token_ids) + 1, block_size)]
+
+
+@right("prefix_hashes")
+def the_engine_s_own_chain(token_ids, block_size):
+    return list(block_manager.BlockManager(1, block_size)._chain(token_ids))
+
+
+def named(token_ids, size, name=lambda before, block: hash((before, *block)), start=0):
+    """A chain of names with parts to be broken."""
+    names, before = [], start
+    for end in range(size, len(token_ids) + 1, size):
+        before = name(before, token_ids[end - size : end])
+        names.append(before)
+    return names
+
+
+@wrong("prefix_hashes", "looks at a block's own tokens only. Its keys have seen everything before it")
+def own_tokens_only(token_ids, block_size):
+    return named(token_ids, block_size, lambda before, block: hash(tuple(block)))
+
+
+@wrong("prefix_hashes", "looks at a block's own tokens only. Its keys have seen everything before it")
+def own_tokens_and_place(token_ids, block_size):
+    return [(place, own) for place, own in enumerate(own_tokens_only(token_ids, block_size))]
+
+
+@wrong("prefix_hashes", "the order of the tokens makes no difference to the name")
+def sums_of_tokens(token_ids, block_size):
+    return named(token_ids, block_size, lambda before, block: hash((before, sum(block))))
+
+
+@wrong("prefix_hashes", "the order of the blocks before makes no difference")
+def sums_of_names(token_ids, block_size):
+    return named(token_ids, block_size, lambda before, block: before + hash(tuple(block)))
+
+
+@wrong("prefix_hashes", "looks back one block only")
+def one_block_back(token_ids, block_size):
+    own = [tuple(token_ids[end - block_size : end]) for end in range(block_size, len(token_ids) + 1, block_size)]
+    return [hash((own[place - 1] if place else None, block)) for place, block in enumerate(own)]
+
+
+@wrong("prefix_hashes", "leaves out a part of the past")
+def first_block_and_own(token_ids, block_size):
+    first = tuple(token_ids[:block_size])
+    return [hash((first, place, own)) for place, own in enumerate(own_tokens_only(token_ids, block_size))]
+
+
+@wrong("prefix_hashes", "all of a block's own tokens belong to its name")
+def first_token_of_each_block(token_ids, block_size):
+    return named(token_ids, block_size, lambda before, block: hash((before, block[0])))
+
+
+@wrong("prefix_hashes", "all of a block's own tokens belong to its name")
+def last_token_of_each_block(token_ids, block_size):
+    return named(token_ids, block_size, lambda before, block: hash((before, block[-1])))
+
+
+@wrong("prefix_hashes", "gives all blocks the same name")
+def length_of_each_block(token_ids, block_size):
+    return named(token_ids, block_size, lambda before, block: hash(len(block)))
+
+
+@wrong("prefix_hashes", "all of a block's own tokens belong to its name")
+def past_without_the_block(token_ids, block_size):
+    ends = range(block_size, len(token_ids) + 1, block_size)
+    return [tuple(token_ids[: end - block_size]) for end in ends]
+
+
+@wrong("prefix_hashes", "writes the numbers of the tokens together")
+def numbers_written_together(token_ids, block_size):
+    return named(token_ids, block_size, lambda before, block: before + "|" + "".join(map(str, block)), start="")
+
+
+@wrong("prefix_hashes", "gives a name to the last block, which is not full")
+def rest_has_a_name(token_ids, block_size):
+    ends = range(0, len(token_ids), block_size)
+    return [tuple(token_ids[: end + block_size]) for end in ends]
+
+
+@wrong("prefix_hashes", "leaves out the last block, which is just full")
+def last_full_block_left_out(token_ids, block_size):
+    return named(token_ids[:-1], block_size)
+
+
+@wrong("prefix_hashes", "does one stand for the empty beginning?")
+def with_the_empty_beginning(token_ids, block_size):
+    return [0, *named(token_ids, block_size)]
+
+
+@wrong("prefix_hashes", "one for each block, not for each token")
+def a_name_a_token(token_ids, block_size):
+    return named(token_ids, 1)
+
+
+@wrong("prefix_hashes", "has one name for the whole text")
+def one_name_for_all(token_ids, block_size):
+    return [hash(tuple(token_ids))]
+
+
+@wrong("prefix_hashes", "depends on what comes after it")
+def the_whole_text_in_every_name(token_ids, block_size):
+    whole = tuple(token_ids[: len(token_ids) // block_size * block_size])
+    return named(token_ids, block_size, lambda before, block: hash((before, whole, *block)))
+
+
+@wrong("prefix_hashes", "the tokens behind the last full block change the name of that block")
+def the_rest_in_every_name(token_ids, block_size):
+    return named(token_ids, block_size, lambda before, block: hash((before, *token_ids, *block)))
+
+
+@wrong("prefix_hashes", "depends on how long the text is")
+def the_length_in_every_name(token_ids, block_size):
+    return named(token_ids, block_size, lambda before, block: hash((before, len(token_ids) // block_size, *block)))
+
+
+@wrong("prefix_hashes", "has the names backwards")
+def last_block_first(token_ids, block_size):
+    return named(token_ids, block_size)[::-1]
+
+
+@wrong("prefix_hashes", "other names the second time")
+def new_names_each_time(token_ids, block_size):
+    return named(token_ids, block_size, lambda before, block: object())
+
+
+@wrong("prefix_hashes", "fit for the key of a dict, and is a list")
+def lists_as_names(token_ids, block_size):
+    return [token_ids[:end] for end in range(block_size, len(token_ids) + 1, block_size)]
+
+
+@wrong("prefix_hashes", "should return a list, a name for each full block; it returned a set")
+def a_set_of_names(token_ids, block_size):
+    return set(named(token_ids, block_size))
+
+
+@wrong("prefix_hashes", "has 3 names, and there are 4 full blocks")
+def blocks_of_four(token_ids, block_size):
+    return named(token_ids, 4)
+
+
 # === codelab ======================================================================================================
 
 
@@ -1610,6 +3640,7 @@ def test_what_is_not_written_yet_is_said_kindly(task, capsys):
         torch.zeros(0),
         torch.zeros(2, 3),
         float("nan"),
+        float("inf"),
         object(),
         {"a": 1},
     ],
@@ -1717,6 +3748,92 @@ def test_a_notebook_gets_a_picture_of_the_cache(monkeypatch, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1
     [picture] = shown
     assert picture.alt.startswith("keys of layer 0 (first head, first number): row 2, column 0: expected 0, got 30")
+
+
+# --- lesson 4's plans in the engine -------------------------------------------------------------------------------
+
+
+def test_a_student_s_plan_runs_the_engine_and_changes_no_token():
+    requests = workloads.budgets(9, high=12, seed=3)
+    config = EngineConfig(max_batch_size=3, max_tokens_per_step=4, policy=planning.Planned(solutions.plan_chunks))
+    engine = Engine(config=config)
+    answers = engine.generate(
+        [one.prompt for one in requests], [SamplingParams(max_tokens=one.max_tokens) for one in requests]
+    )
+
+    assert [one.token_ids for one in answers] == [one.token_ids for one in generate_continuous(requests).outputs]
+    read = Counter()
+    for iteration in engine.trace.iterations:
+        read[iteration.step] += sum(slot.tokens for slot in iteration.slots)
+    assert max(read.values()) == 4
+
+
+def test_a_plan_for_nobody_does_not_run_the_engine_for_ever():
+    engine = Engine(config=EngineConfig(policy=planning.Planned(lambda *arguments: [])))
+    with pytest.raises(ValueError, match="The plan is empty although 2 requests are there"):
+        engine.generate(["Look", "Many hands"], SamplingParams(max_tokens=2))
+
+
+# --- lesson 5's row and lesson 6's books under the model ----------------------------------------------------------
+
+
+def test_a_student_s_row_changes_no_token():
+    model, tokenizer = load_model()
+    reader = packing.Reader(solutions.pack, solutions.attend_row)
+    first, second = (tokenizer(text)["input_ids"] for text in ("The quick brown fox", "What comes up must come"))
+    reader.read({"gone": first[:3]})
+    reader.forget("gone")
+    reader.read({"first": first[:-1], "second": second[:2]})
+    logits = reader.read({"second": second[2:], "first": first[-1:], "gone": second[:1]})
+
+    for name, text in {"first": first, "second": second, "gone": second[:1]}.items():
+        with torch.no_grad():
+            alone = model(torch.tensor([text])).logits[0, -1]
+        torch.testing.assert_close(logits[name], alone, rtol=0, atol=1e-4)
+    assert reader.columns == [3, 5, 1 + len(second) - 2 + 1]
+    assert model.config._attn_implementation == "sdpa", "it is a copy that is changed"
+
+
+def test_a_student_s_row_runs_a_model_whose_heads_share_keys():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=50, num_hidden_layers=2, **sizes)).eval()
+    reader = packing.Reader(solutions.pack, solutions.attend_row, model)
+    reader.read({"a": [3, 4, 5], "b": [6]})
+    logits = reader.read({"b": [7, 8], "a": [9]})
+
+    for name, text in {"a": [3, 4, 5, 9], "b": [6, 7, 8]}.items():
+        with torch.no_grad():
+            alone = model(torch.tensor([text])).logits[0, -1]
+        torch.testing.assert_close(logits[name], alone, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("blocks, passes", [(48, 12), (12, 18)])
+def test_a_student_s_books_run_the_engine_and_change_no_token(blocks, passes):
+    requests = workloads.race(4, every=1, long=12)
+    config = EngineConfig(num_blocks=blocks, block_size=4, max_batch_size=4)
+    engine = paging.engine_with(solutions.allocate, solutions.release, solutions.slot_of, config)
+    params = [SamplingParams(max_tokens=one.max_tokens) for one in requests]
+    answers = engine.generate([one.prompt for one in requests], params)
+
+    assert [one.token_ids for one in answers] == [one.token_ids for one in generate_continuous(requests).outputs]
+    assert engine.trace.forward_passes == passes
+    assert sorted(engine.budget.memory.free) == list(range(blocks)), "all of them have come back"
+
+
+@pytest.mark.parametrize("forgetful", [lambda *arguments: False, lambda free, tables, *rest: free.clear()])
+def test_books_that_refuse_everybody_do_not_run_the_engine_for_ever(forgetful):
+    engine = paging.engine_with(forgetful, solutions.release, solutions.slot_of, EngineConfig(num_blocks=8))
+    with pytest.raises(ValueError, match="is refused, and nobody has any of the 8 blocks"):
+        engine.generate(["Look", "Many hands"], SamplingParams(max_tokens=2))
+
+
+def test_an_argument_that_is_replaced_counts_as_changed(capsys):
+    def replaces(waiting):
+        waiting[0] = None
+
+    assert check("longest_first", replaces) is False
+    assert "changed its argument: the list is not what it was" in capsys.readouterr().out
 
 
 # --- the codelab's score ------------------------------------------------------------------------------------------

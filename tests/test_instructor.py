@@ -29,9 +29,24 @@ def test_every_message_that_the_page_quotes_is_a_check_s():
 
 
 def test_the_points_are_those_of_the_exercises():
-    told = [int(points) for points in re.findall(r"^\| (?:lesson \d|codelab) \| (\d+) \|", PAGE, re.MULTILINE)]
-    cells = [nbformat.read(path, as_version=4).cells for path in EXERCISES]
-    assert told == [sum(cell.metadata.get("nbgrader", {}).get("points", 0) for cell in each) for each in cells]
+    told = dict(re.findall(r"^\| (lesson \d|codelab) \| (\d+) \|", PAGE, re.MULTILINE))
+    points = {}
+    for path in EXERCISES:
+        name = "codelab" if "codelab" in path.stem else f"lesson {path.stem[0]}"
+        cells = nbformat.read(path, as_version=4).cells
+        points[name] = str(sum(cell.metadata.get("nbgrader", {}).get("points", 0) for cell in cells))
+    assert told == points
+
+
+def test_the_number_of_lessons_and_tasks_is_that_of_the_exercises():
+    lessons = [path for path in EXERCISES if "codelab" not in path.stem]
+    tasks = sum(
+        bool(cell.metadata.get("nbgrader", {}).get("solution"))
+        for path in lessons
+        for cell in nbformat.read(path, as_version=4).cells
+    )
+    words = {4: "Four", 6: "Six", 21: "twenty-one", 30: "thirty"}  # and those that more lessons will need
+    assert f"{words[len(lessons)]} lessons, {words[tasks]} small tasks and a codelab." in PAGE
 
 
 def test_the_minutes_to_read_are_those_of_the_lessons():

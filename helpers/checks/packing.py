@@ -293,7 +293,7 @@ def block_mask(attempt: Attempt) -> None:
 
 def _expect_looks(got: torch.Tensor, right: torch.Tensor, own: torch.Tensor, causal: torch.Tensor, given: str) -> None:
     seen = got == 0 if got.is_floating_point() and got.min() < 0 else got.bool()  # an additive mask hides by minus
-    grids = Grids(right.int().tolist(), seen.int().tolist(), "mask: line looks at column")
+    grids = Grids(right.int().tolist(), seen.int().tolist(), "mask: line looks at column", (None, 0))
     itself = torch.eye(len(right), dtype=torch.bool)
     crossing = next(((i, j) for i, j in (seen & ~own).nonzero().tolist()), None)
     recognise(

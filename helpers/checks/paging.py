@@ -199,17 +199,15 @@ def _expect_books(free, tables, before: Tables, request: str, scene: str) -> Non
     """Say in words if what is left is no list of blocks and no dict of such lists, or somebody else's table changed."""
     for block in free:
         if type(block) is not int:
-            raise Wrong(f"`free` should hold numbers of blocks, and holds {kind(block)} ({scene}).")
+            raise Wrong(f"`free` should hold numbers of blocks, and holds {block!r} ({scene}).")
     for name, table in tables.items():
         if name not in before and name != request:
             raise Wrong(f"makes a table for {name!r}, and there is no such request ({scene}).")
-        if not isinstance(table, list) or not all(type(block) is int for block in table):
-            of = (
-                ""
-                if not isinstance(table, list)
-                else f" with {kind(next(b for b in table if type(b) is not int))} in it"
-            )
-            raise Wrong(f"the table of {name} should be a list of blocks, and is {kind(table)}{of} ({scene}).")
+        if not isinstance(table, list):
+            raise Wrong(f"the table of {name} should be a list of blocks, and is {table!r} ({scene}).")
+        for block in table:
+            if type(block) is not int:
+                raise Wrong(f"the table of {name} should hold numbers of blocks, and holds {block!r} ({scene}).")
     for name, table in before.items():
         if name != request and tables.get(name) != table:
             raise Wrong(f"changes the table of {name}, and {request} was asked for ({scene}).")
