@@ -12,6 +12,7 @@ import weakref
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch.nn.functional import pad
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
@@ -71,7 +72,7 @@ def _load(name: str, device: str | None, dtype: torch.dtype | None):
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype or torch.float32).to(device).eval()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
             f"Cannot load {name!r} ({config.model_type}) as a causal language model: {reason} {HINT}"

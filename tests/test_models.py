@@ -150,6 +150,14 @@ def test_a_folder_without_a_model_is_named_in_the_error(tmp_path):
         load_model(tmp_path)
 
 
+def test_a_folder_whose_weights_are_cut_off_is_named_in_the_error(tmp_path):
+    save(random_pair("gpt2")[0], tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=f"Cannot load '{tmp_path}'"):
+        load_model(tmp_path)
+
+
 def test_a_folder_whose_weights_are_missing_is_named_in_the_error(tmp_path):
     save(random_pair("gpt2")[0], tmp_path)
     (tmp_path / "model.safetensors").unlink()
