@@ -16,7 +16,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Two torch processes on the same cores slow each other many times over while their idle threads spin.
 # Passive waiting ends that; a benchmark, which runs alone, is better off without.
-course test test-oldest support-matrix notebooks lab release grade: export OMP_WAIT_POLICY := PASSIVE
+course test test-oldest support-matrix notebooks lab serve release grade: export OMP_WAIT_POLICY := PASSIVE
 
 # Runs that should be the same everywhere see no personal settings of Jupyter and matplotlib, and leave no traces.
 CACHE := $(CURDIR)/build/cache
@@ -30,7 +30,7 @@ course test notebooks images release grade: export JUPYTER_RUNTIME_DIR := $(CACH
 test test-oldest: export COURSE_MODEL :=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab test test-oldest support-matrix bench notebooks images release grade colab tiny-model clean
+.PHONY: help course lab serve test test-oldest support-matrix bench notebooks images release grade colab tiny-model clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +40,9 @@ course: $(STAMP)  ## run the lessons and write pages to read to build/course/ [L
 
 lab: $(STAMP)  ## open lesson 1 in JupyterLab
 	$(VENV)/bin/jupyter lab $(ARGS) $(firstword $(LESSON_FILES))
+
+serve: $(STAMP)  ## the embedded model for OpenAI's clients, a window into the engine at http://127.0.0.1:8000 [ARGS="--rows 16"]
+	$(RUN) -m helpers.server $(ARGS)
 
 test: $(STAMP)  ## lint, unit tests, and every lesson run and compared with its stored outputs
 	$(RUN) -m ruff check .

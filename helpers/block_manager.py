@@ -124,6 +124,11 @@ class BlockManager:
         return self.blocks - self.available
 
     @property
+    def cached(self) -> int:
+        """Blocks in no table that are kept for requests that begin alike."""
+        return len(self._cached)
+
+    @property
     def unused_tokens(self) -> int:
         """Room in used blocks that holds no token yet: all that paging wastes, less than a block a sequence."""
         return sum(len(table) * self.block_size - sequence.computed for sequence, table in self.tables.items())

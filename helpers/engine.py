@@ -84,6 +84,7 @@ class Engine:
 
     Attributes:
         trace: what every row did in every iteration.
+        steps: how many there were.
 
     Raises:
         ValueError: a model that cannot be run exactly, or a setting that has no meaning.
@@ -106,14 +107,14 @@ class Engine:
         chunked, blocks = getattr(self.scheduler, "chunked", True), getattr(self.execution, "blocks", None)
         self.admission = Admission(model, self.tokenizer, config, chunked, blocks)
         self.budget = Budget(config.max_batch_size, config.max_tokens_per_step, self.execution.memory)
-        self.trace = Trace(config.max_batch_size)
+        self.trace = Trace(config.max_batch_size, config.trace_length)
         self.eos = eos_token_ids(model, self.tokenizer)
         self._waiting: list[_Answer] = []  # in the order of arrival
         self._running: list[_Answer] = []  # in the order in which they got their rows
         self._unfinished: dict[Hashable, list[_Answer]] = {}  # by request
         self._untold: list[RequestOutput] = []  # outputs that the next step has to deliver
         self._clock, self._start = clock, None
-        self._steps, self._ids = itertools.count(), itertools.count()
+        self.steps, self._ids = 0, itertools.count()
 
     # --- requests come and go ---------------------------------------------------------------------------------
 
@@ -180,6 +181,16 @@ class Engine:
         """Whether there is anything left to do, or to tell, in a step."""
         return bool(self._waiting or self._running or self._untold)
 
+    @property
+    def waiting(self) -> list[Hashable]:
+        """The names, as in the trace, of the answers without a row, in the order of arrival."""
+        return [answer.label for answer in self._waiting]
+
+    @property
+    def running(self) -> list[Hashable]:
+        """The names, as in the trace, of the answers that hold a row."""
+        return [answer.label for answer in self._running]
+
     # --- one iteration ----------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
@@ -188,10 +199,15 @@ class Engine:
         Returns:
             An output for every answer that moved, ended ones included. Whatever goes wrong in a forward pass ends the
             requests that were to take part in it or in a later one, with finish reason "error", and nobody else's.
+            A policy that fails has planned for nobody: that ends all of them.
         """
         outputs, self._untold = self._untold, []
-        step, start = next(self._steps), self._now()
-        plan = self._schedule()
+        step, start = self.steps, self._now()
+        self.steps += 1
+        try:
+            plan = self._schedule()
+        except Exception as error:
+            return outputs + [self._fail(answer, error) for answer in self._waiting + self._running]
         taking_part = [chunk.sequence for chunk in plan.chunks]
         served: set[_Answer] = set()
         try:
@@ -281,6 +297,13 @@ class Engine:
             self._running.remove(answer)
             self.execution.memory.release(answer)
             self.trace.free([answer.label])
+
+    def _fail(self, answer: _Answer, error: Exception) -> RequestOutput:
+        """End an answer when nobody knows how far it came to be scheduled: it may have memory, but no row yet."""
+        if answer in self._waiting:
+            self.execution.memory.release(answer)
+        self._retire(answer, "error", error)
+        return answer.output()
 
     # --- the ways in which most people use it -------------------------------------------------------------------
 

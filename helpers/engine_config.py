@@ -26,6 +26,7 @@ class EngineConfig:
         prepack: on a CPU, keep a second copy of the weights, in the order that oneDNN reads fastest (`prepacked.py`);
             None does so for weights of up to 1 GiB.
         dtype: run a copy of the model in this dtype; None for the model as it is.
+        trace_length: remember only the last so many iterations, for an engine that runs for ever; None for all.
 
     Raises:
         ValueError: a value that has no meaning.
@@ -44,10 +45,11 @@ class EngineConfig:
     prefix_caching: bool = True
     prepack: bool | None = None
     dtype: torch.dtype | None = None
+    trace_length: int | None = None
 
     def __post_init__(self):
         counts = ("max_batch_size", "max_tokens_per_step", "block_size")
-        limits = ("max_input_tokens", "max_output_tokens", "num_blocks")
+        limits = ("max_input_tokens", "max_output_tokens", "num_blocks", "trace_length")
         for name in counts + tuple(name for name in limits if getattr(self, name) is not None):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name} is a whole number of at least 1, not {getattr(self, name)!r}.")

@@ -1,8 +1,8 @@
 """What every iteration did: the one record from which all counts, timelines and latencies are taken.
 
 An *iteration* is one forward pass; where prefills and decodes cannot share one, a *step* of the scheduler is two of
-them or more. A server has a fixed number of rows, and in every iteration each row did one of
-five things. Two of them yield a token; the other three are what this course is about getting rid of.
+them or more. A server has a fixed number of rows, and in every iteration each row did one of five things. Two of them
+yield a token; the other three are what this course is about getting rid of.
 
     prefill   read a prompt and yielded the first token, or read a chunk of it and yielded nothing yet
     decode    read one token and yielded the next
@@ -13,7 +13,7 @@ five things. Two of them yield a token; the other three are what this course is 
 Counts are facts, the same on every machine; seconds illustrate them.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 
@@ -58,11 +58,16 @@ class Iteration:
 
 
 class Trace:
-    """All iterations of a run on `rows` rows. A request keeps its row from its prefill until it is done."""
+    """The iterations of a run on `rows` rows. A request keeps its row from its prefill until it is done.
 
-    def __init__(self, rows: int):
+    Args:
+        rows: how many there are.
+        keep: remember only the last so many iterations, as a server must that runs for ever; None for all.
+    """
+
+    def __init__(self, rows: int, keep: int | None = None):
         self.rows = rows
-        self.iterations: list[Iteration] = []
+        self.iterations: list[Iteration] | deque[Iteration] = [] if keep is None else deque(maxlen=keep)
         self._holders: list[Hashable] = [None] * rows
         self._done: set[Hashable] = set()
 
@@ -85,6 +90,7 @@ class Trace:
         computed = {slot.request_id: slot for slot in slots}
         self._done -= {id for id, slot in computed.items() if slot.work != "finished"}  # here again after a preemption
         self._holders = [None if held in self._done and held not in computed else held for held in self._holders]
+        self._done.intersection_update(self._holders)
         for request_id in computed:
             if request_id not in self._holders:
                 self._holders[self._holders.index(None)] = request_id
