@@ -16,21 +16,21 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Two torch processes on the same cores slow each other many times over while their idle threads spin.
 # Passive waiting ends that; a benchmark, which runs alone, is better off without.
-course test test-oldest support-matrix notebooks lab serve release grade: export OMP_WAIT_POLICY := PASSIVE
+course test test-slow test-oldest support-matrix notebooks lab serve release grade: export OMP_WAIT_POLICY := PASSIVE
 
 # Runs that should be the same everywhere see no personal settings of Jupyter and matplotlib, and leave no traces.
 CACHE := $(CURDIR)/build/cache
-course test notebooks images release grade bench: | build/cache
-course test notebooks images release grade bench: export MPLCONFIGDIR := $(CACHE)/matplotlib
-course test notebooks images release grade: export IPYTHONDIR := $(CACHE)/ipython
-course test notebooks images release grade: export JUPYTER_CONFIG_DIR := $(CACHE)/jupyter/config
-course test notebooks images release grade: export JUPYTER_DATA_DIR := $(CACHE)/jupyter/data
-course test notebooks images release grade: export JUPYTER_RUNTIME_DIR := $(CACHE)/jupyter/runtime
+course test test-slow notebooks images release grade bench: | build/cache
+course test test-slow notebooks images release grade bench: export MPLCONFIGDIR := $(CACHE)/matplotlib
+course test test-slow notebooks images release grade: export IPYTHONDIR := $(CACHE)/ipython
+course test test-slow notebooks images release grade: export JUPYTER_CONFIG_DIR := $(CACHE)/jupyter/config
+course test test-slow notebooks images release grade: export JUPYTER_DATA_DIR := $(CACHE)/jupyter/data
+course test test-slow notebooks images release grade: export JUPYTER_RUNTIME_DIR := $(CACHE)/jupyter/runtime
 # The stored outputs are the embedded model's.
-test test-oldest: export COURSE_MODEL :=
+test test-slow test-oldest: export COURSE_MODEL :=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab serve test test-oldest support-matrix bench notebooks images release grade colab tiny-model clean
+.PHONY: help course lab serve test test-slow test-oldest support-matrix bench notebooks images release grade colab tiny-model clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,9 @@ test: $(STAMP)  ## lint, unit tests, and every lesson run and compared with its 
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pytest tests
 	$(RUN) -m pytest --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb)
+
+test-slow: $(STAMP)  ## grading from end to end, lone notebooks as on Colab, a server under load: minutes
+	$(RUN) -m pytest tests -m slow
 
 test-oldest: $(OLDEST)/.set-up  ## the tests of caches and models, on the oldest transformers that is supported
 	PYTHONPATH=$(OLDEST) $(RUN) -m pytest $(addprefix tests/test_,$(addsuffix .py,$(OLDEST_TESTS)))

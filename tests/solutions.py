@@ -4,8 +4,9 @@ A notebook's cell has `torch`, `pad`, `kv_cache`, `load_model()`'s pair and, in 
 so has this file. Requests are `(prompt, max_tokens)` tuples here, as in lesson 3.
 """
 
+import json
 from collections import deque
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -297,6 +298,65 @@ def prefix_hashes(token_ids, block_size):
         name = hash((name, *token_ids[end - block_size : end]))
         names.append(name)
     return names
+
+
+# --- lesson 7 -----------------------------------------------------------------------------------------------------
+
+
+def read_events(pieces):
+    buffer = b""
+    for piece in pieces:
+        *events, buffer = (buffer + piece).split(b"\n\n")
+        for event in events:
+            lines = event.decode().split("\n")
+            data = "\n".join(line.removeprefix("data:").strip() for line in lines if line.startswith("data:"))
+            if data == "[DONE]":
+                return
+            if data:
+                yield json.loads(data)
+
+
+def poisson_arrivals(rate, count, random):
+    return list(accumulate(random.expovariate(rate) for _ in range(count)))
+
+
+def open_loop_latencies(arrivals, service_seconds):
+    latencies, free = [], 0
+    for sent, seconds in zip(arrivals, service_seconds, strict=True):
+        free = max(free, sent) + seconds
+        latencies.append(free - sent)
+    return latencies
+
+
+def goodput(requests, seconds, ttft, tpot):
+    good = 0
+    for sent, times in requests:
+        if times and times[0] - sent <= ttft:
+            good += len(times) == 1 or (times[-1] - times[0]) / (len(times) - 1) <= tpot
+    return good / seconds
+
+
+class BoundedQueue:
+    def __init__(self, rows, max_queue, seconds):
+        self.rows, self.max_queue, self.seconds = rows, max_queue, seconds
+        self.running, self.waiting = [], []
+
+    def offer(self, request_id):
+        if len(self.running) < self.rows:
+            self.running.append(request_id)
+        elif len(self.waiting) < self.max_queue:
+            self.waiting.append(request_id)
+        else:
+            return -int(-self.seconds // self.rows)
+        return 0
+
+    def leave(self, request_id):
+        if request_id in self.waiting:
+            self.waiting.remove(request_id)
+        elif request_id in self.running:
+            self.running.remove(request_id)
+            if self.waiting:
+                self.running.append(self.waiting.pop(0))
 
 
 # --- codelab ------------------------------------------------------------------------------------------------------

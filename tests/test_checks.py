@@ -5,16 +5,21 @@ of the messages gives the answer away, and whatever a student's function does, `
 """
 
 import ast
+import codecs
+import contextlib
 import inspect
+import json
 import math
 import signal
 import threading
 import time
 from collections import Counter, deque
 from hashlib import sha256
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import solutions
@@ -37,7 +42,7 @@ from helpers import (
     workloads,
 )
 from helpers.batching import Request
-from helpers.checks import TASKS, attempt, check, packing, paging, planning, scheduling, score_schedule
+from helpers.checks import TASKS, attempt, check, packing, paging, planning, scheduling, score_schedule, serving
 
 RIGHT: list = []
 WRONG: list = []
@@ -3463,6 +3468,1314 @@ def blocks_of_four(token_ids, block_size):
     return named(token_ids, 4)
 
 
+# === lesson 7: events out of a stream =============================================================================
+
+
+@right("read_events")
+def line_by_line_in_bytes(pieces):
+    rest, data = bytearray(), []
+    for piece in pieces:
+        rest += piece
+        while (end := rest.find(b"\n")) >= 0:
+            line, rest = bytes(rest[:end]), rest[end + 1 :]
+            if line[:5] == b"data:":
+                data.append(line[5:].lstrip())
+            elif not line and data:
+                text, data = b"\n".join(data), []
+                if text == b"[DONE]":
+                    return
+                yield json.loads(text)
+
+
+@right("read_events")
+def with_a_decoder_that_waits(pieces):
+    decode, text = codecs.getincrementaldecoder("utf-8")().decode, ""
+    for piece in pieces:
+        text += decode(piece)
+        while "\n\n" in text:
+            event, _, text = text.partition("\n\n")
+            data = "".join(line[5:] for line in event.split("\n") if line.startswith("data:"))
+            if data.strip() == "[DONE]":
+                return
+            if data:
+                yield json.loads(data)
+
+
+@right("read_events")
+class AnIterator:
+    """A class with `__next__` in the place of a generator."""
+
+    def __init__(self, pieces):
+        self.events = solutions.read_events(pieces)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.events)
+
+
+def data_of(event, prefix="data:"):
+    """What an event's bytes say behind `data:`."""
+    lines = event.decode().split("\n")
+    return "\n".join(line.removeprefix(prefix).strip() for line in lines if line.startswith(prefix))
+
+
+def listened(pieces, data=data_of, parse=json.loads, join=lambda rest, piece: rest + piece, at_end=lambda rest: []):
+    """A reader with parts to be broken."""
+    rest = b""
+    for piece in pieces:
+        *events, rest = join(rest, piece).split(b"\n\n")
+        for event in events:
+            text = data(event)
+            if text == "[DONE]":
+                return
+            if text:
+                yield parse(text)
+    yield from at_end(rest)
+
+
+right("read_events")(listened)
+
+
+@wrong("read_events", "stopped with JSONDecodeError")
+def a_piece_is_an_event(pieces):
+    for piece in pieces:
+        text = data_of(piece.strip())
+        if text == "[DONE]":
+            return
+        yield json.loads(text)
+
+
+@wrong("read_events", "loses {'n': 2}. A stream is cut anywhere")
+def one_event_a_piece(pieces):
+    for piece in pieces:
+        text = data_of(piece.partition(b"\n\n")[0])
+        if text == "[DONE]":
+            return
+        if text:
+            yield json.loads(text)
+
+
+@wrong("read_events", "A stream is cut anywhere: keep what has come")
+def nothing_is_kept(pieces):
+    return listened(pieces, join=lambda rest, piece: piece)
+
+
+@wrong("read_events", "A stream is cut anywhere: keep what has come")
+def lines_of_each_piece(pieces):
+    for piece in pieces:
+        for line in piece.split(b"\n"):
+            if line.startswith(b"data: [DONE]"):
+                return
+            if line.startswith(b"data:"):
+                yield json.loads(line[5:])
+
+
+@wrong("read_events", "The bytes of a character may come in two pieces")
+def pieces_are_decoded(pieces):
+    text = ""
+    for piece in pieces:
+        text += piece.decode()
+        *events, text = text.split("\n\n")
+        for event in events:
+            data = data_of(event.encode())
+            if data == "[DONE]":
+                return
+            if data:
+                yield json.loads(data)
+
+
+@wrong("read_events", "yields {'text': ' ber'}, and should yield {'text': '🦊 über'}")
+def lost_characters(pieces):
+    return solutions.read_events(piece.decode(errors="ignore").encode() for piece in pieces)
+
+
+@wrong("read_events", "�ber'}, and should yield {'text': '🦊 über'}")
+def replaced_characters(pieces):
+    return solutions.read_events(piece.decode(errors="replace").encode() for piece in pieces)
+
+
+@wrong("read_events", "should yield {'text': '🦊 über'}")
+def another_encoding(pieces):
+    return listened(pieces, data=lambda event: data_of(event.decode("latin-1").encode()))
+
+
+@wrong("read_events", "reads the whole stream before anything comes out")
+def joined_first(pieces):
+    return listened([b"".join(pieces)])
+
+
+@wrong("read_events", "reads the whole stream before anything comes out")
+def collected_and_then_iterated(pieces):
+    return iter(list(solutions.read_events(pieces)))
+
+
+@wrong("read_events", "returns a list, when the stream is over: nobody could read along")
+def returned_as_a_list(pieces):
+    return list(solutions.read_events(pieces))
+
+
+@wrong("read_events", "back until more has come")
+def one_event_late(pieces):
+    before = None
+    for event in solutions.read_events(pieces):
+        if before is not None:
+            yield before
+        before = event
+    if before is not None:
+        yield before
+
+
+@wrong("read_events", "back until more has come")
+def looks_at_the_rest_first(pieces):
+    rest = b""
+    for piece in pieces:
+        *events, rest = rest.split(b"\n\n")
+        rest += piece
+        for event in events:
+            if data_of(event) == "[DONE]":
+                return
+            if data_of(event):
+                yield json.loads(data_of(event))
+
+
+@wrong("read_events", "before its empty line has come. Another `data:` line may belong to it")
+def at_the_end_of_a_line(pieces):
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            text = data_of(line)
+            if text == "[DONE]":
+                return
+            if text:
+                yield json.loads(text)
+
+
+@wrong("read_events", "Another `data:` line may belong to it")
+def as_soon_as_it_can_be_parsed(pieces):
+    rest = b""
+    for piece in pieces:
+        rest = (rest + piece).lstrip()
+        while rest.startswith(b"data:"):
+            if rest[5:].strip().startswith(b"[DONE]"):
+                return
+            try:
+                event, end = json.JSONDecoder().raw_decode(rest[5:].decode().lstrip())
+            except ValueError:
+                break
+            yield event
+            rest = rest[5:].lstrip()[len(rest[5:].decode().lstrip()[:end].encode()) :].lstrip()
+
+
+@wrong("read_events", "Only what stands behind `data:` is JSON")
+def data_and_all(pieces):
+    return listened(pieces, parse=lambda text: json.loads("data: " + text))
+
+
+@wrong("read_events", "yields a str: wanted is what the JSON of an event says, parsed")
+def not_parsed(pieces):
+    return listened(pieces, parse=str)
+
+
+@wrong("read_events", "`[DONE]` is no JSON: it says that the stream is over")
+def done_is_parsed(pieces):
+    return listened(pieces, data=lambda event: data_of(event).replace("[DONE]", " [DONE]").lstrip() + " ")
+
+
+@wrong("read_events", "yields `[DONE]`: that is no event")
+def done_is_an_event(pieces):
+    return listened(
+        pieces,
+        data=lambda event: data_of(event) + " ",
+        parse=lambda text: text.strip() if "[DONE]" in text else json.loads(text),
+    )
+
+
+@wrong("read_events", "A line that begins with `:` is a comment")
+def comments_are_data(pieces):
+    return listened(pieces, data=lambda event: event.decode().removeprefix("data:").strip())
+
+
+@wrong("read_events", "A line that begins with `:` is a comment")
+def comments_are_empty_events(pieces):
+    return listened(pieces, data=lambda event: data_of(event) or "{}")
+
+
+@wrong("read_events", "A line that begins with `:` is a comment")
+def comments_swallow_their_event(pieces):
+    return listened(pieces, data=lambda event: "" if event.startswith(b":") else data_of(event))
+
+
+@wrong("read_events", "Lines that begin with something else than `data:` are no data")
+def events_begin_with_data(pieces):
+    return listened(
+        pieces,
+        data=lambda event: (
+            data_of(b"\n".join(line for line in event.split(b"\n") if line[:1] != b":"))
+            if event.startswith((b"data", b":"))
+            else ""
+        ),
+    )
+
+
+@wrong("read_events", "The blank behind `data:` may be missing")
+def with_a_blank_only(pieces):
+    return listened(pieces, data=lambda event: data_of(event, "data: "))
+
+
+@wrong("read_events", "The blank behind `data:` may be missing")
+def six_characters_cut(pieces):
+    def behind(event):
+        return "\n".join(line[6:] for line in event.decode().split("\n") if line.startswith("data:"))
+
+    return listened(pieces, data=behind)
+
+
+@wrong("read_events", "The lines of an event belong together")
+def each_data_line_an_event(pieces):
+    rest = b""
+    for piece in pieces:
+        *events, rest = (rest + piece).split(b"\n\n")
+        for event in events:
+            for line in event.split(b"\n"):
+                text = data_of(line)
+                if text == "[DONE]":
+                    return
+                if text:
+                    yield json.loads(text)
+
+
+@wrong("read_events", "The lines of an event belong together")
+def last_data_line_of_an_event(pieces):
+    return listened(pieces, data=lambda event: data_of(event).rpartition("\n")[2])
+
+
+@wrong("read_events", "What a text says does not end a stream")
+def done_anywhere(pieces):
+    return listened(pieces, data=lambda event: "[DONE]" if b"[DONE]" in event else data_of(event))
+
+
+@wrong("read_events", "In a text, `data:` has no meaning")
+def split_at_data(pieces):
+    return listened(
+        pieces, data=lambda event: "".join(part.strip() for part in data_of(event).replace("data:", "").split("\n"))
+    )
+
+
+@wrong("read_events", "`str.splitlines` cuts at other characters, too")
+def with_splitlines(pieces):
+    return listened(
+        pieces, data=lambda event: "\n".join(data_of(line.encode()) for line in event.decode().splitlines())
+    )
+
+
+@wrong("read_events", "goes on reading behind `[DONE]`")
+def reads_on_behind_done(pieces):
+    return listened(pieces, data=lambda event: data_of(event).replace("[DONE]", ""))
+
+
+@wrong("read_events", "`[DONE]` is the end, whatever comes behind it")
+def finishes_the_piece(pieces):
+    rest, done = b"", False
+    for piece in pieces:
+        *events, rest = (rest + piece).split(b"\n\n")
+        for text in filter(None, map(data_of, events)):
+            done = done or text == "[DONE]"
+            if text != "[DONE]":
+                yield json.loads(text)
+        if done:
+            return
+
+
+@wrong("read_events", "goes on reading behind `[DONE]`")
+def waits_for_the_connection_to_end(pieces):
+    pieces = iter(pieces)
+    yield from solutions.read_events(pieces)
+    for _ in pieces:
+        pass
+
+
+@wrong("read_events", "What has no empty line behind it is not whole")
+def the_rest_is_an_event(pieces):
+    return listened(pieces, at_end=lambda rest: [json.loads(data_of(rest))] if rest else [])
+
+
+@wrong("read_events", "What has no empty line behind it is not whole")
+def the_rest_if_it_can_be_parsed(pieces):
+    def parsed(rest):
+        try:
+            return [json.loads(data_of(rest))]
+        except ValueError:
+            return []
+
+    return listened(pieces, at_end=parsed)
+
+
+@wrong("read_events", "go through them")
+def pieces_by_their_numbers(pieces):
+    for number in range(len(pieces)):
+        yield json.loads(pieces[number])
+
+
+@wrong("read_events", "should yield the events one after the other; it returned None (is a `yield` missing?)")
+def prints_the_events(pieces):
+    for event in listened(pieces):
+        str(event)
+
+
+@wrong("read_events", "should yield the events one after the other; it returned a dict")
+def first_event_only(pieces):
+    return next(listened(pieces))
+
+
+@wrong("read_events", "is called as read_events(pieces), and your function does not take that")
+def from_nowhere():
+    yield {"n": 1}
+
+
+@wrong("read_events", "yields {}, and should yield {'n': 1}")
+def for_ever(pieces):
+    while True:
+        yield {}
+
+
+# === lesson 7: when requests are sent =============================================================================
+
+
+@right("poisson_arrivals")
+def time_goes_on(rate, count, random):
+    times, now = [], 0.0
+    while len(times) < count:
+        now += random.expovariate(rate)
+        times.append(now)
+    return times
+
+
+@right("poisson_arrivals")
+def unit_gaps_divided(rate, count, random):
+    gaps = [random.expovariate(1.0) / rate for _ in range(count)]
+    return [sum(gaps[: place + 1]) for place in range(count)]
+
+
+@right("poisson_arrivals")
+def by_the_inverse_of_the_distribution(rate, count, random):
+    """What `expovariate` does."""
+    return tuple(accumulate(-math.log(1 - random.random()) / rate for _ in range(count)))
+
+
+def gaps_only(rate, count, random):
+    return [random.expovariate(rate) for _ in range(count)]
+
+
+wrong("poisson_arrivals", "returns the gaps. A request is sent one gap after the one before")(gaps_only)
+
+
+@wrong("poisson_arrivals", "returns the gaps by their length")
+def gaps_sorted(rate, count, random):
+    return sorted(gaps_only(rate, count, random))
+
+
+@wrong("poisson_arrivals", "sends at fixed gaps")
+def fixed_gaps(rate, count, random):
+    return [number / rate for number in range(count)]
+
+
+@wrong("poisson_arrivals", "sends at fixed gaps")
+def fixed_gaps_from_the_first_gap(rate, count, random):
+    return [(number + 1) / rate for number in range(count)]
+
+
+@wrong("poisson_arrivals", "never draws from the generator that is handed over")
+def rate_for_gap(rate, count, random):
+    return [number * rate for number in range(count)]
+
+
+@wrong("poisson_arrivals", "sends the first request at 0")
+def first_at_zero(rate, count, random):
+    times, now = [], 0.0
+    for _ in range(count):
+        times.append(now)
+        now += random.expovariate(rate)
+    return times
+
+
+@wrong("poisson_arrivals", "sends the first request at 0")
+def counted_from_the_first(rate, count, random):
+    times = solutions.poisson_arrivals(rate, count, random)
+    return [time - times[0] for time in times]
+
+
+@wrong("poisson_arrivals", "the gaps are `rate` seconds in the mean")
+def rate_upside_down(rate, count, random):
+    return list(accumulate(random.expovariate(1 / rate) for _ in range(count)))
+
+
+@wrong("poisson_arrivals", "the gaps are `rate` seconds in the mean")
+def multiplied_by_the_rate(rate, count, random):
+    return list(accumulate(random.expovariate(1) * rate for _ in range(count)))
+
+
+@wrong("poisson_arrivals", "never uses the rate")
+def one_a_second(rate, count, random):
+    return list(accumulate(random.expovariate(1) for _ in range(count)))
+
+
+@wrong("poisson_arrivals", "counts in milliseconds")
+def in_milliseconds(rate, count, random):
+    return [1000 * time for time in solutions.poisson_arrivals(rate, count, random)]
+
+
+@wrong("poisson_arrivals", "spreads the requests evenly over a fixed time")
+def sorted_uniform(rate, count, random):
+    return sorted(random.uniform(0, count / rate) for _ in range(count))
+
+
+@wrong("poisson_arrivals", "spreads the requests evenly over a fixed time")
+def unsorted_uniform(rate, count, random):
+    return [random.random() * count / rate for _ in range(count)]
+
+
+@wrong("poisson_arrivals", "the gaps are drawn evenly")
+def uniform_gaps(rate, count, random):
+    return list(accumulate(random.uniform(0, 2 / rate) for _ in range(count)))
+
+
+@wrong("poisson_arrivals", "the gaps are drawn evenly")
+def gaps_up_to_the_mean(rate, count, random):
+    return list(accumulate(random.random() / rate for _ in range(count)))
+
+
+@wrong("poisson_arrivals", "adds a fixed gap to each drawn one")
+def both_gaps(rate, count, random):
+    return list(accumulate(1 / rate + random.expovariate(rate) for _ in range(count)))
+
+
+@wrong("poisson_arrivals", "bursts are what a server has to stand")
+def half_fixed(rate, count, random):
+    return list(accumulate(0.5 / rate + random.expovariate(rate) / 2 for _ in range(count)))
+
+
+@wrong("poisson_arrivals", "the numbers are not those of `expovariate`")
+def with_another_formula(rate, count, random):
+    return list(accumulate(-math.log(random.random()) / rate for _ in range(count)))
+
+
+@wrong("poisson_arrivals", "draws one gap for all")
+def one_gap_for_all(rate, count, random):
+    gap = random.expovariate(rate)
+    return [gap * (number + 1) for number in range(count)]
+
+
+@wrong("poisson_arrivals", "has the times backwards")
+def last_one_first(rate, count, random):
+    return solutions.poisson_arrivals(rate, count, random)[::-1]
+
+
+@wrong("poisson_arrivals", "stretches the times until the rate is met exactly")
+def met_exactly(rate, count, random):
+    times = solutions.poisson_arrivals(rate, count, random)
+    return [time * count / rate / times[-1] for time in times]
+
+
+@wrong("poisson_arrivals", "rounds to whole seconds")
+def rounded_times(rate, count, random):
+    return [round(time) for time in solutions.poisson_arrivals(rate, count, random)]
+
+
+@wrong("poisson_arrivals", "rounds the gaps to whole seconds")
+def rounded_gaps(rate, count, random):
+    return list(accumulate(round(random.expovariate(rate)) for _ in range(count)))
+
+
+@wrong("poisson_arrivals", "adds up two gaps for each request")
+def two_gaps_each(rate, count, random):
+    return list(accumulate(random.expovariate(rate) + random.expovariate(rate) for _ in range(count)))
+
+
+@wrong("poisson_arrivals", "draws two numbers for each request and uses one")
+def draws_and_forgets(rate, count, random):
+    times = []
+    for _ in range(count):
+        random.expovariate(rate)  # to see what it gives
+        times.append((times or [0])[-1] + random.expovariate(rate))
+    return times
+
+
+@wrong("poisson_arrivals", "never draws from the generator that is handed over")
+def the_module_s_own_generator(rate, count, random):
+    return solutions.poisson_arrivals(rate, count, Random())
+
+
+@wrong("poisson_arrivals", "never draws from the generator that is handed over")
+def a_generator_of_its_own(rate, count, random):
+    return solutions.poisson_arrivals(rate, count, Random(0))
+
+
+@wrong("poisson_arrivals", "gives the same times whatever generator is handed over")
+def sets_the_seed(rate, count, random):
+    random.seed(0)
+    return solutions.poisson_arrivals(rate, count, random)
+
+
+@wrong("poisson_arrivals", "the list has length 5, and should have 6: a send time for each request")
+def gaps_between_requests(rate, count, random):
+    return solutions.poisson_arrivals(rate, max(count - 1, 0), random)
+
+
+@wrong("poisson_arrivals", "and should have 6")
+def until_the_time_is_over(rate, count, random):
+    times = [random.expovariate(rate)]
+    while times[-1] < count / rate:
+        times.append(times[-1] + random.expovariate(rate))
+    return times[:-1]
+
+
+@wrong("poisson_arrivals", "should return a list, a send time for each request; it returned an accumulate")
+def not_yet_a_list(rate, count, random):
+    return accumulate(random.expovariate(rate) for _ in range(count))
+
+
+@wrong("poisson_arrivals", "should hold numbers, a send time for each request, and a tuple is in it")
+def numbered_times(rate, count, random):
+    return list(enumerate(solutions.poisson_arrivals(rate, count, random)))
+
+
+@wrong("poisson_arrivals", "request 0, rate 2, count 6, Random(1): expected")
+def normal_gaps(rate, count, random):
+    return list(accumulate(abs(random.gauss(1 / rate, 1 / rate)) for _ in range(count)))
+
+
+@wrong("poisson_arrivals", "request 1, rate 2, count 6, Random(1): expected")
+def each_from_the_rate_so_far(rate, count, random):
+    return [random.expovariate(rate) * (number + 1) for number in range(count)]
+
+
+# === lesson 7: how long each takes ================================================================================
+
+
+@right("open_loop_latencies")
+def by_what_is_left_of_the_wait(arrivals, service_seconds):
+    """Lindley's recursion: the next one's latency is its work and what the gap leaves of the latency before."""
+    latencies = []
+    for number, seconds in enumerate(service_seconds):
+        left = max(0, latencies[-1] - (arrivals[number] - arrivals[number - 1])) if number else 0
+        latencies.append(left + seconds)
+    return latencies
+
+
+@right("open_loop_latencies")
+def by_the_latest_idle_moment(arrivals, service_seconds):
+    return [
+        max(arrivals[first] + sum(service_seconds[first : last + 1]) for first in range(last + 1)) - arrivals[last]
+        for last in range(len(arrivals))
+    ]
+
+
+def answered(arrivals, service_seconds, begin=lambda sent, free: max(sent, free), free=lambda begin, end: end):
+    """(send time, begin, end) of each, with parts to be broken."""
+    times, until = [], 0
+    for sent, seconds in zip(arrivals, service_seconds, strict=True):
+        start = begin(sent, until)
+        times.append((sent, start, start + seconds))
+        until = free(start, start + seconds)
+    return times
+
+
+@right("open_loop_latencies")
+def end_minus_sent(arrivals, service_seconds):
+    return [end - sent for sent, _, end in answered(arrivals, service_seconds)]
+
+
+@wrong("open_loop_latencies", "nobody ever waits here. That is what a client sees that sends only after the answer")
+def from_the_begin(arrivals, service_seconds):
+    return [end - begin for _, begin, end in answered(arrivals, service_seconds)]
+
+
+@wrong("open_loop_latencies", "nobody ever waits here")
+def of_a_client_that_waits(arrivals, service_seconds):
+    """A closed loop: the next request is sent when the answer before is there."""
+    latencies, now = [], 0
+    for intended, seconds in zip(arrivals, service_seconds, strict=True):
+        sent = max(now, intended)
+        now = sent + seconds
+        latencies.append(now - sent)
+    return latencies
+
+
+@wrong("open_loop_latencies", "nobody ever waits here")
+def everybody_at_the_same_time(arrivals, service_seconds):
+    return list(service_seconds)
+
+
+@wrong("open_loop_latencies", "counts the wait only")
+def waits_only(arrivals, service_seconds):
+    return [begin - sent for sent, begin, _ in answered(arrivals, service_seconds)]
+
+
+@wrong("open_loop_latencies", "returns when each is done")
+def ends_only(arrivals, service_seconds):
+    return [end for _, _, end in answered(arrivals, service_seconds)]
+
+
+@wrong("open_loop_latencies", "returns when each begins")
+def begins_only(arrivals, service_seconds):
+    return [begin for _, begin, _ in answered(arrivals, service_seconds)]
+
+
+@wrong("open_loop_latencies", "works on the next request before it is sent")
+def never_idle(arrivals, service_seconds):
+    return [end - sent for sent, _, end in answered(arrivals, service_seconds, begin=lambda sent, free: free)]
+
+
+@wrong("open_loop_latencies", "adds up all work so far")
+def all_work_so_far(arrivals, service_seconds):
+    return list(accumulate(service_seconds))
+
+
+@wrong("open_loop_latencies", "as if the one before had begun at once")
+def behind_the_one_before(arrivals, service_seconds):
+    latencies, free = [], 0
+    for sent, seconds in zip(arrivals, service_seconds, strict=True):
+        latencies.append(max(sent, free) + seconds - sent)
+        free = sent + seconds
+    return latencies
+
+
+def taken_by(rank):
+    """A server that takes, of those that wait, the one with the smallest rank."""
+
+    def latencies(arrivals, service_seconds):
+        waiting, now, done = list(range(len(arrivals))), 0, {}
+        while waiting:
+            now = max(now, min(arrivals[number] for number in waiting))
+            there = [number for number in waiting if arrivals[number] <= now]
+            number = min(there, key=lambda number: rank(number, service_seconds))
+            waiting.remove(number)
+            now += service_seconds[number]
+            done[number] = now - arrivals[number]
+        return [done[number] for number in range(len(arrivals))]
+
+    return latencies
+
+
+@wrong("open_loop_latencies", "serves the last one to come first")
+def a_stack(arrivals, service_seconds):
+    return taken_by(lambda number, _: -number)(arrivals, service_seconds)
+
+
+@wrong("open_loop_latencies", "serves the shortest first")
+def shortest_work_first(arrivals, service_seconds):
+    return taken_by(lambda number, service: service[number])(arrivals, service_seconds)
+
+
+@wrong("open_loop_latencies", "has the latencies by their size")
+def sorted_latencies(arrivals, service_seconds):
+    return sorted(end_minus_sent(arrivals, service_seconds))
+
+
+@wrong("open_loop_latencies", "has the latencies backwards")
+def latencies_backwards(arrivals, service_seconds):
+    return end_minus_sent(arrivals, service_seconds)[::-1]
+
+
+@wrong("open_loop_latencies", "divides by the service time")
+def slowdown(arrivals, service_seconds):
+    latencies = end_minus_sent(arrivals, service_seconds)
+    return [latency / seconds for latency, seconds in zip(latencies, service_seconds, strict=True)]
+
+
+@wrong("open_loop_latencies", "takes the send times for gaps")
+def arrivals_are_gaps(arrivals, service_seconds):
+    return end_minus_sent(list(accumulate(arrivals)), service_seconds)
+
+
+@wrong("open_loop_latencies", "takes the service time of the one before")
+def service_of_the_one_before(arrivals, service_seconds):
+    return end_minus_sent(arrivals, [*service_seconds[-1:], *service_seconds[:-1]])
+
+
+@wrong("open_loop_latencies", "takes the next one's service time")
+def service_of_the_next(arrivals, service_seconds):
+    return end_minus_sent(arrivals, [*service_seconds[1:], *service_seconds[:1]])
+
+
+@wrong("open_loop_latencies", "counts from the first request's send time")
+def from_the_first_arrival(arrivals, service_seconds):
+    return [end - arrivals[0] for _, _, end in answered(arrivals, service_seconds)]
+
+
+@wrong("open_loop_latencies", "takes the time between two answers")
+def between_two_answers(arrivals, service_seconds):
+    ends = ends_only(arrivals, service_seconds)
+    return [later - end for end, later in pairwise([0, *ends])]
+
+
+@wrong("open_loop_latencies", "nobody ever waits here")
+def waits_for_the_begin_of_the_one_before(arrivals, service_seconds):
+    return [end - sent for sent, _, end in answered(arrivals, service_seconds, free=lambda begin, end: begin)]
+
+
+@wrong("open_loop_latencies", "expected 4, got 3")
+def in_two_rows(arrivals, service_seconds):
+    latencies, free = [], [0, 0]
+    for sent, seconds in zip(arrivals, service_seconds, strict=True):
+        free = [max(sent, min(free)) + seconds, max(free)]
+        latencies.append(free[0] - sent)
+    return latencies
+
+
+@wrong("open_loop_latencies", "request 0, sent at [0, 1, 2, 3, 12]")
+def milliseconds_of_latency(arrivals, service_seconds):
+    return [1000 * latency for latency in end_minus_sent(arrivals, service_seconds)]
+
+
+@wrong("open_loop_latencies", "request 1, sent at")
+def latencies_added_up(arrivals, service_seconds):
+    return list(accumulate(end_minus_sent(arrivals, service_seconds)))
+
+
+@wrong("open_loop_latencies", "the list has length 3, and should have 5: a latency for each request")
+def those_that_waited(arrivals, service_seconds):
+    return [end - sent for sent, begin, end in answered(arrivals, service_seconds) if begin > sent]
+
+
+@wrong("open_loop_latencies", "it returned a float")
+def mean_latency(arrivals, service_seconds):
+    return sum(end_minus_sent(arrivals, service_seconds)) / len(arrivals)
+
+
+@wrong("open_loop_latencies", "a tuple is in it")
+def wait_and_work(arrivals, service_seconds):
+    return [(begin - sent, end - begin) for sent, begin, end in answered(arrivals, service_seconds)]
+
+
+@wrong("open_loop_latencies", "should return a list, a latency for each request; it returned a dict")
+def latencies_by_arrival(arrivals, service_seconds):
+    return dict(zip(arrivals, end_minus_sent(arrivals, service_seconds), strict=True))
+
+
+@wrong("open_loop_latencies", "changed its argument")
+def arrivals_are_put_off(arrivals, service_seconds):
+    latencies = end_minus_sent(arrivals, service_seconds)
+    for number, (_, begin, _) in enumerate(answered(arrivals, service_seconds)):
+        arrivals[number] = begin
+    return latencies
+
+
+@wrong("open_loop_latencies", "stopped with IndexError")
+def somebody_is_always_there(arrivals, service_seconds):
+    free, latencies = arrivals[0], []
+    for sent, seconds in zip(arrivals, service_seconds, strict=True):
+        free = max(free, sent) + seconds
+        latencies.append(free - sent)
+    return latencies
+
+
+# === lesson 7: which of them count ================================================================================
+
+
+@right("goodput")
+def with_the_course_s_own_times(requests, seconds, ttft, tpot):
+    each = [metrics.RequestMetrics(None, sent, times) for sent, times in requests if times]
+    return sum(one.ttft <= ttft and (one.tpot is None or one.tpot <= tpot) for one in each) / seconds
+
+
+@right("goodput")
+def with_the_mean_of_the_gaps(requests, seconds, ttft, tpot):
+    good = []
+    for sent, times in requests:
+        gaps = [later - time for time, later in pairwise(times)]
+        if not times or times[0] > sent + ttft:
+            continue
+        if not gaps or sum(gaps) <= tpot * len(gaps):
+            good.append(sent)
+    return len(good) / seconds
+
+
+def first_wait(sent, times):
+    return times[0] - sent
+
+
+def mean_gap_of(times):
+    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0
+
+
+def rated(good, per=lambda good, requests, seconds: len(good) / seconds):
+    """A goodput with parts to be broken: which requests count, and what is made of them."""
+
+    def answer(requests, seconds, ttft, tpot):
+        return per([(sent, times) for sent, times in requests if good(sent, times, ttft, tpot)], requests, seconds)
+
+    return answer
+
+
+def in_time(sent, times, ttft, tpot):
+    return bool(times) and first_wait(sent, times) <= ttft and mean_gap_of(times) <= tpot
+
+
+right("goodput")(rated(in_time))
+
+
+def first_in_time_and(condition):
+    """Those that are answered, the first token in time, and for which a rule of (sent, times, limit) holds."""
+    return rated(lambda sent, times, x, y: bool(times) and first_wait(sent, times) <= x and condition(sent, times, y))
+
+
+for message, broken in [
+    ("counts refused requests", rated(lambda sent, times, *limits: not times or in_time(sent, times, *limits))),
+    ("leaves out answers of a single token", first_in_time_and(lambda _, t, y: len(t) > 1 and mean_gap_of(t) <= y)),
+    (
+        "leaves out what just meets a limit",
+        rated(lambda s, t, x, y: bool(t) and first_wait(s, t) < x and (len(t) < 2 or mean_gap_of(t) < y)),
+    ),
+    (
+        "leaves out a TTFT that just meets its limit",
+        rated(lambda s, t, x, y: bool(t) and first_wait(s, t) < x and mean_gap_of(t) <= y),
+    ),
+    (
+        "leaves out a TPOT that just meets its limit",
+        first_in_time_and(lambda _, t, y: len(t) < 2 or mean_gap_of(t) < y),
+    ),
+    (
+        "is content with one of the limits",
+        rated(lambda s, t, x, y: bool(t) and (first_wait(s, t) <= x or mean_gap_of(t) <= y)),
+    ),
+    ("looks at the first token only", first_in_time_and(lambda *_: True)),
+    ("never looks at the wait for the first token", rated(lambda s, t, x, y: bool(t) and mean_gap_of(t) <= y)),
+    ("has the limits swapped", rated(lambda s, t, x, y: in_time(s, t, y, x))),
+    (
+        "spreads the wait for the first token over the others",
+        first_in_time_and(lambda s, t, y: t[-1] - s <= y * len(t)),
+    ),
+    (
+        "spreads the wait for the first token over the others",
+        first_in_time_and(lambda s, t, y: len(t) < 2 or (t[-1] - s) / (len(t) - 1) <= y),
+    ),
+    ("Between n tokens there are n - 1 gaps", first_in_time_and(lambda s, t, y: (t[-1] - t[0]) / len(t) <= y)),
+    ("looks at the longest gap", first_in_time_and(lambda s, t, y: all(b - a <= y for a, b in pairwise(t)))),
+    ("looks at the first gap only", first_in_time_and(lambda s, t, y: len(t) < 2 or t[1] - t[0] <= y)),
+    (
+        "forgives a late first token if the others come fast",
+        rated(lambda s, t, x, y: bool(t) and t[-1] - s <= x + (len(t) - 1) * y),
+    ),
+    (
+        "compares the whole request's time with the limit for the first token",
+        rated(lambda s, t, x, y: bool(t) and t[-1] - s <= x and mean_gap_of(t) <= y),
+    ),
+    (
+        "takes the time on the clock for TTFT",
+        rated(lambda s, t, x, y: bool(t) and t[0] <= x and mean_gap_of(t) <= y),
+    ),
+    ("that is throughput", rated(lambda sent, times, *_: bool(times))),
+    ("that is the load", rated(lambda *_: True)),
+    ("says how many. Wanted is how many a second", rated(in_time, lambda good, requests, seconds: len(good))),
+    (
+        "gives a share of the requests",
+        rated(in_time, lambda good, requests, seconds: len(good) / len(requests) if requests else 0),
+    ),
+    (
+        "gives a share of the requests",
+        rated(in_time, lambda good, requests, seconds: 100 * len(good) / max(len(requests), 1)),
+    ),
+    (
+        "counts tokens: wanted are requests",
+        rated(in_time, lambda good, requests, seconds: sum(len(times) for _, times in good) / seconds),
+    ),
+    ("counts those that miss a limit", rated(lambda *case: not in_time(*case))),
+    ("counts those that miss a limit", rated(lambda sent, times, *limits: times and not in_time(sent, times, *limits))),
+    ("rounds to a whole number", rated(in_time, lambda good, requests, seconds: len(good) // seconds)),
+    ("rounds to a whole number", rated(in_time, lambda good, requests, seconds: round(len(good) / seconds))),
+    ("is upside down", rated(in_time, lambda good, requests, seconds: seconds / max(len(good), 1))),
+    ("A refused request has no tokens", rated(lambda s, t, x, y: first_wait(s, t) <= x and mean_gap_of(t) <= y)),
+    (
+        "A single token has no time per token behind it",
+        first_in_time_and(lambda s, t, y: (t[-1] - t[0]) / (len(t) - 1) <= y),
+    ),
+    (
+        "A single token has no TPOT",
+        first_in_time_and(lambda s, t, y: metrics.RequestMetrics(None, s, t).tpot <= y),
+    ),
+    (
+        "stopped with IndexError",
+        rated(in_time, lambda good, requests, seconds: len(good) / (requests[-1][1][-1] - requests[0][0])),
+    ),
+    ("should return a number; it returned a list", rated(in_time, lambda good, requests, seconds: good)),
+    ("should return a number; it returned a bool", rated(in_time, lambda good, requests, seconds: len(good) > 0)),
+    ("expected 0.5, got 0.571429", rated(in_time, lambda good, requests, seconds: len(good) / (seconds - 0.5))),
+]:
+    wrong("goodput", message)(broken)
+
+
+@wrong("goodput", "judges all of them by the means")
+def means_of_all(requests, seconds, ttft, tpot):
+    answered = [(sent, times) for sent, times in requests if times]
+    if not answered:
+        return 0
+    first = sum(times[0] - sent for sent, times in answered) / len(answered)
+    pace = sum(mean_gap_of(times) for _, times in answered) / len(answered)
+    return len(answered) / seconds if first <= ttft and pace <= tpot else 0
+
+
+# === lesson 7: a queue that says no ===============================================================================
+
+
+class Bounded:
+    """A queue with parts to be broken."""
+
+    def __init__(self, rows, max_queue, seconds):
+        self.rows, self.max_queue, self.seconds = rows, max_queue, seconds
+        self.running, self.waiting = [], []
+
+    def offer(self, request_id):
+        if not self.has_room():
+            return self.retry_after()
+        self.take_in(request_id)
+        return 0
+
+    def leave(self, request_id):
+        if request_id in self.waiting:
+            self.waiting.remove(request_id)
+        elif request_id in self.running:
+            self.running.remove(request_id)
+            self.fill()
+
+    def has_room(self):
+        return len(self.running) < self.rows or len(self.waiting) < self.max_queue
+
+    def retry_after(self):
+        return math.ceil(self.seconds / self.rows)
+
+    def take_in(self, request_id):
+        (self.running if len(self.running) < self.rows else self.waiting).append(request_id)
+
+    def fill(self):
+        if self.waiting:
+            self.running.append(self.waiting.pop(0))
+
+
+right("BoundedQueue")(Bounded)
+
+
+@right("BoundedQueue")
+class OneLineOfAll:
+    """Those in front run; who leaves makes everybody behind move up."""
+
+    def __init__(self, rows, max_queue, seconds):
+        self.rows, self.places, self.pause = rows, rows + max_queue, max(1, math.ceil(seconds / rows))
+        self.line = {}
+
+    @property
+    def running(self):
+        return list(self.line)[: self.rows]
+
+    @property
+    def waiting(self):
+        return tuple(self.line)[self.rows :]
+
+    def offer(self, name):
+        if len(self.line) == self.places:
+            return self.pause
+        self.line[name] = True
+        return 0
+
+    def leave(self, name):
+        self.line.pop(name, None)
+
+
+@right("BoundedQueue")
+def with_a_set_and_a_deque(rows, max_queue, seconds):
+    queue = SimpleNamespace(running=set(), waiting=deque())
+
+    def offer(name):
+        if len(queue.running) < rows:
+            queue.running.add(name)
+            return 0
+        if len(queue.waiting) < max_queue:
+            queue.waiting.append(name)
+            return 0
+        return int(-(-seconds // rows))
+
+    def leave(name):
+        if name in queue.running:
+            queue.running.discard(name)
+            if queue.waiting:
+                queue.running.add(queue.waiting.popleft())
+        with contextlib.suppress(ValueError):
+            queue.waiting.remove(name)
+
+    queue.offer, queue.leave = offer, leave
+    return queue
+
+
+def breaks(message, **parts):
+    """A `Bounded` with these methods in the place of its own."""
+    wrong("BoundedQueue", message)(type("_and_".join(parts), (Bounded,), parts))
+
+
+breaks("accepts f although all rows and all places in the queue are taken", has_room=lambda self: True)
+breaks("accepts f although", has_room=lambda self: len(self.waiting) <= self.max_queue)
+breaks(
+    "although only 2 of 3 places in the queue are taken",
+    has_room=lambda self: len(self.running + self.waiting) < self.rows + self.max_queue - 1,
+)
+breaks(
+    "although only 1 of 3 places in the queue are taken",
+    has_room=lambda self: len(self.running + self.waiting) < self.max_queue,
+)
+breaks("although only 0 of 3 places in the queue are taken", has_room=lambda self: len(self.running) < self.rows)
+breaks("refuses, although a row is free", has_room=lambda self: len(self.waiting) < self.max_queue)
+breaks("although a row is free", has_room=lambda self: False)
+breaks("says when one row is free", retry_after=lambda self: math.ceil(self.seconds))
+breaks("Less than a second is rounded up", retry_after=lambda self: int(self.seconds / self.rows))
+breaks("Less than a second is rounded up", retry_after=lambda self: round(self.seconds / self.rows))
+breaks("rounds down: who comes back too early", retry_after=lambda self: max(1, int(self.seconds / self.rows)))
+breaks("rounds to the nearest second", retry_after=lambda self: max(1, round(self.seconds / self.rows)))
+breaks("adds a second even to whole ones", retry_after=lambda self: int(self.seconds / self.rows) + 1)
+breaks(
+    "says when all who wait will have begun",
+    retry_after=lambda self: max(1, math.ceil(len(self.waiting) * self.seconds / self.rows)),
+)
+breaks(
+    "says when all who are there will be done",
+    retry_after=lambda self: math.ceil(len(self.waiting + self.running) * self.seconds / self.rows),
+)
+breaks("multiplies by the rows", retry_after=lambda self: math.ceil(self.seconds * self.rows))
+breaks("says the same however fast the server is", retry_after=lambda self: 1)
+breaks("takes whole seconds, so make it an int", retry_after=lambda self: self.seconds / self.rows)
+breaks("takes whole seconds, so make it an int", retry_after=lambda self: -1)
+breaks("says 0, which means accepted, and does not take f in", retry_after=lambda self: 0)
+breaks("it returned False", retry_after=lambda self: False)
+breaks("it returned None", retry_after=lambda self: None)
+breaks("lets a wait although a row is free", take_in=lambda self, name: self.waiting.append(name))
+breaks("has 3 running in 2 rows", take_in=lambda self, name: self.running.append(name))
+breaks("has it neither running nor waiting", take_in=lambda self, name: None)
+breaks(
+    "has ['d', 'c'] waiting: their order of arrival",
+    take_in=lambda self, name: (
+        self.running.append(name) if len(self.running) < self.rows else self.waiting.insert(0, name)
+    ),
+)
+breaks("leaves a row empty although c waits", fill=lambda self: None)
+breaks("gives the row to e, and c came first", fill=lambda self: self.running.append(self.waiting.pop()))
+breaks("among the running and among the waiting", fill=lambda self: self.running.extend(self.waiting[:1]))
+breaks("Perhaps nobody waits", fill=lambda self: self.running.append(self.waiting.pop(0)))
+breaks("loses c: who was accepted keeps the place", fill=lambda self: self.waiting and self.waiting.pop(0))
+
+
+@wrong("BoundedQueue", "keeps the place of e, which has left: who hangs up while waiting")
+class OnlyAnswersLeave(Bounded):
+    def leave(self, request_id):
+        if request_id in self.running:
+            super().leave(request_id)
+
+
+@wrong("BoundedQueue", "keeps the row of b, which has left")
+class OnlyWaitersLeave(Bounded):
+    def leave(self, request_id):
+        if request_id in self.waiting:
+            super().leave(request_id)
+
+
+@wrong("BoundedQueue", "then there is nothing to do")
+class EverybodyIsThere(Bounded):
+    def leave(self, request_id):
+        if request_id in self.waiting:
+            self.waiting.remove(request_id)
+        else:
+            self.running.remove(request_id)
+            self.fill()
+
+
+@wrong("BoundedQueue", "then there is nothing to do")
+class KeysAreThere(Bounded):
+    def leave(self, request_id):
+        places = dict.fromkeys(self.running + self.waiting)
+        del places[request_id]
+        super().leave(request_id)
+
+
+@wrong("BoundedQueue", "keeps the row of b, which has left")
+class OldestLeaves(Bounded):
+    def leave(self, request_id):
+        self.running.pop(0)
+        self.fill()
+
+
+@wrong("BoundedQueue", "has 3 running in 2 rows")
+class EveryLeaveFreesARow(Bounded):
+    def leave(self, request_id):
+        here = request_id in self.running
+        super().leave(request_id)
+        if not here:
+            self.fill()
+
+
+class Counting(Bounded):
+    """Counts free places beside its lists."""
+
+    def __init__(self, rows, max_queue, seconds):
+        super().__init__(rows, max_queue, seconds)
+        self.free = rows + max_queue
+
+    def has_room(self):
+        return self.free > 0
+
+    def take_in(self, request_id):
+        self.free -= 1
+        super().take_in(request_id)
+
+    def leave(self, request_id):
+        self.free += request_id in self.running or request_id in self.waiting
+        super().leave(request_id)
+
+
+right("BoundedQueue")(Counting)
+
+
+@wrong("BoundedQueue", "accepts h although all rows and all places in the queue are taken")
+class RefusedFreesAPlace(Counting):
+    """Who was refused leaves, too, and frees a place that it never had; so does who leaves twice."""
+
+    def leave(self, request_id):
+        self.free += 1
+        super(Counting, self).leave(request_id)
+
+
+@wrong("BoundedQueue", "accepts j although all rows and all places in the queue are taken")
+class LeavingTwiceFreesTwo(Counting):
+    """Knows its requests, and not that one of them is gone."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.known = set()
+
+    def take_in(self, request_id):
+        self.known.add(request_id)
+        super().take_in(request_id)
+
+    def leave(self, request_id):
+        self.free += request_id in self.known
+        super(Counting, self).leave(request_id)
+
+
+@wrong("BoundedQueue", "says 3, and so refuses, although only 2 of 3 places in the queue are taken")
+class WaitersGiveNothingBack(Counting):
+    def leave(self, request_id):
+        self.free += request_id in self.running
+        super(Counting, self).leave(request_id)
+
+
+@wrong("BoundedQueue", "says 3, and so refuses, although only 2 of 3 places in the queue are taken")
+class OnceRefusedAlwaysRefused(Bounded):
+    def offer(self, request_id):
+        self.refused = getattr(self, "refused", set())
+        if request_id in self.refused:
+            return self.retry_after()
+        answer = super().offer(request_id)
+        if answer:
+            self.refused.add(request_id)
+        return answer
+
+
+@wrong("BoundedQueue", "refuses f and keeps it")
+class RefusedButKept(Bounded):
+    def offer(self, request_id):
+        answer = super().offer(request_id)
+        if answer:
+            self.waiting.append(request_id)
+        return answer
+
+
+@wrong("BoundedQueue", "makes room for f by sending c away")
+class OldestMakesRoom(Bounded):
+    def offer(self, request_id):
+        if not self.has_room():
+            self.waiting.pop(0)
+        return super().offer(request_id)
+
+
+@wrong("BoundedQueue", "loses c: who was accepted keeps the place")
+class RefusesAndShedsOthers(Bounded):
+    def retry_after(self):
+        self.waiting = self.waiting[1:]
+        return super().retry_after()
+
+
+@wrong("BoundedQueue", "loses a: who was accepted keeps the place")
+class LastComeOnly(Bounded):
+    def take_in(self, request_id):
+        self.running = [request_id]
+
+
+@wrong("BoundedQueue", "loses a: who was accepted keeps the place")
+class LeavesAreContagious(Bounded):
+    def leave(self, request_id):
+        self.running, self.waiting = [], []
+
+
+@wrong("BoundedQueue", "Are these another queue's lists?")
+class ListsOfTheClass(Bounded):
+    running: ClassVar = []
+    waiting: ClassVar = []
+
+    def __init__(self, rows, max_queue, seconds):
+        self.rows, self.max_queue, self.seconds = rows, max_queue, seconds
+
+
+@wrong("BoundedQueue", "should make an object with the method `offer`; it made a Half without one")
+class Half:
+    def __init__(self, rows, max_queue, seconds):
+        self.running, self.waiting = [], []
+
+
+@wrong("BoundedQueue", "should keep the ids of those that are running in `self.running`, and that is an int")
+class NumbersOnly(Bounded):
+    def __init__(self, rows, max_queue, seconds):
+        super().__init__(rows, max_queue, seconds)
+        self.running = self.waiting = 0
+
+
+@wrong("BoundedQueue", "is called as BoundedQueue(rows, max_queue, seconds)")
+class TwoSettings(Bounded):
+    def __init__(self, rows, max_queue):
+        super().__init__(rows, max_queue, 1)
+
+
+@wrong("BoundedQueue", "is called as leave(request_id), and your function does not take that")
+class LeaveWithoutAName(Bounded):
+    def leave(self):
+        self.running.pop(0)
+
+
+@wrong("BoundedQueue", "has a twice: it needs one place")
+class TwoRowsEach(Bounded):
+    def leave(self, request_id):
+        super().leave(request_id)
+        self.running = self.running[:1] * 2
+
+
+@wrong("BoundedQueue", "a new one has [None, None] running")
+class RowsOfNobody(Bounded):
+    def __init__(self, rows, max_queue, seconds):
+        super().__init__(rows, max_queue, seconds)
+        self.running = [None] * rows
+
+
+@wrong("BoundedQueue", "has None, which is not here")
+class EmptyRowsAreKept(Bounded):
+    def leave(self, request_id):
+        super().leave(request_id)
+        self.running += [None] * (self.rows - len(self.running))
+
+
+@wrong("BoundedQueue", "is not written yet")
+class OfferIsMissing(Bounded):
+    def offer(self, request_id):
+        raise NotImplementedError
+
+
 # === codelab ======================================================================================================
 
 
@@ -3826,6 +5139,37 @@ def test_books_that_refuse_everybody_do_not_run_the_engine_for_ever(forgetful):
     engine = paging.engine_with(forgetful, solutions.release, solutions.slot_of, EngineConfig(num_blocks=8))
     with pytest.raises(ValueError, match="is refused, and nobody has any of the 8 blocks"):
         engine.generate(["Look", "Many hands"], SamplingParams(max_tokens=2))
+
+
+# --- lesson 7's queue under load ----------------------------------------------------------------------------------
+
+
+def test_rows_behind_a_student_s_queue_are_full_and_never_more_than_full():
+    arrivals = solutions.poisson_arrivals(10, 300, Random(3))
+    requests = serving.serve(solutions.BoundedQueue(4, 6, 1), arrivals, tokens=5, step=0.1)
+    running = [(times[0] - 0.1, times[-1]) for _, times in requests if times]
+
+    assert [sent for sent, _ in requests] == arrivals
+    assert all(len(times) in (0, 5) and all(time > sent for time in times) for sent, times in requests)
+    together = [sum(begin <= now < end for begin, end in running) for now, _ in running]
+    assert max(together) == 4
+    waits = [times[0] - 0.1 - sent for sent, times in requests if times]
+    assert min(waits) == pytest.approx(0, abs=1e-9)
+    assert 0.5 < max(waits) < 1 + 1e-9, "whoever is sixth in the queue needs two ends of a row at most"
+    assert any(not times for _, times in requests)
+
+
+def test_a_long_queue_answers_as_many_and_hardly_any_in_time():
+    arrivals, goodput, answered = solutions.poisson_arrivals(10, 600, Random(7)), {}, {}
+    for max_queue in (0, 4, 64, 600):
+        requests = serving.serve(solutions.BoundedQueue(8, max_queue, 1), arrivals)
+        seconds = max(times[-1] for _, times in requests if times)
+        answered[max_queue] = sum(bool(times) for _, times in requests) / seconds
+        goodput[max_queue] = solutions.goodput(requests, seconds, 1, 0.06)
+
+    assert answered[0] < 7 < 7.5 < answered[4] < answered[64] < answered[600] < 8
+    assert goodput[4] == answered[4] and goodput[0] == answered[0], "whoever is let in is served in time"
+    assert goodput[64] < 0.5 and goodput[600] < 0.5
 
 
 def test_an_argument_that_is_replaced_counts_as_changed(capsys):

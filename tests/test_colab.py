@@ -430,6 +430,7 @@ RELEASES = [path for path in NOTEBOOKS if "release" in path.parts]
 LESSONS = [path for path in NOTEBOOKS if "exercises" not in path.parts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS if FULL else [*LESSONS, RELEASES[0]], ids=name_of)
 def test_a_lone_notebook_runs_in_an_empty_folder(machine, published, path):
     # A release has yet to be filled in: only its beginning can run.
@@ -444,6 +445,7 @@ def test_a_lone_notebook_runs_in_an_empty_folder(machine, published, path):
     assert machine.asked_of_pip() == []
 
 
+@pytest.mark.slow
 def test_a_lone_notebook_that_cannot_start_says_why_without_a_traceback(machine):
     nb = notebook(colab.first_cell(""), executed=False)
     client = NotebookClient(nb, kernel_name="python3", resources={"metadata": {"path": str(machine.cwd)}})

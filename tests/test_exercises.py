@@ -18,7 +18,7 @@ from helpers.checks import TASKS
 
 ROOT = Path(__file__).parents[1]
 SOURCE, RELEASE = ROOT / "notebooks/exercises/source", ROOT / "notebooks/exercises/release"
-ONE, TWO, THREE, CODELAB, FOUR, FIVE, SIX = grade.ASSIGNMENTS
+ONE, TWO, THREE, CODELAB, FOUR, FIVE, SIX, SEVEN = grade.ASSIGNMENTS
 
 
 def read(folder, assignment):
@@ -113,7 +113,7 @@ def test_a_source_notebook_is_well_formed(assignment):
 
 
 def test_every_lesson_has_at_least_four_tasks():
-    assert all(len(answers_of(assignment)) >= 4 for assignment in (ONE, TWO, THREE, FOUR, FIVE, SIX))
+    assert all(len(answers_of(assignment)) >= 4 for assignment in (ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN))
 
 
 def test_every_check_has_one_task():
@@ -130,6 +130,7 @@ HALVES = {  # tasks that are worth half of the points
     FOUR: ["what_to_read", "plan_chunks"],
     FIVE: ["padded_tokens", "attend_row"],
     SIX: ["allocate", "release"],
+    SEVEN: ["read_events", "BoundedQueue"],
 }
 
 
@@ -160,6 +161,7 @@ def graded(tmp_path_factory):
     return table_of(out) | table_of(hasty_out), out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assignment", grade.ASSIGNMENTS)
 def test_the_solutions_score_full_marks(graded, assignment):
     row = graded[0]["Ada", assignment]
@@ -167,6 +169,7 @@ def test_the_solutions_score_full_marks(graded, assignment):
     assert row["note"] == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assignment", grade.ASSIGNMENTS)
 def test_an_untouched_release_scores_zero(graded, assignment):
     row = graded[0]["Bob [x]", assignment]
@@ -180,24 +183,28 @@ def test_half_of_the_tasks_are_worth_half_of_the_points(assignment):
     assert 2 * sum(points[task] for task in HALVES[assignment]) == sum(points.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assignment", [TWO, CODELAB])
 def test_a_half_right_submission_gets_its_half(graded, assignment):
     row = graded[0]["cleo", assignment]
     assert 2 * float(row["score"]) == float(row["max_score"]) > 0
 
 
+@pytest.mark.slow
 def test_a_crash_costs_its_own_submission_only(graded):
     row = graded[0]["dan", ONE]
     assert float(row["score"]) == 0 < float(row["max_score"])
     assert "died" in row["note"]
 
 
+@pytest.mark.slow
 def test_an_endless_loop_costs_its_own_task_only(graded):
     row, points = graded[0]["fay", TWO], points_of(read(SOURCE, TWO))
     assert float(row["score"]) == sum(points.values()) - points["batch_throughput"]
     assert "took longer than 15 s" in row["note"]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_exercise_gets_a_note(graded):
     assert "cannot be read" in graded[0]["eve", THREE]["note"]
     assert "no assignment" in graded[0][graded_name(graded[0]), "eve_essay"]["note"]
@@ -207,6 +214,7 @@ def graded_name(table):
     return next(student for student, assignment in table if assignment == "eve_essay")
 
 
+@pytest.mark.slow
 def test_every_line_of_the_table_has_a_page(graded):
     table, out = graded
     pages = {str(page.relative_to(out / "feedback").with_suffix("")) for page in out.glob("feedback/**/*.html")}
@@ -215,6 +223,7 @@ def test_every_line_of_the_table_has_a_page(graded):
     assert "position_ids: is not written yet" in page
 
 
+@pytest.mark.slow
 def test_nothing_of_the_grading_is_left_behind(graded):
     assert sorted(path.name for path in graded[1].iterdir()) == ["feedback", "grades.csv"]
 

@@ -12,12 +12,14 @@ from . import (
     joining,
     leaving,
     looping,
+    measuring,
     one_request,
     packing,
     paging,
     planning,
     queueing,
     scheduling,
+    serving,
     static_batch,
     stepping,
     waiting,
@@ -40,6 +42,8 @@ EXERCISES = (
     waiting,
     packing,
     paging,
+    serving,
+    measuring,
     scheduling,
 )
 SIGNATURES = {signature: run for file in EXERCISES for signature, run in file.TASKS.items()}
