@@ -5,6 +5,7 @@
     E2E         last token - arrival                        end-to-end latency
     TPOT        (E2E - TTFT) / (output tokens - 1)          time per output token, for outputs longer than one
     throughput  output tokens / duration
+    goodput     requests within all limits / duration
 
 All times are in seconds. Report medians with a tail percentile (p95, p99), never a mean alone.
 """
@@ -52,6 +53,30 @@ def request_metrics(trace: Trace, arrivals: Mapping[Hashable, float] | None = No
 def throughput(trace: Trace) -> float:
     """Output tokens a second, prompt tokens not counted."""
     return trace.output_tokens / trace.seconds
+
+
+def goodput(
+    requests: Sequence[RequestMetrics],
+    seconds: float,
+    ttft: float | None = None,
+    tpot: float | None = None,
+    e2e: float | None = None,
+) -> float:
+    """Requests a second that meet every stated limit (DistServe, Zhong et al. 2024): what users call fast enough.
+
+    Args:
+        requests: those with a complete answer; whoever got none is not good.
+        seconds: how long the run took.
+        ttft, tpot, e2e: the largest that is still good, in seconds. An output of one token has no TPOT to exceed.
+
+    Raises:
+        ValueError: a run of no length.
+    """
+    if seconds <= 0:
+        raise ValueError(f"A run takes more than 0 seconds, not {seconds}.")
+    limits = {name: limit for name, limit in {"ttft": ttft, "tpot": tpot, "e2e": e2e}.items() if limit is not None}
+    good = sum(all((getattr(one, name) or 0) <= limit for name, limit in limits.items()) for one in requests)
+    return good / seconds
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

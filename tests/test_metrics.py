@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.metrics import RequestMetrics, percentile, request_metrics, throughput
+from helpers.metrics import RequestMetrics, goodput, percentile, request_metrics, throughput
 from helpers.trace import Trace
 
 
@@ -52,6 +52,23 @@ def test_the_requests_of_a_trace_arrived_at_0_unless_said_otherwise():
 
 def test_throughput_counts_output_tokens_over_the_whole_run():
     assert throughput(trace_of_two()) == 4 / 3.5
+
+
+def test_goodput_counts_the_requests_that_meet_every_limit():
+    requests = [
+        RequestMetrics("fast", 0.0, [1.0, 2.0, 3.0]),  # TTFT 1, TPOT 1, E2E 3
+        RequestMetrics("late", 0.0, [4.0, 4.5]),  # TTFT 4, TPOT 0.5, E2E 4.5
+        RequestMetrics("slow", 5.0, [6.0, 9.0]),  # TTFT 1, TPOT 3, E2E 4
+        RequestMetrics("short", 8.0, [10.0]),  # TTFT 2, no TPOT, E2E 2
+    ]
+    assert goodput(requests, 8.0) == 4 / 8
+    assert goodput(requests, 8.0, ttft=2) == 3 / 8  # 2 is still good
+    assert goodput(requests, 8.0, tpot=1) == 3 / 8
+    assert goodput(requests, 8.0, e2e=4) == 3 / 8
+    assert goodput(requests, 8.0, ttft=2, tpot=1) == 2 / 8
+    assert goodput(requests, 8.0, ttft=0.5) == goodput([], 8.0) == 0
+    with pytest.raises(ValueError, match="more than 0 seconds"):
+        goodput(requests, 0.0)
 
 
 def test_percentiles_are_interpolated():

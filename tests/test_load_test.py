@@ -1,0 +1,755 @@
+"""The load generator against servers whose pauses are known: its figures are theirs, and no waiting is left out.
+
+A pause is a lower bound of what a client can see, on however busy a machine, so most bounds are of that kind; upper
+ones are far away.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aiohttp import ClientSession, web
+from compare_clients import compare
+
+from helpers import plots
+from helpers.batching import Request
+from helpers.load_test import (
+    MIXES,
+    Answer,
+    LoadResult,
+    arrival_times,
+    capacity,
+    knee,
+    lengths,
+    run_load,
+    sweep,
+    texts,
+    token_ids,
+)
+from helpers.load_test.__main__ import main
+from helpers.load_test.client import ChunkReader, EventStream
+from helpers.load_test.sweep import table
+
+ROOT = Path(__file__).parents[1]
+run_load = partial(run_load, timeout=60)
+
+
+# --- a server of known slowness --------------------------------------------------------------------------------------
+
+
+class Stub:
+    """An OpenAI-compatible server in a thread of its own, which answers "word " again and again.
+
+    Args:
+        pause: seconds before each token.
+        lanes: so many requests at a time, the others queue.
+        handle: what to do instead; gets the stub, the HTTP request and its JSON.
+
+    Attributes:
+        bodies: what it was asked for. `gone` counts clients that did not stay for the end.
+    """
+
+    def __init__(self, pause=0.0, lanes=1000, handle=None, models=("stub",), key=None):
+        self.pause, self.models, self.key = pause, models, key
+        self.handle = handle or Stub.answer
+        self.bodies, self.gone = [], 0
+        self._lanes = asyncio.Semaphore(lanes)
+
+    def __enter__(self):
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        return self
+
+    async def _start(self):
+        app = web.Application()
+        app.router.add_get("/v1/models", self._list)
+        app.router.add_post("/v1/completions", self._post)
+        app.router.add_post("/v1/chat/completions", self._post)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    def __exit__(self, *_):
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _list(self, request):
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": {"message": "key"}}, status=401)
+        return web.json_response({"data": [{"id": name} for name in self.models]})
+
+    async def _post(self, request):
+        body = await request.json()
+        self.bodies.append(body)
+        try:
+            async with self._lanes:
+                return await self.handle(self, request, body)
+        except (asyncio.CancelledError, ConnectionError):
+            self.gone += 1
+            raise
+
+    async def answer(self, request, body):
+        response = await self.headers(request)
+        count = body["max_tokens"]
+        for number in range(count):
+            await asyncio.sleep(self.pause)
+            await self.say(response, "word ", "length" if number == count - 1 else None, "messages" in body)
+        usage = {"prompt_tokens": prompt_tokens(body), "completion_tokens": count}
+        await self.event(response, {"choices": [], "usage": usage})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def headers(self, request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        return response
+
+    async def say(self, response, text, reason=None, chat=False):
+        said = {"delta": {"content": text}} if chat else {"text": text}
+        # All that the official client wants to see in a chunk.
+        more = {"id": "x", "created": 0, "model": "stub", "object": "text_completion"}
+        await self.event(response, {"choices": [{"index": 0, **said, "finish_reason": reason}], **more})
+
+    async def event(self, response, chunk):
+        await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+
+
+def prompt_tokens(body):
+    """Of this server's tokenizer: three for every two words."""
+    prompt = body.get("prompt") or body["messages"][0]["content"]
+    return len(prompt.split()) * 3 // 2 if isinstance(prompt, str) else len(prompt)
+
+
+def some(count, max_tokens=1):
+    return [(f"prompt {number}", max_tokens) for number in range(count)]
+
+
+def wait_until(true, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# --- the load --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cv", [0, 0.5, 1, 3])
+def test_gaps_have_the_stated_mean_and_variation(cv):
+    gaps = np.diff(arrival_times(20001, rate=4, cv=cv, seed=7))
+    assert gaps.min() >= 0
+    assert gaps.mean() == pytest.approx(0.25, abs=1e-9)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05, abs=1e-9)
+
+
+def test_poisson_gaps_are_exponential():
+    gaps = np.diff(arrival_times(20001, rate=1, seed=1))
+    for seconds in (0.1, 0.5, 1, 2):
+        assert np.mean(gaps > seconds) == pytest.approx(np.exp(-seconds), abs=0.015)
+
+
+def test_a_seed_gives_the_same_arrivals_again_and_another_rate_the_same_pattern():
+    slow, again, fast, other = (arrival_times(50, rate, 1, seed) for rate, seed in [(2, 0), (2, 0), (8, 0), (2, 1)])
+    assert slow == again != other
+    assert np.array(slow) == pytest.approx(4 * np.array(fast))
+    assert slow[0] == 0 and slow[-1] == pytest.approx(49 / 2)
+
+
+def test_few_arrivals_and_the_wildest_bursts_are_still_arrivals():
+    assert arrival_times(0, 1) == [] and arrival_times(1, 1) == [0.0]
+    assert arrival_times(2, rate=4) == [0, 0.25]
+    for seed in range(20):
+        assert arrival_times(3, rate=1, cv=10, seed=seed)[-1] == pytest.approx(2)
+
+
+@pytest.mark.parametrize("wrong", [{"rate": 0}, {"rate": -1}, {"rate": float("inf")}, {"rate": 1, "cv": -1}])
+def test_arrivals_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"rate is|cv is"):
+        arrival_times(5, **wrong)
+
+
+def test_lengths_follow_their_distribution():
+    assert lengths("fixed:32", 3) == [32, 32, 32]
+    uniform = lengths("uniform:8-12", 5000)
+    assert set(uniform) == {8, 9, 10, 11, 12} and np.mean(uniform) == pytest.approx(10, rel=0.02)
+    exponential = lengths("exponential:64-1000", 5000)
+    assert min(exponential) == 1 and max(exponential) <= 1000
+    assert np.mean(exponential) == pytest.approx(64.5, rel=0.05)
+    assert np.percentile(exponential, 50) == pytest.approx(64 * np.log(2), rel=0.1)
+    lognormal = lengths("lognormal:40-160-10000", 5000)
+    assert np.percentile(lognormal, 50) == pytest.approx(40.5, rel=0.05)
+    assert np.percentile(lognormal, 95) == pytest.approx(160, rel=0.1)
+
+
+def test_a_length_is_never_above_the_last_number():
+    assert max(lengths("exponential:64-70", 1000)) == 70
+    assert max(lengths("lognormal:40-160-160", 1000)) == 160
+
+
+def test_a_seed_gives_the_same_lengths_again():
+    assert lengths("uniform:1-99", 50, 1) == lengths("uniform:1-99", 50, 1) != lengths("uniform:1-99", 50, 2)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_every_mix_can_be_drawn(mix):
+    for spec in MIXES[mix]:
+        assert len(lengths(spec, 10)) == 10
+
+
+@pytest.mark.parametrize("spec", ["", "32", "gauss:1-2", "fixed:", "fixed:0", "fixed:1-2", "uniform:9-8", "uniform:-8",
+                                  "exponential:64", "lognormal:40-20-100", "fixed:1.5"])  # fmt: skip
+def test_a_length_that_means_nothing_says_what_would(spec):
+    with pytest.raises(ValueError, match=r"uniform:LOW-HIGH|is not"):
+        lengths(spec, 1)
+
+
+def test_prompts_have_their_length_and_no_beginning_in_common():
+    prompts = texts([40] * 50, tokens_per_word=2)
+    assert {len(prompt.split()) for prompt in prompts} == {20}
+    assert len({prompt[:40] for prompt in prompts}) == 50
+    assert prompts == texts([40] * 50, 2) != texts([40] * 50, 2, seed=1)
+    assert [len(ids) for ids in token_ids([1, 30, 7])] == [1, 30, 7]
+
+
+# --- one answer ------------------------------------------------------------------------------------------------------
+
+
+def test_events_are_the_same_wherever_the_network_splits_them():
+    sent = (
+        'data: {"text": "Grüße, 世界 🙂"}\r\n\r\n: a comment\n\nevent: x\ndata:two\ndata: lines\n\n\ndata: [DONE]\n\n'
+    )
+    sent = sent.encode()
+    expected = ['{"text": "Grüße, 世界 🙂"}', "two\nlines", "[DONE]"]
+    for first in range(len(sent) + 1):
+        for second in range(first, len(sent) + 1, 7):
+            stream = EventStream()
+            parts = sent[:first], sent[first:second], sent[second:]
+            assert [event for part in parts for event in stream.feed(part)] == expected
+    stream = EventStream()
+    assert [event for number in range(len(sent)) for event in stream.feed(sent[number : number + 1])] == expected
+
+
+def read(*chunks):
+    reader = ChunkReader()
+    for number, chunk in enumerate(chunks):
+        reader.read(json.dumps(chunk), number)
+    reader.end()
+    return reader
+
+
+def completion(text, reason=None):
+    return {"choices": [{"index": 0, "text": text, "finish_reason": reason}]}
+
+
+def chat(delta, reason=None):
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+
+
+def usage(output_tokens):
+    return {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": output_tokens}}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "times", "tokens"),
+    [
+        ([completion("a"), completion("b", "length"), usage(2)], [0, 1], 2),
+        ([completion("a"), completion("b", "length")], [0, 1], 2),  # nobody counts: a token a chunk
+        ([completion("abc"), completion("de", "length"), usage(5)], [0, 1], 5),  # several tokens a chunk
+        ([completion(""), completion("ö"), completion("", "stop"), usage(3)], [0, 1, 2], 3),  # half an ö; then EOS
+        ([completion("a"), completion("", "stop"), usage(1)], [0], 1),  # the reason in a chunk of its own
+        ([chat({"role": "assistant", "content": ""}), chat({"content": "a"}), chat({}, "stop"), usage(2)], [1, 2], 2),
+        ([chat({"role": "assistant", "content": "a"}), chat({}, "stop"), usage(1)], [0], 1),
+        ([chat({"role": "assistant", "content": ""}, "stop"), usage(1)], [0], 1),  # the end is all there is
+        ([chat({"role": "assistant"}), chat({}, "stop"), usage(0)], [1], 0),
+        ([chat({"reasoning_content": "hm"}), chat({"content": "a"}, "stop"), usage(2)], [0, 1], 2),
+    ],
+)
+def test_the_chunks_that_hold_tokens_count(chunks, times, tokens):
+    reader = read(*chunks)
+    assert reader.times == times
+    assert reader.output_tokens == tokens
+    assert reader.finish_reason in ("stop", "length")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "said"),
+    [
+        ([], "no token"),
+        ([usage(0)], "no token"),
+        ([completion("a"), usage(1)], "broke off"),
+        ([completion("a"), {"error": {"message": "out of blocks"}}], "out of blocks"),
+        ([{"error": "plain"}], "plain"),
+    ],
+)
+def test_an_answer_without_an_end_is_none(chunks, said):
+    with pytest.raises(ValueError, match=said):
+        read(*chunks)
+
+
+def test_the_time_of_a_token_comes_from_the_servers_count():
+    answer = Answer(0, arrival=1.0, token_times=[2.0, 3.0], sent=1.0, ended=3.1, output_tokens=5)
+    assert (answer.ttft, answer.itl, answer.e2e, answer.tpot) == (1.0, [1.0], 2.0, 0.25)
+    assert Answer(0, 0.0, [1.0], 0.0, 1.0, output_tokens=1).tpot is None
+
+
+# --- no coordinated omission -----------------------------------------------------------------------------------------
+
+
+def test_latencies_grow_like_the_queue_of_a_slow_server_and_a_closed_loop_does_not_see_it():
+    """One request at a time, each takes `service` seconds, and they come twice as fast as that, like a clock.
+
+    The k-th to leave (from 0) cannot have left before (k + 1) * service, and the last one was due at
+    (count - 1) * gap, so the queue is a matter of arithmetic. The closed loop's user asks only when the server has
+    nothing else to do, and finds it fast whatever the load would have been.
+    """
+    count, service, gap = 40, 0.025, 0.0125
+    with Stub(pause=service, lanes=1) as stub:
+        opened = run_load(stub.url, some(count), rate=1 / gap, cv=0)
+        closed = run_load(stub.url, some(count), users=1)
+
+    assert len(opened.ok) == len(closed.ok) == count
+    left = sorted(answer.token_times[-1] for answer in opened.ok)
+    assert all(time >= 0.999 * (k + 1) * service for k, time in enumerate(left))
+    queue = [(k + 1) * service - k * gap for k in range(count)]  # the least latency of each, first come, first served
+    assert sum(opened.latencies("e2e")) >= 0.999 * sum(queue)
+    assert opened.percentile("e2e", 100) >= 0.999 * queue[-1] > 20 * service
+
+    assert min(closed.latencies("e2e")) >= 0.999 * service
+    assert closed.percentile("e2e", 50) < opened.percentile("e2e", 50) / 3
+    # And the same requests, had they been timed from when each user of the closed loop was meant to ask:
+    meant = [answer.token_times[-1] - number * gap for number, answer in enumerate(closed.answers)]
+    assert sum(meant) >= 0.999 * sum(queue)
+
+
+def test_a_load_generator_that_is_late_counts_that_too_and_says_so(monkeypatch):
+    """Its event loop is blocked for 50 ms whenever it sends, so the last of five can go out 0.2 s late only."""
+    post = ClientSession.post
+
+    def slow_post(*args, **kwargs):
+        time.sleep(0.05)
+        return post(*args, **kwargs)
+
+    monkeypatch.setattr(ClientSession, "post", slow_post)
+    with Stub() as stub:
+        result = run_load(stub.url, some(5), rate=1000, cv=0)
+    lags = sorted(answer.sent - answer.arrival for answer in result.ok)
+    assert all(lag >= 0.999 * (number * 0.05 - 0.004) for number, lag in enumerate(lags))
+    assert sorted(result.latencies("e2e"))[-1] >= 0.24
+    assert result.lag == lags[-1]
+    assert "The load generator was up to 0." in str(result)
+
+
+def test_requests_go_out_when_they_are_due_however_slow_the_server_is():
+    """A server that answers nobody until all have asked; they are more than a hundred, aiohttp's usual limit."""
+
+    async def handle(stub, request, body):
+        while len(stub.bodies) < 150:
+            await asyncio.sleep(0.01)
+        return await stub.answer(request, body)
+
+    with Stub(handle=handle) as stub:
+        result = run_load(stub.url, some(150), rate=1000, timeout=20)
+    assert len(result.ok) == 150
+    assert max(answer.sent for answer in result.ok) < min(answer.ended for answer in result.ok)
+
+
+def test_users_of_a_closed_loop_wait_for_their_answers_and_think():
+    running, most = 0, 0
+
+    async def handle(stub, request, body):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        return await stub.answer(request, body)
+
+    with Stub(handle=handle) as stub:
+        result = run_load(stub.url, some(9), users=3, think=0.05)
+    assert most <= 3
+    assert [answer.request_id for answer in result.answers] == list(range(9))
+    assert result.duration >= 3 * 0.02 + 2 * 0.05
+    assert result.rate is None and "3 users" in str(result)
+
+
+# --- what is sent ----------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_what_openai_clients_send():
+    with Stub() as stub:
+        run_load(stub.url + "/v1/", [Request("Look", 3), ([7, 8], 2)], 100, cv=0, body={"temperature": 0})
+        run_load(stub.url, [("Look", 3)], 1, chat=True)
+    shared = {"model": "stub", "stream": True, "stream_options": {"include_usage": True}}
+    assert {"prompt": "Look", "max_tokens": 3, "temperature": 0, **shared} in stub.bodies
+    assert {"prompt": [7, 8], "max_tokens": 2, "temperature": 0, **shared} in stub.bodies
+    assert {"messages": [{"role": "user", "content": "Look"}], "max_tokens": 3, **shared} in stub.bodies
+
+
+def test_the_warm_up_is_sent_before_and_left_out():
+    with Stub(pause=0.01) as stub:
+        result = run_load(stub.url, some(8), rate=100, warm_up=3)
+    assert {body["prompt"] for body in stub.bodies[:3]} == {prompt for prompt, _ in some(3)}
+    assert {body["prompt"] for body in stub.bodies[3:]} == {prompt for prompt, _ in some(8)[3:]}
+    assert len(result.answers) == 5 and result.answers[0].arrival == 0
+
+
+def test_it_works_where_an_event_loop_runs_already():
+    async def cell():
+        return run_load(stub.url, some(3), users=3)
+
+    with Stub() as stub:
+        assert len(asyncio.run(cell()).ok) == 3
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def test_every_fate_of_a_request_is_counted_and_nothing_is_sent_again():
+    async def handle(stub, request, body):
+        kind = body["prompt"]
+        if kind == "refused":
+            error = {"error": {"message": "the queue is full"}}
+            return web.json_response(error, status=429, headers={"Retry-After": "3"})
+        if kind == "broken":
+            return web.Response(text="Internal  Server\nError", status=500)
+        if kind == "no stream":
+            return web.json_response({"choices": [{"text": "all at once"}]})
+        if kind == "slow":
+            await asyncio.sleep(30)
+        response = await stub.headers(request)
+        if kind == "nonsense":
+            await response.write(b"data: {nonsense\n\n")
+        await stub.say(response, "word")
+        if kind == "error event":
+            await stub.event(response, {"error": {"message": "the engine stopped"}})
+        if kind == "hangs":
+            await asyncio.sleep(30)
+        if kind == "disconnects":
+            request.transport.close()
+        if kind == "ok":
+            await stub.say(response, "", "stop")
+        return response
+
+    kinds = ["ok", "refused", "broken", "no stream", "slow", "nonsense", "error event", "hangs", "disconnects", "ends"]
+    with Stub(handle=handle) as stub:
+        result = run_load(stub.url, [(kind, 5) for kind in kinds], rate=1000, timeout=1)
+        wait_until(lambda: stub.gone == 2)
+    answers = dict(zip(kinds, result.answers, strict=True))
+
+    assert len(stub.bodies) == len(kinds)
+    assert {kind for kind in kinds if answers[kind].status == "ok"} == {"ok"}
+    assert {kind for kind in kinds if answers[kind].status == "refused"} == {"refused"}
+    assert answers["refused"].retry_after == 3
+    said = {
+        "refused": "429: the queue is full",
+        "broken": "500: Internal Server Error",
+        "no stream": "no token",
+        "slow": "not complete after 1 s",
+        "nonsense": "JSON",
+        "error event": "the engine stopped",
+        "hangs": "not complete after 1 s",
+        "disconnects": "Client|Error",
+        "ends": "broke off",
+    }
+    for kind, words in said.items():
+        assert re.search(words, answers[kind].error), answers[kind]
+    assert answers["hangs"].text == "word" and len(answers["hangs"].token_times) == 1
+    assert answers["slow"].http_status is None and answers["hangs"].http_status == 200
+    assert stub.gone == 2  # whoever loses patience hangs up
+    assert result.duration >= 0.99
+    assert result.request_throughput == 1 / result.duration
+    assert "10: 1 ok, 1 refused, 8 failed" in str(result) and "2 without an answer: not complete" in str(result)
+
+
+def test_figures_without_a_single_answer():
+    async def refuse(stub, request, body):
+        return web.json_response({"error": {"message": "full"}}, status=429)
+
+    with Stub(handle=refuse) as stub:
+        result = run_load(stub.url, some(4), rate=100, limits={"ttft": 1})
+        with pytest.raises(ValueError, match="no capacity: 429: full"):
+            capacity(stub.url, lambda number: some(4))
+    assert result.goodput == result.request_throughput == result.output_throughput == 0
+    assert result.summary()["ttft"] == {"p50": None, "p95": None, "p99": None}
+    assert "4: 0 ok, 4 refused, 0 failed" in str(result)
+    assert "knee" not in table([result])
+    with pytest.raises(ValueError, match="no knee"):
+        knee([result])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "either a rate"),
+        ({"rate": 1, "users": 1}, "either a rate"),
+        ({"users": 0}, "users is"),
+        ({"users": 1, "think": -1}, "think is"),
+        ({"rate": 1, "timeout": 0}, "timeout"),
+        ({"rate": 1, "warm_up": 3}, "leaves no request"),
+        ({"rate": 1, "limits": {"itl": 1}}, "no limit 'itl'"),
+        ({"rate": 1, "url": "localhost:8000"}, "looks like http"),
+        ({"rate": 1, "model": "other"}, "no model 'other'; it has stub"),
+    ],
+)
+def test_a_setting_without_meaning_is_refused_before_anything_is_sent(settings, said):
+    with Stub() as stub:
+        with pytest.raises(ValueError, match=said):
+            run_load(**{"url": stub.url, "requests": some(3)} | settings)
+        assert stub.bodies == []
+
+
+@pytest.mark.parametrize("listed", ["[]", '{"data": 5}', '{"data": [{}]}', "<html>"])
+def test_a_server_of_another_kind_is_told(monkeypatch, listed):
+    async def other(self, request):
+        return web.Response(text=listed)
+
+    monkeypatch.setattr(Stub, "_list", other)
+    with Stub() as stub, pytest.raises(ConnectionError, match="no OpenAI-compatible server"):
+        run_load(stub.url, some(1), 1)
+
+
+def test_a_server_that_is_not_there_or_wants_a_key_is_told():
+    with Stub(key="secret") as stub:
+        with pytest.raises(PermissionError, match="API key"):
+            run_load(stub.url, some(1), 1)
+        result = run_load(stub.url, some(1), 1, api_key="secret")
+        assert len(result.ok) == 1 and "secret" not in json.dumps(result.as_dict())
+    with pytest.raises(ConnectionError, match="No server answers at"):
+        run_load(stub.url, some(1), 1)
+    with Stub(models=()) as stub:
+        with pytest.raises(ValueError, match="lists no model"):
+            run_load(stub.url, some(1), 1)
+        assert len(run_load(stub.url, some(1), 1, model="any").ok) == 1
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_figures_are_the_servers_pauses():
+    with Stub(pause=0.02) as stub:
+        result = run_load(stub.url, some(6, max_tokens=5), rate=50, limits={"e2e": 30, "ttft": 30})
+    assert all(answer.text == "word " * 5 and answer.finish_reason == "length" for answer in result.ok)
+    assert 0.02 <= min(result.latencies("ttft")) < 2
+    assert 0.1 <= min(result.latencies("e2e")) < 10
+    assert 0.01 < result.percentile("tpot", 50) < 2
+    assert len(result.latencies("itl")) == 6 * 4
+    assert result.duration == max(answer.ended for answer in result.answers) >= 0.2
+    assert result.output_throughput * result.duration == pytest.approx(30)
+    assert result.goodput == result.request_throughput
+    assert "6 ok" in str(result) and "with e2e <= 30 s, ttft <= 30 s (100% of all)" in str(result)
+
+
+def test_a_result_can_be_saved_and_loaded(tmp_path):
+    with Stub() as stub:
+        result = run_load(stub.url, some(4, 3), rate=100, cv=2, seed=5, limits={"tpot": 1.0})
+    result.save(tmp_path / "result.json")
+    assert LoadResult.load(tmp_path / "result.json") == result
+    saved = json.loads((tmp_path / "result.json").read_text())
+    assert saved["summary"]["ok"] == 4
+    assert (saved["settings"]["cv"], saved["settings"]["seed"], saved["settings"]["model"]) == (2, 5, "stub")
+    assert saved["environment"]["aiohttp"]
+    assert len(saved["requests"]) == 4 and len(saved["requests"][0]["token_times"]) == 3
+
+
+def made(rate, e2e, throughput):
+    """A result of 10 requests, all of the same latency, that took 10 / throughput seconds."""
+    end = 10 / throughput
+    answers = [Answer(n, end - e2e, [end - e2e / 2, end], end - e2e, end, output_tokens=2) for n in range(10)]
+    return LoadResult({"rate": rate}, answers)
+
+
+def test_the_knee_is_where_throughput_over_latency_is_greatest():
+    # Power: 1, 1.9, 3.6, 4, 1.7
+    results = [made(1, 1, 1), made(2, 1.05, 2), made(4, 1.1, 4), made(8, 1.5, 6), made(16, 4, 6.8)]
+    assert knee(results).rate == 8
+    lines = table(results).splitlines()
+    assert ["<- knee" in line for line in lines] == [False] * 4 + [True, False]
+
+
+def test_a_sweep_of_a_server_with_two_lanes_finds_its_capacity_and_overload():
+    """Each request takes 20 ms in one of two lanes: at most 100 a second, on however fast a machine."""
+    asked = []
+
+    def requests(number):
+        asked.append(number)
+        return some(8)
+
+    with Stub(pause=0.02, lanes=2) as stub:
+        most = capacity(stub.url, requests, progress=False)
+        assert 0 < most <= 100
+        results = sweep(stub.url, [most * 4, most / 4], requests, cv=0)
+        found = sweep(stub.url, None, requests, cv=0)
+    slow, fast = results
+    assert slow.rate == fast.rate / 16 == pytest.approx(most / 4)
+    assert fast.percentile("e2e", 100) >= 4 * 0.02 - 7 / fast.rate
+    assert len(found) == 7 and found[-1].rate == pytest.approx(8 * found[0].rate)
+    assert len(set(asked[-7:])) == 7
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_drawn_with_the_knee_of_each_server():
+    results = [made(1, 1, 1), made(4, 1.1, 4), made(8, 1.5, 6), made(16, 4, 6.8)]
+    picture = plots.load_sweep({"static": results[::-1], "continuous": results[:2]})
+    upper, lower = picture.figure.axes
+    assert [text.get_text() for text in upper.texts] == [text.get_text() for text in lower.texts] == ["8/s", "4/s"]
+    assert list(upper.lines[0].get_xdata()) == pytest.approx([2, 8, 12, 13.6])
+    assert list(upper.lines[0].get_ydata()) == pytest.approx([1, 1.1, 1.5, 4])
+    assert (
+        "static: rates 1 to 16/s, at most 13.6 tokens/s, median end-to-end latency 1 to 4 s, knee at 8/s" in picture.alt
+    )
+
+
+def test_the_timeline_of_a_request_shows_its_latencies():
+    picture = plots.request_timeline(Answer(0, 1.0, [1.2, 1.25, 1.4], 1.01, 1.4, output_tokens=3))
+    assert "3 chunks of tokens, sent after 10 ms: TTFT 200 ms; E2E 400 ms; longest gap (ITL) 150 ms." in picture.alt
+    assert "TTFT 200 ms; E2E 200 ms." in plots.request_timeline(Answer(0, 1.0, [1.2], 1.0, 1.2)).alt
+
+
+def test_a_run_is_drawn_with_a_line_for_each_request():
+    result = made(1, 1, 1)
+    result.answers[3] = Answer(3, 0.5, [], 0.5, 0.6, error="429: full", http_status=429)
+    picture = plots.load_run(result)
+    assert (
+        "each of 10 requests, 9 of them answered, in 10.00 s. Median TTFT 500 ms, median end-to-end latency 1000 ms"
+        in picture.alt
+    )
+    assert [line.get_marker() for line in picture.figure.axes[0].lines] == ["x"]
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_measures_writes_and_draws(tmp_path, capsys):
+    files = ["--json", str(tmp_path / "out.json"), "--picture", str(tmp_path / "out.svg")]
+    options = ["--requests", "6", "--warm-up", "2", "--prompt", "fixed:30", "--output", "uniform:2-4", "--ignore-eos"]
+    with Stub() as stub:
+        assert main(["--url", stub.url, "--rate", "100", *options, "--limit", "ttft=5", *files]) == 0
+    measured = stub.bodies[1:]  # the first one asks how many tokens a word has
+    assert len(measured) == 8
+    assert {prompt_tokens(body) for body in measured} == {30}
+    assert all(2 <= body["max_tokens"] <= 4 and body["ignore_eos"] for body in measured)
+    output = capsys.readouterr()
+    assert "6: 6 ok" in output.out and "with ttft <= 5 s (100% of all)" in output.out
+    assert output.err == ""
+    assert len(LoadResult.load(tmp_path / "out.json").ok) == 6
+    assert "each of 6 requests" in (tmp_path / "out.svg").read_text()
+
+
+def test_the_command_line_sweeps_with_new_texts_of_the_same_lengths(tmp_path, capsys):
+    files = ["--json", str(tmp_path / "out.json"), "--picture", str(tmp_path / "out.svg")]
+    with Stub(pause=0.001) as stub:
+        assert main(["--url", stub.url, "--sweep", "50", "100", "--requests", "5", "--mix", "write", *files]) == 0
+    first, second = stub.bodies[1:6], stub.bodies[6:]
+    for key, same in ("max_tokens", True), ("prompt", False):
+        one, other = (sorted(body[key] for body in bodies) for bodies in (first, second))
+        assert (one == other) is same
+    assert capsys.readouterr().out.count("<- knee") == 1
+    results = [LoadResult.from_dict(one) for one in json.loads((tmp_path / "out.json").read_text())["results"]]
+    assert [result.rate for result in results] == [50, 100]
+    assert "Latency over throughput" in (tmp_path / "out.svg").read_text()
+
+
+def test_the_command_line_as_a_closed_loop_of_chats_and_with_token_ids(capsys):
+    with Stub() as stub:
+        options = ["--url", stub.url, "--requests", "4", "--output", "fixed:2"]
+        assert main([*options, "--closed", "2", "--chat", "--body", '{"temperature": 1}']) == 0
+        assert main([*options, "--rate", "100", "--prompt", "fixed:9", "--token-ids"]) == 0
+    chats, ids = stub.bodies[1:5], stub.bodies[5:]
+    assert all(body["messages"] and body["temperature"] == 1 for body in chats)
+    assert [len(body["prompt"]) for body in ids] == [9] * 4
+    assert "2 users" in capsys.readouterr().out
+
+
+def test_a_failed_request_is_the_exit_status_and_a_refused_one_is_not(capsys):
+    async def handle(stub, request, body, status):
+        if len(stub.bodies) == 3:
+            return web.json_response({"error": {"message": "no"}}, status=status)
+        return await stub.answer(request, body)
+
+    for status, code in (429, 0), (500, 1):
+        with Stub(handle=partial(handle, status=status)) as stub:
+            assert main(["--url", stub.url, "--rate", "50", "--requests", "5", "--output", "fixed:1"]) == code
+        assert f"1 without an answer: {status}: no" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--rate", "0"], "rate is a number of requests a second above 0"),
+        (["--rate", "1", "--closed", "2"], "not allowed with"),
+        (["--rate", "1", "--think", "1"], "--think goes with --closed"),
+        (["--chat", "--token-ids"], "without --chat"),
+        (["--output", "gauss:5"], "There is no distribution 'gauss:5'; there are fixed:N, uniform:LOW-HIGH"),
+        (["--limit", "itl=1"], "ttft=SECONDS"),
+        (["--limit", "ttft=soon"], "not 'ttft=soon'"),
+        (["--picture", "out.png"], "call it .svg"),
+        (["--body", "[]"], "'[]' is no JSON object"),
+        (["--body", "{"], "is no JSON object"),
+        (["--requests", "0"], "--requests is at least 1"),
+        (["--model", "other"], "The server has no model 'other'; it has stub"),
+        (["--url", "http://127.0.0.1:1"], "No server answers at http://127.0.0.1:1/v1"),
+        (["--url", "127.0.0.1:1"], "looks like http://"),
+        (["--json", "no/such/folder/out.json"], "no/such/folder"),
+    ],
+)
+def test_a_bad_setting_is_an_error_of_one_line(capsys, argv, said):
+    with Stub() as stub, pytest.raises(SystemExit) as end:
+        main([*(["--url", stub.url] if "--url" not in argv else []), *argv])
+    usage, *error = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2
+    assert usage.startswith("usage: ") and len(error) == 1 and said in error[0]
+
+
+def test_a_key_is_asked_for_and_a_request_that_no_server_likes_is_told(capsys, monkeypatch):
+    monkeypatch.delenv("COURSE_API_KEY", raising=False)
+
+    async def refuse(stub, request, body):
+        return web.json_response({"error": {"message": "no field ignore_eos"}}, status=400)
+
+    with Stub(key="secret", handle=refuse) as stub:
+        for more, said in ([], "wants an API key"), (["--api-key", "secret"], "400: no field ignore_eos"):
+            with pytest.raises(SystemExit):
+                main(["--url", stub.url, *more])
+            assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to send")
+def test_ctrl_c_hangs_up_and_leaves():
+    with Stub(pause=30) as stub:
+        command = [sys.executable, "-m", "helpers.load_test", "--url", stub.url, "--closed", "3", "--token-ids"]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+            wait_until(lambda: len(stub.bodies) == 3 or process.poll() is not None)
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=30)
+        wait_until(lambda: stub.gone == 3)
+    assert process.returncode == 130
+    assert "Traceback" not in error
+
+
+# --- an independent client -------------------------------------------------------------------------------------------
+
+
+def test_the_official_client_sees_the_same_figures():
+    """In a queue. The bound is far; `python -m tests.compare_clients` measures how close they really are."""
+    requests = [Request(prompt, max_tokens) for prompt, max_tokens in some(12, max_tokens=3)]
+    with Stub(pause=0.03, lanes=1) as stub, contextlib.redirect_stdout(None):
+        ratios = compare(stub.url, requests, rate=40, rounds=1)
+    assert len(ratios) == 4 and all(ratio == pytest.approx(1, abs=0.3) for ratio in ratios.values())
