@@ -10,10 +10,12 @@ own, which is what clients look at; what goes wrong later is the stream's last e
 import asyncio
 import hmac
 import json
+import mimetypes
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,9 +192,10 @@ def make_app(
         yield
         await thread.stop()
 
-    def authorised(authorization: str = Header("")) -> None:
-        shown = authorization.removeprefix("Bearer ").encode()
-        if api_key is not None and not hmac.compare_digest(shown, api_key.encode()):
+    # All of this is `async`: FastAPI would have anything else done by threads, dozens of them under load.
+    async def authorised(authorization: str = Header("")) -> None:
+        shown = authorization.encode("latin-1")  # the bytes that came
+        if api_key is not None and not hmac.compare_digest(shown, f"Bearer {api_key}".encode()):
             raise Refusal(401, "This server wants a key: send Authorization: Bearer KEY.", code="invalid_api_key")
 
     app = FastAPI(title="Continuous batching", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -201,6 +204,7 @@ def make_app(
     app.add_middleware(measures.counting_statuses)
     for kind in (Exception, AnyHTTPException, RequestValidationError, Refused, DeadlinePassed, EngineFailed):
         app.add_exception_handler(kind, respond)
+    mimetypes.add_type("text/javascript", ".js")  # some Windows machines think otherwise, and browsers then refuse it
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
     guarded = {"dependencies": [Depends(authorised)]}
 
@@ -220,11 +224,7 @@ def make_app(
     async def chat_completions(wanted: ChatRequest, request: Request) -> Response:
         """What the assistant says next."""
         shape = ChatFormat(f"chatcmpl-{uuid.uuid4().hex}", model_name, engine.tokenizer, wanted.top_logprobs or 0)
-        try:
-            prompt = await thread.tokenize(to_prompt, wanted.messages, engine.tokenizer)
-        except ValueError as error:
-            raise Refusal(400, str(error), "messages") from error
-        return await answer(request, wanted, shape, [prompt])
+        return await answer(request, wanted, shape, [partial(to_prompt, wanted.messages, engine.tokenizer)])
 
     async def answer(request: Request, wanted, shape: CompletionFormat, prompts: list) -> Response:
         if wanted.model is not None:
@@ -250,12 +250,12 @@ def make_app(
         return {"id": model_name, "object": "model", "created": started, "owned_by": "this-server"}
 
     @app.get("/v1/models", responses=documented(401), **guarded)
-    def models() -> dict[str, Any]:
+    async def models() -> dict[str, Any]:
         """The one model that this server runs."""
         return {"object": "list", "data": [known(model_name)]}
 
     @app.get("/v1/models/{name:path}", responses=documented(401, 404), **guarded)
-    def model(name: str) -> dict[str, Any]:
+    async def model(name: str) -> dict[str, Any]:
         """The model of that name, if it is this one."""
         return known(name)
 
@@ -277,7 +277,7 @@ def make_app(
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
-        return FileResponse(PAGE / "index.html")
+        return FileResponse(PAGE / "index.html", headers={"Content-Security-Policy": "frame-ancestors 'none'"})
 
     @app.get("/events", include_in_schema=False, **guarded)
     async def watching() -> StreamingResponse:
