@@ -12,7 +12,7 @@ from helpers import generate_continuous, load_model, workloads
 
 CLEAR = 0.01
 
-# Lesson 5 runs requests of lessons 2 and 3 again, beside the workloads.
+# Lesson 5 runs requests of lessons 2 and 3 again, beside the workloads; lesson 7 some of lessons 1 and 2.
 LESSON_1 = ["What goes up", "Question: How do you bake bread?\nAnswer:", "Once upon a time, a lonely"]
 LESSON_2 = ["The rain in Spain falls", "The quick brown fox jumped over the", "What comes up"]
 LESSON_3 = [
