@@ -21,7 +21,7 @@ def describe() -> dict:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "system": platform.platform(),
         "load average": list(os.getloadavg()),  # above 0.5 or so, somebody else was at work
-        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "not set"),
+        **{name: os.environ.get(name, "not set") for name in ("OMP_WAIT_POLICY", "THP_MEM_ALLOC_ENABLE")},
         "memory bandwidth": memory_bandwidth(),
         "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")},

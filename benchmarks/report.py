@@ -83,6 +83,9 @@ def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
         f"average {machine['load average'][0]:.1f} before the run.",
         "Versions: " + ", ".join(f"{name} {version}" for name, version in machine["versions"].items()) + ".",
         "Median (least–greatest) of the repeats. Ratios are taken within a repeat.",
+        "Same tokens: the share of requests with the very tokens of the first engine. Else, each token has been "
+        "checked to be as good as tied with the model's best, given those before it; in brackets: by which share of "
+        "the logits' range it falls short at most.",
     ]
     lines += [f"Skipped: {name}, {reason}." for name, reason in setting["skipped"].items()]
     for panel in panels(measurements):
@@ -100,7 +103,7 @@ def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
         ]
         for one in panel:
             row = f"| {LABELS.get(one.engine, one.engine)} | {tokens_per_second(one):.0f} | {ratios(first, one):.2f} |"
-            row += f" {one.identical:.0%} |"
+            row += f" {one.identical:.0%}" + (f" ({one.shortfall:.2%})" if one.identical < 1 else "") + " |"
             if single:
                 row += f" {bandwidth_share(one, setting['weight bytes'][one.dtype], bandwidth):.0%} |"
             lines.append(row)

@@ -134,7 +134,10 @@ def _attention(query, key, value, mask, scaling, softcap, sinks):
     groups = query.shape[0] // key.shape[0]
     if softcap is None and sinks is None:
         q, k, v = query[None], key[None], value[None]
-        return scaled_dot_product_attention(q, k, v, mask, scale=scaling, enable_gqa=groups > 1)[0]
+        if query.shape[1] == 1 and key.shape[1] > 64 and query.dtype == torch.bfloat16 and query.device.type == "cpu":
+            # CPUs are so slow with a single bfloat16 query that converting all its keys and values takes half the time.
+            q, k, v = q.float(), k.float(), v.float()
+        return scaled_dot_product_attention(q, k, v, mask, scale=scaling, enable_gqa=groups > 1)[0].to(query.dtype)
     key, value = key.repeat_interleave(groups, dim=0), value.repeat_interleave(groups, dim=0)
     scores = query @ key.transpose(1, 2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
@@ -194,7 +197,8 @@ class RaggedExecution:
                 use_cache=False,
                 **({"logits_to_keep": newest} if self._chooses_rows else {}),
             ).logits[0]
-        yield ForwardPass(chunks, [0] * len(chunks), logits if self._chooses_rows else logits[newest])
+        logits = logits if self._chooses_rows else logits[newest]
+        yield ForwardPass(chunks, [0] * len(chunks), logits.float())  # a CPU finds the best of bfloat16 numbers slowly
 
 
 def own_shell(model):

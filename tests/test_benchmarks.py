@@ -8,16 +8,18 @@ import sys
 import textwrap
 
 import pytest
+import torch
 from tqdm import tqdm
 
 from benchmarks import __main__ as program
 from benchmarks import report, workloads
 from benchmarks.engines import Rival, TransformersStatic
-from benchmarks.measure import Measurement, TokensDiffer, measure, runs
+from benchmarks.measure import Measurement, TokensDiffer, measure, runs, shortfall_of
 from benchmarks.models import find_model
 from benchmarks.worker import Worker, WorkerError
 
 VOCABULARY = 50257
+MACHINE = {"processor": "p", "cores": 2, "memory bandwidth": 1e9, "load average": [0.0], "versions": {}}
 
 
 class Counting:
@@ -52,7 +54,8 @@ class Counting:
 
 def measurement(engine, seconds, **changes):
     shape = dict(ours=False, workload="race", dtype="float32", rows=8, requests=32, prompt_tokens=224)
-    return Measurement(engine=engine, output_tokens=680, identical=1.0, seconds=seconds, **(shape | changes))
+    shape |= dict(output_tokens=680, identical=1.0, shortfall=0.0)
+    return Measurement(engine=engine, seconds=seconds, **(shape | changes))
 
 
 # --- workloads ------------------------------------------------------------------------------------------------------
@@ -119,23 +122,63 @@ def test_a_token_reads_all_weights_but_the_position_embeddings():
 # --- checking, then timing ------------------------------------------------------------------------------------------
 
 
-def test_different_tokens_are_refused_before_any_time_is_taken(tmp_path):
+@pytest.mark.parametrize(("dtype", "distance"), [("float32", 0.0011), ("bfloat16", 0.021)])
+def test_different_tokens_are_refused_before_any_time_is_taken(tmp_path, dtype, distance):
     log = []
     engines = [Counting("first", log=log), Counting("second", wrong_from=3, log=log)]
 
-    with pytest.raises(TokensDiffer, match="second and first gave 29 of 32 requests of race different tokens"):
-        measure(engines, workloads.race(VOCABULARY), tmp_path, "float32", repeats=3)
+    with pytest.raises(TokensDiffer, match="second and first gave 29 of 32 requests of race different tokens") as info:
+        measure(engines, workloads.race(VOCABULARY), tmp_path, dtype, 3, shortfall=lambda request, answer: distance)
 
+    assert "of the logits' range" in str(info.value)
     assert log.count(("run", "first")) == 1  # the check alone
     assert log[-2:] == [("close", "first"), ("close", "second")]
 
 
-def test_in_bfloat16_the_share_of_same_answers_is_reported(tmp_path):
-    engines = [Counting("first"), Counting("second", wrong_from=24)]
+@pytest.mark.parametrize("wrong", ["first", "second"])
+def test_whoever_of_two_that_differ_is_wrong_is_named(tmp_path, wrong):
+    engines, race = [Counting("first"), Counting("second", wrong_from=3)], workloads.race(VOCABULARY)
+    right = {"first": 1, "second": 0}[wrong]  # the last token's distance from the one that Counting gives
 
-    first, second = measure(engines, workloads.race(VOCABULARY), tmp_path, "bfloat16", repeats=1, settle=0)
+    def shortfall(request, answer):
+        return abs(answer[-1] - request.prompt[0] - request.max_tokens + 1 - right) / 2
 
-    assert (first.identical, second.identical) == (1.0, 0.75)
+    with pytest.raises(TokensDiffer, match=f"a token of {wrong}'s for request 3 falls short .* by 50.0%"):
+        measure(engines, race, tmp_path, "bfloat16", repeats=1, shortfall=shortfall)
+
+
+@pytest.mark.parametrize(("dtype", "distance"), [("float32", 0.0009), ("bfloat16", 0.019)])
+def test_near_ties_that_fall_otherwise_are_timed_and_reported(tmp_path, dtype, distance):
+    engines, asked = [Counting("first"), Counting("second", wrong_from=24)], []
+
+    def shortfall(request, answer):
+        asked.append(answer)
+        return distance if len(asked) == 3 else 0.0
+
+    first, second = measure(engines, workloads.race(VOCABULARY), tmp_path, dtype, 1, settle=0, shortfall=shortfall)
+
+    assert (first.identical, first.shortfall) == (1.0, 0.0)
+    assert (second.identical, second.shortfall) == (0.75, distance)
+    assert len(asked) == 2 * 8  # of the 8 that differ, both answers; of the others none
+    setting = {"model": "m", "skipped": {}, "machine": MACHINE, "weight bytes": {}}
+    assert f"| 75% ({distance:.2%}) |" in report.markdown([first, second], setting)
+
+
+def test_greedy_answers_fall_short_by_nothing_and_others_by_the_share_of_the_range_that_they_miss():
+    model, request = find_model(smoke=True), workloads.small(workloads.mixed(512)).requests[0]
+    engine, shortfall = TransformersStatic(), shortfall_of(find_model(smoke=True).folder)
+    engine.load(model.folder, "float32", rows=1)
+    (answer,) = engine.run([request])
+    with torch.no_grad():
+        ids = torch.tensor([request.prompt + answer[:2]])
+        logits = engine.model(ids).logits[0, -1]
+
+    assert shortfall(request, answer) < 1e-6
+    worst = [*answer[:2], int(logits.argmin())]
+    assert shortfall(request, worst) == pytest.approx(1)
+    second = logits.topk(2)
+    missed = float((second.values[0] - second.values[1]) / (logits.max() - logits.min()))
+    assert shortfall(request, [*answer[:2], int(second.indices[1])]) == pytest.approx(missed, rel=1e-3)
 
 
 def test_engines_take_turns_and_everybody_is_first_once(tmp_path):
@@ -153,6 +196,7 @@ def test_engines_take_turns_and_everybody_is_first_once(tmp_path):
 
 
 def test_a_program_whose_engines_differ_prints_no_figures(tmp_path, capsys):
+    # These count, which no model does.
     arguments = ["--smoke", "--workloads", "race", "--output", str(tmp_path)]
 
     assert program.main(arguments, [Counting("first"), Counting("second", wrong_from=0)]) == 1

@@ -128,6 +128,19 @@ def test_attention_of_a_request_is_what_its_definition_says(kv_heads, with_sinks
     assert torch.allclose(got, reference_attention(query, key, value, mask, scaling, softcap, sinks), atol=1e-6)
 
 
+@pytest.mark.parametrize(("tokens", "keys", "window"), [(1, 64, None), (1, 65, None), (1, 200, 50), (3, 200, None)])
+def test_in_bfloat16_attention_is_as_close_to_its_definition_as_rounding_allows(tokens, keys, window):
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (
+        torch.randn(*shape, generator=generator).bfloat16() for shape in ((4, tokens, 8), (2, keys, 8), (2, keys, 6))
+    )
+    mask = Part(0, tokens, keys - tokens, slice(0, keys)).mask(window, "cpu")
+    got = ragged._attention(query, key, value, mask, None, None, None)
+    exact = reference_attention(query.double(), key.double(), value.double(), mask, None, None, None)
+    assert got.dtype == torch.bfloat16
+    assert torch.allclose(got.double(), exact, atol=0.01)
+
+
 # --- where keys and values lie ----------------------------------------------------------------------------------------
 
 
@@ -184,6 +197,7 @@ def test_the_store_has_the_dtype_of_the_model(llama):
     engine = Engine(*llama, EngineConfig(**ON, dtype=torch.bfloat16))
     (output,) = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=4))
     assert output.error is None and len(output.token_ids) == 4
+    assert read(engine.execution, (sequence(1, 2, 3), 3)).dtype == torch.float32  # what is chosen from
     assert {one.dtype for layer in engine.execution.store.layers.values() for one in layer} == {torch.bfloat16}
     assert llama[0].dtype == torch.float32
 
