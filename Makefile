@@ -50,7 +50,7 @@ test: $(STAMP)  ## lint, unit tests, and every lesson run and compared with its 
 	$(RUN) -m pytest tests
 	$(RUN) -m pytest --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb)
 
-test-slow: $(STAMP)  ## grading from end to end, lone notebooks as on Colab, a server under load: minutes
+test-slow: $(STAMP)  ## grading, lone notebooks as on Colab, the page in a browser, the server under fire: minutes
 	$(RUN) -m pytest tests -m slow
 
 test-oldest: $(OLDEST)/.set-up  ## the tests of caches and models, on the oldest transformers that is supported

@@ -22,9 +22,9 @@ from tqdm.auto import tqdm
 from .admission import Admission, Prompt
 from .engine_config import EngineConfig
 from .execution import make_execution
+from .forward_pass import ForwardPass
 from .models import default_pair, eos_token_ids
 from .outputs import RequestOutput
-from .padded import ForwardPass
 from .sampling import Sampler, SamplingParams
 from .scheduler import Budget, Plan, make_scheduler
 from .sequence import Sequence
@@ -241,21 +241,21 @@ class Engine:
 
     def _take(self, done: ForwardPass, start: float, step: int) -> None:
         """After a forward pass: a new token for everybody who has read all of theirs; who is done leaves."""
-        complete = [chunk.sequence for chunk in done.chunks if chunk.tokens == chunk.sequence.unread]
+        complete = [chunk.sequence for chunk in done.chunks if chunk.completes]
         slots = [
             Slot(
                 work="decode" if chunk.sequence.decodes else "prefill",
                 request_id=chunk.sequence.label,
                 tokens=chunk.tokens,
                 padding=padding,
-                new_tokens=int(chunk.tokens == chunk.sequence.unread),
+                new_tokens=int(chunk.completes),
             )
             for chunk, padding in zip(done.chunks, done.padding, strict=True)
         ]
         for chunk in done.chunks:
             chunk.sequence.computed += chunk.tokens
 
-        best = done.logits.argmax(dim=-1).tolist()  # all rows at once
+        best = done.logits.float().argmax(dim=-1).tolist()  # all rows at once; slow on a CPU in bfloat16
         chosen = []
         for answer, token, logits in zip(complete, best, done.logits, strict=True):
             try:

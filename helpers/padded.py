@@ -6,29 +6,14 @@ other: first the decodes, then the newcomers, then a pass for each chunk in the 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import pad
 
 from .batching import Batch, filter_batch, forward, left_padded, merge_batches
+from .forward_pass import ForwardPass
 from .scheduler import Chunk, Unlimited
 from .sequence import Sequence
-
-
-@dataclass(frozen=True)
-class ForwardPass:
-    """What a forward pass did.
-
-    Attributes:
-        chunks: who read how much.
-        padding: for each of them, the pads that were read beside.
-        logits: [chunks that read their sequence to its end, vocabulary], in their order.
-    """
-
-    chunks: list[Chunk]
-    padding: list[int]
-    logits: torch.Tensor
 
 
 class PaddedExecution(Unlimited):
@@ -87,7 +72,7 @@ class PaddedExecution(Unlimited):
             "attention_mask": pad(batch["attention_mask"], (0, 1), value=1),
             "past_key_values": cache,
         }
-        complete = [chunk.tokens == chunk.sequence.unread for chunk in chunks]
+        complete = [chunk.completes for chunk in chunks]
         partial = {chunk.sequence for chunk, done in zip(chunks, complete, strict=True) if not done}
         for chunk in chunks:
             self._reading.pop(chunk.sequence, None)

@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import logging
 
 from .block_manager import BlockManager
-from .padded import ForwardPass
+from .forward_pass import ForwardPass
 from .scheduler import Chunk
 from .sequence import Sequence
 
@@ -182,7 +182,7 @@ class RaggedExecution:
             ids += sequence.token_ids[past:end]
             positions += range(past, end)
             slots += blocks.slots(sequence, past, end)
-            if chunk.tokens == sequence.unread:
+            if chunk.completes:
                 newest.append(len(ids) - 1)  # only behind its last token is there anything to choose
 
         newest = torch.tensor(newest, dtype=torch.long, device=device)
@@ -198,7 +198,7 @@ class RaggedExecution:
                 **({"logits_to_keep": newest} if self._chooses_rows else {}),
             ).logits[0]
         logits = logits if self._chooses_rows else logits[newest]
-        yield ForwardPass(chunks, [0] * len(chunks), logits.float())  # a CPU finds the best of bfloat16 numbers slowly
+        yield ForwardPass(chunks, [0] * len(chunks), logits)
 
 
 def own_shell(model):

@@ -78,6 +78,11 @@ class Chunk:
     sequence: Sequence
     tokens: int
 
+    @property
+    def completes(self) -> bool:
+        """Whether the sequence then has read all of its tokens, so that it gets a new one."""
+        return self.tokens == self.sequence.unread
+
 
 @dataclass
 class Plan:

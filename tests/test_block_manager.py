@@ -261,6 +261,24 @@ def test_the_block_used_least_recently_is_evicted_first_and_of_a_sequence_the_la
     assert left == [(4, 4), (4, 4), (2, 4), (2, 4), (0, 4), (0, 4), (0, 2)]
 
 
+def test_cached_counts_full_blocks_that_nobody_uses():
+    blocks, one, other = BlockManager(5, 2), sequence("aabbc"), sequence("aabbd")
+    read(blocks, one)
+    assert (blocks.used, blocks.cached, blocks.available) == (3, 0, 2)
+    blocks.release(one)
+    assert (blocks.used, blocks.cached, blocks.available) == (0, 2, 5), "the third was not full"
+    read(blocks, other)
+    assert (blocks.used, blocks.cached, blocks.available) == (3, 0, 2), "two of them are in use again"
+    blocks.release(other)
+    read(blocks, filler := sequence("uuvvwwx"))
+    assert (blocks.used, blocks.cached, blocks.available) == (4, 1, 1), "one had to go"
+    blocks.release(filler)
+    blocks = BlockManager(4, 2, prefix_caching=False)
+    read(blocks, one)
+    blocks.release(one)
+    assert (blocks.used, blocks.cached) == (0, 0)
+
+
 def test_whoever_uses_a_cached_block_makes_it_recent():
     blocks, old, new = BlockManager(4, 2), sequence("aa"), sequence("bb")
     for one in (old, new, again := sequence("aax")):

@@ -252,6 +252,40 @@ def test_a_progress_bar_counts_answers_on_request(capsys):
     assert "2/2" in capsys.readouterr().err
 
 
+def test_an_engine_says_who_waits_and_who_runs_by_their_names_in_the_trace():
+    engine = letters_engine(max_batch_size=2)
+    assert (engine.waiting, engine.running, engine.steps) == ([], [], 0)
+    for name, most in (("a", 3), ("b", 2), ("c", 9)):
+        engine.add_request("ab", SamplingParams(most), name)
+    engine.add_request("d", SamplingParams(2, temperature=1.0, ignore_eos=True, n=2), "two")
+    assert (engine.waiting, engine.running) == (["a", "b", "c", ("two", 0), ("two", 1)], [])
+    engine.step()
+    assert (engine.waiting, engine.running) == (["c", ("two", 0), ("two", 1)], ["a", "b"])
+    engine.step()  # b ends
+    engine.abort_request("c")
+    assert (engine.waiting, engine.running, engine.steps) == ([("two", 0), ("two", 1)], ["a"], 2)
+    engine.step()
+    assert (engine.waiting, engine.running) == ([("two", 1)], [("two", 0)])
+    run(engine)
+    assert (engine.waiting, engine.running) == ([], [])
+    names = {slot.request_id for iteration in engine.trace.iterations for slot in iteration.slots}
+    assert names == {None, "a", "b", ("two", 0), ("two", 1)}
+
+
+def test_an_engine_for_ever_remembers_its_last_iterations_only():
+    short, whole = letters_engine(128, 99, trace_length=5), letters_engine(128, 99)
+    for engine in (short, whole):
+        for _ in range(3):
+            engine.generate(["ab", "cde", "f"], params(4, 9, 7))
+    assert len(whole.trace.iterations) > 20 and short.steps == whole.steps
+    shown = [[one.slots for one in engine.trace.iterations][-5:] for engine in (short, whole)]
+    assert shown[0] == shown[1] and len(short.trace.iterations) == 5
+    assert short.trace.iterations[-1].step == short.steps - 1
+    for wrong in (0, -1, 2.5):
+        with pytest.raises(ValueError, match="trace_length is a whole number of at least 1"):
+            EngineConfig(trace_length=wrong)
+
+
 # --- streams --------------------------------------------------------------------------------------------------------
 
 
@@ -567,6 +601,54 @@ def test_a_real_model_that_fails_once_goes_on_exactly(random_pairs, execution, m
     for prompt, output in last.items():
         expected = alone(model, tokenizer, prompt, 15)
         assert output.token_ids == (expected[: len(output.token_ids)] if output.error else expected)
+
+
+@pytest.mark.parametrize("when", ["before", "in the middle", "after"])
+@EXECUTIONS
+def test_a_policy_that_fails_ends_everybody_and_the_engine_goes_on_exactly(random_pairs, execution, when):
+    """Nobody knows for whom it had planned, and given memory to, before it failed."""
+
+    class Failing(FirstComeFirstServed):
+        fails = False
+
+        def _admit(self, plan, queue, budget, free_rows):
+            if self.fails and when == "before":
+                raise LookupError("no plan")
+            super()._admit(plan, queue[:1] if self.fails and when == "in the middle" else queue, budget, free_rows)
+            if self.fails and when == "in the middle":
+                raise LookupError("no plan")
+
+        def schedule(self, waiting, running, budget):
+            plan = super().schedule(waiting, running, budget)
+            if self.fails and when == "after":
+                raise LookupError("no plan")
+            return plan
+
+    model, tokenizer = random_pairs
+    policy = Failing()
+    config = EngineConfig(max_batch_size=4, max_tokens_per_step=40, policy=policy, execution=execution)
+    engine = Engine(model, tokenizer, config)
+    some = SamplingParams(20, temperature=1.0, seed=1, ignore_eos=True, n=2)
+    engine.add_request(PROMPTS[3], SamplingParams(20, ignore_eos=True), "long")
+    engine.add_request(PROMPTS[0], some, "two")
+    engine.step()
+    for prompt in PROMPTS[4:7]:
+        engine.add_request(prompt, SamplingParams(20), prompt)
+    engine.step()
+    assert engine.running and engine.waiting
+    engine.abort_request("two")
+    policy.fails = True
+    outputs = engine.step()
+    assert [output.finish_reason for output in outputs[:2]] == ["abort", "abort"], "what was to be told is told"
+    assert {output.request_id for output in outputs[2:]} == {"long", *PROMPTS[4:7]} and len(outputs) == 6
+    assert {(output.finish_reason, output.error) for output in outputs[2:]} == {("error", "LookupError: no plan")}
+    assert not engine.has_unfinished_requests() and engine.waiting == engine.running == [] and not engine._unfinished
+    if blocks := getattr(engine.execution, "blocks", None):
+        assert blocks.used == 0 and not blocks.tables and not any(blocks.references)
+    policy.fails = False
+    for _ in range(2):  # the second time with what the prefix cache has kept
+        for output, prompt in zip(engine.generate(PROMPTS, SamplingParams(15)), PROMPTS, strict=True):
+            assert output.token_ids == alone(model, tokenizer, prompt, 15)
 
 
 # --- precision ------------------------------------------------------------------------------------------------------

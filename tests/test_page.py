@@ -18,6 +18,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from helpers.server import launch
 
+pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parent.parent / "helpers" / "server" / "page"
 STORY = "Once upon a time, a brave fox"  # goes on for more than 100 tokens
 KEY = "a-key"

@@ -197,7 +197,6 @@ def test_the_store_has_the_dtype_of_the_model(llama):
     engine = Engine(*llama, EngineConfig(**ON, dtype=torch.bfloat16))
     (output,) = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=4))
     assert output.error is None and len(output.token_ids) == 4
-    assert read(engine.execution, (sequence(1, 2, 3), 3)).dtype == torch.float32  # what is chosen from
     assert {one.dtype for layer in engine.execution.store.layers.values() for one in layer} == {torch.bfloat16}
     assert llama[0].dtype == torch.float32
 

@@ -193,6 +193,22 @@ def test_retimed_the_iterations_follow_each_other_and_keep_their_counts(continuo
     assert continuous.seconds == 3.5, "the trace itself has changed"
 
 
+def test_a_trace_may_forget_all_but_the_last_iterations():
+    """Who holds which row is not forgotten, and what is counted is what is remembered."""
+    trace, whole = Trace(rows=2, keep=3), Trace(rows=2)
+    for one in (trace, whole):
+        one.add([prefill("a", 2)], 0.0, 1.0, step=0)
+        one.add([decode("a"), prefill("b", 3)], 1.0, 1.0, step=1)
+        one.free(["a"])
+        for step in range(2, 9):
+            one.add([decode("b")], float(step), 1.0, step=step)
+    assert list(trace.iterations) == list(whole.iterations)[-3:] and whole.forward_passes == 9
+    assert (trace.forward_passes, trace.steps, trace.slot_steps, trace.output_tokens) == (3, 3, 6, 3)
+    assert rows(trace) == [[(None, "empty"), ("b", "decode")]] * 3
+    assert trace.token_times == {"b": [7.0, 8.0, 9.0]} and trace.seconds == 9.0
+    assert trace.retimed().forward_passes == 3
+
+
 def test_a_trace_of_nothing_counts_nothing():
     trace = Trace(rows=4)
     assert trace.forward_passes == trace.slot_steps == trace.output_tokens == trace.wasted_slot_steps == 0

@@ -10,6 +10,7 @@ The page at / shows what the engine does; /metrics has its figures. Ctrl-C finis
 import argparse
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import os
 import signal
@@ -82,6 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
         timeout_graceful_shutdown=int(options.grace) + 10,  # for clients that do not read what they get
         lifespan="on",
     )
+    gc.freeze()  # a model is no garbage: to look for some in it again and again stops everybody for a while
     with contextlib.suppress(KeyboardInterrupt):
         Server(config, app.state.thread, options.grace).run()
 

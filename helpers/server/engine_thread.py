@@ -150,9 +150,10 @@ class EngineThread:
         self._unfinished: dict[str, int] = {}  # how many answers of each request the engine still works on
         self._ended: deque[float] = deque(maxlen=100)  # when the last answers ended
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._tokenizing = ThreadPoolExecutor(1, "tokenizing")  # not on the event loop: a long text takes a while
+        self._tokenizing = ThreadPoolExecutor(1, "tokenizing")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._dead = False  # before the thread has quite ended
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -160,23 +161,19 @@ class EngineThread:
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._dead
 
     # --- what the event loop asks -------------------------------------------------------------------------------
-
-    async def tokenize(self, work: Callable, *arguments):
-        """Have a thread do something with the tokenizer."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work, *arguments)
 
     async def submit(
         self,
         request_id: str,
-        prompts: list[Prompt],
+        prompts: list[Prompt | Callable[[], Prompt]],
         params: SamplingParams,
         priority: int = 0,
         deadline: float | None = None,
     ) -> tuple[Answers, int]:
-        """Accept a request with all of its prompts, or refuse it.
+        """Accept a request with all of its prompts, or refuse it. A function makes a prompt that takes time to make.
 
         Returns:
             Its answers to come, and how many tokens its prompts have.
@@ -190,16 +187,21 @@ class EngineThread:
             raise ValueError(
                 f"The request asks for {wanted} answers, and this server works on {self.capacity} at most: split it."
             )
-        self._refuse_if_full(wanted)  # before any work is done for it
-        checked = await self.tokenize(lambda: [self.engine.admission.check(prompt, params)[0] for prompt in prompts])
-        self._refuse_if_full(wanted)  # others may have come meanwhile
+        self._refuse_if_full(wanted)
+        self.open += wanted  # from here on, before any work is done for it: others are coming meanwhile
+        try:
+            loop = asyncio.get_running_loop()
+            checked = await loop.run_in_executor(self._tokenizing, self._token_ids, prompts, params)
+            self._refuse_if_full(0)  # the server may have begun to stop
+        except BaseException:
+            self.open -= wanted
+            raise
 
         ids = [f"{request_id}/{place * params.n}" if place else request_id for place in range(len(prompts))]
         answers = Answers(self, ids, params.n, deadline)
         for engine_id, token_ids in zip(ids, checked, strict=True):
             self._listeners[engine_id], self._unfinished[engine_id] = answers, params.n
             self._inbox.put(partial(self._add, token_ids, params, engine_id, priority))
-        self.open += wanted
         return answers, sum(map(len, checked))
 
     def take_back(self, answers: Answers) -> None:
@@ -235,6 +237,11 @@ class EngineThread:
                 f"The server works on {self.open} answers already, {self.capacity} at most: try again later.",
                 self.retry_after(),
             )
+
+    def _token_ids(self, prompts: list[Prompt | Callable[[], Prompt]], params: SamplingParams) -> list[list[int]]:
+        """On a thread of its own: a long text takes a while."""
+        made = [prompt() if callable(prompt) else prompt for prompt in prompts]
+        return [self.engine.admission.check(prompt, params)[0] for prompt in made]
 
     def retry_after(self) -> int:
         """Seconds until there is likely room again: the usual time between the ends of two answers, 1 to 60."""
@@ -296,9 +303,11 @@ class EngineThread:
 
     def _died(self, error: BaseException) -> None:
         """On the event loop: nobody will hear from the engine again."""
+        self._dead = True
         for answers in set(self._listeners.values()):
             answers.put(EngineFailed(f"The engine has stopped: {type(error).__name__}: {error}"))
-        self._listeners, self._unfinished, self.open = {}, {}, 0
+        self.open -= sum(self._unfinished.values())
+        self._listeners, self._unfinished = {}, {}
 
     def _end(self, engine_id: str) -> None:
         self.open -= 1

@@ -10,28 +10,37 @@ smaller, the more urgent, with the policy of that name) and `deadline` (seconds 
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from ..sampling import SamplingParams
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 Item = TypeVar("Item")
-Several = Annotated[list[Item], Field(min_length=1)]
+Several = Annotated[list[Item], Field(min_length=1, fail_fast=True)]  # a complaint about each item would take seconds
 Zero = Annotated[float, Field(ge=0, le=0)]
 TokenIds = Several[Annotated[int, Field(ge=0)]]
 NEUTRAL = ("frequency_penalty", "presence_penalty", "logit_bias", "user", "echo", "suffix", "best_of")
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_is_enough(cls, given):
+        """A complaint about each of a hundred thousand unknown parameters would take seconds."""
+        if not isinstance(given, dict):
+            return given
+        others = set([name for name in given if name not in cls.model_fields][1:])
+        return {name: value for name, value in given.items() if name not in others}
+
+
+class StreamOptions(_Strict):
     include_usage: bool = Field(False, description="End the stream with a chunk that counts tokens.")
 
 
-class _Request(BaseModel):
+class _Request(_Strict):
     """What both kinds of request have in common. None is the default, as with OpenAI's."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str | None = Field(None, description="The model that this server runs, or nothing.")
     max_tokens: int | None = Field(None, ge=1)
@@ -44,14 +53,14 @@ class _Request(BaseModel):
     stream_options: StreamOptions | None = None
     top_k: int | None = Field(None, ge=0, description="0 for all tokens.")
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="Beyond, logits overflow.")
     ignore_eos: bool | None = None
     priority: int = Field(0, description="The smaller, the more urgent.")
     deadline: float | None = Field(None, gt=0, le=86400, description="Seconds from now.")
     # Understood in the one value that changes nothing.
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     user: None = None
 
     @model_validator(mode="after")
@@ -79,13 +88,18 @@ class _Request(BaseModel):
 class CompletionRequest(_Request):
     """`POST /v1/completions`: continue a prompt, or each of several."""
 
-    prompt: (
-        Text | TokenIds | Annotated[list[Text], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
-    )
+    prompt: Text | TokenIds | Several[Text] | Several[TokenIds]
     logprobs: int | None = Field(None, ge=0, le=20, description="Of each token, and of so many best ones.")
     echo: Literal[False] | None = None
     suffix: None = None
-    best_of: None = None
+    best_of: int | None = None
+
+    @field_validator("best_of")
+    @classmethod
+    def _of_all(cls, best_of: int | None, known: ValidationInfo) -> int | None:
+        if best_of is not None and best_of != (known.data.get("n") or 1):
+            raise ValueError("the best of more answers than n")
+        return best_of
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -98,18 +112,14 @@ class CompletionRequest(_Request):
         return self._params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class TextPart(_Strict):
     type: Literal["text"]
     text: str
 
 
-class Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class Message(_Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
     @property
     def text(self) -> str:
@@ -140,10 +150,8 @@ class ChatRequest(_Request):
         )
 
 
-class Pace(BaseModel):
+class Pace(_Strict):
     """`POST /pace`: slow motion."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     seconds: float = Field(ge=0, le=2, description="An iteration takes at least so long.")
 
@@ -165,15 +173,22 @@ def to_prompt(messages: list[Message], tokenizer) -> str | list[int]:
 
 def complaint(errors: list[dict[str, Any]]) -> tuple[str, str | None]:
     """What pydantic found wrong with the first parameter that is wrong, in a sentence; and that parameter's name."""
-    paths = [[str(step) for step in error["loc"] if step != "body"] for error in errors]
+    if errors[0]["type"] == "json_invalid":
+        return f"The body is no JSON: {errors[0]['ctx']['error']}.", None
+    if errors[0]["loc"] == ("body",) and errors[0]["type"] in ("missing", "model_attributes_type"):
+        return "Send a JSON object, with Content-Type: application/json.", None
+    # Where there may be several types, a step such as "list[TextPart]" says which one was tried.
+    paths = [
+        [str(step) for step in error["loc"] if step != "body" and not str(step).startswith("list[")] for error in errors
+    ]
     name = paths[0][0] if paths[0] else None
     about = [error for error, path in zip(errors, paths, strict=True) if path[:1] == paths[0][:1]]
-    kinds = {error["type"] for error in about}
+    kinds = {error["type"]: path for error, path in zip(errors, paths, strict=True) if error in about}
     if "extra_forbidden" in kinds:
-        return f"This server does not know the parameter {'.'.join(paths[0])!a}: leave it out.", name
+        return f"This server does not know the parameter {'.'.join(kinds['extra_forbidden'])!a}: leave it out.", name
     if name in NEUTRAL:
         return f"This server does not support {name}: leave it out.", name
-    if kinds == {"missing"}:
+    if set(kinds) == {"missing"}:
         return f"The parameter {name!a} is missing.", name
     # One that may be of several types has an error for each of them.
     reasons = dict.fromkeys(error["msg"].removeprefix("Value error, ") for error in about)
