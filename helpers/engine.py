@@ -199,15 +199,19 @@ class Engine:
         Returns:
             An output for every answer that moved, ended ones included. Whatever goes wrong in a forward pass ends the
             requests that were to take part in it or in a later one, with finish reason "error", and nobody else's.
-            A policy that fails has planned for nobody: that ends all of them.
+
+        Raises:
+            Exception: whatever the policy raises. It has planned for nobody then: all requests end with "error", which
+                the next step tells.
         """
         outputs, self._untold = self._untold, []
         step, start = self.steps, self._now()
         self.steps += 1
         try:
-            plan = self._schedule()
+            plan = self._schedule() if self._waiting or self._running else Plan()
         except Exception as error:
-            return outputs + [self._fail(answer, error) for answer in self._waiting + self._running]
+            self._untold = outputs + [self._fail(answer, error) for answer in self._waiting + self._running]
+            raise
         taking_part = [chunk.sequence for chunk in plan.chunks]
         served: set[_Answer] = set()
         try:

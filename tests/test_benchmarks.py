@@ -225,6 +225,7 @@ def test_a_workload_that_does_not_fit_the_model_is_skipped_with_the_reason(tmp_p
     assert "the model has 512" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_smoke_run_goes_end_to_end_and_leaves_report_json_and_plot(tmp_path, capsys):
     names = ["transformers", "static", "padded", "ragged", "ragged-longest"]
     arguments = ["--smoke", "--dtype", "float32", "bfloat16", "--workloads", "mixed", "one"]

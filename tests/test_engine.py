@@ -638,7 +638,10 @@ def test_a_policy_that_fails_ends_everybody_and_the_engine_goes_on_exactly(rando
     assert engine.running and engine.waiting
     engine.abort_request("two")
     policy.fails = True
-    outputs = engine.step()
+    with pytest.raises(LookupError, match="no plan"):
+        engine.step()
+    assert engine.waiting == engine.running == []
+    outputs = engine.step()  # nobody is there, so there is nothing to plan
     assert [output.finish_reason for output in outputs[:2]] == ["abort", "abort"], "what was to be told is told"
     assert {output.request_id for output in outputs[2:]} == {"long", *PROMPTS[4:7]} and len(outputs) == 6
     assert {(output.finish_reason, output.error) for output in outputs[2:]} == {("error", "LookupError: no plan")}

@@ -31,7 +31,7 @@ from tests.serving import (
     text_of_chunks,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 OWL, MILLER, FOX = "Once upon a time", "There was once a poor miller called Jonas, and", "The quick brown fox"
 
@@ -542,7 +542,6 @@ def test_a_server_with_nothing_to_do_ends_at_once():
 # --- a lot of everything --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_small_soak():
     figures = soak.run(requests=300, times_capacity=3.0, seed=3)
     assert figures.wrong == [] and figures.left_over == {}

@@ -41,21 +41,25 @@ def test_the_corpus_is_the_same_for_the_same_seed_and_another_for_another():
     assert list(corpus.documents(50, seed=3)) != list(corpus.documents(50, seed=4))
 
 
+@pytest.mark.slow
 def test_texts_end_by_themselves(outputs):
     assert sum(output.finish_reason == "stop" for output in outputs) >= 0.95 * len(outputs)
 
 
+@pytest.mark.slow
 def test_lengths_are_an_order_of_magnitude_apart(outputs):
     short, long = np.percentile([len(output.token_ids) for output in outputs], [10, 90])
 
     assert long >= 5 * short
 
 
+@pytest.mark.slow
 def test_no_text_loops(outputs):
     assert longest_run([1, 2, 3, 4] * 3 + [5]) == 3  # the measure itself
     assert max(longest_run(output.token_ids) for output in outputs) <= 2
 
 
+@pytest.mark.slow
 def test_texts_differ_from_prompt_to_prompt(outputs):
     assert len({output.text for output in outputs}) >= 0.6 * len(outputs)
 

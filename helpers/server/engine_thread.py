@@ -14,6 +14,7 @@ import math
 import queue
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
@@ -254,7 +255,14 @@ class EngineThread:
         try:
             while self._empty_inbox(wait=not self.engine.has_unfinished_requests()):
                 started = time.perf_counter()
-                self._loop.call_soon_threadsafe(self._deliver, self.engine.step(), self._snapshot())
+                try:
+                    outputs = self.engine.step()
+                except Exception:
+                    if self.engine.waiting or self.engine.running:
+                        raise
+                    traceback.print_exc()  # the policy's: everybody has ended, which the next step tells
+                    continue
+                self._loop.call_soon_threadsafe(self._deliver, outputs, self._snapshot())
                 time.sleep(max(0.0, self.pace - (time.perf_counter() - started)))
         except BaseException as error:  # `step` answers for all that it can: this is the end of the engine
             self._loop.call_soon_threadsafe(self._died, error)
