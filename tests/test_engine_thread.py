@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 from conftest import CountingModel, letter_tokenizer
 
-from helpers import Engine, EngineConfig, SamplingParams
+from helpers import Engine, EngineConfig, RequestOutput, SamplingParams
 from helpers.server.engine_thread import (
     DeadlinePassed,
     EngineFailed,
@@ -309,9 +309,9 @@ async def test_a_thread_that_dies_says_so_to_everybody():
         for answers in requests:
             with pytest.raises(EngineFailed, match="The engine has stopped: SystemExit: over"):
                 await texts(answers)
-        with pytest.raises(ShuttingDown):
+        with pytest.raises(EngineFailed, match="has to be started anew"):
             await submit(thread)
-        assert not thread.alive and thread.open == 0
+        assert not thread.alive and thread.died and thread.open == 0
         await asyncio.wait_for(thread.drain(PATIENCE), 5)
 
 
@@ -327,10 +327,34 @@ async def test_a_thread_that_is_dying_accepts_nobody(monkeypatch):
         await eventually(dying.is_set)
         assert thread._thread.is_alive()
         try:
-            with pytest.raises(ShuttingDown):
+            with pytest.raises(EngineFailed):
                 await submit(thread)
         finally:
             die.set()
+
+
+@in_loop
+async def test_whoever_is_cancelled_while_a_token_arrives_is_cancelled():
+    """asyncio.wait_for would lose it (Python 3.11), and wait for a request that nobody works on any more."""
+    for deadline in (None, 100.0):
+        async with running(shut=True) as thread:
+            answers = await submit(thread, max_tokens=5, deadline=deadline)
+            reading = asyncio.ensure_future(texts(answers))
+            await asyncio.sleep(0.01)
+            answers.put(RequestOutput("r", "ab", "c", [1], None, new_token_ids=[1]))
+            await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait([reading], timeout=5)
+            assert reading.done()
+
+
+@in_loop
+async def test_retry_after_looks_only_at_times_when_all_rows_were_taken():
+    async with running() as thread:
+        thread._ended.extend([0.0, 30.0, 60.0])
+        assert thread.retry_after() == 30
+        await texts(await submit(thread))  # alone on two rows: how long ago the one before ended says nothing
+        assert thread.retry_after() == 1
 
 
 # --- the end --------------------------------------------------------------------------------------------------------

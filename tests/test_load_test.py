@@ -6,6 +6,7 @@ ones are far away.
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
 import signal
@@ -386,6 +387,21 @@ def test_users_of_a_closed_loop_wait_for_their_answers_and_think():
     assert [answer.request_id for answer in result.answers] == list(range(9))
     assert result.duration >= 3 * 0.02 + 2 * 0.05
     assert result.rate is None and "3 users" in str(result)
+
+
+def test_a_user_who_was_refused_stays_away_for_as_long_as_the_server_says():
+    """Else the few who are refused would use up all requests in no time."""
+    served = itertools.count()
+
+    async def handle(stub, request, body):
+        if next(served) < 2:
+            return web.json_response({"error": {"message": "full"}}, status=429, headers={"Retry-After": "1"})
+        return await stub.answer(request, body)
+
+    with Stub(handle=handle) as stub:
+        result = run_load(stub.url, some(4), users=2)
+    assert [answer.status for answer in result.answers] == ["refused", "refused", "ok", "ok"]
+    assert min(answer.sent for answer in result.ok) >= 1
 
 
 # --- what is sent ----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import json
 import re
+import socket
 import warnings
 
 import httpx
@@ -19,6 +20,7 @@ from conftest import PROMPTS, alone, random_pair
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.server import __main__ as command
 from helpers.server import launch
+from helpers.server.answers import ChatFormat, CompletionFormat
 from tests.serving import body, embedded_engine, events_of, expected, serving, text_of_chunks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -212,15 +214,33 @@ def test_logprobs_of_a_completion(ask, embedded):
     assert choice.logprobs.token_logprobs == pytest.approx(chosen, abs=1e-4)
     for token, top in zip(spelled, choice.logprobs.top_logprobs, strict=True):
         assert len(top) == 3 and max(top, key=top.get) == token  # greedy
-    offsets = choice.logprobs.text_offset
-    assert [choice.text[start:].startswith(token) for start, token in zip(offsets, spelled, strict=True)] == [True] * 10
-    assert all(top == {} for top in greedy(ask, "Once upon a time", 3, logprobs=0).choices[0].logprobs.top_logprobs)
+    none_best = greedy(ask, "Once upon a time", 3, logprobs=0).choices[0].logprobs
+    assert [[token] for token in none_best.tokens] == [list(top) for top in none_best.top_logprobs]
     assert greedy(ask, "Once upon a time", 3).choices[0].logprobs is None
 
     pieces = [chunk.choices[0].logprobs for chunk in greedy(ask, "Once upon a time", 10, logprobs=3, stream=True)]
     assert [piece.tokens for piece in pieces] == [[token] for token in spelled]
-    assert [piece.text_offset[0] for piece in pieces] == offsets
     assert [piece.token_logprobs[0] for piece in pieces] == pytest.approx(chosen, abs=1e-4)
+
+
+def test_the_token_itself_is_among_the_best_ones_of_a_completion_and_parts_of_characters_keep_apart(ask, embedded):
+    tokenizer = embedded[1]
+    drawn = ask.completions.create(
+        model="tiny-model",
+        prompt="é☃",
+        max_tokens=60,
+        logprobs=1,
+        temperature=2,
+        seed=5,
+        extra_body={"ignore_eos": True},
+    )
+    said = drawn.choices[0].logprobs
+    assert all(token in top and len(top) <= 2 for token, top in zip(said.tokens, said.top_logprobs, strict=True))
+    assert {len(top) for top in said.top_logprobs} == {1, 2}, "some are the best, some are not"
+    parts = [id for id in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([id])]
+    shape = CompletionFormat("id", "model", tokenizer)
+    assert len(parts) > 100 and len({shape._spelled(id) for id in parts}) == len(parts)
+    assert ChatFormat("id", "model", tokenizer)._token(parts[0], -1.0)["bytes"] is None
 
 
 def test_logprobs_of_a_chat(ask):
@@ -323,7 +343,7 @@ def test_the_settings_of_the_test_above_make_a_difference():
 
 
 NEUTRAL = {
-    "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": None, "echo": False, "suffix": None,
+    "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "me", "echo": False, "suffix": None,
     "best_of": 1, "stop": [], "stream": False, "n": 1, "top_k": 0, "min_p": 0, "priority": 3, "deadline": 60,
     "model": "tiny-model", "seed": None, "logprobs": None, "stream_options": None,
 }  # fmt: skip
@@ -345,7 +365,7 @@ def test_values_that_change_nothing_are_accepted(server):
 
 
 UNSUPPORTED = [
-    ("frequency_penalty", 0.5), ("presence_penalty", -1), ("logit_bias", {"5": 1}), ("user", "me"), ("echo", True),
+    ("frequency_penalty", 0.5), ("presence_penalty", -1), ("logit_bias", {"5": 1}), ("echo", True),
     ("suffix", "the end"), ("best_of", 2), ("tools", []), ("tool_choice", "none"), 
     ("response_format", {"type": "text"}),
     ("functions", []), ("store", False), ("metadata", {}), ("service_tier", "auto"), ("reasoning_effort", "low"),
@@ -530,7 +550,7 @@ def test_the_official_client_shows_its_key_and_it_is_compared_in_constant_time(m
                         client.models.list()
                 else:
                     assert client.models.list().data
-    assert compared == [(b"Bearer sk-right", b"Bearer sk-right"), (b"Bearer sk-wrong", b"Bearer sk-right")]
+    assert compared == [(b"sk-right", b"sk-right"), (b"sk-wrong", b"sk-right")]
 
 
 # --- figures, and what the page watches -----------------------------------------------------------------------------
@@ -633,6 +653,14 @@ def test_slow_motion(server):
 def test_it_listens_on_this_machine_only(server):
     addresses = {one.laddr.ip for one in psutil.Process(server.process.pid).net_connections() if one.status == "LISTEN"}
     assert addresses == {"127.0.0.1"} and server.url.startswith("http://127.0.0.1:")
+
+
+def test_a_port_that_is_taken_is_found_out_before_a_model_is_loaded(monkeypatch):
+    monkeypatch.setattr(command, "load_model", lambda *_, **__: pytest.fail("loaded in vain"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        with pytest.raises(SystemExit, match=f"127.0.0.1:{port} is not to be had .*: name another --port"):
+            command.main(["--port", port])
 
 
 def test_whoever_opens_it_to_others_without_a_key_is_warned(monkeypatch):

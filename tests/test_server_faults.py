@@ -280,6 +280,7 @@ def test_a_deadline_that_passes_in_the_queue_is_504(stream):
         response = post(server, **body(FOX, 5, deadline=0.1, stream=stream))
         error = error_of((response.status_code, response.json()), 504)
         assert error["code"] == "deadline_passed" and "0.1 s" in error["message"]
+        assert response.headers["x-should-retry"] == "false"
         noticed(server, 2)
         gate.open()
         for request, prompt in ((first, OWL), (second, MILLER)):
@@ -389,7 +390,7 @@ def test_an_engine_that_dies_leaves_nobody_waiting():
         health = httpx.get(server.url + "/health")
         assert error_of((health.status_code, health.json()), 503)
         response = post(server, **body(OWL, 2, stream=True))
-        assert error_of((response.status_code, response.json()), 503) and int(response.headers["retry-after"]) >= 1
+        assert "started anew" in error_of((response.status_code, response.json()), 500)["message"]
         assert httpx.get(server.url + "/metrics").status_code == 200
         assert accepted(server) == 0
 

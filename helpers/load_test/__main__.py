@@ -93,6 +93,8 @@ def _lengths(spec: str) -> str:
 def _limit(text: str) -> tuple[str, float]:
     name, _, seconds = text.partition("=")
     try:
+        if not 0 < float(seconds) < float("inf"):
+            raise ValueError
         return LIMITS[LIMITS.index(name)], float(seconds)
     except ValueError:
         known = ", ".join(f"{name}=SECONDS" for name in LIMITS)

@@ -19,12 +19,12 @@ def arrival_times(count: int, rate: float, cv: float = 1.0, seed: int = 0) -> li
     so many arrive in that time. For the same seed another rate gives the same pattern, only faster or slower.
 
     Raises:
-        ValueError: a rate that is not above 0, a cv outside 0 to 10, a negative count.
+        ValueError: a rate that is not above 0, a cv that is neither 0 nor from 0.001 to 10, a negative count.
     """
     if not 0 < rate < float("inf"):
         raise ValueError(f"rate is a number of requests a second above 0, not {rate}.")
-    if not 0 <= cv <= 10:
-        raise ValueError(f"cv is between 0 (like a clock) and 10 (bursts), 1 for Poisson arrivals; not {cv}.")
+    if not (cv == 0 or 0.001 <= cv <= 10):
+        raise ValueError(f"cv is 0 (like a clock), or from 0.001 to 10 (bursts), 1 for Poisson arrivals; not {cv}.")
     if count < 0:
         raise ValueError(f"count is a number of requests, not {count}.")
     gaps = np.ones(max(count - 1, 0))

@@ -117,7 +117,7 @@ class Client:
         except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
             raise ConnectionError(f"What answers at {self.url} is no OpenAI-compatible server ({error!r}).") from None
         if self.model is None and not served:
-            raise ValueError(f"{self.url}/models lists no model: say which one you mean.")
+            raise ValueError(f"{self.url}/models lists no model: name one, and see that the address ends with /v1.")
         if self.model is not None and served and self.model not in served:
             raise ValueError(f"The server has no model {self.model!r}; it has {', '.join(served)}.")
         self.model = self.model or served[0]

@@ -49,7 +49,8 @@ def run_load(
         rate: open loop: so many requests a second, at times drawn by `arrival_times`.
         cv, seed: for `arrival_times`.
         users: closed loop, instead of a rate: so many users, each of whom waits for an answer before asking again.
-        think: seconds for which a user reads an answer before the next question.
+        think: seconds for which a user reads an answer before the next question. Who gets none waits for as long as
+            the server says, or a second.
         warm_up: so many of the requests, the first ones, are sent and answered before the clock starts. They are left
             out of all figures.
         limits: the largest "ttft", "tpot" and "e2e" (seconds) that a request may have to count as good.
@@ -106,14 +107,18 @@ async def _open_loop(ask: Ask, times: Sequence[float]) -> list[Answer]:
 
 
 async def _closed_loop(ask: Ask, count: int, users: int, think: float) -> list[Answer]:
-    """A user's request is due when the answer before it is complete and read: the server decides when."""
+    """A user's request is due when the answer before it is complete and read: the server decides when.
+
+    Who got none asks again after as long as the server says, or a second: else a few who are refused would use up all
+    requests in no time.
+    """
     now, numbers = _clock(), iter(range(count))
 
     async def user() -> list[Answer]:
         answers = []
         for number in numbers:  # whoever is free takes the next one
             if answers:
-                await asyncio.sleep(think)
+                await asyncio.sleep(think if answers[-1].status == "ok" else max(think, answers[-1].retry_after or 1.0))
             answers.append(await ask(number, now(), now))
         return answers
 

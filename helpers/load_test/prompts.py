@@ -1,6 +1,6 @@
 """What requests say: text of about so many tokens for a server whose tokenizer nobody knows, or token ids.
 
-No two prompts begin alike, so a server that shares beginnings has nothing to share.
+Hardly any two prompts begin alike, so a server that shares beginnings has next to nothing to share.
 """
 
 import random

@@ -3,10 +3,10 @@
 import json
 import time
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 from ..outputs import RequestOutput
+from ..text_stream import BROKEN
 
 DONE = "data: [DONE]\n\n"
 
@@ -67,24 +67,23 @@ class CompletionFormat:
         return self._choice(choice, output, first) | {"text": output.new_text}
 
     def _logprobs(self, output: RequestOutput, first: int) -> dict[str, Any] | None:
-        """Of the tokens from `first` on."""
+        """Of the tokens from `first` on. The best ones, and the token itself if it is none of them."""
         if output.logprobs is None:
             return None
-        chosen = list(zip(output.token_ids, output.logprobs, strict=True))[first:]
-        tokens = [self._spelled(id) for id, _ in chosen]
-        start = len(output.text) - len(output.new_text) if first else 0
+        ids, known = output.token_ids[first:], output.logprobs[first:]
         return {
-            "tokens": tokens,
-            "token_logprobs": [known[id] for id, known in chosen],
-            "top_logprobs": [{self._spelled(id): known[id] for id in self._best(known)} for _, known in chosen],
-            "text_offset": list(accumulate(map(len, tokens[:-1]), initial=start)) if tokens else [],
+            "tokens": [self._spelled(id) for id in ids],
+            "token_logprobs": [one[id] for id, one in zip(ids, known, strict=True)],
+            "top_logprobs": [{self._spelled(id): one[id] for id in self._best(one)} for one in known],
         }
 
     def _best(self, known: dict[int, float]) -> list[int]:
-        return sorted(known, key=known.get, reverse=True)[: self.top]
+        return sorted(known, key=known.get, reverse=True)
 
     def _spelled(self, token_id: int) -> str:
-        return self.tokenizer.decode([token_id])
+        """As it reads; part of a character as the vocabulary has it, lest all of them read alike."""
+        text = self.tokenizer.decode([token_id])
+        return self.tokenizer.convert_ids_to_tokens(token_id) if BROKEN in text else text
 
 
 class ChatFormat(CompletionFormat):
@@ -107,15 +106,14 @@ class ChatFormat(CompletionFormat):
     def _logprobs(self, output: RequestOutput, first: int) -> dict[str, Any] | None:
         if output.logprobs is None:
             return None
-        chosen = list(zip(output.token_ids, output.logprobs, strict=True))[first:]
-        return {
-            "content": [
-                self._token(id, known[id])
-                | {"top_logprobs": [self._token(one, known[one]) for one in self._best(known)]}
-                for id, known in chosen
-            ]
-        }
+        ids, known = output.token_ids[first:], output.logprobs[first:]
+        content = []
+        for id, one in zip(ids, known, strict=True):
+            top = [self._token(best, one[best]) for best in self._best(one)[: self.top]]
+            content.append(self._token(id, one[id]) | {"top_logprobs": top})
+        return {"content": content}
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self._spelled(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        whole = BROKEN not in self.tokenizer.decode([token_id])  # the bytes of part of a character are not known here
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}

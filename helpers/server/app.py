@@ -29,7 +29,7 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from ..engine import Engine
 from ..outputs import RequestOutput
 from .answers import DONE, ChatFormat, CompletionFormat, event, usage
-from .engine_thread import Answers, DeadlinePassed, EngineFailed, EngineThread, QueueFull, Refused
+from .engine_thread import Answers, DeadlinePassed, EngineFailed, EngineThread, QueueFull, Refused, ShuttingDown
 from .measures import Measures
 from .protocol import ChatRequest, CompletionRequest, ErrorBody, Pace, complaint, to_prompt
 from .watch import Watch
@@ -55,14 +55,17 @@ def refusal(error: Exception) -> Refusal:
             return error
         case QueueFull():
             return Refusal(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after)})
-        case Refused():
+        case ShuttingDown():
             return Refusal(503, str(error), code="shutting_down", headers={"Retry-After": str(error.retry_after)})
         case DeadlinePassed():
-            return Refusal(504, str(error), code="deadline_passed")
+            # OpenAI's client would try again by itself, and make those who are too late three times as many.
+            return Refusal(504, str(error), code="deadline_passed", headers={"x-should-retry": "false"})
         case EngineFailed():
             return Refusal(500, str(error), code="engine_failed")
         case RequestValidationError():
             return Refusal(400, *complaint(error.errors()))
+        case AnyHTTPException(status_code=404):
+            return Refusal(404, "There is nothing here: requests go to /v1/completions and /v1/chat/completions.")
         case AnyHTTPException():  # the framework's own: no such address, not with this method, no JSON
             return Refusal(error.status_code, str(error.detail), headers=error.headers)
         case _:
@@ -125,13 +128,18 @@ async def while_connected(request: Request, work: Coroutine) -> Any:
         leaving.cancel()
 
 
-async def whole(answers: Answers, shape: CompletionFormat, prompt_tokens: int) -> dict[str, Any]:
-    """All answers to a request, when the last one has ended."""
+async def whole(answers: Answers, shape: CompletionFormat, prompt_tokens: int) -> str:
+    """All answers to a request as JSON, when the last one has ended."""
     last: dict[int, RequestOutput] = {}
     async for choice, output in answers:
         last[choice] = output
     tokens = sum(len(output.token_ids) for output in last.values())
-    return shape.answer([last[choice] for choice in sorted(last)], usage(prompt_tokens, tokens))
+    outputs = [last[choice] for choice in sorted(last)]
+
+    def made() -> str:
+        return json.dumps(shape.answer(outputs, usage(prompt_tokens, tokens)))
+
+    return made() if shape.top is None else await asyncio.to_thread(made)  # thousands of log-probabilities take a while
 
 
 async def events(
@@ -194,8 +202,9 @@ def make_app(
 
     # All of this is `async`: FastAPI would have anything else done by threads, dozens of them under load.
     async def authorised(authorization: str = Header("")) -> None:
-        shown = authorization.encode("latin-1")  # the bytes that came
-        if api_key is not None and not hmac.compare_digest(shown, f"Bearer {api_key}".encode()):
+        scheme, _, shown = authorization.encode("latin-1").partition(b" ")  # the bytes that came
+        bearer = scheme.lower() == b"bearer"
+        if api_key is not None and not (hmac.compare_digest(shown, api_key.encode()) and bearer):
             raise Refusal(401, "This server wants a key: send Authorization: Bearer KEY.", code="invalid_api_key")
 
     app = FastAPI(title="Continuous batching", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -215,15 +224,13 @@ def make_app(
     @app.post("/v1/completions", **generating)
     async def completions(wanted: CompletionRequest, request: Request) -> Response:
         """Continue a prompt, or each of several."""
-        shape = CompletionFormat(f"cmpl-{uuid.uuid4().hex}", model_name, engine.tokenizer, wanted.logprobs)
+        shape = CompletionFormat(f"cmpl-{uuid.uuid4().hex}", model_name, engine.tokenizer, wanted.top)
         return await answer(request, wanted, shape, wanted.prompts)
 
-    @app.post(
-        "/v1/chat/completions", responses=documented(400, 401, 404, 413, 429, 500, 503, 504, stream=True), **guarded
-    )
+    @app.post("/v1/chat/completions", **generating)
     async def chat_completions(wanted: ChatRequest, request: Request) -> Response:
         """What the assistant says next."""
-        shape = ChatFormat(f"chatcmpl-{uuid.uuid4().hex}", model_name, engine.tokenizer, wanted.top_logprobs or 0)
+        shape = ChatFormat(f"chatcmpl-{uuid.uuid4().hex}", model_name, engine.tokenizer, wanted.top)
         return await answer(request, wanted, shape, [partial(to_prompt, wanted.messages, engine.tokenizer)])
 
     async def answer(request: Request, wanted, shape: CompletionFormat, prompts: list) -> Response:
@@ -239,7 +246,7 @@ def make_app(
             leaving.enter_context(answers)
             if not wanted.stream:
                 result = await while_connected(request, whole(answers, shape, prompt_tokens))
-                return Response(json.dumps(result), media_type="application/json")
+                return Response(result, media_type="application/json")
             first = await while_connected(request, anext(answers))
             leaving.pop_all()  # from here on, the response sees to it
         return EventStream(answers, events(first, answers, shape, prompt_tokens, wanted.include_usage))

@@ -1,8 +1,8 @@
 """One thread runs the engine; the event loop submits requests, listens to their outputs and takes them back.
 
 The claim: the event loop never waits for the model, and the engine never for a client. Between the two there is
-nothing but an inbox, which the thread empties before every iteration, and a queue of outputs for each request. A
-request that is taken back has therefore left its row before the next iteration begins.
+nothing but an inbox, which the thread empties before every step of the engine, and a queue of outputs for each request.
+A request that is taken back has therefore left its row before the next step begins.
 
 Back-pressure is a count: the answers that were accepted and have not ended. Above as many as there are rows and places
 in the queue, a request is refused at once, which costs its client less than a wait that would be too long.
@@ -90,9 +90,8 @@ class Answers:
         DeadlinePassed, EngineFailed, ShuttingDown: from the iterator, as soon as that is so.
     """
 
-    def __init__(self, thread: "EngineThread", engine_ids: list[str], n: int, deadline: float | None):
-        self.engine_ids, self.unfinished = engine_ids, len(engine_ids) * n
-        self.accepted = time.perf_counter()
+    def __init__(self, thread: "EngineThread", engine_ids: list[str], n: int, accepted: float, deadline: float | None):
+        self.engine_ids, self.unfinished, self.accepted = engine_ids, len(engine_ids) * n, accepted
         self._first_choice = {engine_id: place * n for place, engine_id in enumerate(engine_ids)}
         self._thread, self._deadline = thread, deadline
         self._items: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
@@ -112,7 +111,10 @@ class Answers:
             raise StopAsyncIteration
         left = None if self._deadline is None else self.accepted + self._deadline - time.perf_counter()
         try:
-            item = await asyncio.wait_for(self._items.get(), left)
+            if left is not None and left <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(left):  # unlike wait_for, it never loses a cancellation
+                item = await self._items.get()
         except TimeoutError:
             raise DeadlinePassed(f"The request took longer than its deadline of {self._deadline:g} s.") from None
         if isinstance(item, Exception):
@@ -139,6 +141,7 @@ class EngineThread:
         observers: called on the event loop after every step, with its outputs and what the engine looks like now.
         open: how many answers were accepted and have not ended.
         draining: whether new requests are refused because the server is about to stop.
+        died: whether the engine has come to an end that nobody wanted.
     """
 
     def __init__(self, engine: Engine, max_queue: int = 64, pace: float = 0.0):
@@ -154,7 +157,7 @@ class EngineThread:
         self._tokenizing = ThreadPoolExecutor(1, "tokenizing")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._dead = False  # before the thread has quite ended
+        self.died = False
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -162,7 +165,7 @@ class EngineThread:
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive() and not self._dead
+        return self._thread.is_alive() and not self.died
 
     # --- what the event loop asks -------------------------------------------------------------------------------
 
@@ -182,12 +185,14 @@ class EngineThread:
         Raises:
             ValueError: it can never run.
             QueueFull, ShuttingDown: not now.
+            EngineFailed: not any more.
         """
         wanted = len(prompts) * params.n
         if wanted > self.capacity:
             raise ValueError(
                 f"The request asks for {wanted} answers, and this server works on {self.capacity} at most: split it."
             )
+        accepted = time.perf_counter()
         self._refuse_if_full(wanted)
         self.open += wanted  # from here on, before any work is done for it: others are coming meanwhile
         try:
@@ -199,7 +204,7 @@ class EngineThread:
             raise
 
         ids = [f"{request_id}/{place * params.n}" if place else request_id for place in range(len(prompts))]
-        answers = Answers(self, ids, params.n, deadline)
+        answers = Answers(self, ids, params.n, accepted, deadline)
         for engine_id, token_ids in zip(ids, checked, strict=True):
             self._listeners[engine_id], self._unfinished[engine_id] = answers, params.n
             self._inbox.put(partial(self._add, token_ids, params, engine_id, priority))
@@ -216,11 +221,15 @@ class EngineThread:
         return self._listeners.get(engine_id)
 
     async def drain(self, grace: float) -> None:
-        """Take no more requests, finish those that were accepted, and after `grace` seconds refuse the rest."""
+        """Take no more requests, finish those that the engine has, and after `grace` seconds refuse the rest."""
         self.draining = True
         end = time.perf_counter() + grace
         while self.open and self.alive and time.perf_counter() < end:
             await asyncio.sleep(0.05)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Tell everybody who still waits that it was in vain."""
         for answers in set(self._listeners.values()):
             answers.put(ShuttingDown("The server is shutting down and could not finish this request.", 1))
 
@@ -231,7 +240,8 @@ class EngineThread:
         self._tokenizing.shutdown()
 
     def _refuse_if_full(self, wanted: int) -> None:
-        if self.draining or not self.alive:
+        self._refuse_if_dead()
+        if self.draining:
             raise ShuttingDown("The server takes no more requests: it is about to stop.", 1)
         if self.open + wanted > self.capacity:
             raise QueueFull(
@@ -239,13 +249,17 @@ class EngineThread:
                 self.retry_after(),
             )
 
+    def _refuse_if_dead(self) -> None:
+        if not self.alive:
+            raise EngineFailed("The engine has stopped, and the server has to be started anew.")
+
     def _token_ids(self, prompts: list[Prompt | Callable[[], Prompt]], params: SamplingParams) -> list[list[int]]:
         """On a thread of its own: a long text takes a while."""
         made = [prompt() if callable(prompt) else prompt for prompt in prompts]
         return [self.engine.admission.check(prompt, params)[0] for prompt in made]
 
     def retry_after(self) -> int:
-        """Seconds until there is likely room again: the usual time between the ends of two answers, 1 to 60."""
+        """Seconds until there is likely room again: the usual time between the last ends of answers, 1 to 60."""
         gaps = [later - earlier for earlier, later in itertools.pairwise(self._ended)]
         return min(60, max(1, math.ceil(median(gaps)))) if gaps else 1
 
@@ -311,15 +325,18 @@ class EngineThread:
 
     def _died(self, error: BaseException) -> None:
         """On the event loop: nobody will hear from the engine again."""
-        self._dead = True
+        self.died = True
         for answers in set(self._listeners.values()):
             answers.put(EngineFailed(f"The engine has stopped: {type(error).__name__}: {error}"))
         self.open -= sum(self._unfinished.values())
         self._listeners, self._unfinished = {}, {}
 
     def _end(self, engine_id: str) -> None:
+        if self.open >= self.engine.config.max_batch_size:
+            self._ended.append(time.perf_counter())
+        else:  # rows are free: how soon the next answer ends says nothing of how soon it could
+            self._ended.clear()
         self.open -= 1
-        self._ended.append(time.perf_counter())
         self._unfinished[engine_id] -= 1
         if not self._unfinished[engine_id]:
             del self._unfinished[engine_id]

@@ -72,7 +72,7 @@ class Measures:
                 self._last_token.pop(answer, None)
 
     def counting_statuses(self, app):
-        """An ASGI middleware: count the answers to requests for the model, by status."""
+        """An ASGI middleware: count the answers to requests under /v1, by status."""
 
         async def counted(scope, receive, send):
             async def count(message):
@@ -80,7 +80,11 @@ class Measures:
                     self.requests.labels(message["status"]).inc()
                 await send(message)
 
-            await app(scope, receive, count if scope["type"] == "http" else send)
+            try:
+                await app(scope, receive, count if scope["type"] == "http" else send)
+            except Exception:  # what nobody expected is answered outside of all middleware
+                self.requests.labels(500).inc()
+                raise
 
         return counted
 

@@ -1,8 +1,8 @@
 """OpenAI's requests, and what this server understands of them.
 
-Everything that is accepted works. What is not supported is refused by name, except where it is given the value that
-changes nothing: clients send those as a matter of course. Types are strict ("5" is no number), because a server that
-guesses hides the mistakes of those who learn with it.
+Everything that is accepted works. What is not supported is refused by name. Some of that (NEUTRAL) clients send as a
+matter of course with a value that changes nothing, and then it is accepted. Types are strict ("5" is no number): a
+server that guesses hides the mistakes of those who learn with it.
 
 Beyond OpenAI's: `top_k`, `min_p`, `repetition_penalty` and `ignore_eos` as in `SamplingParams`, `priority` (the
 smaller, the more urgent, with the policy of that name) and `deadline` (seconds until the answer is of no use any more).
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 Several = Annotated[list[Item], Field(min_length=1, fail_fast=True)]  # a complaint about each item would take seconds
 Zero = Annotated[float, Field(ge=0, le=0)]
 TokenIds = Several[Annotated[int, Field(ge=0)]]
-NEUTRAL = ("frequency_penalty", "presence_penalty", "logit_bias", "user", "echo", "suffix", "best_of")
+NEUTRAL = ("frequency_penalty", "presence_penalty", "logit_bias", "echo", "suffix", "best_of")
 
 
 class _Strict(BaseModel):
@@ -61,7 +61,7 @@ class _Request(_Strict):
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
-    user: None = None
+    user: str | None = Field(None, description="Who asks. It changes nothing.")
 
     @model_validator(mode="after")
     def _options_of_a_stream(self):
@@ -73,12 +73,11 @@ class _Request(_Strict):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def _params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        given = {
-            "temperature": 1.0 if self.temperature is None else self.temperature,
-            "max_tokens": max_tokens,
-            "logprobs": logprobs,
-        }
+    @property
+    def params(self) -> SamplingParams:
+        """Raises ValueError for settings that make no sense together."""
+        temperature = 1.0 if self.temperature is None else self.temperature
+        given = {"temperature": temperature, "max_tokens": self.longest, "logprobs": self.top}
         for name in ("top_p", "n", "stop", "seed", "top_k", "min_p", "repetition_penalty", "ignore_eos"):
             if (value := getattr(self, name)) is not None:
                 given[name] = value
@@ -107,9 +106,14 @@ class CompletionRequest(_Request):
         return [self.prompt] if one else self.prompt
 
     @property
-    def params(self) -> SamplingParams:
-        """Raises ValueError for settings that make no sense together."""
-        return self._params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
+    def longest(self) -> int:
+        """How many tokens an answer has at most."""
+        return 16 if self.max_tokens is None else self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        """Of how many best tokens the log-probabilities are wanted; None for those of no token at all."""
+        return self.logprobs
 
 
 class TextPart(_Strict):
@@ -143,11 +147,14 @@ class ChatRequest(_Request):
         return self
 
     @property
-    def params(self) -> SamplingParams:
-        """Raises ValueError for settings that make no sense together."""
-        return self._params(
-            self.max_completion_tokens or self.max_tokens, self.top_logprobs or 0 if self.logprobs else None
-        )
+    def longest(self) -> int | None:
+        """How many tokens the answer has at most; None for as many as there is room for."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        """Of how many best tokens the log-probabilities are wanted; None for those of no token at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class Pace(_Strict):
