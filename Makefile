@@ -26,6 +26,8 @@ course test test-slow notebooks images release grade: export IPYTHONDIR := $(CAC
 course test test-slow notebooks images release grade: export JUPYTER_CONFIG_DIR := $(CACHE)/jupyter/config
 course test test-slow notebooks images release grade: export JUPYTER_DATA_DIR := $(CACHE)/jupyter/data
 course test test-slow notebooks images release grade: export JUPYTER_RUNTIME_DIR := $(CACHE)/jupyter/runtime
+# PyTorch then takes memory for weights in huge pages: a few percent for every engine that is built on it.
+bench: export THP_MEM_ALLOC_ENABLE := 1
 # The stored outputs are the embedded model's.
 test test-slow test-oldest: export COURSE_MODEL :=
 
