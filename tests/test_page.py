@@ -157,8 +157,8 @@ def test_a_burst_fills_the_queue_and_all_of_it_ends(window, server):
     expect(busy(page)).to_have_count(0)
     expect(page.locator("#news")).to_have_text("All 32 requests have ended.")
     assert page.get_by_role("button", name=re.compile("^Stop")).count() == 0
-    shares = painted(page)
-    assert shares["decode"] > 0.1 and shares["empty"] > 0.01 and shares["prefill"] > 0  # how much depends on the answers
+    shares = painted(page)  # how much of each depends on the answers
+    assert shares["decode"] > 0.1 and shares["empty"] > 0.01 and shares["prefill"] > 0
     assert re.fullmatch(r"\d+ %", page.locator("#at-work").text_content())
 
 
