@@ -130,7 +130,7 @@ def main() -> None:
     figures = run(options.requests, options.times_capacity, options.seed)
     for name, value in dataclasses.asdict(figures).items():
         print(f"{name:14}", f"{value:.1f}" if isinstance(value, float) else value)
-    sys.exit(bool(figures.wrong or figures.left_over))
+    sys.exit(bool(figures.wrong or figures.left_over or figures.tasks_after > figures.tasks_before))
 
 
 if __name__ == "__main__":

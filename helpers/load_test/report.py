@@ -58,6 +58,11 @@ class LoadResult:
         return [answer for answer in self.answers if answer.status == status]
 
     @property
+    def counts(self) -> dict[str, int]:
+        """How many answers have which status."""
+        return {status: len(self.with_status(status)) for status in ("ok", "refused", "failed")}
+
+    @property
     def ok(self) -> list[Answer]:
         return self.with_status("ok")
 
@@ -103,17 +108,16 @@ class LoadResult:
 
     def summary(self) -> dict[str, Any]:
         """All figures, by name; times in seconds."""
-        counts = {status: len(self.with_status(status)) for status in ("ok", "refused", "failed")}
         names = ("duration", "request_throughput", "output_throughput", "goodput", "lag")
         percentiles = {name: {f"p{p}": self.percentile(name, p) for p in PERCENTS} for name in LATENCIES}
-        return counts | {name: getattr(self, name) for name in names} | percentiles
+        return self.counts | {name: getattr(self, name) for name in names} | percentiles
 
     def __str__(self) -> str:
         """The figures as a table."""
-        counts = {status: len(self.with_status(status)) for status in ("ok", "refused", "failed")}
         offered = f"{self.rate:g}/s offered" if self.rate else f"{self.settings.get('users')} users"
+        came = ", ".join(f"{count} {status}" for status, count in self.counts.items())
         lines = [
-            f"requests    {len(self.answers)}: " + ", ".join(f"{count} {status}" for status, count in counts.items()),
+            f"requests    {len(self.answers)}: {came}",
             f"time        {self.duration:.2f} s, {offered}",
             f"throughput  {self.request_throughput:.2f} requests/s, {self.output_throughput:.1f} output tokens/s",
         ]

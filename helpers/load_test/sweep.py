@@ -81,7 +81,7 @@ def table(results: Sequence[LoadResult]) -> str:
     for result in results:
         latencies = [result.percentile(name, percent) for name in ("ttft", "e2e") for percent in (50, 99)]
         speeds = result.rate, result.request_throughput, result.output_throughput, result.goodput
-        counts = [len(result.with_status(status)) for status in ("refused", "failed")]
+        counts = result.counts["refused"], result.counts["failed"]
         shown = [f"{speed:.4g}" for speed in speeds]
         shown += ["-" if value is None else f"{1000 * value:.1f}" for value in latencies]
         line = "".join(f"{value:>11}" for value in [*shown, *counts])

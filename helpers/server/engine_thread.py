@@ -193,12 +193,12 @@ class EngineThread:
                 f"The request asks for {wanted} answers, and this server works on {self.capacity} at most: split it."
             )
         accepted = time.perf_counter()
-        self._refuse_if_full(wanted)
+        self._refuse_if_unable(wanted)
         self.open += wanted  # from here on, before any work is done for it: others are coming meanwhile
         try:
             loop = asyncio.get_running_loop()
             checked = await loop.run_in_executor(self._tokenizing, self._token_ids, prompts, params)
-            self._refuse_if_full(0)  # the server may have begun to stop
+            self._refuse_if_unable(0)  # the server may have begun to stop
         except BaseException:
             self.open -= wanted
             raise
@@ -239,8 +239,9 @@ class EngineThread:
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
         self._tokenizing.shutdown()
 
-    def _refuse_if_full(self, wanted: int) -> None:
-        self._refuse_if_dead()
+    def _refuse_if_unable(self, wanted: int) -> None:
+        if not self.alive:
+            raise EngineFailed("The engine has stopped, and the server has to be started anew.")
         if self.draining:
             raise ShuttingDown("The server takes no more requests: it is about to stop.", 1)
         if self.open + wanted > self.capacity:
@@ -248,10 +249,6 @@ class EngineThread:
                 f"The server works on {self.open} answers already, {self.capacity} at most: try again later.",
                 self.retry_after(),
             )
-
-    def _refuse_if_dead(self) -> None:
-        if not self.alive:
-            raise EngineFailed("The engine has stopped, and the server has to be started anew.")
 
     def _token_ids(self, prompts: list[Prompt | Callable[[], Prompt]], params: SamplingParams) -> list[list[int]]:
         """On a thread of its own: a long text takes a while."""
