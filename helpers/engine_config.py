@@ -23,8 +23,10 @@ class EngineConfig:
         block_size: tokens in a block of the KV cache, in ragged execution.
         num_blocks: blocks in all; None for as many as all rows need at their longest, up to 1 GiB of them.
         prefix_caching: prompts that begin like an earlier one need not read that part again.
-        prepack: on a CPU, keep a second copy of the weights, in the order that oneDNN reads fastest (`prepacked.py`);
-            None does so for weights of up to 1 GiB.
+        prepack: on a CPU, keep a second copy of the weights, in the order that is read fastest (`prepacked.py`); None
+            does so for weights of up to 1 GiB.
+        kernels: on a CPU, compile the two loops in `kernels/`, once, for linear layers that are prepacked and for the
+            attention of decodes in ragged execution; None does so where it can be, False leaves all to PyTorch.
         dtype: run a copy of the model in this dtype; None for the model as it is.
         trace_length: remember only the last so many iterations, for an engine that runs for ever; None for all.
 
@@ -44,6 +46,7 @@ class EngineConfig:
     num_blocks: int | None = None
     prefix_caching: bool = True
     prepack: bool | None = None
+    kernels: bool | None = None
     dtype: torch.dtype | None = None
     trace_length: int | None = None
 

@@ -1,7 +1,11 @@
-"""Choose how a model is run: ragged where the model can be, padded everywhere else; on a CPU with prepacked weights."""
+"""Choose how a model is run: ragged where the model can be, padded everywhere else; on a CPU with prepacked weights.
+
+Compiled kernels make both faster, where they can be had.
+"""
 
 from transformers import PreTrainedModel
 
+from . import kernels
 from .block_manager import BlockManager
 from .engine_config import EngineConfig
 from .kv_cache import bytes_per_token
@@ -23,13 +27,26 @@ def make_execution(model, tokenizer, config: EngineConfig) -> PaddedExecution | 
             f'otherwise there, so it cannot be run ragged: use execution="padded" or "auto".'
         )
     blocks = _blocks(model, config) if ragged else None
+    compiled = _compiled(model, config)
     if isinstance(model, PreTrainedModel):
         shell = own_shell(model)  # what is changed from here on is the engine's alone
         weights = sum(parameter.nbytes for parameter in model.parameters())
         wanted = weights <= MAX_PREPACKED_BYTES if config.prepack is None else config.prepack
-        packed = wanted and prepack(shell)
+        packed = wanted and prepack(shell, compiled=compiled)
         model = shell if ragged or packed else model
-    return RaggedExecution(model, blocks) if ragged else PaddedExecution(model, tokenizer)
+    if not ragged:
+        return PaddedExecution(model, tokenizer)
+    return RaggedExecution(model, blocks, compiled)
+
+
+def _compiled(model, config: EngineConfig) -> bool:
+    """Whether the kernels are wished and can be had; they are compiled if this is the first time that somebody asks."""
+    if config.kernels is False or not isinstance(model, PreTrainedModel):
+        return False
+    problem = kernels.unavailable(model.dtype, model.device)
+    if problem and config.kernels:
+        raise ValueError(f"No kernels can be compiled here: {problem}. With kernels=None, PyTorch does their work.")
+    return problem is None
 
 
 def _blocks(model, config: EngineConfig) -> BlockManager:

@@ -1,11 +1,12 @@
-"""Weights reordered once for oneDNN, so that a few rows read them about as fast as memory allows.
+"""Weights reordered once, so that a few rows read them as fast as memory allows.
 
 Decoding multiplies a handful of rows with every weight of the model: little arithmetic, so its time is the time to read
 the weights. PyTorch's default product on a CPU reads them at a fifth to a half of the memory's speed, because it takes
-them in the order they lie in. oneDNN, which comes with PyTorch, can reorder a weight once, for all calls to come.
+them in the order they lie in. Two products want an order of their own: the one in `kernels/linear.cpp`, if it can be
+compiled here, and else oneDNN's, which comes with PyTorch and reads at two thirds to three quarters of the speed.
 
 The claim: `prepack` changes no output by more than rounding, writes into no tensor of the model, and leaves alone what
-it cannot make faster. The operators behind it are private to PyTorch, so they are tried out before they are used.
+it cannot make faster. oneDNN's operators are private to PyTorch, so each product is tried out before it is used.
 """
 
 import torch
@@ -13,11 +14,10 @@ from torch import nn
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-ROWS = 8  # a hint to oneDNN: from 4 to 512 it makes no difference, and layers take any number
-FEWEST_ROWS = 4  # oneDNN reads float32 weights faster for 3 to 6 rows: 1 and 2 rows made 4 take 15% and 30% less time
+from . import kernels
 
 
-def prepack(model: nn.Module, min_bytes: int = 1_000_000) -> int:
+def prepack(model: nn.Module, min_bytes: int = 1_000_000, compiled: bool = True) -> int:
     """Give the linear layers, the LM head included, reordered copies of their weights; return how many layers got one.
 
     Changes the modules of `model` in place and none of its tensors. Hand in a shell that shares the tensors, and the
@@ -26,63 +26,85 @@ def prepack(model: nn.Module, min_bytes: int = 1_000_000) -> int:
         shell = copy.deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
 
     The copies are memory on top: as many bytes as these layers' weights (494 MB for GPT-2 with 124M parameters in
-    float32). Where no layer can be packed (on a GPU, in another dtype than float32 and bfloat16, without the
-    operators), the model stays as it is. Packed layers answer under `torch.no_grad()`; where gradients are recorded,
+    float32). Where no layer can be packed (on a GPU, in another dtype than float32 and bfloat16, without any of the
+    products), the model stays as it is. Packed layers answer under `torch.no_grad()`; where gradients are recorded,
     or once a weight has been written to since, the plain layer does.
 
     Args:
         min_bytes: smaller weights stay as they are: they lie in a cache, and a packed call costs 10 us more.
+        compiled: take the course's own kernel where it can be had.
     """
     packed = 0
     for module in model.modules():
-        if type(module) in PACKED and module.weight.nbytes >= min_bytes and supported(module.weight):
-            module.__class__ = PACKED[type(module)]  # the same object, so whoever else holds it gains, too
-            module.pack()
-            packed += 1
+        if type(module) in PACKED and module.weight.nbytes >= min_bytes:
+            product = product_for(module.weight, compiled)
+            if product is not None:
+                module.__class__ = PACKED[type(module)]  # the same object, so whoever else holds it gains, too
+                module.pack(product)
+                packed += 1
     if packed:
         _compute_gelu_in_one_pass(model)
     return packed
 
 
-def supported(weight: torch.Tensor) -> bool:
-    """Whether a layer with this weight can be packed: on its device, in its dtype, by this build on this CPU."""
+class CompiledProduct:
+    """x [..., in] times a weight [out, in], by the course's own kernel."""
+
+    def __init__(self, weight: torch.Tensor):
+        self.outputs, self.packed = weight.shape[0], kernels.pack(weight)
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return kernels.linear(x, self.packed, bias, self.outputs)
+
+
+class OneDNNProduct:
+    """The same by oneDNN, which keeps the reordered weight in an opaque tensor."""
+
+    ROWS = 8  # a hint: from 4 to 512 it makes no difference, and layers take any number
+    FEWEST_ROWS = 4  # float32 is read faster for 3 to 6 rows: 1 and 2 rows made 4 take 15% and 30% less time
+
+    def __init__(self, weight: torch.Tensor):
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), self.ROWS)
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        rows = x.shape[:-1].numel()
+        if rows not in (1, 2) or x.dtype != torch.float32:
+            return self._multiply(x, bias)
+        repeated = x.reshape(1, rows, -1).expand(self.FEWEST_ROWS // rows, -1, -1).reshape(self.FEWEST_ROWS, -1)
+        return self._multiply(repeated, bias)[:rows].view(*x.shape[:-1], -1)
+
+    def _multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
+
+
+def product_for(weight: torch.Tensor, compiled: bool = True) -> type[CompiledProduct] | type[OneDNNProduct] | None:
+    """The faster product that takes a weight [out, in] of this dtype, on its device, by this build on this CPU."""
     if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
-        return False
+        return None
     if weight.is_inference():  # made in inference mode: it does not count the writes that would make a copy stale
-        return False
+        return None
     example = torch.eye(16, dtype=weight.dtype)
-    try:
-        return torch.equal(_multiply(example, _reorder(example), None), example)
-    except (AttributeError, RuntimeError, TypeError):  # missing, not for this CPU, or called differently by now
-        return False
-
-
-def _reorder(weight: torch.Tensor) -> torch.Tensor:
-    """An opaque copy of a weight [out, in] (with any strides) in the order that oneDNN wants."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
-
-
-def _multiply(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [..., in] times a reordered weight, plus bias [out]: [..., out]."""
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    for product in [CompiledProduct] * (compiled and not kernels.unavailable(weight.dtype)) + [OneDNNProduct]:
+        try:
+            if torch.equal(product(example)(example, None), example):
+                return product
+        except (AttributeError, RuntimeError, TypeError):  # missing, not for this CPU, or called differently by now
+            continue
+    return None
 
 
 class _Packed:
     """Goes before the class of a layer: multiplies with a reordered copy of the weight; the weight stays, shared."""
 
-    def pack(self) -> None:
+    def pack(self, product: type[CompiledProduct] | type[OneDNNProduct]) -> None:
         weight = self.weight.T if isinstance(self, Conv1D) else self.weight  # Conv1D keeps [in, out]
-        self.packed, self.packed_version = _reorder(weight), self.weight._version
+        self.product, self.packed_version = product(weight), self.weight._version
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # The operator would drop gradients without an error, and the copy follows no change of the weight.
+        # The products would drop gradients without an error, and the copy follows no change of the weight.
         if torch.is_grad_enabled() or self.weight._version != self.packed_version:
             return super().forward(x)
-        rows = x.shape[:-1].numel()
-        if rows not in (1, 2) or x.dtype != torch.float32:
-            return _multiply(x, self.packed, self.bias)
-        repeated = x.reshape(1, rows, -1).expand(FEWEST_ROWS // rows, -1, -1).reshape(FEWEST_ROWS, -1)
-        return _multiply(repeated, self.packed, self.bias)[:rows].view(*x.shape[:-1], -1)
+        return self.product(x, self.bias)
 
 
 class PackedLinear(_Packed, nn.Linear):

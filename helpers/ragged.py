@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import logging
 
+from . import kernels
 from .block_manager import BlockManager
 from .forward_pass import ForwardPass
 from .scheduler import Chunk
@@ -37,7 +38,7 @@ class Part:
     """
 
     def __init__(self, start: int, tokens: int, past: int, where: slice | torch.Tensor):
-        self.start, self.end, self.past, self.where = start, start + tokens, past, where
+        self.start, self.end, self.tokens, self.past, self.where = start, start + tokens, tokens, past, where
         self._masks: dict[int | None, torch.Tensor | None] = {}
 
     def mask(self, window: int | None, device) -> torch.Tensor | None:
@@ -84,10 +85,14 @@ class Store:
 
 
 class _Row:
-    """The row that is being read: whose tokens it holds and where their keys and values go."""
+    """The row that is being read: whose tokens it holds and where their keys and values go.
 
-    def __init__(self, store: Store, parts: list[Part], slots: torch.Tensor):
-        self.store, self.parts, self.slots = store, parts, slots
+    Args:
+        decodes: the parts of one token, as `attend_paged` wants them.
+    """
+
+    def __init__(self, store: Store, parts: list[Part], slots: torch.Tensor, decodes: kernels.Decodes | None = None):
+        self.store, self.parts, self.slots, self.decodes = store, parts, slots, decodes
 
 
 # transformers calls `attend` and knows nothing of us: the row is left here for it. Every thread has a row of its own.
@@ -150,7 +155,29 @@ def _attention(query, key, value, mask, scaling, softcap, sinks):
     return weights[..., : key.shape[1]] @ value
 
 
+def attend_paged(module, query, key, value, attention_mask, scaling=None, sliding_window=None, **others):
+    """The same as `attend`, but that one call of a kernel answers all decodes; what it cannot, `attend` does."""
+    row = _row.get()
+    special = others.get("softcap") is not None or others.get("s_aux") is not None
+    if row.decodes is None or special or not kernels.takes(query, key, value):
+        return attend(module, query, key, value, attention_mask, scaling, sliding_window, **others)
+    keys, values = row.store.layer(module.layer_idx, key, value)
+    keys.index_copy_(1, row.slots, key[0])
+    values.index_copy_(1, row.slots, value[0])
+    _, heads, tokens, dim = query.shape
+    answer = query.new_empty(tokens, heads, dim)
+    scale = dim**-0.5 if scaling is None else scaling
+    kernels.paged_attention(query[0], keys, values, row.decodes, answer, scale, sliding_window)
+    for part in row.parts:
+        if part.tokens > 1:
+            q, k, v = query[0, :, part.start : part.end], keys[:, part.where], values[:, part.where]
+            one = _attention(q, k, v, part.mask(sliding_window, query.device), scale, None, None)
+            answer[part.start : part.end] = one.transpose(0, 1)
+    return answer[None], None
+
+
 AttentionInterface.register("ragged", attend)
+AttentionInterface.register("paged", attend_paged)
 
 
 class RaggedExecution:
@@ -159,11 +186,12 @@ class RaggedExecution:
     Args:
         model: an own shell of a model (see `own_shell`): its attention is replaced.
         blocks: who gives out the memory.
+        compiled: decodes are answered by a compiled kernel (`kernels/paged_attention.cpp`).
     """
 
-    def __init__(self, model, blocks: BlockManager):
-        self.model, self.memory, self.blocks = model, blocks, blocks
-        self.model.set_attn_implementation("ragged")
+    def __init__(self, model, blocks: BlockManager, compiled: bool = False):
+        self.model, self.memory, self.blocks, self.compiled = model, blocks, blocks, compiled
+        self.model.set_attn_implementation("paged" if compiled else "ragged")
         self.model.config.pad_token_id = None  # there are no pads, so transformers need not warn of missing masks
         self.store = Store(blocks.blocks * blocks.block_size)
         self._chooses_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -186,7 +214,7 @@ class RaggedExecution:
                 newest.append(len(ids) - 1)  # only behind its last token is there anything to choose
 
         newest = torch.tensor(newest, dtype=torch.long, device=device)
-        row = _Row(self.store, parts, torch.tensor(slots, device=device))
+        row = _Row(self.store, parts, torch.tensor(slots, device=device), self._decodes(chunks, parts))
         with torch.inference_mode(), _reading(row):
             for old, new in blocks.copies:
                 self.store.copy_slots(old * blocks.block_size, new * blocks.block_size, blocks.block_size)
@@ -199,6 +227,15 @@ class RaggedExecution:
             ).logits[0]
         logits = logits if self._chooses_rows else logits[newest]
         yield ForwardPass(chunks, [0] * len(chunks), logits)
+
+    def _decodes(self, chunks: list[Chunk], parts: list[Part]) -> kernels.Decodes | None:
+        """The parts of one token, for the kernel."""
+        ones = [(part, chunk.sequence) for part, chunk in zip(parts, chunks, strict=True) if chunk.tokens == 1]
+        if not self.compiled or not ones:
+            return None
+        tables = [self.blocks.block_table(sequence) for _, sequence in ones]
+        columns, lengths = [part.start for part, _ in ones], [part.past + 1 for part, _ in ones]
+        return kernels.Decodes(columns, lengths, tables, self.blocks.block_size)
 
 
 def own_shell(model):

@@ -252,7 +252,9 @@ class Watching(FirstComeFirstServed):
         return plan
 
 
-def serve_ragged(model, requests: list[Request], seed: int) -> tuple[list[list[int]], Engine]:
+def serve_ragged(
+    model, requests: list[Request], seed: int, kernels: bool | None = None
+) -> tuple[list[list[int]], Engine]:
     """Random arrivals at an engine that reads few tokens an iteration and has too few blocks of four tokens.
 
     Returns:
@@ -267,6 +269,7 @@ def serve_ragged(model, requests: list[Request], seed: int) -> tuple[list[list[i
         execution="ragged",
         block_size=4,
         num_blocks=-(-longest // 4) + rng.randint(0, 3),
+        kernels=kernels,
     )
     engine = Engine(model, tokenizer(), config)
     outputs = engine.generate(

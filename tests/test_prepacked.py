@@ -14,12 +14,15 @@ from torch.nn.functional import linear
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-from helpers import generate_continuous, load_model
-from helpers.prepacked import PackedConv1D, PackedLinear, prepack, supported
+from helpers import generate_continuous, kernels, load_model
+from helpers.prepacked import CompiledProduct, OneDNNProduct, PackedConv1D, PackedLinear, prepack, product_for
 
 needs_operators = pytest.mark.skipif(
-    not supported(torch.ones(1)), reason="this PyTorch has no oneDNN linear layer on reordered weights"
+    not product_for(torch.ones(1), compiled=False),
+    reason="no oneDNN linear layer on reordered weights",
 )
+BOTH = {"compiled": CompiledProduct, "oneDNN": OneDNNProduct}
+by_both = pytest.mark.parametrize("product", [BOTH[name] for name in BOTH], ids=list(BOTH), indirect=True)
 
 
 @pytest.fixture(scope="module", params=["embedded", "gpt2", "llama"])
@@ -34,9 +37,17 @@ def shell(model):
     return copy.deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
 
 
-def packed(model):
+@pytest.fixture
+def product(request):
+    if request.param is CompiledProduct and kernels.unavailable():
+        pytest.skip(f"no compiled kernels: {kernels.unavailable()}")
+    return request.param
+
+
+def packed(model, product=OneDNNProduct):
     model = shell(model)
-    assert prepack(model, min_bytes=0) > 0
+    assert prepack(model, min_bytes=0, compiled=product is CompiledProduct) > 0
+    assert all(type(module.product) is product for module in model.modules() if hasattr(module, "product"))
     return model
 
 
@@ -57,9 +68,10 @@ KINDS = ["Linear with bias", "Linear without bias", "Conv1D"]
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.01)])
-def test_a_packed_layer_gives_the_plain_layers_output_in_every_shape(kind, dtype, tolerance):
+@by_both
+def test_a_packed_layer_gives_the_plain_layers_output_in_every_shape(kind, dtype, tolerance, product):
     plain = layer_of(kind, dtype)
-    fast = packed(plain)
+    fast = packed(plain, product)
     assert type(fast[0]) is (PackedConv1D if kind == "Conv1D" else PackedLinear)
     for rows in (1, 2, 3, 8, 33, 200):
         for shape in [(1, rows, 24), (rows, 1, 24), (rows, 24)]:
@@ -75,21 +87,23 @@ def check(fast, plain, x, tolerance):
 
 
 @needs_operators
-def test_packing_changes_no_greedy_token(pair):
+@by_both
+def test_packing_changes_no_greedy_token(pair, product):
     model, tokenizer = pair
     requests = [(prompt, 5 + 3 * row) for row, prompt in enumerate(PROMPTS[:6])]
     plain = generate_continuous(requests, 4, model, tokenizer).outputs
-    fast = generate_continuous(requests, 4, packed(model), tokenizer).outputs
+    fast = generate_continuous(requests, 4, packed(model, product), tokenizer).outputs
     assert [output.token_ids for output in fast] == [output.token_ids for output in plain]
 
 
 @needs_operators
 @torch.no_grad()
-def test_logits_in_bfloat16_are_as_close_as_rounding_allows(pair):
+@by_both
+def test_logits_in_bfloat16_are_as_close_as_rounding_allows(pair, product):
     model = pair[0]
     ids = torch.arange(1, 31).view(3, 10)
     exact, half = model(ids).logits, copy.deepcopy(model).to(torch.bfloat16)
-    error, packed_error = ((m(ids).logits.float() - exact).abs().max() for m in (half, packed(half)))
+    error, packed_error = ((m(ids).logits.float() - exact).abs().max() for m in (half, packed(half, product)))
     assert 0 < packed_error < 2 * error
 
 
@@ -185,7 +199,7 @@ def test_without_working_operators_the_model_stays_as_it_is(monkeypatch, how):
     monkeypatch.setattr(torch.ops, "mkldnn", BROKEN[how])
     model = copy.deepcopy(load_model()[0]).to("cpu")
     before = str(model)
-    assert prepack(model, min_bytes=0) == 0
+    assert prepack(model, min_bytes=0, compiled=False) == 0
     assert str(model) == before, "not even the GELU may change"
 
 

@@ -39,9 +39,10 @@ def family(request):
 
 
 @of_every_family
-def test_chunks_preemptions_and_caching_change_no_token(family):
+@pytest.mark.parametrize("kernels", [None, False], ids=["compiled kernels", "PyTorch alone"])
+def test_chunks_preemptions_and_caching_change_no_token(family, kernels):
     alone = reference(family)
-    tokens, engine = serve_ragged(alone.model, alone.requests * 2, seed=0)  # everything is asked twice
+    tokens, engine = serve_ragged(alone.model, alone.requests * 2, seed=0, kernels=kernels)  # everything is asked twice
     assert tokens == alone.tokens * 2
     happened = engine.scheduler
     assert happened.preempted > 3 and happened.chunks > 10 and happened.cached > 20
@@ -82,8 +83,14 @@ class RaggedMachine(RuleBasedStateMachine):
     pair = staticmethod(load_model)
     happened: Counter  # in all examples together
 
-    @initialize(rows=st.integers(2, 6), tokens=st.integers(6, 30), room=st.integers(0, 4), caching=st.booleans())
-    def begin(self, rows, tokens, room, caching):
+    @initialize(
+        rows=st.integers(2, 6),
+        tokens=st.integers(6, 30),
+        room=st.integers(0, 4),
+        caching=st.booleans(),
+        kernels=st.sampled_from([None, False]),  # None: where they can be compiled
+    )
+    def begin(self, rows, tokens, room, caching, kernels):
         self.model, self.tokenizer = self.pair()
         longest = max(len(self.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS) + LONGEST
         config = EngineConfig(
@@ -94,6 +101,7 @@ class RaggedMachine(RuleBasedStateMachine):
             block_size=4,
             num_blocks=-(-longest // 4) + room,
             prefix_caching=caching,
+            kernels=kernels,
         )
         self.engine = Engine(self.model, self.tokenizer, config)
         self.asked, self.ended = {}, {}
@@ -152,7 +160,7 @@ def test_whatever_comes_and_goes_every_greedy_request_gets_its_own_tokens(name):
     run_state_machine_as_test(
         machine,
         settings=settings(
-            derandomize=True, deadline=None, max_examples=15, stateful_step_count=20, phases=[Phase.generate]
+            derandomize=True, deadline=None, max_examples=20, stateful_step_count=20, phases=[Phase.generate]
         ),
     )
     assert all(machine.happened[what] > 20 for what in ("preempted", "chunks", "cached")), machine.happened
