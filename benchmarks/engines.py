@@ -20,7 +20,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.utils import logging
 
-from helpers import load_model
+from helpers import kernels, load_model
 
 from .install import HOME, python_of
 from .worker import Worker
@@ -83,7 +83,7 @@ class Course:
         return [output.token_ids for output in outputs]
 
     def versions(self) -> dict[str, str]:
-        return {}
+        return {"the course's kernels": kernels.unavailable() or "compiled"}
 
     def close(self) -> None:
         self.engine = None

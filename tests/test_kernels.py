@@ -3,6 +3,7 @@
 That an engine on them changes no token is in test_ragged_exactness.py, where it comes and goes with everything else.
 """
 
+import os
 import subprocess
 import sys
 
@@ -15,6 +16,8 @@ from helpers import Engine, EngineConfig, SamplingParams, kernels
 from helpers.kernels import Decodes, compiled
 
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
+
+
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 in_both_dtypes = pytest.mark.parametrize(("dtype", "tolerance"), DTYPES.items())
 
@@ -165,6 +168,11 @@ def test_what_the_kernel_is_not_made_for_it_does_not_take():
 
 
 # --- in an engine -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif("CI_KERNELS" not in os.environ, reason="a machine may have no compiler")
+def test_they_can_be_had():
+    assert kernels.unavailable() is None
 
 
 def answers(pair, **config):
