@@ -26,7 +26,8 @@ class EngineConfig:
         prepack: on a CPU, keep a second copy of the weights, in the order that is read fastest (`prepacked.py`); None
             does so for weights of up to 1 GiB.
         kernels: on a CPU, compile the two loops in `kernels/`, once, for linear layers that are prepacked and for the
-            attention of decodes in ragged execution; None does so where it can be, False leaves all to PyTorch.
+            attention of decodes in ragged execution; None does so where it can be, False leaves all to PyTorch, and
+            with True an engine that cannot have them is refused.
         dtype: run a copy of the model in this dtype; None for the model as it is.
         trace_length: remember only the last so many iterations, for an engine that runs for ever; None for all.
 

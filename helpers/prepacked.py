@@ -31,7 +31,7 @@ def prepack(model: nn.Module, min_bytes: int = 1_000_000, compiled: bool = True)
     or once a weight has been written to since, the plain layer does.
 
     Args:
-        min_bytes: smaller weights stay as they are: they lie in a cache, and a packed call costs 10 us more.
+        min_bytes: smaller weights stay as they are: they lie in a cache, and a packed call takes longer to begin.
         compiled: take the course's own kernel where it can be had.
     """
     packed = 0
@@ -78,12 +78,12 @@ class OneDNNProduct:
 
 
 def product_for(weight: torch.Tensor, compiled: bool = True) -> type[CompiledProduct] | type[OneDNNProduct] | None:
-    """The faster product that takes a weight [out, in] of this dtype, on its device, by this build on this CPU."""
+    """The product that takes a weight [out, in] of this dtype, here and on its device: the compiled one, if it can."""
     if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
         return None
     if weight.is_inference():  # made in inference mode: it does not count the writes that would make a copy stale
         return None
-    example = torch.eye(16, dtype=weight.dtype)
+    example = torch.eye(16, dtype=weight.dtype, device="cpu")
     for product in [CompiledProduct] * (compiled and not kernels.unavailable(weight.dtype)) + [OneDNNProduct]:
         try:
             if torch.equal(product(example)(example, None), example):

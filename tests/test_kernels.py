@@ -84,10 +84,11 @@ def test_bfloat16_is_rounded_to_the_nearest():
 @pytest.mark.parametrize(
     ("x", "bias", "says"),
     [
-        (torch.ones(2, 24).bfloat16(), None, r"float32 on cpu, not torch\.bfloat16"),
+        (torch.ones(2, 24).bfloat16(), None, r"float32 on the CPU, not torch\.bfloat16"),
         (torch.ones(2, 24), torch.ones(40).double(), r"not torch\.float64"),
         (torch.ones(2, 24, device="meta"), None, "not torch.float32 on meta"),
         (torch.ones(2, 23), None, "takes 24 numbers, not 23"),
+        (torch.ones(2, 24), torch.ones(39), "this bias do not have 40 outputs"),
     ],
 )
 def test_what_does_not_fit_the_weight_is_refused(x, bias, says):
@@ -162,6 +163,8 @@ def test_what_the_kernel_is_not_made_for_it_does_not_take():
     assert kernels.takes(of(512), of(512), of(512))
     assert not kernels.takes(of(513), of(513), of(513)), "there is no room for a longer head"
     assert not kernels.takes(of(8), of(8), of(4))
+    assert not kernels.takes(*[of(8).to("meta")] * 3), "the model has moved to another device"
+    assert not kernels.takes(torch.ones(7, 3, 8), torch.ones(3, 9, 8), torch.ones(3, 9, 8)), "heads share evenly"
     assert not kernels.takes(of(8), of(8, torch.bfloat16), of(8, torch.bfloat16))
     assert not kernels.takes(of(8, torch.float16), of(8, torch.float16), of(8, torch.float16))
     assert not kernels.takes(of(3).transpose(1, 2), of(3), of(3)), "numbers of a head lie side by side"

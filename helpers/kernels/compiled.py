@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,9 +18,10 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build" / "kernels"
-# Nothing but libm is linked: OpenMP's functions are found in the library that PyTorch has loaded. Another one would
-# bring threads of its own, and PyTorch's, which wait for work in a busy loop, would keep the cores from them.
-FLAGS = ["-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-fno-exceptions", "-shared", "-fPIC", "-nostdlib", "-lm"]
+FLAGS = ["-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-fno-exceptions", "-fPIC"]
+# OpenMP is not linked: its functions are found in the library that PyTorch has loaded. Another one would bring threads
+# of its own, and PyTorch's, which wait for work in a busy loop, would keep the cores from them.
+LINK = ["-shared", "-nostdlib"]
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -37,7 +39,7 @@ def _problem() -> str | None:
     try:
         library()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        return str(error)
+        return str(error) or repr(error)
     return None
 
 
@@ -49,6 +51,8 @@ def library() -> ctypes.CDLL:
         RuntimeError: no compiler, or it failed.
         OSError: the folder cannot be written to, or what was compiled cannot be loaded.
     """
+    if sys.platform != "linux":
+        raise RuntimeError(f"they are made for Linux, not for {sys.platform}")
     compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise RuntimeError("there is no C++ compiler (on Debian and Ubuntu: apt install g++)")
@@ -56,18 +60,23 @@ def library() -> ctypes.CDLL:
     if not path.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=BUILD) as folder:  # another process may be at it, too
-            new = Path(folder) / path.name
-            command = [compiler, *sorted(HERE.glob("*.cpp")), *FLAGS, "-o", new]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-            if done.returncode != 0:
-                raise RuntimeError(f"{compiler} failed:\n{done.stderr[-2000:]}")
-            new.replace(path)
+            for source in HERE.glob("*.cpp"):
+                _run(compiler, *FLAGS, "-c", str(source), "-o", f"{folder}/{source.stem}.o")
+            objects = [str(file) for file in Path(folder).glob("*.o")]
+            _run(compiler, *LINK, *objects, "-lm", "-o", f"{folder}/{path.name}")
+            Path(folder, path.name).replace(path)
     return ctypes.CDLL(str(path))
 
 
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
+    if done.returncode != 0:
+        raise RuntimeError(f"{command[0]} failed:\n{done.stderr[-2000:]}")
+
+
 def _fingerprint(compiler: str) -> str:
-    """Another one for other sources, another compiler and a processor with other instructions."""
+    """A name that changes with the sources, the flags, the compiler and the processor's instructions."""
     macros = [compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
     machine = subprocess.run(macros, capture_output=True, timeout=60).stdout
     sources = [path.read_bytes() for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")])]
-    return hashlib.sha256(b"\0".join([machine, " ".join(FLAGS).encode(), *sources])).hexdigest()[:16]
+    return hashlib.sha256(b"\0".join([machine, " ".join(FLAGS + LINK).encode(), *sources])).hexdigest()[:16]

@@ -3,8 +3,8 @@
 // A product of a few rows does so little with each weight that it waits for memory. Two things keep memory busy. The
 // weights lie in the order of their use: in panels of COLUMNS outputs, and in a panel line after line, a line for each
 // input (linear.py packs them). And with every line, the one AHEAD bytes further on is asked for, so that it is there
-// when its turn comes; as data that will not be used again, so that it does not push everybody else's out of the caches
-// (which makes a whole decode of one request 8% faster).
+// when its turn comes. With no more than ROWS rows it is asked for as data that will not be used again, so that it does
+// not push everybody else's out of the caches, which makes a whole decode of one request 8% faster.
 //
 // ROWS x COLUMNS sums stay in registers while a panel passes by; with more rows it passes again, out of the cache. A row
 // is summed in the same order however many there are, so that its numbers do not depend on the batch it is in.
@@ -40,11 +40,11 @@ static inline Floats add_products(Floats sum, Words w, uint32_t x) {
 
 // R rows of a panel: x [R, in], w [in, COLUMNS], y [R, columns] in a matrix of `out` columns. All loops over r and v are
 // unrolled, else the sums would not be kept in registers.
-template <int R, typename Vector, typename Word, typename Number>
+template <int R, bool ONCE, typename Vector, typename Word, typename Number>
 static void multiply(const Word* x, const Word* w, const Number* bias, Number* y, long in, long out, long columns) {
   Floats sums[R][VECTORS] = {};
   for (long k = 0; k < in; k++) {
-    for (int c = 0; c < COLUMNS; c += 16) __builtin_prefetch((char*)(w + k * COLUMNS + c) + AHEAD, 0, 0);
+    for (int c = 0; c < COLUMNS; c += 16) __builtin_prefetch((char*)(w + k * COLUMNS + c) + AHEAD, 0, ONCE ? 0 : 3);
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; v++) {
       Vector weights;
@@ -62,11 +62,11 @@ static void multiply(const Word* x, const Word* w, const Number* bias, Number* y
 }
 
 // The compiler makes a `multiply` for every number of rows up to ROWS; this calls the one for `rows`.
-template <int R, typename Vector, typename Word, typename Number>
+template <int R, bool ONCE, typename Vector, typename Word, typename Number>
 static void multiply_rows(long rows, const Word* x, const Word* w, const Number* bias, Number* y, long in, long out,
                           long columns) {
-  if (rows >= R) return multiply<R, Vector>(x, w, bias, y, in, out, columns);
-  if constexpr (R > 1) multiply_rows<R - 1, Vector>(rows, x, w, bias, y, in, out, columns);
+  if (rows >= R) return multiply<R, ONCE, Vector>(x, w, bias, y, in, out, columns);
+  if constexpr (R > 1) multiply_rows<R - 1, ONCE, Vector>(rows, x, w, bias, y, in, out, columns);
 }
 
 template <typename Vector, typename Word, typename Number>
@@ -74,8 +74,10 @@ static void linear(const Word* x, const Word* w, const Number* bias, Number* y, 
 #pragma omp parallel for num_threads(threads)
   for (long c = 0; c < out; c += COLUMNS) {
     long columns = out - c < COLUMNS ? out - c : COLUMNS;  // the last panel may be filled up with zeros
+    auto multiply = rows <= ROWS ? multiply_rows<ROWS, true, Vector, Word, Number>
+                                 : multiply_rows<ROWS, false, Vector, Word, Number>;
     for (long r = 0; r < rows; r += ROWS)
-      multiply_rows<ROWS, Vector>(rows - r, x + r * in, w + c * in, bias ? bias + c : bias, y + r * out + c, in, out, columns);
+      multiply(rows - r, x + r * in, w + c * in, bias ? bias + c : bias, y + r * out + c, in, out, columns);
   }
 }
 

@@ -28,18 +28,21 @@ def linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out
     """x [..., in] times a packed weight, plus bias [out]: [..., out]. No gradients are recorded.
 
     Raises:
-        ValueError: x or bias are not of the weight's dtype and device, or x is not of its width.
+        ValueError: x or bias are not of the weight's dtype or not on the CPU, or one of them is not of its size.
     """
     together = INPUTS_IN_A_WORD[packed.dtype]
     if x.shape[-1] % together:
         x = pad(x, (0, -x.shape[-1] % together))
     for tensor in (x,) if bias is None else (x, bias):
-        if tensor.dtype != packed.dtype or tensor.device != packed.device:
-            raise ValueError(f"The weight is {packed.dtype} on {packed.device}, not {tensor.dtype} on {tensor.device}.")
+        if tensor.dtype != packed.dtype or tensor.device.type != "cpu":
+            raise ValueError(f"The weight is {packed.dtype} on the CPU, not {tensor.dtype} on {tensor.device}.")
     inputs = packed.shape[1] * together
     if x.shape[-1] != inputs:
         raise ValueError(f"The layer takes {inputs} numbers, not {x.shape[-1]}.")
-    x = x.contiguous()
+    room = packed.shape[0] * packed.shape[2]
+    if not room - packed.shape[2] < outputs <= room or (bias is not None and bias.shape != (outputs,)):
+        raise ValueError(f"A weight in {packed.shape[0]} panels and this bias do not have {outputs} outputs.")
+    x, bias = x.contiguous(), None if bias is None else bias.contiguous()
     y = x.new_empty(*x.shape[:-1], outputs)
     _kernel(x.dtype)(
         x.data_ptr(),

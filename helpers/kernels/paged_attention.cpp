@@ -11,13 +11,14 @@
 
 constexpr int LONGEST = 512;  // numbers in a head, at most
 constexpr int MOST = 256;     // keys at a time; larger blocks are taken in parts
+constexpr long FEW = 1 << 16; // products that are done before another thread would be awake
 
 template <typename Number> static inline void fetch(const Number* vector, int dim) {
   for (int d = 0; d < dim; d += 64 / sizeof(Number)) __builtin_prefetch(vector + d);  // 64 bytes: a line of the cache
 }
 
 // One head of one sequence. query and answer [dim]; keys and values [slots, dim] of all sequences, among which the block
-// table tells its own. It sees keys number `first` to `length`. DIM is `dim` where the compiler is to know it, else 0.
+// table tells its own. It sees key number `first` and all before `length`. DIM is `dim` where the compiler is to know it, else 0.
 template <int DIM, typename Number>
 static void attend(const Number* query, const Number* keys, const Number* values, const int* table, int first, int length,
                    int block_size, int dim, float scale, Number* answer) {
@@ -63,8 +64,10 @@ static void attend_all(const Number* query, long head_step, long token_step, con
                        int table_size, int heads, int kv_heads, int dim, long slots, int block_size, float scale,
                        Number* answer, int threads) {
   auto one = dim == 64 ? attend<64, Number> : dim == 128 ? attend<128, Number> : attend<0, Number>;
+  long products = 0;
+  for (int s = 0; s < sequences; s++) products += (long)(lengths[s] - firsts[s]) * heads * dim;
   // Threads share the heads rather than the sequences, which are of unequal lengths.
-#pragma omp parallel for collapse(2) num_threads(threads)
+#pragma omp parallel for collapse(2) num_threads(threads) if (products > FEW)
   for (int head = 0; head < heads; head++)
     for (int s = 0; s < sequences; s++) {
       long kv = head / (heads / kv_heads) * slots * dim;
@@ -75,7 +78,7 @@ static void attend_all(const Number* query, long head_step, long token_step, con
 
 extern "C" {
 
-// For sequence s, query and answer are in columns[s], it sees keys number firsts[s] to lengths[s], and its blocks are
+// For sequence s, query and answer are in columns[s], it sees key number firsts[s] and all before lengths[s], and its blocks are
 // tables [s, table_size]. query: head h of column t begins at h * head_step + t * token_step; keys and values
 // [kv_heads, slots, dim]; answer [columns, heads, dim].
 #define PAGED_ATTENTION(name, Number)                                                                                   \

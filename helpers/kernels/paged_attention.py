@@ -34,14 +34,15 @@ class Decodes:
 
 
 def _ints(numbers: list) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
+    return torch.tensor(numbers, dtype=torch.int32, device="cpu")
 
 
 def takes(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether `paged_attention` is made for tensors such as these."""
+    """Whether `paged_attention` is made for a query [..., heads, T, head dim] and keys and values such as these."""
     one_dtype = query.dtype == keys.dtype == values.dtype and query.dtype in DTYPES
     one_dim = query.shape[-1] == keys.shape[-1] == values.shape[-1] <= LONGEST_HEAD
-    return one_dtype and one_dim and query.stride(-1) == 1
+    on_cpu = query.device.type == keys.device.type == values.device.type == "cpu"
+    return one_dtype and one_dim and on_cpu and query.stride(-1) == 1 and query.shape[-3] % keys.shape[-3] == 0
 
 
 def paged_attention(
@@ -54,6 +55,8 @@ def paged_attention(
     window: int | None = None,
 ) -> None:
     """Write the decodes' attention into their columns of `answer`.
+
+    Nothing is checked: ask `takes` first, and hand in contiguous keys, values and answer.
 
     Args:
         query: [heads, T, head dim], of all tokens of the row.
