@@ -47,10 +47,10 @@ class Part:
         A query sees what came before it and itself, and of these the last `window`.
         """
         if window not in self._masks:
-            if self.end - self.start == 1 and (window is None or self.past < window):
+            if self.tokens == 1 and (window is None or self.past < window):
                 return None  # a decode sees everything before it: most parts, so no time is lost on it
-            queries = torch.arange(self.past, self.past + self.end - self.start, device=device)[:, None]
-            keys = torch.arange(self.past + self.end - self.start, device=device)
+            queries = torch.arange(self.past, self.past + self.tokens, device=device)[:, None]
+            keys = torch.arange(self.past + self.tokens, device=device)
             seen = keys <= queries
             if window is not None:
                 seen &= keys > queries - window

@@ -108,6 +108,16 @@ def random_pairs(request):
     return random_pair(request.param)
 
 
+def spied(function, calls: list):
+    """The same function; every call's arguments go to `calls`."""
+
+    def call(*args):
+        calls.append(args)
+        return function(*args)
+
+    return call
+
+
 def alone(model, tokenizer, prompt: str, max_tokens: int) -> list[int]:
     """The token ids that `model.generate` gives to this prompt on its own, EOS included."""
     return _generated(model, tokenizer, prompt, max(max_tokens, LONGEST))[:max_tokens]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from conftest import PROMPTS, random_pair
+from conftest import PROMPTS, random_pair, spied
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from helpers import Engine, EngineConfig, SamplingParams, kernels
@@ -193,14 +193,6 @@ def test_an_engine_uses_them_unless_it_is_told_not_to(monkeypatch):
     engine, fast = answers(pair)
     assert calls and engine.execution.compiled
     assert fast == plain
-
-
-def spied(function, calls: list):
-    def call(*args):
-        calls.append(args)
-        return function(*args)
-
-    return call
 
 
 def test_without_a_compiler_pytorch_does_the_work(fresh):

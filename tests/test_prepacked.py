@@ -21,8 +21,7 @@ needs_operators = pytest.mark.skipif(
     not product_for(torch.ones(1), compiled=False),
     reason="no oneDNN linear layer on reordered weights",
 )
-BOTH = {"compiled": CompiledProduct, "oneDNN": OneDNNProduct}
-by_both = pytest.mark.parametrize("product", [BOTH[name] for name in BOTH], ids=list(BOTH), indirect=True)
+by_both = pytest.mark.parametrize("product", [CompiledProduct, OneDNNProduct], indirect=True)
 
 
 @pytest.fixture(scope="module", params=["embedded", "gpt2", "llama"])

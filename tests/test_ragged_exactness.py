@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 import transformers
-from conftest import LONGEST, PROMPTS, alone, random_pair
+from conftest import LONGEST, PROMPTS, alone, random_pair, spied
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -62,14 +62,6 @@ def test_samples_that_share_their_prompt_are_those_of_single_requests(family, mo
     single = Engine(model, tokenizer(), config).generate([prompt] * 3, singly)
     assert [output.token_ids for output in shared] == [output.token_ids for output in single]
     assert len({tuple(output.token_ids) for output in shared}) == 3
-
-
-def spied(function, calls: list):
-    def call(*args):
-        calls.append(args)
-        return function(*args)
-
-    return call
 
 
 # --- whatever comes and goes ------------------------------------------------------------------------------------------

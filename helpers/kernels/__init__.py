@@ -7,8 +7,8 @@ They are compiled when they are first needed, once, in some seconds. Without a c
 dtypes, PyTorch's own operators do the same work, slower: ask `unavailable`.
 """
 
-from .compiled import library, unavailable
+from .compiled import unavailable
 from .linear import linear, pack
 from .paged_attention import Decodes, paged_attention, takes
 
-__all__ = ["Decodes", "library", "linear", "pack", "paged_attention", "takes", "unavailable"]
+__all__ = ["Decodes", "linear", "pack", "paged_attention", "takes", "unavailable"]
