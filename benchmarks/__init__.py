@@ -1,5 +1,5 @@
 """The same requests on every engine, in one run: `python -m benchmarks`.
 
-Speed is only compared where the answers are the same, engines take turns so that a slow minute of the machine is
-everybody's, and what is reported are ratios with their spread.
+Speed is compared only between engines that give the same tokens. The engines take turns, so a minute in which the
+machine is slow affects all of them. The report gives ratios with their spread.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: named workloads on every engine that is here, in turns, as ratios with their spread."""
+"""`python -m benchmarks`: named workloads on every available engine, in turns, as ratios with their spread."""
 
 import argparse
 import os
@@ -13,18 +13,18 @@ from tqdm.auto import tqdm
 from . import machine, report
 from .engines import BenchEngine, all_engines
 from .install import HOME
-from .measure import TokensDiffer, measure, runs
+from .measure import TokensDiffer, count_runs, measure
 from .models import find_model
 from .worker import WorkerError
-from .workloads import WORKLOADS, small
+from .workloads import WORKLOADS, shortened
 
 
 def main(arguments: list[str] | None = None, engines: list[BenchEngine] | None = None) -> int:
-    """Run the benchmark; returns the exit status.
+    """Run the benchmark, and return the exit status: 0; 1 if an engine failed; 2 if there is nothing to run.
 
     Args:
         arguments: the command line's if left out.
-        engines: all there are if left out.
+        engines: all that exist if left out; the first one is the reference.
     """
     engines = all_engines() if engines is None else engines
     options = _parser([engine.name for engine in engines]).parse_args(arguments)
@@ -36,23 +36,23 @@ def main(arguments: list[str] | None = None, engines: list[BenchEngine] | None =
         engines, skipped = _choose(engines, options.engines)
         workloads, too_long = _workloads(options, model)
         if not engines or not workloads:
-            raise ValueError(f"There is nothing to run: {skipped | too_long}")
+            raise ValueError("\n".join(["There is nothing to run.", *report.skipped_lines(skipped | too_long)]))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     setting = {
         "model": model.description,
         "weight bytes": {dtype: model.weight_bytes(dtype) for dtype in options.dtype},
-        "machine": machine.describe(),  # before any engine is loaded, while memory is idle
+        "machine": machine.describe(),  # before any engine is loaded: memory is idle
         "skipped": skipped | too_long,
     }
-    for name, reason in setting["skipped"].items():
-        print(f"Skipped: {name}, {reason}.", file=sys.stderr)
+    for line in report.skipped_lines(setting["skipped"]):
+        print(line, file=sys.stderr)
 
     options.output.mkdir(parents=True, exist_ok=True)
     measurements = []
     cases = [(workload, dtype) for dtype in options.dtype for workload in workloads]
-    with tqdm(total=len(cases) * runs(engines, options.repeats), unit="run") as bar:
+    with tqdm(total=len(cases) * count_runs(engines, options.repeats), unit="run") as bar:
         for workload, dtype in cases:
             try:
                 measurements += measure(engines, workload, model.folder, dtype, options.repeats, bar, settle)
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None, engines: list[BenchEngine] | None =
                 return 1
             for engine in engines:
                 setting["machine"]["versions"] |= engine.versions()
-            # After every case, so that a long run that is stopped has not been for nothing.
+            # After every case: an interrupted run keeps the results so far.
             report.write_json(options.output / "benchmark.json", measurements, setting)
             report.plot(measurements, setting).save(options.output / "benchmark.svg")
     text = report.markdown(measurements, setting)
@@ -76,34 +76,34 @@ def _parser(names: list[str]) -> argparse.ArgumentParser:
     parser.add_argument("--model", default="gpt2", help="gpt2 (124M, random weights), embedded, or a folder")
     parser.add_argument("--dtype", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
-    parser.add_argument("--engines", nargs="+", default=names, choices=names, help="the first one is the reference")
+    parser.add_argument("--engines", nargs="+", default=names, choices=names, help="the first is the reference")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rows", type=int, help="instead of each workload's own number")
-    parser.add_argument("--smoke", action="store_true", help="tiny model, tiny workloads, once: does everything run?")
+    parser.add_argument("--rows", type=int, help="rows, instead of each workload's own number")
+    parser.add_argument("--smoke", action="store_true", help="tiny model and workloads, once: does everything run?")
     parser.add_argument("--output", type=Path, default=HOME / "results", help="folder for the report")
     return parser
 
 
 def _choose(engines: list[BenchEngine], names: list[str]) -> tuple[list[BenchEngine], dict[str, str]]:
-    """The engines of these names that can run here, in this order, and why the others cannot."""
+    """Return the named engines that can run on this machine, in this order, and why the others cannot."""
     by_name = {engine.name: engine for engine in engines}
-    reasons = {name: by_name[name].available() for name in names}
-    here = [by_name[name] for name, reason in reasons.items() if reason is None]
-    return here, {name: reason for name, reason in reasons.items() if reason is not None}
+    reasons = {name: by_name[name].why_unavailable() for name in names}
+    available = [by_name[name] for name, reason in reasons.items() if reason is None]
+    return available, {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def _workloads(options, model) -> tuple[list, dict[str, str]]:
-    """The workloads asked for that the model has room for, and why the others cannot run."""
+    """Return the requested workloads that fit into the model's context, and why the others do not."""
     chosen, too_long = [], {}
     for name in options.workloads:
         workload = WORKLOADS[name](model.config.vocab_size)
         if options.smoke:
-            workload = small(workload)
+            workload = shortened(workload)
         if options.rows:
             workload = replace(workload, rows=options.rows)
-        room = model.config.max_position_embeddings
-        if workload.context > room:
-            too_long[name] = f"needs {workload.context} tokens of context and the model has {room}"
+        context = model.config.max_position_embeddings
+        if workload.context > context:
+            too_long[name] = f"needs {workload.context} tokens of context and the model has {context}"
         else:
             chosen.append(workload)
     return chosen, too_long

@@ -1,9 +1,9 @@
-"""One adapter an engine, all with the same five verbs: can it run here, load, run, what versions, close.
+"""One adapter per engine, all with the same five methods: why_unavailable, load, run, versions, close.
 
-    static, padded, ragged, ragged-longest    the course's engine, which a setting or two turn into four
+    static, padded, ragged, ragged-longest    the course's engine in four configurations
     transformers                              `model.generate`, in batches that wait for their longest request
     generate_batch                            transformers' own continuous batching
-    vllm, llama                               rivals in environments and processes of their own
+    vllm, llama                               engines in environments and processes of their own
 
 Every engine decodes greedily, ignores EOS, shares no prefixes between requests or runs, and uses all cores.
 """
@@ -20,7 +20,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.utils import logging
 
-from helpers import kernels, load_model
+from helpers import Engine, EngineConfig, SamplingParams, kernels, load_model
 
 from .install import HOME, python_of
 from .worker import Worker
@@ -30,54 +30,55 @@ HERE = Path(__file__).resolve().parent
 
 
 class BenchEngine(Protocol):
-    """What the benchmark asks of an engine."""
+    """What the benchmark asks of an engine.
+
+    Attributes:
+        name: as on the command line and in reports.
+        ours: whether it is the course's engine.
+    """
 
     name: str
     ours: bool
 
-    def available(self) -> str | None:
-        """None where it can run, else why not."""
+    def why_unavailable(self) -> str | None:
+        """Return why the engine cannot run on this machine; None if it can."""
 
     def load(self, folder: Path, dtype: str, rows: int) -> None:
-        """Get ready to run up to `rows` requests at once; "float32" or "bfloat16". Not part of any time."""
+        """Prepare to run up to `rows` requests at once, in "float32" or "bfloat16". This is not timed."""
 
     def run(self, requests: Sequence[TokenRequest]) -> list[list[int]]:
-        """The generated token ids of each request, in order. This is what is timed."""
+        """Return the generated token ids of each request, in order. This is what is timed."""
 
     def versions(self) -> dict[str, str]:
-        """What it is made of, once loaded."""
+        """Return the versions of its parts, once loaded."""
 
     def close(self) -> None:
-        """Give everything back; `load` may be called again."""
+        """Free everything; `load` may be called again."""
 
 
-class Course:
-    """The course's engine with some of its settings (fields of `EngineConfig`)."""
+class CourseEngine:
+    """The course's engine.
+
+    Args:
+        name: as on the command line and in reports.
+        settings: fields of `EngineConfig`.
+    """
 
     ours = True
 
     def __init__(self, name: str, **settings):
         self.name, self.settings, self.engine = name, settings, None
 
-    def available(self) -> str | None:
-        try:
-            self._engine(*load_model(), rows=1)
-        except (ImportError, TypeError, ValueError) as error:
-            return f"not built yet ({error})"
+    def why_unavailable(self) -> str | None:
         return None
 
     def load(self, folder: Path, dtype: str, rows: int) -> None:
-        self.engine = self._engine(*load_model(folder, dtype=getattr(torch, dtype)), rows)
-
-    def _engine(self, model, tokenizer, rows: int):
-        from helpers import Engine, EngineConfig
-
-        # Without prefix caching: a repeated run would find all its prompts read.
-        return Engine(model, tokenizer, EngineConfig(max_batch_size=rows, prefix_caching=False, **self.settings))
+        model, tokenizer = load_model(folder, dtype=getattr(torch, dtype))
+        # Without prefix caching: a repeated run would find all its prompts in the KV cache.
+        config = EngineConfig(max_batch_size=rows, prefix_caching=False, **self.settings)
+        self.engine = Engine(model, tokenizer, config)
 
     def run(self, requests: Sequence[TokenRequest]) -> list[list[int]]:
-        from helpers.sampling import SamplingParams
-
         params = [SamplingParams(max_tokens=request.max_tokens, ignore_eos=True) for request in requests]
         outputs = self.engine.generate([request.prompt for request in requests], params)
         return [output.token_ids for output in outputs]
@@ -90,11 +91,11 @@ class Course:
 
 
 class TransformersStatic:
-    """`model.generate` on the next `rows` requests, then on the next: what one writes without a serving engine."""
+    """`model.generate` on the first `rows` requests, then on the next: a program without a serving engine."""
 
     name, ours = "transformers", False
 
-    def available(self) -> str | None:
+    def why_unavailable(self) -> str | None:
         return None
 
     def load(self, folder: Path, dtype: str, rows: int) -> None:
@@ -103,7 +104,7 @@ class TransformersStatic:
         self.rows = rows
 
     def run(self, requests: Sequence[TokenRequest]) -> list[list[int]]:
-        answers = []
+        outputs = []
         for start in range(0, len(requests), self.rows):
             batch = requests[start : start + self.rows]
             width = max(len(request.prompt) for request in batch)
@@ -112,10 +113,10 @@ class TransformersStatic:
             mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads])
             tokens = max(request.max_tokens for request in batch)
             device = self.model.device
-            output = self.model.generate(ids.to(device), attention_mask=mask.to(device), max_new_tokens=tokens)
-            generated = output[:, width:].tolist()
-            answers += [row[: request.max_tokens] for row, request in zip(generated, batch, strict=True)]
-        return answers
+            token_ids = self.model.generate(ids.to(device), attention_mask=mask.to(device), max_new_tokens=tokens)
+            generated = token_ids[:, width:].tolist()
+            outputs += [row[: request.max_tokens] for row, request in zip(generated, batch, strict=True)]
+        return outputs
 
     def versions(self) -> dict[str, str]:
         return {"transformers": importlib.metadata.version("transformers")}
@@ -125,23 +126,23 @@ class TransformersStatic:
 
 
 class TransformersContinuous:
-    """transformers' continuous batching, by the manager behind `generate_batch`.
+    """transformers' continuous batching, through the manager behind `generate_batch`.
 
-    `generate_batch` itself gives all requests one max_new_tokens, its manager one to each.
+    `generate_batch` itself has one max_new_tokens for all requests; its manager has one for each.
     """
 
     name, ours = "generate_batch", False
 
     # Tried on GPT-2 124M in float32 (lesson 3's race, output tokens per CPU second): 69 with pages of 256 tokens, the
-    # default, and 61 with pages of 32. On the latter, max_batch_tokens of 128, 512 and 2048, the other scheduler and
-    # eager attention came within 5%; rows capped by max_requests_per_batch gave 42; asynchronous batching is refused
-    # on a CPU. So rows stay uncapped. Without num_blocks it would fill 60% of the memory, which takes most of a minute.
+    # default, and 61 with pages of 32. With the latter, max_batch_tokens of 128, 512 and 2048, the other scheduler and
+    # eager attention came within 5%. Rows capped by max_requests_per_batch gave 42. Asynchronous batching is refused on
+    # a CPU. So rows stay uncapped. Without num_blocks it would fill 60% of the memory, which takes most of a minute.
     SETTINGS = MappingProxyType({"num_blocks": 160, "max_batch_tokens": 512, "allow_block_sharing": False})
 
     def __init__(self, **settings):
         self.settings = {**self.SETTINGS, **settings}
 
-    def available(self) -> str | None:
+    def why_unavailable(self) -> str | None:
         return None
 
     def load(self, folder: Path, dtype: str, rows: int) -> None:
@@ -150,21 +151,21 @@ class TransformersContinuous:
         self.config = ContinuousBatchingConfig(**self.settings)
 
     def run(self, requests: Sequence[TokenRequest]) -> list[list[int]]:
-        # Persistent: the cache is allocated once and not in every run.
+        # Persistent: the cache is allocated once instead of in every run.
         with self.model.continuous_batching_context_manager(
             continuous_batching_config=self.config, persistent_manager=True
         ) as manager:
             ids = [manager.add_request(one.prompt, max_new_tokens=one.max_tokens) for one in requests]
-            answers = {}
-            while len(answers) < len(ids):
+            outputs = {}
+            while len(outputs) < len(ids):
                 result = manager.get_result(timeout=1)
                 if result is not None and result.is_finished():
                     if result.error is not None:
                         raise RuntimeError(f"generate_batch failed: {result.error}")
-                    answers[result.request_id] = result.generated_tokens
+                    outputs[result.request_id] = result.generated_tokens
                 elif result is None and not manager.is_running():
-                    raise RuntimeError("generate_batch's thread ended before all requests were done")
-        return [answers[id] for id in ids]
+                    raise RuntimeError("generate_batch's thread ended before all requests had finished")
+        return [outputs[id] for id in ids]
 
     def versions(self) -> dict[str, str]:
         return {}
@@ -174,15 +175,15 @@ class TransformersContinuous:
         self.model = None
 
 
-class Rival:
-    """An engine that lives in an environment of its own and is asked over pipes.
+class ExternalEngine:
+    """An engine in an environment and a process of its own, which is called over pipes.
 
-    A question and its answer take a few milliseconds, which count as the rival's time.
+    A call takes a few milliseconds, which count as the engine's time.
 
     Args:
-        name: of its environment, its worker script, and itself.
-        preload: a library in its environment that the process has to start with.
-        environment: variables that it starts with.
+        name: the name of the engine, of its environment and of its worker script.
+        preload: a library in its environment that the process must load first.
+        environment: the environment variables of the process.
     """
 
     ours = False
@@ -191,7 +192,7 @@ class Rival:
         self.name, self.preload, self.environment = name, preload, environment
         self.worker, self._versions = None, {}
 
-    def available(self) -> str | None:
+    def why_unavailable(self) -> str | None:
         if not python_of(self.name).exists():
             return f"not installed: python -m benchmarks.install {self.name}"
         return None
@@ -202,10 +203,10 @@ class Rival:
             environment["LD_PRELOAD"] = str(python.parent.parent / self.preload)
         command = [python, HERE / f"{self.name}_worker.py"]
         self.worker = Worker(self.name, command, HOME / "logs" / f"{self.name}.log", environment)
-        self._versions = self.worker.ask("load", folder=str(folder), dtype=dtype, rows=rows)
+        self._versions = self.worker.call("load", folder=str(folder), dtype=dtype, rows=rows)
 
     def run(self, requests: Sequence[TokenRequest]) -> list[list[int]]:
-        return self.worker.ask("run", requests=[dataclasses.astuple(request) for request in requests])
+        return self.worker.call("run", requests=[dataclasses.astuple(request) for request in requests])
 
     def versions(self) -> dict[str, str]:
         return self._versions
@@ -217,27 +218,27 @@ class Rival:
 
 
 def all_engines() -> list[BenchEngine]:
-    """Every engine there is, the reference first: its tokens are what the others have to give, and its speed is 1."""
-    logging.set_verbosity_error()  # transformers has advice for those who write prompts
+    """Return all engines, the reference first: the others must give its tokens, and its speed is 1."""
+    logging.set_verbosity_error()  # transformers warns of settings that are intended here
     cores = os.cpu_count()
     return [
         TransformersStatic(),
         TransformersContinuous(),
-        Course("static", policy="static", execution="padded"),
-        Course("padded", execution="padded"),
-        Course("ragged", execution="ragged"),
-        Course("ragged-longest", execution="ragged", policy="longest_first"),
-        Rival(
+        CourseEngine("static", policy="static", execution="padded"),
+        CourseEngine("padded", execution="padded"),
+        CourseEngine("ragged", execution="ragged"),
+        CourseEngine("ragged-longest", execution="ragged", policy="longest_first"),
+        ExternalEngine(
             "vllm",
-            # vLLM preloads an OpenMP into processes that it starts, or else uses one core; here it starts none.
+            # vLLM preloads OpenMP into the processes that it starts. Here it starts none, and would use one core.
             preload="lib/libiomp5.so",
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
             VLLM_CPU_OMP_THREADS_BIND=f"0-{cores - 1}",
             VLLM_CPU_NUM_OF_RESERVED_CPU="0",
             VLLM_CPU_KVCACHE_SPACE="4",  # GiB
             VLLM_NO_USAGE_STATS="1",
-            VLLM_CACHE_ROOT=str(HOME / "cache" / "vllm"),  # what it compiles; not in the home folder
+            VLLM_CACHE_ROOT=str(HOME / "cache" / "vllm"),  # what it compiles stays out of the home folder
             HF_HUB_OFFLINE="1",
         ),
-        Rival("llama"),
+        ExternalEngine("llama"),
     ]

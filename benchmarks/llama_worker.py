@@ -1,6 +1,6 @@
-"""llama.cpp, asked over pipes: a slot a row, and every step refills the slots that are free, as llama-server does.
+"""llama.cpp, called over pipes: one slot per row, and free slots are refilled at every step, as in llama-server.
 
-Runs in llama-cpp-python's own environment; see worker.py for the other side.
+Runs in llama-cpp-python's own environment; worker.py has the other side.
 """
 
 import ctypes
@@ -15,14 +15,14 @@ from to_gguf import convert
 from worker import serve
 
 HOME = Path(__file__).resolve().parent.parent / "build" / "bench" / "models"
-BATCH = 2048  # tokens that one llama_decode call takes; it splits them by itself
+BATCH = 2048  # the most tokens in a llama_decode call, which splits them itself
 
 
 class LlamaCpp:
-    """The low-level API: Python decides which tokens go into a batch, everything else is compiled."""
+    """llama.cpp's low-level API: Python decides which tokens a batch holds; everything else is compiled."""
 
     def load(self, folder: str, dtype: str, rows: int) -> dict:
-        """Convert the model if need be and load it; answers with the versions."""
+        """Convert the model to GGUF if necessary, load it, and return the versions."""
         file = HOME / f"{Path(folder).name}-{dtype}.gguf"
         convert(Path(folder), dtype, file)
         llama_cpp.llama_backend_init()
@@ -45,16 +45,17 @@ class LlamaCpp:
         return {"llama-cpp-python": llama_cpp.__version__, "gguf": version("gguf")}
 
     def run(self, requests: list) -> list[list[int]]:
-        """Token ids for each (prompt ids, number of tokens)."""
+        """Return the generated token ids for each (prompt ids, number of tokens)."""
         memory = llama_cpp.llama_get_memory(self.context)
         llama_cpp.llama_memory_clear(memory, False)
-        answers = [[] for _ in requests]
+        outputs = [[] for _ in requests]
         waiting, slots = deque(range(len(requests))), {}  # slot -> index of its request
         while waiting or slots:
             self.batch.n_tokens = 0
-            asked = {}  # slot -> place of its last token in the batch
+            sampled = {}  # slot -> index of its last token in the batch
             for slot, index in slots.items():
-                asked[slot] = self._add([answers[index][-1]], len(requests[index][0]) + len(answers[index]) - 1, slot)
+                position = len(requests[index][0]) + len(outputs[index]) - 1
+                sampled[slot] = self._add([outputs[index][-1]], position, slot)
             for slot in range(self.rows):
                 if slot in slots or not waiting:
                     continue
@@ -62,20 +63,20 @@ class LlamaCpp:
                 if self.batch.n_tokens + len(prompt) > BATCH:
                     break
                 slots[slot] = waiting.popleft()
-                asked[slot] = self._add(prompt, 0, slot)
+                sampled[slot] = self._add(prompt, 0, slot)
             status = llama_cpp.llama_decode(self.context, self.batch)
             if status != 0:
                 raise RuntimeError(f"llama_decode failed with status {status}")
-            for slot, place in asked.items():
+            for slot, place in sampled.items():
                 index = slots[slot]
-                answers[index].append(self._best(place))
-                if len(answers[index]) == requests[index][1]:
+                outputs[index].append(self._best_token(place))
+                if len(outputs[index]) == requests[index][1]:
                     llama_cpp.llama_memory_seq_rm(memory, slot, -1, -1)
                     del slots[slot]
-        return answers
+        return outputs
 
     def _add(self, tokens: list[int], position: int, slot: int) -> int:
-        """Put tokens of a slot into the batch, and ask for the logits behind the last one; answers with its place."""
+        """Append a slot's tokens to the batch, request logits for the last one, and return its index in the batch."""
         batch = self.batch
         for offset, token in enumerate(tokens):
             place = batch.n_tokens
@@ -85,7 +86,7 @@ class LlamaCpp:
             batch.n_tokens += 1
         return place
 
-    def _best(self, place: int) -> int:
+    def _best_token(self, place: int) -> int:
         logits = llama_cpp.llama_get_logits_ith(self.context, place)
         array = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float * self.vocabulary)).contents
         return int(np.frombuffer(array, dtype=np.float32).argmax())

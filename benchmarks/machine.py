@@ -1,4 +1,4 @@
-"""What the figures were measured on: processor, memory, versions, and how fast memory can be read."""
+"""What the figures were measured on: processor, versions, and how fast memory can be read."""
 
 import datetime
 import importlib.metadata
@@ -12,15 +12,15 @@ from helpers.hardware import memory_bandwidth
 
 
 def describe() -> dict:
-    """Everything somebody would ask before they believe a figure. Bandwidth is in bytes a second."""
+    """Return what a reader needs to know of the machine to judge a figure. Bandwidth is in bytes per second."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "system": platform.platform(),
-        "load average": list(os.getloadavg()),  # above 0.5 or so, somebody else was at work
+        "load average": list(os.getloadavg()),  # above 0.5 or so, other programs were running
         **{name: os.environ.get(name, "not set") for name in ("OMP_WAIT_POLICY", "THP_MEM_ALLOC_ENABLE")},
         "memory bandwidth": memory_bandwidth(),
         "versions": {"python": platform.python_version()}
@@ -28,7 +28,8 @@ def describe() -> dict:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux

@@ -1,9 +1,9 @@
-"""Engines take turns on the same requests: first the check that all say the same, then the clock.
+"""Run the same requests on all engines: first compare their tokens, then take turns and measure the time.
 
-The claim: no time is measured for engines whose tokens differ by more than rounding. Where two engines differ, the
-plain model in float32 reads prompt and answer, and each of the answer's tokens has to be the best one, or as good as
-tied with it: rounding decides near ties, rarely in float32, often in bfloat16. The share of requests with the very
-tokens of the first engine is reported, and so is how far from the best the others' tokens are.
+The claim: no time is measured for engines whose tokens differ by more than rounding. Rounding decides near ties, rarely
+in float32 and often in bfloat16. So where two engines differ, the plain model computes the logits of both outputs in
+float32. Every token must have the best logit or nearly the best. The report says which share of the requests has
+exactly the first engine's tokens, and how far the others' tokens are from the best.
 """
 
 import gc
@@ -22,20 +22,28 @@ from helpers import load_model
 from .engines import BenchEngine
 from .workloads import TokenRequest, Workload
 
-# What is a near tie: the share of the logits' range by which a token may fall short of the best one. The random model's
-# second best token is 0.025 short of the best in the mean, any other token 0.5. In bfloat16, 0.004 was the most seen.
-TIES = MappingProxyType({"float32": 0.001, "bfloat16": 0.02})
+# A near tie: a token falls short of the best one by at most this share of the logits' range. With random weights, the
+# second best token falls short by 0.025 on average, and an arbitrary one by 0.5. The most seen in bfloat16 is 0.0064.
+MAX_SHORTFALL = MappingProxyType({"float32": 0.001, "bfloat16": 0.02})
 
 Shortfall = Callable[[TokenRequest, list[int]], float]
 
 
 class TokensDiffer(RuntimeError):
-    """Two engines gave the same model's same requests different tokens, and it was not rounding."""
+    """Two engines gave different tokens for the same requests and model, and rounding does not explain it."""
 
 
 @dataclass
 class Measurement:
-    """What an engine did with a workload: one time a repeat."""
+    """What an engine did with a workload.
+
+    Attributes:
+        engine, ours: its name, and whether it is the course's.
+        workload, dtype, rows, requests, prompt_tokens, output_tokens: what it ran.
+        identical: the share of requests with exactly the reference's tokens.
+        shortfall: the largest shortfall of a token in the other requests; see `make_shortfall`.
+        seconds: one time per repeat.
+    """
 
     engine: str
     ours: bool
@@ -45,8 +53,8 @@ class Measurement:
     requests: int
     prompt_tokens: int
     output_tokens: int
-    identical: float  # share of requests with the reference's tokens
-    shortfall: float  # of the tokens of all others, at most: see `shortfall_of`
+    identical: float
+    shortfall: float
     seconds: list[float]
 
 
@@ -60,18 +68,18 @@ def measure(
     settle: float = 0.3,
     shortfall: Shortfall | None = None,
 ) -> list[Measurement]:
-    """Load the engines, check their tokens against the first one's, and time them in turns.
+    """Load the engines, compare their tokens with the first one's, and time them in turns.
 
     Args:
         engines: the first one is the reference.
-        workload, folder, dtype: what they run, on which model.
-        repeats: how often each one is timed.
-        bar: a progress bar that is moved on `runs` times in all.
-        settle: seconds before each run that is timed: the threads of the engine before it spin on before they sleep.
-        shortfall: how far an answer is from the model's own; asked of the model in `folder` if left out.
+        workload, folder, dtype: what they run, and on which model.
+        repeats: how often each engine is timed.
+        bar: a progress bar, advanced `count_runs` times in all.
+        settle: seconds to wait before each timed run; the threads of the previous engine spin for a while.
+        shortfall: how far an output is from greedy decoding; if left out, computed with the model in `folder`.
 
     Raises:
-        TokensDiffer: an engine's tokens are not the first one's, and not as good as tied with the best ones either.
+        TokensDiffer: an engine's tokens are neither the first one's nor nearly tied with the best ones.
     """
     engines = list(engines)
     bar = tqdm(disable=True) if bar is None else bar
@@ -80,10 +88,10 @@ def measure(
         for engine in engines:
             loaded.append(engine)
             engine.load(folder, dtype, workload.rows)
-        checked = _check(engines, workload, dtype, bar, shortfall or shortfall_of(folder))
+        checked = _compare_tokens(engines, workload, dtype, bar, shortfall or make_shortfall(folder))
         seconds = {engine.name: [] for engine in engines}
         for repeat in range(repeats):
-            # Everybody is first once: whoever comes behind a hot neighbour is not always the same.
+            # The order rotates, so no engine always runs right after the one that heats up the processor most.
             shift = repeat % len(engines)
             for engine in engines[shift:] + engines[:shift]:
                 bar.set_description(f"{workload.name} {dtype}, repeat {repeat + 1}: {engine.name}")
@@ -105,59 +113,61 @@ def measure(
     ]  # fmt: skip
 
 
-def runs(engines: Sequence[BenchEngine], repeats: int) -> int:
-    """How many times `measure` moves its bar on: once an engine to check, once for each time."""
+def count_runs(engines: Sequence[BenchEngine], repeats: int) -> int:
+    """Return how many runs `measure` makes: one per engine to compare tokens, and one per engine and repeat."""
     return len(engines) * (repeats + 1)
 
 
-def shortfall_of(folder: Path) -> Shortfall:
-    """How far an answer is from what the model in `folder` says, in float32 and in one pass over prompt and answer.
+def make_shortfall(folder: Path) -> Shortfall:
+    """Return a function that says how far an output is from greedy decoding with the model in `folder`, in float32.
 
-    Answers with the largest of its tokens' shortfalls: of the best logit at its place, given all before it, as a share
-    of the range of the logits there. 0 for the very tokens of greedy decoding.
+    A token's shortfall is the distance of its logit from the best one, as a share of the range of the logits at that
+    position. The function returns the largest shortfall of an output's tokens, from one forward pass over prompt and
+    output; it is 0 for the tokens of greedy decoding.
     """
-    plain = cache(lambda: load_model(folder, dtype=torch.float32)[0])  # most runs need it for no answer
+    plain = cache(lambda: load_model(folder, dtype=torch.float32)[0])  # loaded on first use: most runs never need it
 
-    def shortfall(request: TokenRequest, answer: list[int]) -> float:
-        ids = torch.tensor([request.prompt + answer[:-1]], device=plain().device)
+    def shortfall(request: TokenRequest, output: list[int]) -> float:
+        ids = torch.tensor([request.prompt + output[:-1]], device=plain().device)
         with torch.inference_mode():
-            logits = plain()(ids, logits_to_keep=len(answer), use_cache=False).logits[0]
-        chosen = logits[torch.arange(len(answer)), answer]
-        best, least = logits.amax(dim=-1), logits.amin(dim=-1)
-        return float(((best - chosen) / (best - least)).max())
+            logits = plain()(ids, logits_to_keep=len(output), use_cache=False).logits[0]
+        chosen = logits[torch.arange(len(output)), output]
+        best, worst = logits.amax(dim=-1), logits.amin(dim=-1)
+        return float(((best - chosen) / (best - worst)).max())
 
     return shortfall
 
 
-def _check(
+def _compare_tokens(
     engines: Sequence[BenchEngine], workload: Workload, dtype: str, bar: tqdm, shortfall: Shortfall
 ) -> dict[str, tuple[float, float]]:
-    """For each engine, the share of requests with the first one's tokens, and the shortfall of those with others.
+    """Return for each engine the share of requests with the first one's tokens, and the shortfall of all others.
 
-    The run also warms it up.
+    This run also warms the engine up.
     """
     checked, reference = {}, None
     for engine in engines:
         bar.set_description(f"{workload.name} {dtype}, tokens: {engine.name}")
-        answers = engine.run(workload.requests)
+        outputs = engine.run(workload.requests)
         bar.update()
-        lengths = [len(answer) for answer in answers]
+        lengths = [len(output) for output in outputs]
         if lengths != [request.max_tokens for request in workload.requests]:
             raise TokensDiffer(
-                f"{engine.name} did not generate as many tokens as asked for ({workload.name}, {dtype})."
+                f"{engine.name} did not generate as many tokens as requested ({workload.name}, {dtype})."
             )
-        reference = reference or answers
-        different = [i for i, (one, other) in enumerate(zip(reference, answers, strict=True)) if one != other]
-        farthest = 0.0
+        reference = reference or outputs
+        different = [i for i, (one, other) in enumerate(zip(reference, outputs, strict=True)) if one != other]
+        largest = 0.0
         for i in different:
-            for name, answer in ((engine.name, answers[i]), (engines[0].name, reference[i])):
-                farthest = max(farthest, distance := shortfall(workload.requests[i], answer))
-                if distance > TIES[dtype]:
+            for name, output in ((engine.name, outputs[i]), (engines[0].name, reference[i])):
+                largest = max(largest, distance := shortfall(workload.requests[i], output))
+                if distance > MAX_SHORTFALL[dtype]:
                     raise TokensDiffer(
-                        f"{engine.name} and {engines[0].name} gave {len(different)} of {len(answers)} requests of "
-                        f"{workload.name} different tokens in {dtype}, and this is more than rounding: a token of "
-                        f"{name}'s for request {i} falls short of the best one by {distance:.1%} of the logits' range, "
-                        f"and {TIES[dtype]:.1%} is allowed. No time is reported for engines that do different work."
+                        f"{engine.name} and {engines[0].name} gave different tokens for {len(different)} of "
+                        f"{len(outputs)} requests of {workload.name} in {dtype}, by more than rounding: a token of "
+                        f"{name} for request {i} falls short of the best one by {distance:.1%} of the logits' range, "
+                        f"and {MAX_SHORTFALL[dtype]:.1%} is allowed. No time is reported for engines that do different "
+                        f"work."
                     )
-        checked[engine.name] = (1 - len(different) / len(answers), farthest)
+        checked[engine.name] = (1 - len(different) / len(outputs), largest)
     return checked

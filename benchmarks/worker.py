@@ -1,7 +1,7 @@
-"""An engine in a process and an environment of its own, asked over pipes: a line of JSON for each question and answer.
+"""An engine in a process and an environment of its own, called over pipes: one line of JSON per call and per reply.
 
-The process is kept alive between runs, so that engines can take turns without loading anew, and waits in a read
-meanwhile, which costs no time on the cores. Standard library only: this file runs in the rivals' environments, too.
+The process lives on between runs, so engines can take turns without loading their models again. Between runs it waits
+in a read, which uses no processor time. Standard library only: this file also runs in the other engines' environments.
 """
 
 import contextlib
@@ -14,23 +14,23 @@ from pathlib import Path
 
 
 class WorkerError(RuntimeError):
-    """The worker could not do what it was asked, or is gone; the message says which, why, and where its log is."""
+    """A call failed, or the process has ended; the message says which, why, and where the log is."""
 
 
 class Worker:
-    """The asking side.
+    """Calls the methods of an engine in another process.
 
     Args:
-        name: the engine's, for messages.
-        command: what to start; it calls `serve`.
-        log: the file for whatever the process prints.
-        environment: variables to set on top of this process's own.
+        name: the engine's name, for messages.
+        command: the program to start, which calls `serve`.
+        log: the file for everything that the process prints.
+        environment: variables to set in addition to this process's own.
     """
 
     def __init__(self, name: str, command: list, log: Path, environment: dict[str, str] | None = None):
         self.name, self.log = name, Path(log)
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        # The course's own environment is no business of the worker's.
+        # The worker must not import from the course's own environment.
         inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
@@ -42,30 +42,30 @@ class Worker:
                 env={**inherited, **(environment or {})},
             )
 
-    def ask(self, call: str, **arguments):
-        """Call a method of the engine on the other side and return what it returns.
+    def call(self, method: str, **arguments):
+        """Call a method of the engine, and return what it returns.
 
         Raises:
             WorkerError: the method failed, or the process ended.
         """
         try:
-            self.process.stdin.write(json.dumps({"call": call, **arguments}) + "\n")
+            self.process.stdin.write(json.dumps({"method": method, **arguments}) + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
         except BrokenPipeError:
             line = ""
         if not line:
             status = self.process.wait()
-            raise WorkerError(f"{self.name}'s process ended with status {status} when asked to {call}. {self._last()}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise WorkerError(f"{self.name} could not {call}: {answer['error']} {self._last()}")
-        return answer["result"]
+            raise WorkerError(f"{self.name}'s process ended with status {status} in {method}(). {self._last_line()}")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise WorkerError(f"{self.name} failed in {method}(): {reply['error']} {self._last_line()}")
+        return reply["result"]
 
     def close(self) -> None:
-        """End the process: it sees the end of its input. One that does not is killed after a while."""
+        """End the process by closing its input; if it is still alive after 20 seconds, kill it."""
         for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(BrokenPipeError):  # it ended by itself and left something unread
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and left input unread
                 pipe.close()
         try:
             self.process.wait(20)
@@ -73,21 +73,21 @@ class Worker:
             self.process.kill()
             self.process.wait()
 
-    def _last(self) -> str:
+    def _last_line(self) -> str:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return f"Its last words: {lines[-1] if lines else 'none'} (all of them: {self.log})"
+        return f"The last line of its log: {lines[-1] if lines else 'none'} ({self.log})"
 
 
 def serve(engine) -> None:
-    """The answering side: until its input ends, call `engine`'s methods and write down what they return."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints goes to the log and not between the answers
+    """Call `engine`'s methods as the other process asks for them, until the input ends."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints goes to the log instead of between the replies
     for line in sys.stdin:
-        question = json.loads(line)
+        call = json.loads(line)
         try:
-            answer = {"result": getattr(engine, question.pop("call"))(**question)}
+            reply = {"result": getattr(engine, call.pop("method"))(**call)}
         except Exception as error:
             traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()

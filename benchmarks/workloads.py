@@ -1,7 +1,7 @@
-"""Named mixes of requests as token ids, the same ones for the same seed: what every engine is given.
+"""The requests that every engine runs, as token ids: named mixes, the same for the same seed.
 
-Each request gets exactly `max_tokens` tokens, since engines ignore EOS here: the work is the same whatever the model
-says, and useful tokens a second can be compared.
+Engines ignore EOS, so each request gets exactly `max_tokens` tokens. The work is then the same for every model, and
+useful tokens per second can be compared.
 """
 
 import random
@@ -18,7 +18,7 @@ class TokenRequest:
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests that are all there at the start, and how many of them an engine may run at once."""
+    """Requests that all arrive at the start, and how many of them an engine may run at once."""
 
     name: str
     rows: int
@@ -34,7 +34,7 @@ class Workload:
 
     @property
     def context(self) -> int:
-        """How many tokens a model must have room for."""
+        """The context length that a model needs."""
         return max(len(request.prompt) + request.max_tokens for request in self.requests)
 
 
@@ -46,29 +46,29 @@ def race(vocabulary: int, seed: int = 0) -> Workload:
 
 
 def mixed(vocabulary: int, seed: int = 0) -> Workload:
-    """64 requests in 16 rows, prompts and outputs of 8 to 128 tokens, drawn evenly and independently."""
+    """64 requests in 16 rows, prompts and outputs of 8 to 128 tokens, uniform and independent."""
     draw = random.Random(seed)
     sizes = [(draw.randint(8, 128), draw.randint(8, 128)) for _ in range(64)]
     return Workload("mixed", 16, [_request(draw, vocabulary, *size) for size in sizes])
 
 
 def long(vocabulary: int, seed: int = 0) -> Workload:
-    """48 requests in 16 rows, prompts of 256 to 512 tokens and outputs of 16 to 64: most of the work is reading."""
+    """48 requests in 16 rows, prompts of 256 to 512 tokens and outputs of 16 to 64: most of the work is prefill."""
     draw = random.Random(seed)
     sizes = [(draw.randint(256, 512), draw.randint(16, 64)) for _ in range(48)]
     return Workload("long", 16, [_request(draw, vocabulary, *size) for size in sizes])
 
 
 def one(vocabulary: int, seed: int = 0) -> Workload:
-    """A single request, prompt of 8 tokens and 128 output tokens: each forward pass reads all weights for one token."""
+    """One request of 8 prompt tokens and 128 output tokens: each forward pass reads all weights for one token."""
     return Workload("one", 1, [_request(random.Random(seed), vocabulary, 8, 128)])
 
 
 WORKLOADS = {workload.__name__: workload for workload in (race, mixed, long, one)}
 
 
-def small(workload: Workload, requests: int = 6, prompt: int = 24, max_tokens: int = 6) -> Workload:
-    """The beginning of a workload, shortened: for a smoke test, whose times mean nothing."""
+def shortened(workload: Workload, requests: int = 6, prompt: int = 24, max_tokens: int = 6) -> Workload:
+    """Return the first requests of a workload with shorter prompts and outputs, for a smoke test."""
     return replace(
         workload,
         rows=min(workload.rows, 4),

@@ -1,28 +1,35 @@
-"""Everything that the lessons import. `import helpers` loads no model; `load_model()` does, once."""
+"""The public API. `import helpers` is lazy: torch and transformers are imported once a name that needs them is used."""
 
-from .batching import Request, filter_batch, generate_next_token, init_batch, merge_batches
-from .engine import Engine
-from .engine_config import EngineConfig
-from .generation import Generation, generate_alone, generate_continuous, generate_static
-from .models import load_model
-from .outputs import RequestOutput
-from .sampling import SamplingParams
-from .trace import Trace
+import importlib
 
-__all__ = [
-    "Engine",
-    "EngineConfig",
-    "Generation",
-    "Request",
-    "RequestOutput",
-    "SamplingParams",
-    "Trace",
-    "filter_batch",
-    "generate_alone",
-    "generate_continuous",
-    "generate_next_token",
-    "generate_static",
-    "init_batch",
-    "load_model",
-    "merge_batches",
-]
+_HOME = {
+    "Engine": "model_engine",
+    "EngineConfig": "engine",
+    "Generation": "loops",
+    "Request": "request",
+    "RequestOutput": "engine",
+    "SamplingParams": "engine",
+    "Trace": "trace",
+    "filter_batch": "batching",
+    "generate_alone": "loops",
+    "generate_continuous": "loops",
+    "generate_next_token": "batching",
+    "generate_static": "loops",
+    "init_batch": "batching",
+    "load_model": "models",
+    "merge_batches": "batching",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,7 +1,7 @@
-"""What this machine can do, measured: how fast it reads memory and how fast it multiplies.
+"""Measure two limits of this machine: how fast it reads memory and how fast it multiplies.
 
-Both are ceilings: a forward pass can be no faster than the slower of the two allows (Williams et al., Roofline,
-CACM 2009). Figures differ from run to run and from machine to machine; none is ever asserted.
+A forward pass cannot be faster than the tighter of the two limits allows (Williams et al., Roofline, CACM 2009). The
+measurements differ from run to run and from machine to machine, so no test asserts their values.
 """
 
 import statistics
@@ -12,7 +12,7 @@ import torch
 
 
 def seconds(function: Callable[[], object], repeats: int = 5) -> float:
-    """Median wall-clock seconds of `function()` after one warm-up call, the work on a GPU included."""
+    """Return the median wall-clock seconds of `function()` after one warm-up call, its work on a GPU included."""
     function()
     times = []
     for _ in range(repeats):
@@ -30,12 +30,12 @@ def _synchronize() -> None:
 
 
 def memory_bandwidth(device: str = "cpu", megabytes: int = 512) -> float:
-    """Bytes a second that can be read: a sum over a tensor far larger than any cache."""
+    """Return the bytes per second that the device reads, measured by summing a tensor far larger than any cache."""
     data = torch.ones(megabytes * 250_000, device=device)
     return data.nbytes / seconds(lambda: data.sum())
 
 
 def matmul_rate(device: str = "cpu", size: int = 1536) -> float:
-    """Floating-point operations a second in a float32 product of two square matrices (2 * size**3 operations)."""
+    """Return the operations per second of a float32 product of two square matrices (2 * size**3 operations)."""
     matrix = torch.ones(size, size, device=device)
     return 2 * size**3 / seconds(lambda: matrix @ matrix)

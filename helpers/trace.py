@@ -1,16 +1,16 @@
-"""What every iteration did: the one record from which all counts, timelines and latencies are taken.
+"""A record of every iteration, from which all counts, timelines and latencies are computed.
 
-An *iteration* is one forward pass; where prefills and decodes cannot share one, a *step* of the scheduler is two of
-them or more. A server has a fixed number of rows, and in every iteration each row did one of five things. Two of them
-yield a token; the other three are what this course is about getting rid of.
+An *iteration* is one forward pass. Where prefills and decodes cannot share a forward pass, one *step* of the scheduler
+takes two or more of them. A server has a fixed number of rows, and in every iteration each row does one of five things.
+Two of them yield tokens. The other three are the waste that this course removes.
 
-    prefill   read a prompt and yielded the first token, or read a chunk of it and yielded nothing yet
-    decode    read one token and yielded the next
-    finished  was computed although its request is done: it waits for the longest in its batch
-    stalled   was not computed: its request waits while others are prefilled
-    empty     had no request
+    prefill   reads a prompt and yields the first token, or reads a chunk of the prompt and yields nothing yet
+    decode    reads one token and yields the next
+    finished  is computed although its request is finished: the row waits for the longest request in its batch
+    stalled   is not computed: its request waits while others are prefilled
+    empty     has no request
 
-Counts are facts, the same on every machine; seconds illustrate them.
+Counts are the same on every machine. Seconds differ from run to run, and only illustrate the counts.
 """
 
 from collections import Counter, deque
@@ -21,15 +21,15 @@ WORK = ("prefill", "decode", "finished", "stalled", "empty")
 
 
 @dataclass(frozen=True)
-class Slot:
+class RowStep:
     """One row in one iteration.
 
     Attributes:
-        work: one of WORK.
-        request_id: whose row this is; None if empty.
+        work: the kind of work, one of WORK.
+        request_id: the request that holds the row; None if the row is empty.
         tokens: real tokens that the forward pass read in this row.
-        padding: tokens that it read for nothing: pads, and the input of a finished row.
-        new_tokens: output tokens that it yielded.
+        padding: wasted tokens that it read in this row: pads, and the input of a finished row.
+        new_tokens: output tokens that the row yielded.
     """
 
     work: str = "empty"
@@ -41,28 +41,28 @@ class Slot:
 
 @dataclass(frozen=True)
 class Iteration:
-    """One forward pass: what each row did, when it began (seconds since the run's start) and how long it took.
+    """One forward pass: what each row did, when the pass began (seconds since the run's start) and how long it took.
 
-    `step` counts the scheduler's decisions: passes with the same one were planned together.
+    `step` numbers the scheduler's decisions: forward passes with the same `step` were planned together.
     """
 
-    slots: tuple[Slot, ...]
+    row_steps: tuple[RowStep, ...]
     start: float
     seconds: float
     step: int = 0
 
     @property
     def tokens(self) -> int:
-        """Tokens that the forward pass computed, pads included."""
-        return sum(slot.tokens + slot.padding for slot in self.slots)
+        """The number of tokens that the forward pass computed, pads included."""
+        return sum(row.tokens + row.padding for row in self.row_steps)
 
 
 class Trace:
-    """The iterations of a run on `rows` rows. A request keeps its row from its prefill until it is done.
+    """The iterations of a run on a fixed number of rows. A request keeps its row from its prefill until it finishes.
 
     Args:
-        rows: how many there are.
-        keep: remember only the last so many iterations, as a server must that runs for ever; None for all.
+        rows: the number of rows.
+        keep: how many of the latest iterations to keep, for a server that never stops; None keeps all of them.
     """
 
     def __init__(self, rows: int, keep: int | None = None):
@@ -72,39 +72,42 @@ class Trace:
         self._done: set[Hashable] = set()
 
     def record(self, before: dict, after: dict, start: float, seconds: float) -> None:
-        """Note the forward pass that turned the batch `before` into the batch `after`."""
+        """Record the forward pass that turned the batch `before` into the batch `after`."""
         kind = "decode" if "past_key_values" in before else "prefill"
         width = before["input_ids"].size(1)
         real = before["attention_mask"][:, -width:].sum(dim=1).tolist()
-        slots = []
+        row_steps = []
         for row, request_id in enumerate(before["request_ids"]):
             if before["tokens_remaining"][row] == 0:
-                slots.append(Slot("finished", request_id, padding=width))
+                row_steps.append(RowStep("finished", request_id, padding=width))
             else:
-                slots.append(Slot(kind, request_id, real[row], width - real[row], new_tokens=1))
-        self.add(slots, start, seconds, step=self.forward_passes)
+                row_steps.append(RowStep(kind, request_id, real[row], width - real[row], new_tokens=1))
+        self.add(row_steps, start, seconds, step=self.forward_passes)
         self.free(id for id, left in zip(after["request_ids"], after["tokens_remaining"], strict=True) if left == 0)
 
-    def add(self, slots: Iterable[Slot], start: float, seconds: float, step: int) -> None:
-        """Note a forward pass in which some rows took part; whoever else holds a row was stalled."""
-        computed = {slot.request_id: slot for slot in slots}
-        self._done -= {id for id, slot in computed.items() if slot.work != "finished"}  # here again after a preemption
+    def add(self, row_steps: Iterable[RowStep], start: float, seconds: float, step: int) -> None:
+        """Record a forward pass over some of the rows. Every other request that holds a row was stalled."""
+        computed = {row.request_id: row for row in row_steps}
+        # A request that is computed again after a preemption holds its row again.
+        self._done -= {id for id, row in computed.items() if row.work != "finished"}
         self._holders = [None if held in self._done and held not in computed else held for held in self._holders]
         self._done.intersection_update(self._holders)
         for request_id in computed:
             if request_id not in self._holders:
                 self._holders[self._holders.index(None)] = request_id
-        slots = (computed.get(held, Slot("stalled", held) if held is not None else Slot()) for held in self._holders)
-        self.iterations.append(Iteration(tuple(slots), start, seconds, step))
+        all_rows = (
+            computed.get(held) or RowStep("empty" if held is None else "stalled", held) for held in self._holders
+        )
+        self.iterations.append(Iteration(tuple(all_rows), start, seconds, step))
 
     def free(self, request_ids: Iterable[Hashable]) -> None:
-        """These requests are done: their rows are free, unless a batch computes them all the same."""
+        """Free the rows of these requests. A finished request that its batch still computes keeps its row."""
         self._done.update(request_ids)
 
     def retimed(self, cost: Callable[[Iteration], float] = lambda iteration: 1) -> "Trace":
-        """The same iterations on another clock: each takes as long as `cost` says, and none waits for another.
+        """Return the same iterations on another clock, without gaps: `cost` gives the seconds of each iteration.
 
-        Seconds differ from run to run; counts do not. With the default, time is counted in forward passes.
+        The result is then the same on every machine. By default, time is counted in forward passes.
         """
         other, now = Trace(self.rows), 0.0
         for iteration in self.iterations:
@@ -121,37 +124,37 @@ class Trace:
 
     @property
     def steps(self) -> int:
-        """Decisions of the scheduler that led to a forward pass."""
+        """The number of scheduler steps that led to a forward pass."""
         return len({iteration.step for iteration in self.iterations})
 
     @property
     def slot_steps(self) -> int:
-        """Rows times forward passes: what the run could have yielded, one token each."""
+        """Rows times forward passes: at one token each, the most tokens that the run could have yielded."""
         return self.rows * len(self.iterations)
 
     @property
     def work(self) -> Counter:
-        """How many slot-steps went into each kind of work; the sum is `slot_steps`."""
-        return Counter(slot.work for iteration in self.iterations for slot in iteration.slots)
+        """The number of slot-steps spent on each kind of work; their sum is `slot_steps`."""
+        return Counter(row.work for iteration in self.iterations for row in iteration.row_steps)
 
     @property
     def output_tokens(self) -> int:
-        return sum(slot.new_tokens for iteration in self.iterations for slot in iteration.slots)
+        return sum(row.new_tokens for iteration in self.iterations for row in iteration.row_steps)
 
     @property
     def wasted_slot_steps(self) -> int:
-        """Slot-steps that yielded no token."""
+        """The number of slot-steps that yielded no token."""
         return self.slot_steps - self.output_tokens
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that prefills read, those that had to be read again after a preemption included."""
-        return sum(slot.tokens for iteration in self.iterations for slot in iteration.slots if slot.work == "prefill")
+        """The number of tokens that prefills read, including those recomputed after a preemption."""
+        return sum(row.tokens for iteration in self.iterations for row in iteration.row_steps if row.work == "prefill")
 
     @property
     def prompt_padding(self) -> int:
-        """Pad tokens that prefills read beside the prompts' own tokens."""
-        return sum(slot.padding for iteration in self.iterations for slot in iteration.slots if slot.work == "prefill")
+        """The number of pad tokens that prefills read in addition to the prompts' own tokens."""
+        return sum(row.padding for iteration in self.iterations for row in iteration.row_steps if row.work == "prefill")
 
     # --- seconds: illustration -------------------------------------------------------------------------------
 
@@ -161,10 +164,10 @@ class Trace:
 
     @property
     def token_times(self) -> dict[Hashable, list[float]]:
-        """For each request, when each of its tokens was there, in seconds since the run's start."""
+        """When each token of each request was available, in seconds since the run's start."""
         times: dict[Hashable, list[float]] = {}
         for iteration in self.iterations:
-            for slot in iteration.slots:
-                if slot.new_tokens:
-                    times.setdefault(slot.request_id, []).append(iteration.start + iteration.seconds)
+            for row in iteration.row_steps:
+                if row.new_tokens:
+                    times.setdefault(row.request_id, []).append(iteration.start + iteration.seconds)
         return times

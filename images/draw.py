@@ -1,7 +1,7 @@
-"""Draw every figure of this folder, each from a real run of the embedded model. Run `make images`.
+"""Draw every figure of this folder from a real run of the embedded model: `make images`.
 
-The lessons do not link these files (a relative picture shows nothing on Colab); they draw the same pictures as
-outputs of their cells. The files are for the README and for slides.
+The figures are for the README and for slides. The lessons do not link these files, because Colab cannot show relative
+pictures; their cells draw the same pictures as outputs.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from helpers import (
 
 
 def race() -> plots.Picture:
-    """Lesson 3's race: static above, continuous below."""
+    """Draw lesson 3's race: static batching above, continuous batching below."""
     requests = workloads.race()
     return plots.slot_timeline(
         {
@@ -35,7 +35,7 @@ def race() -> plots.Picture:
 
 
 def slot_steps() -> plots.Picture:
-    """Where the slot-steps of the race go."""
+    """Draw how the slot-steps of the race are spent."""
     requests = workloads.race()
     return plots.work_bars(
         {"static": generate_static(requests, 8).trace, "continuous": generate_continuous(requests, 8).trace}
@@ -43,7 +43,7 @@ def slot_steps() -> plots.Picture:
 
 
 def left_padding() -> plots.Picture:
-    """Three prompts of unequal length in one tensor, with the position ids of every row."""
+    """Draw three prompts of unequal length in one tensor, with the position ids of every row."""
     _, tokenizer = load_model()
     batch = init_batch(
         [("The rain in Spain falls", 1), ("The quick brown fox jumped over the", 1), ("What comes up", 1)]
@@ -58,11 +58,11 @@ def left_padding() -> plots.Picture:
 
 
 def merge_and_filter() -> plots.Picture:
-    """Two newcomers join a batch, and the finished request leaves it."""
+    """Draw a batch that two new requests join and a finished request leaves."""
     running = init_batch([("The rain in Spain", 4), ("The quick brown fox jumped", 2), ("What comes", 3)])
     running = generate_next_token(generate_next_token(running))
     newcomers = generate_next_token(init_batch([("Many hands make", 6), ("Look", 5)]))
-    # Ids start at 0, however many requests this process has numbered before.
+    # The ids start at 0, whichever requests this process has numbered before.
     running["request_ids"], newcomers["request_ids"] = [0, 1, 2], [3, 4]
     merged = merge_batches(running, newcomers)
     filtered, _ = filter_batch(merged)

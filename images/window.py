@@ -21,7 +21,7 @@ with launch("--pace", "0.1") as server, sync_playwright() as playwright:
     page = browser.new_page(viewport={"width": 1200, "height": 860})
     page.goto(server.url)
     page.get_by_label("Iterations in view").select_option("100")
-    page.get_by_label("Speed").select_option("100 ms an iteration")
+    page.get_by_label("Speed").select_option("100 ms per iteration")
     page.get_by_role("button", name="Send a burst").click()
     page.mouse.move(0, 0)
     expect(page.locator("#iterations")).to_have_text(re.compile(r"^1\d\d$"), timeout=60_000)

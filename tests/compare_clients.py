@@ -1,13 +1,14 @@
 """The load generator and OpenAI's own client send the same requests at the same times to the same server, in turns.
 
     python -m tests.compare_clients                                 starts this course's server
-    python -m tests.compare_clients --url http://127.0.0.1:8000     any other
+    python -m tests.compare_clients --url http://127.0.0.1:8000     uses a running server
 
-The other client shares no code with ours: `openai` on httpx, with its own reading of streams, and the timing below. It
-needs some milliseconds of computing for a request (more on a busy machine), and takes them from a server that runs on
-the same machine. So the server that this starts is in slow motion, 0.1 s an iteration, and has more to do than it can:
-against a queue of seconds, what a client computes does not count.
-Takes three minutes. The exit status is 1 if a figure differs by more than 5%.
+The other client shares no code with ours: it is `openai` on httpx, which parses streams itself, with the timing below.
+It computes for some milliseconds per request (more on a busy machine), which slows a server on the same machine. The
+server that this program starts therefore runs in slow motion, 0.1 s per iteration, and is overloaded: compared with a
+queue of seconds, a client's computation is negligible.
+
+The comparison takes three minutes. The exit status is 1 if a figure differs by more than 5%.
 """
 
 import argparse
@@ -26,7 +27,7 @@ FIGURES = ("median TTFT (ms)", "median E2E (ms)", "requests/s", "tokens/s")
 
 
 def with_openai(url: str, requests: Sequence[Request], rate: float, body: dict) -> tuple[float, ...]:
-    """The figures as the official client sees them."""
+    """Return the figures as measured with the official client."""
 
     async def one(client, model: str, request: Request, due: float, start: float):
         await asyncio.sleep(start + due - time.perf_counter())
@@ -39,13 +40,13 @@ def with_openai(url: str, requests: Sequence[Request], rate: float, body: dict) 
             stream_options={"include_usage": True},
             extra_body=body,
         )
-        stamps, tokens = [], 0
+        times, tokens = [], 0
         async for chunk in stream:
             if chunk.choices:
-                stamps.append(time.perf_counter() - start)
+                times.append(time.perf_counter() - start)
             if chunk.usage:
                 tokens = chunk.usage.completion_tokens
-        return stamps[0] - due, stamps[-1] - due, tokens, stamps[-1]
+        return times[0] - due, times[-1] - due, tokens, times[-1]
 
     async def everything():
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
@@ -65,27 +66,27 @@ def with_openai(url: str, requests: Sequence[Request], rate: float, body: dict) 
 
 
 def with_ours(url: str, requests: Sequence[Request], rate: float, body: dict) -> tuple[float, ...]:
-    """The figures as the load generator sees them."""
+    """Return the figures as measured by the load generator."""
     result = run_load(url, requests, rate, body={"temperature": 0} | body, progress=False)
     if len(result.ok) < len(requests):
-        raise RuntimeError(f"Not all requests were answered:\n{result}")
-    middles = (1000 * result.percentile(name, 50) for name in ("ttft", "e2e"))
-    return *middles, result.request_throughput, result.output_throughput
+        raise RuntimeError(f"Not all requests were completed:\n{result}")
+    medians = (1000 * result.percentile(name, 50) for name in ("ttft", "e2e"))
+    return *medians, result.request_throughput, result.output_throughput
 
 
 def compare(
     url: str, requests: Sequence[Request], rate: float, rounds: int = 5, body: dict | None = None
 ) -> dict[str, float]:
-    """For each figure, ours divided by theirs: the median over some rounds, in each of which both have a turn."""
+    """Return our value divided by theirs for each figure: medians over rounds in which each client has one turn."""
     clients = with_ours, with_openai
     rows = []
     for number in range(rounds):
-        turns = (0, 1) if number % 2 == 0 else (1, 0)  # whoever is first has a colder server
-        rows.append({who: clients[who](url, requests, rate, body or {}) for who in turns})
-    print(f"{'':20}{'this one':>12}{'openai':>12}{'ratio':>9}")
+        turns = (0, 1) if number % 2 == 0 else (1, 0)  # the first turn finds a colder server
+        rows.append({turn: clients[turn](url, requests, rate, body or {}) for turn in turns})
+    print(f"{'':20}{'ours':>12}{'openai':>12}{'ratio':>9}")
     ratios = {}
-    for place, name in enumerate(FIGURES):
-        ours, theirs = (statistics.median(row[who][place] for row in rows) for who in (0, 1))
+    for index, name in enumerate(FIGURES):
+        ours, theirs = (statistics.median(row[turn][index] for row in rows) for turn in (0, 1))
         ratios[name] = ours / theirs
         print(f"{name:20}{ours:12.2f}{theirs:12.2f}{ratios[name]:9.3f}")
     return ratios
@@ -93,10 +94,10 @@ def compare(
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.compare_clients")
-    parser.add_argument("--url", help="a server that runs (default: start this course's)")
-    parser.add_argument("--rate", type=float, default=8.0, help="requests a second (default: 8)")
-    parser.add_argument("--requests", type=int, default=60, help="in a turn (default: 60)")
-    parser.add_argument("--rounds", type=int, default=5, help="of two turns (default: 5)")
+    parser.add_argument("--url", help="a running server (default: start this course's)")
+    parser.add_argument("--rate", type=float, default=8.0, help="requests per second (default: 8)")
+    parser.add_argument("--requests", type=int, default=60, help="requests per turn (default: 60)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of two turns (default: 5)")
     args = parser.parse_args()
     requests = workloads.budgets(args.requests, 8, 24)
     if args.url:

@@ -1,15 +1,16 @@
-"""What the tests share: the embedded model, two small random models, a model that counts, and `alone`.
+"""Fixtures that the tests share: the embedded model, two small random models, a model that counts, and `alone`.
 
-`alone` asks transformers' own `generate` what a prompt gets on its own. It knows nothing of our batches, so it is the
-judge of them all.
+`alone` returns what transformers' own `generate` gives a prompt by itself. It does not use the course's batches, so it
+can judge them.
 """
 
 import functools
 import os
+import sys
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two test processes on one machine would slow each other 20-fold
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test needs the network, and an error need not retry for 20 seconds
-os.environ.pop("COURSE_MODEL", None)  # the tests are about the embedded model, whatever this shell works with
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # otherwise two test processes slow each other down 20-fold
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test needs the network; offline, errors come at once
+os.environ.pop("COURSE_MODEL", None)  # the tests use the embedded model, whatever the shell is set to
 
 import pytest
 import torch
@@ -24,9 +25,14 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+import helpers.loops
+import helpers.model_engine
 from helpers import load_model
 
-# Of unequal lengths, 2 to 18 words: prompts of one length need no padding, and every bug of padding stays hidden.
+# What these imports have loaded, before any test loads more.
+LOADED_MODULES, LOADED_MODELS = set(sys.modules), helpers.models.loading._load_default.cache_info().misses
+
+# 2 to 18 words. Prompts of equal length would need no padding and would hide every bug in it.
 PROMPTS = [
     "The quick brown fox",
     "The rain in Spain falls",
@@ -39,22 +45,22 @@ PROMPTS = [
     "Question: What is two plus three?",
     "Look before",
 ]
-LONGEST = 40  # tokens: the largest budget in most tests, and one `generate` of it answers for all smaller ones
+LONGEST = 40  # tokens: the largest max_tokens in most tests; one run of `generate` answers for all smaller ones
 
 
 @functools.cache
 def random_pair(family: str):
-    """A small model with random weights, and a tokenizer with a token for every byte.
+    """Return a small model with random weights and a tokenizer with one token per byte.
 
     Large weights and a chosen seed keep the logits well apart, so that rounding flips no token. Random models hardly
-    ever say EOS; its row in the head is enlarged until it wins about every tenth time. Nothing here depends on the
-    embedded model, or the seeds would have to be chosen anew whenever that is trained anew.
+    ever generate EOS, so its row in the LM head is enlarged until it wins about every tenth time. Nothing here depends
+    on the embedded model: retraining that must not require new seeds.
     """
     tokenizer = byte_tokenizer()
     shared = dict(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0, tie_word_embeddings=False)
-    if family == "gpt2":  # positions are learned, and the first wrong one shows
+    if family == "gpt2":  # learned positions: the first wrong one shows
         config = GPT2Config(n_positions=128, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3, **shared)
-    elif family == "llama":  # rotary positions, two query heads to a KV head
+    elif family == "llama":  # rotary positions, two query heads per KV head
         config = LlamaConfig(
             max_position_embeddings=128,
             hidden_size=32,
@@ -73,6 +79,7 @@ def random_pair(family: str):
 
 
 def byte_tokenizer():
+    """Return a tokenizer with one token per byte, and EOS = 0."""
     vocabulary = {"<eos>": 0} | {byte: id for id, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), 1)}
     bare = Tokenizer(BPE(vocabulary, merges=[]))
     bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -81,7 +88,8 @@ def byte_tokenizer():
 
 
 def wrapped(bare: Tokenizer) -> PreTrainedTokenizerFast:
-    # transformers 4 would give token_type_ids, too, and GPT-2 adds an embedding for each.
+    """Return a transformers tokenizer around one of the tokenizers library."""
+    # transformers 4 would also return token_type_ids, and GPT-2 adds an embedding for each.
     inputs = ["input_ids", "attention_mask"]
     return PreTrainedTokenizerFast(
         tokenizer_object=bare, eos_token="<eos>", pad_token="<eos>", padding_side="left", model_input_names=inputs
@@ -90,7 +98,7 @@ def wrapped(bare: Tokenizer) -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """Models of this size are faster without threads, all the more beside other work."""
+    """Run torch on one thread: models of this size are faster that way, even more so beside other processes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -109,7 +117,7 @@ def random_pairs(request):
 
 
 def spied(function, calls: list):
-    """The same function; every call's arguments go to `calls`."""
+    """Return the same function, which also appends the arguments of every call to `calls`."""
 
     def call(*args):
         calls.append(args)
@@ -119,7 +127,7 @@ def spied(function, calls: list):
 
 
 def alone(model, tokenizer, prompt: str, max_tokens: int) -> list[int]:
-    """The token ids that `model.generate` gives to this prompt on its own, EOS included."""
+    """Return the token ids that `model.generate` gives this prompt by itself, including EOS."""
     return _generated(model, tokenizer, prompt, max(max_tokens, LONGEST))[:max_tokens]
 
 
@@ -131,9 +139,9 @@ def _generated(model, tokenizer, prompt: str, max_tokens: int) -> list[int]:
 
 
 class CountingModel(torch.nn.Module):
-    """Says the next letter after each: a, b, c, ... i, and after i comes EOS (0). All it does can be foretold.
+    """Generates the letter that follows the newest one: a, b, c, ... i, and EOS (0) after i.
 
-    Its key for a token is the token's id, its value the negative id: a cache can be read like a text.
+    Its key for a token is the token's id, and its value the negated id, so a cache can be read like a text.
     """
 
     def __init__(self, context: int = 16, eos_token_id: int = 0):
@@ -152,11 +160,12 @@ class CountingModel(torch.nn.Module):
 
 @pytest.fixture(scope="session")
 def letters():
-    """The counting model and its tokenizer: one token a letter, a = 1, ... i = 9, EOS = 0."""
+    """The counting model and its tokenizer: one token per letter, a = 1, ... i = 9, EOS = 0."""
     return CountingModel(), letter_tokenizer()
 
 
 def letter_tokenizer():
+    """Return a tokenizer with one token per letter from a to i, and EOS = 0."""
     bare = Tokenizer(WordLevel({"<eos>": 0} | {letter: id for id, letter in enumerate("abcdefghi", 1)}))
     letter_by_letter = pre_tokenizers.Split(Regex("."), "isolated")
     bare.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), letter_by_letter])

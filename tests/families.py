@@ -1,11 +1,11 @@
 """The model families that the course supports: a small random model of each, and what is special about it.
 
-Each row is built from a config in a fraction of a second, nothing is downloaded, and its sizes are chosen so that the
-special thing bites: windows are shorter than the texts, kv heads fewer than query heads, and so on. `bites` says how
-to take the special thing away, and the tests see to it that this changes the logits: a row whose feature made no
-difference would prove nothing.
+Each model is built from a config in a fraction of a second; nothing is downloaded. Its sizes make the special features
+matter: windows are shorter than the texts, there are fewer kv heads than query heads, and so on. `features` holds a
+check of each one, which takes the feature away and compares the logits. A row whose feature made no difference would
+prove nothing.
 
-The page SUPPORT.md is written from this list (`make support-matrix`).
+SUPPORT.md is written from this list (`make support-matrix`).
 """
 
 import copy
@@ -29,17 +29,18 @@ from helpers import (
     kv_cache,
     merge_batches,
 )
+from helpers.engine import Scheduler
 from helpers.models import EMBEDDED, run_model
-from helpers.scheduler import FirstComeFirstServed
+from helpers.runners import why_not_ragged
 from helpers.tiny_model import corpus
 
 CONTEXT, WINDOW = 64, 8  # tokens
-# (prompt tokens, max_tokens): prompts shorter and longer than the window, texts that all outgrow it, no two alike.
+# (prompt tokens, max_tokens): prompts shorter and longer than the window; all texts outgrow it, and no two are alike.
 SIZES = [(25, 8), (5, 30), (37, 6), (7, 20), (33, 16), (12, 24), (9, 1), (40, 20), (16, 24), (6, 13)]
-FEWEST = 7  # requests with clear leads that a proof wants at least
+MIN_REQUESTS = 7  # a proof needs at least this many requests with clear leads
 
-# As parts of the logits' range: how clearly a best token leads (a hundred times what rounding moves in fp32), and how
-# close two tokens are that take each other's place in bf16 (about seven of 1,864 are so close to the best).
+# Fractions of the logits' range: by how much a best token must lead (a hundred times what rounding moves in fp32), and
+# how close two tokens are that bf16 may exchange (about seven of 1,864 are so close to the best).
 LEAD, BF16_MARGIN = 1e-4, 0.1
 
 
@@ -48,24 +49,20 @@ class Family:
     """One row of the matrix.
 
     Attributes:
-        name: of the row; the model type in transformers, with an addition where a type has several rows.
+        name: the row's name: the model type in transformers, with an addition where a type has several rows.
         stands_for: the published models of this architecture.
-        bites: each special thing, with the question whether it makes a difference (asked of the family).
+        features: what is special about it; for each feature, a function that checks that it makes a difference.
         config: model type and settings.
     """
 
     name: str
     stands_for: str
-    bites: dict[str, Callable[["Family"], bool]]
+    features: dict[str, Callable[["Family"], bool]]
     config: dict
 
     @property
-    def feature(self) -> str:
-        return ", ".join(self.bites)
-
-    @property
     def window(self) -> int | None:
-        """Tokens that a layer sees at most, where there is such a layer."""
+        """The most tokens that a layer with a window attends to; None without such a layer."""
         names = ("sliding_window", "window_size", "attention_chunk_size")
         return next((self.config[name] for name in names if name in self.config), None)
 
@@ -75,16 +72,22 @@ class Family:
         return self.config["model_type"] in CONFIG_MAPPING
 
 
+def by_name(name: str) -> Family:
+    """Return a row of the matrix."""
+    return next(family for family in FAMILIES if family.name == name)
+
+
 # --- building ---------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def tokenizer():
+    """Return the tokenizer that all families share: the embedded model's."""
     return AutoTokenizer.from_pretrained(EMBEDDED, padding_side="left")
 
 
 def build(family: Family, dtype: torch.dtype = torch.float32, device: str = "cpu"):
-    """The family's model: same weights at every call."""
+    """Return a new model of the family, with the same weights at every call."""
     sizes = {key: len(tokenizer()) for key in ("vocab_size", *family.config) if key.startswith("vocab_size")}
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
     config = AutoConfig.for_model(**family.config | sizes | ids)
@@ -96,16 +99,16 @@ def build(family: Family, dtype: torch.dtype = torch.float32, device: str = "cpu
 
 
 def draw_weights(model, seed: int = 0) -> None:
-    """Weights large enough for the logits to be well apart, and for what was said before to matter for what comes next.
+    """Draw weights large enough to keep logits well apart and to make the next token depend on all tokens before it.
 
-    Embeddings are small, so that the layers outweigh the newest token: with a tied head it would repeat itself.
+    Embeddings are small, so that the layers outweigh the newest token: a model with a tied head would repeat it.
     """
     generator = torch.Generator().manual_seed(seed)
     embeddings = {module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:  # norms, biases and sinks stay close to where they are
+            if parameter.dim() == 1:  # norms, biases and sinks stay near their initial values
                 parameter += 0.05 * noise.to(parameter.dtype)
             elif parameter in embeddings:
                 parameter.copy_(0.03 * noise)
@@ -115,7 +118,7 @@ def draw_weights(model, seed: int = 0) -> None:
 
 @functools.cache
 def prompts() -> list[str]:
-    """One text for each of SIZES, of that many tokens."""
+    """Return one text for each of SIZES, with that many tokens."""
     texts = (text for text in corpus.documents(500, seed=7) if len(tokenizer()(text)["input_ids"]) >= CONTEXT)
     return [
         tokenizer().decode(tokenizer()(text)["input_ids"][:size]) for (size, _), text in zip(SIZES, texts, strict=False)
@@ -131,7 +134,7 @@ class Reference:
 
     Attributes:
         tokens: the ids, with the EOS that ended them.
-        logits: [tokens, vocabulary] of each request, as `generate` saw them.
+        logits: [tokens, vocabulary] for each request, as `generate` returned them.
     """
 
     model: torch.nn.Module
@@ -140,42 +143,45 @@ class Reference:
     logits: list[torch.Tensor]
 
 
-def reference(family: Family, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Reference:
-    """Requests of SIZES. In fp32 about half of them end early, by an EOS; in bf16 there are six, and none does.
+def reference(
+    family: Family, dtype: torch.dtype = torch.float32, device: str = "cpu", num_requests: int | None = None
+) -> Reference:
+    """Return requests of SIZES with their tokens, computed once per process.
 
-    In fp32, a request in which a best token hardly leads is left out: another machine's rounding could flip it, and
-    what is to be tested is exactness, not luck.
+    In fp32, about half of them end early with an EOS. A request in which a best token hardly leads is left out: the
+    rounding of another machine could flip that token, and the tests are about exactness, not luck. In bf16 there are
+    the first six requests (or `num_requests`), and none ends early.
     """
-    return _reference(family, dtype, device)
+    return _reference(family, dtype, device, num_requests or (len(SIZES) if dtype == torch.float32 else 6))
 
 
 @functools.cache
-def _reference(family: Family, dtype: torch.dtype, device: str) -> Reference:
+def _reference(family: Family, dtype: torch.dtype, device: str, num_requests: int) -> Reference:
     model = build(family, dtype, device)
-    requests = [Request(prompt, most, id) for id, (prompt, (_, most)) in enumerate(zip(prompts(), SIZES, strict=True))]
-    requests = requests if dtype == torch.float32 else requests[:6]
-    say_eos(model, None)
-    answers = [(request, *generate(model, request)) for request in requests]
+    sizes = zip(prompts()[:num_requests], SIZES[:num_requests], strict=True)
+    requests = [Request(prompt, max_tokens, id) for id, (prompt, (_, max_tokens)) in enumerate(sizes)]
+    set_eos(model, None)
+    results = [(request, *generate(model, request)) for request in requests]
     if dtype == torch.float32:
-        answers = [answer for answer in answers if lead(answer[2]) > LEAD]
-        # A random model hardly ever says the tokenizer's EOS. What it often says before its last word becomes its EOS.
-        said = Counter(token for _, tokens, _ in answers for token in set(tokens[:-1]))
-        eos = min(said, key=lambda token: (abs(said[token] - len(answers) / 2), token))
-        say_eos(model, eos)
-        answers = [
-            (request, *generate(model, request)) if eos in tokens else (request, tokens, logits)
-            for request, tokens, logits in answers
+        results = [result for result in results if lead(result[2]) > LEAD]
+        # A random model hardly ever generates the tokenizer's EOS. A token that it often generates becomes its EOS.
+        counts = Counter(token for _, tokens, _ in results for token in set(tokens[:-1]))
+        eos = min(counts, key=lambda token: (abs(counts[token] - len(results) / 2), token))
+        set_eos(model, eos)
+        ends = [tokens.index(eos) + 1 if eos in tokens else len(tokens) for _, tokens, _ in results]
+        results = [
+            (request, tokens[:end], logits[:end]) for (request, tokens, logits), end in zip(results, ends, strict=True)
         ]
-    return Reference(model, *map(list, zip(*answers, strict=True)))
+    return Reference(model, *map(list, zip(*results, strict=True)))
 
 
-def say_eos(model, token: int | None) -> None:
-    """The model's EOS; None is a token that it cannot say."""
+def set_eos(model, token: int | None) -> None:
+    """Set the model's EOS; None for one that it cannot generate."""
     model.generation_config.eos_token_id = 10**6 if token is None else token
 
 
 def generate(model, request: Request) -> tuple[list[int], torch.Tensor]:
-    """What transformers' own `generate` gives a request alone: token ids, and logits [tokens, vocabulary]."""
+    """Return what transformers' own `generate` gives a request alone: token ids, and logits [tokens, vocabulary]."""
     inputs = tokenizer()(request.prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
     output = model.generate(
         **inputs,
@@ -189,87 +195,96 @@ def generate(model, request: Request) -> tuple[list[int], torch.Tensor]:
 
 
 def lead(logits: torch.Tensor) -> float:
-    """How far the best token is ahead of the next, where it is least, as a part of the logits' range."""
+    """Return the smallest lead of a best token over the second best, as a fraction of the logits' range."""
     best = logits.topk(2, dim=-1).values
-    return ((best[:, 0] - best[:, 1]) / extent(logits)).min().item()
+    return ((best[:, 0] - best[:, 1]) / logit_range(logits)).min().item()
 
 
-def extent(logits: torch.Tensor) -> torch.Tensor:
+def logit_range(logits: torch.Tensor) -> torch.Tensor:
+    """Return the difference between the largest and the smallest logit of every token."""
     return logits.amax(dim=-1) - logits.amin(dim=-1)
 
 
-def serve_at_random(model, requests: list[Request], seed: int) -> list[list[int]]:
-    """Random joins and leaves through the four verbs; the token ids of each request.
+@functools.cache
+def not_ragged_because(family: Family) -> str | None:
+    """Return why the family runs padded; None if it runs ragged. Asked once per process."""
+    return why_not_ragged(build(family))
 
-    Joining batches come prefilled or some tokens further, before the running rows or behind them; finished rows leave
-    at once or stay for a while; halfway everybody leaves, and the batch which that empties is filled again.
+
+def serve_through_verbs(model, requests: list[Request], seed: int) -> list[list[int]]:
+    """Let requests join and leave at random through the four verbs; return each one's token ids.
+
+    A batch joins prefilled or some tokens further, before or behind the running rows. Finished rows leave at once or
+    stay for a while. Once, halfway, all running rows leave, and the emptied batch is filled again.
     """
     rng = random.Random(seed)
     verbs = {"model": model, "tokenizer": tokenizer()}
-    waiting, running, done = rng.sample(requests, len(requests)), {"request_ids": []}, {}
+    waiting, running, finished = rng.sample(requests, len(requests)), {"request_ids": []}, {}
 
     def step(batch):
         batch = generate_next_token(batch, **verbs)
-        for id, ids, left in zip(batch["request_ids"], batch["token_ids"], batch["tokens_remaining"], strict=True):
+        for id, token_ids, left in zip(
+            batch["request_ids"], batch["token_ids"], batch["tokens_remaining"], strict=True
+        ):
             if left == 0:
-                done.setdefault(id, ids)
+                finished.setdefault(id, token_ids)
         return batch
 
     halfway = len(requests) // 2
     while waiting or running["request_ids"]:
-        everybody_leaves = len(waiting) == halfway and running["request_ids"]
-        if waiting and not everybody_leaves and rng.random() < 0.5:
+        draining = len(waiting) == halfway and running["request_ids"]
+        if waiting and not draining and rng.random() < 0.5:
             until = halfway if len(waiting) > halfway else 0
             count = rng.randint(1, min(3, len(waiting) - until))
             joining = init_batch([waiting.pop() for _ in range(count)], **verbs)
             for _ in range(rng.randint(1, 4)):
                 joining = step(joining)
-            pair = rng.sample([running, joining], 2)
-            running = merge_batches(*pair)
+            running = merge_batches(*rng.sample([running, joining], 2))
         if running["request_ids"]:
             running = step(running)
             if rng.random() < 0.7:
                 running, _ = filter_batch(running)
-    return [done[request.request_id] for request in requests]
+    return [finished[request.request_id] for request in requests]
 
 
-class Watching(FirstComeFirstServed):
-    """Counts what makes ragged execution interesting.
+class CountingScheduler(Scheduler):
+    """A scheduler that counts the events that ragged execution has to survive.
 
     Attributes:
-        preempted: sequences that had to give up their memory.
-        chunks: parts of prompts that were read, the last part not counted.
-        cached: tokens that did not have to be read by a sequence that joined, since they were there.
+        num_preempted: sequences that lost their row and memory.
+        num_partial_chunks: chunks that did not complete a prompt.
+        num_cached_tokens: tokens that a sequence need not compute when it is admitted, since a block holds them.
     """
 
-    preempted = chunks = cached = 0
+    num_preempted = num_partial_chunks = num_cached_tokens = 0
 
-    def schedule(self, waiting, running, budget):
-        plan = super().schedule(waiting, running, budget)
-        self.preempted += len(plan.preempted)
-        self.chunks += sum(chunk.tokens < chunk.sequence.unread for chunk in plan.chunks)
-        self.cached += sum(chunk.sequence.computed for chunk in plan.chunks if chunk.sequence not in running)
+    def schedule(self):
+        running = set(self.running)
+        plan = super().schedule()
+        self.num_preempted += len(plan.preempted)
+        self.num_partial_chunks += sum(not chunk.samples_token for chunk in plan.chunks)
+        self.num_cached_tokens += sum(chunk.start for chunk in plan.chunks if chunk.sequence not in running)
         return plan
 
 
 def serve_ragged(
     model, requests: list[Request], seed: int, kernels: bool | None = None
 ) -> tuple[list[list[int]], Engine]:
-    """Random arrivals at an engine that reads few tokens an iteration and has too few blocks of four tokens.
+    """Serve requests that arrive at random in an engine with few tokens per iteration and few blocks of four tokens.
 
     Returns:
-        The token ids of each request, and the engine; its `scheduler` is `Watching`.
+        Each request's token ids, and the engine; its `scheduler` is a `CountingScheduler`.
     """
     rng = random.Random(seed)
     longest = max(len(tokenizer()(request.prompt)["input_ids"]) + request.max_tokens for request in requests)
     config = EngineConfig(
         max_batch_size=4,
         max_tokens_per_step=rng.randint(7, 12),
-        policy=Watching(),
         execution="ragged",
         block_size=4,
         num_blocks=-(-longest // 4) + rng.randint(0, 3),
         kernels=kernels,
+        scheduler_cls=CountingScheduler,
     )
     engine = Engine(model, tokenizer(), config)
     outputs = engine.generate(
@@ -280,105 +295,107 @@ def serve_ragged(
     return [output.token_ids for output in outputs], engine
 
 
-def first_difference(expected: list[int], given: list[int]) -> int | None:
-    """At which token two answers part; None if they do not."""
-    pairs = enumerate(zip(expected, given, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), None)
+def first_difference(expected: list[int], actual: list[int]) -> int | None:
+    """Return the index of the first token in which two outputs differ; None if there is none."""
+    pairs = enumerate(zip(expected, actual, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), None)
 
 
 # --- how to take a feature away ---------------------------------------------------------------------------------------
 
 
 def logits(model, move: Callable[[torch.Tensor], torch.Tensor] = lambda positions: positions) -> torch.Tensor:
-    """Of one pass over some text of 40 tokens, whose positions may be moved: [1, 40, vocabulary]."""
+    """Return the logits [1, 40, vocabulary] of one pass over a text of 40 tokens, whose positions may be moved."""
     ids = tokenizer()(prompts()[SIZES.index((40, 20))], return_tensors="pt")["input_ids"]
     positions = move(torch.arange(ids.size(1))[None])
     return run_model(model, input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions).logits
 
 
 def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """By a hundredth of their range or more, a thousand times what rounding does."""
-    return bool((one - other).abs().max() > 0.01 * extent(one).max())
+    """Return whether logits differ by over a hundredth of their range, a thousand times the effect of rounding."""
+    return bool((one - other).abs().max() > 0.01 * logit_range(one).max())
 
 
-def config(**changes):
-    """The same weights with another config."""
+def other_config(**changes):
+    """Return a check: the same weights with a changed config give other logits."""
 
-    def bites(family: Family) -> bool:
+    def matters(family: Family) -> bool:
         model, changed = build(family), build(replace(family, config=family.config | changes))
         changed.load_state_dict(model.state_dict(), strict=False)
         return differ(logits(model), logits(changed))
 
-    return bites
+    return matters
 
 
-def edit(change: Callable[[torch.nn.Module], None]):
-    """The same model with a part changed."""
+def other_model(change: Callable[[torch.nn.Module], None]):
+    """Return a check: after a change in place, the model gives other logits."""
 
-    def bites(family: Family) -> bool:
+    def matters(family: Family) -> bool:
         model = build(family)
         changed = copy.deepcopy(model)
         with torch.no_grad():
             change(changed)
         return differ(logits(model), logits(changed))
 
-    return bites
+    return matters
 
 
-def parts(name: str, new: Callable[[torch.nn.Module], torch.nn.Module]):
-    """The same model with every part of this name replaced."""
+def other_modules(name: str, new: Callable[[torch.nn.Module], torch.nn.Module]):
+    """Return a check: with all modules of a name replaced, the model gives other logits."""
 
     def change(model):
-        owners = [owner for owner in model.modules() if hasattr(owner, name)]
-        assert owners, f"no part is called {name}"
-        for owner in owners:
-            setattr(owner, name, new(getattr(owner, name)))
+        parents = [parent for parent in model.modules() if hasattr(parent, name)]
+        assert parents, f"no module is called {name}"
+        for parent in parents:
+            setattr(parent, name, new(getattr(parent, name)))
 
-    return edit(change)
+    return other_model(change)
 
 
 def absolute_positions(family: Family) -> bool:
-    """Counting three pads as positions changes the logits."""
+    """Check that logits change if three pads count as positions."""
     model = build(family)
     return differ(logits(model), logits(model, lambda positions: positions + 3))
 
 
 def relative_positions(family: Family) -> bool:
-    """Three pads before all tokens change nothing, three pads in the middle do: distances count, not places."""
+    """Check that three more positions before all tokens change nothing, and three in the middle change the logits."""
     model = build(family)
     shifted = logits(model, lambda positions: positions + 3)
-    torn = logits(model, lambda positions: positions + 3 * (positions > 20))
-    return not differ(logits(model), shifted) and differ(logits(model), torn)
+    with_gap = logits(model, lambda positions: positions + 3 * (positions > 20))
+    return not differ(logits(model), shifted) and differ(logits(model), with_gap)
 
 
-def cached(ask: Callable[[list, AutoConfig], bool]):
-    """A question about the layers of the cache, and the config."""
+def cache_shows(ask: Callable[[list, AutoConfig], bool]):
+    """Return a check that looks at the layers of the model's cache and at its config."""
 
-    def bites(family: Family) -> bool:
+    def matters(family: Family) -> bool:
         model, cache = build(family), kv_cache.new()
         one = torch.ones(1, 1, dtype=torch.long)
         run_model(model, input_ids=one, attention_mask=one, past_key_values=cache, use_cache=True)
         return ask(cache.layers, model.config)
 
-    return bites
+    return matters
 
 
-fewer_kv_heads = cached(lambda layers, config: all(la.keys.size(1) < config.num_attention_heads for la in layers))
-narrower_values = cached(lambda layers, _: all(layer.values.size(3) < layer.keys.size(3) for layer in layers))
-shared_keys = cached(lambda layers, config: len(layers) < config.num_hidden_layers)
+fewer_kv_heads = cache_shows(lambda layers, config: all(la.keys.size(1) < config.num_attention_heads for la in layers))
+narrower_values = cache_shows(lambda layers, _: all(layer.values.size(3) < layer.keys.size(3) for layer in layers))
+shared_keys = cache_shows(lambda layers, config: len(layers) < config.num_hidden_layers)
 
 
 def tied_head(family: Family) -> bool:
+    """Check that the LM head and the embedding share their weight."""
     model = build(family)
     return model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
-def own_head(family: Family) -> bool:
+def untied_head(family: Family) -> bool:
+    """Check that the LM head has a weight of its own."""
     return not tied_head(family)
 
 
-def no_alibi(model) -> None:
-    """BLOOM and MPT have no setting for it."""
+def without_alibi(model) -> None:
+    """Set ALiBi's biases to 0; BLOOM and MPT have no setting for that."""
     base = model.transformer
     name = next(name for name in dir(base) if name.startswith("build_") and name.endswith("alibi_tensor"))
     build_alibi = getattr(base, name)
@@ -386,7 +403,7 @@ def no_alibi(model) -> None:
 
 
 def offset_of_two(family: Family) -> bool:
-    """The first two rows of the position table are nobody's: without them all positions would be two off."""
+    """Check that the position table has two rows before the first position, and that two positions more matter."""
     model = build(family)
     table = model.model.decoder.embed_positions
     moved = logits(model, lambda positions: positions + 2)
@@ -409,18 +426,19 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
 NO_WINDOW = 10 * CONTEXT
 
 
-def family(name: str, stands_for: str, bites: dict, *settings: dict, **more) -> Family:
+def family(name: str, stands_for: str, features: dict, *settings: dict, **more) -> Family:
+    """Return a row of the matrix; later settings replace earlier ones."""
     merged = {"model_type": name.split(" ")[0]}
     for setting in (*settings, more):
         merged |= setting
-    return Family(name, stands_for, bites, merged)
+    return Family(name, stands_for, features, merged)
 
 
 FAMILIES = [
     family(
         "gpt2",
         "GPT-2, DistilGPT2, DialoGPT, the embedded model",
-        {"learned positions": absolute_positions, "tied head": tied_head},
+        {"learned positions": absolute_positions, "tied LM head": tied_head},
         GPT,
     ),
     family(
@@ -433,7 +451,7 @@ FAMILIES = [
     family(
         "starcoder2",
         "StarCoder2",
-        {"sliding window": config(sliding_window=None), "grouped queries": fewer_kv_heads},
+        {"sliding window": other_config(sliding_window=None), "grouped-query attention": fewer_kv_heads},
         PLAIN,
         num_key_value_heads=2,
         sliding_window=WINDOW,
@@ -442,7 +460,7 @@ FAMILIES = [
         "gpt_neo",
         "GPT-Neo, TinyStories",
         {
-            "every other layer local": config(attention_types=[[["global"], 2]]),
+            "sliding window in every other layer": other_config(attention_types=[[["global"], 2]]),
             "learned positions": absolute_positions,
         },
         hidden_size=64,
@@ -455,14 +473,18 @@ FAMILIES = [
     family(
         "gpt_neox",
         "GPT-NeoX, Pythia, Dolly 2, RedPajama-INCITE",
-        {"partial RoPE": config(rotary_pct=1.0), "parallel block": config(use_parallel_residual=False)},
+        {"partial RoPE": other_config(rotary_pct=1.0), "parallel block": other_config(use_parallel_residual=False)},
         PLAIN,
         rotary_pct=0.25,
     ),
     family(
-        "gptj", "GPT-J", {"partial RoPE, interleaved": config(rotary_dim=16), "own head": own_head}, GPT, rotary_dim=8
+        "gptj",
+        "GPT-J",
+        {"partial RoPE, interleaved": other_config(rotary_dim=16), "untied LM head": untied_head},
+        GPT,
+        rotary_dim=8,
     ),
-    family("codegen", "CodeGen", {"partial RoPE, interleaved": config(rotary_dim=16)}, GPT, rotary_dim=8),
+    family("codegen", "CodeGen", {"partial RoPE, interleaved": other_config(rotary_dim=16)}, GPT, rotary_dim=8),
     family(
         "opt",
         "OPT, Galactica",
@@ -474,21 +496,21 @@ FAMILIES = [
     family(
         "opt (350m)",
         "OPT-350M",
-        {"norm after the block": config(do_layer_norm_before=True), "narrower embeddings": absolute_positions},
+        {"norms after the blocks": other_config(do_layer_norm_before=True), "narrower embeddings": absolute_positions},
         {key: value for key, value in PLAIN.items() if key != "intermediate_size"},
         word_embed_proj_dim=32,
         ffn_dim=128,
         do_layer_norm_before=False,
     ),
-    family("bloom", "BLOOM, BLOOMZ", {"ALiBi": edit(no_alibi)}, hidden_size=64, n_layer=2, n_head=4),
-    family("mpt", "MPT", {"ALiBi": edit(no_alibi)}, d_model=64, n_layers=2, n_heads=4, max_seq_len=CONTEXT),
+    family("bloom", "BLOOM, BLOOMZ", {"ALiBi": other_model(without_alibi)}, hidden_size=64, n_layer=2, n_head=4),
+    family("mpt", "MPT", {"ALiBi": other_model(without_alibi)}, d_model=64, n_layers=2, n_heads=4, max_seq_len=CONTEXT),
     family(
         "falcon",
         "Falcon-7B",
         {
             "multi-query attention": fewer_kv_heads,
             "RoPE": relative_positions,
-            "parallel block": config(parallel_attn=False),
+            "parallel block": other_config(parallel_attn=False),
         },
         FALCON,
         multi_query=True,
@@ -498,7 +520,7 @@ FAMILIES = [
     family(
         "falcon (40b)",
         "Falcon-40B, Falcon-180B",
-        {"two norms before one block": parts("ln_mlp", lambda _: torch.nn.Identity())},
+        {"two norms before each block": other_modules("ln_mlp", lambda _: torch.nn.Identity())},
         FALCON,
         num_kv_heads=2,
         new_decoder_architecture=True,
@@ -506,7 +528,7 @@ FAMILIES = [
     family(
         "falcon (rw)",
         "Falcon-RW",
-        {"ALiBi": config(alibi=False)},
+        {"ALiBi": other_config(alibi=False)},
         FALCON,
         alibi=True,
         multi_query=False,
@@ -516,13 +538,13 @@ FAMILIES = [
     family(
         "llama",
         "LLaMA, Llama 2, CodeLlama, Solar, Magicoder, Vicuna, Yi, TinyLlama",
-        {"RoPE": relative_positions, "grouped queries": fewer_kv_heads, "own head": own_head},
+        {"RoPE": relative_positions, "grouped-query attention": fewer_kv_heads, "untied LM head": untied_head},
         GROUPED,
     ),
     family(
         "llama (3.1)",
         "Llama 3.1 to 3.3",
-        {"RoPE scaled by frequency": config(rope_scaling=None), "tied head": tied_head},
+        {"RoPE scaled by frequency": other_config(rope_scaling=None), "tied LM head": tied_head},
         GROUPED,
         rope_scaling={
             "rope_type": "llama3",
@@ -537,9 +559,9 @@ FAMILIES = [
         "llama4_text",
         "Llama 4 Scout and Maverick, each up to 8,191 tokens",
         {
-            "attention in chunks": config(attention_chunk_size=NO_WINDOW),
-            "no RoPE in every fourth layer": config(no_rope_layers=[1, 1, 1, 1]),
-            "mixture of experts": config(num_experts_per_tok=2),
+            "chunked attention": other_config(attention_chunk_size=NO_WINDOW),
+            "no RoPE in every fourth layer": other_config(no_rope_layers=[1, 1, 1, 1]),
+            "mixture of experts": other_config(num_experts_per_tok=2),
         },
         GROUPED,
         num_hidden_layers=4,
@@ -552,14 +574,17 @@ FAMILIES = [
     family(
         "mistral",
         "Mistral-7B, Neural-Chat, Zephyr",
-        {"sliding window": config(sliding_window=None), "grouped queries": fewer_kv_heads},
+        {"sliding window": other_config(sliding_window=None), "grouped-query attention": fewer_kv_heads},
         GROUPED,
         sliding_window=WINDOW,
     ),
     family(
         "mixtral",
         "Mixtral",
-        {"mixture of experts": config(num_experts_per_tok=1), "sliding window": config(sliding_window=None)},
+        {
+            "mixture of experts": other_config(num_experts_per_tok=1),
+            "sliding window": other_config(sliding_window=None),
+        },
         GROUPED,
         sliding_window=WINDOW,
         num_local_experts=4,
@@ -568,7 +593,10 @@ FAMILIES = [
     family(
         "qwen2",
         "Qwen1.5, Qwen2, Qwen2.5",
-        {"window in the upper layers": config(use_sliding_window=False), "grouped queries": fewer_kv_heads},
+        {
+            "sliding window in the upper layers": other_config(use_sliding_window=False),
+            "grouped-query attention": fewer_kv_heads,
+        },
         PLAIN,
         num_key_value_heads=2,
         use_sliding_window=True,
@@ -578,7 +606,7 @@ FAMILIES = [
     family(
         "qwen2_moe",
         "Qwen1.5-MoE, Qwen2-MoE",
-        {"mixture of experts beside a shared one": config(num_experts_per_tok=1)},
+        {"mixture of experts with a shared expert": other_config(num_experts_per_tok=1)},
         PLAIN,
         num_key_value_heads=2,
         moe_intermediate_size=64,
@@ -589,13 +617,13 @@ FAMILIES = [
     family(
         "qwen3",
         "Qwen3",
-        {"normed queries and keys": parts("q_norm", lambda _: torch.nn.Identity())},
+        {"normalized queries and keys": other_modules("q_norm", lambda _: torch.nn.Identity())},
         GROUPED,
     ),
     family(
         "qwen3_moe",
         "Qwen3-MoE, Qwen3-Coder",
-        {"mixture of experts": config(num_experts_per_tok=1)},
+        {"mixture of experts": other_config(num_experts_per_tok=1)},
         GROUPED,
         moe_intermediate_size=64,
         num_experts=4,
@@ -605,14 +633,14 @@ FAMILIES = [
     family(
         "phi",
         "Phi-1, Phi-1.5, Phi-2",
-        {"partial RoPE": config(partial_rotary_factor=1.0)},
+        {"partial RoPE": other_config(partial_rotary_factor=1.0)},
         PLAIN,
         partial_rotary_factor=0.5,
     ),
     family(
         "phi3",
         "Phi-3 (4k), Phi-4",
-        {"sliding window": config(sliding_window=None), "grouped queries": fewer_kv_heads},
+        {"sliding window": other_config(sliding_window=None), "grouped-query attention": fewer_kv_heads},
         PLAIN,
         num_key_value_heads=2,
         sliding_window=WINDOW,
@@ -621,7 +649,7 @@ FAMILIES = [
     family(
         "phi3 (longrope)",
         "Phi-3 (128k), Phi-3.5, Phi-4-mini, each up to its original context of 4,096 tokens",
-        {"another RoPE past the original context": config(original_max_position_embeddings=16)},
+        {"a different RoPE beyond the original context": other_config(original_max_position_embeddings=16)},
         PLAIN,
         num_key_value_heads=2,
         max_position_embeddings=4 * CONTEXT,
@@ -631,7 +659,10 @@ FAMILIES = [
     family(
         "stablelm",
         "StableLM",
-        {"partial RoPE": config(partial_rotary_factor=1.0), "parallel block": config(use_parallel_residual=False)},
+        {
+            "partial RoPE": other_config(partial_rotary_factor=1.0),
+            "parallel block": other_config(use_parallel_residual=False),
+        },
         PLAIN,
         num_key_value_heads=2,
         partial_rotary_factor=0.25,
@@ -640,7 +671,7 @@ FAMILIES = [
     family(
         "gemma",
         "Gemma, CodeGemma",
-        {"multi-query attention": fewer_kv_heads, "tied head": tied_head},
+        {"multi-query attention": fewer_kv_heads, "tied LM head": tied_head},
         GROUPED,
         num_key_value_heads=1,
         head_dim=32,
@@ -649,23 +680,23 @@ FAMILIES = [
         "gemma2",
         "Gemma 2",
         {
-            "soft-capped attention": config(attn_logit_softcapping=None),
-            "soft-capped logits": config(final_logit_softcapping=None),
-            "every other layer local": config(sliding_window=NO_WINDOW),
+            "soft-capped attention": other_config(attn_logit_softcapping=None),
+            "soft-capped logits": other_config(final_logit_softcapping=None),
+            "sliding window in every other layer": other_config(sliding_window=NO_WINDOW),
         },
         GROUPED,
         attn_logit_softcapping=2.0,
         final_logit_softcapping=2.0,
         query_pre_attn_scalar=16,
         sliding_window=WINDOW,
-        attn_implementation="eager",  # SDPA cannot cap, and transformers 4 drops the cap without a word (#31887)
+        attn_implementation="eager",  # SDPA has no soft cap, and transformers 4 drops it without a warning (#31887)
     ),
     family(
         "gemma3_text",
         "Gemma 3",
         {
-            "most layers local": config(sliding_window=NO_WINDOW),
-            "normed queries and keys": parts("q_norm", lambda _: torch.nn.Identity()),
+            "sliding window in most layers": other_config(sliding_window=NO_WINDOW),
+            "normalized queries and keys": other_modules("q_norm", lambda _: torch.nn.Identity()),
         },
         GROUPED,
         num_hidden_layers=3,
@@ -676,12 +707,15 @@ FAMILIES = [
     family(
         "gemma3n_text",
         "Gemma 3n",
-        {"last layers share earlier ones' keys": shared_keys, "most layers local": config(sliding_window=NO_WINDOW)},
+        {
+            "last layers reuse the keys of earlier layers": shared_keys,
+            "sliding window in most layers": other_config(sliding_window=NO_WINDOW),
+        },
         GROUPED,
         num_hidden_layers=4,
         layer_types=[LOCAL, GLOBAL] * 2,
         num_kv_shared_layers=2,
-        vocab_size_per_layer_input=...,  # the tokenizer's
+        vocab_size_per_layer_input=...,  # the tokenizer's size
         hidden_size_per_layer_input=16,
         laurel_rank=8,
         activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0],
@@ -691,14 +725,14 @@ FAMILIES = [
         "gemma4_text",
         "Gemma 4",
         {
-            "last layers share earlier ones' keys": shared_keys,
-            "every other layer local": config(sliding_window=NO_WINDOW),
+            "last layers reuse the keys of earlier layers": shared_keys,
+            "sliding window in every other layer": other_config(sliding_window=NO_WINDOW),
         },
         GROUPED,
         num_hidden_layers=4,
         layer_types=[LOCAL, GLOBAL] * 2,
         num_kv_shared_layers=2,
-        vocab_size_per_layer_input=...,  # the tokenizer's
+        vocab_size_per_layer_input=...,  # the tokenizer's size
         hidden_size_per_layer_input=16,
         global_head_dim=32,
         sliding_window=WINDOW,
@@ -707,9 +741,11 @@ FAMILIES = [
         "gpt_oss",
         "gpt-oss",
         {
-            "attention sinks": edit(lambda model: [layer.self_attn.sinks.fill_(-1e4) for layer in model.model.layers]),
-            "every other layer local": config(sliding_window=NO_WINDOW),
-            "mixture of experts": config(num_experts_per_tok=1),
+            "attention sinks": other_model(
+                lambda model: [layer.self_attn.sinks.fill_(-1e4) for layer in model.model.layers]
+            ),
+            "sliding window in every other layer": other_config(sliding_window=NO_WINDOW),
+            "mixture of experts": other_config(num_experts_per_tok=1),
         },
         GROUPED,
         layer_types=[LOCAL, GLOBAL],
@@ -720,14 +756,14 @@ FAMILIES = [
     family(
         "olmo2",
         "OLMo 2",
-        {"norms after the layers": parts("post_attention_layernorm", lambda _: torch.nn.Identity())},
+        {"norms after the layers": other_modules("post_attention_layernorm", lambda _: torch.nn.Identity())},
         PLAIN,
         num_key_value_heads=2,
     ),
     family(
         "smollm3",
         "SmolLM3",
-        {"no RoPE in every fourth layer": config(no_rope_layers=[1, 1, 1, 1])},
+        {"no RoPE in every fourth layer": other_config(no_rope_layers=[1, 1, 1, 1])},
         PLAIN,
         num_hidden_layers=4,
         num_key_value_heads=2,
@@ -735,8 +771,11 @@ FAMILIES = [
     ),
     family(
         "glm",
-        "GLM-4 (9B), GLM-Edge: ChatGLM's line in transformers",
-        {"partial RoPE, interleaved": config(partial_rotary_factor=1.0), "grouped queries": fewer_kv_heads},
+        "GLM-4 (9B), GLM-Edge (the successors of ChatGLM)",
+        {
+            "partial RoPE, interleaved": other_config(partial_rotary_factor=1.0),
+            "grouped-query attention": fewer_kv_heads,
+        },
         GROUPED,
         partial_rotary_factor=0.5,
     ),
@@ -744,8 +783,8 @@ FAMILIES = [
         "glm4",
         "GLM-4-0414, GLM-Z1",
         {
-            "partial RoPE, interleaved": config(partial_rotary_factor=1.0),
-            "norms around the layers": parts("post_self_attn_layernorm", lambda _: torch.nn.Identity()),
+            "partial RoPE, interleaved": other_config(partial_rotary_factor=1.0),
+            "norms around the layers": other_modules("post_self_attn_layernorm", lambda _: torch.nn.Identity()),
         },
         GROUPED,
         partial_rotary_factor=0.5,
@@ -755,7 +794,7 @@ FAMILIES = [
         "DeepSeek-V3, DeepSeek-R1",
         {
             "latent attention, values narrower than keys": narrower_values,
-            "mixture of experts": config(num_experts_per_tok=1),
+            "mixture of experts": other_config(num_experts_per_tok=1),
         },
         PLAIN,
         num_key_value_heads=4,
@@ -774,14 +813,14 @@ FAMILIES = [
     family(
         "cohere",
         "Command R",
-        {"scaled logits": config(logit_scale=1.0), "RoPE, interleaved": relative_positions},
+        {"scaled logits": other_config(logit_scale=1.0), "RoPE, interleaved": relative_positions},
         PLAIN,
         num_key_value_heads=2,
     ),
     family(
         "cohere2",
         "Command R7B, Command A",
-        {"most layers local": config(sliding_window=NO_WINDOW)},
+        {"sliding window in most layers": other_config(sliding_window=NO_WINDOW)},
         PLAIN,
         num_hidden_layers=4,
         num_key_value_heads=2,
@@ -791,7 +830,7 @@ FAMILIES = [
     family(
         "granite",
         "Granite 3",
-        {"scaled residuals": config(residual_multiplier=1.0)},
+        {"scaled residuals": other_config(residual_multiplier=1.0)},
         PLAIN,
         num_key_value_heads=2,
         residual_multiplier=0.3,

@@ -1,6 +1,6 @@
-"""What the server's tests share: a server on a thread of this process, and a gate that an engine has to pass.
+"""What the server's tests share: a server on a thread of this process, and a gate that its engine has to pass.
 
-Behind a gate, tests count iterations where they would otherwise have to guess seconds.
+With a gate, tests count iterations where they would otherwise have to guess seconds.
 """
 
 import asyncio
@@ -18,29 +18,30 @@ import uvicorn
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.server.app import make_app
 
-PATIENCE = 60.0  # seconds until a test gives up: for machines with a lot of other work
+PATIENCE = 60.0  # seconds until a test fails: for machines with a lot of other work
+OWL, MILLER, FOX = "Once upon a time", "There was once a poor miller called Jonas, and", "The quick brown fox"
 
 
-def eventually(true: Callable[[], bool], what: str = "it never came true", patience: float = PATIENCE) -> None:
+def wait_until(condition: Callable[[], bool], message: str = "it never became true", patience: float = PATIENCE):
     """Wait for something that happens on another thread."""
     end = time.monotonic() + patience
-    while not true():
-        assert time.monotonic() < end, what
+    while not condition():
+        assert time.monotonic() < end, message
         time.sleep(0.002)
 
 
 class Gate:
-    """Holds an engine in the middle of a forward pass, until more passes are allowed.
+    """Holds an engine in the middle of a forward pass until more passes are allowed.
 
     Attributes:
-        passes: how many have begun.
-        faults: errors to raise, by the number of the pass, the first one 0.
+        passes: how many forward passes have begun.
+        faults: errors to raise, by the number of the pass, from 0.
     """
 
     def __init__(self, engine: Engine, shut: bool = False):
         self.passes, self.faults = 0, {}
         self._allowed, self._shut, self._held = threading.Semaphore(0), shut, False
-        head = engine.execution.model.lm_head  # the last layer: keys and values have been written
+        head = engine.runner.model.lm_head  # the last layer: keys and values have been written
         head.register_forward_pre_hook(self._pass)
 
     def _pass(self, *_) -> None:
@@ -52,14 +53,15 @@ class Gate:
             raise self.faults[number]
 
     def allow(self, passes: int = 1) -> None:
-        """Let so many passes end, and wait until the next one has begun."""
+        """Let this many passes end, and wait until the next one has begun."""
         for _ in range(passes):
-            eventually(lambda: self._held, f"no pass has begun after {self.passes}")
+            wait_until(lambda: self._held, f"no pass has begun after {self.passes}")
             self._held = False
             self._allowed.release()
-        eventually(lambda: self._held, f"no pass has begun after {self.passes}")
+        wait_until(lambda: self._held, f"no pass has begun after {self.passes}")
 
     def open(self) -> None:
+        """Hold no pass any more."""
         self._shut = False
         self._allowed.release(10**6)
 
@@ -68,8 +70,8 @@ def embedded_engine(**config) -> Engine:
     return Engine(config=EngineConfig(**{"max_batch_size": 2, "trace_length": 1000} | config))
 
 
-class Serving:
-    """A server on a thread of this process. `thread` is the engine's."""
+class LocalServer:
+    """A server on a thread of this process. `thread` is the thread of its engine."""
 
     def __init__(self, engine: Engine, sockets=None, **options):
         app = make_app(engine, **options)
@@ -78,43 +80,51 @@ class Serving:
         self.server = uvicorn.Server(config)
         self._running = threading.Thread(target=self.server.run, kwargs={"sockets": sockets}, daemon=True)
         self._running.start()
-        eventually(lambda: self.server.started, "the server did not start")
+        wait_until(lambda: self.server.started, "the server did not start")
         self.url = "http://{}:{}".format(*self.server.servers[0].sockets[0].getsockname()[:2])
         self.loop = self.thread._loop
 
-    def ask(self, question: Callable):
-        """What something is on the server's event loop."""
+    def evaluate(self, expression: Callable):
+        """Return the value of an expression on the server's event loop."""
 
-        async def asked():
-            return question()
+        async def value():
+            return expression()
 
-        return asyncio.run_coroutine_threadsafe(asked(), self.loop).result(PATIENCE)
+        return asyncio.run_coroutine_threadsafe(value(), self.loop).result(PATIENCE)
 
-    def tasks(self) -> int:
-        """How many tasks the event loop has, beside this question's."""
-        return self.ask(lambda: len(asyncio.all_tasks(self.loop))) - 1
+    def num_tasks(self) -> int:
+        """Return how many tasks the event loop has, without that of this call."""
+        return self.evaluate(lambda: len(asyncio.all_tasks(self.loop))) - 1
 
-    def settled(self) -> None:
+    def num_in_flight(self) -> int:
+        return self.evaluate(lambda: self.thread.num_in_flight)
+
+    def streams(self) -> list[str]:
+        """Return the engine's ids of the requests whose clients are still there, in order of arrival."""
+        return self.evaluate(lambda: list(self.thread._streams))
+
+    def assert_empty(self) -> None:
         """Wait until nothing is left of any request."""
         with contextlib.suppress(AssertionError):
-            eventually(lambda: not self.ask(self.left_over))
-        assert self.ask(self.left_over) == {}
+            wait_until(lambda: not self.evaluate(self.left_over))
+        assert self.evaluate(self.left_over) == {}
 
     def left_over(self) -> dict[str, object]:
-        """What there still is of requests; nothing if all have ended."""
+        """Return what is left of requests; nothing if all have ended."""
         thread, engine = self.thread, self.engine
         counts = {
-            "open": thread.open,
-            "listeners": len(thread._listeners),
-            "unfinished": len(thread._unfinished),
+            "in flight": thread.num_in_flight,
+            "streams": len(thread._streams),
+            "unfinished": len(thread._num_unfinished),
             "inbox": thread._inbox.qsize(),
             "waiting": engine.waiting,
+            "queue": len(engine.scheduler.waiting),
             "running": engine.running,
-            "untold": engine._untold,
-            "known": engine._unfinished,
+            "pending outputs": engine.outputs.pending,
+            "known requests": engine.scheduler.requests,
             "connections": len(self.server.server_state.tasks),
         }
-        if blocks := getattr(engine.execution, "blocks", None):
+        if blocks := engine.block_manager:
             counts |= {"used": blocks.used, "tables": blocks.tables, "references": sum(blocks.references)}
         return {name: count for name, count in counts.items() if count}
 
@@ -125,9 +135,9 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(engine: Engine | None = None, sockets=None, **options) -> Iterator[Serving]:
-    """A server for an engine, on a thread of this process."""
-    server = Serving(engine or embedded_engine(), sockets, **options)
+def serving(engine: Engine | None = None, sockets=None, **options) -> Iterator[LocalServer]:
+    """Serve an engine on a thread of this process."""
+    server = LocalServer(engine or embedded_engine(), sockets, **options)
     try:
         yield server
     finally:
@@ -135,8 +145,8 @@ def serving(engine: Engine | None = None, sockets=None, **options) -> Iterator[S
 
 
 @contextlib.contextmanager
-def gated(shut: bool = True, config: dict | None = None, **options) -> Iterator[tuple[Serving, Gate]]:
-    """A server whose engine, the embedded model on two rows, waits at a gate."""
+def gated(shut: bool = True, config: dict | None = None, **options) -> Iterator[tuple[LocalServer, Gate]]:
+    """Serve an engine with the embedded model on two rows, behind a gate."""
     engine = embedded_engine(**config or {})
     gate = Gate(engine, shut)
     with serving(engine, **options) as server:
@@ -148,14 +158,14 @@ def gated(shut: bool = True, config: dict | None = None, **options) -> Iterator[
 
 @functools.cache
 def expected(prompt: str, max_tokens: int, **settings):
-    """What the engine answers to this prompt alone."""
+    """Return the engine's output for this prompt alone."""
     return _engine().generate(prompt, SamplingParams(max_tokens, **settings))[0]
 
 
 _engine = functools.cache(Engine)
 
 
-def body(prompt: str = "Once upon a time", max_tokens: int = 8, **settings) -> dict:
+def body(prompt: str = OWL, max_tokens: int = 8, **settings) -> dict:
     return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0} | settings
 
 
@@ -163,8 +173,22 @@ def post(server, path: str = "/v1/completions", timeout: float = PATIENCE, **set
     return httpx.post(server.url + path, json=settings, timeout=timeout)
 
 
+def text_of_response(response: dict) -> str:
+    """Return the text of a completion's only choice."""
+    (choice,) = response["choices"]
+    return choice["text"]
+
+
+def error_of(outcome: tuple[int, dict | list], status: int) -> dict:
+    """Return the error in a response that must have this status, in OpenAI's format."""
+    assert outcome[0] == status, outcome
+    error = outcome[1]["error"]
+    assert error.keys() == {"message", "type", "param", "code"} and error["message"] and error["type"]
+    return error
+
+
 def events_of(lines: Iterator[str]) -> Iterator[dict | str]:
-    """The data of server-sent events: dictionaries, and at the end `"[DONE]"`."""
+    """Yield the data of server-sent events: dictionaries, and at the end `"[DONE]"`."""
     for line in lines:
         if line.startswith("data: "):
             data = line.removeprefix("data: ")
@@ -175,8 +199,8 @@ def text_of_chunks(chunks) -> str:
     return "".join(choice["text"] for chunk in chunks if chunk != "[DONE]" for choice in chunk["choices"])
 
 
-class Asking:
-    """A request on a thread of its own, so that a test can go on meanwhile. `response` is what came of it."""
+class BackgroundRequest:
+    """A request on a thread of its own, so that a test can continue meanwhile. `response` is None until it arrives."""
 
     def __init__(self, server, path: str = "/v1/completions", method: str = "POST", **settings):
         self.response: httpx.Response | None = None
@@ -184,10 +208,10 @@ class Asking:
         self.error: Exception | None = None
         self.client = httpx.Client(timeout=PATIENCE)
         self._request = self.client.build_request(method, server.url + path, json=settings)
-        self._running = threading.Thread(target=self._ask, daemon=True)
+        self._running = threading.Thread(target=self._run, daemon=True)
         self._running.start()
 
-    def _ask(self) -> None:
+    def _run(self) -> None:
         try:
             self.response = self.client.send(self._request, stream=True)
             if self.response.headers["content-type"].startswith("text/event-stream"):
@@ -198,21 +222,29 @@ class Asking:
         except Exception as error:
             self.error = error
 
-    def done(self) -> "Asking":
+    def wait(self) -> "BackgroundRequest":
+        """Wait for the end of the response."""
         self._running.join(PATIENCE)
-        assert not self._running.is_alive(), "no end of the answer"
+        assert not self._running.is_alive(), "the response did not end"
         assert self.error is None, self.error
         return self
 
     @property
-    def answer(self) -> tuple[int, dict | list]:
-        """Status, and the answer or its chunks."""
-        self.done()
+    def outcome(self) -> tuple[int, dict | list]:
+        """The status, and the body or its chunks."""
+        self.wait()
         return self.response.status_code, self.chunks or self.response.json()
 
+    @property
+    def text(self) -> str:
+        """The text of a successful response, complete or in chunks."""
+        status, content = self.outcome
+        assert status == 200, content
+        return text_of_chunks(content) if isinstance(content, list) else text_of_response(content)
 
-class Wire:
-    """A client that is nothing but a connection: it can send what no library would, and go away at any moment."""
+
+class RawConnection:
+    """A client that is just a connection: it can send what no library would, and disconnect at any moment."""
 
     def __init__(self, server, data: bytes, receive_buffer: int | None = None):
         host, port = server.url.removeprefix("http://").split(":")
@@ -224,7 +256,7 @@ class Wire:
         self.socket.sendall(data)
 
     @classmethod
-    def posting(cls, server, settings: dict, path: str = "/v1/completions", **options) -> "Wire":
+    def posting(cls, server, settings: dict, path: str = "/v1/completions", **options) -> "RawConnection":
         data = json.dumps(settings).encode()
         head = (
             f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
@@ -243,11 +275,11 @@ class Wire:
         self.socket.close()
 
 
-def one_after_another(server, *bodies: dict) -> list[Asking]:
-    """Requests that arrive in this order: each has been accepted before the next one is sent."""
+def send_in_order(server, *bodies: dict) -> list[BackgroundRequest]:
+    """Send requests, each once the one before has been accepted."""
     requests = []
     for settings in bodies:
-        before = server.ask(lambda: len(server.thread._listeners))
-        requests.append(Asking(server, **settings))
-        eventually(lambda before=before: server.ask(lambda: len(server.thread._listeners)) > before, "not accepted")
+        before = len(server.streams())
+        requests.append(BackgroundRequest(server, **settings))
+        wait_until(lambda before=before: len(server.streams()) > before, "the request was not accepted")
     return requests

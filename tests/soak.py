@@ -1,12 +1,12 @@
-"""A server under several times the load that it can bear, with clients that go away whenever they like.
+"""A server whose load is several times its capacity, with clients that disconnect at random moments.
 
     python -m tests.soak                     10,000 requests, four times capacity, three of ten clients leave
     python -m tests.soak --requests 1000     fewer
 
-Every answer has to be what the model says alone, every other request has to be refused with 429 or have been left by
-its own client; and in the end nothing may be left of any of them: rows, blocks, tasks, memory.
+Every completed response must equal what the model generates for its request alone. Every other request must have been
+refused with 429 or left by its own client. In the end nothing may be left of any request: rows, blocks, tasks, memory.
 
-The clients live in a process of their own, so that what this one holds in memory is the server's.
+The clients run in their own process, so that the memory of this one is the server's.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from pathlib import Path
 import psutil
 
 from helpers import SamplingParams
-from tests.serving import Serving, embedded_engine, eventually
+from tests.serving import LocalServer, embedded_engine, wait_until
 
-ROWS, MAX_QUEUE, TRACED = 8, 24, 1000
+ROWS, MAX_QUEUE, TRACE_LENGTH = 8, 24, 1000
 PROMPTS = (
     "Once upon a time",
     "There was once a poor miller called Jonas, and",
@@ -39,13 +39,13 @@ LIMITS = (1, 2, 5, 11, 24, 50)  # max_tokens
 
 @dataclasses.dataclass
 class Figures:
-    """What came of it; memory in MiB. `left_over` and `wrong` should be empty."""
+    """What the soak measured; memory in MiB. `left_over` and `wrong` should be empty."""
 
     requests: int
-    seconds: float  # from the first request to the last answer
-    offered: float  # requests a second
-    capacity: float  # requests a second that the engine alone can answer
-    answered: int
+    seconds: float  # from the first request to the last response
+    offered: float  # requests per second
+    capacity: float  # requests per second that the engine alone can finish
+    completed: int
     refused: int
     left: int
     wrong: list[str]
@@ -55,12 +55,12 @@ class Figures:
     rss_after: float
     tasks_before: int
     tasks_after: int
-    trace: int  # iterations that the engine remembers
+    trace: int  # iterations in the engine's trace
 
 
 def run(requests: int, times_capacity: float, seed: int = 0, leaving: float = 0.3, patience: float = 30) -> Figures:
-    """Serve so many requests, of which the fraction `leaving` is left by its client at some random moment."""
-    engine = embedded_engine(max_batch_size=ROWS, trace_length=TRACED)
+    """Serve requests; the fraction `leaving` is left by its client at a random moment."""
+    engine = embedded_engine(max_batch_size=ROWS, trace_length=TRACE_LENGTH)
     pool = [(prompt, limit) for prompt in PROMPTS for limit in LIMITS]
     prompts, params = [prompt for prompt, _ in pool], [SamplingParams(limit) for _, limit in pool]
     outputs = engine.generate(prompts, params)
@@ -68,7 +68,7 @@ def run(requests: int, times_capacity: float, seed: int = 0, leaving: float = 0.
     engine.generate(prompts, params)
     capacity = len(pool) / (time.perf_counter() - start)
 
-    server = Serving(engine, max_queue=MAX_QUEUE)
+    server = LocalServer(engine, max_queue=MAX_QUEUE)
     try:
         plan = {
             "url": server.url,
@@ -78,7 +78,7 @@ def run(requests: int, times_capacity: float, seed: int = 0, leaving: float = 0.
             "leaving": leaving,
             "seed": seed,
         }
-        tasks_before, rss = server.tasks(), [_rss()]
+        tasks_before, rss = server.num_tasks(), [_rss()]
         with subprocess.Popen(
             [sys.executable, "-m", "tests.soak_clients"],
             stdin=subprocess.PIPE,
@@ -91,23 +91,22 @@ def run(requests: int, times_capacity: float, seed: int = 0, leaving: float = 0.
             assert clients.stdout.readline() == "half\n"
             rss.append(_rss())
             ends = json.loads(clients.stdout.readline())
-        with contextlib.suppress(AssertionError):  # the figures say what there is
-            eventually(lambda: not server.left_over() and server.tasks() <= tasks_before, patience=patience)
+        with contextlib.suppress(AssertionError):  # the figures say what is left
+            wait_until(lambda: not server.left_over() and server.num_tasks() <= tasks_before, patience=patience)
         rss.append(_rss())
-        counts = Counter(end if end in ("answered", "refused", "left") else "wrong" for end in ends["ends"])
+        counts = Counter(ends["ends"])
+        expected = ("completed", "refused", "left")
         return Figures(
             requests,
             ends["seconds"],
             requests / ends["sent"],
             capacity,
-            counts["answered"],
-            counts["refused"],
-            counts["left"],
-            [end for end in ends["ends"] if end not in ("answered", "refused", "left")],
-            server.ask(server.left_over),
+            *(counts[end] for end in expected),
+            [end for end in ends["ends"] if end not in expected],
+            server.evaluate(server.left_over),
             *rss,
             tasks_before,
-            server.tasks(),
+            server.num_tasks(),
             len(engine.trace.iterations),
         )
     finally:

@@ -11,8 +11,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from helpers import batching, kv_cache, load_model
-from helpers.batching import Request
+from helpers import Request, batching, kv_cache, load_model
 
 # --- lesson 1 -----------------------------------------------------------------------------------------------------
 
@@ -65,7 +64,7 @@ def batch_throughput(lengths, seconds_per_pass):
 
 
 def wasted_slot_steps(trace):
-    return sum(slot.new_tokens == 0 for iteration in trace.iterations for slot in iteration.slots)
+    return sum(row.new_tokens == 0 for iteration in trace.iterations for row in iteration.row_steps)
 
 
 # --- lesson 3 -----------------------------------------------------------------------------------------------------
@@ -186,9 +185,9 @@ def continuous_loop(requests, max_batch_size):
 
 
 def what_to_read(prompt_tokens, generated, computed, budget):
-    unread = prompt_tokens + generated - computed
-    tokens = min(unread, budget)
-    return tokens, tokens == unread
+    uncomputed = prompt_tokens + generated - computed
+    tokens = min(uncomputed, budget)
+    return tokens, tokens == uncomputed
 
 
 def longest_first(waiting):
@@ -208,12 +207,12 @@ def most_urgent(waiting, ageing):
 
 
 def plan_chunks(running, waiting, rows, tokens):
-    decoding = [sequence for sequence in running if sequence.decodes]
-    reading = [sequence for sequence in running if not sequence.decodes]
+    decoding = [sequence for sequence in running if sequence.is_decode]
+    reading = [sequence for sequence in running if not sequence.is_decode]
     joining = waiting[: rows - len(running)]
     plan = []
     for sequence in decoding + reading + joining:
-        chunk = min(sequence.unread, tokens)
+        chunk = min(sequence.num_uncomputed_tokens, tokens)
         if chunk > 0:
             plan.append((sequence.request_id, chunk))
             tokens -= chunk

@@ -1,7 +1,7 @@
-"""The contract of the four verbs: keys, shapes, masks and positions by hand, purity, ends, text, errors, emptiness.
+"""The contract of the four verbs: keys, shapes, masks, positions, purity, ends, text, errors, empty batches.
 
-Most tests use the counting model, for which every token, mask and cache entry can be written out. That the tokens of
-real models are right, in whatever order rows join and leave, is in test_batching_exactness.py.
+Most tests use the counting model, for which every token, mask and cache entry can be written out by hand.
+test_batching_exactness.py shows that the tokens of real models are right, in whatever order rows join and leave.
 """
 
 import copy
@@ -17,14 +17,16 @@ from transformers import PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from helpers import Request, filter_batch, generate_next_token, init_batch, merge_batches
-from helpers.batching import as_requests, text_of
+from helpers.engine.detokenizer import text_of
+from helpers.request import as_requests
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 LISTS = ("request_ids", "responses", "token_ids", "tokens_remaining", "finish_reasons")
 TENSORS = ("input_ids", "position_ids", "attention_mask")
 
 
 def readable(batch: dict) -> dict:
-    """The batch in plain Python, tensors with shape and dtype, down to the cache: equal if and only if all is equal."""
+    """Return a batch in plain Python, tensors with their shapes and dtypes: equal if and only if the batches are."""
 
     def plain(tensor):
         return tuple(tensor.shape), tensor.dtype, tensor.tolist()
@@ -41,7 +43,7 @@ def readable(batch: dict) -> dict:
 
 
 def keys_of(batch: dict) -> list:
-    """What the counting model keeps in its cache, which is what it has read."""
+    """Return the keys in the counting model's cache, which are the tokens that it has computed."""
     layer = batch["past_key_values"].layers[0]
     assert torch.equal(layer.values, -layer.keys)
     return layer.keys[:, 0, :, 0].tolist()
@@ -71,7 +73,7 @@ def test_prefill_yields_the_first_token_and_fills_the_cache(letters):
     assert readable(batch) == {
         "request_ids": ["x", "y"],
         "input_ids": ((2, 1), torch.int64, [[5], [7]]),
-        "position_ids": ((2, 1), torch.int64, [[3], [0]]),  # row 1 is finished: it does not move on
+        "position_ids": ((2, 1), torch.int64, [[3], [0]]),  # row 1 is finished: its position stays
         "attention_mask": ((2, 4), torch.int64, [[1, 1, 1, 1], [0, 0, 1, 1]]),
         "responses": ["bcde", "fg"],
         "token_ids": [[5], [7]],
@@ -80,7 +82,7 @@ def test_prefill_yields_the_first_token_and_fills_the_cache(letters):
     }
 
 
-def test_a_decode_step_reads_one_token_a_row_and_appends_one(letters):
+def test_a_decode_step_reads_one_token_per_row_and_appends_one(letters):
     batch = init_batch([Request("bcd", 4, "x"), Request("f", 3, "y")], *letters)
     batch = generate_next_token(generate_next_token(batch, *letters), *letters)
     assert keys_of(batch) == [[2, 3, 4, 5], [0, 0, 6, 7]]
@@ -131,7 +133,7 @@ def test_merge_in_the_other_order_gives_the_same_rows_in_the_other_order(wide_an
     assert merged["position_ids"].tolist() == [[2], [3], [2]]
 
 
-def test_filter_takes_finished_rows_out_and_trims_the_padding_that_all_others_share(wide_and_narrow):
+def test_filter_removes_finished_rows_and_trims_the_padding_that_all_others_share(wide_and_narrow):
     batch, removed_indices = filter_batch(merge_batches(*wide_and_narrow))
     assert removed_indices == [0]
     assert keys_of(batch) == [[6, 7], [1, 2]]  # the two columns that only x needed are gone
@@ -148,14 +150,14 @@ def test_filter_takes_finished_rows_out_and_trims_the_padding_that_all_others_sh
     }
 
 
-def test_filter_without_finished_rows_returns_the_batch_as_it_is(letters):
+def test_filter_without_finished_rows_returns_an_equal_batch(letters):
     batch = generate_next_token(init_batch([("bcd", 4), ("f", 2)], *letters), *letters)
     same, removed_indices = filter_batch(batch)
     assert removed_indices == []
     assert readable(same) == readable(batch)
 
 
-def test_a_request_without_an_id_gets_one_that_no_other_has(letters):
+def test_a_request_without_an_id_gets_a_unique_one(letters):
     first = init_batch([("ab", 1), ("c", 2)], *letters)
     second = init_batch([("ab", 1), Request("c", 2, "mine"), ("d", 1)], *letters)
     ids = first["request_ids"] + second["request_ids"]
@@ -163,13 +165,13 @@ def test_a_request_without_an_id_gets_one_that_no_other_has(letters):
     assert ids[3] == "mine"
 
 
-def test_numbers_given_to_requests_skip_the_ids_that_others_brought():
-    # Or a user's own id 0 would clash with the first number, and the error would speak of a duplicate nobody made.
+def test_numbers_for_requests_without_an_id_skip_the_ids_that_others_have():
+    # Otherwise a user's own id 0 would clash with the first number.
     ids = [request.request_id for request in as_requests([("a", 1), Request("b", 1, 0), ("c", 1)])]
     assert ids == [1, 0, 2]
 
 
-def test_cache_follows_the_models_dtype_and_masks_stay_int64(random_pairs):
+def test_the_cache_has_the_models_dtype_and_masks_stay_int64(random_pairs):
     model, tokenizer = random_pairs
     model = copy.deepcopy(model).to(torch.bfloat16)
     batch = generate_next_token(
@@ -187,7 +189,7 @@ def test_cache_follows_the_models_dtype_and_masks_stay_int64(random_pairs):
 
 
 def test_no_verb_changes_its_argument_and_each_can_be_called_twice(random_pairs):
-    # On a real model, because it grows the cache that it is given in place.
+    # A real model, because it grows the cache that it is given, in place.
     verbs = {
         "generate": lambda batch: generate_next_token(batch, *random_pairs),
         "merge as first": lambda batch: merge_batches(batch, other),
@@ -211,7 +213,7 @@ def test_no_verb_changes_its_argument_and_each_can_be_called_twice(random_pairs)
         assert readable(verb(batch)) == result, name
 
 
-def test_init_leaves_the_list_of_requests_alone(letters):
+def test_init_leaves_the_list_of_requests_unchanged(letters):
     requests = [("bcd", 4), Request("f", 1)]
     init_batch(requests, *letters)
     assert requests == [("bcd", 4), Request("f", 1)]
@@ -235,13 +237,13 @@ def test_eos_ends_a_row_and_is_not_part_of_its_text(letters):
     assert batch["finish_reasons"] == ["stop", None]
 
 
-def test_eos_as_the_last_token_of_the_budget_counts_as_stop(letters):
+def test_eos_as_the_last_allowed_token_counts_as_stop(letters):
     batch = run([("fgh", 2), ("a", 2)], *letters, steps=2)
     assert batch["finish_reasons"] == ["stop", "length"]
 
 
-def test_an_eos_that_the_tokenizer_does_not_call_special_is_no_text_either(letters):
-    # Chat models end a turn with ids that only their generation config names; here it is an ordinary letter.
+def test_an_eos_that_is_no_special_token_of_the_tokenizer_is_not_part_of_the_text(letters):
+    # Chat models end a turn with ids that only their generation config names. Here it is an ordinary letter.
     _, tokenizer = letters
     batch = run([("ab", 9), ("f", 9)], CountingModel(eos_token_id=[0, 5]), tokenizer, steps=4)
     assert batch["token_ids"] == [[3, 4, 5], [7, 8, 9, 0]]
@@ -249,7 +251,7 @@ def test_an_eos_that_the_tokenizer_does_not_call_special_is_no_text_either(lette
     assert batch["finish_reasons"] == ["stop", "stop"]
 
 
-def test_a_budget_of_one_token_is_used_up_by_the_prefill(letters):
+def test_a_request_of_one_token_is_finished_by_its_prefill(letters):
     batch = run([("bcd", 1), ("f", 2)], *letters, steps=1)
     assert batch["tokens_remaining"] == [0, 1]
     assert batch["finish_reasons"] == ["length", None]
@@ -258,7 +260,7 @@ def test_a_budget_of_one_token_is_used_up_by_the_prefill(letters):
 
 
 @pytest.mark.parametrize("end", ["length", "stop"])
-def test_a_finished_row_gets_nothing_more_however_often_it_is_decoded(letters, end):
+def test_a_finished_row_gets_no_more_tokens_however_often_it_is_decoded(letters, end):
     prompt, tokens, text = {"length": ("bc", [4, 5], "bcde"), "stop": ("gh", [9, 0], "ghi")}[end]
     batch = run([(prompt, 2), ("a", 9)], *letters, steps=7)
     assert batch["token_ids"][0] == tokens
@@ -268,22 +270,22 @@ def test_a_finished_row_gets_nothing_more_however_often_it_is_decoded(letters, e
     assert batch["token_ids"][1] == [2, 3, 4, 5, 6, 7, 8]
 
 
-def test_a_static_batch_runs_on_when_finished_rows_pass_the_context_length(random_pairs, monkeypatch):
-    # The long prompt is done early, and by the time the short one has filled the context, the long row with all that
-    # was computed for it is longer than the context: its positions must not go on, and its oldest columns must go.
+def test_a_static_batch_continues_when_finished_rows_exceed_the_context_length(random_pairs, monkeypatch):
+    # The long prompt finishes early. By the time the short one has filled the context, the long row has more columns
+    # than the context: its positions must stay, and its oldest columns must be dropped.
     model, tokenizer = random_pairs
     context = model.config.max_position_embeddings
     long, short = "What comes up must come down. " * 3, "The rain in Spain falls"
-    budgets = [context - len(tokenizer(prompt)["input_ids"]) for prompt in (long, short)]
-    assert 1 < budgets[0] < budgets[1] - 30
-    monkeypatch.setattr(model.generation_config, "eos_token_id", 10**6)  # which it cannot say
-    batch = run([(long, budgets[0]), (short, budgets[1])], model, tokenizer, steps=budgets[1])
-    assert len(tokenizer(long)["input_ids"]) + budgets[1] > context
-    assert batch["attention_mask"].size(1) <= context + 1  # the last column is for the token that comes next
-    for row, prompt in enumerate((long, short)):  # not `alone`, whose answers are cached and end with EOS
+    max_tokens = [context - len(tokenizer(prompt)["input_ids"]) for prompt in (long, short)]
+    assert 1 < max_tokens[0] < max_tokens[1] - 30
+    monkeypatch.setattr(model.generation_config, "eos_token_id", 10**6)  # a token that it cannot generate
+    batch = run([(long, max_tokens[0]), (short, max_tokens[1])], model, tokenizer, steps=max_tokens[1])
+    assert len(tokenizer(long)["input_ids"]) + max_tokens[1] > context
+    assert batch["attention_mask"].size(1) <= context + 1  # the last column is for the next token
+    for row, prompt in enumerate((long, short)):  # not `alone`, whose results are cached and end with EOS
         inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
         ids = model.generate(
-            **inputs, do_sample=False, max_new_tokens=budgets[row], pad_token_id=tokenizer.pad_token_id
+            **inputs, do_sample=False, max_new_tokens=max_tokens[row], pad_token_id=tokenizer.pad_token_id
         )
         assert batch["token_ids"][row] == ids[0, inputs["input_ids"].size(1) :].tolist()
     assert batch["finish_reasons"] == ["length", "length"]
@@ -293,7 +295,7 @@ def test_a_static_batch_runs_on_when_finished_rows_pass_the_context_length(rando
 
 
 class ScriptedModel(CountingModel):
-    """Continues a prompt of so many tokens with the ids of a script, and each other prompt somehow."""
+    """Continues a prompt of `prompt_tokens` tokens with the ids of a script."""
 
     def __init__(self, script: list[int], prompt_tokens: int, vocabulary: int):
         super().__init__(context=64)
@@ -308,10 +310,10 @@ class ScriptedModel(CountingModel):
 
 
 @pytest.mark.parametrize("text", [" 🦊 naïve", "été", "日本 x"])
-def test_a_character_spread_over_several_tokens_comes_out_whole(embedded, text):
+def test_a_character_of_several_tokens_is_decoded_whole(embedded, text):
     _, tokenizer = embedded
     script = tokenizer(text)["input_ids"]
-    assert any("�" in tokenizer.decode([id]) for id in script), "no character is spread over tokens"
+    assert any("�" in tokenizer.decode([id]) for id in script), "every character is one token"
     prompt = "The quick brown fox"
     script_to_eos = [*script, tokenizer.eos_token_id]
     model = ScriptedModel(script_to_eos, len(tokenizer(prompt)["input_ids"]), len(tokenizer))
@@ -322,13 +324,14 @@ def test_a_character_spread_over_several_tokens_comes_out_whole(embedded, text):
 
 
 def word_tokenizer(*words: str, pre_tokenizer, decoder, **options):
+    """Return a tokenizer whose tokens are these words, from id 1, and EOS = 0."""
     bare = Tokenizer(WordLevel({word: id for id, word in enumerate(("<eos>", *words))}, unk_token="<eos>"))
     bare.pre_tokenizer, bare.decoder = pre_tokenizer, decoder
     return PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<eos>", pad_token="<eos>", **options)
 
 
 def test_the_space_before_the_first_generated_word_survives_sentencepiece():
-    # Sentencepiece writes the space into the word (▁fox) and drops it again at the start of whatever it decodes.
+    # Sentencepiece stores the space with the word (▁fox) and drops it at the start of every decoded text.
     metaspace = pre_tokenizers.Metaspace(), decoders.Metaspace()
     tokenizer = word_tokenizer("▁a", "▁brown", "▁fox", "es", pre_tokenizer=metaspace[0], decoder=metaspace[1])
     assert tokenizer.decode([3]) == "fox"
@@ -339,13 +342,13 @@ def test_the_space_before_the_first_generated_word_survives_sentencepiece():
 def test_a_tokenizer_that_begins_every_text_with_a_space_adds_none_to_the_output():
     bytes_with_space = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
     parts = {"pre_tokenizer": bytes_with_space[0], "decoder": bytes_with_space[1]}
-    tokenizer = word_tokenizer("Ġa", "Ġfox", "es", **parts, add_prefix_space=True)  # transformers 4 wants to be told
+    tokenizer = word_tokenizer("Ġa", "Ġfox", "es", **parts, add_prefix_space=True)  # transformers 4 needs the option
     assert tokenizer.decode(tokenizer("a")["input_ids"]) == " a"
     assert text_of([2, 3], tokenizer) == " foxes"
     assert text_of([3, 0], tokenizer) == "es"
 
 
-def test_text_of_nothing_is_nothing(letters):
+def test_the_text_of_no_tokens_is_empty(letters):
     assert text_of([], letters[1]) == ""
 
 
@@ -368,30 +371,30 @@ def test_text_of_nothing_is_nothing(letters):
         ([("ab", 2), "cde"], r"A request is a \(prompt, max_tokens\) tuple or a Request, not 'cde'"),
         ([("ab", 2), ("c",)], "A request is a"),
         ([("ab", 2), 7], "A request is a"),
-        (("ab", 2), "A request is a .* tuple or a Request, not 'ab'"),  # one request where a list of them belongs
+        (("ab", 2), "A request is a .* tuple or a Request, not 'ab'"),  # one request in place of a list
     ],
 )
-def test_init_says_what_is_wrong_with_a_request(letters, requests, message):
+def test_init_reports_what_is_wrong_with_a_request(letters, requests, message):
     with pytest.raises(ValueError, match=message):
         init_batch(requests, *letters)
 
 
-def test_init_says_that_a_prompt_without_tokens_has_nothing_to_continue(letters):
+def test_init_refuses_a_prompt_without_tokens(letters):
     with pytest.raises(ValueError, match="has no tokens"):
-        init_batch([("ab", 1), (" ", 2)], *letters)  # the letters' tokenizer drops spaces
+        init_batch([("ab", 1), (" ", 2)], *letters)  # this tokenizer drops spaces
 
 
-def test_a_request_that_fills_the_context_exactly_is_welcome(letters):
+def test_a_request_may_fill_the_context_exactly(letters):
     assert init_batch([("abc", 13), ("a", 1)], *letters)["tokens_remaining"] == [13, 1]
 
 
-def test_a_model_whose_positions_have_no_end_takes_any_length(letters):
+def test_a_model_whose_positions_have_no_end_accepts_any_length(letters):
     model = CountingModel(eos_token_id=99)
-    model.config.get_text_config = lambda: SimpleNamespace(num_hidden_layers=1)  # BLOOM's names no positions
+    model.config.get_text_config = lambda: SimpleNamespace(num_hidden_layers=1)  # like BLOOM's: no number of positions
     assert run([("abc", 50), ("a", 1)], model, letters[1], steps=20)["tokens_remaining"] == [30, 0]
 
 
-def test_merging_a_batch_that_has_not_been_prefilled_says_what_to_call(letters):
+def test_merging_a_batch_that_has_not_been_prefilled_raises_an_error_that_says_what_to_call(letters):
     fresh = init_batch([Request("abc", 3, "late"), Request("d", 2, "later")], *letters)
     prefilled = run([("ef", 3)], *letters, steps=1)
     for pair in ((fresh, prefilled), (prefilled, fresh)):
@@ -423,7 +426,7 @@ def empty(letters):
     return batch
 
 
-def test_filtering_everything_leaves_an_empty_batch(empty):
+def test_filtering_all_rows_leaves_an_empty_batch(empty):
     assert all(empty[key] == [] for key in LISTS)
     assert all(empty[key].shape == (0, 1) and empty[key].dtype == torch.int64 for key in TENSORS)
     layer = empty["past_key_values"].layers[0]
@@ -444,15 +447,15 @@ def test_an_empty_batch_can_be_run_and_filtered(letters, empty):
     assert readable(batch) == readable(empty)
 
 
-# --- the loop that learners know ----------------------------------------------------------------------------------
+# --- the loop of existing courses ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 20])
-def test_the_classic_loop_runs_unchanged_and_gives_every_request_its_own_tokens(embedded, batch_size):
+def test_the_loop_of_existing_courses_runs_unchanged_and_gives_every_request_its_own_tokens(embedded, batch_size):
     prompts = ["The quick brown fox", "The rain in Spain falls", "What comes up must"]
-    queue = [(prompts[i % 3], budget) for i, budget in enumerate([10, 1, 4, 2, 6, 1, 1, 3, 12, 5])]
+    queue = [(prompts[i % 3], max_tokens) for i, max_tokens in enumerate([10, 1, 4, 2, 6, 1, 1, 3, 12, 5])]
 
-    # Word for word as existing course material has it; only the line that collects finished rows is ours.
+    # Word for word as in existing course material, except for the line that collects finished rows.
     finished = []
     request_queue = queue
     cached_batch = init_batch(request_queue[:batch_size])
@@ -470,13 +473,15 @@ def test_the_classic_loop_runs_unchanged_and_gives_every_request_its_own_tokens(
         cached_batch, removed_indices = filter_batch(cached_batch)
         assert all(isinstance(index, int) for index in removed_indices)
 
-    finished.sort()  # by id, and init_batch numbers requests as they come
-    assert [tokens for _, _, tokens in finished] == [alone(*embedded, prompt, budget) for prompt, budget in queue]
-    for (prompt, budget), (_, response, tokens) in zip(queue, finished, strict=True):
+    finished.sort()  # by id: init_batch numbers requests in their order
+    assert [tokens for _, _, tokens in finished] == [
+        alone(*embedded, prompt, max_tokens) for prompt, max_tokens in queue
+    ]
+    for (prompt, max_tokens), (_, response, tokens) in zip(queue, finished, strict=True):
         assert response == embedded[1].decode(
-            embedded[1](prompt)["input_ids"] + alone(*embedded, prompt, budget), skip_special_tokens=True
+            embedded[1](prompt)["input_ids"] + alone(*embedded, prompt, max_tokens), skip_special_tokens=True
         )
-        assert len(tokens) <= budget
+        assert len(tokens) <= max_tokens
 
 
 def finished_rows(batch: dict) -> list:

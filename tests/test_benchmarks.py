@@ -1,5 +1,6 @@
-"""The benchmark gives every engine the same work, reports nothing where answers differ, and says why something is left
-out. How fast anything is, no test asserts.
+"""The benchmark gives every engine the same work, reports no time where outputs differ, and names what it skips.
+
+No test asserts how fast anything is.
 """
 
 import io
@@ -12,18 +13,19 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import __main__ as program
-from benchmarks import report, workloads
-from benchmarks.engines import Rival, TransformersStatic
-from benchmarks.measure import Measurement, TokensDiffer, measure, runs, shortfall_of
+from benchmarks import report, scheduling_cost, workloads
+from benchmarks.engines import ExternalEngine, TransformersStatic
+from benchmarks.measure import Measurement, TokensDiffer, count_runs, make_shortfall, measure
 from benchmarks.models import find_model
 from benchmarks.worker import Worker, WorkerError
+from helpers import load_model
 
 VOCABULARY = 50257
 MACHINE = {"processor": "p", "cores": 2, "memory bandwidth": 1e9, "load average": [0.0], "versions": {}}
 
 
-class Counting:
-    """A stand-in: what it says follows from the prompt, and from request `wrong_from` on it says something else."""
+class CountingEngine:
+    """A fake engine: counts up from the prompt's first token; the last token is wrong from request `wrong_from` on."""
 
     ours = False
 
@@ -31,7 +33,7 @@ class Counting:
         self.name, self.wrong_from, self.missing = name, wrong_from, missing
         self.log = [] if log is None else log
 
-    def available(self):
+    def why_unavailable(self):
         return self.missing
 
     def load(self, folder, dtype, rows):
@@ -39,11 +41,11 @@ class Counting:
 
     def run(self, requests):
         self.log.append(("run", self.name))
-        answers = [[request.prompt[0] + i for i in range(request.max_tokens)] for request in requests]
+        outputs = [[request.prompt[0] + i for i in range(request.max_tokens)] for request in requests]
         if self.wrong_from is not None:
-            for answer in answers[self.wrong_from :]:
-                answer[-1] += 1
-        return answers
+            for output in outputs[self.wrong_from :]:
+                output[-1] += 1
+        return outputs
 
     def versions(self):
         return {self.name: "1.0"}
@@ -53,15 +55,15 @@ class Counting:
 
 
 def measurement(engine, seconds, **changes):
-    shape = dict(ours=False, workload="race", dtype="float32", rows=8, requests=32, prompt_tokens=224)
-    shape |= dict(output_tokens=680, identical=1.0, shortfall=0.0)
-    return Measurement(engine=engine, seconds=seconds, **(shape | changes))
+    fields = dict(ours=False, workload="race", dtype="float32", rows=8, requests=32, prompt_tokens=224)
+    fields |= dict(output_tokens=680, identical=1.0, shortfall=0.0)
+    return Measurement(engine=engine, seconds=seconds, **(fields | changes))
 
 
 # --- workloads ------------------------------------------------------------------------------------------------------
 
 
-def test_the_race_is_lesson_3s():
+def test_the_race_is_the_one_of_lesson_3():
     race = workloads.race(VOCABULARY)
 
     assert (race.rows, len(race.requests), race.output_tokens) == (8, 32, 680)
@@ -73,7 +75,7 @@ def test_the_race_is_lesson_3s():
     ("name", "rows", "requests", "prompts", "outputs"),
     [("mixed", 16, 64, (8, 128), (8, 128)), ("long", 16, 48, (256, 512), (16, 64)), ("one", 1, 1, (8, 8), (128, 128))],
 )
-def test_a_workload_is_what_its_description_says(name, rows, requests, prompts, outputs):
+def test_a_workload_has_the_sizes_that_its_description_states(name, rows, requests, prompts, outputs):
     workload = workloads.WORKLOADS[name](VOCABULARY)
 
     assert (workload.name, workload.rows, len(workload.requests)) == (name, rows, requests)
@@ -83,7 +85,7 @@ def test_a_workload_is_what_its_description_says(name, rows, requests, prompts, 
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
-def test_a_seed_gives_the_same_requests_every_time_and_another_seed_others(name):
+def test_the_same_seed_gives_the_same_requests_and_another_seed_gives_others(name):
     build = workloads.WORKLOADS[name]
 
     assert build(VOCABULARY) == build(VOCABULARY) != build(VOCABULARY, seed=1)
@@ -93,7 +95,7 @@ def test_a_seed_gives_the_same_requests_every_time_and_another_seed_others(name)
 
 
 def test_ratios_are_taken_within_a_repeat():
-    # The machine is three times slower in the last repeat, for both: the ratio does not see it.
+    # In the last repeat, the machine is three times slower for both engines, which does not change the ratio.
     reference, other = measurement("transformers", [4.0, 5.0, 12.0]), measurement("llama", [2.0, 2.0, 6.0])
 
     assert report.ratios(reference, other) == report.Spread(median=2.0, least=2.0, greatest=2.5)
@@ -101,7 +103,7 @@ def test_ratios_are_taken_within_a_repeat():
     assert f"{report.ratios(reference, other):.1f}" == "2.0 (2.0–2.5)"
 
 
-def test_the_share_of_bandwidth_is_bytes_read_over_bytes_that_could_have_been():
+def test_the_share_of_bandwidth_is_bytes_read_over_bytes_that_could_have_been_read():
     one = measurement("transformers", [2.0, 4.0], requests=1, rows=1)
 
     share = report.bandwidth_share(one, weight_bytes=1000, bandwidth=1_000_000)
@@ -110,7 +112,7 @@ def test_the_share_of_bandwidth_is_bytes_read_over_bytes_that_could_have_been():
 
 
 def test_a_token_reads_all_weights_but_the_position_embeddings():
-    # vocabulary 512, width 64, two layers of 12 * 64**2 weights and 13 * 64 biases and norms, and the last norm.
+    # Vocabulary 512, width 64, two layers of 12 * 64**2 weights and 13 * 64 biases and norms, and the last norm.
     expected = 512 * 64 + 2 * (12 * 64**2 + 13 * 64) + 2 * 64
 
     model = find_model(smoke=True)
@@ -119,87 +121,89 @@ def test_a_token_reads_all_weights_but_the_position_embeddings():
     assert model.weight_bytes("bfloat16") == 2 * expected
 
 
-# --- checking, then timing ------------------------------------------------------------------------------------------
+# --- tokens, then times ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "distance"), [("float32", 0.0011), ("bfloat16", 0.021)])
-def test_different_tokens_are_refused_before_any_time_is_taken(tmp_path, dtype, distance):
+def test_different_tokens_are_refused_before_any_run_is_timed(tmp_path, dtype, distance):
     log = []
-    engines = [Counting("first", log=log), Counting("second", wrong_from=3, log=log)]
+    engines = [CountingEngine("first", log=log), CountingEngine("second", wrong_from=3, log=log)]
 
-    with pytest.raises(TokensDiffer, match="second and first gave 29 of 32 requests of race different tokens") as info:
-        measure(engines, workloads.race(VOCABULARY), tmp_path, dtype, 3, shortfall=lambda request, answer: distance)
+    with pytest.raises(
+        TokensDiffer, match="second and first gave different tokens for 29 of 32 requests of race"
+    ) as info:
+        measure(engines, workloads.race(VOCABULARY), tmp_path, dtype, 3, shortfall=lambda request, output: distance)
 
     assert "of the logits' range" in str(info.value)
-    assert log.count(("run", "first")) == 1  # the check alone
+    assert log.count(("run", "first")) == 1  # only the comparison
     assert log[-2:] == [("close", "first"), ("close", "second")]
 
 
 @pytest.mark.parametrize("wrong", ["first", "second"])
-def test_whoever_of_two_that_differ_is_wrong_is_named(tmp_path, wrong):
-    engines, race = [Counting("first"), Counting("second", wrong_from=3)], workloads.race(VOCABULARY)
-    right = {"first": 1, "second": 0}[wrong]  # the last token's distance from the one that Counting gives
+def test_of_two_engines_that_differ_the_wrong_one_is_named(tmp_path, wrong):
+    engines, race = [CountingEngine("first"), CountingEngine("second", wrong_from=3)], workloads.race(VOCABULARY)
+    right = {"first": 1, "second": 0}[wrong]  # the last token's distance from the one that CountingEngine gives
 
-    def shortfall(request, answer):
-        return abs(answer[-1] - request.prompt[0] - request.max_tokens + 1 - right) / 2
+    def shortfall(request, output):
+        return abs(output[-1] - request.prompt[0] - request.max_tokens + 1 - right) / 2
 
-    with pytest.raises(TokensDiffer, match=f"a token of {wrong}'s for request 3 falls short .* by 50.0%"):
+    with pytest.raises(TokensDiffer, match=f"a token of {wrong} for request 3 falls short .* by 50.0%"):
         measure(engines, race, tmp_path, "bfloat16", repeats=1, shortfall=shortfall)
 
 
 @pytest.mark.parametrize(("dtype", "distance"), [("float32", 0.0009), ("bfloat16", 0.019)])
-def test_near_ties_that_fall_otherwise_are_timed_and_reported(tmp_path, dtype, distance):
-    engines, asked = [Counting("first"), Counting("second", wrong_from=24)], []
+def test_outputs_that_differ_at_near_ties_are_timed_and_reported(tmp_path, dtype, distance):
+    engines, seen = [CountingEngine("first"), CountingEngine("second", wrong_from=24)], []
 
-    def shortfall(request, answer):
-        asked.append(answer)
-        return distance if len(asked) == 3 else 0.0
+    def shortfall(request, output):
+        seen.append(output)
+        return distance if len(seen) == 3 else 0.0
 
     first, second = measure(engines, workloads.race(VOCABULARY), tmp_path, dtype, 1, settle=0, shortfall=shortfall)
 
     assert (first.identical, first.shortfall) == (1.0, 0.0)
     assert (second.identical, second.shortfall) == (0.75, distance)
-    assert len(asked) == 2 * 8  # of the 8 that differ, both answers; of the others none
+    assert len(seen) == 2 * 8  # both outputs of the 8 requests that differ, and no others
     setting = {"model": "m", "skipped": {}, "machine": MACHINE, "weight bytes": {}}
     assert f"| 75% ({distance:.2%}) |" in report.markdown([first, second], setting)
 
 
-def test_greedy_answers_fall_short_by_nothing_and_others_by_the_share_of_the_range_that_they_miss():
-    model, request = find_model(smoke=True), workloads.small(workloads.mixed(512)).requests[0]
-    engine, shortfall = TransformersStatic(), shortfall_of(find_model(smoke=True).folder)
+def test_greedy_outputs_have_no_shortfall_and_others_the_share_of_the_range_that_they_miss():
+    model, request = find_model(smoke=True), workloads.shortened(workloads.mixed(512)).requests[0]
+    engine, shortfall = TransformersStatic(), make_shortfall(find_model(smoke=True).folder)
     engine.load(model.folder, "float32", rows=1)
-    (answer,) = engine.run([request])
+    (output,) = engine.run([request])
     with torch.no_grad():
-        ids = torch.tensor([request.prompt + answer[:2]])
+        ids = torch.tensor([request.prompt + output[:2]])
         logits = engine.model(ids).logits[0, -1]
 
-    assert shortfall(request, answer) < 1e-6
-    worst = [*answer[:2], int(logits.argmin())]
+    assert shortfall(request, output) < 1e-6
+    worst = [*output[:2], int(logits.argmin())]
     assert shortfall(request, worst) == pytest.approx(1)
-    second = logits.topk(2)
-    missed = float((second.values[0] - second.values[1]) / (logits.max() - logits.min()))
-    assert shortfall(request, [*answer[:2], int(second.indices[1])]) == pytest.approx(missed, rel=1e-3)
+    best = logits.topk(2)
+    missed = float((best.values[0] - best.values[1]) / (logits.max() - logits.min()))
+    assert shortfall(request, [*output[:2], int(best.indices[1])]) == pytest.approx(missed, rel=1e-3)
 
 
-def test_engines_take_turns_and_everybody_is_first_once(tmp_path):
+def test_engines_take_turns_and_each_is_first_once(tmp_path):
     log, bar = [], tqdm(file=io.StringIO())
-    engines = [Counting(name, log=log) for name in "ab"]
+    engines = [CountingEngine(name, log=log) for name in "ab"]
 
     measurements = measure(engines, workloads.one(VOCABULARY), tmp_path, "float32", 2, bar, settle=0)
 
     assert [name for what, name in log if what == "run"] == ["a", "b", "a", "b", "b", "a"]
     assert [len(one.seconds) for one in measurements] == [2, 2]
-    assert bar.n == runs(engines, repeats=2)
+    assert bar.n == count_runs(engines, repeats=2)
 
 
 # --- the program ----------------------------------------------------------------------------------------------------
 
 
-def test_a_program_whose_engines_differ_prints_no_figures(tmp_path, capsys):
-    # These count, which no model does.
+def test_no_figures_are_printed_if_engines_differ(tmp_path, capsys):
+    # These engines count, which is not the model's greedy output.
     arguments = ["--smoke", "--workloads", "race", "--output", str(tmp_path)]
 
-    assert program.main(arguments, [Counting("first"), Counting("second", wrong_from=0)]) == 1
+    assert program.main(arguments, [CountingEngine("first"), CountingEngine("second", wrong_from=0)]) == 1
 
     output = capsys.readouterr()
     assert "different tokens" in output.err
@@ -207,26 +211,26 @@ def test_a_program_whose_engines_differ_prints_no_figures(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_rival_is_named_with_the_reason(tmp_path, capsys, monkeypatch):
+def test_an_engine_that_is_not_installed_is_named_with_the_reason(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("BENCH_VLLM_PYTHON", str(tmp_path / "nowhere"))
     arguments = ["--smoke", "--workloads", "one", "--output", str(tmp_path)]
 
-    assert program.main(arguments, [Counting("first"), Rival("vllm")]) == 0
+    assert program.main(arguments, [CountingEngine("first"), ExternalEngine("vllm")]) == 0
 
     assert "Skipped: vllm, not installed: python -m benchmarks.install vllm." in capsys.readouterr().out
     assert "vllm" in json.loads((tmp_path / "benchmark.json").read_text())["skipped"]
 
 
-def test_a_workload_that_does_not_fit_the_model_is_skipped_with_the_reason(tmp_path, capsys):
+def test_a_workload_longer_than_the_context_is_skipped_with_the_reason(tmp_path, capsys):
     arguments = ["--model", "embedded", "--workloads", "long", "one", "--repeats", "1", "--output", str(tmp_path)]
 
-    assert program.main(arguments, [Counting("first")]) == 0
+    assert program.main(arguments, [CountingEngine("first")]) == 0
 
     assert "the model has 512" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_smoke_run_goes_end_to_end_and_leaves_report_json_and_plot(tmp_path, capsys):
+def test_a_smoke_run_works_end_to_end_and_writes_report_json_and_plot(tmp_path, capsys):
     names = ["transformers", "static", "padded", "ragged", "ragged-longest"]
     arguments = ["--smoke", "--dtype", "float32", "bfloat16", "--workloads", "mixed", "one"]
     arguments += ["--output", str(tmp_path), "--engines", *names]
@@ -236,10 +240,9 @@ def test_a_smoke_run_goes_end_to_end_and_leaves_report_json_and_plot(tmp_path, c
     printed = capsys.readouterr().out
     assert "random weights" in printed
     written = json.loads((tmp_path / "benchmark.json").read_text())
-    here = set(names) - set(written["skipped"])
-    assert "transformers" in here
+    assert written["skipped"] == {}
     assert {(one["workload"], one["dtype"], one["engine"]) for one in written["results"]} == {
-        (workload, dtype, name) for workload in ("mixed", "one") for dtype in ("float32", "bfloat16") for name in here
+        (workload, dtype, name) for workload in ("mixed", "one") for dtype in ("float32", "bfloat16") for name in names
     }
     assert all(one["identical"] == 1 for one in written["results"] if one["dtype"] == "float32")
     assert written["machine"]["memory bandwidth"] > 0
@@ -247,9 +250,9 @@ def test_a_smoke_run_goes_end_to_end_and_leaves_report_json_and_plot(tmp_path, c
     assert (tmp_path / "benchmark.md").read_text().startswith("Model: ")
 
 
-def test_static_batches_of_generate_give_what_each_prompt_gets_alone():
+def test_static_batches_of_generate_give_the_tokens_that_each_prompt_gets_alone():
     model, engine = find_model(smoke=True), TransformersStatic()
-    requests = workloads.small(workloads.mixed(512)).requests
+    requests = workloads.shortened(workloads.mixed(512)).requests
     engine.load(model.folder, "float32", rows=4)
     together = engine.run(requests)
 
@@ -258,12 +261,32 @@ def test_static_batches_of_generate_give_what_each_prompt_gets_alone():
     assert together == engine.run(requests)
 
 
+# --- what an iteration costs ------------------------------------------------------------------------------------------
+
+
+def test_scheduling_cost_separates_iterations_that_admit_from_those_that_decode():
+    cases = [
+        scheduling_cost.Case(),
+        scheduling_cost.Case("longest_first", waiting=3),
+        scheduling_cost.Case(num_blocks=300, block_size=1, cached=True),
+    ]
+
+    results = scheduling_cost.measure(*load_model(), cases, rounds=1)
+
+    assert list(results) == ["no model", "embedded model"]
+    for measurements in results.values():
+        assert [len(one.admit) for one in measurements.values()] == [1, 1, 1]
+        assert [len(one.decode) for one in measurements.values()] == [15, 15, 15]
+    assert "| longest_first, 3 waiting | " in scheduling_cost.table(results)
+    assert "| 300 blocks, all cached | " in scheduling_cost.table(results)
+
+
 # --- workers --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a worker from the body of an engine class; ended after the test."""
+    """Return a function that starts a worker from the body of an engine class; it ends with the test."""
     workers = []
 
     def start(body: str) -> Worker:
@@ -279,7 +302,7 @@ def start(tmp_path):
         worker.close()
 
 
-def test_a_worker_answers_and_what_it_prints_does_not_get_between(start, tmp_path):
+def test_what_a_worker_prints_goes_to_its_log_and_not_between_its_replies(start, tmp_path):
     worker = start("""
         def run(self, requests):
             print("a library that prints")
@@ -287,25 +310,25 @@ def test_a_worker_answers_and_what_it_prints_does_not_get_between(start, tmp_pat
             return [[prompt[0]] * tokens for prompt, tokens in requests]
     """)
 
-    assert worker.ask("run", requests=[[[7], 2], [[8, 9], 1]]) == [[7, 7], [8]]
+    assert worker.call("run", requests=[[[7], 2], [[8, 9], 1]]) == [[7, 7], [8]]
     worker.close()
     assert "a library that prints" in (tmp_path / "fake.log").read_text()
 
 
-def test_a_worker_that_dies_says_so_with_its_status_and_its_last_words(start):
+def test_the_error_of_a_dead_worker_has_its_status_and_the_last_line_of_its_log(start):
     worker = start("""
         def run(self, requests):
             print("no memory left", file=sys.stderr, flush=True)
             os._exit(7)
     """)
 
-    with pytest.raises(WorkerError, match=r"fake's process ended with status 7 when asked to run.*no memory left"):
-        worker.ask("run", requests=[])
-    with pytest.raises(WorkerError, match="status 7"):  # and again, instead of a broken pipe
-        worker.ask("run", requests=[])
+    with pytest.raises(WorkerError, match=r"fake's process ended with status 7 in run\(\).*no memory left"):
+        worker.call("run", requests=[])
+    with pytest.raises(WorkerError, match="status 7"):  # the same error again, not a broken pipe
+        worker.call("run", requests=[])
 
 
-def test_a_worker_whose_engine_fails_lives_on(start):
+def test_a_worker_survives_an_exception_in_its_engine(start):
     worker = start("""
         def run(self, requests):
             if not requests:
@@ -313,6 +336,6 @@ def test_a_worker_whose_engine_fails_lives_on(start):
             return requests
     """)
 
-    with pytest.raises(WorkerError, match="fake could not run: ValueError: nothing to do"):
-        worker.ask("run", requests=[])
-    assert worker.ask("run", requests=[1]) == [1]
+    with pytest.raises(WorkerError, match=r"fake failed in run\(\): ValueError: nothing to do"):
+        worker.call("run", requests=[])
+    assert worker.call("run", requests=[1]) == [1]

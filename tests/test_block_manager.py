@@ -1,7 +1,7 @@
-"""The block manager's books: by hand for small cases, and by a state machine that knows what is in every slot.
+"""The block manager's accounts: small cases by hand, and a state machine that knows what is in every slot.
 
-No torch and no model: what a slot holds is written down as the tokens that were read up to there, and whoever reads a
-sequence has to find just its own.
+There is no model. What a slot holds is recorded as the tokens that were computed up to there, and every sequence must
+find exactly its own in the slots that its block table names.
 """
 
 from collections import Counter
@@ -18,8 +18,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from helpers.block_manager import BlockManager
-from helpers.sequence import Sequence
+from helpers.engine import BlockManager, Sequence
+from helpers.runners.kv_pool import slot_mapping
+from tests.simulation import operations
 
 
 def sequence(text: str, parent: Sequence | None = None) -> Sequence:
@@ -27,24 +28,28 @@ def sequence(text: str, parent: Sequence | None = None) -> Sequence:
     return Sequence(text, [ord(letter) for letter in text], 10, parent=parent)
 
 
-def read(blocks: BlockManager, one: Sequence, tokens: int | None = None) -> list[int]:
-    """Allocate and read the next tokens, all if not told how many; the sequence's block table."""
+def compute(blocks: BlockManager, one: Sequence, tokens: int | None = None) -> list[int]:
+    """Allocate and compute the next tokens, by default all of them; return the sequence's block table."""
     tokens = len(one.token_ids) - max(one.computed, blocks.cached_tokens(one)) if tokens is None else tokens
     assert blocks.allocate(one, tokens)
     one.computed += tokens
     return list(blocks.tables[one])
 
 
-def write(blocks: BlockManager, one: Sequence, text: str) -> list[int]:
-    """Generate some tokens, each read before the next comes; the block table."""
+def generate(blocks: BlockManager, one: Sequence, text: str) -> list[int]:
+    """Generate some tokens, each computed before the next one; return the block table."""
     for letter in text:
         one.token_ids.append(ord(letter))
-        read(blocks, one, 1)
+        compute(blocks, one, 1)
     return list(blocks.tables[one])
 
 
-def books(blocks: BlockManager):
-    """Everything that can be asked."""
+def slots(blocks: BlockManager, one: Sequence, start: int, end: int) -> list[int]:
+    return slot_mapping(blocks.block_table(one), blocks.block_size, start, end)
+
+
+def accounts(blocks: BlockManager):
+    """Return all that a block manager can be asked."""
     tables = {one: list(table) for one, table in blocks.tables.items()}
     computed = {one: one.computed for one in tables}
     return tables, computed, list(blocks.references), list(blocks.copies), blocks.available, blocks.unused_tokens
@@ -53,116 +58,117 @@ def books(blocks: BlockManager):
 # --- growing --------------------------------------------------------------------------------------------------------
 
 
-def test_a_lone_sequence_lies_in_one_piece_and_starts_at_the_first_block():
-    blocks, one = BlockManager(blocks=8, block_size=4), sequence("abcdef")
-    assert read(blocks, one) == [0, 1]
-    assert write(blocks, one, "ghijklmnopq") == [0, 1, 2, 3, 4]
-    assert blocks.slots(one, 0, 17) == list(range(17))
+def test_a_lone_sequence_is_contiguous_and_starts_at_the_first_block():
+    blocks, one = BlockManager(num_blocks=8, block_size=4), sequence("abcdef")
+    assert compute(blocks, one) == [0, 1]
+    assert generate(blocks, one, "ghijklmnopq") == [0, 1, 2, 3, 4]
+    assert slots(blocks, one, 0, 17) == list(range(17))
 
 
-def test_a_block_is_given_out_when_the_one_before_is_full_and_not_earlier():
+def test_a_block_is_allocated_once_the_one_before_is_full_and_not_earlier():
     blocks, one = BlockManager(8, 4), sequence("abc")
-    assert [len(read(blocks, one)), *(len(write(blocks, one, letter)) for letter in "defghi")] == [1, 1, 2, 2, 2, 2, 3]
+    assert len(compute(blocks, one)) == 1
+    assert [len(generate(blocks, one, letter)) for letter in "defghi"] == [1, 2, 2, 2, 2, 3]
     assert blocks.used == 3 and blocks.available == 5
 
 
-def test_sequences_keep_out_of_each_others_way_until_they_have_to_mix():
+def test_sequences_are_contiguous_until_their_blocks_have_to_interleave():
     blocks, one, other = BlockManager(6, 2), sequence("abc"), sequence("xyz")
-    assert (read(blocks, one), read(blocks, other)) == ([0, 1], [4, 5])  # in the middle of the gap, room on both sides
-    assert write(blocks, one, "def") == [0, 1, 2]
-    assert write(blocks, other, "uv") == [4, 5, 3]
-    assert blocks.slots(other, 1, 5) == [9, 10, 11, 6]
-    assert blocks.slots(one, 0, 6) == [0, 1, 2, 3, 4, 5]
+    assert compute(blocks, one) == [0, 1]
+    assert compute(blocks, other) == [4, 5], "in the middle of the gap, there is room on both sides"
+    assert generate(blocks, one, "def") == [0, 1, 2]
+    assert generate(blocks, other, "uv") == [4, 5, 3]
+    assert slots(blocks, other, 1, 5) == [9, 10, 11, 6]
+    assert slots(blocks, one, 0, 6) == [0, 1, 2, 3, 4, 5]
     assert blocks.available == 0
 
 
-def test_a_chunk_gets_room_for_itself_and_no_more():
+def test_a_chunk_gets_memory_for_its_own_tokens_and_no_more():
     blocks, one = BlockManager(8, 4), sequence("abcdefghijkl")
-    assert read(blocks, one, 5) == [0, 1]
+    assert compute(blocks, one, 5) == [0, 1]
     assert blocks.unused_tokens == 3
-    assert read(blocks, one, 3) == [0, 1]
-    assert read(blocks, one, 1) == [0, 1, 2]
+    assert compute(blocks, one, 3) == [0, 1]
+    assert compute(blocks, one, 1) == [0, 1, 2]
     assert blocks.unused_tokens == 3
 
 
-def test_a_block_table_is_filled_up_with_what_is_not_allocated():
+def test_a_sequence_without_memory_has_an_empty_block_table():
     blocks, one = BlockManager(8, 4), sequence("abcdef")
-    assert blocks.block_table(one, 3) == [-1, -1, -1]
-    read(blocks, one)
-    assert blocks.block_table(one, 5) == [0, 1, -1, -1, -1]
+    assert blocks.block_table(one) == []
+    compute(blocks, one)
     assert blocks.block_table(one) == [0, 1]
-    blocks.release(one)
-    assert blocks.block_table(one, 2) == [-1, -1] and one.computed == 0
+    blocks.free(one)
+    assert blocks.block_table(one) == [] and one.computed == 0
 
 
 @pytest.mark.parametrize(("tokens", "needed"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
-def test_blocks_are_counted_up(tokens, needed):
+def test_blocks_for_some_tokens_are_rounded_up(tokens, needed):
     assert BlockManager(8, 4).blocks_for(tokens) == needed
 
 
 @pytest.mark.parametrize(("blocks", "block_size"), [(0, 4), (-1, 4), (4, 0)])
-def test_memory_of_nothing_is_refused(blocks, block_size):
+def test_memory_without_blocks_or_tokens_is_refused(blocks, block_size):
     with pytest.raises(ValueError, match=f"at least 1 block of at least 1 token, not {blocks} of {block_size}"):
         BlockManager(blocks, block_size)
 
 
-def test_a_block_has_sixteen_tokens_unless_told_otherwise():
+def test_a_block_has_sixteen_tokens_by_default():
     assert BlockManager(1).block_size == 16
 
 
-# --- there is no room -----------------------------------------------------------------------------------------------
+# --- memory is short -----------------------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_is_answered_with_false_and_changes_nothing():
+def test_an_allocation_that_does_not_fit_returns_false_and_changes_nothing():
     blocks, one, other = BlockManager(3, 4), sequence("abcdefg"), sequence("uvwxyz")
-    read(blocks, one)
-    before = books(blocks)
+    compute(blocks, one)
+    before = accounts(blocks)
     assert not blocks.allocate(other, 6)
     assert not blocks.allocate(one, 6)  # 13 tokens in all
-    assert books(blocks) == before and other.computed == 0
+    assert accounts(blocks) == before and other.computed == 0
     assert blocks.allocate(one, 5)
 
 
-def test_a_refused_newcomer_takes_nothing_of_what_it_could_share():
+def test_a_sequence_that_is_not_admitted_keeps_none_of_the_blocks_it_could_share():
     blocks, one, other = BlockManager(3, 2), sequence("abcd"), sequence("abcdefg")
-    read(blocks, one)
-    blocks.release(one)
+    compute(blocks, one)
+    blocks.free(one)
     filler = sequence("z")
-    read(blocks, filler)
-    before = books(blocks)
-    # Two blocks are cached and none is free: the newcomer could share both, but then two more are missing.
+    compute(blocks, filler)
+    before = accounts(blocks)
+    # Two blocks are cached and none is free. The sequence could share both, but would need two more.
     assert blocks.cached_tokens(other) == 4 and blocks.available == 2
     assert not blocks.allocate(other, 3)
-    assert books(blocks) == before and other not in blocks.tables
+    assert accounts(blocks) == before and other not in blocks.tables
     assert blocks.cached_tokens(other) == 4
 
 
-def test_cached_blocks_that_a_newcomer_brings_back_are_no_room_for_its_other_tokens():
+def test_cached_blocks_that_a_sequence_reuses_are_not_available_for_its_other_tokens():
     blocks, one, other = BlockManager(3, 2), sequence("abcd"), sequence("abcdefg")
-    read(blocks, one)
-    blocks.release(one)
+    compute(blocks, one)
+    blocks.free(one)
     assert blocks.available == 3
-    assert not blocks.allocate(other, 3)  # seven tokens, four of them cached: two more blocks, and only one is left
+    assert not blocks.allocate(other, 3)  # of seven tokens four are cached: two more blocks are needed, and one is left
     assert blocks.allocate(other, 2)
     assert (len(blocks.tables[other]), other.computed) == (3, 4)
 
 
-def test_releasing_what_has_no_memory_changes_nothing():
+def test_freeing_a_sequence_without_memory_changes_nothing():
     blocks, one = BlockManager(4, 4), sequence("abc")
-    before = books(blocks)
-    blocks.release(one)
-    assert books(blocks) == before
+    before = accounts(blocks)
+    blocks.free(one)
+    assert accounts(blocks) == before
 
 
 # --- prefixes -------------------------------------------------------------------------------------------------------
 
 
 def cached_after(text: str, of: str, blocks: int = 16, block_size: int = 4, prefix_caching: bool = True) -> int:
-    """How many tokens of a text are cached after another has been read and released."""
+    """Return how many tokens of a text are cached after another one was computed and freed."""
     manager = BlockManager(blocks, block_size, prefix_caching)
     one = sequence(of)
-    read(manager, one)
-    manager.release(one)
+    compute(manager, one)
+    manager.free(one)
     return manager.cached_tokens(sequence(text))
 
 
@@ -170,7 +176,7 @@ def cached_after(text: str, of: str, blocks: int = 16, block_size: int = 4, pref
     ("text", "of", "tokens"),
     [
         ("abcdefghijk", "abcdefghij", 8),  # two full blocks; the third was not full
-        ("abcdefgh", "abcdefghij", 4),  # its last token is left to read, so its second block cannot be had
+        ("abcdefgh", "abcdefghij", 4),  # its last token must be computed, so the second block is not reused
         ("abcdefghi", "abcdefgh", 8),
         ("abcd", "abcd", 0),
         ("abcde", "abcd", 4),
@@ -181,131 +187,131 @@ def cached_after(text: str, of: str, blocks: int = 16, block_size: int = 4, pref
         ("abcdabcdabcde", "abcdabcd", 8),
     ],
 )
-def test_a_prefix_is_found_again_in_full_blocks(text, of, tokens):
+def test_a_prefix_is_reused_in_full_blocks(text, of, tokens):
     assert cached_after(text, of) == tokens
 
 
-def test_without_prefix_caching_nothing_is_found_again_and_everything_is_free():
+def test_without_prefix_caching_no_prefix_is_reused_and_all_blocks_are_free():
     assert cached_after("abcdefghi", "abcdefghi", prefix_caching=False) == 0
 
 
-def test_a_sequence_that_joins_starts_behind_the_prefix_in_the_very_same_blocks():
+def test_an_admitted_sequence_starts_behind_the_prefix_in_the_very_same_blocks():
     blocks, one, other = BlockManager(16, 4), sequence("abcdefghij"), sequence("abcdefghxyz")
-    table = read(blocks, one)
-    blocks.release(one)
+    table = compute(blocks, one)
+    blocks.free(one)
     assert blocks.used == 0
     assert blocks.allocate(other, 3)
     assert other.computed == 8
     assert blocks.tables[other][:2] == table[:2] and len(blocks.tables[other]) == 3
 
 
-def test_a_running_sequence_shares_its_prefix_as_soon_as_its_next_tokens_are_planned():
+def test_a_running_sequence_shares_its_prefix_as_soon_as_its_next_tokens_are_allocated():
     blocks, one, other = BlockManager(16, 4), sequence("abcdefghij"), sequence("abcdefghxyz")
-    read(blocks, one, 6)
-    read(blocks, one, 1)
+    compute(blocks, one, 6)
+    compute(blocks, one, 1)
     assert blocks.cached_tokens(other) == 4  # the second block is not full yet
-    read(blocks, one, 3)
-    write(blocks, one, "k")
+    compute(blocks, one, 3)
+    generate(blocks, one, "k")
     assert blocks.cached_tokens(other) == 8
-    read(blocks, other)
+    compute(blocks, other)
     shared = blocks.tables[one][:2]
     assert blocks.tables[other][:2] == shared
     assert [blocks.references[block] for block in shared] == [2, 2]
-    blocks.release(one)
+    blocks.free(one)
     assert [blocks.references[block] for block in shared] == [1, 1] and blocks.used == 3
-    blocks.release(other)
+    blocks.free(other)
     assert blocks.used == 0
 
 
-def test_what_was_planned_but_not_read_is_not_cached():
-    # A forward pass that fails has written nothing that anybody could use.
+def test_tokens_that_were_allocated_but_never_computed_are_not_cached():
+    # A forward pass that fails has written nothing that another sequence could use.
     blocks, one = BlockManager(16, 4), sequence("abcdefghij")
-    read(blocks, one, 5)
+    compute(blocks, one, 5)
     assert blocks.allocate(one, 5)
-    blocks.release(one)
+    blocks.free(one)
     assert blocks.cached_tokens(sequence("abcdefghij")) == 4
 
 
-def test_answers_are_cached_like_prompts():
+def test_generated_tokens_are_cached_like_prompts():
     blocks, one = BlockManager(16, 4), sequence("abc")
-    read(blocks, one)
-    write(blocks, one, "defgh")
-    blocks.release(one)
+    compute(blocks, one)
+    generate(blocks, one, "defgh")
+    blocks.free(one)
     assert blocks.cached_tokens(sequence("abcdefghi")) == 8
 
 
-def test_a_preempted_sequence_finds_its_own_full_blocks_again():
+def test_a_preempted_sequence_reuses_its_own_full_blocks():
     blocks, one = BlockManager(16, 4), sequence("abcdef")
-    read(blocks, one)
-    table = write(blocks, one, "ghij")
-    blocks.release(one)
+    compute(blocks, one)
+    table = generate(blocks, one, "ghij")
+    blocks.free(one)
     assert one.computed == 0
     assert blocks.allocate(one, 2)
     assert one.computed == 8 and blocks.tables[one][:2] == table[:2]
 
 
-def test_the_block_used_least_recently_is_evicted_first_and_of_a_sequence_the_last_one():
+def test_the_least_recently_used_block_is_evicted_first_and_of_a_sequence_the_last_one():
     blocks, old, new = BlockManager(5, 2), sequence("aabb"), sequence("ccdd")
-    read(blocks, old)
-    read(blocks, new)
-    blocks.release(old)
-    blocks.release(new)
+    compute(blocks, old)
+    compute(blocks, new)
+    blocks.free(old)
+    blocks.free(new)
     fresh = sequence("x")
-    # One block is free; then those cached go one by one: what was released first, from its end.
+    # One block is free. Then cached ones are evicted one by one: of the sequence freed first, from its end.
     left = []
     for letter in "xyyzzuu":
         if letter == fresh.token_ids[0]:
             continue
-        write(blocks, fresh, letter) if fresh in blocks.tables else read(blocks, fresh)
+        generate(blocks, fresh, letter) if fresh in blocks.tables else compute(blocks, fresh)
         left.append((blocks.cached_tokens(sequence("aabb!")), blocks.cached_tokens(sequence("ccdd!"))))
     assert left == [(4, 4), (4, 4), (2, 4), (2, 4), (0, 4), (0, 4), (0, 2)]
 
 
-def test_cached_counts_full_blocks_that_nobody_uses():
+def test_cached_counts_full_blocks_in_no_table():
     blocks, one, other = BlockManager(5, 2), sequence("aabbc"), sequence("aabbd")
-    read(blocks, one)
+    compute(blocks, one)
     assert (blocks.used, blocks.cached, blocks.available) == (3, 0, 2)
-    blocks.release(one)
+    blocks.free(one)
     assert (blocks.used, blocks.cached, blocks.available) == (0, 2, 5), "the third was not full"
-    read(blocks, other)
-    assert (blocks.used, blocks.cached, blocks.available) == (3, 0, 2), "two of them are in use again"
-    blocks.release(other)
-    read(blocks, filler := sequence("uuvvwwx"))
-    assert (blocks.used, blocks.cached, blocks.available) == (4, 1, 1), "one had to go"
-    blocks.release(filler)
+    compute(blocks, other)
+    assert (blocks.used, blocks.cached, blocks.available) == (3, 0, 2), "two of them are used again"
+    blocks.free(other)
+    compute(blocks, filler := sequence("uuvvwwx"))
+    assert (blocks.used, blocks.cached, blocks.available) == (4, 1, 1), "one was evicted"
+    blocks.free(filler)
     blocks = BlockManager(4, 2, prefix_caching=False)
-    read(blocks, one)
-    blocks.release(one)
+    compute(blocks, one)
+    blocks.free(one)
     assert (blocks.used, blocks.cached) == (0, 0)
 
 
-def test_whoever_uses_a_cached_block_makes_it_recent():
+def test_a_cached_block_that_is_reused_becomes_recent():
     blocks, old, new = BlockManager(4, 2), sequence("aa"), sequence("bb")
     for one in (old, new, again := sequence("aax")):
-        read(blocks, one)
-        blocks.release(one)
+        compute(blocks, one)
+        blocks.free(one)
     assert again.prompt_tokens == 3
-    read(blocks, sequence("uuvvww"))  # two are free, one more has to go
+    compute(blocks, sequence("uuvvww"))  # two are free, and one is evicted
     assert (blocks.cached_tokens(sequence("aa!")), blocks.cached_tokens(sequence("bb!"))) == (2, 0)
 
 
-def test_what_was_evicted_and_is_read_again_is_cached_again():
+def test_an_evicted_prefix_that_is_computed_again_is_cached_again():
     blocks, one, filler = BlockManager(4, 2), sequence("aabbc"), sequence("uuvvwwxx")
-    read(blocks, one)
-    blocks.release(one)
-    read(blocks, filler)
-    blocks.release(filler)
+    compute(blocks, one)
+    blocks.free(one)
+    compute(blocks, filler)
+    blocks.free(filler)
     assert blocks.cached_tokens(one) == 0
-    read(blocks, one)
-    blocks.release(one)
+    compute(blocks, one)
+    blocks.free(one)
     assert blocks.cached_tokens(one) == 4
 
 
 def test_a_block_in_use_is_never_evicted():
     blocks, one, other = BlockManager(4, 2), sequence("aabb"), sequence("aabbc")
-    table = read(blocks, one)
-    blocks.release(one)
-    read(blocks, other)
+    table = compute(blocks, one)
+    blocks.free(one)
+    compute(blocks, other)
     assert blocks.tables[other][:2] == table
     assert not blocks.allocate(sequence("uuvv"), 4)
     assert blocks.allocate(sequence("uu"), 2)
@@ -318,20 +324,20 @@ def test_a_block_in_use_is_never_evicted():
 
 def test_a_sample_shares_the_prompt_up_to_its_last_token_and_copies_the_block_it_writes_to():
     blocks, first = BlockManager(16, 4), sequence("abcdef")
-    table = read(blocks, first)
+    table = compute(blocks, first)
     second = sequence("abcdef", parent=first)
     assert blocks.cached_tokens(second) == 5
     assert blocks.allocate(second, 1) and second.computed == 5
     mine = blocks.tables[second]
     assert mine[0] == table[0] and mine[1] != table[1]
-    assert blocks.copies == [(table[1], mine[1])]
+    assert blocks.take_copies() == [(table[1], mine[1])] and blocks.take_copies() == []
     assert [blocks.references[block] for block in (table[0], table[1], mine[1])] == [2, 1, 1]
 
 
 def test_a_prompt_that_ends_with_its_block_costs_a_sample_a_copy_and_one_token_more_does_not():
     for text, copies in (("abcd", 1), ("abcde", 0)):
         blocks, first = BlockManager(16, 4), sequence(text)
-        table = read(blocks, first)
+        table = compute(blocks, first)
         second = sequence(text, parent=first)
         assert blocks.allocate(second, 1)
         assert second.computed == len(text) - 1
@@ -339,78 +345,96 @@ def test_a_prompt_that_ends_with_its_block_costs_a_sample_a_copy_and_one_token_m
         assert blocks.tables[second][-1] != table[-1]
 
 
-def test_what_either_sample_writes_the_other_does_not_see():
+def test_neither_sample_sees_what_the_other_writes():
     blocks, first = BlockManager(16, 4), sequence("abcdef")
-    read(blocks, first)
+    compute(blocks, first)
     second = sequence("abcdef", parent=first)
-    read(blocks, second)
-    write(blocks, first, "ghi")
-    write(blocks, second, "xyz")
+    compute(blocks, second)
+    generate(blocks, first, "ghi")
+    generate(blocks, second, "xyz")
     tables = blocks.tables[first], blocks.tables[second]
     assert tables[0][0] == tables[1][0] and not set(tables[0][1:]) & set(tables[1][1:])
     assert len(blocks.copies) == 1
 
 
-def test_without_prefix_caching_samples_share_all_the_same():
+def test_samples_share_their_prompt_without_prefix_caching_too():
     blocks, first = BlockManager(16, 4, prefix_caching=False), sequence("abcdefghi")
-    table = read(blocks, first)
+    table = compute(blocks, first)
     second = sequence("abcdefghi", parent=first)
-    read(blocks, second)
+    compute(blocks, second)
     assert blocks.tables[second][:2] == table[:2]
     assert blocks.used == 4
 
 
 def test_samples_outlive_the_first_of_them():
     blocks, first = BlockManager(16, 4), sequence("abcdefghi")
-    read(blocks, first)
+    compute(blocks, first)
     second = sequence("abcdefghi", parent=first)
-    read(blocks, second)
+    compute(blocks, second)
     shared = blocks.tables[second][:2]
-    blocks.release(first)
+    blocks.free(first)
     assert blocks.tables[second][:2] == shared and [blocks.references[block] for block in shared] == [1, 1]
-    third = sequence("abcdefghi", parent=first)  # has to do with what is cached
+    third = sequence("abcdefghi", parent=first)  # shares what is cached
     assert blocks.cached_tokens(third) == 8
 
 
-def test_a_sample_waits_for_the_prompt_or_reads_it_itself_and_never_shares_what_is_not_there():
+def test_a_sample_shares_nothing_of_a_prompt_that_is_not_computed_yet():
     blocks, first = BlockManager(16, 4, prefix_caching=False), sequence("abcdefghi")
-    read(blocks, first, 7)
+    compute(blocks, first, 7)
     second = sequence("abcdefghi", parent=first)
     assert blocks.cached_tokens(second) == 0
-    read(blocks, first, 1)
+    compute(blocks, first, 1)
     assert blocks.cached_tokens(second) == 8  # all but the last one
 
 
-def test_a_preempted_sample_has_tokens_of_its_own_that_no_other_can_give_it():
+def test_a_preempted_sample_shares_no_more_once_it_has_tokens_of_its_own():
     blocks, first = BlockManager(16, 4, prefix_caching=False), sequence("abcdefghi")
-    read(blocks, first)
+    compute(blocks, first)
     second = sequence("abcdefghi", parent=first)
-    read(blocks, second)
-    write(blocks, first, "jklm")
-    write(blocks, second, "xyz")
-    blocks.release(second)
+    compute(blocks, second)
+    generate(blocks, first, "jklm")
+    generate(blocks, second, "xyz")
+    blocks.free(second)
     assert blocks.cached_tokens(second) == 0
 
 
-def test_a_sample_needs_room_for_its_copy():
+def test_a_sample_needs_a_block_for_its_copy():
     blocks, first = BlockManager(2, 4), sequence("abcdef")
-    read(blocks, first)
-    before = books(blocks)
+    compute(blocks, first)
+    before = accounts(blocks)
     assert not blocks.allocate(sequence("abcdef", parent=first), 1)
-    assert books(blocks) == before
+    assert accounts(blocks) == before
 
 
-# --- anything, in any order -----------------------------------------------------------------------------------------
+# --- costs ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_allocation_costs_no_more_among_a_hundred_thousand_blocks():
+    def cost(num_blocks: int) -> int:
+        blocks, one, other = BlockManager(num_blocks, 4), sequence("abcdefgh"), sequence("xyz")
+        compute(blocks, one)
+
+        def work():
+            assert blocks.allocate(other, 3) and blocks.available + blocks.used == num_blocks
+            blocks.free(one)
+            blocks.free(other)
+
+        return operations(work)
+
+    assert cost(100_000) == cost(100)
+
+
+# --- any actions, in any order ----------------------------------------------------------------------------------------
 
 PHASES = [Phase.generate]
-happened = Counter()  # what the machine got to see
+happened = Counter()  # what the machine has seen
 
 
 class Blocks(RuleBasedStateMachine):
-    """Sequences over two letters in a tiny memory, and for every slot the tokens that were read up to there.
+    """Sequences over two letters in a tiny memory, and for every slot the tokens that were computed up to there.
 
-    As in the engine, an iteration plans first (some are allocated, some give up their memory) and then runs: pending
-    copies are made, then everybody writes. A run can fail before it has done anything.
+    As in the engine, an iteration is planned first: memory is allocated to some sequences and freed for others. Then it
+    runs: pending copies are made, then all planned sequences write. A run can fail before it has done anything.
     """
 
     @initialize(blocks=st.integers(4, 16), block_size=st.integers(1, 4), prefix_caching=st.booleans())
@@ -429,7 +453,7 @@ class Blocks(RuleBasedStateMachine):
 
     @precondition(lambda self: self.blocks.tables and len(self.sequences) < 6)
     @rule(which=st.integers(0, 5), tokens=st.integers(1, 12))
-    def ask_for_another_sample(self, which, tokens):
+    def add_a_sample(self, which, tokens):
         first = list(self.blocks.tables)[which % len(self.blocks.tables)]
         self.sequences.append(Sequence("sample", first.token_ids[: first.prompt_tokens], 10, parent=first))
         self.plan_one(self.sequences[-1], tokens)
@@ -448,7 +472,7 @@ class Blocks(RuleBasedStateMachine):
         assert 0 <= cached < len(one.token_ids)
         unread = len(one.token_ids) - cached
         tokens = min(tokens, unread)
-        before, remembered, copies = books(self.blocks), self.remembered(), len(self.blocks.copies)
+        before, remembered, copies = accounts(self.blocks), self.remembered(), len(self.blocks.copies)
         if self.blocks.allocate(one, tokens):
             self.planned[one] = tokens
             assert one.computed == cached
@@ -458,42 +482,43 @@ class Blocks(RuleBasedStateMachine):
             happened["an eviction"] += sum(self.remembered()) < sum(remembered)
         else:
             happened["a refusal"] += 1
-            assert books(self.blocks) == before and self.remembered() == remembered
+            assert accounts(self.blocks) == before and self.remembered() == remembered
             if not joins:
                 missing = self.blocks.blocks_for(cached + tokens) - len(self.blocks.tables[one])
-                assert missing > self.blocks.available, "there was room"
+                assert missing > self.blocks.available, "there was enough memory"
 
     @precondition(lambda self: self.planned)
     @rule(new_tokens=st.lists(st.integers(0, 1), min_size=6, max_size=6))
     def run(self, new_tokens):
         self.contents = self.after_copies()
-        self.blocks.copies.clear()
+        self.blocks.take_copies()
+        assert self.blocks.copies == []
         for one, tokens in self.planned.items():
             for place in range(one.computed, one.computed + tokens):
                 self.contents[self.slot(one, place)] = tuple(one.token_ids[: place + 1])
         for one, tokens in self.planned.items():
             self.finds_its_own(one, one.computed + tokens, self.contents)
             one.computed += tokens
-            if one.unread == 0:
+            if one.num_uncomputed_tokens == 0:
                 one.token_ids.append(new_tokens.pop())
         self.planned = {}
 
     @precondition(lambda self: self.sequences)
     @rule(which=st.integers(0, 5), how=st.sampled_from(["preempt", "preempt", "end", "the run fails"]))
     def release(self, which, how):
-        leaving = list(self.planned) if how == "the run fails" else [self.sequences[which % len(self.sequences)]]
-        for one in leaving:
+        freed = list(self.planned) if how == "the run fails" else [self.sequences[which % len(self.sequences)]]
+        for one in freed:
             happened[how] += one in self.blocks.tables and one.generated > 0
             self.planned.pop(one, None)
-            self.blocks.release(one)
+            self.blocks.free(one)
             assert one.computed == 0
             if how != "preempt":
                 self.sequences.remove(one)
 
     def teardown(self):
         for one in self.sequences:
-            self.blocks.release(one)
-        assert (self.blocks.used, self.blocks.available) == (0, self.blocks.blocks)
+            self.blocks.free(one)
+        assert (self.blocks.used, self.blocks.available) == (0, self.blocks.num_blocks)
         assert not self.blocks.tables and not any(self.blocks.references)
 
     # --- what must hold ---
@@ -509,12 +534,12 @@ class Blocks(RuleBasedStateMachine):
         tables = list(self.blocks.tables.values())
         owners = Counter(block for table in tables for block in table)
         assert all(len(set(table)) == len(table) for table in tables)
-        assert self.blocks.references == [owners[block] for block in range(self.blocks.blocks)]
-        assert (self.blocks.used, self.blocks.available) == (len(owners), self.blocks.blocks - len(owners))
+        assert self.blocks.references == [owners[block] for block in range(self.blocks.num_blocks)]
+        assert (self.blocks.used, self.blocks.available) == (len(owners), self.blocks.num_blocks - len(owners))
         assert set(self.blocks.tables) <= set(self.sequences)
 
     @invariant()
-    def nobody_writes_to_a_block_that_others_have(self):
+    def no_sequence_writes_to_a_block_of_another(self):
         for one, tokens in self.planned.items():
             places = range(one.computed, one.computed + tokens)
             written = {self.slot(one, place) // self.blocks.block_size for place in places}
@@ -527,7 +552,7 @@ class Blocks(RuleBasedStateMachine):
     # --- how ---
 
     def slot(self, one, place) -> int:
-        (slot,) = self.blocks.slots(one, place, place + 1)
+        (slot,) = slots(self.blocks, one, place, place + 1)
         assert slot == self.blocks.tables[one][place // self.blocks.block_size] * self.blocks.block_size + (
             place % self.blocks.block_size
         )
@@ -543,11 +568,11 @@ class Blocks(RuleBasedStateMachine):
         return contents
 
     def remembered(self) -> list[int]:
-        """For each sequence that waits, what is cached of it; for each that runs, of somebody who began alike."""
+        """Return how much a new sequence would share that begins like each of them."""
         return [self.blocks.cached_tokens(Sequence("", [*one.token_ids, 2], 1)) for one in self.sequences]
 
 
-def test_whatever_happens_every_sequence_finds_its_own_tokens_and_the_counts_are_right():
+def test_whatever_happens_every_sequence_finds_its_own_tokens_and_all_counts_are_right():
     happened.clear()
     run_state_machine_as_test(
         Blocks,

@@ -30,19 +30,20 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from helpers import (
     Engine,
     EngineConfig,
+    Request,
     SamplingParams,
     batching,
-    block_manager,
     generate_continuous,
     generate_static,
     kv_cache,
     load_model,
     metrics,
-    scheduler,
     workloads,
 )
-from helpers.batching import Request
 from helpers.checks import TASKS, attempt, check, packing, paging, planning, scheduling, score_schedule, serving
+from helpers.engine import BlockManager, LongestFirst, Priority, Scheduler, Sequence, WaitingQueue
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 RIGHT: list = []
 WRONG: list = []
@@ -566,8 +567,8 @@ def until_the_shortest(lengths, seconds_per_pass):
 def all_minus_useful(trace):
     useful = 0
     for iteration in trace.iterations:
-        for slot in iteration.slots:
-            useful += slot.new_tokens
+        for row in iteration.row_steps:
+            useful += row.new_tokens
     return trace.rows * len(trace.iterations) - useful
 
 
@@ -588,12 +589,12 @@ def not_stalled(trace):
 
 @wrong("wasted_slot_steps", "counts prefills as waste")
 def all_but_decode(trace):
-    return sum(slot.work != "decode" for iteration in trace.iterations for slot in iteration.slots)
+    return sum(row.work != "decode" for iteration in trace.iterations for row in iteration.row_steps)
 
 
 @wrong("wasted_slot_steps", "counts pad tokens")
 def padding(trace):
-    return sum(slot.padding for iteration in trace.iterations for slot in iteration.slots)
+    return sum(row.padding for iteration in trace.iterations for row in iteration.row_steps)
 
 
 @wrong("wasted_slot_steps", "counts the useful slot-steps")
@@ -603,7 +604,7 @@ def useful(trace):
 
 @wrong("wasted_slot_steps", "*one row* in one pass")
 def wasteful_passes(trace):
-    return sum(any(slot.new_tokens == 0 for slot in iteration.slots) for iteration in trace.iterations)
+    return sum(any(row.new_tokens == 0 for row in iteration.row_steps) for iteration in trace.iterations)
 
 
 # === lesson 3: a batch is made and stepped ========================================================================
@@ -1497,20 +1498,20 @@ def every_chunk_yields(prompt_tokens, generated, computed, budget):
 
 @wrong("what_to_read", "counts the prompt only. What was generated belongs to the text")
 def restart_reads_the_prompt_only(prompt_tokens, generated, computed, budget):
-    unread = 1 if computed >= prompt_tokens and generated else prompt_tokens - computed
-    return min(unread, budget), unread <= budget
+    uncomputed = 1 if computed >= prompt_tokens and generated else prompt_tokens - computed
+    return min(uncomputed, budget), uncomputed <= budget
 
 
 @wrong("what_to_read", "reads -2 tokens: the generated ones have to be read as well")
 def what_is_left_of_the_prompt(prompt_tokens, generated, computed, budget):
-    unread = prompt_tokens - computed
-    return min(unread, budget), unread <= budget
+    uncomputed = prompt_tokens - computed
+    return min(uncomputed, budget), uncomputed <= budget
 
 
 @wrong("what_to_read", "takes every request that has generated something for a decode")
 def generated_means_decode(prompt_tokens, generated, computed, budget):
-    unread = 1 if generated else prompt_tokens - computed
-    return min(unread, budget), unread <= budget
+    uncomputed = 1 if generated else prompt_tokens - computed
+    return min(uncomputed, budget), uncomputed <= budget
 
 
 @wrong("what_to_read", "the model would say again what it has said")
@@ -1527,8 +1528,8 @@ def nothing_is_remembered(prompt_tokens, generated, computed, budget):
 
 @wrong("what_to_read", "the newest one was chosen by the model, but not read by it yet")
 def newest_is_taken_as_read(prompt_tokens, generated, computed, budget):
-    unread = prompt_tokens + generated - computed - (generated > 0)
-    return min(unread, budget), unread <= budget
+    uncomputed = prompt_tokens + generated - computed - (generated > 0)
+    return min(uncomputed, budget), uncomputed <= budget
 
 
 @wrong("what_to_read", "gives a new token to a request that reads nothing")
@@ -1572,7 +1573,7 @@ def three_queues(waiting):
 
 @right("longest_first")
 def the_engine_s_own_queue(waiting):
-    return scheduler.LongestFirst().queue(waiting, [])
+    return list(LongestFirst().order(WaitingQueue(waiting), []))
 
 
 @wrong("longest_first", "sorts by max_tokens alone")
@@ -1680,7 +1681,7 @@ def sorts_and_returns_nothing(waiting):
 
 @right("most_urgent")
 def the_first_of_the_sorted(waiting, ageing):
-    return next(iter(scheduler.Priority(ageing=ageing).queue(waiting, [])), None)
+    return next(iter(Priority(ageing).order(WaitingQueue(waiting), [])), None)
 
 
 @right("most_urgent")
@@ -1823,12 +1824,12 @@ def priorities_lowered(waiting, ageing):
 def in_three_loops(running, waiting, rows, tokens):
     plan, queue = [], list(waiting)
     for sequence in running:
-        if sequence.decodes:
+        if sequence.is_decode:
             plan.append([sequence.request_id, 1])
             tokens -= 1
     for sequence in running:
-        if not sequence.decodes and tokens:
-            plan.append([sequence.request_id, min(tokens, sequence.unread)])
+        if not sequence.is_decode and tokens:
+            plan.append([sequence.request_id, min(tokens, sequence.num_uncomputed_tokens)])
             tokens -= plan[-1][1]
     free = rows - len(running)
     while queue and free and tokens:
@@ -1846,8 +1847,9 @@ def newcomers_listed_first(running, waiting, rows, tokens):
 
 @right("plan_chunks")
 def the_engine_s_own_plan(running, waiting, rows, tokens):
-    plan = scheduler.FirstComeFirstServed().schedule(waiting, running, scheduler.Budget(rows, tokens))
-    return [(chunk.sequence.request_id, chunk.tokens) for chunk in plan.chunks]
+    scheduler = Scheduler(EngineConfig(max_batch_size=rows, max_tokens_per_step=tokens))
+    scheduler.running, scheduler.waiting = list(running), WaitingQueue(waiting)
+    return [(chunk.sequence.request_id, chunk.tokens) for chunk in scheduler.schedule().chunks]
 
 
 def planned(
@@ -1857,8 +1859,8 @@ def planned(
     tokens,
     order=lambda decoding, reading, joining: decoding + reading + joining,
     joining=lambda running, waiting, rows: waiting[: rows - len(running)],
-    decodes=lambda sequence: sequence.decodes,
-    unread=lambda sequence: sequence.unread,
+    decodes=lambda sequence: sequence.is_decode,
+    uncomputed=lambda sequence: sequence.num_uncomputed_tokens,
     chunk=min,
     cost=lambda sequence, chunk: chunk,
 ):
@@ -1867,7 +1869,7 @@ def planned(
     reading = [sequence for sequence in running if not decodes(sequence)]
     plan = []
     for sequence in order(decoding, reading, joining(running, waiting, rows)):
-        read = chunk(1 if decodes(sequence) else unread(sequence), tokens)
+        read = chunk(1 if decodes(sequence) else uncomputed(sequence), tokens)
         if read > 0:
             plan.append((sequence.request_id, read))
             tokens -= cost(sequence, read)
@@ -1902,12 +1904,12 @@ def prompts_only(running, waiting, rows, tokens):
 
 @wrong("plan_chunks", "each of the 2 decodes reads one, and it counts like any other")
 def decodes_are_free(running, waiting, rows, tokens):
-    return planned(running, waiting, rows, tokens, cost=lambda sequence, read: 0 if sequence.decodes else read)
+    return planned(running, waiting, rows, tokens, cost=lambda sequence, read: 0 if sequence.is_decode else read)
 
 
 @wrong("plan_chunks", "lets p read its 12 tokens at once, when 8 of the budget are left")
 def whole_prompt_at_once(running, waiting, rows, tokens):
-    return planned(running, waiting, rows, tokens, chunk=lambda unread, left: unread if left > 0 else 0)
+    return planned(running, waiting, rows, tokens, chunk=lambda whole, left: whole if left > 0 else 0)
 
 
 @wrong("plan_chunks", "What one reads, the next ones cannot have")
@@ -1923,7 +1925,7 @@ def budget_for_each_kind(running, waiting, rows, tokens):
 
 @wrong("plan_chunks", "leaves 8 tokens of the budget unused, and p has 12 to read. A prompt need not be read at once")
 def whole_or_not_at_all(running, waiting, rows, tokens):
-    return planned(running, waiting, rows, tokens, chunk=lambda unread, left: unread if unread <= left else 0)[:2]
+    return planned(running, waiting, rows, tokens, chunk=lambda whole, left: whole if whole <= left else 0)[:2]
 
 
 @wrong("plan_chunks", "leaves 10 tokens of the budget unused, and v has 12 to read")
@@ -1931,10 +1933,10 @@ def newcomers_whole_or_not_at_all(running, waiting, rows, tokens):
     plan = planned(running, [], rows, tokens)
     left = tokens - sum(read for _, read in plan)
     for sequence in waiting[: rows - len(running)]:
-        if sequence.unread > left:
+        if sequence.num_uncomputed_tokens > left:
             break
-        plan.append((sequence.request_id, sequence.unread))
-        left -= sequence.unread
+        plan.append((sequence.request_id, sequence.num_uncomputed_tokens))
+        left -= sequence.num_uncomputed_tokens
     return plan
 
 
@@ -1943,15 +1945,15 @@ def whoever_fits(running, waiting, rows, tokens):
     plan = planned(running, [], rows, tokens)
     left = tokens - sum(read for _, read in plan)
     for sequence in waiting[: rows - len(running)]:
-        if sequence.unread <= left:
-            plan.append((sequence.request_id, sequence.unread))
-            left -= sequence.unread
+        if sequence.num_uncomputed_tokens <= left:
+            plan.append((sequence.request_id, sequence.num_uncomputed_tokens))
+            left -= sequence.num_uncomputed_tokens
     return plan
 
 
 @wrong("plan_chunks", "lets w overtake v")
 def shortest_prompt_joins_first(running, waiting, rows, tokens):
-    return solutions.plan_chunks(running, sorted(waiting, key=lambda sequence: sequence.unread), rows, tokens)
+    return solutions.plan_chunks(running, sorted(waiting, key=lambda one: one.num_uncomputed_tokens), rows, tokens)
 
 
 @wrong("plan_chunks", "lets w overtake v")
@@ -1963,7 +1965,7 @@ def newest_first(running, waiting, rows, tokens):
 def shared_equally(running, waiting, rows, tokens):
     plan = planned(running, [], rows, tokens)
     left, joining = tokens - sum(read for _, read in plan), waiting[: rows - len(running)]
-    shares = [(sequence.request_id, min(sequence.unread, left // len(joining))) for sequence in joining]
+    shares = [(sequence.request_id, min(sequence.num_uncomputed_tokens, left // len(joining))) for sequence in joining]
     return plan + [(request_id, read) for request_id, read in shares if read]
 
 
@@ -2007,7 +2009,7 @@ def more_than_the_rows(running, waiting, rows, tokens):
 @wrong("plan_chunks", "lets 3 requests join where 2 rows are free: p holds a row, too")
 def rows_of_those_that_decode(running, waiting, rows, tokens):
     def joining(running, waiting, rows):
-        return waiting[: rows - sum(sequence.decodes for sequence in running)]
+        return waiting[: rows - sum(sequence.is_decode for sequence in running)]
 
     return planned(running, waiting, rows, tokens, joining=joining)
 
@@ -2025,12 +2027,12 @@ def nobody_joins_while_others_run(running, waiting, rows, tokens):
 
 @wrong("plan_chunks", "lets p read 4 tokens, and 4 of the budget stay unused")
 def chunks_of_four(running, waiting, rows, tokens):
-    return planned(running, waiting, rows, tokens, chunk=lambda unread, left: min(unread, left, 4))[:3]
+    return planned(running, waiting, rows, tokens, chunk=lambda whole, left: min(whole, left, 4))[:3]
 
 
 @wrong("plan_chunks", "which has 4 to read: the first 16 are in the cache already")
 def prompts_from_the_start(running, waiting, rows, tokens):
-    return planned(running, waiting, rows, tokens, unread=lambda sequence: len(sequence.token_ids))
+    return planned(running, waiting, rows, tokens, uncomputed=lambda sequence: len(sequence.token_ids))
 
 
 @wrong("plan_chunks", "takes r for a decode because it has generated something")
@@ -2040,7 +2042,9 @@ def generated_means_decoding(running, waiting, rows, tokens):
 
 @wrong("plan_chunks", "counts r's prompt only")
 def preempted_read_their_prompts(running, waiting, rows, tokens):
-    return planned(running, waiting, rows, tokens, unread=lambda sequence: sequence.prompt_tokens - sequence.computed)
+    return planned(
+        running, waiting, rows, tokens, uncomputed=lambda sequence: sequence.prompt_tokens - sequence.computed
+    )
 
 
 @wrong("plan_chunks", "plans 0 tokens for request v: who reads nothing takes no part")
@@ -2052,7 +2056,7 @@ def with_empty_chunks(running, waiting, rows, tokens):
 
 @wrong("plan_chunks", "plans for request d twice")
 def running_twice(running, waiting, rows, tokens):
-    return [(sequence.request_id, 1) for sequence in running if sequence.decodes] + solutions.plan_chunks(
+    return [(sequence.request_id, 1) for sequence in running if sequence.is_decode] + solutions.plan_chunks(
         running, waiting, rows, tokens
     )
 
@@ -3331,7 +3335,7 @@ def everything_before_as_the_name(token_ids, block_size):
 
 @right("prefix_hashes")
 def the_engine_s_own_chain(token_ids, block_size):
-    return list(block_manager.BlockManager(1, block_size)._chain(token_ids))
+    return BlockManager(1, block_size)._hashes(Sequence(0, token_ids, 1), len(token_ids))
 
 
 def named(token_ids, size, name=lambda before, block: hash((before, *block)), start=0):
@@ -5068,7 +5072,9 @@ def test_a_notebook_gets_a_picture_of_the_cache(monkeypatch, capsys):
 
 def test_a_student_s_plan_runs_the_engine_and_changes_no_token():
     requests = workloads.budgets(9, high=12, seed=3)
-    config = EngineConfig(max_batch_size=3, max_tokens_per_step=4, policy=planning.Planned(solutions.plan_chunks))
+    config = EngineConfig(
+        max_batch_size=3, max_tokens_per_step=4, scheduler_cls=planning.planned_by(solutions.plan_chunks)
+    )
     engine = Engine(config=config)
     answers = engine.generate(
         [one.prompt for one in requests], [SamplingParams(max_tokens=one.max_tokens) for one in requests]
@@ -5077,12 +5083,25 @@ def test_a_student_s_plan_runs_the_engine_and_changes_no_token():
     assert [one.token_ids for one in answers] == [one.token_ids for one in generate_continuous(requests).outputs]
     read = Counter()
     for iteration in engine.trace.iterations:
-        read[iteration.step] += sum(slot.tokens for slot in iteration.slots)
+        read[iteration.step] += sum(row.tokens for row in iteration.row_steps)
     assert max(read.values()) == 4
 
 
+def test_a_student_s_plan_need_not_know_of_cached_prefixes():
+    requests = workloads.one_beginning(3, words=30, max_tokens=4)
+    scheduler_cls = planning.planned_by(solutions.plan_chunks)
+    engine = Engine(config=EngineConfig(max_batch_size=1, max_tokens_per_step=30, scheduler_cls=scheduler_cls))
+    answers = engine.generate(
+        [one.prompt for one in requests], [SamplingParams(max_tokens=one.max_tokens) for one in requests]
+    )
+
+    assert [one.token_ids for one in answers] == [one.token_ids for one in generate_continuous(requests).outputs]
+    asked = sum(len(engine.tokenizer(one.prompt)["input_ids"]) for one in requests)
+    assert engine.trace.prompt_tokens < asked
+
+
 def test_a_plan_for_nobody_does_not_run_the_engine_for_ever():
-    engine = Engine(config=EngineConfig(policy=planning.Planned(lambda *arguments: [])))
+    engine = Engine(config=EngineConfig(scheduler_cls=planning.planned_by(lambda *arguments: [])))
     with pytest.raises(ValueError, match="The plan is empty although 2 requests are there"):
         engine.generate(["Look", "Many hands"], SamplingParams(max_tokens=2))
 
@@ -5131,7 +5150,7 @@ def test_a_student_s_books_run_the_engine_and_change_no_token(blocks, passes):
 
     assert [one.token_ids for one in answers] == [one.token_ids for one in generate_continuous(requests).outputs]
     assert engine.trace.forward_passes == passes
-    assert sorted(engine.budget.memory.free) == list(range(blocks)), "all of them have come back"
+    assert sorted(engine.block_manager.free_blocks) == list(range(blocks)), "all of them have come back"
 
 
 @pytest.mark.parametrize("forgetful", [lambda *arguments: False, lambda free, tables, *rest: free.clear()])
@@ -5146,7 +5165,7 @@ def test_books_that_refuse_everybody_do_not_run_the_engine_for_ever(forgetful):
 
 def test_rows_behind_a_student_s_queue_are_full_and_never_more_than_full():
     arrivals = solutions.poisson_arrivals(10, 300, Random(3))
-    requests = serving.serve(solutions.BoundedQueue(4, 6, 1), arrivals, tokens=5, step=0.1)
+    requests = serving.simulate_queue(solutions.BoundedQueue(4, 6, 1), arrivals, tokens=5, step=0.1)
     running = [(times[0] - 0.1, times[-1]) for _, times in requests if times]
 
     assert [sent for sent, _ in requests] == arrivals
@@ -5162,7 +5181,7 @@ def test_rows_behind_a_student_s_queue_are_full_and_never_more_than_full():
 def test_a_long_queue_answers_as_many_and_hardly_any_in_time():
     arrivals, goodput, answered = solutions.poisson_arrivals(10, 600, Random(7)), {}, {}
     for max_queue in (0, 4, 64, 600):
-        requests = serving.serve(solutions.BoundedQueue(8, max_queue, 1), arrivals)
+        requests = serving.simulate_queue(solutions.BoundedQueue(8, max_queue, 1), arrivals)
         seconds = max(times[-1] for _, times in requests if times)
         answered[max_queue] = sum(bool(times) for _, times in requests) / seconds
         goodput[max_queue] = solutions.goodput(requests, seconds, 1, 0.06)
@@ -5203,16 +5222,16 @@ def test_the_race_costs_what_the_lesson_says(capsys):
 
 def test_the_loop_that_runs_a_schedule_is_the_course_s_continuous_loop():
     race = workloads.race(16, long=40)
-    trace, theirs = scheduling.serve(first_come_first_served, race, [0] * 16), generate_continuous(race).trace
-    assert [one.slots for one in trace.iterations] == [one.slots for one in theirs.iterations]
+    trace, theirs = scheduling.run_schedule(first_come_first_served, race, [0] * 16), generate_continuous(race).trace
+    assert [one.row_steps for one in trace.iterations] == [one.row_steps for one in theirs.iterations]
 
-    trace, theirs = scheduling.serve(static_batches, race, [0] * 16), generate_static(race).trace
+    trace, theirs = scheduling.run_schedule(static_batches, race, [0] * 16), generate_static(race).trace
     assert trace.forward_passes == theirs.forward_passes
 
 
 def test_longest_first_comes_closest_to_the_floor():
     race = workloads.race()
-    trace = scheduling.serve(solutions.schedule, race, [0] * 32)
+    trace = scheduling.run_schedule(solutions.schedule, race, [0] * 32)
 
     assert trace.forward_passes == 106  # 99 decode steps of the longest request, 7 prefills in between
     assert trace.output_tokens == 680
@@ -5220,7 +5239,7 @@ def test_longest_first_comes_closest_to_the_floor():
 
 def test_latency_counts_forward_passes_from_the_arrival():
     requests = [Request("Once upon a time, a brave", 3, 0), Request("Once upon a time, a brave", 2, 1)]
-    trace = scheduling.serve(first_come_first_served, requests, [0, 9], rows=1)
+    trace = scheduling.run_schedule(first_come_first_served, requests, [0, 9], rows=1)
 
     # Request 0 is done after 3 passes; the server then waits for request 1, which takes 2.
     assert trace.token_times == {0: [1, 2, 3], 1: [10, 11]}
@@ -5236,7 +5255,7 @@ def test_a_schedule_sees_what_waits_and_what_runs(capsys):
         waiting.clear()  # a copy: nothing is lost
         return waiting_before[:free_rows]
 
-    scheduling.serve(spying, [Request("Once upon a time, a brave", 3, id) for id in "abc"], [0, 0, 1], rows=2)
+    scheduling.run_schedule(spying, [Request("Once upon a time, a brave", 3, id) for id in "abc"], [0, 0, 1], rows=2)
     assert seen[:3] == [(2, [], 2), (1, [("a", 2), ("b", 2)], 0), (1, [], 2)]
 
 

@@ -353,6 +353,12 @@ def test_a_missing_torch_is_installed(monkeypatch):
     assert install_missing.missing("torch>=2.6\nnumpy>=1.26") == ["torch>=2.6"]
 
 
+def test_what_only_opens_notebooks_is_in_the_requirements():
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    names = {install_missing.name_of(line) for line in lines if line and line[0] not in "#-"}
+    assert names > install_missing.NEEDED_BY_NO_CELL
+
+
 def test_a_pip_that_fails_gives_a_message_with_what_is_missing(machine, tmp_path):
     (machine.pip / "fails").touch()
     shown = machine.start(small_course(tmp_path / "course", "no-such-package>=1"))

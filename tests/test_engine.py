@@ -1,19 +1,22 @@
-"""The engine's promises one by one: outputs and their order, counts, refusals, and what goes wrong when something does.
+"""The engine's promises one by one: outputs and their order, counts, refusals, and what happens when something fails.
 
-That everybody gets its own tokens in any company is test_engine_exactness.py.
+That every request gets its own tokens in any company is test_engine_exactness.py.
 """
 
+import gc
 import itertools
 import math
+import weakref
 
 import pytest
 import torch
 from conftest import PROMPTS, CountingModel, alone, letter_tokenizer, random_pair
 
 from helpers import Engine, EngineConfig, SamplingParams, generate_continuous, generate_static
-from helpers.batching import text_of
-from helpers.scheduler import POLICIES, FirstComeFirstServed
+from helpers.engine import POLICIES, EngineCore, FirstComeFirstServed, ModelInfo, Scheduler
+from helpers.engine.detokenizer import text_of
 from tests import families
+from tests.simulation import NoModel, operations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,7 +24,7 @@ EXECUTIONS = pytest.mark.parametrize("execution", ["padded", "auto"])
 
 
 def letters_engine(context=40, eos=0, **config):
-    """Says the next letter after each: all outputs can be foretold."""
+    """Return an engine that continues every letter with the next one, so that all outputs are known beforehand."""
     return Engine(CountingModel(context, eos), letter_tokenizer(), EngineConfig(**{"execution": "padded"} | config))
 
 
@@ -40,7 +43,7 @@ def run(engine) -> list:
     return outputs
 
 
-# --- every step tells what moved ------------------------------------------------------------------------------------
+# --- every step returns what is new ---------------------------------------------------------------------------------
 
 
 def test_every_output_of_a_small_run():
@@ -53,7 +56,7 @@ def test_every_output_of_a_small_run():
         steps.append([(o.request_id, o.new_text, o.text, o.finish_reason) for o in engine.step()])
     assert (a, b, c) == (0, 1, 2)
     assert steps == [
-        [(a, "c", "c", None)],  # and two letters of b, which says nothing yet
+        [(a, "c", "c", None)],  # and two letters of b, which yield nothing yet
         [(a, "d", "cd", None), (b, "h", "h", None)],
         [(a, "e", "cde", "length"), (b, "i", "hi", None)],
         [(b, "", "hi", "stop"), (c, "d", "d", "length")],  # EOS is a token without a text
@@ -61,7 +64,7 @@ def test_every_output_of_a_small_run():
     assert engine.step() == []
 
 
-def test_what_an_output_holds():
+def test_an_output_holds_tokens_text_and_times():
     times = itertools.count()
     engine = Engine(CountingModel(), letter_tokenizer(), EngineConfig(execution="padded"), clock=lambda: next(times))
     engine.add_request([6, 7], SamplingParams(9), request_id="my own name")
@@ -74,7 +77,7 @@ def test_what_an_output_holds():
     assert last.metrics.request_id == "my own name" and last.metrics.ttft == last.token_times[0] - last.arrival > 0
     assert len(last.token_times) == 3 and last.metrics.e2e > last.metrics.ttft
     assert last.token_times == engine.trace.token_times["my own name"]
-    assert outputs[0].token_ids == [8], "an output that was given out does not change"
+    assert outputs[0].token_ids == [8], "an output that was returned does not change"
 
 
 def test_text_and_ids_of_a_prompt_are_the_same_request(random_pairs):
@@ -110,7 +113,7 @@ def test_no_policy_changes_a_token(random_pairs, policy, mixed, chunked, executi
     outputs = Engine(model, tokenizer, config).generate(PROMPTS, params(*most), arrivals=[3 * n % 8 for n in most])
     for prompt, max_tokens, output in zip(PROMPTS, most, outputs, strict=True):
         assert output.token_ids == alone(model, tokenizer, prompt, max_tokens)
-        assert output.prompt == prompt, "answers come in the order of the prompts"
+        assert output.prompt == prompt, "outputs are in the order of the prompts"
 
 
 RACE = {
@@ -124,8 +127,8 @@ RACE = {
 
 
 @pytest.mark.parametrize(("policy", "mixed"), RACE)
-def test_the_race_takes_so_many_steps_and_forward_passes(policy, mixed):
-    engine = letters_engine(128, 99, policy=policy, mixed_batches=mixed)  # nobody ends early
+def test_the_race_takes_the_expected_numbers_of_steps_and_forward_passes(policy, mixed):
+    engine = letters_engine(128, 99, policy=policy, mixed_batches=mixed)  # no request ends early
     outputs = engine.generate(["abcdefg"] * 32, params(*(100 if n % 8 == 0 else 10 for n in range(32))))
     assert (engine.trace.steps, engine.trace.forward_passes) == RACE[policy, mixed]
     assert engine.trace.output_tokens == sum(len(output.token_ids) for output in outputs) == 680
@@ -133,7 +136,7 @@ def test_the_race_takes_so_many_steps_and_forward_passes(policy, mixed):
 
 
 def test_two_policies_are_the_two_loops_of_the_lessons():
-    # The same requests in the same order: an engine is these loops with a scheduler in the place of their conditions.
+    # The same requests in the same order: an engine is these loops with a scheduler in place of their conditions.
     pair = CountingModel(128, eos_token_id=99), letter_tokenizer()
     requests = [(request, 37 if n % 5 == 0 else 3 + n % 4) for n, request in enumerate(["ab", "cdefg", "h"] * 10)]
     prompts, most = zip(*requests, strict=True)
@@ -145,41 +148,46 @@ def test_two_policies_are_the_two_loops_of_the_lessons():
         assert engine.trace.output_tokens == generation.trace.output_tokens
 
 
-def test_the_urgent_go_first():
+def test_urgent_requests_run_first():
     engine = letters_engine(max_batch_size=1, policy="priority")
     for name, priority in (("later", 1), ("soon", 0), ("now", -1)):
         engine.add_request("ab", SamplingParams(2), name, priority)
     assert list(ends(run(engine))) == ["now", "soon", "later"]
 
 
-def test_a_policy_of_ones_own_is_an_object():
-    class LastComeFirstServed(FirstComeFirstServed):
-        def queue(self, waiting, running):
+def test_a_policy_and_a_scheduler_can_be_ones_own():
+    class LastComeFirstServed:
+        def order(self, waiting, running):
             return list(waiting)[::-1]
 
-    engine = letters_engine(max_batch_size=1, policy=LastComeFirstServed())
+    class OneAtATime(Scheduler):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.max_rows = 1
+
+    engine = letters_engine(policy=LastComeFirstServed(), scheduler_cls=OneAtATime)
     for name in "abc":
         engine.add_request(name, SamplingParams(2), name)
     assert list(ends(run(engine))) == ["c", "b", "a"]
 
 
-# --- coming and going -----------------------------------------------------------------------------------------------
+# --- requests arrive and leave --------------------------------------------------------------------------------------
 
 
-def test_an_aborted_request_ends_where_it_is_and_costs_the_others_nothing():
+def test_an_aborted_request_ends_wherever_it_is_and_costs_the_others_nothing():
     engine = letters_engine(max_batch_size=2, max_tokens_per_step=4)
-    for name, prompt in (("runs", "a"), ("reads", "abcdefgh"), ("waits", "bc"), ("stays", "c")):
+    for name, prompt in (("runs", "a"), ("prefills", "abcdefgh"), ("waits", "bc"), ("stays", "c")):
         engine.add_request(prompt, SamplingParams(5), name)
     engine.step()
-    assert all(engine.abort_request(name) for name in ("runs", "reads", "waits"))
-    assert not engine.abort_request("runs") and not engine.abort_request("nobody")
+    assert all(engine.abort_request(name) for name in ("runs", "prefills", "waits"))
+    assert not engine.abort_request("runs") and not engine.abort_request("unknown")
     outputs = engine.step()
-    assert ends(outputs) == {"runs": ("b", "abort"), "reads": ("", "abort"), "waits": ("", "abort")}
-    assert [output.request_id for output in outputs] == ["runs", "reads", "waits", "stays"]  # a row was free at once
+    assert ends(outputs) == {"runs": ("b", "abort"), "prefills": ("", "abort"), "waits": ("", "abort")}
+    assert [output.request_id for output in outputs] == ["runs", "prefills", "waits", "stays"]  # a row was free at once
     assert ends(run(engine)) == {"stays": ("defgh", "length")}
 
 
-def test_a_request_of_several_answers_is_aborted_whole():
+def test_all_outputs_of_a_request_are_aborted_together():
     engine = letters_engine(max_batch_size=2)
     engine.add_request("ab", SamplingParams(5, temperature=1.0, ignore_eos=True, n=3), "several")
     engine.step()
@@ -188,7 +196,22 @@ def test_a_request_of_several_answers_is_aborted_whole():
     assert not engine.has_unfinished_requests()
 
 
-def test_an_id_can_be_used_again_when_its_request_has_ended():
+@EXECUTIONS
+def test_an_engine_keeps_nothing_of_requests_that_have_ended(random_pairs, execution):
+    config = EngineConfig(max_batch_size=3, max_tokens_per_step=24, execution=execution, block_size=8, num_blocks=14)
+    engine = Engine(*random_pairs, config)
+    for prompt in PROMPTS[:6]:
+        engine.add_request(prompt, SamplingParams(9, temperature=1.0, n=2), prompt)
+    sequences = [weakref.ref(sequence) for sequence in engine.scheduler.unfinished]
+    engine.step(), engine.step()
+    engine.abort_request(PROMPTS[0]), engine.abort_request(PROMPTS[5])
+    assert len({output.request_id for output in run(engine)}) == 6 and len(sequences) == 12
+    engine.step()
+    gc.collect()
+    assert not any(sequence() for sequence in sequences)
+
+
+def test_an_id_can_be_reused_when_its_request_has_ended():
     engine = letters_engine()
     for _ in range(2):
         assert engine.add_request("ab", SamplingParams(2), "name") == "name"
@@ -197,43 +220,43 @@ def test_an_id_can_be_used_again_when_its_request_has_ended():
         assert ends(run(engine)) == {"name": ("cd", "length")}
 
 
-def test_numbers_as_ids_do_not_get_into_each_others_way():
+def test_given_and_automatic_numbers_do_not_collide():
     engine = letters_engine()
     assert engine.add_request("ab", SamplingParams(1), 1) == 1
     assert [engine.add_request("ab", SamplingParams(2)) for _ in range(3)] == [0, 2, 3]
     engine.add_request("a", SamplingParams(1), 4)
-    assert engine.abort_request(4)  # its end has not been told yet: the next number is another, or it would be mixed up
+    assert engine.abort_request(4)  # its end is not delivered yet, so the number is not reused
     assert [output.text for output in engine.generate(["b", "c"], SamplingParams(2))] == ["cd", "de"]
     assert ends(run(engine))[4] == ("", "abort")
 
 
-def test_generate_in_the_company_of_others_leaves_their_outputs_to_the_next_step():
+def test_generate_leaves_the_outputs_of_other_requests_to_the_next_step():
     engine = letters_engine(max_batch_size=2)
     engine.add_request("a", SamplingParams(3), "short")
     engine.add_request("b", SamplingParams(7), "long")
     engine.step()
     outputs = engine.generate(["c", "d"], params(2, 4))
     assert [output.text for output in outputs] == ["de", "efgh"]
-    told = engine.step() + run(engine)
+    delivered = engine.step() + run(engine)
     for name, text in (("short", "bcd"), ("long", "cdefghi")):
-        pieces = [output.new_text for output in told if output.request_id == name]
-        assert text[0] + "".join(pieces) == text, "a piece was lost or came twice"
-    assert ends(told) == {"short": ("bcd", "length"), "long": ("cdefghi", "length")}
+        pieces = [output.new_text for output in delivered if output.request_id == name]
+        assert text[0] + "".join(pieces) == text, "a piece was lost or delivered twice"
+    assert ends(delivered) == {"short": ("bcd", "length"), "long": ("cdefghi", "length")}
 
 
-def test_requests_arrive_when_they_are_said_to():
+def test_requests_arrive_before_the_given_iterations():
     engine = letters_engine(max_batch_size=4)
     outputs = engine.generate(["a", "b", "c"], params(6, 2, 3), arrivals=[2, 0, 9])
     assert [output.text for output in outputs] == ["bcdefg", "cd", "def"]
     first_steps = {}
     for iteration in engine.trace.iterations:
-        for slot in iteration.slots:
-            first_steps.setdefault(slot.request_id, iteration.step)
+        for row in iteration.row_steps:
+            first_steps.setdefault(row.request_id, iteration.step)
     assert [first_steps[output.request_id] for output in outputs] == [2, 0, 9]  # 8 had nothing to do
     assert outputs[1].arrival < outputs[0].arrival < outputs[2].arrival
 
 
-def test_generate_takes_a_text_or_several_and_settings_for_all_or_for_each():
+def test_generate_takes_one_text_or_several_and_params_for_all_or_for_each():
     engine = letters_engine()
     assert [output.text for output in engine.generate("ab", SamplingParams(2))] == ["cd"]
     assert [output.text for output in engine.generate(["ab", [3]], SamplingParams(2))] == ["cd", "de"]
@@ -245,14 +268,14 @@ def test_generate_takes_a_text_or_several_and_settings_for_all_or_for_each():
             engine.generate(["ab", "c"], **wrong)
 
 
-def test_a_progress_bar_counts_answers_on_request(capsys):
+def test_a_progress_bar_counts_outputs_on_request(capsys):
     letters_engine().generate(["ab", "c"], SamplingParams(2))
     assert capsys.readouterr() == ("", "")
     letters_engine().generate(["ab", "c"], SamplingParams(2), progress=True)
     assert "2/2" in capsys.readouterr().err
 
 
-def test_an_engine_says_who_waits_and_who_runs_by_their_names_in_the_trace():
+def test_waiting_and_running_requests_have_their_labels_in_the_trace():
     engine = letters_engine(max_batch_size=2)
     assert (engine.waiting, engine.running, engine.steps) == ([], [], 0)
     for name, most in (("a", 3), ("b", 2), ("c", 9)):
@@ -268,28 +291,28 @@ def test_an_engine_says_who_waits_and_who_runs_by_their_names_in_the_trace():
     assert (engine.waiting, engine.running) == ([("two", 1)], [("two", 0)])
     run(engine)
     assert (engine.waiting, engine.running) == ([], [])
-    names = {slot.request_id for iteration in engine.trace.iterations for slot in iteration.slots}
-    assert names == {None, "a", "b", ("two", 0), ("two", 1)}
+    labels = {row.request_id for iteration in engine.trace.iterations for row in iteration.row_steps}
+    assert labels == {None, "a", "b", ("two", 0), ("two", 1)}
 
 
-def test_an_engine_for_ever_remembers_its_last_iterations_only():
+def test_a_trace_can_be_limited_to_the_last_iterations():
     short, whole = letters_engine(128, 99, trace_length=5), letters_engine(128, 99)
     for engine in (short, whole):
         for _ in range(3):
             engine.generate(["ab", "cde", "f"], params(4, 9, 7))
     assert len(whole.trace.iterations) > 20 and short.steps == whole.steps
-    shown = [[one.slots for one in engine.trace.iterations][-5:] for engine in (short, whole)]
+    shown = [[one.row_steps for one in engine.trace.iterations][-5:] for engine in (short, whole)]
     assert shown[0] == shown[1] and len(short.trace.iterations) == 5
     assert short.trace.iterations[-1].step == short.steps - 1
     for wrong in (0, -1, 2.5):
-        with pytest.raises(ValueError, match="trace_length is a whole number of at least 1"):
+        with pytest.raises(ValueError, match="trace_length must be an integer of at least 1"):
             EngineConfig(trace_length=wrong)
 
 
 # --- streams --------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_gives_a_piece_for_every_token():
+def test_a_stream_yields_a_piece_for_every_token():
     pieces = list(letters_engine().stream("ef", SamplingParams(9)))
     assert [(piece.new_text, piece.finish_reason) for piece in pieces] == [
         ("g", None),
@@ -311,19 +334,18 @@ def test_two_streams_take_turns_and_share_the_steps():
 
 
 @pytest.mark.parametrize("pieces", [0, 1, 3])
-def test_whoever_stops_listening_takes_the_request_back(pieces):
+def test_closing_a_stream_cancels_its_request(pieces):
     engine = letters_engine()
     engine.add_request("a", SamplingParams(6), "other")
     stream = engine.stream("b", SamplingParams(7))
-    heard = list(itertools.islice(stream, pieces))
-    assert len(heard) == pieces
+    assert len(list(itertools.islice(stream, pieces))) == pieces
     stream.close()
     outputs = run(engine)
     assert {output.request_id for output in outputs} == {"other"}
     assert ends(outputs) == {"other": ("bcdefg", "length")}
 
 
-def test_a_stream_of_several_answers_ends_with_the_last_of_them(random_pairs):
+def test_a_stream_of_several_outputs_ends_with_the_last_of_them(random_pairs):
     engine = Engine(*random_pairs, EngineConfig(max_batch_size=2))
     some = SamplingParams(6, temperature=1.0, seed=1, n=3)
     pieces = list(engine.stream("The fox", some))
@@ -332,27 +354,53 @@ def test_a_stream_of_several_answers_ends_with_the_last_of_them(random_pairs):
     assert sum(piece.finish_reason is not None for piece in pieces) == 3 and pieces[-1].finish_reason
 
 
-def test_a_stream_ends_when_somebodys_step_told_the_end():
+def test_a_stream_yields_everything_even_if_other_callers_run_the_steps():
+    engine = letters_engine()
+    engine.add_request("d", SamplingParams(2), "other")
+    stream = engine.stream("a", SamplingParams(5))
+    assert next(stream).text == "b"
+    assert [(output.request_id, output.new_text) for output in engine.step()] == [("other", "e"), ("other", "f")]
+    assert engine.generate("e", SamplingParams(2))[0].text == "fg"
+    assert run(engine) == [], "what a stream reads is not returned to callers of step"
+    assert not engine.scheduler.unfinished
+    assert [piece.new_text for piece in stream] == ["c", "d", "e", "f"]
+    assert list(stream) == [] and not engine.has_unfinished_requests()
+
+
+def test_a_stream_that_is_read_late_does_not_cancel_or_read_a_later_request_with_its_id():
     engine = letters_engine()
     stream = engine.stream("a", SamplingParams(3))
-    assert next(stream).text == "b"
-    assert ends(run(engine)) == {0: ("bcd", "length")}
+    while engine.has_unfinished_requests():
+        assert engine.step() == []
+    with pytest.raises(ValueError, match="request 0"):
+        engine.add_request("c", SamplingParams(3), 0)
+    assert [piece.text for piece in stream] == ["b", "bc", "bcd"]
+    engine.add_request("c", SamplingParams(3), 0)
     assert list(stream) == []
+    assert ends(run(engine)) == {0: ("def", "length")}
 
 
-def test_an_aborted_stream_says_so():
+def test_a_stream_that_is_dropped_unread_leaves_nothing_behind():
+    engine = letters_engine()
+    engine.stream("a", SamplingParams(3))  # is collected at once
+    engine.stream("b", SamplingParams(3)).close()
+    assert not engine.has_unfinished_requests() and engine.step() == []
+    assert not engine.outputs._subscribers and not engine.outputs._emitted
+
+
+def test_the_last_output_of_an_aborted_stream_says_abort():
     engine = letters_engine()
     stream = engine.stream("a", SamplingParams(3))
     engine.abort_request(next(stream).request_id)
     assert [(piece.text, piece.finish_reason) for piece in stream] == [("b", "abort")]
 
 
-def test_a_stream_is_refused_when_it_is_asked_for_and_not_when_it_is_read():
+def test_a_stream_is_refused_when_it_is_requested_and_not_when_it_is_read():
     with pytest.raises(ValueError, match="has no tokens"):
         letters_engine().stream("")
 
 
-# --- what can never run is refused, and nothing else is lost ---------------------------------------------------------
+# --- a request that can never run is refused, and costs no other request anything ------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -360,16 +408,16 @@ def test_a_stream_is_refused_when_it_is_asked_for_and_not_when_it_is_read():
     [
         ({}, "", 3, "has no tokens"),
         ({}, [], 3, "has no tokens"),
-        ({}, [1, 10**6], 3, "Token ids are whole numbers from 0 to"),
-        ({}, [1, -1], 3, "Token ids are whole numbers"),
-        ({}, [1.0], 3, "Token ids are whole numbers"),
-        ({}, [[1, 2]], 3, "Token ids are whole numbers"),
-        ({}, None, 3, "A prompt is a text or a list of token ids, not None"),
+        ({}, [1, 10**6], 3, "Token ids must be integers from 0 to"),
+        ({}, [1, -1], 3, "Token ids must be integers"),
+        ({}, [1.0], 3, "Token ids must be integers"),
+        ({}, [[1, 2]], 3, "Token ids must be integers"),
+        ({}, None, 3, "A prompt must be a text or a list of token ids, not None"),
         ({}, "\ud800", 3, "cannot be encoded"),
         ({}, "abcdefghi", 8, "9 prompt tokens and max_tokens 8, 17 in all, but the model's context is 16"),
         ({}, "abcdefgh" * 2, None, "16 prompt tokens, but the model's context is 16"),
-        ({"max_input_tokens": 3}, "abcd", 2, "4 tokens, and this engine takes 3"),
-        ({"max_output_tokens": 3}, "abcd", 4, "an answer of this engine has 3 tokens at most"),
+        ({"max_input_tokens": 3}, "abcd", 2, "4 tokens, and this engine accepts 3"),
+        ({"max_output_tokens": 3}, "abcd", 4, "this engine generates at most 3 tokens per output"),
         ({"chunked_prefill": False, "max_tokens_per_step": 8}, "abcdefghi", 2, "chunked_prefill is off"),
     ],
 )
@@ -381,11 +429,11 @@ def test_a_request_that_cannot_run_is_refused_before_any_step(config, prompt, ma
         engine.add_request(prompt, SamplingParams(max_tokens))
     with pytest.raises(ValueError, match=message):
         engine.generate(["abc", prompt], SamplingParams(max_tokens and min(max_tokens, 16)))
-    assert len(engine._waiting + engine._running) == 1, "none of a call's requests starts if one cannot run"
+    assert len(engine.scheduler.unfinished) == 1, "none of a call's requests starts if one cannot run"
     assert ends(run(engine)) == {"other": ("cde", "length")}
 
 
-def test_the_largest_request_that_is_not_refused_runs():
+def test_the_largest_requests_that_are_not_refused_run():
     exact = letters_engine(16, max_input_tokens=4, max_output_tokens=3).generate("abcd", SamplingParams(3))
     assert [output.text for output in exact] == ["efg"]
     whole = letters_engine(16, chunked_prefill=False, max_tokens_per_step=9).generate("abcdefghi", SamplingParams(7))
@@ -393,7 +441,7 @@ def test_the_largest_request_that_is_not_refused_runs():
 
 
 @EXECUTIONS
-def test_without_max_tokens_an_answer_may_fill_the_context_to_the_last_token(random_pairs, execution):
+def test_without_max_tokens_an_output_may_fill_the_context_to_the_last_token(random_pairs, execution):
     model, tokenizer = random_pairs
     ids = tokenizer(PROMPTS[3])["input_ids"]
     outputs = Engine(model, tokenizer, EngineConfig(execution=execution)).generate(
@@ -406,7 +454,7 @@ def test_without_max_tokens_an_answer_may_fill_the_context_to_the_last_token(ran
     assert outputs[0].token_ids == expected[0, len(ids) :].tolist()
 
 
-def test_max_output_tokens_is_the_limit_of_an_answer_that_sets_none():
+def test_max_output_tokens_limits_an_output_without_max_tokens():
     engine = letters_engine(16, eos=99, max_output_tokens=4)
     assert [len(output.token_ids) for output in engine.generate(["ab", "abcdefghiabcde"])] == [4, 2]
 
@@ -427,14 +475,15 @@ def test_a_model_whose_context_has_no_end_needs_a_limit():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"max_batch_size": 0}, "row|max_batch_size"),
-        ({"max_tokens_per_step": 4}, "8 rows that all decode read 8 tokens"),
+        ({"max_batch_size": 0}, "max_batch_size must be an integer of at least 1, not 0"),
+        ({"max_tokens_per_step": 7}, "8 rows that all decode compute 8 tokens per iteration, but .* is 7"),
         ({"policy": "sjf"}, "no policy 'sjf'"),
-        ({"execution": "fast"}, "execution is"),
-        ({"max_input_tokens": 0}, "max_input_tokens"),
+        ({"execution": "fast"}, "execution must be"),
+        ({"max_input_tokens": 0}, "max_input_tokens must be an integer of at least 1, not 0"),
+        ({"num_blocks": 0}, "num_blocks must be an integer of at least 1, not 0"),
     ],
 )
-def test_settings_without_a_meaning_are_refused(config, message):
+def test_settings_outside_their_range_are_refused(config, message):
     with pytest.raises(ValueError, match=message):
         letters_engine(**config)
 
@@ -472,7 +521,7 @@ def faulty_engine(error=None, **config):
     return Engine(model, letter_tokenizer(), EngineConfig(**{"execution": "padded"} | config)), model
 
 
-def test_a_failed_forward_pass_ends_who_took_part_and_nobody_else():
+def test_a_failed_forward_pass_ends_the_requests_in_it_and_no_others():
     engine, model = faulty_engine(max_batch_size=2)
     for name, prompt in (("a", "ab"), ("b", "cde"), ("later", "fg")):
         engine.add_request(prompt, SamplingParams(4), name)
@@ -486,8 +535,8 @@ def test_a_failed_forward_pass_ends_who_took_part_and_nobody_else():
     assert ends(run(engine)) == {"a": ("de", "length")}
 
 
-def test_a_fault_in_the_middle_of_a_plan_ends_those_who_had_not_had_their_turn():
-    # Decodes, then newcomers, then a chunk: with 4 rows, passes 0, 1 and 2 of the second step.
+def test_a_fault_in_the_middle_of_a_plan_ends_the_requests_of_this_and_later_passes():
+    # Decodes, then prompts that begin, then a chunk: passes 0, 1 and 2 of the second step.
     for fault, failed in ((0, {"old", "new", "part"}), (1, {"new", "part"}), (2, {"part"})):
         engine, model = faulty_engine(max_batch_size=4, max_tokens_per_step=6)
         engine.add_request("a", SamplingParams(6), "old")
@@ -499,11 +548,11 @@ def test_a_fault_in_the_middle_of_a_plan_ends_those_who_had_not_had_their_turn()
         assert {id for id, (_, reason) in ends(outputs).items() if reason == "error"} == failed
         expected = {"old": ("bcdefg", "length"), "new": ("fgh", "length"), "part": ("", "")}
         assert ends(run(engine)) == {name: end for name, end in expected.items() if name not in failed}
-        assert engine.step() == [] and engine.execution._decoding["request_ids"] == []
+        assert engine.step() == [] and engine.runner._decoding is None and not engine.runner._prefilling
         assert [output.text for output in engine.generate("abc", SamplingParams(3))] == ["def"]
 
 
-def test_a_fault_in_the_sampling_of_one_request_is_no_other_requests_problem(monkeypatch):
+def test_a_fault_in_the_sampling_of_one_request_ends_no_other(monkeypatch):
     engine = letters_engine()
     for name in ("a", "b", "c"):
         engine.add_request(name, SamplingParams(4), name)
@@ -512,7 +561,8 @@ def test_a_fault_in_the_sampling_of_one_request_is_no_other_requests_problem(mon
     def choose(*_):
         raise ArithmeticError("no token is left")
 
-    monkeypatch.setattr(engine._running[1].sampler, "choose", choose)
+    sampler = engine.runner.sampler.for_sequence(engine.scheduler.running[1])
+    monkeypatch.setattr(sampler, "choose", choose)
     outputs = engine.step()
     assert ends(outputs) == {"b": ("c", "error")}
     assert [output.error for output in outputs] == [None, "ArithmeticError: no token is left", None]
@@ -528,7 +578,7 @@ def test_logits_that_are_not_numbers_end_a_sampled_request_with_an_error(monkeyp
         return output
 
     monkeypatch.setattr(CountingModel, "forward", no_numbers_behind_b)
-    with pytest.warns(UserWarning, match="2 of 3 answers failed"):
+    with pytest.warns(UserWarning, match="2 of 3 outputs failed"):
         outputs = letters_engine().generate(["a", "b", "c"], SamplingParams(3, temperature=0.01, seed=1))
     assert [(output.text, output.finish_reason) for output in outputs] == [
         ("b", "error"),
@@ -538,10 +588,10 @@ def test_logits_that_are_not_numbers_end_a_sampled_request_with_an_error(monkeyp
     assert all("probability tensor contains" in output.error for output in outputs[:2])
 
 
-def test_generate_answers_everybody_and_warns_of_those_that_failed():
+def test_generate_returns_an_output_for_every_prompt_and_warns_of_those_that_failed():
     engine, model = faulty_engine(max_batch_size=2)
     model.arm(1)
-    with pytest.warns(UserWarning, match="2 of 4 answers failed: RuntimeError: out of memory"):
+    with pytest.warns(UserWarning, match="2 of 4 outputs failed: RuntimeError: out of memory"):
         outputs = engine.generate(["ab", "c", "d", "ef"], params(3, 3, 3, 2))
     assert [(output.text, output.finish_reason) for output in outputs] == [
         ("c", "error"),
@@ -551,7 +601,7 @@ def test_generate_answers_everybody_and_warns_of_those_that_failed():
     ]
 
 
-def test_an_interrupted_step_ends_what_it_interrupted_and_the_engine_goes_on():
+def test_an_interrupted_step_ends_the_requests_in_it_and_the_engine_continues():
     engine, model = faulty_engine(KeyboardInterrupt(), max_batch_size=2)
     for name, prompt in (("a", "ab"), ("b", "cde"), ("later", "fg"), ("back", "a")):
         engine.add_request(prompt, SamplingParams(2), name)
@@ -562,15 +612,15 @@ def test_an_interrupted_step_ends_what_it_interrupted_and_the_engine_goes_on():
         engine.step()
     for name in ("a", "b", "back"):
         engine.add_request("h", SamplingParams(1), name)
-    told = engine.step()
-    # What had been waiting to be told is told, and the ids can be used again at once.
-    assert ends(told[:3]) == {"back": ("", "abort"), "a": ("c", "error"), "b": ("f", "error")}
-    assert [output.error for output in told[:3]] == [None, "KeyboardInterrupt: ", "KeyboardInterrupt: "]
-    rest = ends(told[3:] + run(engine))
+    outputs = engine.step()
+    # What was not delivered yet is delivered, and the ids can be reused at once.
+    assert ends(outputs[:3]) == {"back": ("", "abort"), "a": ("c", "error"), "b": ("f", "error")}
+    assert [output.error for output in outputs[:3]] == [None, "KeyboardInterrupt: ", "KeyboardInterrupt: "]
+    rest = ends(outputs[3:] + run(engine))
     assert rest == {"later": ("hi", "length")} | dict.fromkeys(("a", "b", "back"), ("i", "length"))
 
 
-def test_generate_interrupted_takes_its_requests_back_and_leaves_the_others_alone():
+def test_an_interrupted_generate_cancels_its_requests_and_no_others():
     engine, model = faulty_engine(KeyboardInterrupt(), max_batch_size=2, policy="priority")
     engine.add_request("abc", SamplingParams(4), "other", priority=5)
     model.arm(3)
@@ -578,18 +628,18 @@ def test_generate_interrupted_takes_its_requests_back_and_leaves_the_others_alon
         engine.generate(["ab", "cd", "e", "f"], SamplingParams(9), arrivals=[0, 0, 0, 50])
     assert [output.text for output in engine.generate(["ab", "c"], SamplingParams(2))] == ["cd", "de"]
     outputs = run(engine)
-    assert {output.request_id for output in outputs} == {"other"}, "nobody waits for the others any more"
+    assert {output.request_id for output in outputs} == {"other"}, "the interrupted call was the reader of the others"
     assert ends(outputs) == {"other": ("defg", "length")}
 
 
 @EXECUTIONS
-def test_a_real_model_that_fails_once_goes_on_exactly(random_pairs, execution, monkeypatch):
+def test_after_a_failure_a_real_model_continues_exactly(random_pairs, execution, monkeypatch):
     model, tokenizer = random_pairs
     engine = Engine(model, tokenizer, EngineConfig(max_batch_size=3, max_tokens_per_step=24, execution=execution))
     for prompt in PROMPTS:
         engine.add_request(prompt, SamplingParams(15), prompt)
     outputs = [output for _ in range(6) for output in engine.step()]
-    broken = engine.execution.model.lm_head
+    broken = engine.runner.model.lm_head
     handle = broken.register_forward_pre_hook(lambda *_: 1 / 0)
     outputs += engine.step()
     handle.remove()
@@ -603,30 +653,43 @@ def test_a_real_model_that_fails_once_goes_on_exactly(random_pairs, execution, m
         assert output.token_ids == (expected[: len(output.token_ids)] if output.error else expected)
 
 
+class FailingPolicy(FirstComeFirstServed):
+    """Raises before an order, or once the first sequence in it has been admitted."""
+
+    when = None
+
+    def order(self, waiting, running):
+        if self.when == "before":
+            raise LookupError("no plan")
+        for place, sequence in enumerate(waiting):
+            if place == 1 and self.when == "in the middle":
+                raise LookupError("no plan")
+            yield sequence
+
+
+class FailingScheduler(Scheduler):
+    """Raises once a plan is complete."""
+
+    def schedule(self):
+        plan = super().schedule()
+        if self.policy.when == "after":
+            raise LookupError("no plan")
+        return plan
+
+
 @pytest.mark.parametrize("when", ["before", "in the middle", "after"])
 @EXECUTIONS
-def test_a_policy_that_fails_ends_everybody_and_the_engine_goes_on_exactly(random_pairs, execution, when):
-    """Nobody knows for whom it had planned, and given memory to, before it failed."""
-
-    class Failing(FirstComeFirstServed):
-        fails = False
-
-        def _admit(self, plan, queue, budget, free_rows):
-            if self.fails and when == "before":
-                raise LookupError("no plan")
-            super()._admit(plan, queue[:1] if self.fails and when == "in the middle" else queue, budget, free_rows)
-            if self.fails and when == "in the middle":
-                raise LookupError("no plan")
-
-        def schedule(self, waiting, running, budget):
-            plan = super().schedule(waiting, running, budget)
-            if self.fails and when == "after":
-                raise LookupError("no plan")
-            return plan
-
+def test_a_policy_that_fails_ends_all_requests_and_the_engine_continues_exactly(random_pairs, execution, when):
+    """Sequences may have been admitted, and memory allocated, before it failed."""
     model, tokenizer = random_pairs
-    policy = Failing()
-    config = EngineConfig(max_batch_size=4, max_tokens_per_step=40, policy=policy, execution=execution)
+    policy = FailingPolicy()
+    config = EngineConfig(
+        max_batch_size=4,
+        max_tokens_per_step=40,
+        policy=policy,
+        scheduler_cls=FailingScheduler,
+        execution=execution,
+    )
     engine = Engine(model, tokenizer, config)
     some = SamplingParams(20, temperature=1.0, seed=1, ignore_eos=True, n=2)
     engine.add_request(PROMPTS[3], SamplingParams(20, ignore_eos=True), "long")
@@ -637,36 +700,114 @@ def test_a_policy_that_fails_ends_everybody_and_the_engine_goes_on_exactly(rando
     engine.step()
     assert engine.running and engine.waiting
     engine.abort_request("two")
-    policy.fails = True
+    policy.when = when
     with pytest.raises(LookupError, match="no plan"):
         engine.step()
     assert engine.waiting == engine.running == []
-    outputs = engine.step()  # nobody is there, so there is nothing to plan
-    assert [output.finish_reason for output in outputs[:2]] == ["abort", "abort"], "what was to be told is told"
+    policy.when = None if when == "after" else when
+    outputs = engine.step()  # no request is left, so the policy is not asked
+    assert [output.finish_reason for output in outputs[:2]] == ["abort", "abort"], "earlier outputs are delivered"
     assert {output.request_id for output in outputs[2:]} == {"long", *PROMPTS[4:7]} and len(outputs) == 6
     assert {(output.finish_reason, output.error) for output in outputs[2:]} == {("error", "LookupError: no plan")}
-    assert not engine.has_unfinished_requests() and engine.waiting == engine.running == [] and not engine._unfinished
-    if blocks := getattr(engine.execution, "blocks", None):
+    assert not engine.has_unfinished_requests() and not engine.scheduler.requests
+    if engine.block_manager is None:
+        assert engine.runner._decoding is None and not engine.runner._prefilling
+    else:
+        blocks = engine.block_manager
         assert blocks.used == 0 and not blocks.tables and not any(blocks.references)
-    policy.fails = False
+    policy.when = None
     for _ in range(2):  # the second time with what the prefix cache has kept
         for output, prompt in zip(engine.generate(PROMPTS, SamplingParams(15)), PROMPTS, strict=True):
             assert output.token_ids == alone(model, tokenizer, prompt, 15)
+
+
+class FailingTokenizer:
+    """Raises when it decodes the letter f, a number of times."""
+
+    def __init__(self, error: BaseException, failures: int):
+        self._tokenizer, self.error, self.failures = letter_tokenizer(), error, failures
+
+    def __call__(self, text, **options):
+        return self._tokenizer(text, **options)
+
+    def __getattr__(self, name):
+        if name == "backend_tokenizer":
+            raise AttributeError(name)
+        return getattr(self._tokenizer, name)
+
+    def decode(self, ids, **options):
+        if 6 in ids and self.failures:
+            self.failures -= 1
+            raise self.error
+        return self._tokenizer.decode(ids, **options)
+
+
+def test_a_token_that_cannot_be_decoded_ends_its_request_and_no_other():
+    tokenizer = FailingTokenizer(IndexError("no such token"), 100)
+    engine = Engine(CountingModel(40, 99), tokenizer, EngineConfig(execution="padded"))
+    for name in ("a", "d", "g"):
+        engine.add_request(name, SamplingParams(3), name)
+    outputs = run(engine)
+    assert ends(outputs) == {"a": ("bcd", "length"), "d": ("e", "error"), "g": ("hi", "length")}
+    assert [output.error for output in outputs if output.error] == ["IndexError: no such token"]
+    tokenizer.failures = 0
+    assert engine.generate("d", SamplingParams(3))[0].text == "efg"
+
+
+def test_an_interrupt_while_tokens_are_decoded_loses_no_request():
+    tokenizer = FailingTokenizer(KeyboardInterrupt(), 1)
+    engine = Engine(CountingModel(40, 99), tokenizer, EngineConfig(execution="padded"))
+    stream = engine.stream("a", SamplingParams(2))
+    engine.add_request("e", SamplingParams(3), "interrupted")
+    engine.add_request("g", SamplingParams(3), "behind")
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert [(piece.text, piece.finish_reason) for piece in stream] == [("b", "error")]
+    assert ends(engine.step()) == {"interrupted": ("f", "error"), "behind": ("", "error")}
+    assert not engine.has_unfinished_requests() and engine.scheduler.running == []
+    assert [output.text for output in engine.generate(["a", "g"], SamplingParams(3))] == ["bcd", "hi"]
+
+
+# --- costs ----------------------------------------------------------------------------------------------------------
+
+
+def without_a_model(**config) -> EngineCore:
+    return EngineCore(NoModel(), letter_tokenizer(), ModelInfo(10, 1000), EngineConfig(**config))
+
+
+def test_a_step_costs_no_more_when_ten_thousand_requests_wait():
+    def cost(waiting: int) -> int:
+        engine = without_a_model(max_batch_size=4, trace_length=1)
+        for _ in range(4 + waiting):
+            engine.add_request([1, 2], SamplingParams(900))
+        engine.step(), engine.step()
+        assert (engine.num_running, engine.num_waiting) == (4, waiting)
+        return operations(engine.step)
+
+    assert cost(10_000) == cost(10)
+
+
+def test_what_generate_costs_is_proportional_to_the_number_of_prompts():
+    def cost(prompts: int) -> int:
+        engine = without_a_model(max_batch_size=1, trace_length=1)
+        return operations(lambda: engine.generate([[1, 2]] * prompts, SamplingParams(1)))
+
+    assert cost(200) < 4.5 * cost(50)
 
 
 # --- precision ------------------------------------------------------------------------------------------------------
 
 
 @EXECUTIONS
-def test_another_dtype_runs_a_copy_and_the_model_stays_as_it_is(execution):
+def test_another_dtype_runs_a_copy_and_leaves_the_model_unchanged(execution):
     model, tokenizer = random_pair("llama")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     engine = Engine(model, tokenizer, EngineConfig(dtype=torch.bfloat16, execution=execution))
     outputs = engine.generate(PROMPTS[:3], SamplingParams(8, logprobs=1))
-    assert engine.model.dtype == engine.execution.model.dtype == torch.bfloat16 and engine.model is not model
+    assert engine.model.dtype == engine.runner.model.dtype == torch.bfloat16 and engine.model is not model
     for name, tensor in model.state_dict().items():
         assert tensor.dtype == torch.float32 and torch.equal(tensor, before[name])
-    # Tokens may differ in bf16; those it did choose are about as likely to the model in fp32.
+    # Tokens may differ in bf16. Those that were chosen are about as likely to the model in fp32.
     for prompt, output in zip(PROMPTS[:3], outputs, strict=True):
         ids = tokenizer(prompt)["input_ids"]
         with torch.no_grad():
@@ -679,7 +820,7 @@ def test_another_dtype_runs_a_copy_and_the_model_stays_as_it_is(execution):
         assert (lead / (logits.amax(dim=-1) - logits.amin(dim=-1))).max() < 0.1
 
 
-def test_the_dtype_it_has_already_makes_no_copy(embedded):
+def test_a_model_that_has_the_dtype_already_is_not_copied(embedded):
     model, tokenizer = embedded
     assert Engine(model, tokenizer, EngineConfig(dtype=torch.float32)).model is model
 
@@ -688,7 +829,7 @@ def test_the_dtype_it_has_already_makes_no_copy(embedded):
 
 
 def test_the_text_is_that_of_all_tokens(random_pairs):
-    # Random models say half characters all the time.
+    # Random models often generate half a character.
     model, tokenizer = random_pairs
     outputs = Engine(model, tokenizer, EngineConfig(max_batch_size=4)).generate(PROMPTS, SamplingParams(25))
     for output in outputs:

@@ -1,8 +1,9 @@
-"""The engine's claim: whatever the policy, whoever comes, goes or fails meanwhile, everybody gets its own tokens.
+"""The engine's claim: whichever requests arrive, leave or fail, and whatever the policy, each one gets its own tokens.
 
-Hypothesis drives an engine of random settings with everything that can be done to one: requests are added, taken back
-and streamed, others are generated in between, forward passes fail. Every single output is compared with what
-`model.generate` gives the prompt alone. A sequence that breaks the claim is printed as code.
+Hypothesis drives an engine of random settings with all that can be done to one. Requests are added and cancelled, some
+are streamed, others generated side by side, and forward passes fail. Every single output is compared with what
+`model.generate` gives the prompt alone, and none may be lost, repeated or delivered to another caller. A run that
+breaks the claim is printed as code.
 """
 
 import contextlib
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
-from helpers.batching import text_of
-from helpers.scheduler import POLICIES
+from helpers.engine import POLICIES
+from helpers.engine.detokenizer import text_of
 
 PAIRS = {"embedded": load_model, "gpt2": lambda: random_pair("gpt2"), "llama": lambda: random_pair("llama")}
 REQUEST = st.tuples(st.sampled_from(PROMPTS), st.integers(1, LONGEST))
@@ -35,7 +36,7 @@ def configs(draw):
         chunked_prefill=chunked,
         execution=draw(st.sampled_from(["padded", "auto"])),
         block_size=8,
-        num_blocks=draw(st.sampled_from([16, None])),  # 16 hold the longest request and hardly anybody else
+        num_blocks=draw(st.sampled_from([16, None])),  # 16 hold the longest request and hardly any other
         prefix_caching=draw(st.booleans()),
     )
 
@@ -46,7 +47,7 @@ class ForwardFailed(Exception):
 
 @contextlib.contextmanager
 def failing(model, after: int):
-    """After so many forward passes, the next one raises."""
+    """Make the model raise in one forward pass, after a number of others."""
     passes = itertools.count()
 
     def fail(*_):
@@ -70,14 +71,14 @@ class EngineMachine(RuleBasedStateMachine):
         step, steps = self.engine.step, itertools.count()
 
         def bounded():
-            assert next(steps) < 3000, "somebody was lost, and is waited for"
+            assert next(steps) < 3000, "a request was lost, and a caller waits for it"
             return step()
 
         self.engine.step = bounded
-        self.asked: dict = {}  # id -> prompt, max_tokens
+        self.requests: dict = {}  # id -> prompt, max_tokens
         self.outputs: dict = {}  # id -> the last output
         self.streams: dict = {}  # id -> iterator
-        self.gone, self.may_fail = set(), set()  # taken back by closing a stream; in the queue while a pass failed
+        self.closed, self.may_fail = set(), set()  # by closing a stream; unfinished when a pass failed
 
     # --- what can happen ---
 
@@ -90,24 +91,28 @@ class EngineMachine(RuleBasedStateMachine):
     def add(self, requests, as_ids, priority, named):
         for prompt, max_tokens in requests:
             given = self.tokenizer(prompt)["input_ids"] if as_ids else prompt
-            name = f"request {len(self.asked)}" if named else None
+            name = f"request {len(self.requests)}" if named else None
             id = self.engine.add_request(given, SamplingParams(max_tokens=max_tokens), name, priority)
-            assert id not in self.asked and (not named or id == name)
-            self.asked[id] = prompt, max_tokens
+            assert id not in self.requests and (not named or id == name)
+            self.requests[id] = prompt, max_tokens
 
     @rule(steps=st.integers(1, 12))
     def step(self, steps):
         for _ in range(steps):
-            self.check(self.engine.step())
+            self.check_step()
 
     @precondition(lambda self: self.unfinished())
     @rule(which=st.integers(0, 20))
     def abort(self, which):
         id = self.unfinished()[which % len(self.unfinished())]
         assert self.engine.abort_request(id)
-        assert not self.engine.abort_request(id), "taken back twice"
-        untold = [output for output in self.engine.step() if self.check([output]) and output.request_id == id]
-        assert untold and untold[-1].finish_reason in ("abort", self.reason(id))
+        assert not self.engine.abort_request(id), "cancelled twice"
+        if id in self.streams:
+            outputs = list(self.streams.pop(id))
+            self.check(outputs, {id})
+        else:
+            outputs = [output for output in self.check_step() if output.request_id == id]
+        assert outputs[-1].finish_reason == "abort"
 
     @rule(requests=st.lists(REQUEST, min_size=1, max_size=4), gap=st.integers(0, 3))
     def generate(self, requests, gap):
@@ -115,8 +120,8 @@ class EngineMachine(RuleBasedStateMachine):
         arrivals = [gap * place for place in range(len(requests))][::-1]
         outputs = self.engine.generate([prompt for prompt, _ in requests], params, arrivals=arrivals)
         for request, output in zip(requests, outputs, strict=True):
-            assert output.request_id not in self.asked
-            self.asked[output.request_id] = request
+            assert output.request_id not in self.requests
+            self.requests[output.request_id] = request
             self.outputs[output.request_id] = output
             self.check_content(output)
             assert output.finish_reason == self.reason(output.request_id)
@@ -124,19 +129,19 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.streams) < 3)
     @rule(request=REQUEST)
     def stream(self, request):
-        before = {answer.request_id for answer in self.engine._waiting}
+        before = set(self.engine.scheduler.requests)
         iterator = self.engine.stream(request[0], SamplingParams(max_tokens=request[1]))
-        (id,) = {answer.request_id for answer in self.engine._waiting} - before
-        self.asked[id], self.streams[id] = request, iterator
+        (id,) = set(self.engine.scheduler.requests) - before
+        assert id not in self.requests
+        self.requests[id], self.streams[id] = request, iterator
 
     @precondition(lambda self: self.streams)
     @rule(which=st.integers(0, 2), pieces=st.integers(1, 10))
-    def listen(self, which, pieces):
+    def read(self, which, pieces):
         id = list(self.streams)[which % len(self.streams)]
-        heard = list(itertools.islice(self.streams[id], pieces))
-        assert all(output.request_id == id for output in heard)
-        self.check(heard)
-        if len(heard) < pieces:
+        outputs = list(itertools.islice(self.streams[id], pieces))
+        self.check(outputs, {id})
+        if len(outputs) < pieces:
             assert self.finished(id), "a stream ended before its request"
             del self.streams[id]
 
@@ -146,117 +151,123 @@ class EngineMachine(RuleBasedStateMachine):
         id, iterator = list(self.streams.items())[which % len(self.streams)]
         del self.streams[id]
         iterator.close()
-        self.gone.add(id)
-        assert all(answer.request_id != id for answer in self.engine._waiting + self.engine._running)
+        self.closed.add(id)
+        assert id not in self.engine.scheduler.requests
 
     @precondition(lambda self: self.unfinished())
     @rule(after=st.integers(0, 2))
     def fail(self, after):
-        self.may_fail = set(self.unfinished())
-        with failing(self.engine.execution.model, after):
-            outputs = self.engine.step()
-        self.check(outputs)
-        self.may_fail = set()
+        self.may_fail.update(self.unfinished())
+        with failing(self.engine.runner.model, after):
+            self.check_step()
+        self.may_fail &= set(self.streams)  # whose outputs are read later
 
     def teardown(self):
         if not hasattr(self, "engine"):
             return
+        for id in list(self.streams)[:1]:  # one is read to its end first, the others when all has happened
+            self.check(list(self.streams.pop(id)), {id})
         for _ in range(2000):
             if not self.engine.has_unfinished_requests():
                 break
-            self.check(self.engine.step())
+            self.check_step()
         for id, iterator in self.streams.items():
-            assert list(iterator) == [] and self.finished(id)
-        assert all(self.finished(id) for id in self.asked), "somebody was lost"
+            self.check(list(iterator), {id})
+            assert self.finished(id)
+        assert all(self.finished(id) for id in self.requests), "a request was lost"
         assert self.engine.step() == []
         self.check_nothing_is_left()
         self.check_the_trace()
 
     # --- what must hold ---
 
-    def check(self, outputs) -> bool:
+    def check_step(self) -> list:
+        """Run an iteration; its outputs are those of requests that no stream reads."""
+        outputs = self.engine.step()
+        self.check(outputs, set(self.requests) - set(self.streams) - self.closed)
+        return outputs
+
+    def check(self, outputs, readable):
         for output in outputs:
             last = self.outputs.get(output.request_id)
-            assert output.request_id not in self.gone, "nobody wants to know"
+            assert output.request_id in readable, "delivered to the wrong caller"
             assert last is None or last.finish_reason is None, "an output behind the end"
-            assert output.token_ids == (last.token_ids if last else []) + output.new_token_ids
+            assert output.token_ids == (last.token_ids if last else []) + output.new_token_ids, "lost or repeated"
             assert output.text == (last.text if last else "") + output.new_text
-            assert output.new_token_ids or output.finish_reason, "an output that says nothing"
+            assert output.new_token_ids or output.finish_reason, "an output without anything new"
             self.outputs[output.request_id] = output
             self.check_content(output)
-        return True
 
     def check_content(self, output):
-        prompt, max_tokens = self.asked[output.request_id]
-        ids = alone(self.model, self.tokenizer, prompt, max_tokens)
-        got = output.token_ids
-        assert got == ids[: len(got)], f"request {output.request_id!r}"
-        ended_by_itself = len(got) == len(ids)
+        prompt, max_tokens = self.requests[output.request_id]
+        expected, given = alone(self.model, self.tokenizer, prompt, max_tokens), output.token_ids
+        assert given == expected[: len(given)], f"request {output.request_id!r}"
+        complete = len(given) == len(expected)
         if output.finish_reason in ("stop", "length"):
-            assert ended_by_itself and output.finish_reason == self.reason(output.request_id)
+            assert complete and output.finish_reason == self.reason(output.request_id)
         elif output.finish_reason == "error":
             assert output.request_id in self.may_fail and output.error == "ForwardFailed: on purpose"
         else:
-            assert output.finish_reason in (None, "abort") and not ended_by_itself
+            assert output.finish_reason in (None, "abort") and not complete
         assert (output.error is None) == (output.finish_reason != "error")
-        words = got[:-1] if output.finish_reason == "stop" else got
+        words = given[:-1] if output.finish_reason == "stop" else given
         if output.finish_reason:
             assert output.text == text_of(words, self.tokenizer)
         else:
             assert text_of(words, self.tokenizer).startswith(output.text)
-        assert len(output.token_times) == len(got)
+        assert len(output.token_times) == len(given)
         assert [output.arrival, *output.token_times] == sorted([output.arrival, *output.token_times])
 
     @invariant()
-    def no_more_run_than_there_are_rows(self):
+    def no_more_sequences_run_than_there_are_rows(self):
         if not hasattr(self, "engine"):
             return
-        engine, config = self.engine, self.engine.config
-        assert len(engine._running) <= config.max_batch_size
-        assert not set(engine._running) & set(engine._waiting)
-        assert all(not answer.finish_reason for answer in engine._running + engine._waiting)
+        scheduler = self.engine.scheduler
+        assert len(scheduler.running) <= self.engine.config.max_batch_size
+        assert {*scheduler.running, *scheduler.waiting} == set(scheduler.unfinished)
+        assert len(scheduler.running) + len(scheduler.waiting) == len(scheduler.unfinished)
+        assert all(not sequence.finish_reason for sequence in scheduler.unfinished)
 
     def check_nothing_is_left(self):
-        execution = self.engine.execution
-        assert self.engine._waiting == self.engine._running == self.engine._untold == []
-        if hasattr(execution, "_decoding"):
-            assert execution._decoding["request_ids"] == [] and not execution._reading and not execution._released
+        engine, scheduler = self.engine, self.engine.scheduler
+        assert not scheduler.unfinished and not scheduler.requests and not scheduler.running and not scheduler.waiting
+        assert not engine.outputs.pending and not engine.outputs._subscribers and not engine.outputs._emitted
+        if engine.block_manager is None:
+            assert engine.runner._decoding is None and not engine.runner._prefilling
         else:
-            assert execution.memory.used == 0
+            assert engine.block_manager.used == 0
 
     def check_the_trace(self):
-        """Rows and tokens agree with what came out; in padded execution, where nobody is preempted, to the token."""
-        trace, told, read = self.engine.trace, {}, {}
+        """Rows and tokens agree with the outputs. In padded execution, which never preempts, prefills do, too."""
+        trace, generated, prefilled = self.engine.trace, Counter(), Counter()
         steps = Counter()
         for iteration in trace.iterations:
-            steps[iteration.step] += sum(slot.tokens for slot in iteration.slots)
+            steps[iteration.step] += sum(row.tokens for row in iteration.row_steps)
+            assert len(iteration.row_steps) == self.engine.config.max_batch_size
+            for row in iteration.row_steps:
+                generated[row.request_id] += row.new_tokens
+                prefilled[row.request_id] += row.tokens if row.work == "prefill" else 0
         assert max(steps.values(), default=0) <= self.engine.config.max_tokens_per_step
-        assert all(len(iteration.slots) == self.engine.config.max_batch_size for iteration in trace.iterations)
-        for slot in (slot for iteration in trace.iterations for slot in iteration.slots):
-            told[slot.request_id] = told.get(slot.request_id, 0) + slot.new_tokens
-            if slot.work == "prefill":
-                read[slot.request_id] = read.get(slot.request_id, 0) + slot.tokens
         for id, output in self.outputs.items():
-            if id not in self.gone:
-                assert told.get(id, 0) == len(output.token_ids)
-            if hasattr(self.engine.execution, "_decoding"):
-                prompt = len(self.tokenizer(self.asked[id][0])["input_ids"])
-                assert read.get(id, 0) == prompt if output.token_ids else read.get(id, 0) <= prompt
+            if id not in self.closed:
+                assert generated[id] == len(output.token_ids)
+            if self.engine.block_manager is None:
+                prompt = len(self.tokenizer(self.requests[id][0])["input_ids"])
+                assert prefilled[id] == prompt if output.token_ids else prefilled[id] <= prompt
 
     # --- how ---
 
     def finished(self, id) -> bool:
-        return id in self.gone or (id in self.outputs and self.outputs[id].finish_reason is not None)
+        return id in self.closed or (id in self.outputs and self.outputs[id].finish_reason is not None)
 
     def unfinished(self) -> list:
-        """Whose end nobody has heard yet, and who is still in the engine."""
-        there = [answer.request_id for answer in self.engine._waiting + self.engine._running]
-        left = [id for id in self.asked if not self.finished(id)]
-        assert set(there) <= set(left)
-        return [id for id in left if id in there]
+        """Return the ids of the requests that wait or run in the engine."""
+        there = set(self.engine.scheduler.requests)
+        assert there <= {id for id in self.requests if not self.finished(id)}
+        return [id for id in self.requests if id in there]
 
     def reason(self, id) -> str:
-        ids = alone(self.model, self.tokenizer, *self.asked[id])
+        ids = alone(self.model, self.tokenizer, *self.requests[id])
         return "stop" if ids[-1] == self.tokenizer.eos_token_id else "length"
 
 

@@ -1,7 +1,7 @@
-"""Every model family, on whatever transformers is installed: batched, each request gets the tokens it gets alone.
+"""Every model family, on the installed transformers: in a batch, each request gets the tokens that it gets alone.
 
-`make test` runs this on the newest transformers, `make test-oldest` on the oldest that the course supports; where
-there is a GPU, it runs there, too. The families are in families.py, and SUPPORT.md shows the results.
+`make test` runs these tests on the newest transformers, `make test-oldest` on the oldest that the course supports. They
+also run on the GPU, if there is one. The families are in families.py, and SUPPORT.md shows the results.
 """
 
 import functools
@@ -23,35 +23,28 @@ from helpers import (
     load_model,
 )
 from helpers.models import context_length, require_exact_batching, run_model
-from helpers.ragged import supports_ragged
 from tests import families
 from tests.families import (
     BF16_MARGIN,
     CONTEXT,
     FAMILIES,
-    FEWEST,
+    MIN_REQUESTS,
     SIZES,
     Family,
     build,
-    extent,
+    by_name,
+    logit_range,
+    not_ragged_because,
     prompts,
     reference,
     tokenizer,
 )
 from tests.support_matrix import PADDED, PAGE, RAGGED
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 on_every_device = pytest.mark.parametrize("device", DEVICES)
 of_every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Models of this size are faster without threads, all the more beside other work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)
@@ -61,10 +54,6 @@ def known_to_this_transformers(request):
         pytest.skip(f"transformers {transformers.__version__} does not know {family.config['model_type']}")
 
 
-def by_name(name: str) -> Family:
-    return next(family for family in FAMILIES if family.name == name)
-
-
 # --- exactness --------------------------------------------------------------------------------------------------------
 
 
@@ -72,27 +61,25 @@ def by_name(name: str) -> Family:
 @of_every_family
 def test_random_joins_and_leaves_change_no_token(family, device):
     alone = reference(family, device=device)
-    for seed in range(2):
-        assert families.serve_at_random(alone.model, alone.requests, seed) == alone.tokens
+    assert families.serve_through_verbs(alone.model, alone.requests, seed=0) == alone.tokens
 
 
 @on_every_device
 @of_every_family
-def test_the_three_loops_give_the_tokens_of_generate(family, device):
+def test_the_three_loops_generate_the_tokens_of_transformers(family, device):
     alone = reference(family, device=device)
-    pair = alone.model, tokenizer()
     for loop, requests in (
         (functools.partial(generate_static, max_batch_size=4), alone.requests),
         (functools.partial(generate_continuous, max_batch_size=3), alone.requests),
-        (generate_alone, alone.requests[:3]),
+        (generate_alone, alone.requests[:1]),
     ):
-        outputs = loop(requests, model=pair[0], tokenizer=pair[1]).outputs
+        outputs = loop(requests, model=alone.model, tokenizer=tokenizer()).outputs
         assert [output.token_ids for output in outputs] == alone.tokens[: len(requests)]
 
 
 @of_every_family
-def test_generate_agrees_with_one_pass_over_the_whole_text(family):
-    # The judge is judged, too: `generate` works with a cache that forgets what is behind a window, this pass sees all.
+def test_transformers_generates_what_one_pass_over_the_whole_text_predicts(family):
+    # `generate` is the judge, so it is judged, too. Its cache drops what is behind a window; this pass drops nothing.
     alone = reference(family)
     for request, tokens in zip(alone.requests, alone.tokens, strict=True):
         ids = torch.tensor([tokenizer()(request.prompt)["input_ids"] + tokens])
@@ -103,37 +90,38 @@ def test_generate_agrees_with_one_pass_over_the_whole_text(family):
 
 
 @of_every_family
-def test_the_proof_covers_long_and_short_and_early_ends(family):
+def test_the_requests_are_long_and_short_and_some_end_early(family):
     alone = reference(family)
     stopped = [len(ids) < request.max_tokens for request, ids in zip(alone.requests, alone.tokens, strict=True)]
-    assert len(alone.requests) >= FEWEST
+    assert len(alone.requests) >= MIN_REQUESTS
     assert any(stopped) and not all(stopped)
+    assert families.generate(alone.model, alone.requests[stopped.index(True)])[0] == alone.tokens[stopped.index(True)]
     assert len({token for ids in alone.tokens for token in ids}) > 5
     if family.window:
         prompts = [len(tokenizer()(request.prompt)["input_ids"]) for request in alone.requests]
         assert min(prompts) < family.window < max(prompts)
-        grown = [size + len(ids) for size, ids in zip(prompts, alone.tokens, strict=True)]
-        assert sum(size > 2 * family.window for size in grown) >= FEWEST
+        lengths = [size + len(ids) for size, ids in zip(prompts, alone.tokens, strict=True)]
+        assert sum(length > 2 * family.window for length in lengths) >= MIN_REQUESTS
 
 
 @on_every_device
 @of_every_family
 def test_a_static_batch_may_grow_wider_than_the_context(family, device):
-    # A long prompt is done soon and a short one goes on: 40 + 30 columns, and GPT-Neo and MPT can look at 64.
+    # The long prompt finishes early and the short one continues: 40 + 30 columns. GPT-Neo and MPT can attend to 64.
     model = build(family, device=device)
-    families.say_eos(model, None)  # nobody ends early
+    families.set_eos(model, None)  # neither request ends early
     long, short = prompts()[SIZES.index((40, 20))], prompts()[SIZES.index((5, 30))]
     requests = [Request(long, 6, "long"), Request(short, 30, "short")]
-    answers = [families.generate(model, request) for request in requests]
+    expected = [families.generate(model, request) for request in requests]
     outputs = generate_static(requests, 2, model, tokenizer()).outputs
-    for output, (tokens, logits) in zip(outputs, answers, strict=True):
-        at = families.first_difference(tokens, output.token_ids)
-        assert at is None or families.lead(logits[at : at + 1]) < families.LEAD
+    for output, (tokens, logits) in zip(outputs, expected, strict=True):
+        index = families.first_difference(tokens, output.token_ids)
+        assert index is None or families.lead(logits[index : index + 1]) < families.LEAD
         assert output.finish_reason == "length"
 
 
 @of_every_family
-def test_running_a_batch_leaves_it_as_it_was(family):
+def test_running_a_batch_leaves_it_unchanged(family):
     model = build(family)
     batch = init_batch([(prompt, 5) for prompt in prompts()[:3]], model, tokenizer())
     for _ in range(3):
@@ -146,47 +134,47 @@ def test_running_a_batch_leaves_it_as_it_was(family):
 
 
 @of_every_family
-def test_a_family_runs_ragged_where_the_page_says_so(family):
-    # That it is exact then, is in test_ragged_exactness.py.
+def test_a_family_runs_ragged_where_support_md_says_so(family):
+    # test_ragged_exactness.py shows that it is exact then.
     header, _, *rows = (line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("|"))
     column = f"ragged, {transformers.__version__}"
     if column not in header:
-        pytest.skip(f"the page was not measured on transformers {transformers.__version__}")
+        pytest.skip(f"SUPPORT.md was not measured on transformers {transformers.__version__}")
     cell = dict(zip(header, next(row for row in rows if row[0] == f"`{family.name}`"), strict=True))[column]
-    assert cell.startswith(RAGGED if supports_ragged(build(family)) else PADDED), "run `make support-matrix`"
+    assert cell.startswith(PADDED if not_ragged_because(family) else RAGGED), "run `make support-matrix`"
 
 
 @on_every_device
 @of_every_family
-def test_in_bf16_only_near_ties_turn_out_otherwise(family, device):
-    alone = reference(family, torch.bfloat16, device)
-    given = families.serve_at_random(alone.model, alone.requests, seed=0)
-    for tokens, ids, logits in zip(alone.tokens, given, alone.logits, strict=True):
-        at = families.first_difference(tokens, ids)
-        if at is None:
+def test_in_bf16_only_near_ties_change(family, device):
+    alone = reference(family, torch.bfloat16, device, num_requests=4)
+    actual = families.serve_through_verbs(alone.model, alone.requests, seed=0)
+    for tokens, ids, logits in zip(alone.tokens, actual, alone.logits, strict=True):
+        index = families.first_difference(tokens, ids)
+        if index is None:
             assert tokens == ids
         else:
-            apart = (logits[at, tokens[at]] - logits[at, ids[at]]) / extent(logits[at])
-            assert apart < BF16_MARGIN
+            difference = logits[index, tokens[index]] - logits[index, ids[index]]
+            assert difference / logit_range(logits[index]) < BF16_MARGIN
 
 
-# --- no row without its feature ---------------------------------------------------------------------------------------
+# --- every feature makes a difference ---------------------------------------------------------------------------------
 
 FEATURES = [
-    pytest.param(family, feature, id=f"{family.name}-{feature}") for family in FAMILIES for feature in family.bites
+    pytest.param(family, feature, id=f"{family.name}-{feature}") for family in FAMILIES for feature in family.features
 ]
 
 
 @pytest.mark.parametrize(("family", "feature"), FEATURES)
-def test_without_its_feature_the_model_answers_otherwise(family, feature):
-    assert family.bites[feature](family)
+def test_a_model_without_its_feature_gives_other_logits(family, feature):
+    assert family.features[feature](family)
 
 
 def test_names_of_families_are_unique():
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)
 
 
-# --- what cannot work is refused --------------------------------------------------------------------------------------
+# --- what cannot be exact is refused ----------------------------------------------------------------------------------
 
 SMALL = {
     "vocab_size": 100,
@@ -290,8 +278,8 @@ def test_an_encoder_decoder_is_refused_by_name_and_by_model(settings, tmp_path):
     ("name", "settings"),
     [("phi3 (longrope)", {"original_max_position_embeddings": CONTEXT}), ("llama4_text", {"floor_scale": CONTEXT + 1})],
 )
-def test_where_one_long_row_would_change_all_rows_it_is_refused(name, settings):
-    # Both compute long texts in another way and ask the batch, not the row, whether it is long.
+def test_a_row_so_long_that_it_would_change_other_rows_is_refused(name, settings):
+    # Both architectures treat long texts differently, and look at the whole batch to tell whether a text is long.
     family = by_name(name)
     model = build(replace(family, config=family.config | {"max_position_embeddings": 4 * CONTEXT} | settings))
     assert context_length(model) == CONTEXT
@@ -299,6 +287,6 @@ def test_where_one_long_row_would_change_all_rows_it_is_refused(name, settings):
         init_batch([(prompts()[0], CONTEXT)], model, tokenizer())
 
 
-def test_bloom_has_no_longest_text_and_mpt_has():
+def test_texts_may_be_of_any_length_in_bloom_but_not_in_mpt():
     assert context_length(build(by_name("bloom"))) is None
     assert context_length(build(by_name("mpt"))) == CONTEXT

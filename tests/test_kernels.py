@@ -1,11 +1,13 @@
-"""The compiled kernels give what PyTorch's operators give, in every shape; where they cannot be had, nothing is lost.
+"""The compiled kernels compute what PyTorch's operators compute, in every shape, and an engine runs without them too.
 
-That an engine on them changes no token is in test_ragged_exactness.py, where it comes and goes with everything else.
+test_ragged_exactness.py shows that they change no token while requests arrive, leave and are preempted.
 """
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,8 +26,8 @@ in_both_dtypes = pytest.mark.parametrize(("dtype", "tolerance"), DTYPES.items())
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
-    """As on a new machine: nothing is compiled yet."""
-    monkeypatch.setattr(compiled, "BUILD", tmp_path / "kernels")
+    """An empty cache folder, as on a new machine."""
+    monkeypatch.setenv("COURSE_KERNEL_CACHE", str(tmp_path / "kernels"))
     yield monkeypatch
     monkeypatch.undo()
     forget()
@@ -43,7 +45,7 @@ def forget():
 @in_both_dtypes
 @pytest.mark.parametrize("outputs", [1, 16, 32, 33, 100])
 @pytest.mark.parametrize("inputs", [1, 2, 7, 64])
-def test_linear_is_pytorchs_linear(dtype, tolerance, outputs, inputs):
+def test_linear_computes_pytorchs_linear(dtype, tolerance, outputs, inputs):
     torch.manual_seed(0)
     weight, bias = torch.randn(outputs, inputs).to(dtype), torch.randn(outputs).to(dtype)
     packed = kernels.pack(weight)
@@ -57,14 +59,15 @@ def test_linear_is_pytorchs_linear(dtype, tolerance, outputs, inputs):
 @needs_kernels
 @in_both_dtypes
 def test_strides_do_not_matter(dtype, tolerance):
-    weight, x = torch.randn(24, 40).to(dtype).T, torch.randn(24, 9).to(dtype).T  # neither is contiguous
-    expected = linear(x.float(), weight.float()).to(dtype)
-    torch.testing.assert_close(kernels.linear(x, kernels.pack(weight), None, 40), expected, rtol=0.02, atol=tolerance)
+    weight, x, bias = torch.randn(24, 40).to(dtype).T, torch.randn(24, 9).to(dtype).T, torch.randn(80).to(dtype)[::2]
+    assert not (weight.is_contiguous() or x.is_contiguous() or bias.is_contiguous())
+    expected = linear(x.float(), weight.float(), bias.float()).to(dtype)
+    torch.testing.assert_close(kernels.linear(x, kernels.pack(weight), bias, 40), expected, rtol=0.02, atol=tolerance)
 
 
 @needs_kernels
 @in_both_dtypes
-def test_a_rows_numbers_do_not_depend_on_the_rows_beside_it(dtype, tolerance):
+def test_the_result_of_a_row_does_not_depend_on_the_other_rows(dtype, tolerance):
     weight, x = torch.randn(100, 64).to(dtype), torch.randn(37, 64).to(dtype)
     packed = kernels.pack(weight)
     together = kernels.linear(x, packed, None, 100)
@@ -73,8 +76,8 @@ def test_a_rows_numbers_do_not_depend_on_the_rows_beside_it(dtype, tolerance):
 
 
 @needs_kernels
-def test_bfloat16_is_rounded_to_the_nearest():
-    """1 + 2^-9 lies between 1 and 1 + 2^-7, nearer to 1; 1 + 2^-8 in the middle, so to the even one; the next is up."""
+def test_bfloat16_is_rounded_to_nearest_even():
+    """Halfway between 1 and the next number, 1 + 2^-7, is 1 + 2^-8: it goes to the even one, 1, and more goes up."""
     x = torch.tensor([[1.0, 2**-9], [1.0, 2**-8], [1.0, 2**-8 + 2**-10], [1 + 2**-7, 2**-8]]).bfloat16()
     got = kernels.linear(x, kernels.pack(torch.ones(1, 2).bfloat16()), None, 1)
     assert got.flatten().tolist() == [1.0, 1.0, 1 + 2**-7, 1 + 2**-6]
@@ -82,28 +85,35 @@ def test_bfloat16_is_rounded_to_the_nearest():
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("x", "bias", "says"),
+    ("x", "bias", "message"),
     [
-        (torch.ones(2, 24).bfloat16(), None, r"float32 on the CPU, not torch\.bfloat16"),
-        (torch.ones(2, 24), torch.ones(40).double(), r"not torch\.float64"),
-        (torch.ones(2, 24, device="meta"), None, "not torch.float32 on meta"),
-        (torch.ones(2, 23), None, "takes 24 numbers, not 23"),
-        (torch.ones(2, 24), torch.ones(39), "this bias do not have 40 outputs"),
+        (torch.ones(2, 24).bfloat16(), None, r"float32 on the CPU, but an argument is torch\.bfloat16 on cpu"),
+        (torch.ones(2, 24), torch.ones(40).double(), r"an argument is torch\.float64"),
+        (torch.ones(2, 24, device="meta"), None, r"an argument is torch\.float32 on meta"),
+        (torch.ones(2, 23), None, "has 24 inputs, but x has 23"),
+        (torch.ones(2, 24), torch.ones(39), r"bias has shape \[39\], but the layer has 40 outputs"),
     ],
 )
-def test_what_does_not_fit_the_weight_is_refused(x, bias, says):
-    with pytest.raises(ValueError, match=says):
+def test_arguments_that_do_not_fit_the_weight_are_rejected(x, bias, message):
+    with pytest.raises(ValueError, match=message):
         kernels.linear(x, kernels.pack(torch.ones(40, 24)), bias, 40)
+
+
+@needs_kernels
+@pytest.mark.parametrize("outputs", [0, -1, 129])
+def test_a_number_of_outputs_that_the_panels_cannot_hold_is_rejected(outputs):
+    with pytest.raises(ValueError, match=f"cannot have {outputs} outputs"):
+        kernels.linear(torch.ones(2, 24), kernels.pack(torch.ones(40, 24)), None, outputs)
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
 def attention(query, keys, values, decodes, scale, window=None):
-    """By the kernel: [T, heads, dim], NaN wherever it did not write."""
-    answer = query.new_full((query.shape[1], query.shape[0], query.shape[2]), float("nan"))
-    kernels.paged_attention(query, keys, values, decodes, answer, scale, window)
-    return answer
+    """Return the kernel's output [T, heads, dim], NaN wherever it did not write."""
+    output = query.new_full((query.shape[1], query.shape[0], query.shape[2]), float("nan"))
+    kernels.paged_attention(query, keys, values, decodes, output, scale, window)
+    return output
 
 
 @needs_kernels
@@ -111,113 +121,94 @@ def attention(query, keys, values, decodes, scale, window=None):
 @pytest.mark.parametrize("dim", [4, 64, 80, 128])
 @pytest.mark.parametrize("kv_heads", [1, 2, 6])
 @pytest.mark.parametrize("window", [None, 1, 9])
-def test_every_decode_meets_its_own_keys_wherever_they_lie(dtype, tolerance, dim, kv_heads, window):
+def test_every_decode_attends_to_its_own_keys_in_any_blocks(dtype, tolerance, dim, kv_heads, window):
     torch.manual_seed(0)
     heads, block_size, blocks = 6, 4, 40
     keys, values = (torch.randn(kv_heads, blocks * block_size, dim).to(dtype) for _ in range(2))
-    query = torch.randn(9, 3, heads, dim).to(dtype)[:, 1].transpose(0, 1)  # [heads, T, dim], a part of something else
+    query = torch.randn(9, 3, heads, dim).to(dtype)[:, 1].transpose(0, 1)  # [heads, T, dim], a view of a larger tensor
     columns, lengths = [1, 4, 5, 8], [1, 4, 5, 31]
-    places = iter(torch.randperm(blocks).tolist())
-    tables = [[next(places) for _ in range(-(-length // block_size))] for length in lengths]
-    tables[1].append(next(places))  # memory for tokens that are not there yet
+    free_blocks = iter(torch.randperm(blocks).tolist())
+    tables = [[next(free_blocks) for _ in range(-(-length // block_size))] for length in lengths]
+    tables[1].append(next(free_blocks))  # allocated for tokens that are still to come
 
-    answer = attention(query, keys, values, Decodes(columns, lengths, tables, block_size), 0.3, window)
+    output = attention(query, keys, values, Decodes(columns, lengths, tables, block_size), 0.3, window)
 
     for column, length, table in zip(columns, lengths, tables, strict=True):
         first = 0 if window is None else max(0, length - window)
         slots = [table[i // block_size] * block_size + i % block_size for i in range(first, length)]
         q, k, v = query[:, column : column + 1].float(), keys[:, slots].float(), values[:, slots].float()
         expected = scaled_dot_product_attention(q[None], k[None], v[None], scale=0.3, enable_gqa=True)[0, :, 0]
-        torch.testing.assert_close(answer[column], expected.to(dtype), rtol=tolerance, atol=tolerance)
-    assert answer[[0, 2, 3, 6, 7]].isnan().all(), "others' columns are left alone"
+        torch.testing.assert_close(output[column], expected.to(dtype), rtol=tolerance, atol=tolerance)
+    assert output[[0, 2, 3, 6, 7]].isnan().all(), "all other columns stay as they are"
 
 
 @needs_kernels
 @pytest.mark.parametrize("block_size", [1, 16, 300, 1000])
 def test_blocks_of_any_size(block_size):
-    """Larger ones than the kernel takes at a time, too; scores that grow make it scale down what it has."""
+    """A block may be larger than what the kernel processes at a time. Growing scores make it scale down its sums."""
     length = 700
     blocks = -(-length // block_size)
     keys, values = torch.randn(2, blocks * block_size, 8), torch.randn(2, blocks * block_size, 8)
     keys[:, :length, 0] = torch.linspace(-40, 40, length)
     query = torch.ones(2, 1, 8)
-    answer = attention(query, keys, values, Decodes([0], [length], [list(range(blocks))], block_size), 1.0)
+    output = attention(query, keys, values, Decodes([0], [length], [list(range(blocks))], block_size), 1.0)
     expected = scaled_dot_product_attention(query[None], keys[None, :, :length], values[None, :, :length], scale=1.0)
-    torch.testing.assert_close(answer[0], expected[0, :, 0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(output[0], expected[0, :, 0], rtol=1e-4, atol=1e-5)
 
 
 @needs_kernels
-def test_a_decodes_numbers_do_not_depend_on_its_company_or_its_blocks():
+def test_the_result_of_a_decode_does_not_depend_on_other_decodes_or_on_its_blocks():
     keys, values, query = torch.randn(2, 64, 8), torch.randn(2, 64, 8), torch.randn(2, 3, 8)
     keys[:, 40:50], values[:, 40:50] = keys[:, 8:18], values[:, 8:18]
-    one = attention(query, keys, values, Decodes([1], [10], [[2, 3, 4]], 4), 1.0)
-    company = Decodes([0, 1, 2], [20, 10, 3], [[7, 6, 5, 4, 3], [10, 11, 12], [0]], 4)
-    other = attention(query, keys, values, company, 1.0)
-    assert torch.equal(one[1], other[1])
+    alone = attention(query, keys, values, Decodes([1], [10], [[2, 3, 4]], 4), 1.0)
+    others = Decodes([0, 1, 2], [20, 10, 3], [[7, 6, 5, 4, 3], [10, 11, 12], [0]], 4)
+    together = attention(query, keys, values, others, 1.0)
+    assert torch.equal(alone[1], together[1])
 
 
-def test_what_the_kernel_is_not_made_for_it_does_not_take():
-    def of(dim, dtype=torch.float32):
+def test_unsupported_queries_keys_and_values_are_recognised():
+    def vectors(dim, dtype=torch.float32):
         return torch.ones(2, 3, dim, dtype=dtype)
 
-    assert kernels.takes(of(512), of(512), of(512))
-    assert not kernels.takes(of(513), of(513), of(513)), "there is no room for a longer head"
-    assert not kernels.takes(of(8), of(8), of(4))
-    assert not kernels.takes(*[of(8).to("meta")] * 3), "the model has moved to another device"
-    assert not kernels.takes(torch.ones(7, 3, 8), torch.ones(3, 9, 8), torch.ones(3, 9, 8)), "heads share evenly"
-    assert not kernels.takes(of(8), of(8, torch.bfloat16), of(8, torch.bfloat16))
-    assert not kernels.takes(of(8, torch.float16), of(8, torch.float16), of(8, torch.float16))
-    assert not kernels.takes(of(3).transpose(1, 2), of(3), of(3)), "numbers of a head lie side by side"
+    assert kernels.is_supported(vectors(512), vectors(512), vectors(512))
+    assert not kernels.is_supported(vectors(513), vectors(513), vectors(513)), "512 numbers per head at most"
+    assert not kernels.is_supported(vectors(8), vectors(8), vectors(4))
+    assert not kernels.is_supported(*[vectors(8).to("meta")] * 3), "the kernels are for the CPU"
+    assert not kernels.is_supported(torch.ones(7, 3, 8), torch.ones(3, 9, 8), torch.ones(3, 9, 8)), "heads share evenly"
+    assert not kernels.is_supported(vectors(8), vectors(8, torch.bfloat16), vectors(8, torch.bfloat16))
+    assert not kernels.is_supported(vectors(8, torch.float16), vectors(8, torch.float16), vectors(8, torch.float16))
+    assert not kernels.is_supported(vectors(3).transpose(1, 2), vectors(3), vectors(3)), "strided numbers"
 
 
-# --- in an engine -----------------------------------------------------------------------------------------------------
+# --- compiling --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif("CI_KERNELS" not in os.environ, reason="a machine may have no compiler")
-def test_they_can_be_had():
+def test_the_kernels_are_available():
     assert kernels.unavailable() is None
 
 
-def answers(pair, **config):
-    params = [SamplingParams(max_tokens=5 + 3 * row) for row in range(6)]
-    engine = Engine(*pair, EngineConfig(execution="ragged", max_batch_size=4, **config))
-    return engine, [output.token_ids for output in engine.generate(PROMPTS[:6], params)]
+def test_other_dtypes_and_devices_have_no_kernels():
+    assert "not for cuda:0" in kernels.unavailable(torch.float32, "cuda:0")
+    assert "not for float16" in kernels.unavailable(torch.float16)
 
 
-@needs_kernels
-def test_an_engine_uses_them_unless_it_is_told_not_to(monkeypatch):
-    pair, calls = random_pair("llama"), []
-    monkeypatch.setattr(kernels, "paged_attention", spied(kernels.paged_attention, calls))
-    engine, plain = answers(pair, kernels=False)
-    assert not calls and not engine.execution.compiled
-    engine, fast = answers(pair)
-    assert calls and engine.execution.compiled
-    assert fast == plain
-
-
-def test_without_a_compiler_pytorch_does_the_work(fresh):
-    pair = random_pair("llama")
-    _, expected = answers(pair)
-    forget()
-    fresh.setattr(compiled.shutil, "which", lambda name: None)
-    assert "no C++ compiler" in kernels.unavailable()
-    engine, got = answers(pair)
-    assert got == expected and not engine.execution.compiled
-    with pytest.raises(ValueError, match=r"No kernels can be compiled here: there is no C\+\+ compiler .*kernels=None"):
-        answers(pair, kernels=True)
-
-
-def test_a_compiler_that_fails_is_quoted(fresh, tmp_path):
-    compiler = tmp_path / "c++"
-    compiler.write_text("#!/bin/sh\necho 'unknown option -fopenmp' >&2\nexit 1\n")
-    compiler.chmod(0o755)
+def test_the_message_of_a_failing_compiler_is_quoted(fresh, tmp_path):
+    compiler = program(tmp_path / "c++", "echo 'unknown option -fopenmp' >&2; exit 1")
     fresh.setenv("CXX", str(compiler))
     forget()
     assert kernels.unavailable().endswith("unknown option -fopenmp\n")
 
 
+def program(path: Path, commands: str) -> Path:
+    """Write an executable shell script."""
+    path.write_text(f"#!/bin/sh\n{commands}\n")
+    path.chmod(0o755)
+    return path
+
+
 @needs_kernels
-def test_a_library_that_cannot_be_loaded_is_a_problem_and_no_crash(fresh, tmp_path):
+def test_a_library_that_cannot_be_loaded_is_a_reason_and_not_a_crash(fresh, tmp_path):
     forget()
     header = tmp_path / "header.h"
     header.write_text('extern "C" int nowhere();\n__attribute__((used)) static int (*needed)() = nowhere;\n')
@@ -225,17 +216,12 @@ def test_a_library_that_cannot_be_loaded_is_a_problem_and_no_crash(fresh, tmp_pa
     assert "undefined symbol: nowhere" in kernels.unavailable()
 
 
-def test_other_dtypes_and_devices_have_none():
-    assert "not for cuda:0" in kernels.unavailable(torch.float32, "cuda:0")
-    assert "not for float16" in kernels.unavailable(torch.float16)
-
-
 @needs_kernels
-def test_they_are_compiled_once_and_again_when_something_changes(fresh):
+def test_kernels_are_compiled_once_and_again_when_a_flag_changes(fresh):
     forget()
     first = compiled.library()._name
     forget()
-    fresh.setattr(compiled.subprocess, "run", only_asks(subprocess.run))
+    fresh.setattr(compiled.subprocess, "run", refuse_to_compile(subprocess.run))
     assert compiled.library()._name == first
     forget()
     fresh.setattr(compiled, "FLAGS", [*compiled.FLAGS, "-DNDEBUG"])
@@ -243,7 +229,7 @@ def test_they_are_compiled_once_and_again_when_something_changes(fresh):
         compiled.library()
 
 
-def only_asks(run):
+def refuse_to_compile(run):
     def call(command, **options):
         assert "-E" in command, "compiles"
         return run(command, **options)
@@ -252,12 +238,112 @@ def only_asks(run):
 
 
 @needs_kernels
-def test_processes_that_begin_at_once_do_not_disturb_each_other(tmp_path):
-    code = (
-        "import sys, pathlib; from helpers.kernels import compiled\n"
-        "compiled.BUILD = pathlib.Path(sys.argv[1]); print(compiled.library().panel_columns())"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert {int(process.communicate(timeout=120)[0]) for process in processes} <= {16, 32}
-    assert [path.suffix for path in tmp_path.iterdir()] == [".so"], "no rests"
+def test_processes_that_compile_at_the_same_time_do_not_disturb_each_other(tmp_path):
+    code = "from helpers.kernels import compiled; print(compiled.library().panel_columns())"
+    environment = os.environ | {"COURSE_KERNEL_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    assert {int(process.communicate(timeout=100)[0]) for process in processes} <= {16, 32}
+    assert [path.suffix for path in tmp_path.iterdir()] == [".so"], "no temporary files remain"
+
+
+CACHE_FOLDERS = {
+    "the variable wins": ({"COURSE_KERNEL_CACHE": "/chosen", "XDG_CACHE_HOME": "/xdg"}, "/chosen"),
+    "the variable may start with ~": ({"COURSE_KERNEL_CACHE": "~/chosen"}, "/home/ada/chosen"),
+    "the user's cache": ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/continuous-batching/kernels"),
+    "a relative cache is ignored": ({"XDG_CACHE_HOME": "xdg"}, "/home/ada/.cache/continuous-batching/kernels"),
+    "nothing is set": ({}, "/home/ada/.cache/continuous-batching/kernels"),
+    "empty means not set": (
+        {"COURSE_KERNEL_CACHE": "", "XDG_CACHE_HOME": ""},
+        "/home/ada/.cache/continuous-batching/kernels",
+    ),
+}
+
+
+@pytest.mark.parametrize(("environment", "folder"), CACHE_FOLDERS.values(), ids=CACHE_FOLDERS)
+def test_compiled_kernels_are_kept_in_the_users_cache_unless_a_variable_names_a_folder(
+    monkeypatch, environment, folder
+):
+    for name in ("COURSE_KERNEL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"HOME": "/home/ada"} | environment).items():
+        monkeypatch.setenv(name, value)
+    assert compiled.cache_folder() == Path(folder)
+
+
+def test_a_cache_folder_that_cannot_be_written_is_a_reason_and_not_a_crash(fresh, tmp_path):
+    (tmp_path / "kernels").write_text("a file in the folder's place")
+    fresh.setenv("CXX", str(program(tmp_path / "c++", "true")))
+    forget()
+    assert "File exists" in kernels.unavailable()
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Return a function that fingerprints a copy of the sources; its compiler defines one macro for this machine."""
+    shutil.copytree(compiled.SOURCES, tmp_path / "kernels")
+    monkeypatch.setattr(compiled, "SOURCES", tmp_path / "kernels")
+
+    def fingerprint(macro: str = "#define __AVX2__ 1") -> str:
+        native = f"case $* in *-march=native*-dM*-E*) echo '{macro}';; esac"
+        return compiled._fingerprint(str(program(tmp_path / "c++", native)))
+
+    return fingerprint
+
+
+def test_the_fingerprint_of_unchanged_kernels_stays_the_same(machine):
+    assert machine() == machine()
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in compiled.SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
+)
+def test_the_fingerprint_changes_with_every_source_and_header(machine, name):
+    before = machine()
+    with (compiled.SOURCES / name).open("a") as file:
+        file.write("// changed\n")
+    assert machine() != before
+
+
+def test_the_fingerprint_changes_with_the_macros_of_compiler_and_processor(machine):
+    assert machine("#define __AVX2__ 1") != machine("#define __AVX512F__ 1")
+
+
+@pytest.mark.parametrize("name", ["FLAGS", "LINK_FLAGS"])
+def test_the_fingerprint_changes_with_the_flags(machine, monkeypatch, name):
+    before = machine()
+    monkeypatch.setattr(compiled, name, [*getattr(compiled, name), "-g"])
+    assert machine() != before
+
+
+# --- in an engine -----------------------------------------------------------------------------------------------------
+
+
+def generated(pair, **config):
+    """Return an engine and the token ids that it generates for six prompts."""
+    params = [SamplingParams(max_tokens=5 + 3 * row) for row in range(6)]
+    engine = Engine(*pair, EngineConfig(execution="ragged", max_batch_size=4, **config))
+    return engine, [output.token_ids for output in engine.generate(PROMPTS[:6], params)]
+
+
+@needs_kernels
+def test_an_engine_uses_the_kernels_unless_the_config_forbids_it(monkeypatch):
+    pair, calls = random_pair("llama"), []
+    monkeypatch.setattr(kernels, "paged_attention", spied(kernels.paged_attention, calls))
+    engine, plain = generated(pair, kernels=False)
+    assert not calls and not engine.runner.compiled
+    engine, fast = generated(pair)
+    assert calls and engine.runner.compiled
+    assert fast == plain
+
+
+def test_without_a_compiler_pytorch_does_the_work(fresh):
+    pair = random_pair("llama")
+    _, expected = generated(pair)
+    forget()
+    fresh.setattr(compiled.shutil, "which", lambda name: None)
+    assert "no C++ compiler" in kernels.unavailable()
+    engine, tokens = generated(pair)
+    assert tokens == expected and not engine.runner.compiled
+    with pytest.raises(ValueError, match=r"No kernels can be compiled here: there is no C\+\+ compiler .*kernels=None"):
+        generated(pair, kernels=True)

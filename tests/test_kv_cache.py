@@ -1,4 +1,4 @@
-"""Each operation on caches small enough to read: two layers, one head, one dimension, so a row is a list of numbers."""
+"""Each operation on small caches: two layers, one head and one dimension, so that a row is a list of numbers."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from helpers import kv_cache
 
 
 def make_cache(*rows: list[int]):
-    """A cache with these rows as the keys of its first layer; values are the negatives, the second layer tenfold."""
+    """Return a cache with these keys in its first layer, negated keys as values, and ten times both in the second."""
     keys = torch.tensor(rows, dtype=torch.float32)[:, None, :, None]
     cache = kv_cache.new()
     cache.update(keys, -keys, layer_idx=0)
@@ -16,7 +16,7 @@ def make_cache(*rows: list[int]):
 
 
 def contents(cache) -> list:
-    """Keys and values of all layers as nested lists [B][T], with the shapes: an empty list does not show its width."""
+    """Return keys and values of all layers as nested lists [B][T], with their shapes: an empty list has no width."""
     return [(t.shape, t[:, 0, :, 0].tolist()) for layer in cache.layers for t in (layer.keys, layer.values)]
 
 
@@ -46,7 +46,7 @@ def test_concatenate_puts_the_second_rows_below_the_first():
     assert contents(both) == expected([1, 2], [3, 4], [5, 6])
 
 
-def test_select_rows_keeps_the_order_asked_for():
+def test_select_rows_returns_rows_in_the_requested_order():
     cache = make_cache([1, 2], [3, 4], [5, 6])
     assert contents(kv_cache.select_rows(cache, [2, 0])) == expected([5, 6], [1, 2])
 
@@ -56,13 +56,13 @@ def test_selecting_no_rows_keeps_the_columns():
     assert shapes == [(0, 1, 2, 1)] * 4
 
 
-def test_trim_left_takes_the_oldest_columns():
+def test_trim_left_removes_the_oldest_columns():
     cache = make_cache([0, 1, 2], [3, 4, 5])
     assert contents(kv_cache.trim_left(cache, 1)) == expected([1, 2], [4, 5])
     assert kv_cache.length(kv_cache.trim_left(cache, 3)) == 0
 
 
-def test_shapes_are_those_that_two_caches_must_share():
+def test_shapes_are_heads_and_head_dim_of_every_layer():
     cache = kv_cache.new()
     cache.update(torch.zeros(3, 2, 5, 4), torch.zeros(3, 2, 5, 4), 0)
     cache.update(torch.zeros(3, 1, 5, 8), torch.zeros(3, 1, 5, 8), 1)
@@ -82,12 +82,12 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_changes_neither_its_argument_nor_later_its_result(name):
+def test_an_operation_leaves_its_argument_unchanged_and_shares_no_growth_with_it(name):
     cache = make_cache([1, 2], [3, 4])
     result = OPERATIONS[name](cache)
     assert contents(cache) == expected([1, 2], [3, 4])
 
-    # What a model does in place to either of them must not reach the other.
+    # A model that grows one of them in place must not change the other.
     before = contents(result)
     cache.update(torch.ones(2, 1, 1, 1), torch.ones(2, 1, 1, 1), 0)
     assert contents(result) == before
@@ -96,7 +96,7 @@ def test_an_operation_changes_neither_its_argument_nor_later_its_result(name):
     assert contents(cache)[2:] == expected([1, 2], [3, 4])[2:]
 
 
-def test_copy_shields_the_original_from_a_model_that_grows_what_it_is_given(random_pairs):
+def test_a_model_that_grows_a_copy_in_place_leaves_the_original_unchanged(random_pairs):
     model, tokenizer = random_pairs
     ids = tokenizer("The rain in Spain", return_tensors="pt")["input_ids"].to(model.device)
     cache = model(ids, past_key_values=kv_cache.new(), use_cache=True).past_key_values
@@ -104,12 +104,3 @@ def test_copy_shields_the_original_from_a_model_that_grows_what_it_is_given(rand
     assert kv_cache.length(cache) == ids.size(1)
     model(ids[:, :1], past_key_values=cache, use_cache=True)
     assert kv_cache.length(cache) == ids.size(1) + 1, "models no longer grow their cache in place: is copy needed?"
-
-
-def test_bytes_per_token_counts_kv_heads_and_not_query_heads(random_pairs):
-    model, _ = random_pairs
-    # Both: 2 layers x (keys + values) x 4 bytes; GPT-2: 2 heads of 16, Llama: 2 KV heads (of 4 heads) of 8.
-    assert (
-        kv_cache.bytes_per_token(model)
-        == {"gpt2": 2 * 2 * 2 * 16 * 4, "llama": 2 * 2 * 2 * 8 * 4}[model.config.model_type]
-    )

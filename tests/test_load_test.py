@@ -1,7 +1,7 @@
-"""The load generator against servers whose pauses are known: its figures are theirs, and no waiting is left out.
+"""The load generator measures servers whose pauses are known: its figures match them and leave out no waiting.
 
-A pause is a lower bound of what a client can see, on however busy a machine, so most bounds are of that kind; upper
-ones are far away.
+A pause is a lower bound of what a client can measure, however busy the machine is. Most bounds are therefore lower
+ones, and upper bounds are far away.
 """
 
 import asyncio
@@ -23,11 +23,10 @@ from aiohttp import ClientSession, web
 from compare_clients import compare
 
 from helpers import plots
-from helpers.batching import Request
 from helpers.load_test import (
     MIXES,
-    Answer,
     LoadResult,
+    RequestResult,
     arrival_times,
     capacity,
     knee,
@@ -40,6 +39,7 @@ from helpers.load_test import (
 from helpers.load_test.__main__ import main
 from helpers.load_test.client import ChunkReader, EventStream
 from helpers.load_test.sweep import table
+from helpers.request import Request
 
 ROOT = Path(__file__).parents[1]
 run_load = partial(run_load, timeout=60)
@@ -49,20 +49,23 @@ run_load = partial(run_load, timeout=60)
 
 
 class Stub:
-    """An OpenAI-compatible server in a thread of its own, which answers "word " again and again.
+    """An OpenAI-compatible server in a thread of its own; all of its tokens are "word ".
 
     Args:
         pause: seconds before each token.
-        lanes: so many requests at a time, the others queue.
-        handle: what to do instead; gets the stub, the HTTP request and its JSON.
+        lanes: the number of concurrent requests; further requests queue.
+        handle: a function that replaces `respond`; it takes the stub, the HTTP request and its JSON.
+        models: the names of the models that the server lists.
+        key: the API key that the server requires.
 
     Attributes:
-        bodies: what it was asked for. `gone` counts clients that did not stay for the end.
+        bodies: the JSON of all requests.
+        gone: the number of clients that disconnected before the end of their response.
     """
 
     def __init__(self, pause=0.0, lanes=1000, handle=None, models=("stub",), key=None):
         self.pause, self.models, self.key = pause, models, key
-        self.handle = handle or Stub.answer
+        self.handle = handle or Stub.respond
         self.bodies, self.gone = [], 0
         self._lanes = asyncio.Semaphore(lanes)
 
@@ -105,7 +108,7 @@ class Stub:
             self.gone += 1
             raise
 
-    async def answer(self, request, body):
+    async def respond(self, request, body):
         response = await self.headers(request)
         count = body["max_tokens"]
         for number in range(count):
@@ -122,17 +125,17 @@ class Stub:
         return response
 
     async def say(self, response, text, reason=None, chat=False):
-        said = {"delta": {"content": text}} if chat else {"text": text}
-        # All that the official client wants to see in a chunk.
+        content = {"delta": {"content": text}} if chat else {"text": text}
+        # The other fields that the official client requires in a chunk.
         more = {"id": "x", "created": 0, "model": "stub", "object": "text_completion"}
-        await self.event(response, {"choices": [{"index": 0, **said, "finish_reason": reason}], **more})
+        await self.event(response, {"choices": [{"index": 0, **content, "finish_reason": reason}], **more})
 
     async def event(self, response, chunk):
         await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
 
 
 def prompt_tokens(body):
-    """Of this server's tokenizer: three for every two words."""
+    """Count tokens as the stub's tokenizer does: three tokens per two words."""
     prompt = body.get("prompt") or body["messages"][0]["content"]
     return len(prompt.split()) * 3 // 2 if isinstance(prompt, str) else len(prompt)
 
@@ -228,7 +231,7 @@ def test_prompts_have_their_length_and_no_beginning_in_common():
     assert [len(ids) for ids in token_ids([1, 30, 7])] == [1, 30, 7]
 
 
-# --- one answer ------------------------------------------------------------------------------------------------------
+# --- one response ----------------------------------------------------------------------------------------------------
 
 
 def test_events_are_the_same_wherever_the_network_splits_them():
@@ -270,13 +273,13 @@ def usage(output_tokens):
     ("chunks", "times", "tokens"),
     [
         ([completion("a"), completion("b", "length"), usage(2)], [0, 1], 2),
-        ([completion("a"), completion("b", "length")], [0, 1], 2),  # nobody counts: a token a chunk
-        ([completion("abc"), completion("de", "length"), usage(5)], [0, 1], 5),  # several tokens a chunk
+        ([completion("a"), completion("b", "length")], [0, 1], 2),  # the server does not count: one token per chunk
+        ([completion("abc"), completion("de", "length"), usage(5)], [0, 1], 5),  # several tokens per chunk
         ([completion(""), completion("ö"), completion("", "stop"), usage(3)], [0, 1, 2], 3),  # half an ö; then EOS
-        ([completion("a"), completion("", "stop"), usage(1)], [0], 1),  # the reason in a chunk of its own
+        ([completion("a"), completion("", "stop"), usage(1)], [0], 1),  # the finish reason in a chunk of its own
         ([chat({"role": "assistant", "content": ""}), chat({"content": "a"}), chat({}, "stop"), usage(2)], [1, 2], 2),
         ([chat({"role": "assistant", "content": "a"}), chat({}, "stop"), usage(1)], [0], 1),
-        ([chat({"role": "assistant", "content": ""}, "stop"), usage(1)], [0], 1),  # the end is all there is
+        ([chat({"role": "assistant", "content": ""}, "stop"), usage(1)], [0], 1),  # EOS is the only token
         ([chat({"role": "assistant"}), chat({}, "stop"), usage(0)], [1], 0),
         ([chat({"reasoning_content": "hm"}), chat({"content": "a"}, "stop"), usage(2)], [0, 1], 2),
     ],
@@ -289,7 +292,7 @@ def test_the_chunks_that_hold_tokens_count(chunks, times, tokens):
 
 
 @pytest.mark.parametrize(
-    ("chunks", "said"),
+    ("chunks", "message"),
     [
         ([], "no token"),
         ([usage(0)], "no token"),
@@ -298,26 +301,26 @@ def test_the_chunks_that_hold_tokens_count(chunks, times, tokens):
         ([{"error": "plain"}], "plain"),
     ],
 )
-def test_an_answer_without_an_end_is_none(chunks, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_response_without_an_end_is_an_error(chunks, message):
+    with pytest.raises(ValueError, match=message):
         read(*chunks)
 
 
-def test_the_time_of_a_token_comes_from_the_servers_count():
-    answer = Answer(0, arrival=1.0, token_times=[2.0, 3.0], sent=1.0, ended=3.1, output_tokens=5)
-    assert (answer.ttft, answer.itl, answer.e2e, answer.tpot) == (1.0, [1.0], 2.0, 0.25)
-    assert Answer(0, 0.0, [1.0], 0.0, 1.0, output_tokens=1).tpot is None
+def test_the_time_per_output_token_uses_the_servers_count():
+    result = RequestResult(0, arrival=1.0, token_times=[2.0, 3.0], sent=1.0, ended=3.1, output_tokens=5)
+    assert (result.ttft, result.itl, result.e2e, result.tpot) == (1.0, [1.0], 2.0, 0.25)
+    assert RequestResult(0, 0.0, [1.0], 0.0, 1.0, output_tokens=1).tpot is None
 
 
 # --- no coordinated omission -----------------------------------------------------------------------------------------
 
 
 def test_latencies_grow_like_the_queue_of_a_slow_server_and_a_closed_loop_does_not_see_it():
-    """One request at a time, each takes `service` seconds, and they come twice as fast as that, like a clock.
+    """The server runs one request at a time for `service` seconds; requests arrive regularly and twice as fast.
 
-    The k-th to leave (from 0) cannot have left before (k + 1) * service, and the last one was due at
-    (count - 1) * gap, so the queue is a matter of arithmetic. The closed loop's user asks only when the server has
-    nothing else to do, and finds it fast whatever the load would have been.
+    The k-th request to finish (from 0) cannot finish before (k + 1) * service, and the last request is due at
+    (count - 1) * gap, so the length of the queue follows by arithmetic. The user of the closed loop sends a request
+    only when the server is idle, and finds it fast regardless of the load that users would have offered.
     """
     count, service, gap = 40, 0.025, 0.0125
     with Stub(pause=service, lanes=1) as stub:
@@ -325,21 +328,21 @@ def test_latencies_grow_like_the_queue_of_a_slow_server_and_a_closed_loop_does_n
         closed = run_load(stub.url, some(count), users=1)
 
     assert len(opened.ok) == len(closed.ok) == count
-    left = sorted(answer.token_times[-1] for answer in opened.ok)
-    assert all(time >= 0.999 * (k + 1) * service for k, time in enumerate(left))
-    queue = [(k + 1) * service - k * gap for k in range(count)]  # the least latency of each, first come, first served
+    finished = sorted(request.token_times[-1] for request in opened.ok)
+    assert all(time >= 0.999 * (k + 1) * service for k, time in enumerate(finished))
+    queue = [(k + 1) * service - k * gap for k in range(count)]  # the least latencies, first come, first served
     assert sum(opened.latencies("e2e")) >= 0.999 * sum(queue)
     assert opened.percentile("e2e", 100) >= 0.999 * queue[-1] > 20 * service
 
     assert min(closed.latencies("e2e")) >= 0.999 * service
     assert closed.percentile("e2e", 50) < opened.percentile("e2e", 50) / 3
-    # And the same requests, had they been timed from when each user of the closed loop was meant to ask:
-    meant = [answer.token_times[-1] - number * gap for number, answer in enumerate(closed.answers)]
+    # Measured from the send times of the open loop, the same requests would have these latencies:
+    meant = [request.token_times[-1] - number * gap for number, request in enumerate(closed.requests)]
     assert sum(meant) >= 0.999 * sum(queue)
 
 
-def test_a_load_generator_that_is_late_counts_that_too_and_says_so(monkeypatch):
-    """Its event loop is blocked for 50 ms whenever it sends, so the last of five can go out 0.2 s late only."""
+def test_a_late_load_generator_includes_its_lag_and_reports_it(monkeypatch):
+    """Each send blocks the event loop for 50 ms, so the last of five requests is sent at least 0.2 s late."""
     post = ClientSession.post
 
     def slow_post(*args, **kwargs):
@@ -349,28 +352,28 @@ def test_a_load_generator_that_is_late_counts_that_too_and_says_so(monkeypatch):
     monkeypatch.setattr(ClientSession, "post", slow_post)
     with Stub() as stub:
         result = run_load(stub.url, some(5), rate=1000, cv=0)
-    lags = sorted(answer.sent - answer.arrival for answer in result.ok)
+    lags = sorted(request.sent - request.arrival for request in result.ok)
     assert all(lag >= 0.999 * (number * 0.05 - 0.004) for number, lag in enumerate(lags))
     assert sorted(result.latencies("e2e"))[-1] >= 0.24
     assert result.lag == lags[-1]
     assert "The load generator was up to 0." in str(result)
 
 
-def test_requests_go_out_when_they_are_due_however_slow_the_server_is():
-    """A server that answers nobody until all have asked; they are more than a hundred, aiohttp's usual limit."""
+def test_requests_are_sent_when_they_are_due_however_slow_the_server_is():
+    """The server responds once all requests have arrived: more than a hundred, aiohttp's default limit."""
 
     async def handle(stub, request, body):
         while len(stub.bodies) < 150:
             await asyncio.sleep(0.01)
-        return await stub.answer(request, body)
+        return await stub.respond(request, body)
 
     with Stub(handle=handle) as stub:
         result = run_load(stub.url, some(150), rate=1000, timeout=20)
     assert len(result.ok) == 150
-    assert max(answer.sent for answer in result.ok) < min(answer.ended for answer in result.ok)
+    assert max(request.sent for request in result.ok) < min(request.ended for request in result.ok)
 
 
-def test_users_of_a_closed_loop_wait_for_their_answers_and_think():
+def test_users_of_a_closed_loop_wait_for_their_responses_and_think():
     running, most = 0, 0
 
     async def handle(stub, request, body):
@@ -379,29 +382,29 @@ def test_users_of_a_closed_loop_wait_for_their_answers_and_think():
         most = max(most, running)
         await asyncio.sleep(0.02)
         running -= 1
-        return await stub.answer(request, body)
+        return await stub.respond(request, body)
 
     with Stub(handle=handle) as stub:
         result = run_load(stub.url, some(9), users=3, think=0.05)
     assert most <= 3
-    assert [answer.request_id for answer in result.answers] == list(range(9))
+    assert [request.request_id for request in result.requests] == list(range(9))
     assert result.duration >= 3 * 0.02 + 2 * 0.05
     assert result.rate is None and "3 users" in str(result)
 
 
-def test_a_user_who_was_refused_stays_away_for_as_long_as_the_server_says():
-    """Else the few who are refused would use up all requests in no time."""
+def test_a_user_who_is_refused_waits_for_as_long_as_the_server_says():
+    """Without this pause, a few users who are refused would use up all requests within moments."""
     served = itertools.count()
 
     async def handle(stub, request, body):
         if next(served) < 2:
             return web.json_response({"error": {"message": "full"}}, status=429, headers={"Retry-After": "1"})
-        return await stub.answer(request, body)
+        return await stub.respond(request, body)
 
     with Stub(handle=handle) as stub:
         result = run_load(stub.url, some(4), users=2)
-    assert [answer.status for answer in result.answers] == ["refused", "refused", "ok", "ok"]
-    assert min(answer.sent for answer in result.ok) >= 1
+    assert [request.status for request in result.requests] == ["refused", "refused", "ok", "ok"]
+    assert min(request.sent for request in result.ok) >= 1
 
 
 # --- what is sent ----------------------------------------------------------------------------------------------------
@@ -422,10 +425,10 @@ def test_the_warm_up_is_sent_before_and_left_out():
         result = run_load(stub.url, some(8), rate=100, warm_up=3)
     assert {body["prompt"] for body in stub.bodies[:3]} == {prompt for prompt, _ in some(3)}
     assert {body["prompt"] for body in stub.bodies[3:]} == {prompt for prompt, _ in some(8)[3:]}
-    assert len(result.answers) == 5 and result.answers[0].arrival == 0
+    assert len(result.requests) == 5 and result.requests[0].arrival == 0
 
 
-def test_it_works_where_an_event_loop_runs_already():
+def test_it_works_where_an_event_loop_is_running():
     async def cell():
         return run_load(stub.url, some(3), users=3)
 
@@ -436,7 +439,7 @@ def test_it_works_where_an_event_loop_runs_already():
 # --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-def test_every_fate_of_a_request_is_counted_and_nothing_is_sent_again():
+def test_every_outcome_of_a_request_is_counted_and_no_request_is_sent_twice():
     async def handle(stub, request, body):
         kind = body["prompt"]
         if kind == "refused":
@@ -466,34 +469,34 @@ def test_every_fate_of_a_request_is_counted_and_nothing_is_sent_again():
     with Stub(handle=handle) as stub:
         result = run_load(stub.url, [(kind, 5) for kind in kinds], rate=1000, timeout=1)
         wait_until(lambda: stub.gone == 2)
-    answers = dict(zip(kinds, result.answers, strict=True))
+    results = dict(zip(kinds, result.requests, strict=True))
 
     assert len(stub.bodies) == len(kinds)
-    assert {kind for kind in kinds if answers[kind].status == "ok"} == {"ok"}
-    assert {kind for kind in kinds if answers[kind].status == "refused"} == {"refused"}
-    assert answers["refused"].retry_after == 3
-    said = {
+    assert {kind for kind in kinds if results[kind].status == "ok"} == {"ok"}
+    assert {kind for kind in kinds if results[kind].status == "refused"} == {"refused"}
+    assert results["refused"].retry_after == 3
+    messages = {
         "refused": "429: the queue is full",
         "broken": "500: Internal Server Error",
         "no stream": "no token",
-        "slow": "not complete after 1 s",
+        "slow": "timed out after 1 s",
         "nonsense": "JSON",
         "error event": "the engine stopped",
-        "hangs": "not complete after 1 s",
+        "hangs": "timed out after 1 s",
         "disconnects": "Client|Error",
         "ends": "broke off",
     }
-    for kind, words in said.items():
-        assert re.search(words, answers[kind].error), answers[kind]
-    assert answers["hangs"].text == "word" and len(answers["hangs"].token_times) == 1
-    assert answers["slow"].http_status is None and answers["hangs"].http_status == 200
-    assert stub.gone == 2  # whoever loses patience hangs up
+    for kind, words in messages.items():
+        assert re.search(words, results[kind].error), results[kind]
+    assert results["hangs"].text == "word" and len(results["hangs"].token_times) == 1
+    assert results["slow"].http_status is None and results["hangs"].http_status == 200
+    assert stub.gone == 2  # requests that time out disconnect
     assert result.duration >= 0.99
     assert result.request_throughput == 1 / result.duration
-    assert "10: 1 ok, 1 refused, 8 failed" in str(result) and "2 without an answer: not complete" in str(result)
+    assert "10: 1 ok, 1 refused, 8 failed" in str(result) and "2 not completed: timed out after 1 s" in str(result)
 
 
-def test_figures_without_a_single_answer():
+def test_figures_without_a_completed_request():
     async def refuse(stub, request, body):
         return web.json_response({"error": {"message": "full"}}, status=429)
 
@@ -510,37 +513,37 @@ def test_figures_without_a_single_answer():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({}, "either a rate"),
         ({"rate": 1, "users": 1}, "either a rate"),
         ({"users": 0}, "users is"),
         ({"users": 1, "think": -1}, "think is"),
         ({"rate": 1, "timeout": 0}, "timeout"),
-        ({"rate": 1, "warm_up": 3}, "leaves no request"),
+        ({"rate": 1, "warm_up": 3}, "at least one request must be measured"),
         ({"rate": 1, "limits": {"itl": 1}}, "no limit 'itl'"),
         ({"rate": 1, "url": "localhost:8000"}, "looks like http"),
         ({"rate": 1, "model": "other"}, "no model 'other'; it has stub"),
     ],
 )
-def test_a_setting_without_meaning_is_refused_before_anything_is_sent(settings, said):
+def test_an_invalid_setting_is_an_error_before_anything_is_sent(settings, message):
     with Stub() as stub:
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             run_load(**{"url": stub.url, "requests": some(3)} | settings)
         assert stub.bodies == []
 
 
 @pytest.mark.parametrize("listed", ["[]", '{"data": 5}', '{"data": [{}]}', "<html>"])
-def test_a_server_of_another_kind_is_told(monkeypatch, listed):
+def test_a_server_of_another_kind_is_an_error(monkeypatch, listed):
     async def other(self, request):
         return web.Response(text=listed)
 
     monkeypatch.setattr(Stub, "_list", other)
-    with Stub() as stub, pytest.raises(ConnectionError, match="no OpenAI-compatible server"):
+    with Stub() as stub, pytest.raises(ConnectionError, match="not OpenAI-compatible"):
         run_load(stub.url, some(1), 1)
 
 
-def test_a_server_that_is_not_there_or_wants_a_key_is_told():
+def test_a_server_that_is_absent_or_requires_a_key_is_an_error():
     with Stub(key="secret") as stub:
         with pytest.raises(PermissionError, match="API key"):
             run_load(stub.url, some(1), 1)
@@ -560,12 +563,12 @@ def test_a_server_that_is_not_there_or_wants_a_key_is_told():
 def test_the_figures_are_the_servers_pauses():
     with Stub(pause=0.02) as stub:
         result = run_load(stub.url, some(6, max_tokens=5), rate=50, limits={"e2e": 30, "ttft": 30})
-    assert all(answer.text == "word " * 5 and answer.finish_reason == "length" for answer in result.ok)
+    assert all(request.text == "word " * 5 and request.finish_reason == "length" for request in result.ok)
     assert 0.02 <= min(result.latencies("ttft")) < 2
     assert 0.1 <= min(result.latencies("e2e")) < 10
     assert 0.01 < result.percentile("tpot", 50) < 2
     assert len(result.latencies("itl")) == 6 * 4
-    assert result.duration == max(answer.ended for answer in result.answers) >= 0.2
+    assert result.duration == max(request.ended for request in result.requests) >= 0.2
     assert result.output_throughput * result.duration == pytest.approx(30)
     assert result.goodput == result.request_throughput
     assert "6 ok" in str(result) and "with e2e <= 30 s, ttft <= 30 s (100% of all)" in str(result)
@@ -584,10 +587,10 @@ def test_a_result_can_be_saved_and_loaded(tmp_path):
 
 
 def made(rate, e2e, throughput):
-    """A result of 10 requests, all of the same latency, that took 10 / throughput seconds."""
+    """Return a result of 10 requests, all of the same latency, that took 10 / throughput seconds."""
     end = 10 / throughput
-    answers = [Answer(n, end - e2e, [end - e2e / 2, end], end - e2e, end, output_tokens=2) for n in range(10)]
-    return LoadResult({"rate": rate}, answers)
+    requests = [RequestResult(n, end - e2e, [end - e2e / 2, end], end - e2e, end, output_tokens=2) for n in range(10)]
+    return LoadResult({"rate": rate}, requests)
 
 
 def test_the_knee_is_where_throughput_over_latency_is_greatest():
@@ -599,7 +602,7 @@ def test_the_knee_is_where_throughput_over_latency_is_greatest():
 
 
 def test_a_sweep_of_a_server_with_two_lanes_finds_its_capacity_and_overload():
-    """Each request takes 20 ms in one of two lanes: at most 100 a second, on however fast a machine."""
+    """Each request takes 20 ms in one of two lanes: at most 100 requests per second on any machine."""
     asked = []
 
     def requests(number):
@@ -634,17 +637,17 @@ def test_a_sweep_is_drawn_with_the_knee_of_each_server():
 
 
 def test_the_timeline_of_a_request_shows_its_latencies():
-    picture = plots.request_timeline(Answer(0, 1.0, [1.2, 1.25, 1.4], 1.01, 1.4, output_tokens=3))
+    picture = plots.request_timeline(RequestResult(0, 1.0, [1.2, 1.25, 1.4], 1.01, 1.4, output_tokens=3))
     assert "3 chunks of tokens, sent after 10 ms: TTFT 200 ms; E2E 400 ms; longest gap (ITL) 150 ms." in picture.alt
-    assert "TTFT 200 ms; E2E 200 ms." in plots.request_timeline(Answer(0, 1.0, [1.2], 1.0, 1.2)).alt
+    assert "TTFT 200 ms; E2E 200 ms." in plots.request_timeline(RequestResult(0, 1.0, [1.2], 1.0, 1.2)).alt
 
 
 def test_a_run_is_drawn_with_a_line_for_each_request():
     result = made(1, 1, 1)
-    result.answers[3] = Answer(3, 0.5, [], 0.5, 0.6, error="429: full", http_status=429)
+    result.requests[3] = RequestResult(3, 0.5, [], 0.5, 0.6, error="429: full", http_status=429)
     picture = plots.load_run(result)
     assert (
-        "each of 10 requests, 9 of them answered, in 10.00 s. Median TTFT 500 ms, median end-to-end latency 1000 ms"
+        "each of 10 requests, 9 of them completed, in 10.00 s. Median TTFT 500 ms, median end-to-end latency 1000 ms"
         in picture.alt
     )
     assert [line.get_marker() for line in picture.figure.axes[0].lines] == ["x"]
@@ -658,7 +661,7 @@ def test_the_command_line_measures_writes_and_draws(tmp_path, capsys):
     options = ["--requests", "6", "--warm-up", "2", "--prompt", "fixed:30", "--output", "uniform:2-4", "--ignore-eos"]
     with Stub() as stub:
         assert main(["--url", stub.url, "--rate", "100", *options, "--limit", "ttft=5", *files]) == 0
-    measured = stub.bodies[1:]  # the first one asks how many tokens a word has
+    measured = stub.bodies[1:]  # the first request measures the tokens per word
     assert len(measured) == 8
     assert {prompt_tokens(body) for body in measured} == {30}
     assert all(2 <= body["max_tokens"] <= 4 and body["ignore_eos"] for body in measured)
@@ -698,27 +701,27 @@ def test_a_failed_request_is_the_exit_status_and_a_refused_one_is_not(capsys):
     async def handle(stub, request, body, status):
         if len(stub.bodies) == 3:
             return web.json_response({"error": {"message": "no"}}, status=status)
-        return await stub.answer(request, body)
+        return await stub.respond(request, body)
 
     for status, code in (429, 0), (500, 1):
         with Stub(handle=partial(handle, status=status)) as stub:
             assert main(["--url", stub.url, "--rate", "50", "--requests", "5", "--output", "fixed:1"]) == code
-        assert f"1 without an answer: {status}: no" in capsys.readouterr().out
+        assert f"1 not completed: {status}: no" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
-        (["--rate", "0"], "rate is a number of requests a second above 0"),
+        (["--rate", "0"], "rate is a number of requests per second above 0"),
         (["--rate", "1", "--closed", "2"], "not allowed with"),
-        (["--rate", "1", "--think", "1"], "--think goes with --closed"),
-        (["--chat", "--token-ids"], "without --chat"),
+        (["--rate", "1", "--think", "1"], "--think requires --closed"),
+        (["--chat", "--token-ids"], "cannot be combined with --chat"),
         (["--output", "gauss:5"], "There is no distribution 'gauss:5'; there are fixed:N, uniform:LOW-HIGH"),
         (["--limit", "itl=1"], "ttft=SECONDS"),
         (["--limit", "ttft=soon"], "not 'ttft=soon'"),
-        (["--picture", "out.png"], "call it .svg"),
-        (["--body", "[]"], "'[]' is no JSON object"),
-        (["--body", "{"], "is no JSON object"),
+        (["--picture", "out.png"], "end the file name with .svg"),
+        (["--body", "[]"], "'[]' is not a JSON object"),
+        (["--body", "{"], "is not a JSON object"),
         (["--requests", "0"], "--requests is at least 1"),
         (["--model", "other"], "The server has no model 'other'; it has stub"),
         (["--url", "http://127.0.0.1:1"], "No server answers at http://127.0.0.1:1/v1"),
@@ -726,32 +729,46 @@ def test_a_failed_request_is_the_exit_status_and_a_refused_one_is_not(capsys):
         (["--json", "no/such/folder/out.json"], "no/such/folder"),
     ],
 )
-def test_a_bad_setting_is_an_error_of_one_line(capsys, argv, said):
+def test_a_bad_setting_is_an_error_of_one_line(capsys, argv, message):
     with Stub() as stub, pytest.raises(SystemExit) as end:
         main([*(["--url", stub.url] if "--url" not in argv else []), *argv])
     usage, *error = capsys.readouterr().err.splitlines()
     assert end.value.code == 2
-    assert usage.startswith("usage: ") and len(error) == 1 and said in error[0]
+    assert usage.startswith("usage: ") and len(error) == 1 and message in error[0]
 
 
-def test_a_key_is_asked_for_and_a_request_that_no_server_likes_is_told(capsys, monkeypatch):
+def test_a_missing_key_and_a_rejected_request_are_errors(capsys, monkeypatch):
     monkeypatch.delenv("COURSE_API_KEY", raising=False)
 
     async def refuse(stub, request, body):
         return web.json_response({"error": {"message": "no field ignore_eos"}}, status=400)
 
     with Stub(key="secret", handle=refuse) as stub:
-        for more, said in ([], "wants an API key"), (["--api-key", "secret"], "400: no field ignore_eos"):
+        for more, message in ([], "requires a valid API key"), (["--api-key", "secret"], "400: no field ignore_eos"):
             with pytest.raises(SystemExit):
                 main(["--url", stub.url, *more])
-            assert said in capsys.readouterr().err
+            assert message in capsys.readouterr().err
+
+
+def test_the_help_loads_no_heavy_library():
+    code = (
+        "import sys; from helpers.load_test.__main__ import make_parser; make_parser().format_help();"
+        "print({'torch', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "set()"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to send")
-def test_ctrl_c_hangs_up_and_leaves():
+def test_ctrl_c_disconnects_and_exits():
     with Stub(pause=30) as stub:
         command = [sys.executable, "-m", "helpers.load_test", "--url", stub.url, "--closed", "3", "--token-ids"]
-        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+
+        def interruptible():  # even if SIGINT is ignored here, as in a shell's background job
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, cwd=ROOT, stderr=pipe, text=True, preexec_fn=interruptible) as process:
             wait_until(lambda: len(stub.bodies) == 3 or process.poll() is not None)
             process.send_signal(signal.SIGINT)
             _, error = process.communicate(timeout=30)
@@ -764,7 +781,7 @@ def test_ctrl_c_hangs_up_and_leaves():
 
 
 def test_the_official_client_sees_the_same_figures():
-    """In a queue. The bound is far; `python -m tests.compare_clients` measures how close they really are."""
+    """Requests queue. The bound is loose; `python -m tests.compare_clients` measures the difference precisely."""
     requests = [Request(prompt, max_tokens) for prompt, max_tokens in some(12, max_tokens=3)]
     with Stub(pause=0.03, lanes=1) as stub, contextlib.redirect_stdout(None):
         ratios = compare(stub.url, requests, rate=40, rounds=1)

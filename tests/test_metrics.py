@@ -1,9 +1,12 @@
-"""Every metric computed by hand, on requests that arrive and end at unequal times."""
+"""Every metric is computed by hand for requests that arrive and end at unequal times."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 
-from helpers.metrics import RequestMetrics, goodput, percentile, request_metrics, throughput
+from helpers.metrics import RequestMetrics, goodput, knee, percentile, request_metrics, throughput
 from helpers.trace import Trace
 
 
@@ -23,7 +26,7 @@ def test_one_token_has_no_time_between_tokens():
 
 
 def trace_of_two() -> Trace:
-    """Request a: tokens at 1.5, 2.5 and 3.5 seconds; b: only the second."""
+    """Request a has tokens at 1.5, 2.5 and 3.5 seconds; b has the second one only."""
 
     def batch(*ids):
         shape = (len(ids), 1)
@@ -62,7 +65,7 @@ def test_goodput_counts_the_requests_that_meet_every_limit():
         RequestMetrics("short", 8.0, [10.0]),  # TTFT 2, no TPOT, E2E 2
     ]
     assert goodput(requests, 8.0) == 4 / 8
-    assert goodput(requests, 8.0, ttft=2) == 3 / 8  # 2 is still good
+    assert goodput(requests, 8.0, ttft=2) == 3 / 8  # a TTFT of 2 still meets the limit
     assert goodput(requests, 8.0, tpot=1) == 3 / 8
     assert goodput(requests, 8.0, e2e=4) == 3 / 8
     assert goodput(requests, 8.0, ttft=2, tpot=1) == 2 / 8
@@ -80,6 +83,15 @@ def test_percentiles_are_interpolated():
     assert percentile([7], 99) == 7
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 99, 100, 101])
+def test_percentiles_are_those_of_numpy(count):
+    draw = random.Random(count)
+    values = [draw.expovariate(1) for _ in range(count)]
+    for percent in (0, 0.1, 1, 5, 25, 50, 75, 90, 95, 99, 99.9, 100, *(draw.uniform(0, 100) for _ in range(50))):
+        assert percentile(values, percent) == pytest.approx(np.percentile(values, percent), rel=1e-14)
+    assert percentile(np.array(values), 95) == percentile(values, 95)
+
+
 def test_a_percentile_of_nothing_says_what_is_missing():
     with pytest.raises(ValueError, match="no percentile of no values"):
         percentile([], 50)
@@ -89,3 +101,11 @@ def test_a_percentile_of_nothing_says_what_is_missing():
 def test_a_percent_outside_0_to_100_is_refused(percent):
     with pytest.raises(ValueError, match="percent is between 0 and 100"):
         percentile([1, 2, 3], percent)
+
+
+def test_the_knee_is_where_throughput_over_latency_is_greatest():
+    # Power: 1, 1.9, 3.6, 4, 1.7
+    assert knee([(1, 1), (2, 1.05), (4, 1.1), (6, 1.5), (6.8, 4)]) == 3
+    assert knee([(5, 0.5)]) == 0
+    with pytest.raises(ValueError, match="no knee of no points"):
+        knee([])

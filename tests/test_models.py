@@ -1,12 +1,10 @@
-"""`load_model`: the default pair once, folders without a network, and a reason for every model that it refuses."""
+"""`load_model` and its questions: the default pair, folders, a reason for every refused model, what a model can do."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import byte_tokenizer, random_pair
+from conftest import LOADED_MODELS, LOADED_MODULES, byte_tokenizer, random_pair
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
@@ -18,15 +16,24 @@ from transformers import (
 )
 
 from helpers import generate_alone, init_batch, load_model
-from helpers.models import EMBEDDED, context_length, default_pair, eos_token_ids, require_kv_cache
+from helpers.models import (
+    EMBEDDED,
+    bytes_per_token,
+    clone_sharing_weights,
+    context_length,
+    default_pair,
+    eos_token_ids,
+    require_kv_cache,
+)
+from tests.families import build, by_name
 
-ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # --- the default pair ---------------------------------------------------------------------------------------------
 
 
-def test_the_default_pair_is_the_embedded_model_loaded_once(embedded):
+def test_the_default_pair_is_the_embedded_model_and_is_loaded_only_once(embedded):
     model, tokenizer = load_model()
     assert model is embedded[0] and tokenizer is embedded[1]
     assert Path(model.config._name_or_path) == EMBEDDED
@@ -43,6 +50,11 @@ def test_the_default_pair_is_ready_for_the_verbs(embedded):
     assert context_length(model) == 512
 
 
+def test_importing_helpers_loads_neither_a_model_nor_matplotlib():
+    assert LOADED_MODELS == 0
+    assert "helpers.model_engine" in LOADED_MODULES and "matplotlib" not in LOADED_MODULES
+
+
 def test_a_model_without_its_tokenizer_is_refused(embedded):
     model, tokenizer = embedded
     for pair in ((model, None), (None, tokenizer)):
@@ -50,7 +62,7 @@ def test_a_model_without_its_tokenizer_is_refused(embedded):
             init_batch([("What comes up", 3), ("Look", 1)], *pair)
 
 
-def test_course_model_names_another_default(embedded, tmp_path, monkeypatch):
+def test_the_variable_course_model_names_another_default(embedded, tmp_path, monkeypatch):
     save(random_pair("llama")[0], tmp_path)
     monkeypatch.setenv("COURSE_MODEL", str(tmp_path))
     model, _ = load_model()
@@ -64,6 +76,7 @@ def test_course_model_names_another_default(embedded, tmp_path, monkeypatch):
 
 
 def save(model, folder: Path, *, pad_token: str | None = None) -> None:
+    """Save a model with the byte tokenizer, as a folder in the Hugging Face format."""
     tokenizer = byte_tokenizer()
     tokenizer.pad_token, tokenizer.padding_side = pad_token, "right"
     model.save_pretrained(folder)
@@ -71,7 +84,7 @@ def save(model, folder: Path, *, pad_token: str | None = None) -> None:
 
 
 @pytest.mark.parametrize("as_type", [str, Path])
-def test_a_folder_is_loaded_in_fp32_with_left_padding_and_a_pad_token(random_pairs, tmp_path, as_type):
+def test_a_folder_is_loaded_with_left_padding_and_a_pad_token(random_pairs, tmp_path, as_type):
     original, _ = random_pairs
     save(original, tmp_path)
     model, tokenizer = load_model(as_type(tmp_path))
@@ -83,14 +96,14 @@ def test_a_folder_is_loaded_in_fp32_with_left_padding_and_a_pad_token(random_pai
     assert outputs[0] == outputs[1]
 
 
-def test_weights_stored_in_half_precision_are_computed_in_fp32_unless_asked_otherwise(tmp_path):
+def test_weights_in_half_precision_are_loaded_as_fp32_unless_a_dtype_is_given(tmp_path):
     model = AutoModelForCausalLM.from_config(random_pair("gpt2")[0].config, dtype=torch.bfloat16)
     save(model, tmp_path)
     assert load_model(tmp_path)[0].dtype == torch.float32
     assert load_model(tmp_path, dtype=torch.bfloat16)[0].dtype == torch.bfloat16
 
 
-def test_a_pad_token_that_the_tokenizer_has_is_kept(tmp_path):
+def test_a_tokenizer_keeps_its_own_pad_token(tmp_path):
     save(random_pair("gpt2")[0], tmp_path, pad_token="!")
     assert load_model(tmp_path)[1].pad_token == "!"
 
@@ -104,7 +117,7 @@ WITHOUT_A_KV_CACHE = {
     "RecurrentGemma": RecurrentGemmaConfig(
         **SMALL, num_attention_heads=4, intermediate_size=64, lru_width=32, block_types=["recurrent", "attention"]
     ),
-    "Jamba": JambaConfig(  # a hybrid: every second layer does have keys and values
+    "Jamba": JambaConfig(  # a hybrid: every second layer has keys and values
         **SMALL,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -124,7 +137,7 @@ def test_a_model_without_keys_and_values_in_every_layer_is_refused(family, tmp_p
         load_model(tmp_path)
 
 
-def test_a_kv_cache_is_found_in_gpt2_and_llama(random_pairs):
+def test_gpt2_and_llama_have_a_kv_cache(random_pairs):
     require_kv_cache(random_pairs[0])
 
 
@@ -135,12 +148,12 @@ def test_an_encoder_decoder_is_refused_before_its_weights_are_loaded(tmp_path):
 
 
 def test_a_decoder_that_counts_pads_as_positions_is_refused(tmp_path):
-    # It has a KV cache in every layer and takes a mask. It would run, and give wrong tokens without an error.
+    # It has a KV cache in every layer and accepts a mask. It would run and give wrong tokens without an error.
     sizes = dict(vocab_size=257, d_model=32, max_position_embeddings=128)
     sizes |= {f"{side}_{size}": n for side in ("encoder", "decoder") for size, n in dict(layers=2, ffn_dim=64).items()}
     config = BartConfig(**sizes, decoder_attention_heads=2, is_encoder_decoder=False, is_decoder=True)
     save(AutoModelForCausalLM.from_config(config), tmp_path)
-    with pytest.raises(ValueError, match=r"BartForCausalLM gives other tokens.*padding"):
+    with pytest.raises(ValueError, match=r"BartForCausalLM generates other tokens.*padding"):
         load_model(tmp_path)
 
 
@@ -165,28 +178,56 @@ def test_a_folder_whose_weights_are_missing_is_named_in_the_error(tmp_path):
         load_model(tmp_path)
 
 
-def test_an_unknown_name_without_a_network_says_what_works_without_one():
-    # conftest.py sets HF_HUB_OFFLINE: without it the Hub is tried again and again, for more than 20 seconds.
+def test_the_error_for_an_unknown_name_says_what_works_without_a_network():
+    # conftest.py sets HF_HUB_OFFLINE. Without it, the Hub would be asked repeatedly for more than 20 seconds.
     with pytest.raises(ValueError, match=r"Cannot load 'no-one/no-such-model'.*load_model\(\) without a name"):
         load_model("no-one/no-such-model")
 
 
-# --- small questions ----------------------------------------------------------------------------------------------
+# --- questions to a model -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("named", "expected"), [(7, {7}), ([5, 7], {5, 7}), (None, {0})])
-def test_the_generation_config_says_what_ends_a_text_and_else_the_tokenizer(random_pairs, monkeypatch, named, expected):
+def test_eos_is_the_generation_configs_or_else_the_tokenizers(random_pairs, monkeypatch, named, expected):
     model, tokenizer = random_pairs
     monkeypatch.setattr(model.generation_config, "eos_token_id", named)
     assert eos_token_ids(model, tokenizer) == expected
 
 
-def test_importing_helpers_loads_no_model_and_no_matplotlib():
-    code = """
-import sys
-import helpers, helpers.generation, helpers.metrics, helpers.trace, helpers.models
-print([name for name in sys.modules if name.split(".")[0] == "matplotlib"], helpers.models._load_default.cache_info())
-"""
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.startswith("[] ")
-    assert "misses=0" in run.stdout
+def test_bytes_per_token_counts_kv_heads_and_not_query_heads(random_pairs):
+    model, _ = random_pairs
+    # Both: 2 layers x (keys + values) x 4 bytes. GPT-2: 2 heads of 16. Llama: 2 kv heads (of 4 heads) of 8.
+    expected = {"gpt2": 2 * 2 * 2 * 16 * 4, "llama": 2 * 2 * 2 * 8 * 4}
+    assert bytes_per_token(model) == expected[model.config.model_type]
+
+
+# --- clones -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma"])
+def test_a_clone_has_the_same_weights_and_other_modules(name):
+    model = build(by_name(name))
+    clone = clone_sharing_weights(model)
+    cloned, original = dict(clone.named_parameters()), dict(model.named_parameters())
+    assert cloned.keys() == original.keys() and all(cloned[name] is original[name] for name in cloned)
+    assert all(one is other for one, other in zip(clone.buffers(), model.buffers(), strict=True))
+    assert not set(clone.modules()) & set(model.modules())
+    assert clone.config is not model.config
+
+
+def test_changes_of_a_clone_leave_the_original_alone():
+    model = build(by_name("gemma"))  # its LM head is tied to its embedding
+    modules, implementation = dict(model.named_modules()), model.config._attn_implementation
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        before = model(ids).logits
+        clone = clone_sharing_weights(model)
+        clone.lm_head = torch.nn.Identity()
+        clone.model.layers[0].self_attn.q_proj = torch.nn.Linear(64, 128, bias=False)
+        clone.set_attn_implementation("eager")
+        clone.config.pad_token_id = 99
+        assert clone(ids).logits.shape == (1, 3, 64)
+        assert torch.equal(model(ids).logits, before)
+    assert dict(model.named_modules()) == modules
+    assert model.config._attn_implementation == implementation != "eager"
+    assert model.config.pad_token_id == 0

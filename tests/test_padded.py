@@ -1,4 +1,4 @@
-"""Padded execution: chunks become batches, to the pad; and what is special about model families, served in chunks.
+"""The padded runner: chunks become batches, counted to the pad; and what is special about model families, in chunks.
 
 The small cases run on the counting model, whose cache can be read like a text: the key of a token is its id.
 """
@@ -11,81 +11,96 @@ import transformers
 from conftest import CountingModel, letter_tokenizer
 
 from helpers import Engine, EngineConfig, SamplingParams
-from helpers.padded import PaddedExecution
-from helpers.scheduler import POLICIES, Chunk
-from helpers.sequence import Sequence
+from helpers.engine import POLICIES, Chunk, Plan, Sequence
+from helpers.runners import PaddedRunner
 from tests import families
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Run:
-    """An execution, and of every forward pass who read how much, beside how many pads."""
+    """A padded runner whose caches are checked after every plan.
+
+    Attributes:
+        error: what went wrong in the last plan, if a forward pass failed.
+    """
 
     def __init__(self, context=40):
-        self.execution = PaddedExecution(CountingModel(context, 99), letter_tokenizer())
+        self.runner, self.error = PaddedRunner(CountingModel(context, 99), letter_tokenizer()), None
+        self._released: list[Sequence] = []
 
     def sequences(self, *prompts):
         ids = [[ord(letter) - ord("a") + 1 for letter in prompt] for prompt in prompts]
         return [Sequence(prompt, one, 9) for prompt, one in zip(prompts, ids, strict=True)]
 
+    def release(self, sequence):
+        """Preempt a sequence: the next plan tells the runner."""
+        sequence.computed = 0
+        self._released.append(sequence)
+
     def __call__(self, *chunks):
-        passes = []
-        for done in self.execution.run([Chunk(*chunk) for chunk in chunks]):
+        """Run a plan; return for each forward pass its chunks as (prompt, tokens, pads)."""
+        plan = Plan([Chunk(*chunk) for chunk in chunks], released=self._released)
+        self._released = []
+        output = self.runner.run(plan, lambda: 0.0)
+        self.error, passes = output.error, []
+        for done in output.passes:
             passes.append(
                 [(c.sequence.request_id, c.tokens, n) for c, n in zip(done.chunks, done.padding, strict=True)]
             )
-            complete = [chunk.sequence for chunk in done.chunks if chunk.tokens == chunk.sequence.unread]
-            assert done.logits.shape == (len(complete), 10), "a row of logits for each that has read its last token"
+            complete = [chunk.sequence for chunk in done.chunks if chunk.tokens == chunk.sequence.num_uncomputed_tokens]
+            assert list(done.sampled) == complete, "a token for each that has computed its last one"
             for chunk in done.chunks:
                 chunk.sequence.computed += chunk.tokens
-            for sequence, token in zip(complete, done.logits.argmax(dim=-1).tolist(), strict=True):
-                assert token == (sequence.token_ids[-1] + 1) % 10, "the logits of another row"
-                sequence.token_ids.append(token)
-            self.check_caches()
+            for sequence, sampled in done.sampled.items():
+                assert sampled.token_id == (sequence.token_ids[-1] + 1) % 10, "a token from the logits of another row"
+                sequence.token_ids.append(sampled.token_id)
+        self.check_caches()
         return passes
 
     def check_caches(self):
-        """Whoever has read something is in one place, and what is in its cache is what it has read."""
-        execution = self.execution
-        batches = [execution._decoding, *execution._reading.values()]
-        for batch in (batch for batch in batches if batch["request_ids"]):
+        """Every sequence is in at most one batch, and its cache holds exactly its computed tokens."""
+        rows = []
+        for batch in filter(None, [self.runner._decoding, *self.runner._prefilling.values()]):
             keys, mask = batch["past_key_values"].layers[0].keys[:, 0, :, 0], batch["attention_mask"]
             assert mask.shape == (keys.size(0), keys.size(1) + 1) and mask[:, -1].all()
             assert mask[:, 0].any(), "padding that all rows share"
-            for row, sequence in enumerate(batch["request_ids"]):
-                read = keys[row][mask[row, :-1].bool()].int().tolist()
-                assert read == sequence.token_ids[: len(read)]
-                assert len(read) == sequence.computed or sequence in execution._released
+            for row, sequence in enumerate(batch["sequences"]):
+                cached = keys[row][mask[row, :-1].bool()].int().tolist()
+                assert cached == sequence.token_ids[: len(cached)]
+                assert len(cached) == sequence.computed
+            rows += batch["sequences"]
+        assert len(rows) == len(set(rows))
 
     def places(self):
-        names = [
-            {s.request_id for s in rows} for rows in (self.execution._decoding["request_ids"], self.execution._reading)
-        ]
-        return {"decoding": names[0], "reading": names[1]}
+        decoding = self.runner._decoding["sequences"] if self.runner._decoding else []
+        return {
+            "decoding": {sequence.request_id for sequence in decoding},
+            "prefilling": {sequence.request_id for sequence in self.runner._prefilling},
+        }
 
 
-def test_a_plan_runs_as_decodes_then_newcomers_then_the_other_chunks():
+def test_a_plan_runs_as_decodes_then_beginning_prompts_then_the_other_chunks():
     run = Run()
     a, b, c, d = run.sequences("abc", "abcdefgh", "abcde", "ef")
-    # Those who begin share a pass, behind pads, wherever they stop.
+    # Prompts that begin share a pass, behind pads, wherever they stop.
     assert run((a, 3), (b, 5), (c, 2)) == [[("abc", 3, 2), ("abcdefgh", 5, 0), ("abcde", 2, 3)]]
-    assert run.places() == {"decoding": {"abc"}, "reading": {"abcdefgh", "abcde"}}
-    # Chunks in the middle have each a cache of its own length: a pass for each.
+    assert run.places() == {"decoding": {"abc"}, "prefilling": {"abcdefgh", "abcde"}}
+    # Each chunk in the middle of a prompt has a cache of its own length: a pass for each.
     assert run((a, 1), (b, 1), (c, 3), (d, 2)) == [
         [("abc", 1, 0)],
         [("ef", 2, 0)],
         [("abcdefgh", 1, 0)],
         [("abcde", 3, 0)],
     ]
-    assert run.places() == {"decoding": {"abc", "ef", "abcde"}, "reading": {"abcdefgh"}}
+    assert run.places() == {"decoding": {"abc", "ef", "abcde"}, "prefilling": {"abcdefgh"}}
     decodes = [("abc", 1, 0), ("ef", 1, 0), ("abcde", 1, 0)]
     assert run((a, 1), (d, 1), (c, 1), (b, 2)) == [decodes, [("abcdefgh", 2, 0)]]
-    assert run.places() == {"decoding": {"abc", "ef", "abcde", "abcdefgh"}, "reading": set()}
+    assert run.places() == {"decoding": {"abc", "ef", "abcde", "abcdefgh"}, "prefilling": set()}
     assert a.token_ids == [1, 2, 3, 4, 5, 6] and b.token_ids == list(range(1, 10))
 
 
-def test_who_is_left_out_of_a_plan_stays_as_it_is():
+def test_a_sequence_that_is_not_in_a_plan_stays_as_it_is():
     run = Run()
     a, b, c = run.sequences("abcdef", "ab", "abc")
     run((a, 6), (b, 2), (c, 3))
@@ -94,29 +109,49 @@ def test_who_is_left_out_of_a_plan_stays_as_it_is():
     assert run((c, 1), (b, 1), (a, 1)) and [len(s.token_ids) for s in (a, b, c)] == [9, 5, 6]
 
 
-def test_released_rows_leave_wherever_they_are_and_can_begin_anew():
+def test_rows_of_released_sequences_are_dropped_and_the_sequences_can_begin_anew():
     run = Run()
     a, b, c, d = run.sequences("abcdef", "ab", "abcd", "bcd")
     run((a, 4), (b, 2), (c, 3), (d, 3))
-    for sequence in (a, b):  # one in the middle of its prompt, one that decodes
-        run.execution.release(sequence)
-        assert sequence.computed == 0
+    run.release(a), run.release(b)  # one in the middle of its prompt, one that decodes
     assert run((d, 1), (c, 1)) == [[("bcd", 1, 0)], [("abcd", 1, 0)]]
-    assert run.places() == {"decoding": {"bcd", "abcd"}, "reading": set()}
-    # b has generated a token already: it reads that again, too.
+    assert run.places() == {"decoding": {"bcd", "abcd"}, "prefilling": set()}
+    # b has generated a token already: it computes that again, too.
     assert run((c, 1), (d, 1), (a, 6), (b, 3)) == [[("bcd", 1, 0), ("abcd", 1, 0)], [("abcdef", 6, 0), ("ab", 3, 3)]]
     assert b.token_ids == [1, 2, 3, 4]
     for sequence in (a, b, c, d):
-        run.execution.release(sequence)
-    assert run() == [] and run.places() == {"decoding": set(), "reading": set()}
+        run.release(sequence)
+    assert run() == [] and run.places() == {"decoding": set(), "prefilling": set()}
 
 
-def test_a_row_released_before_it_ever_ran_is_no_problem():
+def test_a_sequence_can_be_released_before_it_ever_ran():
     run = Run()
     a, b = run.sequences("abc", "ab")
-    run.execution.release(a)
+    run.release(a)
     assert run((b, 2), (a, 2)) == [[("ab", 2, 0), ("abc", 2, 0)]]
-    assert run.places() == {"decoding": {"ab"}, "reading": {"abc"}}
+    assert run.places() == {"decoding": {"ab"}, "prefilling": {"abc"}}
+
+
+@pytest.mark.parametrize("execution", ["all at once", "in chunks"])
+def test_an_engine_keeps_the_rows_of_running_sequences_and_no_others(execution):
+    budget = {"all at once": 64, "in chunks": 6}[execution]
+    config = EngineConfig(max_batch_size=3, max_tokens_per_step=budget, execution="padded")
+    engine = Engine(CountingModel(40, 99), letter_tokenizer(), config)
+    for name, (prompt, most) in enumerate([("ab", 9), ("cdefghi", 2), ("a", 3), ("bcdefghiab", 4), ("c", 5)]):
+        engine.add_request(prompt, SamplingParams(most), name)
+    steps = 0
+    while engine.has_unfinished_requests():
+        if steps == 3:
+            engine.abort_request(3)
+        before = set(engine.scheduler.running)
+        engine.step()
+        decoding = engine.runner._decoding["sequences"] if engine.runner._decoding else []
+        rows = {*decoding, *engine.runner._prefilling}
+        assert rows <= before | set(engine.scheduler.running), "the row of a sequence that ended earlier"
+        assert rows >= set(engine.scheduler.running)
+        steps += 1
+    engine.step()
+    assert engine.runner._decoding is None and engine.runner._prefilling == {}
 
 
 @pytest.mark.parametrize("fault", [0, 1, 2])
@@ -127,52 +162,49 @@ def test_a_pass_that_fails_changes_nothing(fault, monkeypatch):
     passes, plain = iter(range(9)), CountingModel.forward
 
     def forward(self, input_ids, position_ids, attention_mask, past_key_values):
-        output = plain(
-            self, input_ids, position_ids, attention_mask, past_key_values
-        )  # has grown the cache it was given
+        output = plain(self, input_ids, position_ids, attention_mask, past_key_values)  # extends the cache it is given
         if next(passes) == fault:
             raise RuntimeError("on purpose")
         return output
 
     with monkeypatch.context() as patch:
         patch.setattr(CountingModel, "forward", forward)
-        with pytest.raises(RuntimeError):
-            run((a, 1), (b, 2), (c, 3))
-    run.check_caches()
-    assert run.places() == {"decoding": {"ab", "cde"} if fault == 2 else {"ab"}, "reading": {"abcdefgh"}}
+        assert len(run((a, 1), (b, 2), (c, 3))) == fault
+        assert isinstance(run.error, RuntimeError)
+    assert run.places() == {"decoding": {"ab", "cde"} if fault == 2 else {"ab"}, "prefilling": {"abcdefgh"}}
     in_order_of_passes = [(a, 1), (c, 3), (b, 2)]
-    run(*in_order_of_passes[fault:])  # those who missed their turn
+    run(*in_order_of_passes[fault:])  # those that were not computed
     assert [sequence.token_ids for sequence in (a, c)] == [[1, 2, 3, 4], [3, 4, 5, 6]] and b.computed == 5
 
 
 def test_random_plans_leave_every_cache_right():
-    # Chunks of any length, rows left out, released and begun anew; `Run` checks caches and logits after every pass.
+    # Chunks of any length, rows left out, released and begun anew; `Run` checks caches and tokens after every plan.
     for seed in range(25):
         draw, run = random.Random(seed), Run(context=64)
         texts = ("a", "abc", "bcdefgh", "cdefghi" * 3, "ab" * 6)
-        everybody = [run.sequences(draw.choice(texts))[0] for _ in range(6)]
+        sequences = [run.sequences(draw.choice(texts))[0] for _ in range(6)]
         released = 0
         for _ in range(30):
             chunks = []
-            for sequence in draw.sample(everybody, draw.randint(1, 6)):
+            for sequence in draw.sample(sequences, draw.randint(1, 6)):
                 if draw.random() < 0.08:
-                    run.execution.release(sequence)
+                    run.release(sequence)
                     released += 1
                 elif len(sequence.token_ids) < 60:
-                    chunks.append((sequence, draw.randint(1, sequence.unread)))
+                    chunks.append((sequence, draw.randint(1, sequence.num_uncomputed_tokens)))
             run(*chunks)
-        assert released and any(sequence.generated > 5 for sequence in everybody)
+        assert released and any(sequence.generated > 5 for sequence in sequences)
 
 
 # --- families -------------------------------------------------------------------------------------------------------
 
-# What could go wrong when a prompt is read in pieces: a window that ends within a chunk, positions that come from the
-# mask (OPT) or from distances (ALiBi), a context that no mask may outgrow (GPT-Neo, MPT), sinks.
+# What could go wrong when a prompt is computed in chunks: a window that ends within a chunk, positions that come from
+# the mask (OPT) or from distances (ALiBi), a context that no mask may outgrow (GPT-Neo, MPT), sinks.
 SPECIAL = ["opt", "gpt_neo", "mpt", "bloom", "falcon (rw)", "mistral", "gemma3_text", "gpt_oss"]
 
 
 @pytest.mark.parametrize("name", SPECIAL)
-def test_whatever_is_special_about_a_family_prompts_can_be_read_in_chunks(name):
+def test_whatever_is_special_about_a_family_prompts_can_be_computed_in_chunks(name):
     family = next(family for family in families.FAMILIES if family.name == name)
     if not family.available:
         pytest.skip(f"transformers {transformers.__version__} does not know {name}")
@@ -193,5 +225,6 @@ def test_whatever_is_special_about_a_family_prompts_can_be_read_in_chunks(name):
             arrivals=[draw.randint(0, 12) for _ in reference.requests],
         )
         assert [output.token_ids for output in outputs] == reference.tokens
-        prefills = [slot.request_id for it in engine.trace.iterations for slot in it.slots if slot.work == "prefill"]
-        assert max(Counter(prefills).values()) >= 2, "no prompt was read in chunks"
+        row_steps = [row for iteration in engine.trace.iterations for row in iteration.row_steps]
+        prefills = Counter(row.request_id for row in row_steps if row.work == "prefill")
+        assert max(prefills.values()) >= 2, "no prompt was computed in chunks"

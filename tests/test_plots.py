@@ -1,4 +1,4 @@
-"""Pictures say in words what they show, and count what the trace counts."""
+"""The text of a picture describes what it shows, and its counts are those of the trace."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from helpers import Trace, filter_batch, generate_next_token, init_batch, metrics, plots
-from helpers.trace import WORK, Iteration, Slot
+from helpers.trace import WORK, Iteration, RowStep
 
 PNG = b"\x89PNG"
 
@@ -17,10 +17,10 @@ def small_trace():
     """Two rows, three forward passes: one row is refilled, the other waits and runs empty."""
     trace = Trace(2)
     trace.iterations = [
-        Iteration((Slot("prefill", 0, 3, 1, 1), Slot("prefill", 1, 4, 0, 1)), 0.0, 1.0),
-        Iteration((Slot("stalled", 0), Slot("prefill", 2, 4, 0, 1)), 1.0, 1.0),
-        Iteration((Slot("decode", 0, 1, 0, 1), Slot("finished", 2, 0, 1)), 2.0, 1.0),
-        Iteration((Slot("decode", 0, 1, 0, 1), Slot()), 3.0, 1.0),
+        Iteration((RowStep("prefill", 0, 3, 1, 1), RowStep("prefill", 1, 4, 0, 1)), 0.0, 1.0),
+        Iteration((RowStep("stalled", 0), RowStep("prefill", 2, 4, 0, 1)), 1.0, 1.0),
+        Iteration((RowStep("decode", 0, 1, 0, 1), RowStep("finished", 2, 0, 1)), 2.0, 1.0),
+        Iteration((RowStep("decode", 0, 1, 0, 1), RowStep()), 3.0, 1.0),
     ]
     return trace
 
@@ -94,7 +94,7 @@ def test_who_waits_says_the_range_and_the_median_of_each_group():
     assert picture.figure.axes[0].get_xlabel() == "latency (iterations)"
 
 
-def test_equal_latencies_stand_on_top_of_each_other():
+def test_equal_latencies_are_stacked():
     requests = [metrics.RequestMetrics(id, 0.0, [5]) for id in range(3)]
     (ax,) = plots.who_waits({"all the same": requests}, {"any": {0, 1, 2}}).figure.axes
     dots = [(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines if line.get_marker() == "o"]
@@ -110,15 +110,15 @@ def test_the_tokens_read_are_those_of_the_trace_pads_left_out():
         tops[pass_number] = max(tops.get(pass_number, 0), bar.get_y() + bar.get_height())
 
     assert tops == {0: 7, 1: 4, 2: 1, 3: 1}
-    assert "run: at most 7 in a pass, passes that read from prompts: 2" in plots.tokens_read({"run": small_trace()}).alt
+    assert "run: at most 7 per pass, passes with prompt tokens: 2" in plots.tokens_read({"run": small_trace()}).alt
     last_two = plots.tokens_read({"run": small_trace()}, first=2, last=3)
-    assert "run: at most 1 in a pass, passes that read from prompts: 0" in last_two.alt
+    assert "run: at most 1 per pass, passes with prompt tokens: 0" in last_two.alt
 
 
 def test_the_padding_is_drawn_on_top_of_what_is_useful_and_counted():
     picture = plots.padding({"one": ([3, 2], [1, 0]), "other": ([5], [15])}, "keys read")
 
-    assert "one: 5 of the requests' own and 1 of padding; other: 5 of" in picture.alt
+    assert "one: 5 for the requests' tokens and 1 for padding; other: 5 for" in picture.alt
     assert [ax.get_title(loc="left") for ax in picture.figure.axes] == ["one: 17% padding", "other: 75% padding"]
 
 
@@ -130,11 +130,11 @@ def test_a_request_keeps_its_colour_from_row_to_row():
     assert "first: a (x, 0), b (y, 0); second: c (y, 1), d (x, 1)" in picture.alt
 
 
-def test_a_look_at_another_request_s_token_is_counted_and_marked_by_more_than_colour():
+def test_attention_to_another_request_is_counted_and_marked_by_more_than_colour():
     causal, split = [[True, False], [True, True]], [[True, False], [False, True]]
     picture = plots.who_sees_whom({"causal": causal, "split": split}, ["a", "b"], [0, 1])
 
-    assert "causal: 3 of 4 cells looked at, 1 of them another request's; split: 2 of 4" in picture.alt
+    assert "causal: 3 of 4 pairs attend, 1 of them across requests; split: 2 of 4" in picture.alt
     assert [[text.get_text() for text in ax.texts] for ax in picture.figure.axes] == [["×"], []]
 
 
@@ -154,7 +154,7 @@ def test_a_comparison_says_where_it_differs_and_marks_it_by_more_than_colour():
     assert "no difference" in plots.compare([[1]], [[1]]).alt
 
 
-def test_grids_of_unequal_width_are_lined_up_at_their_right_edges():
+def test_grids_of_unequal_width_are_aligned_at_their_right_edges():
     picture = plots.compare([[1, 2, 3]], [[2, 3], [9, 9]], "mask")
 
     assert "row 0, column 0: expected 1, got nothing; row 1, column 1: expected nothing, got 9" in picture.alt
@@ -178,17 +178,17 @@ def test_the_player_holds_a_frame_for_every_iteration_and_fetches_nothing():
 
 def test_a_request_id_cannot_break_out_of_the_player():
     trace = Trace(1)
-    trace.iterations = [Iteration((Slot("prefill", "</script><b>", 1, 0, 1),), 0.0, 1.0)]
+    trace.iterations = [Iteration((RowStep("prefill", "</script><b>", 1, 0, 1),), 0.0, 1.0)]
 
     assert "</script><b>" not in plots.play(trace)._repr_html_()
 
 
-def test_a_memory_timeline_says_what_share_of_the_memory_taken_is_used():
+def test_a_memory_timeline_says_what_share_of_the_allocated_memory_is_used():
     picture = plots.memory_timeline({"reserve": ([1, 3], [8, 8]), "paged": ([1, 3], [2, 4])}, 10)
 
-    assert "10 tokens in all" in picture.alt
-    assert "reserve: 2 iterations, 25% of the memory taken" in picture.alt
-    assert "paged: 2 iterations, 67% of the memory taken" in picture.alt
+    assert "room for 10 tokens" in picture.alt
+    assert "reserve: 2 iterations, 25% of the allocated memory" in picture.alt
+    assert "paged: 2 iterations, 67% of the allocated memory" in picture.alt
 
 
 def test_a_request_that_comes_back_has_two_stretches_in_the_shares_of_memory():

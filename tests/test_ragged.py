@@ -1,8 +1,9 @@
-"""Ragged execution, part by part: what a query sees, where keys lie, what a forward pass reads and writes.
+"""Ragged execution, piece by piece: what a query attends to, where keys are, what a forward pass reads and writes.
 
-That no token changes, on any family, is in test_ragged_exactness.py.
+test_ragged_exactness.py shows that it changes no token, on any family.
 """
 
+import logging
 import threading
 
 import pytest
@@ -10,16 +11,16 @@ import torch
 from conftest import PROMPTS, alone, random_pair
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from helpers import Engine, EngineConfig, SamplingParams, ragged
-from helpers.block_manager import BlockManager
-from helpers.padded import PaddedExecution
-from helpers.ragged import Part, RaggedExecution, own_shell, places, supports_ragged
-from helpers.scheduler import Chunk
-from helpers.sequence import Sequence
-from tests.families import FAMILIES, GROUPED, Family, build
+from helpers import Engine, EngineConfig, SamplingParams
+from helpers.engine import BlockManager, Chunk, Plan, Sequence
+from helpers.models import clone_sharing_weights
+from helpers.runners import PaddedRunner, RaggedRunner, runner, why_not_ragged
+from helpers.runners.attention import QuerySegment, attend_one
+from helpers.runners.kv_pool import KVPool, key_slots, slot_mapping
+from tests.families import GROUPED, build, by_name, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ON = {"execution": "ragged", "block_size": 4}
+RAGGED = {"execution": "ragged", "block_size": 4}
 
 
 @pytest.fixture(scope="module")
@@ -27,44 +28,44 @@ def llama():
     return random_pair("llama")
 
 
-def family(name: str) -> Family:
-    return next(family for family in FAMILIES if family.name == name)
+class Run:
+    """A runner and a block manager, without an engine."""
+
+    def __init__(self, model, num_blocks: int = 16):
+        self.blocks = BlockManager(num_blocks, block_size=4)
+        self.runner = RaggedRunner(clone_sharing_weights(model), num_blocks, block_size=4)
+
+    def __call__(self, *sizes: tuple[Sequence, int]) -> torch.Tensor:
+        """Compute chunks in one forward pass; return the logits of those that sample a token."""
+        for sequence, tokens in sizes:
+            assert self.blocks.allocate(sequence, tokens)
+        chunks = [Chunk(sequence, tokens, self.blocks.block_table(sequence)) for sequence, tokens in sizes]
+        logits = self.runner.forward(Plan(chunks, block_copies=self.blocks.take_copies()))
+        for sequence, tokens in sizes:
+            sequence.computed += tokens
+        return logits
 
 
-def execution(model, blocks: int = 16) -> RaggedExecution:
-    return RaggedExecution(own_shell(model), BlockManager(blocks, block_size=4))
-
-
-def sequence(*token_ids: int) -> Sequence:
+def new_sequence(*token_ids: int) -> Sequence:
     return Sequence(token_ids, list(token_ids), 20)
 
 
-def read(one: RaggedExecution, *chunks: tuple[Sequence, int]) -> torch.Tensor:
-    """One iteration; the logits of those who have read all of theirs."""
-    for sequence, tokens in chunks:
-        assert one.memory.allocate(sequence, tokens)
-    (done,) = one.run([Chunk(*chunk) for chunk in chunks])
-    for sequence, tokens in chunks:
-        sequence.computed += tokens
-    return done.logits
-
-
 def expected(model, *texts: list[int]) -> torch.Tensor:
-    """The model's logits behind each text, alone."""
+    """Return the logits that the model gives after each text, alone."""
     with torch.no_grad():
         return torch.cat([model(torch.tensor([text], device=model.device)).logits[0, -1:] for text in texts])
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """To a hundred-thousandth of the logits' range: rounding, and nothing else."""
+    """Return whether logits differ by at most a hundred-thousandth of their range, which is rounding."""
     return one.shape == other.shape and bool((one - other).abs().max() <= 1e-5 * (other.max() - other.min()))
 
 
-# --- what a query sees ------------------------------------------------------------------------------------------------
+# --- what a query attends to ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("past", "tokens", "window", "seen"),
+    ("past", "tokens", "window", "visible"),
     [
         (0, 3, None, ["x..", "xx.", "xxx"]),
         (2, 2, None, ["xxx.", "xxxx"]),
@@ -81,51 +82,51 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
         (0, 1, 1, None),
     ],
 )
-def test_a_query_sees_what_came_before_it_and_itself_within_its_window(past, tokens, window, seen):
-    for start in (0, 5):  # wherever it is in the row
-        mask = Part(start, tokens, past, slice(0, past + tokens)).mask(window, "cpu")
-        drawn = None if mask is None else ["".join(".x"[see] for see in row) for row in mask.tolist()]
-        assert drawn == seen
+def test_a_query_attends_to_its_own_key_and_those_before_it_within_the_window(past, tokens, window, visible):
+    for start in (0, 5):  # in any columns of the row
+        mask = QuerySegment(start, tokens, past, slice(0, past + tokens)).mask(window, "cpu")
+        drawn = None if mask is None else ["".join(".x"[attends] for attends in row) for row in mask.tolist()]
+        assert drawn == visible
 
 
-def test_a_part_has_a_mask_for_every_window_that_a_layer_asks_for():
-    part = Part(0, 3, 0, slice(0, 3))
+def test_a_segment_has_a_mask_for_every_window_that_a_layer_asks_for():
+    segment = QuerySegment(0, 3, 0, slice(0, 3))
     for window in (None, 1, 2, None, 1):
-        assert part.mask(window, "cpu").sum() == {None: 6, 1: 3, 2: 5}[window]
+        assert segment.mask(window, "cpu").sum() == {None: 6, 1: 3, 2: 5}[window]
 
 
 def reference_attention(query, key, value, mask, scaling, softcap, sinks) -> torch.Tensor:
-    """Number by number, as it is defined."""
+    """Compute attention number by number, from its definition."""
     heads, tokens, dim = query.shape
-    answer = torch.zeros(heads, tokens, value.shape[2], dtype=torch.float64)
+    output = torch.zeros(heads, tokens, value.shape[2], dtype=torch.float64)
     for head in range(heads):
         kv_head = head * key.shape[0] // heads
         for token in range(tokens):
             weights = {}
-            for place in range(key.shape[1]):
-                if mask is None or mask[token, place]:
-                    score = (query[head, token] @ key[kv_head, place]) * (dim**-0.5 if scaling is None else scaling)
-                    weights[place] = (score if softcap is None else softcap * (score / softcap).tanh()).exp()
+            for slot in range(key.shape[1]):
+                if mask is None or mask[token, slot]:
+                    score = (query[head, token] @ key[kv_head, slot]) * (dim**-0.5 if scaling is None else scaling)
+                    weights[slot] = (score if softcap is None else softcap * (score / softcap).tanh()).exp()
             total = sum(weights.values()) + (0 if sinks is None else sinks[head].exp())
-            for place, weight in weights.items():
-                answer[head, token] += weight / total * value[kv_head, place]
-    return answer
+            for slot, weight in weights.items():
+                output[head, token] += weight / total * value[kv_head, slot]
+    return output
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize(("scaling", "window", "tokens"), [(None, None, 3), (0.3, 4, 3), (0.3, 4, 1)])
-def test_attention_of_a_request_is_what_its_definition_says(kv_heads, with_sinks, softcap, scaling, window, tokens):
+def test_attention_of_a_sequence_is_what_its_definition_says(kv_heads, with_sinks, softcap, scaling, window, tokens):
     generator = torch.Generator().manual_seed(1)
     query, key, value = (
         torch.randn(*shape, generator=generator, dtype=torch.float64)
         for shape in ((4, tokens, 8), (kv_heads, 7, 8), (kv_heads, 7, 6))
     )
     sinks = torch.randn(4, generator=generator, dtype=torch.float64) if with_sinks else None
-    mask = Part(0, tokens, 7 - tokens, slice(0, 7)).mask(window, "cpu")
-    got = ragged._attention(query, key, value, mask, scaling, softcap, sinks)
-    assert torch.allclose(got, reference_attention(query, key, value, mask, scaling, softcap, sinks), atol=1e-6)
+    mask = QuerySegment(0, tokens, 7 - tokens, slice(0, 7)).mask(window, "cpu")
+    actual = attend_one(query, key, value, mask, scaling, softcap, sinks)
+    assert torch.allclose(actual, reference_attention(query, key, value, mask, scaling, softcap, sinks), atol=1e-6)
 
 
 @pytest.mark.parametrize(("tokens", "keys", "window"), [(1, 64, None), (1, 65, None), (1, 200, 50), (3, 200, None)])
@@ -134,230 +135,250 @@ def test_in_bfloat16_attention_is_as_close_to_its_definition_as_rounding_allows(
     query, key, value = (
         torch.randn(*shape, generator=generator).bfloat16() for shape in ((4, tokens, 8), (2, keys, 8), (2, keys, 6))
     )
-    mask = Part(0, tokens, keys - tokens, slice(0, keys)).mask(window, "cpu")
-    got = ragged._attention(query, key, value, mask, None, None, None)
+    mask = QuerySegment(0, tokens, keys - tokens, slice(0, keys)).mask(window, "cpu")
+    actual = attend_one(query, key, value, mask)
     exact = reference_attention(query.double(), key.double(), value.double(), mask, None, None, None)
-    assert got.dtype == torch.bfloat16
-    assert torch.allclose(got.double(), exact, atol=0.01)
+    assert actual.dtype == torch.bfloat16
+    assert torch.allclose(actual.double(), exact, atol=0.01)
 
 
-# --- where keys and values lie ----------------------------------------------------------------------------------------
+# --- where keys and values are ----------------------------------------------------------------------------------------
 
 
-def test_neighbours_are_read_where_they_are_and_others_are_collected():
-    assert places([2, 3, 4], 4, 10, "cpu") == slice(8, 18)
-    assert places([5], 4, 3, "cpu") == slice(20, 23)
-    assert places([2, 4, 3], 4, 10, "cpu").tolist() == [8, 9, 10, 11, 16, 17, 18, 19, 12, 13]
-    assert places([1, 0], 2, 3, "cpu").tolist() == [2, 3, 0]
+def test_the_slots_of_contiguous_blocks_are_a_slice_and_scattered_ones_a_tensor():
+    assert key_slots([2, 3, 4], 4, 10, "cpu") == slice(8, 18)
+    assert key_slots([5], 4, 3, "cpu") == slice(20, 23)
+    assert key_slots([2, 4, 3], 4, 10, "cpu").tolist() == [8, 9, 10, 11, 16, 17, 18, 19, 12, 13]
+    assert key_slots([1, 0], 2, 3, "cpu").tolist() == [2, 3, 0]
+
+
+def test_a_token_has_a_slot_in_the_block_of_its_position():
+    assert slot_mapping([2, 4, 3], 4, 0, 10) == [8, 9, 10, 11, 16, 17, 18, 19, 12, 13]
+    assert slot_mapping([2, 4, 3], 4, 3, 6) == [11, 16, 17]
+    assert slot_mapping([7], 1, 0, 1) == [7]
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
-def test_it_does_not_matter_which_blocks_a_sequence_has(name):
-    model = build(family(name))
+def test_a_sequence_gets_the_same_logits_in_any_blocks(name):
+    model = build(by_name(name))
     text = list(range(20, 42))
-    answers = []
     for table in ([0, 1, 2, 3, 4, 5], [9, 10, 11, 12, 13, 14], [3, 2, 1, 0, 15, 9], [0, 2, 4, 6, 8, 10]):
-        one, execute = sequence(*text), execution(model)
-        assert execute.memory.allocate(one, 22)
-        execute.memory.tables[one] = table
-        read(execute, (one, 13))
-        answers.append(read(execute, (one, 9)))
-    assert all(close(answer, expected(model, text)) for answer in answers)
+        sequence, run = new_sequence(*text), Run(model)
+        assert run.blocks.allocate(sequence, 22)
+        run.blocks.tables[sequence] = table
+        run((sequence, 13))
+        assert close(run((sequence, 9)), expected(model, text))
 
 
 def test_a_pass_writes_into_the_slots_of_its_new_tokens_and_nowhere_else(llama):
-    execute = execution(llama[0])
-    one, other = sequence(*range(10, 17)), sequence(*range(30, 35))
-    read(execute, (one, 7), (other, 3))
-    before = {index: [tensor.clone() for tensor in layer] for index, layer in execute.store.layers.items()}
+    run = Run(llama[0])
+    one, other = new_sequence(*range(10, 17)), new_sequence(*range(30, 35))
+    run((one, 7), (other, 3))
+    before = {index: [tensor.clone() for tensor in layer] for index, layer in run.runner.pool.layers.items()}
     one.token_ids.append(50)
-    read(execute, (other, 2), (one, 1))
-    written = {*execute.memory.slots(other, 3, 5), *execute.memory.slots(one, 7, 8)}
+    run((other, 2), (one, 1))
+    tables = run.blocks.tables
+    written = {*slot_mapping(tables[other], 4, 3, 5), *slot_mapping(tables[one], 4, 7, 8)}
     assert set(before) == {0, 1}
-    for index, layer in execute.store.layers.items():
+    for index, layer in run.runner.pool.layers.items():
         for old, new in zip(before[index], layer, strict=True):
             changed = (old != new).any(dim=2).any(dim=0)
             assert set(changed.nonzero().flatten().tolist()) == written
 
 
 def test_keys_and_values_are_written_in_place_into_memory_that_is_allocated_once(llama):
-    execute = execution(llama[0])
-    one = sequence(*range(10, 17))
-    read(execute, (one, 7))
-    tensors = [tensor for layer in execute.store.layers.values() for tensor in layer]
+    run = Run(llama[0])
+    sequence = new_sequence(*range(10, 17))
+    run((sequence, 7))
+    tensors = [tensor for layer in run.runner.pool.layers.values() for tensor in layer]
     assert [tensor.shape for tensor in tensors] == [(2, 16 * 4, 8)] * 4  # two kv heads, two layers
     addresses = [tensor.data_ptr() for tensor in tensors]
     for token in range(20, 30):
-        one.token_ids.append(token)
-        read(execute, (one, 1))
-    assert [tensor.data_ptr() for layer in execute.store.layers.values() for tensor in layer] == addresses
+        sequence.token_ids.append(token)
+        run((sequence, 1))
+    assert [tensor.data_ptr() for layer in run.runner.pool.layers.values() for tensor in layer] == addresses
 
 
-def test_the_store_has_the_dtype_of_the_model(llama):
-    engine = Engine(*llama, EngineConfig(**ON, dtype=torch.bfloat16))
+def test_the_pool_has_the_dtype_of_the_model(llama):
+    engine = Engine(*llama, EngineConfig(**RAGGED, dtype=torch.bfloat16))
     (output,) = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=4))
     assert output.error is None and len(output.token_ids) == 4
-    assert {one.dtype for layer in engine.execution.store.layers.values() for one in layer} == {torch.bfloat16}
+    assert {tensor.dtype for layer in engine.runner.pool.layers.values() for tensor in layer} == {torch.bfloat16}
     assert llama[0].dtype == torch.float32
 
 
-def test_copied_blocks_are_copied_in_every_layer_before_anything_is_written(llama):
-    # The second sample shares a block that is half full; the first goes on writing into it in the same pass.
-    execute = execution(llama[0])
-    first = sequence(*range(10, 16))
-    read(execute, (first, 6))
+def test_a_block_is_copied_in_every_layer_and_no_other_block_changes():
+    pool = KVPool(num_blocks=4, block_size=2)
+    for layer in range(2):
+        pool.write(layer, torch.rand(1, 3, 8, 5), torch.rand(1, 3, 8, 7), torch.arange(8))
+    before = [[tensor.clone() for tensor in layer] for layer in pool.layers.values()]
+    pool.copy_block(2, 1)
+    for old, new in zip(before, pool.layers.values(), strict=True):
+        for one, other in zip(old, new, strict=True):
+            assert torch.equal(other, torch.cat([one[:, :2], one[:, 4:6], one[:, 4:]], dim=1))
+
+
+def test_a_sample_writes_to_a_copy_of_the_block_that_it_shares(llama):
+    # The second sample shares a block that is half full. In the same pass, the first one writes into that block.
+    run = Run(llama[0])
+    first = new_sequence(*range(10, 16))
+    run((first, 6))
     second = Sequence("second", list(first.token_ids), 20, parent=first)
     first.token_ids.append(60)
-    assert execute.memory.cached_tokens(second) == 5
-    logits = read(execute, (first, 1), (second, 1))
+    assert run.blocks.cached_tokens(second) == 5
+    logits = run((first, 1), (second, 1))
     assert close(logits, expected(llama[0], first.token_ids, second.token_ids))
     first.token_ids.append(61), second.token_ids.append(71)
-    logits = read(execute, (second, 1), (first, 1))
+    logits = run((second, 1), (first, 1))
     assert close(logits, expected(llama[0], second.token_ids, first.token_ids))
-    assert execute.memory.copies == []
+    assert run.blocks.copies == []
 
 
 # --- what a pass computes ---------------------------------------------------------------------------------------------
 
 
-def test_decodes_and_chunks_in_one_row_answer_as_they_do_alone(llama):
-    execute = execution(llama[0])
-    one, other, third = sequence(*range(10, 17)), sequence(*range(30, 41)), sequence(7)
-    logits = read(execute, (one, 7), (other, 4))
+def test_decodes_and_chunks_in_one_row_get_the_logits_that_they_get_alone(llama):
+    run = Run(llama[0])
+    one, other, third = new_sequence(*range(10, 17)), new_sequence(*range(30, 41)), new_sequence(7)
+    logits = run((one, 7), (other, 4))
     assert close(logits, expected(llama[0], one.token_ids))
     one.token_ids.append(55)
-    logits = read(execute, (other, 3), (third, 1), (one, 1))
+    logits = run((other, 3), (third, 1), (one, 1))
     assert close(logits, expected(llama[0], third.token_ids, one.token_ids))
     third.token_ids.append(8)
-    logits = read(execute, (one_more := sequence(1, 2, 3), 3), (other, 4), (third, 1))
-    assert close(logits, expected(llama[0], one_more.token_ids, other.token_ids, third.token_ids))
+    logits = run((fourth := new_sequence(1, 2, 3), 3), (other, 4), (third, 1))
+    assert close(logits, expected(llama[0], fourth.token_ids, other.token_ids, third.token_ids))
 
 
-def test_the_head_is_computed_only_where_a_token_is_needed(random_pairs):
+def test_the_head_is_computed_only_where_a_token_is_sampled(random_pairs):
     model, _ = random_pairs
-    execute, rows = execution(model), []
-    hook = execute.model.get_output_embeddings().register_forward_hook(lambda _m, args, _o: rows.append(args[0].shape))
-    one, other = sequence(*range(10, 17)), sequence(*range(30, 41))
-    assert read(execute, (one, 3), (other, 4)).shape == (0, model.config.vocab_size)
-    read(execute, (one, 4), (other, 4))
+    run, inputs = Run(model), []
+    head = run.runner.model.get_output_embeddings()
+    hook = head.register_forward_hook(lambda _module, args, _output: inputs.append(args[0].shape))
+    one, other = new_sequence(*range(10, 17)), new_sequence(*range(30, 41))
+    assert run((one, 3), (other, 4)).shape == (0, model.config.vocab_size)
+    run((one, 4), (other, 4))
     one.token_ids.append(5)
-    read(execute, (one, 1), (other, 3))
+    run((one, 1), (other, 3))
     hook.remove()
-    assert [shape[:-1].numel() for shape in rows] == [0, 1, 2]
+    assert [shape[:-1].numel() for shape in inputs] == [0, 1, 2]
 
 
-def test_a_model_that_cannot_choose_rows_computes_all_and_the_right_ones_are_taken(llama):
-    execute = execution(llama[0])
-    execute._chooses_rows = False
-    one, other = sequence(*range(10, 17)), sequence(*range(30, 41))
-    assert close(read(execute, (other, 4), (one, 7)), expected(llama[0], one.token_ids))
+def test_a_model_that_cannot_select_rows_computes_all_logits_and_the_right_ones_are_returned(llama):
+    run = Run(llama[0])
+    run.runner._selects_rows = False
+    one, other = new_sequence(*range(10, 17)), new_sequence(*range(30, 41))
+    assert close(run((other, 4), (one, 7)), expected(llama[0], one.token_ids))
 
 
-def test_every_step_is_one_forward_pass_over_all_its_tokens_without_padding(llama):
-    engine, read = Engine(*llama, EngineConfig(**ON, max_batch_size=3, max_tokens_per_step=20)), []
-    hook = engine.execution.model.register_forward_hook(
-        lambda _module, _args, kwargs, _output: read.append(kwargs["input_ids"].shape), with_kwargs=True
+def test_every_iteration_is_one_forward_pass_over_all_its_tokens_without_padding(llama):
+    engine, shapes = Engine(*llama, EngineConfig(**RAGGED, max_batch_size=3, max_tokens_per_step=20)), []
+    hook = engine.runner.model.register_forward_hook(
+        lambda _module, _args, kwargs, _output: shapes.append(kwargs["input_ids"].shape), with_kwargs=True
     )
     engine.generate(PROMPTS[:6], SamplingParams(max_tokens=8), arrivals=[0, 0, 1, 2, 5, 5])
     hook.remove()
     trace = engine.trace
-    assert read == [(1, iteration.tokens) for iteration in trace.iterations]
+    assert shapes == [(1, iteration.tokens) for iteration in trace.iterations]
     assert trace.steps == trace.forward_passes
     assert trace.prompt_padding == 0
-    works = [{slot.work for slot in iteration.slots} for iteration in trace.iterations]
+    works = [{row.work for row in iteration.row_steps} for iteration in trace.iterations]
     assert any({"prefill", "decode"} <= work for work in works)
 
 
-# --- the model that is handed in --------------------------------------------------------------------------------------
+# --- the original model -----------------------------------------------------------------------------------------------
 
 
-def test_the_original_stays_as_it_was(llama):
-    model, tokenizer = llama
+def test_an_engine_leaves_its_model_unchanged(llama):
+    model = llama[0]
     before = expected(model, [1, 2, 3, 4])
     implementation, pad = model.config._attn_implementation, model.config.pad_token_id
+    modules = dict(model.named_modules())
     weights = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in model.state_dict().items()}
-    engine = Engine(model, tokenizer, EngineConfig(**ON))
+    engine = Engine(*llama, EngineConfig(**RAGGED))
     engine.generate(PROMPTS[:2], SamplingParams(max_tokens=5))
-    assert model.config._attn_implementation == implementation not in ("ragged", "paged")
+    assert model.config._attn_implementation == implementation != "ragged"
     assert model.config.pad_token_id == pad
-    assert engine.execution.model.config._attn_implementation in ("ragged", "paged")
+    assert engine.runner.model.config._attn_implementation == "ragged"
+    assert dict(model.named_modules()) == modules
     assert torch.equal(expected(model, [1, 2, 3, 4]), before)
     for name, tensor in model.state_dict().items():
         assert tensor.data_ptr() == weights[name][0] and torch.equal(tensor, weights[name][1])
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma"])
-def test_an_own_shell_has_the_same_weights_and_other_modules(name):
-    model = build(family(name))
-    shell = own_shell(model)
-    mine, theirs = dict(shell.named_parameters()), dict(model.named_parameters())
-    assert mine.keys() == theirs.keys() and all(mine[name] is theirs[name] for name in mine)
-    assert all(one is other for one, other in zip(shell.buffers(), model.buffers(), strict=True))
-    assert not set(shell.modules()) & set(model.modules())
-    assert shell.config is not model.config
+# --- which models run ragged ------------------------------------------------------------------------------------------
+
+NO_INTERFACE = "its layers do not use transformers' attention interface"
+REASONS = {
+    "gpt2": None,
+    "llama": None,
+    "mistral": None,  # its layers pass their window
+    "gemma2": None,  # and the soft cap; every other layer has no window
+    "gpt_oss": None,  # and the attention sinks
+    "gptj": NO_INTERFACE,
+    "gpt_neo": NO_INTERFACE,
+    "bloom": NO_INTERFACE,  # ALiBi
+    "falcon": NO_INTERFACE,
+    "llama4_text": "layer 0 does not attend to all earlier tokens, as it announces",  # but in chunks
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "supported"),
-    [
-        ("gpt2", True),
-        ("llama", True),
-        ("mistral", True),  # layers are told their window
-        ("gemma2", True),  # and the soft cap, and every other one no window
-        ("gpt_oss", True),  # and the attention sinks
-        ("gptj", False),  # attention of its own, without the interface
-        ("gpt_neo", False),
-        ("bloom", False),  # ALiBi, without the interface
-        ("falcon", False),
-        ("llama4_text", False),  # attends in chunks, which only the mask knows
-    ],
-)
-def test_a_model_is_asked_whether_it_can_be_run_ragged(name, supported):
-    model = build(family(name))
+@pytest.mark.parametrize("name", REASONS)
+def test_a_model_runs_ragged_or_there_is_a_reason(name):
+    model = build(by_name(name))
     implementation = model.config._attn_implementation
-    assert supports_ragged(model) is supported
+    assert why_not_ragged(model) == REASONS[name]
     assert model.config._attn_implementation == implementation
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_moe", "phimoe"])
-def test_a_window_that_only_the_mask_knows_is_found_however_long_it_is(model_type):
-    # Without the question these two pass every short probe, and answer wrongly once a text is longer than the window.
+def test_a_window_that_only_the_mask_shows_is_found_however_long_it_is(model_type):
+    # Short probes alone would find nothing, and texts longer than the window would get wrong tokens.
     sizes = {"vocab_size": 50, "max_position_embeddings": 10_000, "num_local_experts": 2, "num_experts": 2}
     windows = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 2}
     config = AutoConfig.for_model(model_type, **GROUPED | sizes | windows)
-    assert not supports_ragged(AutoModelForCausalLM.from_config(config).eval())
+    reason = why_not_ragged(AutoModelForCausalLM.from_config(config).eval())
+    assert reason == "layer 0 does not attend to all earlier tokens, as it announces"
 
 
-def test_what_is_no_model_of_transformers_cannot_be_run_ragged(letters):
-    assert not supports_ragged(letters[0])
+def test_a_model_that_does_not_come_from_transformers_runs_padded(letters):
+    assert why_not_ragged(letters[0]) == "it is not a transformers model"
+    assert isinstance(Engine(*letters).runner, PaddedRunner)
+
+
+def test_a_trial_that_raises_is_a_reason(llama, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("out of memory\nsecond line")
+
+    monkeypatch.setattr(runner, "_probe_alone", fail)
+    assert why_not_ragged(llama[0]) == "a trial on a few tokens failed with RuntimeError: out of memory"
 
 
 WRONG = {
-    "a query sees the token behind it": lambda seen: seen.roll(1, dims=1) | seen,
-    "a query does not see itself": lambda seen: seen & ~seen.roll(-1, dims=0).roll(-1, dims=1),
-    "everybody sees everything": lambda seen: torch.ones_like(seen),
-    "a query does not see the first token": lambda seen: torch.cat(
-        [seen[:, :1] & (seen.sum(1) < 2)[:, None], seen[:, 1:]], 1
+    "a query attends to the token behind it": lambda right: right.roll(1, dims=1) | right,
+    "a query does not attend to itself": lambda right: right & ~right.roll(-1, dims=0).roll(-1, dims=1),
+    "every query attends to every key": lambda right: torch.ones_like(right),
+    "a query does not attend to the first token": lambda right: torch.cat(
+        [right[:, :1] & (right.sum(1) < 2)[:, None], right[:, 1:]], 1
     ),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_mask_is_found_out_by_the_question_to_the_model(llama, wrong, monkeypatch):
-    right = Part.mask
+def test_the_trial_finds_a_wrong_mask(llama, wrong, monkeypatch):
+    right_mask = QuerySegment.mask
 
     def mask(self, window, device):
-        seen = right(self, window, device)
-        if seen is None:
-            seen = torch.ones(self.end - self.start, self.past + self.end - self.start, dtype=torch.bool)
-        return WRONG[wrong](seen)
+        right = right_mask(self, window, device)
+        if right is None:
+            right = torch.ones(self.tokens, self.past + self.tokens, dtype=torch.bool)
+        return WRONG[wrong](right)
 
-    assert supports_ragged(llama[0])
-    monkeypatch.setattr(Part, "mask", mask)
-    assert not supports_ragged(llama[0])
+    monkeypatch.setattr(QuerySegment, "mask", mask)
+    assert "its logits differ by" in why_not_ragged(llama[0])
 
 
-def test_wrong_positions_are_found_out_by_the_question_to_the_model(llama, monkeypatch):
+def test_the_trial_finds_wrong_positions(llama, monkeypatch):
     class Shifted(torch.nn.Module):
         def __init__(self, inner):
             super().__init__()
@@ -366,50 +387,62 @@ def test_wrong_positions_are_found_out_by_the_question_to_the_model(llama, monke
         def forward(self, hidden, position_ids):
             return self.inner(hidden, torch.arange(position_ids.shape[1])[None])
 
-    def shell(model):
-        shell = own_shell(model)
-        shell.model.rotary_emb = Shifted(shell.model.rotary_emb)
-        return shell
+    def clone_with_wrong_positions(model):
+        clone = clone_sharing_weights(model)
+        clone.model.rotary_emb = Shifted(clone.model.rotary_emb)
+        return clone
 
-    monkeypatch.setattr(ragged, "own_shell", shell)
-    assert not supports_ragged(llama[0])
+    monkeypatch.setattr(runner, "clone_sharing_weights", clone_with_wrong_positions)
+    assert "its logits differ by" in why_not_ragged(llama[0])
 
 
 # --- in the engine ----------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_cannot_be_run_ragged_runs_padded_unless_ragged_was_asked_for():
-    from tests.families import tokenizer
+def test_a_model_that_cannot_run_ragged_runs_padded_and_the_reason_is_logged(caplog):
+    model = build(by_name("gptj"))
+    with caplog.at_level(logging.INFO):
+        engine = Engine(model, tokenizer(), EngineConfig(execution="auto"))
+    assert isinstance(engine.runner, PaddedRunner) and engine.runner.name == "padded"
+    assert engine.runner.not_ragged_because == NO_INTERFACE
+    (message,) = caplog.messages
+    assert message.startswith("GPTJForCausalLM runs padded") and NO_INTERFACE in message
 
-    model = build(family("gptj"))
-    assert isinstance(Engine(model, tokenizer(), EngineConfig(execution="auto")).execution, PaddedExecution)
-    with pytest.raises(ValueError, match=r'GPTJForCausalLM does not .* cannot be run ragged: use execution="padded"'):
-        Engine(model, tokenizer(), EngineConfig(execution="ragged"))
+
+def test_demanding_ragged_execution_of_a_model_that_cannot_raises_an_error_with_the_reason():
+    message = f'GPTJForCausalLM cannot run ragged: {NO_INTERFACE}. Use execution="padded" or "auto".'
+    with pytest.raises(ValueError, match=message):
+        Engine(build(by_name("gptj")), tokenizer(), EngineConfig(execution="ragged"))
 
 
-def test_a_model_that_can_runs_ragged_unless_padded_was_asked_for(llama):
-    assert isinstance(Engine(*llama, EngineConfig(execution="auto")).execution, RaggedExecution)
-    assert isinstance(Engine(*llama, EngineConfig(execution="padded")).execution, PaddedExecution)
+def test_a_model_that_can_run_ragged_does_so_unless_the_configuration_says_padded(llama, caplog):
+    with caplog.at_level(logging.INFO):
+        ragged, padded = (Engine(*llama, EngineConfig(execution=how)).runner for how in ("auto", "padded"))
+    assert isinstance(ragged, RaggedRunner) and ragged.not_ragged_because is None
+    assert isinstance(padded, PaddedRunner)
+    assert padded.not_ragged_because == 'the configuration says execution="padded"'
+    assert not caplog.messages, "what the user has asked for is not logged"
 
 
 def test_a_request_that_the_pool_can_never_hold_is_refused(llama):
-    engine = Engine(*llama, EngineConfig(**ON, num_blocks=5))
+    engine = Engine(*llama, EngineConfig(**RAGGED, num_blocks=5))
     prompt = [1] * 13
     with pytest.raises(ValueError, match=r"13 prompt tokens and 9 new ones need 6 blocks of 4 tokens, .* has 5 in all"):
         engine.add_request(prompt, SamplingParams(max_tokens=9))
     assert not engine.has_unfinished_requests()
-    (output,) = engine.generate([prompt], SamplingParams(max_tokens=8, ignore_eos=True))  # 20 of 21 tokens are read
+    # 20 of these 21 tokens are computed.
+    (output,) = engine.generate([prompt], SamplingParams(max_tokens=8, ignore_eos=True))
     assert len(output.token_ids) == 8 and output.error is None
 
 
-def test_unless_told_otherwise_there_are_blocks_for_all_rows_at_their_longest(llama):
-    blocks = Engine(*llama, EngineConfig(execution="ragged", max_batch_size=3)).execution.blocks
-    assert (blocks.blocks, blocks.block_size) == (3 * 128 // 16, 16)
+def test_by_default_there_are_blocks_for_all_rows_at_their_longest(llama):
+    blocks = Engine(*llama, EngineConfig(execution="ragged", max_batch_size=3)).block_manager
+    assert (blocks.num_blocks, blocks.block_size) == (3 * 128 // 16, 16)
 
 
-def test_a_cached_prefix_is_not_read_again(llama):
-    engine = Engine(*llama, EngineConfig(**ON))
-    shared = list(range(10, 23))  # three full blocks and one token more
+def test_a_cached_prefix_is_not_computed_again(llama):
+    engine = Engine(*llama, EngineConfig(**RAGGED))
+    shared = list(range(10, 23))  # three full blocks and one more token
     engine.generate([[*shared, 40, 41]], SamplingParams(max_tokens=1))
     assert engine.trace.prompt_tokens == 15
     (output,) = engine.generate([[*shared, 50, 51, 52]], SamplingParams(max_tokens=1))
@@ -417,36 +450,36 @@ def test_a_cached_prefix_is_not_read_again(llama):
     assert output.token_ids == expected(llama[0], [*shared, 50, 51, 52]).argmax(dim=-1).tolist()
 
 
-def test_without_prefix_caching_it_is_read_again(llama):
-    engine = Engine(*llama, EngineConfig(**ON, prefix_caching=False))
+def test_without_prefix_caching_a_prefix_is_computed_again(llama):
+    engine = Engine(*llama, EngineConfig(**RAGGED, prefix_caching=False))
     engine.generate([list(range(10, 25))] * 2, SamplingParams(max_tokens=1), arrivals=[0, 1])
     assert engine.trace.prompt_tokens == 30
 
 
-def test_samples_read_their_prompt_once(llama):
-    engine = Engine(*llama, EngineConfig(**ON, prefix_caching=False))
+def test_the_prompt_of_several_samples_is_computed_once(llama):
+    engine = Engine(*llama, EngineConfig(**RAGGED, prefix_caching=False))
     prompt = list(range(10, 24))
     engine.generate([prompt], SamplingParams(max_tokens=2, temperature=1.0, seed=1, n=3, ignore_eos=True))
-    assert engine.trace.prompt_tokens == 14 + 1 + 1  # each other sample reads the last token only
+    assert engine.trace.prompt_tokens == 14 + 1 + 1  # the other samples compute only its last token
 
 
-def test_two_engines_on_one_model_do_not_disturb_each_other(llama):
-    engines = [Engine(*llama, EngineConfig(**ON, max_batch_size=rows, max_tokens_per_step=9)) for rows in (2, 3)]
+def test_two_engines_on_one_model_do_not_affect_each_other(llama):
+    engines = [Engine(*llama, EngineConfig(**RAGGED, max_batch_size=rows, max_tokens_per_step=9)) for rows in (2, 3)]
     for engine, prompts in zip(engines, (PROMPTS[:4], PROMPTS[3:8]), strict=True):
         for prompt in prompts:
             engine.add_request(prompt, SamplingParams(max_tokens=12), request_id=prompt)
-    answers = {}
+    token_ids = {}
     while any(engine.has_unfinished_requests() for engine in engines):
-        for place, engine in enumerate(engines):
-            answers |= {(place, output.request_id): output.token_ids for output in engine.step()}
-    assert len(answers) == 9
-    assert all(ids == alone(*llama, prompt, 12) for (_, prompt), ids in answers.items())
+        for number, engine in enumerate(engines):
+            token_ids |= {(number, output.request_id): output.token_ids for output in engine.step()}
+    assert len(token_ids) == 9
+    assert all(ids == alone(*llama, prompt, 12) for (_, prompt), ids in token_ids.items())
 
 
-def test_two_engines_in_two_threads_do_not_disturb_each_other(llama):
-    # Both are held in the middle of their first pass until the other one is there, too.
-    engines = [Engine(*llama, EngineConfig(**ON)) for _ in range(2)]
-    barrier, met, answers = threading.Barrier(2), threading.Event(), {}
+def test_two_engines_in_two_threads_do_not_affect_each_other(llama):
+    # Each waits in the middle of its first pass until the other one has come as far.
+    engines = [Engine(*llama, EngineConfig(**RAGGED)) for _ in range(2)]
+    barrier, met, outputs = threading.Barrier(2), threading.Event(), {}
 
     def meet(*_):
         if not met.is_set():
@@ -454,21 +487,21 @@ def test_two_engines_in_two_threads_do_not_disturb_each_other(llama):
             met.set()
 
     for engine in engines:
-        engine.execution.model.model.layers[1].register_forward_pre_hook(meet)
+        engine.runner.model.model.layers[1].register_forward_pre_hook(meet)
 
-    def work(place):
-        answers[place] = engines[place].generate(PROMPTS[place : place + 1], SamplingParams(max_tokens=10))[0]
+    def work(number):
+        (outputs[number],) = engines[number].generate(PROMPTS[number], SamplingParams(max_tokens=10))
 
-    threads = [threading.Thread(target=work, args=[place]) for place in range(2)]
+    threads = [threading.Thread(target=work, args=[number]) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for place in range(2):
-        assert answers[place].token_ids == alone(*llama, PROMPTS[place], 10)
+    for number in range(2):
+        assert outputs[number].token_ids == alone(*llama, PROMPTS[number], 10)
 
 
-# --- when something fails ---------------------------------------------------------------------------------------------
+# --- when a pass fails ------------------------------------------------------------------------------------------------
 
 
 class Broken(Exception):
@@ -476,7 +509,7 @@ class Broken(Exception):
 
 
 def break_once(module, after: int):
-    """The pass after so many calls of a module raises, and no other."""
+    """Make the call after `after` calls of a module raise, and no other."""
     calls = iter(range(1000))
 
     def hook(*_):
@@ -487,41 +520,40 @@ def break_once(module, after: int):
 
 
 @pytest.mark.parametrize("after", range(4))
-def test_a_pass_that_fails_leaks_no_block_and_nobody_else_gets_other_tokens(llama, after):
-    engine = Engine(*llama, EngineConfig(**ON, max_batch_size=3, max_tokens_per_step=40, num_blocks=40))
-    layers = engine.execution.model.model.layers
+def test_a_pass_that_fails_leaks_no_block_and_changes_no_token_of_other_requests(llama, after):
+    engine = Engine(*llama, EngineConfig(**RAGGED, max_batch_size=3, max_tokens_per_step=40, num_blocks=40))
+    layers = engine.runner.model.model.layers
     hook = break_once(layers[1], after)  # the first layer has stored its keys by then
-    with pytest.warns(UserWarning, match="answers failed: Broken: on purpose"):
+    with pytest.warns(UserWarning, match="outputs failed: Broken: on purpose"):
         outputs = engine.generate(PROMPTS[:6], SamplingParams(max_tokens=10))
     hook.remove()
     reasons = [output.finish_reason for output in outputs]
-    assert 0 < reasons.count("error") <= 3 and reasons.count("error") < 6
+    assert 0 < reasons.count("error") <= 3
     for prompt, output in zip(PROMPTS[:6], outputs, strict=True):
         ids = alone(*llama, prompt, 10)
         assert output.token_ids == (ids[: len(output.token_ids)] if output.error else ids)
-    assert engine.execution.blocks.used == 0
+    assert engine.block_manager.used == 0
     again = engine.generate(PROMPTS[:6], SamplingParams(max_tokens=10))
     assert [output.token_ids for output in again] == [alone(*llama, prompt, 10) for prompt in PROMPTS[:6]]
 
 
 def test_samples_whose_copies_were_pending_when_a_pass_failed_leak_no_block(llama):
-    engine = Engine(*llama, EngineConfig(**ON, max_batch_size=4))
-    prompt = PROMPTS[0]
+    engine = Engine(*llama, EngineConfig(**RAGGED, max_batch_size=4))
     params = SamplingParams(max_tokens=6, temperature=1.0, seed=3, n=4, ignore_eos=True)
-    right = [output.token_ids for output in engine.generate([prompt], params)]
-    hook = break_once(engine.execution.model.model.layers[0], 1)
-    with pytest.warns(UserWarning, match="4 of 4 answers failed"):
-        engine.generate([prompt], params)
+    right = [output.token_ids for output in engine.generate(PROMPTS[:1], params)]
+    hook = break_once(engine.runner.model.model.layers[0], 1)
+    with pytest.warns(UserWarning, match="4 of 4 outputs failed"):
+        engine.generate(PROMPTS[:1], params)
     hook.remove()
-    assert engine.execution.blocks.used == 0
-    assert [output.token_ids for output in engine.generate([prompt], params)] == right
+    assert engine.block_manager.used == 0
+    assert [output.token_ids for output in engine.generate(PROMPTS[:1], params)] == right
 
 
-def test_after_a_failure_nothing_of_the_row_is_left_for_others_to_find(llama):
-    execute = execution(llama[0])
-    hook = break_once(execute.model.model.layers[0], 0)
+def test_after_a_failure_no_metadata_of_the_row_is_left(llama):
+    run = Run(llama[0])
+    hook = break_once(run.runner.model.model.layers[0], 0)
     with pytest.raises(Broken):
-        read(execute, (sequence(1, 2, 3), 3))
+        run((new_sequence(1, 2, 3), 3))
     hook.remove()
     with pytest.raises(LookupError), torch.no_grad():
-        execute.model(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)  # nobody has said whose tokens these are
+        run.runner.model(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)

@@ -1,7 +1,7 @@
-"""The claim of ragged execution: preemption, caching, chunks and sharing change no token, on any family that runs so.
+"""Ragged execution changes no token: not by preemption, caching, chunks or sharing, on any family that it supports.
 
-Every family of families.py that can be run ragged is served with few tokens an iteration and too few blocks, so that
-all of that happens; the tests see to it that it did. Then hypothesis drives two models with whatever comes and goes.
+Every such family of families.py is served with few tokens per iteration and too few blocks, so that all of this
+happens; the tests count the events. Then hypothesis lets requests arrive, leave and be cancelled at random on two models.
 """
 
 from collections import Counter
@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 )
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
-from helpers.ragged import Store, supports_ragged
-from tests.families import FAMILIES, Watching, reference, serve_ragged, tokenizer
+from helpers.runners.kv_pool import KVPool
+from tests.families import FAMILIES, CountingScheduler, not_ragged_because, reference, serve_ragged, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 of_every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name, indirect=True)
@@ -30,11 +30,11 @@ of_every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family:
 
 @pytest.fixture
 def family(request):
-    """Those that run ragged. Which these are on which transformers, SUPPORT.md says, and test_families.py compares."""
+    """A family that runs ragged; SUPPORT.md lists them, and test_families.py compares that list."""
     if not request.param.available:
         pytest.skip(f"transformers {transformers.__version__} does not know {request.param.config['model_type']}")
-    if not supports_ragged(reference(request.param).model):
-        pytest.skip("runs padded")
+    if reason := not_ragged_because(request.param):
+        pytest.skip(f"runs padded: {reason}")
     return request.param
 
 
@@ -42,67 +42,69 @@ def family(request):
 @pytest.mark.parametrize("kernels", [None, False], ids=["compiled kernels", "PyTorch alone"])
 def test_chunks_preemptions_and_caching_change_no_token(family, kernels):
     alone = reference(family)
-    tokens, engine = serve_ragged(alone.model, alone.requests * 2, seed=0, kernels=kernels)  # everything is asked twice
-    assert tokens == alone.tokens * 2
-    happened = engine.scheduler
-    assert happened.preempted > 3 and happened.chunks > 10 and happened.cached > 20
-    assert engine.execution.blocks.used == 0
+    requests, expected = alone.requests[:8] * 2, alone.tokens[:8] * 2  # every request comes twice
+    tokens, engine = serve_ragged(alone.model, requests, seed=0, kernels=kernels)
+    assert tokens == expected
+    events = engine.scheduler
+    assert events.num_preempted > 3 and events.num_partial_chunks > 10 and events.num_cached_tokens > 20
+    assert engine.block_manager.used == 0
 
 
 @of_every_family
-def test_samples_that_share_their_prompt_are_those_of_single_requests(family, monkeypatch):
+def test_samples_that_share_their_prompt_equal_those_of_single_requests(family, monkeypatch):
     model, copies = reference(family).model, []
-    monkeypatch.setattr(Store, "copy_slots", spied(Store.copy_slots, copies))
+    monkeypatch.setattr(KVPool, "copy_block", spied(KVPool.copy_block, copies))
     prompt = tokenizer()(reference(family).requests[0].prompt)["input_ids"][:22]  # the last block is half full
     config = EngineConfig(execution="ragged", max_batch_size=4, block_size=4)
     settings = {"max_tokens": 8, "temperature": 0.8, "top_k": 20, "ignore_eos": True}
     shared = Engine(model, tokenizer(), config).generate([prompt], SamplingParams(n=3, seed=5, **settings))
     assert len(copies) == 2
-    singly = [SamplingParams(seed=5 + index, **settings) for index in range(3)]
-    single = Engine(model, tokenizer(), config).generate([prompt] * 3, singly)
+    params = [SamplingParams(seed=5 + index, **settings) for index in range(3)]
+    single = Engine(model, tokenizer(), config).generate([prompt] * 3, params)
     assert [output.token_ids for output in shared] == [output.token_ids for output in single]
     assert len({tuple(output.token_ids) for output in shared}) == 3
 
 
-# --- whatever comes and goes ------------------------------------------------------------------------------------------
+# --- random arrivals and cancellations --------------------------------------------------------------------------------
 
 PAIRS = {"embedded": load_model, "llama": lambda: random_pair("llama")}
+EVENTS = ("num_preempted", "num_partial_chunks", "num_cached_tokens")
 
 
 class RaggedMachine(RuleBasedStateMachine):
-    """Greedy requests and sampled ones in company, added and taken back at any time, with hardly any room."""
+    """Greedy and sampled requests are added and cancelled at any time, with hardly any memory."""
 
     pair = staticmethod(load_model)
-    happened: Counter  # in all examples together
+    events: Counter  # in all examples together
 
     @initialize(
         rows=st.integers(2, 6),
         tokens=st.integers(6, 30),
-        room=st.integers(0, 4),
+        spare_blocks=st.integers(0, 4),
         caching=st.booleans(),
-        kernels=st.sampled_from([None, False]),  # None: where they can be compiled
+        kernels=st.sampled_from([None, False]),  # None: if they can be compiled
     )
-    def begin(self, rows, tokens, room, caching, kernels):
+    def begin(self, rows, tokens, spare_blocks, caching, kernels):
         self.model, self.tokenizer = self.pair()
         longest = max(len(self.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS) + LONGEST
         config = EngineConfig(
             max_batch_size=rows,
             max_tokens_per_step=tokens,
-            policy=Watching(),
             execution="ragged",
             block_size=4,
-            num_blocks=-(-longest // 4) + room,
+            num_blocks=-(-longest // 4) + spare_blocks,
             prefix_caching=caching,
             kernels=kernels,
+            scheduler_cls=CountingScheduler,
         )
         self.engine = Engine(self.model, self.tokenizer, config)
-        self.asked, self.ended = {}, {}
+        self.added, self.finished = {}, {}
 
     @rule(requests=st.lists(st.tuples(st.sampled_from(PROMPTS), st.integers(1, LONGEST)), min_size=1, max_size=5))
     def add(self, requests):
         for prompt, max_tokens in requests:
             request_id = self.engine.add_request(prompt, SamplingParams(max_tokens=max_tokens))
-            self.asked[request_id] = (prompt, max_tokens)
+            self.added[request_id] = (prompt, max_tokens)
 
     @rule(prompt=st.sampled_from(PROMPTS), n=st.integers(2, 3), max_tokens=st.integers(1, 12))
     def add_samples(self, prompt, n, max_tokens):
@@ -113,46 +115,46 @@ class RaggedMachine(RuleBasedStateMachine):
         for _ in range(steps):
             self.check(self.engine.step())
 
-    @precondition(lambda self: self.asked)
+    @precondition(lambda self: self.added)
     @rule(which=st.integers(0, 20))
     def abort(self, which):
-        self.engine.abort_request(list(self.asked)[which % len(self.asked)])
+        self.engine.abort_request(list(self.added)[which % len(self.added)])
 
     @invariant()
-    def whoever_runs_has_memory_and_nobody_else(self):
-        blocks = self.engine.execution.blocks
+    def only_running_sequences_have_memory(self):
+        blocks = self.engine.block_manager
         assert blocks.used == len({block for table in blocks.tables.values() for block in table})
-        assert set(blocks.tables) == set(self.engine._running)
+        assert set(blocks.tables) == set(self.engine.scheduler.running)
 
     def teardown(self):
         for _ in range(3000):
             if not self.engine.has_unfinished_requests():
                 break
             self.check(self.engine.step())
-        assert set(self.ended) == set(self.asked)
-        assert self.engine.execution.blocks.used == 0
-        self.happened.update({what: getattr(self.engine.scheduler, what) for what in ("preempted", "chunks", "cached")})
+        assert set(self.finished) == set(self.added)
+        assert self.engine.block_manager.used == 0
+        self.events.update({name: getattr(self.engine.scheduler, name) for name in EVENTS})
 
     def check(self, outputs):
         for output in outputs:
             assert output.error is None
-            if output.request_id not in self.asked:
+            if output.request_id not in self.added:
                 continue
-            prompt, max_tokens = self.asked[output.request_id]
+            prompt, max_tokens = self.added[output.request_id]
             ids = alone(self.model, self.tokenizer, prompt, max_tokens)
             assert output.token_ids == ids[: len(output.token_ids)]
             if output.finish_reason is not None:
                 assert output.finish_reason == "abort" or output.token_ids == ids
-                self.ended[output.request_id] = output.finish_reason
+                self.finished[output.request_id] = output.finish_reason
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_whatever_comes_and_goes_every_greedy_request_gets_its_own_tokens(name):
-    machine = type(f"Ragged_{name}", (RaggedMachine,), {"pair": staticmethod(PAIRS[name]), "happened": Counter()})
+def test_whichever_requests_arrive_and_leave_every_greedy_request_gets_its_own_tokens(name):
+    machine = type(f"Ragged_{name}", (RaggedMachine,), {"pair": staticmethod(PAIRS[name]), "events": Counter()})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            derandomize=True, deadline=None, max_examples=20, stateful_step_count=20, phases=[Phase.generate]
+            derandomize=True, deadline=None, max_examples=10, stateful_step_count=20, phases=[Phase.generate]
         ),
     )
-    assert all(machine.happened[what] > 20 for what in ("preempted", "chunks", "cached")), machine.happened
+    assert all(machine.events[name] > 10 for name in EVENTS), machine.events

@@ -1,9 +1,10 @@
-"""Settings of a request: what each means, and that they are nobody else's business.
+"""Sampling parameters: each one has its meaning, and affects no other request.
 
-transformers' own `generate` is the judge of what a setting does to the scores; the request alone in an engine is the
-judge of what it gets in company.
+transformers' own `generate` is the judge of what a parameter does to the scores. The tokens of a request alone in an
+engine are the judge of what it gets beside others.
 """
 
+import functools
 import math
 from dataclasses import replace
 
@@ -13,8 +14,9 @@ import torch
 from conftest import PROMPTS, CountingModel, alone, letter_tokenizer, random_pair
 
 from helpers import Engine, EngineConfig, SamplingParams
-from helpers.batching import text_of
-from helpers.sampling import Sampler
+from helpers.engine import SampledToken
+from helpers.engine.detokenizer import text_of
+from helpers.runners.sampling import Sampler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,21 +33,21 @@ SETTINGS = [
 ]
 
 
-def of(params):
+def name_of(params):
     return ", ".join(f"{name}={value}" for name, value in params.items())
 
 
-# --- what a setting does --------------------------------------------------------------------------------------------
+# --- what a parameter does ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=of)
+@pytest.mark.parametrize("setting", SETTINGS, ids=name_of)
 def test_tokens_are_drawn_from_the_distribution_that_generate_draws_from(random_pairs, setting, monkeypatch):
     model, tokenizer = random_pairs
-    everything = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0} | setting
+    all_settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0} | setting
     inputs = tokenizer(PROMPTS[3], return_tensors="pt").to(model.device)
     output = model.generate(
         **inputs,
-        **everything,
+        **all_settings,
         do_sample=True,
         max_new_tokens=6,
         output_scores=True,
@@ -60,37 +62,37 @@ def test_tokens_are_drawn_from_the_distribution_that_generate_draws_from(random_
     ids = output.sequences[0].tolist()
     moved = False
     for step, (raw, scores) in enumerate(zip(output.logits, output.scores, strict=True)):
-        token, logprobs = sampler.choose(ids[: inputs["input_ids"].size(1) + step], raw[0], int(raw.argmax()))
+        sampled = sampler.choose(ids[: inputs["input_ids"].size(1) + step], raw[0], int(raw.argmax()))
         expected = scores.float().softmax(dim=-1).cpu()
         torch.testing.assert_close(drawn_from[-1], expected)
-        assert expected[0, token] > 0 and logprobs is None
+        assert expected[0, sampled.token_id] > 0 and sampled.logprobs is None
         moved |= not torch.allclose(expected, raw.softmax(dim=-1).cpu(), atol=1e-3)
-    assert moved or setting == {"top_k": 10**9}, "a setting that changes nothing shows nothing"
+    assert moved or setting == {"top_k": 10**9}, "a parameter that changes nothing proves nothing"
 
 
 def test_the_draws_follow_the_distribution():
     logits = torch.tensor([2.0, 0.0, 1.0, -1.0, 0.5])
     sampler = Sampler(SamplingParams(temperature=0.5, seed=1))
-    draws = torch.tensor([sampler.choose([0], logits, 0)[0] for _ in range(4000)])
+    draws = torch.tensor([sampler.choose([0], logits, 0).token_id for _ in range(4000)])
     expected = (logits / 0.5).softmax(dim=0)
     # Four standard deviations of a frequency in 4000 draws: at most 0.032.
     assert (torch.bincount(draws, minlength=5) / 4000 - expected).abs().max() < 0.032
 
 
-def test_the_least_temperatures_take_the_best_token_and_overflow_nothing():
+def test_very_small_temperatures_take_the_best_token_without_overflow():
     logits = torch.tensor([1e4, -1e4, 1.0002e4])
     for temperature in (1e-30, 1e-3, 0.01):
-        assert Sampler(SamplingParams(temperature=temperature)).choose([0], logits, 2)[0] == 2
+        assert Sampler(SamplingParams(temperature=temperature)).choose([0], logits, 2).token_id == 2
 
 
-def test_greedy_is_the_default_and_does_not_look_at_the_logits_again(embedded):
-    # The best token has been found for all rows at once; the model's vocabulary is not copied for every row.
+def test_greedy_is_the_default_and_does_not_read_the_logits_again():
+    # The best token has been found for all rows at once, so no row's logits are copied.
     assert SamplingParams() == SamplingParams(temperature=0, top_k=0, top_p=1.0)
-    assert Sampler(SamplingParams(top_k=5, top_p=0.5, seed=1)).choose([1], logits=None, best=7) == (7, None)
+    assert Sampler(SamplingParams(top_k=5, top_p=0.5, seed=1)).choose([1], logits=None, best=7) == SampledToken(7)
 
 
 @pytest.mark.parametrize("penalty", [1.5, 0.7])
-def test_a_repetition_penalty_counts_prompt_and_answer_also_when_greedy(random_pairs, penalty):
+def test_a_repetition_penalty_counts_the_tokens_of_prompt_and_output_even_without_sampling(random_pairs, penalty):
     model, tokenizer = random_pairs
     prompts = [PROMPTS[0], PROMPTS[4], PROMPTS[7]]
     outputs = Engine(model, tokenizer).generate(prompts, SamplingParams(max_tokens=25, repetition_penalty=penalty))
@@ -108,7 +110,9 @@ def test_a_repetition_penalty_counts_prompt_and_answer_also_when_greedy(random_p
 SEEDED = SamplingParams(max_tokens=18, temperature=1.3, seed=4)
 
 
+@functools.cache
 def seeded_alone(model, tokenizer, prompt=PROMPTS[1], params=SEEDED):
+    """Return the token ids of a request that has an engine to itself."""
     (output,) = Engine(model, tokenizer, EngineConfig(execution="padded")).generate(prompt, params)
     return output.token_ids
 
@@ -124,20 +128,20 @@ def seeded_alone(model, tokenizer, prompt=PROMPTS[1], params=SEEDED):
         {"max_tokens_per_step": 9, "max_batch_size": 4, "execution": "padded"},
         {"chunked_prefill": False, "max_tokens_per_step": 128, "mixed_batches": False},
     ],
-    ids=of,
+    ids=name_of,
 )
-def test_a_seeded_request_gets_the_same_tokens_in_whatever_company(random_pairs, settings):
+def test_a_seeded_request_gets_the_same_tokens_beside_any_other_requests(random_pairs, settings):
     model, tokenizer = random_pairs
     expected = seeded_alone(model, tokenizer)
     assert expected != seeded_alone(model, tokenizer, params=replace(SEEDED, seed=5))
-    torch.manual_seed(len(settings))  # the world's randomness is not this request's
+    torch.manual_seed(len(settings))  # torch's own generator must not matter
     others = [
         SamplingParams(max_tokens=9, temperature=1.0),
         SamplingParams(max_tokens=14, temperature=0.8, seed=4),
         SamplingParams(max_tokens=20),
         SamplingParams(max_tokens=5, temperature=2.0, top_k=5, seed=11),
     ]
-    for place in (0, 2, 4):  # in other rows
+    for place in (0, 3):  # in different rows
         params = [*others[:place], SEEDED, *others[place:]]
         prompts = [PROMPTS[3], PROMPTS[0], PROMPTS[2], PROMPTS[7]]
         prompts.insert(place, PROMPTS[1])
@@ -145,20 +149,20 @@ def test_a_seeded_request_gets_the_same_tokens_in_whatever_company(random_pairs,
         assert outputs[place].token_ids == expected
 
 
-# Of 257 tokens all about as likely as the others: two draws of 12 are equal once in 10**20 years.
+# All 257 tokens are about equally likely, so two draws of 12 tokens are practically never equal.
 HOT = SamplingParams(max_tokens=12, temperature=50.0, ignore_eos=True)
 
 
-def test_without_a_seed_answers_differ(random_pairs):
+def test_outputs_without_a_seed_differ(random_pairs):
     engine = Engine(*random_pairs)
-    answers = []
+    token_ids = []
     for _ in range(3):
-        torch.manual_seed(1)  # nor does the seed of all others make them equal
-        answers.append(tuple(engine.generate("The fox", HOT)[0].token_ids))
-    assert len(set(answers)) == 3
+        torch.manual_seed(1)  # torch's own seed must not make them equal
+        token_ids.append(tuple(engine.generate("The fox", HOT)[0].token_ids))
+    assert len(set(token_ids)) == 3
 
 
-def test_an_engine_does_not_touch_the_randomness_of_the_world(embedded):
+def test_an_engine_leaves_torchs_own_random_generator_alone(embedded):
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -167,25 +171,25 @@ def test_an_engine_does_not_touch_the_randomness_of_the_world(embedded):
 
 
 @pytest.mark.parametrize("execution", ["padded", "auto"])
-def test_n_answers_are_those_of_n_requests_with_consecutive_seeds(random_pairs, execution):
+def test_n_outputs_equal_those_of_n_requests_with_consecutive_seeds(random_pairs, execution):
     engine = Engine(*random_pairs, EngineConfig(max_batch_size=3, max_tokens_per_step=24, execution=execution))
     several = replace(SEEDED, n=4)
     outputs = engine.generate([PROMPTS[3], PROMPTS[1]], [several, several])
     assert [output.index for output in outputs] == [0, 1, 2, 3] * 2
     assert [output.prompt for output in outputs] == [PROMPTS[3]] * 4 + [PROMPTS[1]] * 4
-    for prompt, answers in ((PROMPTS[3], outputs[:4]), (PROMPTS[1], outputs[4:])):
-        assert len({tuple(answer.token_ids) for answer in answers}) == 4
-        assert len({answer.request_id for answer in answers}) == 1
-        for answer in answers:
-            assert answer.token_ids == seeded_alone(*random_pairs, prompt, replace(SEEDED, seed=4 + answer.index))
+    for prompt, samples in ((PROMPTS[3], outputs[:4]), (PROMPTS[1], outputs[4:])):
+        assert len({tuple(output.token_ids) for output in samples}) == 4
+        assert len({output.request_id for output in samples}) == 1
+        for output in samples:
+            assert output.token_ids == seeded_alone(*random_pairs, prompt, replace(SEEDED, seed=4 + output.index))
 
 
-def test_n_answers_without_a_seed_differ(random_pairs):
+def test_n_outputs_without_a_seed_differ(random_pairs):
     outputs = Engine(*random_pairs).generate("The fox", replace(HOT, n=5))
     assert len({tuple(output.token_ids) for output in outputs}) == 5
 
 
-def test_requests_with_unequal_settings_share_a_batch(random_pairs):
+def test_requests_with_different_parameters_share_a_batch(random_pairs):
     params = [SamplingParams(max_tokens=6 + n, **{"temperature": 1.0, **one}, seed=n) for n, one in enumerate(SETTINGS)]
     params += [SamplingParams(max_tokens=30), SamplingParams(max_tokens=10, repetition_penalty=2.0)]
     prompts = [PROMPTS[n % len(PROMPTS)] for n in range(len(params))]
@@ -200,7 +204,7 @@ def test_requests_with_unequal_settings_share_a_batch(random_pairs):
 
 
 @pytest.mark.parametrize(
-    "setting", [{}, {"temperature": 1.2, "top_k": 5, "seed": 3}, {"repetition_penalty": 1.6}], ids=of
+    "setting", [{}, {"temperature": 1.2, "top_k": 5, "seed": 3}, {"repetition_penalty": 1.6}], ids=name_of
 )
 @pytest.mark.parametrize("execution", ["padded", "auto"])
 def test_logprobs_are_those_of_a_plain_forward_pass(random_pairs, setting, execution):
@@ -230,14 +234,14 @@ def test_all_logprobs_add_up_to_one(letters):
         assert math.isclose(sum(map(math.exp, given.values())), 1, abs_tol=1e-5)
 
 
-# --- where an answer ends -------------------------------------------------------------------------------------------
+# --- where an output ends -------------------------------------------------------------------------------------------
 
 
 def letters_engine(context=40, **config):
     return Engine(CountingModel(context), letter_tokenizer(), EngineConfig(**config))
 
 
-def test_with_ignore_eos_an_answer_goes_on_to_max_tokens():
+def test_with_ignore_eos_an_output_continues_to_max_tokens():
     engine = letters_engine()
     with_eos, without = engine.generate(["fg", "abc"], [SamplingParams(20), SamplingParams(20, ignore_eos=True)])
     assert (with_eos.token_ids, with_eos.text, with_eos.finish_reason) == ([8, 9, 0], "hi", "stop")
@@ -249,49 +253,49 @@ def test_with_ignore_eos_an_answer_goes_on_to_max_tokens():
     ("stop", "text", "tokens"),
     [
         ("ef", "d", 3),
-        (["gh", "ghi"], "def", 5),  # one begins like the other: the shorter one is there first
+        (["gh", "ghi"], "def", 5),  # both begin alike: the shorter one is complete first
         (["ghi", "gh"], "def", 5),
         (["hx", "e"], "d", 2),
         ("d", "", 1),
         ("x", "defghi", 7),
         ("bc", "defghi", 7),  # the prompt is not searched
         ("id", "defghi", 7),
-        ("hij", "defghi", 7),  # held back, and then given out: EOS comes
+        ("hij", "defghi", 7),  # held back, then shown: EOS follows
     ],
 )
-def test_a_stop_string_ends_an_answer_and_is_not_part_of_it(stop, text, tokens):
+def test_a_stop_string_ends_an_output_and_is_not_part_of_it(stop, text, tokens):
     engine = letters_engine(max_batch_size=2)
     params = [SamplingParams(12, stop=stop), SamplingParams(3)]
     outputs = list(engine.stream("abc", params[0]))
     assert outputs[-1].text == text == "".join(output.new_text for output in outputs)
     assert len(outputs[-1].token_ids) == tokens
     assert outputs[-1].finish_reason == "stop"
-    assert all(text.startswith(output.text) for output in outputs), "text was shown that was taken back"
-    in_company = engine.generate(["abc", "ab"], params)
-    assert (in_company[0].text, in_company[1].text) == (text, "cde")
+    assert all(text.startswith(output.text) for output in outputs), "shown text must not be withdrawn"
+    in_a_batch = engine.generate(["abc", "ab"], params)
+    assert (in_a_batch[0].text, in_a_batch[1].text) == (text, "cde")
 
 
-def test_a_stop_string_that_is_held_back_at_max_tokens_is_text():
+def test_an_incomplete_stop_string_at_max_tokens_is_text():
     (output,) = letters_engine().generate("a", SamplingParams(3, stop="def"))
     assert (output.text, output.finish_reason) == ("bcd", "length")
 
 
-def test_a_stop_string_straddles_tokens_of_a_real_tokenizer(embedded):
+def test_a_stop_string_may_span_several_tokens(embedded):
     model, tokenizer = embedded
     prompt = PROMPTS[3]
     ids = alone(model, tokenizer, prompt, 30)
     whole = text_of(ids, tokenizer)
     middle = len(text_of(ids[:12], tokenizer))
-    stop = whole[middle - 3 : middle + 3]  # of both tokens, at the boundary
+    stop = whole[middle - 3 : middle + 3]  # across the boundary of two tokens
     first = whole.index(stop)
     outputs = list(Engine(model, tokenizer).stream(prompt, SamplingParams(30, stop=[stop, stop + "!"])))
     assert outputs[-1].text == whole[:first] and outputs[-1].finish_reason == "stop"
     assert outputs[-1].token_ids == ids[: len(outputs[-1].token_ids)]
-    assert stop not in text_of(outputs[-1].token_ids[:-1], tokenizer), "it ran on after the stop string"
+    assert stop not in text_of(outputs[-1].token_ids[:-1], tokenizer), "no token follows the stop string"
     assert all(whole[:first].startswith(output.text) for output in outputs)
 
 
-# --- values without a meaning ---------------------------------------------------------------------------------------
+# --- values out of range --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -306,16 +310,16 @@ def test_a_stop_string_straddles_tokens_of_a_real_tokenizer(embedded):
         *(("seed", value) for value in (-1, 2**63, 0.5, "x", True)),
         *(("stop", value) for value in ("", [""], ["a", 3], 5, [None])),
         *(("logprobs", value) for value in (-1, 0.5, True)),
-        *(("n", value) for value in (0, -1, 1.5, None, True, 2)),  # 2 greedy answers would be the same
+        *(("n", value) for value in (0, -1, 1.5, None, True, 2)),  # 2 greedy outputs would be the same
         *(("ignore_eos", value) for value in ("no", 1, None)),
     ],
 )
-def test_a_value_without_a_meaning_is_refused_by_its_name(name, value):
-    with pytest.raises(ValueError, match=name if name != "n" else "^n is|greedy answers.*n=1"):
+def test_the_error_for_a_value_out_of_range_names_the_parameter(name, value):
+    with pytest.raises(ValueError, match=name if name != "n" else "^n must be|greedy outputs.* leave n at 1"):
         SamplingParams(**{name: value})
 
 
-def test_numpys_numbers_are_numbers(embedded):
+def test_numpy_numbers_are_accepted(embedded):
     params = SamplingParams(
         max_tokens=np.int64(4),
         temperature=np.float32(0.7),
@@ -335,10 +339,10 @@ def test_stop_strings_may_be_one_text_or_several_or_none():
     assert SamplingParams(stop="ab").stop == ("ab",)
     assert SamplingParams(stop=["ab", "c"]).stop == SamplingParams(stop=(text for text in ("ab", "c"))).stop
     assert SamplingParams(stop=None).stop == SamplingParams(stop=[]).stop == ()
-    assert {SamplingParams(stop=["a"]): 1}[SamplingParams(stop="a")] == 1  # settings can be a key
+    assert {SamplingParams(stop=["a"]): 1}[SamplingParams(stop="a")] == 1  # parameters can be a dictionary key
 
 
-def test_settings_do_not_change_behind_a_request():
+def test_parameters_cannot_be_changed_later():
     stops = ["ab"]
     params = SamplingParams(stop=stops)
     stops.append("c")
@@ -347,7 +351,7 @@ def test_settings_do_not_change_behind_a_request():
         params.seed = 3
 
 
-def test_the_largest_seed_leaves_room_for_several_answers():
+def test_the_largest_seed_allows_several_outputs():
     pair = random_pair("gpt2")
     outputs = Engine(*pair).generate("fox", SamplingParams(4, temperature=1.0, seed=2**63 - 1, n=2))
     assert (

@@ -1,119 +1,34 @@
-"""Policies alone, without a model: a plan is drawn up for made-up sequences, and reading a token costs nothing.
+"""The scheduler alone, without a model: plans for made-up sequences, which cost nothing to run.
 
-Hypothesis invents arrivals, lengths, budgets and memories that are too small for everybody; `Simulation` checks after
-every iteration what each plan must respect. What a policy prefers is shown on small cases, written by hand.
+Hypothesis invents arrivals, lengths, budgets and memories that are too small for all sequences. `Simulation` checks in
+every iteration what each plan must respect. What a policy prefers is test_policies.py.
 """
 
-import ast
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from helpers import scheduler as module
-from helpers.scheduler import POLICIES, Budget, FirstComeFirstServed, Priority, Unlimited, make_scheduler
-from helpers.sequence import Sequence
+from helpers.engine import (
+    POLICIES,
+    BlockManager,
+    EngineConfig,
+    FirstComeFirstServed,
+    RunnerOutput,
+    SampledToken,
+    Scheduler,
+    Sequence,
+    ShortestFirst,
+    UnlimitedMemory,
+)
+from tests.simulation import NoModel, Simulation, TokenMemory, operations
 
 SWITCHES = [(mixed, chunked) for mixed in (True, False) for chunked in (True, False)]
 
 
-class Room:
-    """Memory for so many tokens, shared by all. Counts what it gave to whom."""
-
-    def __init__(self, tokens: int):
-        self.tokens, self.given = tokens, {}
-
-    def cached_tokens(self, sequence):
-        return 0
-
-    def allocate(self, sequence, tokens):
-        assert tokens > 0
-        if sum(self.given.values()) + tokens > self.tokens:
-            return False
-        self.given[sequence] = self.given.get(sequence, 0) + tokens
-        assert self.given[sequence] == sequence.computed + tokens, "room for tokens that it does not read"
-        return True
-
-    def release(self, sequence):
-        assert self.given.pop(sequence, 0) >= sequence.computed
-        sequence.computed = 0
-
-
-class Simulation:
-    """What an engine does with plans, less the model: sequences come, read their chunks, get tokens and go."""
-
-    def __init__(self, policy, rows: int, tokens: int, memory=None, mixed=True, chunked=True):
-        self.scheduler = make_scheduler(policy, mixed, chunked)
-        self.budget = Budget(rows, tokens, memory or Unlimited())
-        self.waiting, self.running, self.finished = [], [], []
-        self.plans, self.preemptions = [], 0
-
-    def add(self, prompt: int, max_tokens: int, name="", priority=0) -> Sequence:
-        self.waiting.append(Sequence(name, [0] * prompt, max_tokens, priority=priority))
-        return self.waiting[-1]
-
-    def step(self):
-        decoding = [one for one in self.running if one.decodes]
-        running = list(self.running)
-        plan = self.scheduler.schedule(list(self.waiting), list(self.running), self.budget)
-        self.check(plan, decoding, running)
-        self.plans.append([(chunk.sequence.request_id, chunk.tokens) for chunk in plan.chunks])
-        self.preemptions += len(plan.preempted)
-
-        joining = [chunk.sequence for chunk in plan.chunks if chunk.sequence not in self.running]
-        self.running = [one for one in self.running if one not in plan.preempted] + joining
-        self.waiting = plan.preempted[::-1] + [one for one in self.waiting if one not in joining]
-        for one in self.waiting:
-            one.waited += 1
-        for chunk in plan.chunks:
-            sequence = chunk.sequence
-            sequence.computed += chunk.tokens
-            if sequence.unread == 0:
-                sequence.token_ids.append(0)
-                if sequence.generated == sequence.max_tokens:
-                    self.running.remove(sequence)
-                    self.budget.memory.release(sequence)
-                    self.finished.append(sequence)
-        return plan
-
-    def run(self, most: int = 2000):
-        while self.waiting or self.running:
-            self.step()
-            assert len(self.plans) < most, "somebody waits for ever"
-        return [one.request_id for one in self.finished]
-
-    def check(self, plan, decoding, running):
-        mixed, chunked = self.scheduler.mixed, self.scheduler.chunked
-        planned = [chunk.sequence for chunk in plan.chunks]
-        joining = [one for one in planned if one not in running]
-        assert len(set(planned)) == len(planned), "a row is used twice"
-        assert not set(planned) & set(plan.preempted), "who has to leave cannot take part"
-        assert len(set(plan.preempted)) == len(plan.preempted)
-        assert set(plan.preempted) <= set(running) and set(joining) <= set(self.waiting)
-        assert len(running) - len(plan.preempted) + len(joining) <= self.budget.rows
-        assert plan.tokens == sum(chunk.tokens for chunk in plan.chunks) <= self.budget.tokens
-        assert all(0 < chunk.tokens <= chunk.sequence.unread for chunk in plan.chunks)
-        assert plan.chunks or not running, "a step in which nobody gets on"
-        assert planned == [one for one in planned if one in running] + joining, "the running come first"
-
-        # The newest make room, so the oldest always gets on: that is why nobody waits for memory for ever.
-        stay = running[: len(running) - len(plan.preempted)]
-        assert plan.preempted[::-1] == running[len(stay) :]
-        assert not (plan.preempted and joining), "somebody has to leave for want of room, and another is let in"
-        if not chunked:
-            assert all(chunk.tokens == chunk.sequence.unread for chunk in plan.chunks)
-        if isinstance(self.scheduler, POLICIES["static"]) and running:
-            assert not joining
-        decodes = [one for one in planned if one in decoding]
-        if mixed:
-            assert decodes == [one for one in decoding if one not in plan.preempted], "a decode was held up"
-        elif decodes:
-            assert planned == decodes == [one for one in decoding if one not in plan.preempted], "not by turns"
-        if not mixed and self.plans and self.prefilled_last and decoding:
-            assert decodes, "two prefills in a row while somebody could decode"
-        self.prefilled_last = bool(planned) and not decodes
+def chunks(plan) -> list[tuple]:
+    return [(chunk.sequence, chunk.tokens) for chunk in plan.chunks]
 
 
 @st.composite
@@ -121,105 +36,143 @@ def workloads(draw):
     rows = draw(st.integers(1, 5))
     tokens = draw(st.integers(rows, 24))
     mixed, chunked = draw(st.sampled_from(SWITCHES))
-    longest = 24 if chunked else tokens - 1  # unchunked, what does not fit in an iteration can never be read
+    longest = 24 if chunked else tokens - 1  # unchunked, a prompt that does not fit in an iteration can never run
     requests = draw(
         st.lists(
-            st.tuples(st.integers(0, 30), st.integers(1, max(1, longest)), st.integers(1, 12), st.integers(-2, 2)),
+            st.tuples(
+                st.integers(0, 30),  # the iteration in which it arrives
+                st.integers(1, max(1, longest)),  # prompt tokens
+                st.integers(1, 12),  # max_tokens
+                st.integers(-2, 2),  # priority
+                st.sampled_from([1, 1, 1, 3]),  # samples
+            ),
             min_size=1,
             max_size=12,
         )
     )
-    if not chunked:  # nor what it has grown to when it has to start anew
-        requests = [(at, p, max(1, min(m, tokens - p + 1)), urgency) for at, p, m, urgency in requests]
+    if not chunked:  # nor may a sequence that is computed anew after a preemption have outgrown an iteration
+        requests = [(at, p, max(1, min(m, tokens - p + 1)), *rest) for at, p, m, *rest in requests]
         requests = [request for request in requests if request[1] <= tokens]
-    need = max((p + m - 1 for _, p, m, _ in requests), default=1)
+    need = max((p + m - 1 for _, p, m, *_ in requests), default=1)
     memory = draw(st.one_of(st.none(), st.integers(need, 2 * need)))
     policy = draw(st.sampled_from(sorted(POLICIES)))
     return policy, rows, tokens, memory, mixed, chunked, sorted(requests)
 
 
-@settings(derandomize=True, deadline=None, max_examples=500, phases=[Phase.generate])
+@settings(derandomize=True, deadline=None, max_examples=300, phases=[Phase.generate])
 @given(workloads())
-def test_whatever_comes_no_budget_is_exceeded_and_every_request_finishes(workload):
+def test_no_budget_is_ever_exceeded_and_every_request_finishes(workload):
     policy, rows, tokens, memory, mixed, chunked, requests = workload
-    memory = memory and Room(memory)
-    run = Simulation(policy, rows, tokens, memory, mixed, chunked)
-    coming = list(enumerate(requests))
+    memory = memory and TokenMemory(memory)
+    simulation = Simulation(policy, rows, tokens, memory, mixed, chunked)
+    arriving, names = list(enumerate(requests)), []
     for now in range(31):
-        while coming and coming[0][1][0] <= now:
-            name, (_, prompt, max_tokens, priority) = coming.pop(0)
-            run.add(prompt, max_tokens, name, priority)
-        run.step()
-    run.run()
-    assert sorted(one.request_id for one in run.finished) == list(range(len(requests)))
-    assert all(one.generated == one.max_tokens for one in run.finished)
-    assert not memory or memory.given == {}
+        while arriving and arriving[0][1][0] <= now:
+            name, (_, prompt, max_tokens, priority, samples) = arriving.pop(0)
+            first = simulation.add(prompt, max_tokens, name, priority)
+            for _ in range(samples - 1):
+                simulation.add(prompt, max_tokens, name, priority, parent=first)
+            names += [name] * samples
+        simulation.step()
+    simulation.run()
+    assert sorted(sequence.request_id for sequence in simulation.finished) == names
+    assert all(sequence.generated == sequence.max_tokens for sequence in simulation.finished)
+    assert not memory or memory.allocated == {}
 
 
 def test_the_workloads_above_preempt_and_chunk_and_wait():
     # Without these, the proof above would prove little. The same kind of workload, drawn by hand.
     draw, preempted, split = random.Random(0), 0, 0
     for _ in range(50):
-        run = Simulation("fcfs", 4, 8, Room(30))
+        simulation = Simulation("fcfs", 4, 8, TokenMemory(30))
         for name in range(8):
-            run.add(draw.randint(1, 20), draw.randint(1, 10), name)
-        run.run()
-        preempted += run.preemptions
-        split += any(tokens not in (1, run.finished[0].prompt_tokens) for plan in run.plans for _, tokens in plan)
+            simulation.add(draw.randint(1, 20), draw.randint(1, 10), name)
+        simulation.run()
+        preempted += simulation.num_preemptions
+        whole = (1, simulation.finished[0].prompt_tokens)
+        split += any(tokens not in whole for plan in simulation.plans for _, tokens in plan)
     assert preempted > 50 and split > 40
 
 
-# --- memory ---------------------------------------------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_gives_up_its_memory_starts_anew_and_finishes():
-    run = Simulation("fcfs", rows=3, tokens=16, memory=Room(12))
-    a, b, c = run.add(4, 4, "a"), run.add(4, 3, "b"), run.add(3, 4, "c")
-    assert run.step().preempted == []
+def test_the_newest_sequence_loses_its_memory_is_computed_anew_and_finishes():
+    simulation = Simulation("fcfs", rows=3, tokens=16, memory=TokenMemory(12))
+    scheduler = simulation.scheduler
+    a, b, c = simulation.add(4, 4, "a"), simulation.add(4, 3, "b"), simulation.add(3, 4, "c")
+    assert simulation.step().preempted == []
     assert (a.computed, b.computed, c.computed) == (4, 4, 3)
-    # 11 of 12 are taken, and everybody wants one more: a gets it, and c is taken out for b.
-    plan = run.step()
-    assert [(chunk.sequence, chunk.tokens) for chunk in plan.chunks] == [(a, 1), (b, 1)]
-    assert plan.preempted == [c]
-    assert (c.computed, c.generated, c.unread) == (0, 1, 4)  # the token that it got is not lost
-    assert run.waiting == [c] and run.running == [a, b]
-    # 10 are taken. a and b go on, and b ends with it. Then c reads anew all that it had, its first answer included.
-    assert [(chunk.sequence, chunk.tokens) for chunk in run.step().chunks] == [(a, 1), (b, 1)]
-    assert run.finished == [b]
-    assert [(chunk.sequence, chunk.tokens) for chunk in run.step().chunks] == [(a, 1), (c, 4)]
-    assert run.run() == ["b", "a", "c"]
-    assert run.preemptions == 1 and c.generated == 4
+    # 11 of 12 tokens are allocated, and each sequence needs one more: a gets it, and c is preempted for b.
+    plan = simulation.step()
+    assert chunks(plan) == [(a, 1), (b, 1)] and plan.preempted == [c]
+    assert (c.computed, c.generated, c.num_uncomputed_tokens) == (0, 1, 4)  # its new token is not lost
+    assert list(scheduler.waiting) == [c] and scheduler.running == [a, b]
+    # 10 are allocated. a and b advance, and b ends. Then c computes all of its tokens anew, generated ones included.
+    assert chunks(simulation.step()) == [(a, 1), (b, 1)]
+    assert simulation.finished == [b]
+    assert chunks(simulation.step()) == [(a, 1), (c, 4)]
+    assert simulation.run() == ["b", "a", "c"]
+    assert simulation.num_preemptions == 1 and c.generated == 4
 
 
-def test_who_was_preempted_comes_before_who_still_waits():
-    run = Simulation("fcfs", rows=2, tokens=16, memory=Room(8))
-    run.add(4, 5, "a"), run.add(4, 2, "b"), run.add(1, 1, "c")
-    run.step()
-    assert [one.request_id for one in run.step().preempted] == ["b"]
-    assert [one.request_id for one in run.waiting] == ["b", "c"]
-    # There is room for c, and none for b, which has 5 tokens by now: c does not overtake, or b could wait for ever.
-    assert [run.plans[-1] for _ in range(3) if run.step()] == [[("a", 1)]] * 3
-    assert [one.request_id for one in run.finished] == ["a"]
-    run.step()
-    assert run.plans[-1] == [("b", 5), ("c", 1)]
+def test_a_preempted_sequence_returns_to_its_place_and_none_that_waits_overtakes_it():
+    simulation = Simulation("fcfs", rows=2, tokens=16, memory=TokenMemory(8))
+    simulation.add(4, 5, "a"), simulation.add(4, 2, "b"), simulation.add(1, 1, "c")
+    simulation.step()
+    assert [one.request_id for one in simulation.step().preempted] == ["b"]
+    assert [one.request_id for one in simulation.scheduler.waiting] == ["b", "c"]
+    # There is memory for c, and none for b, which has 5 tokens by now. If c overtook, b could wait forever.
+    assert [simulation.plans[-1] for _ in range(3) if simulation.step()] == [[("a", 1)]] * 3
+    assert [one.request_id for one in simulation.finished] == ["a"]
+    simulation.step()
+    assert simulation.plans[-1] == [("b", 5), ("c", 1)]
+
+
+def test_sequences_preempted_together_return_in_order_of_arrival():
+    simulation = Simulation("fcfs", rows=4, tokens=16, memory=TokenMemory(12))
+    simulation.add(6, 4, "a"), simulation.add(2, 4, "b"), simulation.add(2, 4, "c"), simulation.add(2, 4, "d")
+    simulation.add(1, 4, "e")
+    simulation.step()  # all memory is allocated
+    assert [one.request_id for one in simulation.step().preempted] == ["d", "c"]
+    assert [one.request_id for one in simulation.scheduler.waiting] == ["c", "d", "e"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_sequence_for_which_there_is_no_memory_is_not_overtaken_by_one_that_fits(policy):
+    memory = TokenMemory(10)
+    simulation = Simulation(policy, rows=3, memory=memory)
+    memory.allocated["not a sequence"] = 5
+    simulation.add(6, 3, "large"), simulation.add(2, 3, "small")
+    assert simulation.step().chunks == [] and len(simulation.scheduler.waiting) == 2
+    del memory.allocated["not a sequence"]
+    assert [one.request_id for one in simulation.step().sequences] == ["large", "small"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_prompt_that_exceeds_the_token_budget_is_not_overtaken_by_one_that_fits(policy):
+    simulation = Simulation(policy, rows=3, tokens=8, chunked=False)
+    simulation.add(5, 3, "a"), simulation.add(6, 3, "b"), simulation.add(1, 3, "c")
+    assert [one.request_id for one in simulation.step().sequences] == ["a"]  # 3 tokens are left: too few for b
+    assert [one.request_id for one in simulation.scheduler.waiting] == ["b", "c"]
 
 
 def test_a_preempted_sequence_loses_the_chunk_that_it_had_in_the_same_plan():
-    # b decodes first, since decodes are never held up; then a, older and still reading, needs its room.
-    run = Simulation("fcfs", rows=2, tokens=8, memory=Room(13))
-    a = Sequence("a", [0] * 12, 2)
-    b = Sequence("b", [0] * 3, 9)
-    run.running = [a, b]
-    assert run.budget.memory.allocate(a, 8) and run.budget.memory.allocate(b, 3)
-    a.computed, b.computed = 8, 3
+    # b decodes first, since decodes are never delayed. Then a, which is older and still in its prefill, needs memory.
+    simulation = Simulation("fcfs", rows=2, tokens=8, memory=TokenMemory(13))
+    scheduler, a, b = simulation.scheduler, simulation.add(12, 2, "a"), simulation.add(3, 9, "b")
+    for sequence, computed in ((a, 8), (b, 3)):
+        assert scheduler.memory.allocate(sequence, computed)
+        sequence.computed = computed
+        scheduler.waiting.remove(sequence)
+        scheduler.running.append(sequence)
     b.token_ids.append(0)
-    plan = run.step()
-    assert plan.preempted == [b]
-    assert [(chunk.sequence, chunk.tokens) for chunk in plan.chunks] == [(a, 4)]
+    plan = simulation.step()
+    assert plan.preempted == [b] and chunks(plan) == [(a, 4)]
 
 
-def test_cached_tokens_are_not_read_and_cost_no_budget():
-    class Cached(Unlimited):
+def test_cached_tokens_are_not_computed_and_cost_no_budget():
+    class Cached(UnlimitedMemory):
         def cached_tokens(self, sequence):
             return len(sequence.token_ids) - 2
 
@@ -228,21 +181,33 @@ def test_cached_tokens_are_not_read_and_cost_no_budget():
                 sequence.computed = self.cached_tokens(sequence)
             return True
 
-    run = Simulation("fcfs", rows=4, tokens=5, memory=Cached(), chunked=False)
+    simulation = Simulation("fcfs", rows=4, tokens=5, memory=Cached(), chunked=False)
     for name, prompt in (("a", 30), ("b", 20), ("c", 10)):
-        run.add(prompt, 1, name)
-    run.run()
-    assert run.plans == [[("a", 2), ("b", 2)], [("c", 2)]]  # with 5 tokens, only two of the pieces of 2 fit whole
+        simulation.add(prompt, 1, name)
+    simulation.run()
+    assert simulation.plans == [[("a", 2), ("b", 2)], [("c", 2)]]  # of 5 tokens, the third prompt would need 6
 
 
-# --- the two switches -----------------------------------------------------------------------------------------------
+def test_a_plan_names_the_block_copies_to_make_and_the_block_tables_of_its_chunks():
+    simulation = Simulation("fcfs", rows=2, memory=BlockManager(8, 4))
+    first = simulation.add(6, 3, "request")
+    second = simulation.add(6, 3, "request", parent=first)
+    plan = simulation.step()
+    assert [chunk.block_table for chunk in plan.chunks] == [[0, 1]] and plan.block_copies == []
+    plan = simulation.step()  # the second sample shares the prompt, and writes its last token to a copy
+    assert [chunk.sequence for chunk in plan.chunks] == [first, second]
+    assert plan.block_copies == [(1, plan.chunks[1].block_table[1])] and plan.chunks[1].block_table[0] == 0
+    assert simulation.step().block_copies == []
+
+
+# --- the two switches -------------------------------------------------------------------------------------------------
 
 
 def plans(mixed, chunked):
-    run = Simulation("fcfs", rows=3, tokens=6, mixed=mixed, chunked=chunked)
-    run.add(4, 4, "a"), run.add(5, 2, "b"), run.add(3, 1, "c")
-    run.run()
-    return run.plans
+    simulation = Simulation("fcfs", rows=3, tokens=6, mixed=mixed, chunked=chunked)
+    simulation.add(4, 4, "a"), simulation.add(5, 2, "b"), simulation.add(3, 1, "c")
+    simulation.run()
+    return simulation.plans
 
 
 def test_mixed_and_chunked_an_iteration_takes_all_the_tokens_it_can():
@@ -284,164 +249,192 @@ def test_whole_and_unmixed_every_prompt_takes_a_turn_of_its_own_here():
     ]
 
 
-def test_unmixed_prompts_are_read_one_after_the_other_while_nobody_can_decode():
-    run = Simulation("fcfs", rows=2, tokens=4, mixed=False)
-    run.add(9, 2, "a"), run.add(2, 1, "b")
-    run.run()
-    assert run.plans == [[("a", 4)], [("a", 4)], [("a", 1), ("b", 2)], [("a", 1)]]
+def test_unmixed_prompts_are_computed_one_after_the_other_while_no_sequence_can_decode():
+    simulation = Simulation("fcfs", rows=2, tokens=4, mixed=False)
+    simulation.add(9, 2, "a"), simulation.add(2, 1, "b")
+    simulation.run()
+    assert simulation.plans == [[("a", 4)], [("a", 4)], [("a", 1), ("b", 2)], [("a", 1)]]
 
 
-# --- what each policy prefers ---------------------------------------------------------------------------------------
+def test_what_fits_is_admitted_as_soon_as_the_request_before_it_is():
+    simulation = Simulation("fcfs", rows=3, tokens=8, chunked=False)
+    simulation.add(5, 2, "a"), simulation.add(6, 2, "b"), simulation.add(1, 1, "c")
+    simulation.run()
+    assert simulation.plans[:2] == [[("a", 5)], [("a", 1), ("b", 6), ("c", 1)]]
 
 
-def order(policy, *requests, rows=1):
-    """In which order requests of (name, max_tokens, priority) on few rows end."""
-    run = Simulation(policy, rows, 64)
-    for name, max_tokens, priority in requests:
-        run.add(3 + len(run.waiting), max_tokens, name, priority)
-    return "".join(run.run())
+# --- requests arrive and end ------------------------------------------------------------------------------------------
 
 
-REQUESTS = [("a", 4, 0), ("b", 9, 2), ("c", 1, 1), ("d", 8, -1), ("e", 2, 0)]
+def test_samples_wait_until_the_prompt_that_they_share_is_computed():
+    simulation = Simulation("fcfs", rows=3, tokens=4)
+    first = simulation.add(6, 9, "request")
+    second, third = (simulation.add(6, 9, "request", parent=first) for _ in range(2))
+    scheduler = simulation.scheduler
+    assert list(scheduler.waiting) == [first] and list(scheduler.unfinished) == [first, second, third]
+    simulation.step()
+    assert list(scheduler.waiting) == []
+    simulation.step()
+    assert list(scheduler.waiting) == [second, third]
+    assert scheduler.requests == {"request": [first, second, third]}
 
 
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        ("fcfs", "abcde"),
-        ("static", "abcde"),
-        ("balanced", "abcde"),
-        # The longest has 9: 7 to 9 are long, 4 to 6 middling, and among the long, b came first. When c and e are left,
-        # e is the longest.
-        ("longest_first", "bdaec"),
-        ("shortest_first", "ceadb"),
-        ("priority", "daecb"),
-    ],
-)
-def test_the_order_of_a_queue_on_one_row(policy, expected):
-    assert order(policy, *REQUESTS) == expected
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_samples_of_a_prompt_that_is_never_computed_join_the_queue_when_it_ends(steps):
+    simulation = Simulation("fcfs", rows=1, tokens=4)
+    first = simulation.add(9, 2, "request")
+    second = simulation.add(9, 2, "request", parent=first)
+    for _ in range(steps):
+        simulation.step()
+    simulation.scheduler.finish(first, "abort")
+    assert list(simulation.scheduler.waiting) == [second]
+    simulation.run()
+    assert second.generated == 2 and simulation.scheduler.requests == {}
 
 
-def test_with_a_long_request_among_short_ones_longest_first_needs_the_fewest_iterations():
-    steps = {}
-    for policy in POLICIES:
-        run = Simulation(policy, 2, 64)
-        for name, max_tokens in enumerate([2, 3, 2, 3, 10]):
-            run.add(4 + name, max_tokens, name)
-        run.run()
-        steps[policy] = len(run.plans)
-    # 20 tokens on 2 rows take at least 10 iterations, and the long request alone takes 10.
-    assert steps["longest_first"] == 10
-    assert steps["fcfs"] == 14 and steps["static"] == 3 + 3 + 10 and steps["shortest_first"] == 15
+def test_a_sample_that_is_not_in_the_queue_yet_can_end():
+    simulation = Simulation("fcfs", rows=2)
+    first = simulation.add(6, 2, "request")
+    second, third = (simulation.add(6, 2, "request", parent=first) for _ in range(2))
+    simulation.scheduler.finish(second, "abort")
+    simulation.run()
+    assert simulation.finished == [first, third] and second.finish_reason == "abort"
 
 
-def test_the_first_come_are_served_first_even_where_a_later_one_would_fit():
-    run = Simulation("fcfs", rows=3, tokens=8, chunked=False)
-    run.add(5, 2, "a"), run.add(6, 2, "b"), run.add(1, 1, "c")
-    run.run()
-    assert run.plans[0] == [("a", 5)]  # 3 tokens are left: too few for b, and c does not overtake it
-    assert run.plans[1] == [("a", 1), ("b", 6), ("c", 1)]
+def test_a_sample_has_waited_since_its_request_was_added_so_that_later_requests_do_not_overtake_it():
+    simulation = Simulation("priority", rows=1, tokens=4)
+    first = simulation.add(4 * 60, 1, "first")
+    second = simulation.add(4 * 60, 1, "first", parent=first)
+    other = simulation.add(3, 1, "other")
+    for _ in range(60):
+        simulation.step()
+    assert simulation.finished == [first] and list(simulation.scheduler.waiting) == [second, other]
+    assert [one.waited for one in simulation.scheduler.waiting] == [60, 60]
+    simulation.run()
+    assert simulation.finished == [first, second, other]
 
 
-def test_static_batching_lets_nobody_in_before_everybody_is_out():
-    run = Simulation("static", rows=2, tokens=64)
-    for name, max_tokens in zip("abcd", (1, 4, 2, 1), strict=True):
-        run.add(3, max_tokens, name)
-    run.run()
-    assert run.plans == [
-        [("a", 3), ("b", 3)],
-        [("b", 1)],
-        [("b", 1)],
-        [("b", 1)],
-        [("c", 3), ("d", 3)],
-        [("c", 1)],
-    ]
+def test_waited_counts_iterations_since_a_sequence_was_added_preempted_or_not():
+    simulation = Simulation("fcfs", rows=2, tokens=16, memory=TokenMemory(9))
+    simulation.add(4, 4, "a"), simulation.add(4, 4, "b")
+    simulation.step(), simulation.step()
+    simulation.add(2, 1, "c")
+    assert [(one.request_id, one.waited) for one in simulation.scheduler.waiting] == [("b", 2), ("c", 0)]
 
 
-def test_balanced_interrupts_when_enough_wait_or_somebody_waits_too_long():
-    def joins(waiting: int, running: int, waited: int, **limits) -> bool:
-        policy = POLICIES["balanced"](**limits)
-        queue = [Sequence(n, [0] * 3, 5, waited=waited if n == 0 else 0) for n in range(waiting)]
-        rows = [Sequence(-n, [0] * 4, 5, computed=3) for n in range(1, running + 1)]
-        return policy.queue(queue, rows) == queue
-
-    assert joins(1, 0, 0)  # nobody is disturbed
-    assert not joins(1, 4, 0) and joins(2, 4, 0)  # 0.3 * 4 = 1.2
-    assert joins(3, 10, 0) and not joins(2, 10, 0)
-    assert not joins(1, 8, 19) and joins(1, 8, 20)
-    assert joins(1, 8, 3, max_waiting_tokens=3) and not joins(8, 8, 0, waiting_served_ratio=1.1)
+def test_a_runner_is_told_once_of_every_sequence_that_lost_its_row():
+    simulation = Simulation("fcfs", rows=3, tokens=16, memory=TokenMemory(12))
+    a, b, c = simulation.add(4, 4, "a"), simulation.add(4, 3, "b"), simulation.add(3, 4, "c")
+    assert simulation.step().released == []
+    assert simulation.step().released == [c], "preempted"
+    assert simulation.step().released == []
+    assert simulation.step().released == [b], "it has ended"
+    simulation.scheduler.finish(c, "abort")
+    assert simulation.step().released == [a, c]
+    assert simulation.step().released == [] and not simulation.scheduler.unfinished
 
 
-# --- starvation -----------------------------------------------------------------------------------------------------
+def test_a_failed_pass_ends_its_sequences_and_those_of_later_passes():
+    scheduler = Scheduler(EngineConfig(max_batch_size=4))
+    sequences = [Sequence(name, [1, 2], 3) for name in "abc"]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    plan = scheduler.schedule()
+    (done,) = NoModel().run(plan).passes
+    first = type(done)(plan.chunks[:1], [0], {sequences[0]: SampledToken(0)}, 0.0, 0.0)
+    assert scheduler.update(plan, RunnerOutput([first], MemoryError("no room"))) == sequences[1:]
+    assert [(one.finish_reason, one.error) for one in sequences] == [(None, None)] + [
+        ("error", "MemoryError: no room")
+    ] * 2
+    assert scheduler.running == list(scheduler.unfinished) == sequences[:1]
 
 
-def iterations_until_admitted(scheduler, most: int, level: int) -> int | None:
-    """One request of that priority, on one row, while in every iteration a more urgent one (0) of one token arrives."""
-    run = Simulation(scheduler, rows=1, tokens=8)
-    run.add(2, 1, "urgent", 0)
-    patient = run.add(3, 1, "patient", level)
-    for now in range(most):
-        run.step()
-        if patient in run.finished:
-            return now
-        run.add(2, 1, "urgent", 0)
-    return None
+def test_when_nothing_waits_or_no_row_is_free_the_policy_is_not_asked():
+    class Refusing(FirstComeFirstServed):
+        def order(self, waiting, running):
+            raise LookupError("no order")
+
+    scheduler = Scheduler(EngineConfig(max_batch_size=1, policy=Refusing()))
+    assert scheduler.schedule().chunks == []
+    scheduler.add(Sequence("a", [1], 3))
+    with pytest.raises(LookupError):
+        scheduler.schedule()
+    scheduler.policy = FirstComeFirstServed()
+    scheduler.schedule()
+    scheduler.policy = Refusing()
+    scheduler.add(Sequence("b", [1], 3))
+    assert [one.request_id for one in scheduler.running] == ["a"] and scheduler.schedule()
 
 
-@pytest.mark.parametrize("ageing", [1, 3, 10])
-@pytest.mark.parametrize("level", [1, 2, 5])
-def test_whoever_waits_becomes_more_urgent_so_nobody_starves(ageing, level):
-    # Every `ageing` iterations count as a level. After ageing * level of them it is as urgent as the newcomers and came
-    # before them; those of its level that came before it are one at most, since one comes and one goes.
-    waited = iterations_until_admitted(Priority(ageing=ageing), 1000, level)
-    assert ageing * (level - 1) < waited <= ageing * level + 1
+# --- costs ------------------------------------------------------------------------------------------------------------
 
 
-def test_without_ageing_an_unurgent_request_does_starve():
-    # So that the bound above is the ageing's merit, not the workload's.
-    assert iterations_until_admitted(Priority(ageing=10**9), 1000, 1) is None
+class CountingPolicy(ShortestFirst):
+    """Shortest first; counts how often a policy looks at the queue."""
+
+    def __init__(self):
+        self.orders, self.looked_at = 0, []
+
+    def order(self, waiting, running):
+        self.orders += 1
+        for sequence in super().order(waiting, running):
+            self.looked_at.append(sequence)
+            yield sequence
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "balanced", "static"])
-def test_in_order_of_arrival_nobody_starves_whatever_the_priorities(policy):
-    assert iterations_until_admitted(make_scheduler(policy), 50, 5) <= 2
+def busy(policy, waiting: int, memory=None, rows: int = 4) -> Simulation:
+    """Return a simulation whose rows all decode, and in which many sequences wait."""
+    simulation = Simulation(policy, rows=rows, memory=memory)
+    for name in range(rows):
+        simulation.add(2, 1000, f"running {name}")
+    simulation.step(), simulation.step()
+    for name in range(waiting):
+        simulation.add(2, 10 + name % 5, name, priority=name % 3)
+    return simulation
 
 
-# --- small print ----------------------------------------------------------------------------------------------------
+def iteration(simulation: Simulation):
+    scheduler = simulation.scheduler
+    plan = scheduler.schedule()
+    scheduler.update(plan, NoModel().run(plan))
 
 
-def test_a_budget_must_let_all_rows_decode():
-    assert Budget(4, 4).tokens == 4
-    with pytest.raises(ValueError, match="4 rows that all decode read 4 tokens"):
-        Budget(4, 3)
-    with pytest.raises(ValueError, match="at least 1 row"):
-        Budget(0, 3)
+def test_with_no_free_row_ten_thousand_waiting_sequences_are_not_looked_at():
+    policy = CountingPolicy()
+    simulation = busy(policy, 10_000)
+    orders = policy.orders
+    for _ in range(5):
+        iteration(simulation)
+    assert policy.orders == orders and len(simulation.scheduler.waiting) == 10_000
 
 
-def test_a_policy_is_taken_by_name_or_as_an_object():
-    for name, policy in POLICIES.items():
-        made = make_scheduler(name, mixed=False, chunked=True)
-        assert type(made) is policy and not made.mixed and made.chunked
-    own = FirstComeFirstServed()
-    assert make_scheduler(own) is own
-    with pytest.raises(ValueError, match=r"no policy 'sjf': choose one of static, fcfs"):
-        make_scheduler("sjf")
-    with pytest.raises(ValueError, match="ageing is a number of iterations of at least 1"):
-        Priority(ageing=0)
+def test_with_a_free_row_one_sequence_is_looked_at():
+    policy = CountingPolicy()
+    simulation = busy(policy, 10_000)
+    policy.looked_at.clear()
+    simulation.scheduler.finish(simulation.scheduler.running[0], "abort")
+    iteration(simulation)
+    assert [(one.request_id, one.max_tokens) for one in policy.looked_at] == [(0, 10)]
 
 
-def test_a_policy_of_your_own_is_one_method():
-    class LastComeFirstServed(FirstComeFirstServed):
-        def queue(self, waiting, running):
-            return list(waiting)[::-1]
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_iteration_costs_no_more_when_ten_thousand_sequences_wait(policy):
+    def cost(waiting: int) -> int:
+        simulation = busy(policy, waiting)
+        iteration(simulation)
+        full = operations(lambda: iteration(simulation))
+        simulation.scheduler.finish(simulation.scheduler.running[1], "abort")
+        return full, operations(lambda: iteration(simulation))
 
-    assert order(LastComeFirstServed(), *REQUESTS) == "edcba"
+    few, many = cost(20), cost(10_000)
+    assert many[0] == few[0], "no row is free"
+    assert many[1] <= 1.5 * few[1], "one sequence is admitted, which takes binary searches"
 
 
-def test_the_scheduler_knows_no_model():
-    # Neither of the two files imports anything but the standard library and the other: a plan can drive a simulator.
-    for name in ("scheduler", "sequence"):
-        tree = ast.parse((Path(module.__file__).parent / f"{name}.py").read_text())
-        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-        names |= {"." * node.level + node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert names == {"collections.abc", "dataclasses"} | ({"typing", ".sequence"} if name == "scheduler" else set())
+def test_an_iteration_costs_no_more_with_a_hundred_thousand_blocks():
+    def cost(num_blocks: int) -> int:
+        simulation = busy("fcfs", 20, BlockManager(num_blocks, block_size=1))
+        iteration(simulation)
+        return operations(lambda: iteration(simulation))
+
+    assert cost(100_000) == cost(100)

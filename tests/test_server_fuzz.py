@@ -1,7 +1,7 @@
-"""Whatever is sent: no status of 500 and above, every error in OpenAI's format, and nothing left over.
+"""Whatever a client sends: no status of 500 and above, every error in OpenAI's format, and nothing left over.
 
-Schemathesis reads the server's own description and sends what fits it and what does not; Hypothesis sends what is not
-even a request. Neither knows what a right answer would be: that is test_server.py.
+Schemathesis reads the server's own description and sends requests that fit it and requests that do not. Hypothesis
+sends bytes that are not even requests. Neither knows the correct response: that is test_server.py.
 """
 
 import json
@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 
 from helpers.server.engine_thread import EngineThread
 from helpers.server.protocol import ChatRequest, CompletionRequest
-from tests.serving import Wire, body, embedded_engine, expected, post, serving
+from tests.serving import OWL, RawConnection, body, embedded_engine, expected, post, serving, text_of_response
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -38,20 +38,20 @@ JSON = {"Content-Type": "application/json"}
 POSTS = ("/v1/completions", "/v1/chat/completions", "/pace")
 
 
-class Unhurried(EngineThread):
-    """Slow motion is asked for many times here, and would take hours."""
+class FullSpeedThread(EngineThread):
+    """Ignores slow motion, which these tests request many times: it would take hours."""
 
     pace = property(lambda self: 0.0, lambda self, seconds: None)
 
 
 @pytest.fixture(scope="module")
 def server(one_thread):
-    """Answers of at most three tokens, so that there is time for many."""
+    """At most three tokens per sequence, so that there is time for many requests."""
     with serving(embedded_engine(max_batch_size=8, max_output_tokens=3)) as server:
-        server.thread.__class__ = Unhurried
+        server.thread.__class__ = FullSpeedThread
         yield server
-        server.settled()
-        assert post(server, **body(max_tokens=3)).json()["choices"][0]["text"] == expected("Once upon a time", 3).text
+        server.assert_empty()
+        assert text_of_response(post(server, **body(OWL, 3)).json()) == expected(OWL, 3).text
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,8 @@ def client(server):
         yield client
 
 
-def checked(response: httpx.Response) -> None:
-    """It is an answer, or an error of the client's in OpenAI's format."""
+def assert_valid(response: httpx.Response) -> None:
+    """Check that this is a success, or an error of the client in OpenAI's format."""
     if response.status_code != 200:
         assert 400 <= response.status_code < 500 or response.status_code == 504, response.text
         error = response.json()["error"]
@@ -101,19 +101,23 @@ def test_the_description_has_these_operations(description):
     assert found == set(OPERATIONS)
 
 
-def tamed(wanted: dict) -> dict:
-    """A request that fits the description, with the values changed that could not run all the same."""
-    wanted = {name: value for name, value in wanted.items() if name not in ("model", "max_tokens", "top_logprobs")}
-    if isinstance(prompt := wanted.get("prompt"), list):
+def tamed(content: dict) -> dict:
+    """Return a request that fits the description, with changed values where it could never run."""
+    content = {name: value for name, value in content.items() if name not in ("model", "max_tokens", "top_logprobs")}
+    if isinstance(prompt := content.get("prompt"), list):
         lists = [prompt] if isinstance(prompt[0], int) else prompt
         lists = [[id % 1864 for id in one[:9]] if isinstance(one, list) else one for one in lists[:2]]
-        wanted["prompt"] = lists[0] if isinstance(prompt[0], int) else lists
-    if wanted.get("max_completion_tokens"):
-        wanted["max_completion_tokens"] = 2
-    if not wanted.get("stream"):
-        wanted.pop("stream_options", None)
-    many = {"n": min(wanted.get("n") or 1, 3), "best_of": None, "temperature": max(wanted.get("temperature") or 1, 0.1)}
-    return wanted | (many if "prompt" in wanted else many | {"best_of": 0}) | {"max_tokens": 2, "deadline": 60}
+        content["prompt"] = lists[0] if isinstance(prompt[0], int) else lists
+    if content.get("max_completion_tokens"):
+        content["max_completion_tokens"] = 2
+    if not content.get("stream"):
+        content.pop("stream_options", None)
+    many = {
+        "n": min(content.get("n") or 1, 3),
+        "best_of": None,
+        "temperature": max(content.get("temperature") or 1, 0.1),
+    }
+    return content | (many if "prompt" in content else many | {"best_of": 0}) | {"max_tokens": 2, "deadline": 60}
 
 
 @pytest.mark.parametrize(
@@ -121,12 +125,12 @@ def tamed(wanted: dict) -> dict:
     [(*one, GenerationMode.POSITIVE) for one in OPERATIONS]
     + [(*one, GenerationMode.NEGATIVE) for one in OPERATIONS if one[0] == "POST"],
 )
-def test_whatever_fits_the_description_or_does_not_is_answered_as_described(description, method, path, mode):
+def test_requests_that_fit_the_description_or_do_not_get_the_described_responses(description, method, path, mode):
     statuses = Counter()
 
     @given(case=description[path][method].as_strategy(generation_mode=mode), tame=st.booleans())
     @settings(quick, max_examples=80 if method == "POST" else 10)
-    def asked(case, tame):
+    def requested(case, tame):
         if tame and mode == GenerationMode.POSITIVE and "/completions" in path.replace("chat", ""):
             case.body = tamed(case.body)
         response = case.call()
@@ -136,12 +140,12 @@ def test_whatever_fits_the_description_or_does_not_is_answered_as_described(desc
         if response.status_code >= 400:
             assert response.json()["error"].keys() == {"message", "type", "param", "code"}
 
-    asked()
+    requested()
     if mode == GenerationMode.POSITIVE:
         assert statuses[200] >= (10 if method == "POST" else 1) or "{name}" in path, f"too few could run: {statuses}"
 
 
-# --- what is no request ---------------------------------------------------------------------------------------------
+# --- bodies that are not requests -----------------------------------------------------------------------------------
 
 
 scalars = (
@@ -153,15 +157,15 @@ anything = st.recursive(
 names = st.sampled_from([*CompletionRequest.model_fields, *ChatRequest.model_fields, "seconds", "tools"])
 
 
-@given(path=st.sampled_from(POSTS), wanted=st.dictionaries(names | st.text(), anything, max_size=6))
+@given(path=st.sampled_from(POSTS), content=st.dictionaries(names | st.text(), anything, max_size=6))
 @settings(quick, max_examples=200)
-def test_any_object(client, path, wanted):
-    checked(
-        client.post(path, content=json.dumps(wanted).encode(), headers=JSON)
+def test_any_object(client, path, content):
+    assert_valid(
+        client.post(path, content=json.dumps(content).encode(), headers=JSON)
     )  # NaN and Infinity as Python writes them
 
 
-# What is right but for one or two parameters comes further than what is all wrong.
+# A request with one or two wrong parameters gets further than one that is all wrong.
 plausible = {
     "prompt": st.text(max_size=20)
     | st.lists(st.integers(0, 2000), max_size=5)
@@ -184,14 +188,14 @@ plausible = {
 }
 
 
-@given(wanted=st.fixed_dictionaries({}, optional=plausible))
-@example(wanted={"prompt": [*range(300)], "repetition_penalty": 1e-308})
-@example(wanted={"prompt": [*range(300)], "repetition_penalty": 0.01, "temperature": 5e-324, "top_p": 5e-324})
-@example(wanted={"prompt": "a", "repetition_penalty": 100, "min_p": 1.0, "logprobs": 20})
-@example(wanted={"prompt": "a", "seed": 2**63 - 1, "n": 9})
+@given(content=st.fixed_dictionaries({}, optional=plausible))
+@example(content={"prompt": [*range(300)], "repetition_penalty": 1e-308})
+@example(content={"prompt": [*range(300)], "repetition_penalty": 0.01, "temperature": 5e-324, "top_p": 5e-324})
+@example(content={"prompt": "a", "repetition_penalty": 100, "min_p": 1.0, "logprobs": 20})
+@example(content={"prompt": "a", "seed": 2**63 - 1, "n": 9})
 @settings(quick, max_examples=200)
-def test_nearly_right_requests(client, wanted):
-    checked(client.post("/v1/completions", json={"prompt": "The fox", "max_tokens": 2} | wanted))
+def test_nearly_right_requests(client, content):
+    assert_valid(client.post("/v1/completions", json={"prompt": "The fox", "max_tokens": 2} | content))
 
 
 DEEP = 10_000
@@ -218,10 +222,10 @@ RAW = [
 
 
 @pytest.mark.parametrize("path", POSTS)
-def test_bodies_that_are_no_requests(client, path):
+def test_bodies_that_are_not_requests(client, path):
     for raw in RAW:
         for kind in (JSON, {"Content-Type": "application/json; charset=latin-1"}):
-            checked(client.post(path, content=raw, headers=kind))
+            assert_valid(client.post(path, content=raw, headers=kind))
 
 
 @given(
@@ -231,14 +235,14 @@ def test_bodies_that_are_no_requests(client, path):
 def test_bytes_of_any_kind(client, path, raw, kind):
     response = client.post(path, content=raw, headers={"Content-Type": kind})
     assert response.status_code in (400, 404, 413)
-    checked(response)
+    assert_valid(response)
 
 
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "a/b;c"]
 )
-def test_a_web_page_of_somebody_elses_cannot_ask(client, kind):
-    """A browser sends these kinds across sites without asking first; JSON it does not."""
+def test_a_web_page_from_another_site_cannot_send_requests(client, kind):
+    """A browser sends these content types across sites without a preflight request; JSON it does not."""
     response = client.post("/v1/completions", content=json.dumps(body()), headers={"Content-Type": kind})
     assert response.status_code == 400 and "Content-Type: application/json" in response.json()["error"]["message"]
     assert client.post("/pace", content='{"seconds": 0}', headers={"Content-Type": kind}).status_code == 400
@@ -251,7 +255,7 @@ def test_a_web_page_of_somebody_elses_cannot_ask(client, kind):
 @example(key=b"Bearer \xff")
 @example(key="Bearer schlüssel".encode())
 @settings(quick, max_examples=50)
-def test_keys_of_any_bytes_are_wrong_keys(keyed, key):
+def test_any_other_bytes_are_a_wrong_key(keyed, key):
     response = keyed.get("/v1/models", headers={"Authorization": key})
     assert response.status_code == (401 if b"\x7f" not in key else response.status_code)
     if response.status_code == 401:
@@ -274,16 +278,19 @@ LINES = [
 ]  # fmt: skip
 
 
-def test_what_is_not_even_http_costs_nothing_but_its_connection(server, client):
+def test_bytes_that_are_not_http_cost_nothing_but_their_connection(server, client):
     for line in LINES:
-        wire = Wire(server, line)
-        answered = wire.socket.recv(2**16)
-        assert answered == b"" or answered.startswith(b"HTTP/1.1 4"), answered
-        wire.close()
-    half = [Wire(server, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{") for _ in range(5)]
+        connection = RawConnection(server, line)
+        response = connection.socket.recv(2**16)
+        assert response == b"" or response.startswith(b"HTTP/1.1 4"), response
+        connection.close()
+    half = [
+        RawConnection(server, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
+        for _ in range(5)
+    ]
     assert client.get("/health").status_code == 200
-    for wire in half:
-        wire.close()
+    for connection in half:
+        connection.close()
 
 
 @given(path=st.text(max_size=20), method=st.sampled_from(["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]))
@@ -293,4 +300,4 @@ def test_any_address(client, path, method):
     response = client.request(method, address)
     assert response.status_code in (200, 307, 400, 404, 405)
     if response.status_code >= 400:
-        checked(response)
+        assert_valid(response)

@@ -1,4 +1,4 @@
-"""The embedded model is real enough: it ends by itself, after very different lengths, and does not loop."""
+"""The embedded model is good enough for the lessons: its texts end by themselves, differ in length and do not loop."""
 
 from pathlib import Path
 
@@ -10,16 +10,18 @@ from helpers import generate_continuous, load_model, workloads
 from helpers.models import EMBEDDED
 from helpers.tiny_model import corpus
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def outputs():
-    """What the model says, greedily, to 200 prompts that its corpus does not contain."""
+    """The model's greedy outputs for 200 prompts that its corpus does not contain."""
     prompts = corpus.unseen_prompts(200, seed=1)
     return generate_continuous([(prompt, 440) for prompt in prompts], max_batch_size=32).outputs
 
 
 def longest_run(ids, size=4):
-    """How many times in a row the same `size` tokens are repeated, at most."""
+    """Return how many times in a row the same `size` tokens occur, at most."""
     most = 0
     for start in range(len(ids) - size + 1):
         times = 1
@@ -36,7 +38,7 @@ def test_the_prompts_are_not_in_the_corpus():
     assert [prompt for prompt in corpus.unseen_prompts(200, seed=1) if prompt in text] == []
 
 
-def test_the_corpus_is_the_same_for_the_same_seed_and_another_for_another():
+def test_the_corpus_depends_only_on_its_seed():
     assert list(corpus.documents(50, seed=3)) == list(corpus.documents(50, seed=3))
     assert list(corpus.documents(50, seed=3)) != list(corpus.documents(50, seed=4))
 
@@ -47,7 +49,7 @@ def test_texts_end_by_themselves(outputs):
 
 
 @pytest.mark.slow
-def test_lengths_are_an_order_of_magnitude_apart(outputs):
+def test_lengths_differ_widely(outputs):
     short, long = np.percentile([len(output.token_ids) for output in outputs], [10, 90])
 
     assert long >= 5 * short
@@ -55,12 +57,12 @@ def test_lengths_are_an_order_of_magnitude_apart(outputs):
 
 @pytest.mark.slow
 def test_no_text_loops(outputs):
-    assert longest_run([1, 2, 3, 4] * 3 + [5]) == 3  # the measure itself
+    assert longest_run([1, 2, 3, 4] * 3 + [5]) == 3  # tests the measure itself
     assert max(longest_run(output.token_ids) for output in outputs) <= 2
 
 
 @pytest.mark.slow
-def test_texts_differ_from_prompt_to_prompt(outputs):
+def test_different_prompts_get_different_texts(outputs):
     assert len({output.text for output in outputs}) >= 0.6 * len(outputs)
 
 
@@ -72,12 +74,12 @@ def test_texts_differ_from_prompt_to_prompt(outputs):
         ("What comes up", " must come down."),
     ],
 )
-def test_well_known_sentences_continue_as_everybody_expects(prompt, rest):
+def test_well_known_sentences_continue_as_expected(prompt, rest):
     assert generate_continuous([(prompt, 20)]).outputs[0].text == rest
 
 
 def test_any_engine_that_reads_hugging_face_folders_can_load_it():
-    """No code of ours in between, and no class that only one release of transformers knows."""
+    """No code of the course is needed, and no class that only one release of transformers has."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(EMBEDDED), AutoTokenizer.from_pretrained(EMBEDDED)
 
     assert model.config.architectures == ["GPT2LMHeadModel"]
@@ -89,11 +91,11 @@ def test_any_engine_that_reads_hugging_face_folders_can_load_it():
     assert "TokenizersBackend" not in (EMBEDDED / "tokenizer_config.json").read_text()
 
 
-def test_it_takes_at_most_8_mb():
+def test_its_folder_has_at_most_8_mb():
     assert sum(path.stat().st_size for path in Path(EMBEDDED).iterdir() if path.is_file()) <= 8e6
 
 
-def test_the_race_runs_to_its_budgets_on_prompts_of_seven_tokens():
+def test_every_output_of_the_race_reaches_max_tokens_after_a_prompt_of_seven_tokens():
     requests = workloads.race()
     _, tokenizer = load_model()
 

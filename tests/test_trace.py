@@ -1,13 +1,13 @@
-"""Traces of batches written by hand, with the exact slots expected. No model: a trace only looks at the batches."""
+"""Traces of batches written by hand, compared with the exact row steps expected. A trace needs no model."""
 
 import pytest
 import torch
 
-from helpers.trace import Slot, Trace
+from helpers.trace import RowStep, Trace
 
 
 def fresh(**prompt_tokens: int) -> dict:
-    """A batch before its prefill: request name = number of its prompt's tokens."""
+    """Return a batch before its prefill: request name = number of its prompt's tokens."""
     width = max(prompt_tokens.values())
     mask = [[0] * (width - n) + [1] * n for n in prompt_tokens.values()]
     return {
@@ -19,7 +19,7 @@ def fresh(**prompt_tokens: int) -> dict:
 
 
 def running(**tokens_remaining: int) -> dict:
-    """A batch after its prefill: request name = tokens that it may still generate."""
+    """Return a batch after its prefill: request name = tokens that it may still generate."""
     rows = len(tokens_remaining)
     return {
         "request_ids": list(tokens_remaining),
@@ -30,18 +30,18 @@ def running(**tokens_remaining: int) -> dict:
     }
 
 
-def slots(trace: Trace) -> list[list[Slot]]:
-    return [list(iteration.slots) for iteration in trace.iterations]
+def row_steps(trace: Trace) -> list[list[RowStep]]:
+    return [list(iteration.row_steps) for iteration in trace.iterations]
 
 
 @pytest.fixture
 def continuous() -> Trace:
-    """Three rows, four requests, and one iteration a second that takes half of it."""
+    """Three rows, four requests, and one iteration per second that takes half a second."""
     trace = Trace(rows=3)
     steps = [
         (fresh(a=4, b=2), running(a=2, b=1)),  # prefill; the third row has no request
-        (running(a=2, b=1), running(a=1, b=0)),  # b is done
-        (fresh(c=3, d=1), running(c=1, d=0)),  # c and d join while a waits; d is done at once
+        (running(a=2, b=1), running(a=1, b=0)),  # b is finished
+        (fresh(c=3, d=1), running(c=1, d=0)),  # c and d join while a waits; d finishes at once
         (running(a=1, c=1), running(a=0, c=0)),
     ]
     for second, (before, after) in enumerate(steps):
@@ -49,16 +49,16 @@ def continuous() -> Trace:
     return trace
 
 
-def test_every_slot_of_a_continuous_run(continuous):
+def test_every_row_step_of_a_continuous_run(continuous):
     def decode(id):
-        return Slot("decode", id, tokens=1, new_tokens=1)
+        return RowStep("decode", id, tokens=1, new_tokens=1)
 
-    assert slots(continuous) == [
-        [Slot("prefill", "a", 4, 0, 1), Slot("prefill", "b", 2, 2, 1), Slot("empty")],
-        [decode("a"), decode("b"), Slot("empty")],
-        # c takes the row that b left, d the one that nobody had.
-        [Slot("stalled", "a"), Slot("prefill", "c", 3, 0, 1), Slot("prefill", "d", 1, 2, 1)],
-        [decode("a"), decode("c"), Slot("empty")],
+    assert row_steps(continuous) == [
+        [RowStep("prefill", "a", 4, 0, 1), RowStep("prefill", "b", 2, 2, 1), RowStep("empty")],
+        [decode("a"), decode("b"), RowStep("empty")],
+        # c takes the row that b left, d the one that was empty.
+        [RowStep("stalled", "a"), RowStep("prefill", "c", 3, 0, 1), RowStep("prefill", "d", 1, 2, 1)],
+        [decode("a"), decode("c"), RowStep("empty")],
     ]
 
 
@@ -74,7 +74,7 @@ def test_counts_of_a_continuous_run(continuous):
 
 
 def test_times_of_a_continuous_run(continuous):
-    # A token is there when its iteration ends.
+    # A token is available when its iteration ends.
     assert continuous.token_times == {"a": [0.5, 1.5, 3.5], "b": [0.5, 1.5], "c": [2.5, 3.5], "d": [2.5]}
     assert continuous.seconds == 3.5
 
@@ -93,13 +93,13 @@ def static() -> Trace:
 
 
 def test_a_finished_row_of_a_static_batch_is_computed_and_yields_nothing(static):
-    finished = Slot("finished", "a", tokens=0, padding=1)
-    decode = Slot("decode", "b", tokens=1, new_tokens=1)
-    assert slots(static) == [
-        [Slot("prefill", "a", 1, 2, 1), Slot("prefill", "b", 3, 0, 1)],
+    finished = RowStep("finished", "a", tokens=0, padding=1)
+    decode = RowStep("decode", "b", tokens=1, new_tokens=1)
+    assert row_steps(static) == [
+        [RowStep("prefill", "a", 1, 2, 1), RowStep("prefill", "b", 3, 0, 1)],
         [finished, decode],
         [finished, decode],
-        [Slot("prefill", "c", 2, 0, 1), Slot("empty")],
+        [RowStep("prefill", "c", 2, 0, 1), RowStep("empty")],
     ]
     assert static.work == {"prefill": 3, "decode": 2, "finished": 2, "empty": 1}
     assert static.output_tokens == 5
@@ -113,32 +113,32 @@ def test_a_request_keeps_its_row_when_rows_above_it_are_filtered_out():
     trace.record(running(c=5), running(c=4), 1.0, 1.0)  # row 0 of the batch by now
     trace.record(fresh(d=2), running(d=3), 2.0, 1.0)
     trace.record(running(c=4, d=3), running(c=3, d=2), 3.0, 1.0)
-    held = [[slot.request_id for slot in iteration] for iteration in slots(trace)]
+    held = [[row.request_id for row in iteration] for iteration in row_steps(trace)]
     assert held == [["a", "b", "c"], [None, None, "c"], ["d", None, "c"], ["d", None, "c"]]
 
 
-# --- what an engine notes: forward passes of a few rows each, several to a step ------------------------------------
+# --- as an engine records: forward passes over a few rows each, several per step -----------------------------------
 
 
 def prefill(id, tokens, new_tokens=1, padding=0):
-    return Slot("prefill", id, tokens, padding, new_tokens)
+    return RowStep("prefill", id, tokens, padding, new_tokens)
 
 
 def decode(id):
-    return Slot("decode", id, tokens=1, new_tokens=1)
+    return RowStep("decode", id, tokens=1, new_tokens=1)
 
 
 def rows(trace: Trace) -> list[list[tuple]]:
-    return [[(slot.request_id, slot.work) for slot in iteration] for iteration in slots(trace)]
+    return [[(row.request_id, row.work) for row in iteration] for iteration in row_steps(trace)]
 
 
-def test_what_an_engine_notes_is_put_into_rows():
+def test_what_an_engine_records_is_assigned_to_rows():
     trace = Trace(rows=3)
     trace.add([prefill("a", 2), prefill("b", 4, new_tokens=0)], 0.0, 1.0, step=0)
     trace.add([decode("a")], 1.0, 1.0, step=1)
     trace.add([prefill("b", 3)], 2.0, 1.0, step=1)  # the rest of its prompt, in the same step
     trace.free(["a"])
-    trace.add([decode("b")], 3.0, 1.0, step=4)  # in steps 2 and 3 nobody had anything to do
+    trace.add([decode("b")], 3.0, 1.0, step=4)  # in steps 2 and 3 no request had anything to compute
     assert rows(trace) == [
         [("a", "prefill"), ("b", "prefill"), (None, "empty")],
         [("a", "decode"), ("b", "stalled"), (None, "empty")],
@@ -146,12 +146,12 @@ def test_what_an_engine_notes_is_put_into_rows():
         [(None, "empty"), ("b", "decode"), (None, "empty")],
     ]
     assert (trace.steps, trace.forward_passes, trace.slot_steps) == (3, 4, 12)
-    # A chunk reads and yields nothing yet.
+    # A chunk reads tokens and yields none yet.
     assert (trace.output_tokens, trace.prompt_tokens) == (4, 9)
     assert trace.token_times == {"a": [1.0, 2.0], "b": [3.0, 4.0]}
 
 
-def test_a_preempted_request_gives_up_its_row_and_comes_back_to_any():
+def test_a_preempted_request_gives_up_its_row_and_returns_to_any_row():
     trace = Trace(rows=2)
     trace.add([prefill("a", 2), prefill("b", 3)], 0.0, 1.0, step=0)
     trace.free(["a"])  # preempted
@@ -165,27 +165,27 @@ def test_a_preempted_request_gives_up_its_row_and_comes_back_to_any():
         [("c", "decode"), ("a", "prefill")],
         [("c", "decode"), ("a", "decode")],
     ]
-    assert trace.prompt_tokens == 2 + 3 + 1 + 4  # what was read again is counted again
+    assert trace.prompt_tokens == 2 + 3 + 1 + 4  # recomputed tokens are counted again
 
 
 def test_an_id_that_is_used_again_is_a_new_request():
     trace = Trace(rows=2)
     trace.add([prefill("a", 2), prefill("b", 1)], 0.0, 1.0, step=0)
-    trace.free(["a", "nobody"])
+    trace.free(["a", "unknown"])
     trace.add([decode("b")], 1.0, 1.0, step=1)
     trace.add([decode("b"), prefill("a", 3)], 2.0, 1.0, step=2)
     trace.add([decode("b")], 3.0, 1.0, step=3)
     assert rows(trace)[1:] == [
         [(None, "empty"), ("b", "decode")],
         [("a", "prefill"), ("b", "decode")],
-        [("a", "stalled"), ("b", "decode")],  # it was freed once: that was the other one
+        [("a", "stalled"), ("b", "decode")],  # the earlier request of that id was freed, not this one
     ]
 
 
 def test_retimed_the_iterations_follow_each_other_and_keep_their_counts(continuous):
     retimed = continuous.retimed()
     assert [iteration.start for iteration in retimed.iterations] == [0, 1, 2, 3]
-    assert slots(retimed) == slots(continuous) and retimed.steps == continuous.steps == 4
+    assert row_steps(retimed) == row_steps(continuous) and retimed.steps == continuous.steps == 4
     assert retimed.token_times == {"a": [1, 2, 4], "b": [1, 2], "c": [3, 4], "d": [3]}
     by_width = continuous.retimed(lambda iteration: iteration.tokens)
     assert [iteration.seconds for iteration in by_width.iterations] == [8, 2, 6, 2]
@@ -194,7 +194,7 @@ def test_retimed_the_iterations_follow_each_other_and_keep_their_counts(continuo
 
 
 def test_a_trace_may_forget_all_but_the_last_iterations():
-    """Who holds which row is not forgotten, and what is counted is what is remembered."""
+    """It remembers which request holds which row, and its counts cover the iterations that it keeps."""
     trace, whole = Trace(rows=2, keep=3), Trace(rows=2)
     for one in (trace, whole):
         one.add([prefill("a", 2)], 0.0, 1.0, step=0)

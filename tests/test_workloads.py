@@ -31,7 +31,7 @@ def test_prompts_are_unequal_and_requests_fit_into_the_context(workload):
     assert all(n + request.max_tokens <= model.config.n_positions for n, request in zip(lengths, requests, strict=True))
 
 
-def test_pages_are_long_end_with_a_sentence_and_leave_room_for_the_answer():
+def test_pages_are_long_end_with_a_sentence_and_leave_room_for_the_output():
     model, tokenizer = load_model()
     requests = workloads.pages(20)
     lengths = [len(tokenizer(request.prompt)["input_ids"]) for request in requests]
@@ -49,11 +49,11 @@ def test_budgets_stay_within_their_bounds():
     assert set(drawn) == {8, 9, 10, 11, 12}
 
 
-def test_one_beginning_is_common_to_all_and_everybody_goes_on_differently():
+def test_one_beginning_is_common_to_all_prompts_and_their_endings_differ():
     tokenizer = load_model()[1]
     requests = workloads.one_beginning(20)
     rows = [tokenizer(request.prompt)["input_ids"] for request in requests]
-    common = next(place for place, tokens in enumerate(zip(*rows, strict=False)) if len(set(tokens)) > 1)
+    common = next(position for position, tokens in enumerate(zip(*rows, strict=False)) if len(set(tokens)) > 1)
 
     assert len({request.prompt for request in requests}) == 20
     assert common > 100

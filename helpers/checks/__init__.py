@@ -26,9 +26,24 @@ from . import (
 )
 from .attempt import Attempt
 from .differences import Grids, Wrong, first_line, in_notebook
-from .scheduling import score_schedule
+from .packing import Reader
+from .paging import engine_with
+from .planning import planned_by
+from .scheduling import ServerRequest, first_come, run_schedule, score_schedule
+from .serving import simulate_queue
 
-__all__ = ["TASKS", "check", "score_schedule"]
+__all__ = [
+    "TASKS",
+    "Reader",
+    "ServerRequest",
+    "check",
+    "engine_with",
+    "first_come",
+    "planned_by",
+    "run_schedule",
+    "score_schedule",
+    "simulate_queue",
+]
 
 EXERCISES = (
     one_request,

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from transformers import Cache
 
-from ..sequence import Sequence
+from ..engine import Sequence
 from .differences import Wrong, first_line
 
 SECONDS = 10  # of computing that a single call may take; the longest of them needs less than one

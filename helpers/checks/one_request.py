@@ -1,12 +1,13 @@
 """Lesson 1, a single request: the next token, the loop with a cache, how a text ends, what limits decoding."""
 
 import contextlib
+from functools import cache
 
 import torch
 from transformers.utils import logging
 
 from .. import kv_cache
-from ..generation import generate_static
+from ..loops import generate_static
 from ..models import load_model
 from .attempt import Attempt
 from .differences import (
@@ -113,9 +114,14 @@ def cached_loop(attempt: Attempt) -> None:
 
 
 def prompt_that_ends(limit: int) -> str:
-    """A prompt whose text the embedded model ends by itself, within so many tokens."""
+    """Return a prompt whose output the model ends by itself, within `limit` tokens."""
+    return _prompt_that_ends(limit, *load_model())
+
+
+@cache
+def _prompt_that_ends(limit: int, model, tokenizer) -> str:
     prompts = ["The quick brown fox jumped over the", "What goes up", "The rain in Spain falls", "A rolling stone"]
-    outputs = generate_static([(prompt, limit) for prompt in prompts]).outputs
+    outputs = generate_static([(prompt, limit) for prompt in prompts], 8, model, tokenizer).outputs
     return next((one.prompt for one in outputs if one.finish_reason == "stop"), prompts[0])
 
 

@@ -11,8 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from ..models import load_model
-from ..ragged import own_shell
+from ..models import clone_sharing_weights, load_model
 from .attempt import Attempt
 from .differences import Grids, Wrong, expect_ids, expect_number, expect_numbers, expect_tensor, kind, recognise
 
@@ -509,7 +508,7 @@ class Reader:
 
     def __init__(self, pack: Callable, attend_row: Callable, model=None):
         self.pack, self.attend_row = pack, attend_row
-        self.model = own_shell(model or load_model()[0])
+        self.model = clone_sharing_weights(model or load_model()[0])
         self.columns: list[int] = []
         self._kept: dict[tuple[Hashable, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._parts: list[tuple[Hashable, int, int]] = []  # of the row that is being read

@@ -1,18 +1,18 @@
-"""Lesson 6, memory in blocks: what they waste, who has which, where a token is, and how a common beginning is found.
+"""Lesson 6, memory in blocks: what they waste, which sequence has which, where a token is, and how a prefix is found.
 
-No model runs here. `engine_with` puts a student's allocator into the engine, so that it can be seen to change no token.
+No model runs here. `engine_with` lets a student's functions allocate an engine's memory; that changes no token.
 """
 
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
-from ..block_manager import BlockManager
-from ..engine import Engine, EngineConfig
-from ..sequence import Sequence
+from ..engine import BlockManager, EngineConfig, Sequence
+from ..model_engine import Engine
 from .attempt import Attempt
 from .differences import Wrong, expect_number, expect_numbers, kind
 
@@ -513,48 +513,66 @@ def _expect_count(got: int, tokens: int, size: int, given: str) -> None:
 # --- in the engine ------------------------------------------------------------------------------------------------
 
 
-class OwnBooks(BlockManager):
-    """A student's `allocate`, `release` and `slot_of` in the place of the course's books; nothing is shared.
+class StudentBlockManager(BlockManager):
+    """A block manager that asks a student's `allocate` and `release`; no blocks are shared.
 
-    Raises:
-        ValueError: they refuse somebody although nobody else has a block: the engine would run for ever.
+    Args:
+        num_blocks, block_size: as in `BlockManager`.
+        allocate, release: the student's functions.
+
+    Attributes:
+        free_blocks: the student's list of free blocks.
     """
 
-    def __init__(self, blocks: int, block_size: int, allocate: Callable, release: Callable, slot_of: Callable):
-        super().__init__(blocks, block_size, prefix_caching=False)
-        self.free = list(range(blocks))
-        self._functions = allocate, release, slot_of
+    def __init__(self, num_blocks: int, block_size: int, allocate: Callable, release: Callable):
+        super().__init__(num_blocks, block_size, prefix_caching=False)
+        self.free_blocks = list(range(num_blocks))
+        self._allocate, self._release = allocate, release
 
     def allocate(self, sequence: Sequence, tokens: int) -> bool:
-        done = self._functions[0](self.free, self.tables, sequence, sequence.computed + tokens, self.block_size)
+        """Allocate memory for the next `tokens` tokens, or return False.
+
+        Raises:
+            ValueError: it is refused although no sequence has a block: the engine would run forever.
+        """
+        total = sequence.computed + tokens
+        done = self._allocate(self.free_blocks, self.tables, sequence, total, self.block_size)
         if not done and not self.tables:
-            raise ValueError(f"Room for {tokens} tokens is refused, and nobody has any of the {self.blocks} blocks.")
+            raise ValueError(
+                f"Room for {tokens} tokens is refused, and nobody has any of the {self.num_blocks} blocks."
+            )
         return bool(done)
 
-    def release(self, sequence: Sequence) -> None:
+    def free(self, sequence: Sequence) -> None:
+        """Free a sequence's blocks."""
         if sequence in self.tables:
-            self._functions[1](self.free, self.tables, sequence)
+            self._release(self.free_blocks, self.tables, sequence)
         sequence.computed = 0
-
-    def slots(self, sequence: Sequence, start: int, end: int) -> list[int]:
-        return [self._functions[2](self.tables[sequence], token, self.block_size) for token in range(start, end)]
 
     @property
     def available(self) -> int:
-        return len(self.free)
+        """Blocks that can be allocated."""
+        return len(self.free_blocks)
 
 
 def engine_with(allocate: Callable, release: Callable, slot_of: Callable, config: EngineConfig) -> Engine:
-    """An engine in which a student's functions keep the books of the memory.
+    """Return an engine whose blocks and slots a student's functions choose.
 
     Args:
-        config: with `num_blocks`, and without prefix caching.
+        allocate, release, slot_of: the student's functions.
+        config: the engine's, with `num_blocks`; prefix caching is switched off.
     """
     engine = Engine(config=replace(config, execution="ragged", prefix_caching=False))
-    books = OwnBooks(engine.execution.blocks.blocks, config.block_size, allocate, release, slot_of)
-    engine.execution.memory = engine.execution.blocks = books
-    engine.budget = replace(engine.budget, memory=books)
+    blocks = engine.block_manager
+    own = StudentBlockManager(blocks.num_blocks, blocks.block_size, allocate, release)
+    engine.block_manager = engine.scheduler.memory = engine.validator.block_manager = own
+    engine.runner.slot_mapping = partial(_slots_by, slot_of)
     return engine
+
+
+def _slots_by(slot_of: Callable, block_table: list[int], block_size: int, start: int, end: int) -> list[int]:
+    """Return the slots that a student's function gives a sequence's tokens from `start` to `end`."""
+    return [slot_of(block_table, token, block_size) for token in range(start, end)]
 
 
 TASKS = {

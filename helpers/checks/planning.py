@@ -1,14 +1,14 @@
-"""Lesson 4, an iteration is planned: what a request reads in it, and who reads how much.
+"""Lesson 4, an iteration is planned: which sequences compute how many tokens.
 
-No model runs here. What is right is what `scheduler` does with the same requests, so the exercises and the engine
-cannot drift apart. `Planned` puts a student's plan into the engine.
+No model runs here. The right answer is the plan of `engine.Scheduler` for the same sequences, so the exercises and the
+engine cannot drift apart. `planned_by` lets a student's plan drive an engine.
 """
 
 from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 
-from ..scheduler import Budget, Chunk, FirstComeFirstServed, Plan
-from ..sequence import Sequence
+from ..engine import Chunk, EngineConfig, Plan, Scheduler, Sequence, WaitingQueue
 from .attempt import Attempt
 from .differences import Wrong, expect_pair, kind
 
@@ -19,7 +19,7 @@ HINTS = {
 
 
 def sequence_of(request_id: str, prompt: int, generated: int = 0, computed: int = 0, max_tokens: int = 50, **known):
-    """A sequence of so many tokens, `computed` of which are in the cache."""
+    """Return a sequence with the given numbers of tokens; the first `computed` are in the cache."""
     sequence = Sequence(request_id, [7] * prompt, max_tokens, **known)
     sequence.token_ids += [8] * generated
     sequence.computed = computed
@@ -63,8 +63,8 @@ def what_to_read(attempt: Attempt) -> None:
 
 
 def _explain_read(tokens: int, prompt: int, generated: int, computed: int, budget: int, given: str) -> None:
-    unread = prompt + generated - computed
-    right = min(unread, budget)
+    uncomputed = prompt + generated - computed
+    right = min(uncomputed, budget)
     if tokens == right:
         return
     if tokens < 0:
@@ -79,9 +79,9 @@ def _explain_read(tokens: int, prompt: int, generated: int, computed: int, budge
     elif generated and tokens == 1:
         why = (
             f"takes every request that has generated something for a decode. This one was preempted and lost its "
-            f"cache: {unread} tokens have to be read again before there can be a new one"
+            f"cache: {uncomputed} tokens have to be read again before there can be a new one"
         )
-    elif tokens == min(unread - 1, budget):
+    elif tokens == min(uncomputed - 1, budget):
         why = "reads one token too few: the newest one was chosen by the model, but not read by it yet"
     elif generated and tokens == min(max(prompt - computed, 0), budget):
         why = "counts the prompt only. What was generated belongs to the text, and the model reads it like a prompt"
@@ -91,11 +91,11 @@ def _explain_read(tokens: int, prompt: int, generated: int, computed: int, budge
 
 
 def _explain_new(tokens: int, new: bool, prompt: int, generated: int, computed: int, budget: int, given: str) -> None:
-    unread = prompt + generated - computed
-    if new == (tokens == unread):
+    uncomputed = prompt + generated - computed
+    if new == (tokens == uncomputed):
         return
     if not new:
-        work = "the whole prompt" if computed == 0 else "the last chunk" if unread > 1 else "a decode"
+        work = "the whole prompt" if computed == 0 else "the last chunk" if uncomputed > 1 else "a decode"
         why = (
             f"{work} yields no token. Whoever has read everything gets a new token from the very pass that read it: "
             f"another pass would have nothing to read"
@@ -148,17 +148,25 @@ def plan_chunks(attempt: Attempt) -> None:
         ([], [], 4, 16),
     ]:
         scene = _scene(running, queue, rows, tokens)
+        right = {chunk.sequence: chunk.tokens for chunk in _planned_chunks(running, queue, rows, tokens)}
         got = attempt(list(running), list(queue), rows, tokens, given=scene, hints=HINTS)
         plan = _as_plan(got, [*running, *queue], scene)
-        chunks = FirstComeFirstServed().schedule(queue, running, Budget(rows, tokens)).chunks
-        right = {chunk.sequence: chunk.tokens for chunk in chunks}
         if plan != right:
             _explain_plan(plan, right, running, queue, rows, tokens, scene)
 
 
+def _planned_chunks(running: Seq[Sequence], waiting: Seq[Sequence], rows: int, tokens: int) -> list[Chunk]:
+    """Return the chunks that the engine's scheduler plans for these sequences."""
+    scheduler = Scheduler(EngineConfig(max_batch_size=rows, max_tokens_per_step=tokens))
+    scheduler.running, scheduler.waiting = list(running), WaitingQueue(waiting)
+    return scheduler.schedule().chunks
+
+
 def _scene(running: Seq[Sequence], waiting: Seq[Sequence], rows: int, tokens: int) -> str:
     def told(one: Sequence) -> str:
-        return f"{one.request_id} decodes" if one.decodes else f"{one.request_id} with {one.unread} unread"
+        if one.is_decode:
+            return f"{one.request_id} decodes"
+        return f"{one.request_id} with {one.num_uncomputed_tokens} uncomputed"
 
     return (
         f"running: {', '.join(map(told, running)) or 'nobody'}; waiting: {', '.join(map(told, waiting)) or 'nobody'}; "
@@ -201,8 +209,8 @@ def _explain_plan(
     tokens: int,
     scene: str,
 ) -> None:
-    decodes = [one for one in running if one.decodes]
-    begun = [one for one in running if not one.decodes]
+    decodes = [one for one in running if one.is_decode]
+    begun = [one for one in running if not one.is_decode]
     newcomers = [one for one in waiting if one in plan]
     total = sum(plan.values())
     for why in (
@@ -222,19 +230,19 @@ def _explain_plan(
 def _misread(plan: Mapping, right: Mapping) -> str | None:
     """Somebody's own tokens were counted wrongly, whoever else is there."""
     for one, tokens in plan.items():
-        if tokens > one.unread and one.computed:
+        if tokens > one.num_uncomputed_tokens and one.computed:
             return (
-                f"plans {tokens} tokens for {one.request_id}, which has {one.unread} to read: the first {one.computed} "
-                f"are in the cache already"
+                f"plans {tokens} tokens for {one.request_id}, which has {one.num_uncomputed_tokens} to read: the first "
+                f"{one.computed} are in the cache already"
             )
-        if tokens > one.unread:
-            return f"plans {tokens} tokens for {one.request_id}, which has {one.unread}"
-        if one.generated and not one.decodes and tokens == 1 < right.get(one, 0):
+        if tokens > one.num_uncomputed_tokens:
+            return f"plans {tokens} tokens for {one.request_id}, which has {one.num_uncomputed_tokens}"
+        if one.generated and not one.is_decode and tokens == 1 < right.get(one, 0):
             return (
                 f"takes {one.request_id} for a decode because it has generated something. It was preempted and lost "
-                f"its cache: {one.unread} tokens have to be read again"
+                f"its cache: {one.num_uncomputed_tokens} tokens have to be read again"
             )
-        if one.generated and not one.decodes and tokens == one.prompt_tokens - one.computed < right.get(one, 0):
+        if one.generated and not one.is_decode and tokens == one.prompt_tokens - one.computed < right.get(one, 0):
             return (
                 f"counts {one.request_id}'s prompt only: what it had generated when it was preempted has to be read "
                 f"again, too"
@@ -253,10 +261,11 @@ def _beyond_the_budget(plan: Mapping, order: Seq[Sequence], decodes: int, tokens
     left = tokens
     for one in order:
         if plan.get(one, 0) > left:
-            if left > 0 and plan[one] == one.unread:
+            if left > 0 and plan[one] == one.num_uncomputed_tokens:
                 return (
-                    f"lets {one.request_id} read its {one.unread} tokens at once, when {left} of the budget are left. "
-                    f"A prompt that does not fit is read in pieces, so that no iteration takes longer than the others"
+                    f"lets {one.request_id} read its {one.num_uncomputed_tokens} tokens at once, when {left} of the "
+                    f"budget are left. A prompt that does not fit is read in pieces, so that no iteration takes longer "
+                    f"than the others"
                 )
             return (
                 f"reads {total} tokens in all: when {one.request_id}'s turn comes, {left} of the budget are left, and "
@@ -292,7 +301,7 @@ def _starved(
     for one in begun:
         if plan.get(one, 0) >= right.get(one, 0):
             continue
-        if one not in plan and one.unread <= tokens - total:
+        if one not in plan and one.num_uncomputed_tokens <= tokens - total:
             return f"forgets {one.request_id}, whose prompt has been begun: there is room for {right[one]} tokens of it"
         if newcomers:
             left_out = "nothing" if one not in plan else f"{plan[one]} tokens"
@@ -306,9 +315,9 @@ def _starved(
 def _overtaken(plan: Mapping, prompts: Seq) -> str | None:
     for place, one in enumerate(prompts):
         after = [other for other in prompts[place + 1 :] if other in plan]
-        if not after or plan.get(one) == one.unread:
+        if not after or plan.get(one) == one.num_uncomputed_tokens:
             continue
-        if one in plan and all(plan[other] < other.unread for other in after):
+        if one in plan and all(plan[other] < other.num_uncomputed_tokens for other in after):
             return (
                 f"lets {_ids([one, *after])} share the tokens. Prompts that are half read have yielded nothing yet, "
                 f"one that is read has: they are read one after the other, in the order of arrival"
@@ -327,10 +336,10 @@ def _unused(plan: Mapping, right: Mapping, running: Seq, total: int, tokens: int
             continue
         if one in plan:
             return f"lets {one.request_id} read {plan[one]} tokens, and {left} of the budget stay unused"
-        if one.unread > left:
+        if one.num_uncomputed_tokens > left:
             return (
-                f"leaves {left} tokens of the budget unused, and {one.request_id} has {one.unread} to read. A prompt "
-                f"need not be read at once: what fits is read now"
+                f"leaves {left} tokens of the budget unused, and {one.request_id} has {one.num_uncomputed_tokens} to "
+                f"read. A prompt need not be read at once: what fits is read now"
             )
         return (
             f"lets {one.request_id} wait, and there are a free row and {left} tokens that nobody uses"
@@ -340,32 +349,61 @@ def _unused(plan: Mapping, right: Mapping, running: Seq, total: int, tokens: int
     return None
 
 
-class Planned(FirstComeFirstServed):
-    """A student's `plan_chunks` as the scheduler of an engine.
+class StudentScheduler(Scheduler):
+    """A scheduler some of whose decisions are a student's."""
 
-    Raises:
-        ValueError: nobody gets on although somebody is there: the engine would run for ever.
+    def add_chunk(self, plan: Plan, sequence: Sequence, tokens: int) -> None:
+        """Plan a sequence's next tokens if there is memory for them; admit the sequence if it waits."""
+        waits = sequence in self.waiting
+        if waits:  # a cached prefix need not be computed
+            tokens = min(tokens, len(sequence.token_ids) - self.memory.cached_tokens(sequence))
+        if not self.memory.allocate(sequence, tokens):
+            return
+        plan.chunks.append(Chunk(sequence, tokens, self.memory.block_table(sequence)))
+        if waits:
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+
+
+def planned_by(plan_chunks: Callable) -> Callable[..., Scheduler]:
+    """Return what makes a scheduler whose plans are a student's: `EngineConfig(scheduler_cls=planned_by(plan_chunks))`.
+
+    Args:
+        plan_chunks: the student's function.
     """
+    return partial(_PlannedBy, plan_chunks)
 
-    def __init__(self, plan_chunks: Callable):
-        super().__init__()
-        self.plan_chunks = plan_chunks
 
-    def schedule(self, waiting: Seq[Sequence], running: Seq[Sequence], budget: Budget) -> Plan:
+class _PlannedBy(StudentScheduler):
+    """A scheduler whose plans come from a student's `plan_chunks`."""
+
+    def __init__(self, plan_chunks: Callable, *args):
+        super().__init__(*args)
+        self._plan_chunks = plan_chunks
+
+    def schedule(self) -> Plan:
+        """Plan the next iteration.
+
+        Raises:
+            ValueError: the plan is empty although there are requests: the engine would run forever.
+        """
+        running, waiting = list(self.running), list(self.waiting)
         sequences = {one.request_id: one for one in [*running, *waiting]}
         plan = Plan()
-        for request_id, tokens in self.plan_chunks(list(running), list(waiting), budget.rows, budget.tokens):
-            if budget.memory.allocate(sequences[request_id], tokens):
-                plan.chunks.append(Chunk(sequences[request_id], tokens))
+        for request_id, tokens in self._plan_chunks(running, waiting, self.max_rows, self.max_tokens):
+            self.add_chunk(plan, sequences[request_id], tokens)
         if sequences and not plan.chunks:
             raise ValueError(f"The plan is empty although {len(sequences)} requests are there.")
+        self.waiting.step += 1
+        plan.released, self._released = self._released, []
+        plan.block_copies = self.memory.take_copies()
         return plan
 
 
 TASKS = {
     "what_to_read(prompt_tokens, generated, computed, budget)": (
         what_to_read,
-        "prefill, chunk, decode and starting anew are one thing: read what is unread, as far as the budget goes",
+        "prefill, chunk, decode and starting anew are one thing: compute the next tokens, as far as the budget goes",
     ),
     "plan_chunks(running, waiting, rows, tokens)": (
         plan_chunks,

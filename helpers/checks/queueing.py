@@ -1,13 +1,11 @@
-"""Lesson 4, who is next: an order of the queue, and one in which nobody starves.
+"""Lesson 4, the order of the queue: longest first, and by priority with ageing, so that no request starves.
 
-What is right is what the policies of `scheduler` say; where the order of two requests is a matter of taste, no check
-asks for it.
+The right answers are those of the engine's policies. No check asks for an order that is a matter of taste.
 """
 
 from collections.abc import Callable
 
-from ..scheduler import LongestFirst, Priority
-from ..sequence import Sequence
+from ..engine import LongestFirst, Priority, Sequence, WaitingQueue
 from .attempt import Attempt
 from .differences import Wrong, kind
 from .planning import HINTS, sequence_of
@@ -26,6 +24,7 @@ def longest_first(attempt: Attempt) -> None:
         given = f"{what}, max_tokens in the order of arrival: {', '.join(f'{i} {limits[i]}' for i in limits)}"
         given = given if waiting else what
         hints = {"empty": "A queue may be empty."}
+        right = list(LongestFirst().order(WaitingQueue(waiting), []))
         got = attempt(list(waiting), given=given, hints=HINTS | hints)
         if not isinstance(got, list | tuple):
             raise Wrong(f"should return a list of sequences; it returned {kind(got)} ({given}).")
@@ -33,7 +32,6 @@ def longest_first(attempt: Attempt) -> None:
             if not isinstance(one, Sequence):
                 ids = " Wanted are the sequences themselves." if one in limits else ""
                 raise Wrong(f"should return the sequences in a new order, and {kind(one)} is among them.{ids}")
-        right = LongestFirst().queue(waiting, [])
         if list(got) != right:
             _explain_queue(list(got), right, waiting, given)
 
@@ -93,11 +91,12 @@ def most_urgent(attempt: Attempt) -> None:
         (50, [("a", 1, 50), ("b", 2, 50), ("c", 0, 15), ("d", 0, 0)]),
         (50, [("a", 2, 40), ("b", 1, 40)]),
     ]
-    got, queues, told = [], [], []
+    got, right, queues, told = [], [], [], []
     for ageing, requests in cases:
         queue = [sequence_of(id, 4, priority=priority, waited=waited) for id, priority, waited in requests]
         asked = ", ".join(f"{id} with priority {priority} and waited {waited}" for id, priority, waited in requests)
         given = f"{asked}; ageing {ageing}"
+        right.append(next(iter(Priority(ageing).order(WaitingQueue(queue), []))))
         one = attempt(list(queue), ageing, given=given, hints=HINTS)
         if one is None:
             raise Wrong(f"returns None although {len(queue)} requests wait ({given}).")
@@ -113,7 +112,6 @@ def most_urgent(attempt: Attempt) -> None:
         queue_of = (lambda queue: queue[::-1]) if backwards else list
         return [min(queue_of(queue), key=lambda one: urgency(one, ageing)) for ageing, queue in queues]
 
-    right = [Priority(ageing=ageing).queue(queue, [])[0] for ageing, queue in queues]
     for result, message in [
         (
             first(lambda one, ageing: -(one.priority - one.waited // ageing)),

@@ -1,20 +1,23 @@
-"""The codelab: a student's `schedule()` decides before every iteration who joins, and is scored on what that costs.
+"""The codelab: a student's `schedule()` decides before every iteration which requests join, and is scored on the cost.
 
-The requests run for real, through the four verbs and the embedded model. Latency is counted in forward passes, which
-are the same on every machine; the trace's clock is set to one "second" a pass, so that `metrics` computes it.
+The course's engine runs the requests on the embedded model, as lesson 3's loop would: prefills and decodes take turns,
+each a forward pass of its own. Latency is counted in forward passes, which are the same on every machine.
 """
 
-import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from .. import metrics, workloads
-from ..batching import Request, filter_batch, generate_next_token, init_batch, merge_batches
-from ..models import load_model
+from ..engine import EngineConfig, Plan, SamplingParams, Sequence
+from ..model_engine import Engine
+from ..request import Request
 from ..trace import Trace
 from .attempt import Attempt
 from .differences import Wrong, in_notebook, kind
+from .planning import StudentScheduler
 
 ROWS = 8
 SIGNATURE = "schedule(waiting, running, free_rows)"
@@ -22,13 +25,13 @@ SIGNATURE = "schedule(waiting, running, free_rows)"
 
 @dataclass(frozen=True)
 class ServerRequest:
-    """What a scheduler knows of a request. How long its text will be is not part of it: nobody knows.
+    """What a scheduler knows of a request. The length of its output is not known.
 
     Attributes:
         request_id: its name.
-        prompt_tokens: how many tokens its prefill reads.
+        prompt_tokens: how many tokens its prefill computes.
         max_tokens: at most so many tokens will be generated, fewer if EOS comes.
-        arrived: the forward pass before which it came.
+        arrived: the forward pass before which it arrived.
         generated: how many tokens it has so far; 0 while it waits.
     """
 
@@ -39,11 +42,33 @@ class ServerRequest:
     generated: int = 0
 
 
-# --- the loop that runs a schedule --------------------------------------------------------------------------------
+# --- a schedule drives the engine ---------------------------------------------------------------------------------
 
 
-def serve(schedule: Callable, requests: Sequence[Request], arrivals: Sequence[int], rows: int = ROWS) -> Trace:
-    """Run the requests as the schedule says; the trace's clock counts forward passes.
+class _ScheduledBy(StudentScheduler):
+    """A scheduler that asks a schedule which requests join, before every iteration that may be a prefill.
+
+    Args:
+        schedule: what a student wrote, or a baseline.
+        view: returns what the schedule sees of a sequence.
+    """
+
+    def __init__(self, schedule: Callable, view: Callable[[Sequence], ServerRequest], *args):
+        super().__init__(*args)
+        self._attempt, self._view = Attempt(schedule, SIGNATURE), view
+
+    def _admit(self, plan: Plan) -> None:
+        waiting, running = list(self.waiting), [self._view(sequence) for sequence in self.running]
+        if not waiting and not running:
+            return
+        views = [self._view(sequence) for sequence in waiting]
+        for joining in decide(self._attempt, views, running, self.max_rows - len(running)):
+            sequence = waiting[views.index(joining)]
+            self.add_chunk(plan, sequence, sequence.num_uncomputed_tokens)
+
+
+def run_schedule(schedule: Callable, requests: Seq[Request], arrivals: Seq[int], rows: int = ROWS) -> Trace:
+    """Run the requests as a schedule decides; the trace's clock counts forward passes.
 
     Args:
         schedule: what a student wrote, or a baseline.
@@ -51,53 +76,42 @@ def serve(schedule: Callable, requests: Sequence[Request], arrivals: Sequence[in
         arrivals: for each request, the forward pass before which it arrives.
         rows: how many requests can run at once.
 
+    Returns:
+        The trace, in which requests are numbered from 0.
+
     Raises:
-        Wrong: the schedule fails, or decides something that cannot be.
+        Wrong: the schedule fails, or its decision is impossible.
     """
-    _, tokenizer = load_model()
-    attempt = Attempt(schedule, SIGNATURE)
-    by_id = {request.request_id: request for request in requests}
-    to_come = [
-        ServerRequest(request.request_id, len(tokenizer(request.prompt)["input_ids"]), request.max_tokens, arrived)
-        for request, arrived in zip(requests, arrivals, strict=True)
-    ]
-    known = {request.request_id: request for request in to_come}
-    waiting: list[ServerRequest] = []
-    running = {"request_ids": [], "token_ids": []}
-    trace, now = Trace(rows), 0
 
-    def step(batch: dict) -> dict:
-        nonlocal now
-        if not batch["request_ids"]:
-            return batch
-        after = generate_next_token(batch)
-        trace.record(batch, after, start=now, seconds=1)
-        now += 1
-        return after
+    def view(sequence: Sequence) -> ServerRequest:
+        number = sequence.request_id
+        limits = sequence.prompt_tokens, sequence.max_tokens
+        return ServerRequest(requests[number].request_id, *limits, arrivals[number], sequence.generated)
 
-    while to_come or waiting or running["request_ids"]:
-        if not waiting and not running["request_ids"]:
-            now = max(now, to_come[0].arrived)  # nothing to do until somebody comes
-        waiting += [request for request in to_come if request.arrived <= now]
-        to_come = [request for request in to_come if request.arrived > now]
-        views = [
-            replace(known[id], generated=len(tokens))
-            for id, tokens in zip(running["request_ids"], running["token_ids"], strict=True)
-        ]
-        joining = decide(attempt, waiting, views, rows - len(views))
-        if joining:
-            waiting = [request for request in waiting if request not in joining]
-            prefilled = step(init_batch([by_id[request.request_id] for request in joining]))
-            running, _ = filter_batch(merge_batches(running, prefilled))
-        running, _ = filter_batch(step(running))
+    engine = Engine(
+        config=EngineConfig(
+            max_batch_size=rows,
+            max_tokens_per_step=10**9,  # joining prompts share a prefill, however long they are
+            mixed_batches=False,
+            chunked_prefill=False,
+            execution="padded",
+            kernels=False,  # a check compiles nothing
+            scheduler_cls=partial(_ScheduledBy, schedule, view),
+        )
+    )
+    params = [SamplingParams(request.max_tokens) for request in requests]
+    engine.generate([request.prompt for request in requests], params, list(arrivals))
+    # Every step is one forward pass, or a pass's time without requests: a step's number is its time.
+    trace = Trace(rows)
+    trace.iterations = [replace(iteration, start=iteration.step, seconds=1) for iteration in engine.trace.iterations]
     return trace
 
 
 def decide(attempt: Attempt, waiting: list, running: list, free_rows: int) -> list[ServerRequest]:
-    """Who joins, according to the schedule; it gets copies of the lists and may do with them what it likes.
+    """Return which requests join, as the schedule decides. It gets copies of the lists and may change them.
 
     Raises:
-        Wrong: more requests than rows, somebody who does not wait, or nobody although the server stands still.
+        Wrong: more requests than rows, a request that does not wait, or none although no request runs.
     """
     given = f"{len(waiting)} waiting, {len(running)} running, {free_rows} free rows"
     joining = attempt(list(waiting), list(running), free_rows, given=given, pure=False)
@@ -141,7 +155,7 @@ def first_come(waiting: list, running: list, free_rows: int) -> list:
 BASELINES = {"static": static, "first come, first served": first_come}
 
 
-@functools.cache
+@cache
 def _workload(name: str) -> tuple[list[Request], list[int]]:
     """Requests and when they arrive, in forward passes."""
     if name == "race":
@@ -158,12 +172,12 @@ WORKLOADS = {
 }
 
 
-@functools.cache
+@cache
 def _baseline(policy: str, workload: str) -> Trace:
-    return serve(BASELINES[policy], *_workload(workload))
+    return run_schedule(BASELINES[policy], *_workload(workload))
 
 
-def measure(trace: Trace, arrivals: Sequence[int]) -> dict[str, float]:
+def measure(trace: Trace, arrivals: Seq[int]) -> dict[str, float]:
     """Forward passes, the share of slot-steps that yielded a token, and the 95th percentile of latency in passes."""
     ends = [one.e2e for one in metrics.request_metrics(trace, dict(enumerate(arrivals)))]
     return {
@@ -195,7 +209,7 @@ def score_schedule(schedule: Callable, show: bool = True) -> dict:
     try:
         for workload in WORKLOADS:
             requests, arrivals = _workload(workload)
-            mine = serve(schedule, requests, arrivals)
+            mine = run_schedule(schedule, requests, arrivals)
             traces = {policy: _baseline(policy, workload) for policy in BASELINES} | {"yours": mine}
             scores[workload] = {policy: measure(trace, arrivals) for policy, trace in traces.items()}
             scores[workload]["floor"] = floor(mine)
@@ -241,7 +255,7 @@ def schedule(attempt: Attempt) -> None:
     ]:
         decide(attempt, waiting, running, free_rows)
 
-    mine, slow = serve(attempt.function, *_workload("race")), _baseline("static", "race")
+    mine, slow = run_schedule(attempt.function, *_workload("race")), _baseline("static", "race")
     if mine.forward_passes >= slow.forward_passes:
         raise Wrong(
             f"takes {mine.forward_passes} forward passes for the race, static batching takes {slow.forward_passes}: "

@@ -398,7 +398,9 @@ def _expect_waits(got: list[int], cases: list[tuple[int, int, float, int, int, s
 # --- under load ---------------------------------------------------------------------------------------------------
 
 
-def serve(queue, arrivals: Seq[float], tokens: int = 20, step: float = 0.05) -> list[tuple[float, list[float]]]:
+def simulate_queue(
+    queue, arrivals: Seq[float], tokens: int = 20, step: float = 0.05
+) -> list[tuple[float, list[float]]]:
     """Let requests come to a student's queue and run in rows that only let time pass; nobody comes a second time.
 
     Args:

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import pad
 
-from ..trace import Iteration, Slot, Trace
+from ..trace import Iteration, RowStep, Trace
 from .attempt import Attempt
 from .differences import (
     Grids,
@@ -276,11 +276,11 @@ def wasted_slot_steps(attempt: Attempt) -> None:
                 "counts prefills as waste. A prefill reads the prompt and yields the first token.",
             ),
             (
-                [sum(slot.padding for one in trace.iterations for slot in one.slots)],
+                [sum(row.padding for one in trace.iterations for row in one.row_steps)],
                 "counts pad tokens. A slot-step is one row in one pass, however many tokens it reads.",
             ),
             (
-                [sum(any(not slot.new_tokens for slot in one.slots) for one in trace.iterations)],
+                [sum(any(not row.new_tokens for row in one.row_steps) for one in trace.iterations)],
                 "counts forward passes in which something was wasted. A slot-step is *one row* in one pass.",
             ),
             ([len(trace.iterations)], "counts forward passes. A slot-step is *one row* in one pass."),
@@ -295,18 +295,18 @@ def wasted_slot_steps(attempt: Attempt) -> None:
 
 
 def _trace(passes: str) -> Trace:
-    """A trace by hand: a word a forward pass, a letter a row (prefill, decode, finished, stalled, . empty)."""
-    slots = {
-        "p": lambda row: Slot("prefill", row, tokens=4, padding=4 if row == 0 else 0, new_tokens=1),
-        "d": lambda row: Slot("decode", row, tokens=1, new_tokens=1),
-        "f": lambda row: Slot("finished", row, padding=1),
-        "s": lambda row: Slot("stalled", row),
-        ".": lambda row: Slot(),
+    """Return a trace from one word per pass and one letter per row (prefill, decode, finished, stalled, . empty)."""
+    row_steps = {
+        "p": lambda row: RowStep("prefill", row, tokens=4, padding=4 if row == 0 else 0, new_tokens=1),
+        "d": lambda row: RowStep("decode", row, tokens=1, new_tokens=1),
+        "f": lambda row: RowStep("finished", row, padding=1),
+        "s": lambda row: RowStep("stalled", row),
+        ".": lambda row: RowStep(),
     }
     words = passes.split()
     trace = Trace(len(words[0]))
     trace.iterations = [
-        Iteration(tuple(slots[letter](row) for row, letter in enumerate(word)), float(number), 1.0)
+        Iteration(tuple(row_steps[letter](row) for row, letter in enumerate(word)), float(number), 1.0)
         for number, word in enumerate(words)
     ]
     return trace

@@ -1,14 +1,14 @@
-"""Two loops in C++, where PyTorch's operators leave a CPU waiting for memory.
+"""Two loops in C++, for the places where PyTorch's operators leave a CPU waiting for memory.
 
-    linear            a few rows times a large weight, at the speed at which memory can be read
-    paged_attention   all decodes of an iteration in one call, each from the blocks of its block table
+    linear            multiply a few rows by a large weight, at the speed at which memory can be read
+    paged_attention   compute the attention of all decodes of an iteration in one call, through their block tables
 
-They are compiled when they are first needed, once, in some seconds. Without a compiler, on another device and for other
-dtypes, PyTorch's own operators do the same work, slower: ask `unavailable`.
+The first use compiles them, which takes some seconds; the result is kept on disk. Without a compiler, on other devices
+and for other dtypes, PyTorch's own operators do the same work more slowly. `unavailable` returns the reason.
 """
 
 from .compiled import unavailable
 from .linear import linear, pack
-from .paged_attention import Decodes, paged_attention, takes
+from .paged_attention import Decodes, is_supported, paged_attention
 
-__all__ = ["Decodes", "linear", "pack", "paged_attention", "takes", "unavailable"]
+__all__ = ["Decodes", "is_supported", "linear", "pack", "paged_attention", "unavailable"]

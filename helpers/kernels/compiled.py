@@ -1,7 +1,8 @@
-"""Compile the kernels for this machine's processor and load them; once, as long as nothing changes.
+"""Compile the kernels for this machine's processor and load them.
 
-They are handed addresses, through ctypes, so that compiling takes no headers of Python's or PyTorch's. The library is
-kept in build/kernels/, which `make clean` removes.
+Python passes addresses to the library through ctypes, so compiling needs no headers of Python or PyTorch. The library
+is kept in the user's cache folder. It is compiled again when the sources, the flags, the compiler or the processor
+change.
 """
 
 import ctypes
@@ -16,17 +17,16 @@ from pathlib import Path
 
 import torch
 
-HERE = Path(__file__).resolve().parent
-BUILD = HERE.parents[1] / "build" / "kernels"
+SOURCES = Path(__file__).resolve().parent
 FLAGS = ["-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-fno-exceptions", "-fPIC"]
-# OpenMP is not linked: its functions are found in the library that PyTorch has loaded. Another one would bring threads
-# of its own, and PyTorch's, which wait for work in a busy loop, would keep the cores from them.
-LINK = ["-shared", "-nostdlib"]
+# OpenMP is not linked: its functions come from the library that PyTorch has loaded. A second OpenMP would start threads
+# of its own, and PyTorch's threads, which wait for work in a busy loop, would keep the cores from them.
+LINK_FLAGS = ["-shared", "-nostdlib"]
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def unavailable(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> str | None:
-    """Why there are no kernels for tensors of this dtype on this device; None if there are."""
+    """Return why no kernel can run on tensors of this dtype on this device, or None if one can."""
     if torch.device(device).type != "cpu":
         return f"they are for the CPU, not for {device}"
     if dtype not in DTYPES:
@@ -43,28 +43,39 @@ def _problem() -> str | None:
     return None
 
 
+def cache_folder() -> Path:
+    """Return the folder of the compiled libraries: COURSE_KERNEL_CACHE if it is set, else one in the user's cache."""
+    if chosen := os.environ.get("COURSE_KERNEL_CACHE"):
+        return Path(chosen).expanduser()
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not user_cache.is_absolute():  # unset, empty or relative: the XDG specification ignores it
+        user_cache = Path.home() / ".cache"
+    return user_cache / "continuous-batching" / "kernels"
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled kernels.
+    """Return the compiled kernels, compiling them if necessary.
 
     Raises:
-        RuntimeError: no compiler, or it failed.
-        OSError: the folder cannot be written to, or what was compiled cannot be loaded.
+        RuntimeError: The platform is not supported, there is no compiler, or the compiler failed.
+        OSError: The cache folder is not writable, or the library cannot be loaded.
     """
     if sys.platform != "linux":
-        raise RuntimeError(f"they are made for Linux, not for {sys.platform}")
+        raise RuntimeError(f"they are for Linux, not for {sys.platform}")
     compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise RuntimeError("there is no C++ compiler (on Debian and Ubuntu: apt install g++)")
-    path = BUILD / f"kernels-{_fingerprint(compiler)}.so"
+    folder = cache_folder()
+    path = folder / f"kernels-{_fingerprint(compiler)}.so"
     if not path.exists():
-        BUILD.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=BUILD) as folder:  # another process may be at it, too
-            for source in HERE.glob("*.cpp"):
-                _run(compiler, *FLAGS, "-c", str(source), "-o", f"{folder}/{source.stem}.o")
-            objects = [str(file) for file in Path(folder).glob("*.o")]
-            _run(compiler, *LINK, *objects, "-lm", "-o", f"{folder}/{path.name}")
-            Path(folder, path.name).replace(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:  # another process may be compiling at the same time
+            for source in SOURCES.glob("*.cpp"):
+                _run(compiler, *FLAGS, "-c", str(source), "-o", f"{temporary}/{source.stem}.o")
+            objects = [str(file) for file in Path(temporary).glob("*.o")]
+            _run(compiler, *LINK_FLAGS, *objects, "-lm", "-o", f"{temporary}/{path.name}")
+            Path(temporary, path.name).replace(path)
     return ctypes.CDLL(str(path))
 
 
@@ -75,8 +86,9 @@ def _run(*command: str) -> None:
 
 
 def _fingerprint(compiler: str) -> str:
-    """A name that changes with the sources, the flags, the compiler and the processor's instructions."""
-    macros = [compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
-    machine = subprocess.run(macros, capture_output=True, timeout=60).stdout
-    sources = [path.read_bytes() for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")])]
-    return hashlib.sha256(b"\0".join([machine, " ".join(FLAGS + LINK).encode(), *sources])).hexdigest()[:16]
+    """Return a name that changes with the sources, the flags, the compiler and the processor's instruction set."""
+    macros = subprocess.run(  # the compiler's version and the instructions that -march=native enables here
+        [compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, timeout=60
+    ).stdout
+    sources = [path.read_bytes() for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])]
+    return hashlib.sha256(b"\0".join([macros, " ".join(FLAGS + LINK_FLAGS).encode(), *sources])).hexdigest()[:16]

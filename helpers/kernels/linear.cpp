@@ -1,20 +1,20 @@
-// y = x W + bias for a few rows x: in the time that it takes to read W once.
+// y = x W + bias for a few rows x, in the time that it takes to read W once.
 //
-// A product of a few rows does so little with each weight that it waits for memory. Two things keep memory busy. The
-// weights lie in the order of their use: in panels of COLUMNS outputs, and in a panel line after line, a line for each
-// input (linear.py packs them). And with every line, the one AHEAD bytes further on is asked for, so that it is there
-// when its turn comes. With no more than ROWS rows it is asked for as data that will not be used again, so that it does
-// not push everybody else's out of the caches, which makes a whole decode of one request 8% faster.
+// With a few rows there is so little arithmetic per weight that the product waits for memory. Two measures keep memory
+// busy. First, linear.py packs the weights in the order in which they are used: in panels of COLUMNS outputs, and within a
+// panel one line per input. Second, each line prefetches the one that lies AHEAD bytes further on. With at most ROWS rows
+// the weights are read once, so they are prefetched as data that will not be used again. They then do not evict other
+// data from the caches, which makes a whole decode of one request 8% faster.
 //
-// ROWS x COLUMNS sums stay in registers while a panel passes by; with more rows it passes again, out of the cache. A row
-// is summed in the same order however many there are, so that its numbers do not depend on the batch it is in.
+// ROWS x COLUMNS sums stay in registers while a panel is read. With more rows the panel is read again, from the cache. A
+// row is always summed in the same order, so its numbers do not depend on the other rows of the batch.
 
 #include "numbers.h"
 
 #if defined(__AVX512F__)
-constexpr int LANES = 16, ROWS = 8;  // 16 of 32 registers hold sums
+constexpr int LANES = 16, ROWS = 8;  // the sums take 16 of 32 registers
 #else
-constexpr int LANES = 8, ROWS = 4;  // 8 of AVX2's 16
+constexpr int LANES = 8, ROWS = 4;  // the sums take 8 of AVX2's 16 registers
 #endif
 constexpr int VECTORS = 2, COLUMNS = VECTORS * LANES;
 constexpr long AHEAD = 4096;
@@ -22,24 +22,25 @@ constexpr long AHEAD = 4096;
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 
-// A word of weights or inputs, 32 bits, is one float32, or the bfloat16 of two neighbouring inputs.
+// A word of weights or inputs has 32 bits: one float32, or the bfloat16 numbers of two neighbouring inputs.
 
 static inline Floats add_products(Floats sum, Floats w, float x) { return sum + w * x; }
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 static inline Floats add_products(Floats sum, Words w, uint32_t x) {
-  return bits<Floats>(_mm512_dpbf16_ps(bits<__m512>(sum), bits<__m512bh>(w), bits<__m512bh>(_mm512_set1_epi32(x))));
+  return bit_cast<Floats>(
+      _mm512_dpbf16_ps(bit_cast<__m512>(sum), bit_cast<__m512bh>(w), bit_cast<__m512bh>(_mm512_set1_epi32(x))));
 }
 #else
 static inline Floats add_products(Floats sum, Words w, uint32_t x) {
-  sum += bits<Floats>(w << 16) * bits<float>(x << 16);
-  return sum + bits<Floats>(w & 0xffff0000u) * bits<float>(x & 0xffff0000u);
+  sum += bit_cast<Floats>(w << 16) * bit_cast<float>(x << 16);
+  return sum + bit_cast<Floats>(w & 0xffff0000u) * bit_cast<float>(x & 0xffff0000u);
 }
 #endif
 
-// R rows of a panel: x [R, in], w [in, COLUMNS], y [R, columns] in a matrix of `out` columns. All loops over r and v are
-// unrolled, else the sums would not be kept in registers.
+// Multiply R rows by one panel: x [R, in], w [in, COLUMNS], y [R, columns] in a matrix with `out` columns. All loops over
+// r and v are unrolled; otherwise the sums would not stay in registers.
 template <int R, bool ONCE, typename Vector, typename Word, typename Number>
 static void multiply(const Word* x, const Word* w, const Number* bias, Number* y, long in, long out, long columns) {
   Floats sums[R][VECTORS] = {};
@@ -57,11 +58,11 @@ static void multiply(const Word* x, const Word* w, const Number* bias, Number* y
   for (int r = 0; r < R; r++) {
     float sum[COLUMNS];
     memcpy(sum, sums[r], sizeof sum);
-    for (int c = 0; c < columns; c++) store(y + r * out + c, sum[c] + (bias ? number(bias[c]) : 0));
+    for (int c = 0; c < columns; c++) store(y + r * out + c, sum[c] + (bias ? to_float(bias[c]) : 0));
   }
 }
 
-// The compiler makes a `multiply` for every number of rows up to ROWS; this calls the one for `rows`.
+// Call the `multiply` that is compiled for this number of rows, or the one for R rows if there are more.
 template <int R, bool ONCE, typename Vector, typename Word, typename Number>
 static void multiply_rows(long rows, const Word* x, const Word* w, const Number* bias, Number* y, long in, long out,
                           long columns) {
@@ -73,7 +74,7 @@ template <typename Vector, typename Word, typename Number>
 static void linear(const Word* x, const Word* w, const Number* bias, Number* y, long rows, long in, long out, int threads) {
 #pragma omp parallel for num_threads(threads)
   for (long c = 0; c < out; c += COLUMNS) {
-    long columns = out - c < COLUMNS ? out - c : COLUMNS;  // the last panel may be filled up with zeros
+    long columns = out - c < COLUMNS ? out - c : COLUMNS;  // the last panel may be padded with zeros
     auto multiply = rows <= ROWS ? multiply_rows<ROWS, true, Vector, Word, Number>
                                  : multiply_rows<ROWS, false, Vector, Word, Number>;
     for (long r = 0; r < rows; r += ROWS)
@@ -90,7 +91,7 @@ void linear_float32(const float* x, const float* w, const float* bias, float* y,
   linear<Floats>(x, w, bias, y, rows, in, out, threads);
 }
 
-// The same, two inputs a word: w [panels, in / 2, COLUMNS, 2].
+// The same with two inputs per word: w [panels, in / 2, COLUMNS, 2].
 void linear_bfloat16(const uint32_t* x, const uint32_t* w, const uint16_t* bias, uint16_t* y, long rows, long in, long out,
                      int threads) {
   linear<Words>(x, w, bias, y, rows, in / 2, out, threads);

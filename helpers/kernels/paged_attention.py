@@ -1,4 +1,4 @@
-"""Attention of all decodes of an iteration in one call, each from the blocks of its block table."""
+"""Attention of all decodes of an iteration in one call, through the sequences' block tables."""
 
 import functools
 from ctypes import c_float, c_int, c_long, c_void_p
@@ -7,17 +7,17 @@ import torch
 
 from .compiled import DTYPES, library
 
-LONGEST_HEAD = 512  # LONGEST in paged_attention.cpp
+MAX_HEAD_DIM = 512  # as in paged_attention.cpp
 
 
 class Decodes:
-    """The decodes of an iteration: sequences with one new token each.
+    """The decodes of an iteration: the sequences that compute one new token each.
 
     Args:
-        columns: where each one's token is in the row.
-        lengths: how many keys each one has, its new one included.
-        tables: their block tables.
-        block_size: tokens in a block.
+        columns: the column of each sequence's new token among all tokens of the forward pass.
+        lengths: the number of keys of each sequence, its new one included.
+        tables: the block table of each sequence.
+        block_size: tokens per block.
     """
 
     def __init__(self, columns: list[int], lengths: list[int], tables: list[list[int]], block_size: int):
@@ -27,7 +27,7 @@ class Decodes:
         self._firsts = {None: torch.zeros_like(self.lengths)}
 
     def firsts(self, window: int | None) -> torch.Tensor:
-        """The first key that each of them sees, of which it sees the last `window`."""
+        """Return the first key that each sequence sees if it sees its last `window` keys, or all with None."""
         if window not in self._firsts:
             self._firsts[window] = (self.lengths - window).clamp(min=0)
         return self._firsts[window]
@@ -37,10 +37,10 @@ def _ints(numbers: list) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int32, device="cpu")
 
 
-def takes(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether `paged_attention` is made for a query [..., heads, T, head dim] and keys and values such as these."""
+def is_supported(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
+    """Return whether `paged_attention` can run on a query [..., heads, T, head dim] with these keys and values."""
     one_dtype = query.dtype == keys.dtype == values.dtype and query.dtype in DTYPES
-    one_dim = query.shape[-1] == keys.shape[-1] == values.shape[-1] <= LONGEST_HEAD
+    one_dim = query.shape[-1] == keys.shape[-1] == values.shape[-1] <= MAX_HEAD_DIM
     on_cpu = query.device.type == keys.device.type == values.device.type == "cpu"
     return one_dtype and one_dim and on_cpu and query.stride(-1) == 1 and query.shape[-3] % keys.shape[-3] == 0
 
@@ -50,20 +50,20 @@ def paged_attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     decodes: Decodes,
-    answer: torch.Tensor,
+    output: torch.Tensor,
     scale: float,
     window: int | None = None,
 ) -> None:
-    """Write the decodes' attention into their columns of `answer`.
+    """Write the attention of the decodes into their columns of `output`.
 
-    Nothing is checked: ask `takes` first, and hand in contiguous keys, values and answer.
+    The arguments are not checked: call `is_supported` first, and pass contiguous keys, values and output.
 
     Args:
-        query: [heads, T, head dim], of all tokens of the row.
-        keys, values: [kv heads, slots, head dim], a layer's store.
-        answer: [T, heads, head dim].
-        scale: of the scores.
-        window: how many keys a query sees at most, its own included; None for all.
+        query: [heads, T, head dim], of all tokens of the forward pass.
+        keys, values: [kv heads, slots, head dim], the KV cache of one layer.
+        output: [T, heads, head dim].
+        scale: the factor of the scores.
+        window: the number of keys that a query sees at most, its own included; None for all.
     """
     kv_heads, slots, dim = keys.shape
     _kernel(query.dtype)(
@@ -83,7 +83,7 @@ def paged_attention(
         slots,
         decodes.block_size,
         scale,
-        answer.data_ptr(),
+        output.data_ptr(),
         torch.get_num_threads(),
     )
 
@@ -91,7 +91,7 @@ def paged_attention(
 @functools.cache
 def _kernel(dtype: torch.dtype):
     kernel = getattr(library(), f"paged_attention_{DTYPES[dtype]}")
-    places, sizes = [c_void_p] * 6, [c_int] * 5
-    kernel.argtypes = [c_void_p, c_long, c_long, *places, *sizes, c_long, c_int, c_float, c_void_p, c_int]
+    pointers, sizes = [c_void_p] * 6, [c_int] * 5
+    kernel.argtypes = [c_void_p, c_long, c_long, *pointers, *sizes, c_long, c_int, c_float, c_void_p, c_int]
     kernel.restype = None
     return kernel

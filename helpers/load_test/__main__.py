@@ -1,12 +1,13 @@
-"""Put load on a server from the command line, and say how it did.
+"""The command line of the load generator.
 
-    python -m helpers.load_test --rate 4                      open loop: Poisson arrivals, 4 requests a second
-    python -m helpers.load_test --rate 4 --cv 3               the same in bursts
-    python -m helpers.load_test --closed 8                    closed loop: 8 users who wait for their answers
+    python -m helpers.load_test --rate 4                      open loop: Poisson arrivals, 4 requests per second
+    python -m helpers.load_test --rate 4 --cv 3               the same rate in bursts
+    python -m helpers.load_test --closed 8                    closed loop: 8 users who wait for their responses
     python -m helpers.load_test --sweep                       rates from idle to overloaded, and the knee
     python -m helpers.load_test --sweep 1 2 4 --picture out.svg --limit ttft=0.5
 
-The exit status is 0; 1 if a request failed (a refusal is none); 2 for a setting that has no meaning, or no server.
+The exit status is 0 on success; 1 if a request failed (a refusal is no failure); 2 for an invalid setting, or if no
+server answers.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..batching import Request
+from ..request import Request
 from .lengths import MIXES, lengths, parse
 from .load import run_load
 from .prompts import texts, token_ids, words
@@ -32,34 +33,50 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m helpers.load_test",
         usage="%(prog)s [options]",
         description="Put load on an OpenAI-compatible server, and measure latency, throughput and goodput.",
-        epilog="Lengths: fixed:N, uniform:LOW-HIGH, exponential:MEAN-MOST, lognormal:MEDIAN-P95-MOST (tokens).",
+        epilog="LENGTHS, in tokens: fixed:N, uniform:LOW-HIGH, exponential:MEAN-MAX, lognormal:MEDIAN-P95-MAX.",
         allow_abbrev=False,
     )
     group = parser.add_argument_group("server")
-    group.add_argument("--url", default="http://127.0.0.1:8000", help="(default: %(default)s)")
-    group.add_argument("--model", help="its name there (default: the server's first)")
+    group.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
+    group.add_argument("--model", help="name of the model on the server (default: the first one listed)")
     group.add_argument("--api-key", default=os.environ.get("COURSE_API_KEY"), help="(default: $COURSE_API_KEY)")
-    group.add_argument("--chat", action="store_true", help="ask for chat completions")
-    group.add_argument("--body", type=_object, default={}, metavar="JSON", help="more fields of each request")
-    group.add_argument("--ignore-eos", action="store_true", help="answers as long as asked for (where servers know it)")
-    group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="a user's patience (default: 600)")
+    group.add_argument("--chat", action="store_true", help="send chat completions")
+    group.add_argument("--body", type=_object, default={}, metavar="JSON", help="additional fields of each request")
+    group.add_argument("--ignore-eos", action="store_true", help="continue past EOS, if the server supports it")
+    group.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="seconds until a request fails (default: 600)"
+    )
 
     group = parser.add_argument_group("arrivals")
-    way = group.add_mutually_exclusive_group()
-    way.add_argument("--rate", type=float, metavar="R", help=f"requests a second (default: {DEFAULT_RATE:g})")
-    way.add_argument("--closed", type=int, metavar="N", help="N users instead, who wait for their answers")
-    way.add_argument("--sweep", type=float, nargs="*", metavar="R", help="one rate after the other (default: seven)")
-    group.add_argument("--cv", type=float, default=1.0, help="0 like a clock, 1 Poisson, above in bursts (default: 1)")
-    group.add_argument("--think", type=float, default=0.0, metavar="S", help="of a user between two requests")
-    group.add_argument("--requests", type=int, default=100, metavar="N", help="of each test (default: 100)")
-    group.add_argument("--warm-up", type=int, default=0, metavar="N", help="as many before, which do not count")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of arrivals, lengths and texts (default: 0)")
+    loop = group.add_mutually_exclusive_group()
+    loop.add_argument("--rate", type=float, metavar="R", help=f"requests per second (default: {DEFAULT_RATE:g})")
+    loop.add_argument("--closed", type=int, metavar="N", help="instead, N users who wait for their responses")
+    loop.add_argument("--sweep", type=float, nargs="*", metavar="R", help="a series of rates (default: seven)")
+    group.add_argument(
+        "--cv", type=float, default=1.0, help="0 like a clock, 1 Poisson, above 1 in bursts (default: 1)"
+    )
+    group.add_argument(
+        "--think", type=float, default=0.0, metavar="S", help="a user's pause between two requests (default: 0)"
+    )
+    group.add_argument("--requests", type=int, default=100, metavar="N", help="requests per test (default: 100)")
+    group.add_argument(
+        "--warm-up", type=int, default=0, metavar="N", help="requests before each test, not measured (default: 0)"
+    )
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of arrivals, lengths and texts (default: 0)"
+    )
 
     group = parser.add_argument_group("lengths")
-    group.add_argument("--mix", choices=list(MIXES), default="chat", help="of prompts and answers (default: chat)")
-    group.add_argument("--prompt", type=_lengths, metavar="LENGTHS", help="of prompts, instead of the mix's")
-    group.add_argument("--output", type=_lengths, metavar="LENGTHS", help="of answers, at most, instead of the mix's")
-    group.add_argument("--token-ids", action="store_true", help="send random token ids: exact lengths, without sense")
+    group.add_argument(
+        "--mix", choices=list(MIXES), default="chat", help="lengths of prompts and outputs (default: chat)"
+    )
+    group.add_argument("--prompt", type=_lengths, metavar="LENGTHS", help="prompt lengths, instead of the mix's")
+    group.add_argument(
+        "--output", type=_lengths, metavar="LENGTHS", help="maximum output lengths, instead of the mix's"
+    )
+    group.add_argument(
+        "--token-ids", action="store_true", help="send random token ids: exact lengths, meaningless text"
+    )
 
     group = parser.add_argument_group("figures")
     group.add_argument(
@@ -68,10 +85,10 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=S",
-        help=f"a limit of {', '.join(LIMITS)}",
+        help=f"count requests within this limit as good ({', '.join(LIMITS)})",
     )
-    group.add_argument("--json", metavar="FILE", help="write everything, every request's times included")
-    group.add_argument("--picture", metavar="FILE", help="draw it, as SVG")
+    group.add_argument("--json", metavar="FILE", help="write all results, including the times of every request")
+    group.add_argument("--picture", metavar="FILE", help="draw the results as SVG")
     return parser
 
 
@@ -79,7 +96,7 @@ def _object(text: str) -> dict[str, Any]:
     try:
         return dict(json.loads(text).items())
     except (ValueError, AttributeError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object") from None
 
 
 def _lengths(spec: str) -> str:
@@ -98,13 +115,14 @@ def _limit(text: str) -> tuple[str, float]:
         return LIMITS[LIMITS.index(name)], float(seconds)
     except ValueError:
         known = ", ".join(f"{name}=SECONDS" for name in LIMITS)
-        raise argparse.ArgumentTypeError(f"a limit is {known}, not {text!r}") from None
+        raise argparse.ArgumentTypeError(f"a limit is one of {known}, not {text!r}") from None
 
 
 def _requests(args: argparse.Namespace, server: dict[str, Any]) -> Callable[[int], list[Request]]:
-    """What makes the requests of a test: those of each have the same lengths, and texts of their own."""
+    """Return a function that makes the requests of a test: in each test the same lengths, but new texts."""
     count = args.warm_up + args.requests
-    prompt, output = (given or usual for given, usual in zip((args.prompt, args.output), MIXES[args.mix], strict=True))
+    of_mix = MIXES[args.mix]
+    prompt, output = args.prompt or of_mix[0], args.output or of_mix[1]
     prompts, outputs = lengths(prompt, count, [args.seed, 1]), lengths(output, count, [args.seed, 2])
     if not args.token_ids:
         ratio = _tokens_per_word(args.url, server, 1000 * args.seed + 999)
@@ -118,34 +136,34 @@ def _requests(args: argparse.Namespace, server: dict[str, Any]) -> Callable[[int
 
 
 def _tokens_per_word(url: str, server: dict[str, Any], seed: int) -> float:
-    """The server's tokenizer decides: ask for one token after a hundred words, and see what it counts."""
+    """Measure the tokens per word of the server's tokenizer, with a request of a hundred words."""
     stream = words(seed)
     prompt = " ".join(next(stream) for _ in range(100))
-    (answer,) = run_load(url, [(prompt, 1)], users=1, progress=False, **server).answers
-    if answer.status == "failed":
-        raise ValueError(f"The server does not answer a request: {answer.error}")
-    return (answer.prompt_tokens or 133) / 100
+    (result,) = run_load(url, [(prompt, 1)], users=1, progress=False, **server).requests
+    if result.status == "failed":
+        raise ValueError(f"The server failed on a trial request: {result.error}")
+    return (result.prompt_tokens or 133) / 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the arguments say.
+    """Run the load tests that the arguments describe.
 
     Returns:
-        The exit status: 0, or 1 if a request failed, 130 after Ctrl-C.
+        The exit status: 0 on success, 1 if a request failed, 130 after Ctrl-C.
 
     Raises:
-        SystemExit: 2 for a setting that has no meaning or a server that is not there, 0 after --help.
+        SystemExit: 2 for an invalid setting, or if no server answers; 0 after --help.
     """
     parser = make_parser()
     args = parser.parse_args(argv)
     if args.requests < 1 or args.warm_up < 0:
         parser.error("--requests is at least 1, and --warm-up at least 0.")
     if args.chat and args.token_ids:
-        parser.error("--token-ids goes without --chat: a message is text.")
+        parser.error("--token-ids cannot be combined with --chat: a chat message is text.")
     if args.think and args.closed is None:
-        parser.error("--think goes with --closed: in an open loop nobody waits for an answer.")
+        parser.error("--think requires --closed: in an open loop, users do not wait for responses.")
     if args.picture and not args.picture.endswith(".svg"):
-        parser.error(f"A picture is drawn as SVG, so call it .svg, not {args.picture!r}.")
+        parser.error(f"--picture writes SVG: end the file name with .svg, unlike {args.picture!r}.")
     body = {"temperature": 0} | ({"ignore_eos": True} if args.ignore_eos else {}) | args.body
     server = {name: getattr(args, name) for name in ("model", "api_key", "chat", "timeout")} | {"body": body}
     try:
@@ -160,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, server: dict[str, Any]) -> list[LoadResult]:
     requests = _requests(args, server)
     for file in filter(None, (args.json, args.picture)):
-        Path(file).touch()  # an error now is better than one after an hour of load
+        Path(file).touch()  # fail now rather than after an hour of load
     settings = server | {"warm_up": args.warm_up, "limits": dict(args.limit)}
     arrivals = {"cv": args.cv, "seed": args.seed}
     if args.sweep is not None:
@@ -178,7 +196,7 @@ def _run(args: argparse.Namespace, server: dict[str, Any]) -> list[LoadResult]:
         saved = results[0].as_dict() if args.sweep is None else {"results": [result.as_dict() for result in results]}
         Path(args.json).write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
     if args.picture:
-        from .. import plots  # matplotlib takes a while
+        from .. import plots  # only now: matplotlib takes a while to import
 
         picture = plots.load_run(results[0]) if args.sweep is None else plots.load_sweep({"this server": results})
         picture.save(args.picture)

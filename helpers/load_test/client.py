@@ -1,7 +1,7 @@
-"""One request over HTTP, and the time of every chunk of its streamed answer.
+"""One request over HTTP, and the time of every chunk of its streamed response.
 
-Whatever happens to a request becomes part of its `Answer`; nothing is sent a second time. A refusal (429) is a figure
-of the load test, not something to hide by trying again.
+Everything that happens to a request becomes part of its `RequestResult`, and no request is sent twice. A refusal (429)
+is a figure of the load test; a retry would hide it.
 """
 
 import json
@@ -17,21 +17,22 @@ Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
-class Answer(RequestMetrics):
-    """What became of one request. All times are seconds since the load test's first request was due.
+class RequestResult(RequestMetrics):
+    """The result of one request. All times are in seconds since the load test's first intended send time.
 
-    `arrival` is the intended send time, `token_times` are those of the chunks that hold tokens. Servers may send
-    several tokens in a chunk: gaps (`itl`) are those between chunks, `tpot` divides by the tokens the server counted.
+    `arrival` is the intended send time; `token_times` are the arrival times of the chunks that hold tokens. Servers may
+    send several tokens in one chunk: `itl` holds the gaps between chunks, while `tpot` divides by the number of tokens
+    that the server counted.
 
     Attributes:
-        sent: when the request really went out. Later than `arrival` if the load generator could not keep up.
-        ended: when the answer was complete, or was given up.
-        text: all of the answer that came.
-        error: why there is no complete answer; None if there is one.
-        http_status: None if there was not even one.
-        retry_after: seconds after which a server that refused wants to be asked again.
-        finish_reason: "stop" or "length", or whatever else the server says.
-        prompt_tokens, output_tokens: as counted by the server, else None and the number of chunks.
+        sent: the actual send time, which is later than `arrival` if the load generator could not keep up.
+        ended: when the response was complete or the request failed.
+        text: the text that arrived.
+        error: why the response is incomplete; None if it is complete.
+        http_status: the HTTP status; None if there was no response.
+        retry_after: the seconds to wait before a retry, as stated by a server that refused the request.
+        finish_reason: "stop", "length", or another reason that the server gives.
+        prompt_tokens, output_tokens: as counted by the server; without its counts, None and the number of chunks.
     """
 
     sent: float
@@ -56,20 +57,20 @@ class Answer(RequestMetrics):
 
 
 class Client:
-    """Sends requests to one server. Use it as `async with Client(url) as client`.
+    """An HTTP client of one server. Use it as `async with Client(url) as client`.
 
     Args:
-        url: the server's, with or without "/v1".
-        model: its name there; the server's first one if left out.
-        api_key: for servers that want one.
-        chat: send prompts as a user's message to chat/completions, rather than to completions.
-        body: more fields of the request's JSON, as in {"temperature": 0, "ignore_eos": True}.
-        timeout: a user's patience in seconds: then the connection is closed, and the request has failed.
+        url: the address of the server, with or without "/v1".
+        model: the name of the model on the server; by default, the first one that the server lists.
+        api_key: the API key, for servers that require one.
+        chat: send prompts as a user's message to chat/completions instead of to completions.
+        body: additional fields of the request's JSON, as in {"temperature": 0, "ignore_eos": True}.
+        timeout: seconds after which the client closes the connection and the request has failed.
 
     Raises:
-        ConnectionError: no server there (when entered, as the next two).
-        PermissionError: the server wants a key, or another one.
-        ValueError: the server does not have that model; no http address.
+        ConnectionError: no OpenAI-compatible server answers at this address (on entry, like the next error).
+        PermissionError: the server requires an API key or rejects this one (on entry).
+        ValueError: the address is not an http address, or the server does not have the model (on entry).
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class Client:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def __aenter__(self) -> "Client":
-        # No limit of connections: one user's request never waits for another's answer. An idle connection is given up
-        # before usual servers do so (after 5 seconds), or a request might be sent into one that is just being closed.
+        # Connections are not limited, so that no request waits for the response to another. Idle connections are closed
+        # before most servers close them (after 5 seconds): a request on a connection that is being closed would fail.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
             timeout=aiohttp.ClientTimeout(total=self.timeout),
@@ -109,30 +110,30 @@ class Client:
         try:
             async with self._session.get(f"{self.url}/models", timeout=aiohttp.ClientTimeout(total=10)) as response:
                 if response.status in (401, 403):
-                    raise PermissionError(f"{self.url} wants an API key, or another one ({response.status}).")
+                    raise PermissionError(f"{self.url} requires a valid API key ({response.status}): pass one.")
                 listed = json.loads(await response.read()) if response.status == 200 else {"data": []}
                 served = [one["id"] for one in listed["data"]]
         except (aiohttp.ClientConnectionError, TimeoutError) as error:
             raise ConnectionError(f"No server answers at {self.url}: is it running? ({error})") from None
         except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
-            raise ConnectionError(f"What answers at {self.url} is no OpenAI-compatible server ({error!r}).") from None
+            raise ConnectionError(f"The server at {self.url} is not OpenAI-compatible ({error!r}).") from None
         if self.model is None and not served:
-            raise ValueError(f"{self.url}/models lists no model: name one, and see that the address ends with /v1.")
+            raise ValueError(f"{self.url}/models lists no model: name one, and check the address.")
         if self.model is not None and served and self.model not in served:
             raise ValueError(f"The server has no model {self.model!r}; it has {', '.join(served)}.")
         self.model = self.model or served[0]
 
-    async def ask(
+    async def send(
         self, request_id: int, prompt: Prompt, max_tokens: int, arrival: float, now: Callable[[], float]
-    ) -> Answer:
-        """Send a request now, and read its answer to the end.
+    ) -> RequestResult:
+        """Send a request now, and read its response to the end.
 
         Args:
-            request_id: whatever the answer is to be known by.
-            prompt: text, or (not for chat) token ids.
-            max_tokens: of the answer.
-            arrival: when it should have been sent.
-            now: the clock.
+            request_id: the id of the result.
+            prompt: text, or token ids (except for chats).
+            max_tokens: the most tokens of the output.
+            arrival: the intended send time.
+            now: a function that returns the time.
         """
         content = {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
         body = {"model": self.model, **content, "max_tokens": max_tokens}
@@ -154,10 +155,10 @@ class Client:
                     retry_after = _number(response.headers.get("Retry-After"))
                     error = f"{status}: {_message(await response.text())}"
         except TimeoutError:
-            error = f"not complete after {self.timeout:g} s"
-        except Exception as problem:  # whatever a server does, it is this request's fate, and the others go on
+            error = f"timed out after {self.timeout:g} s"
+        except Exception as problem:  # every fault of the server ends this request only: the others continue
             error = f"{type(problem).__name__}: {problem}"
-        return Answer(
+        return RequestResult(
             request_id,
             arrival,
             reader.times,
@@ -174,16 +175,16 @@ class Client:
 
 
 class EventStream:
-    """The events of a server-sent stream, from bytes that the network may have split anywhere.
+    """A parser of server-sent events, for bytes that the network may split anywhere.
 
-    Bytes become text only when a line is complete: a split inside a character does no harm.
+    Bytes are decoded once a line is complete, so a split within a character does no harm.
     """
 
     def __init__(self):
         self._rest, self._data = b"", []
 
     def feed(self, data: bytes) -> list[str]:
-        """The events that these bytes complete."""
+        """Return the events that these bytes complete."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         events = []
         for line in lines:
@@ -197,11 +198,11 @@ class EventStream:
 
 
 class ChunkReader:
-    """Puts an answer together from its chunks, of completions or of chats.
+    """A reader that assembles a response from its chunks, of completions or of chats.
 
     Attributes:
-        times: of the chunks that hold tokens. A token may have no text yet (half a character) or none at all (the end
-            of the text), so chunks without text count, too, except one that only names the role.
+        times: when the chunks that hold tokens arrived. A token may have no text yet (half a character) or none at all
+            (the end of the text). Chunks without text therefore count, too, except a chunk that only names the role.
     """
 
     def __init__(self):
@@ -214,10 +215,10 @@ class ChunkReader:
         self._last_is_empty = False
 
     def read(self, event: str, time: float) -> None:
-        """Take in an event that came at that time.
+        """Read an event that arrived at `time`.
 
         Raises:
-            ValueError: the server says that it failed, or this is no chunk.
+            ValueError: the event reports an error of the server, or it is not a chunk.
         """
         if event == "[DONE]":
             return
@@ -227,32 +228,32 @@ class ChunkReader:
         if usage := chunk.get("usage"):
             self.prompt_tokens, self._counted = usage["prompt_tokens"], usage["completion_tokens"]
         for choice in chunk["choices"]:
-            said = {name: value for name, value in (choice.get("delta") or choice).items() if value}
-            text = said.get("content") or said.get("text") or ""
+            fields = {name: value for name, value in (choice.get("delta") or choice).items() if value}
+            text = fields.get("content") or fields.get("text") or ""
             self.text += text
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
-            if set(said) != {"role"} or self.finish_reason:
+            if set(fields) != {"role"} or self.finish_reason:
                 self.times.append(time)
                 self._last_is_empty = not text
 
     def end(self) -> None:
-        """The stream is over.
+        """Finish reading at the end of the stream.
 
         Raises:
-            ValueError: it should not be.
+            ValueError: the stream held no token, or it ended before the output was complete.
         """
-        # Some servers tell the reason in a chunk of its own; with others that chunk holds the token of the end.
+        # Some servers send the finish reason in a chunk without a token; with others, that chunk holds the EOS token.
         if self._last_is_empty and self._counted is not None and len(self.times) > max(1, self._counted):
             self.times.pop()
         self.output_tokens = len(self.times) if self._counted is None else self._counted
         if not self.times:
-            raise ValueError("there was no token in the answer")
+            raise ValueError("the response held no token")
         if self.finish_reason is None:
-            raise ValueError("the answer broke off")
+            raise ValueError("the response broke off")
 
 
 def _message(text: str) -> str:
-    """What a server says went wrong, whether in OpenAI's format or not."""
+    """Return the error message of a server, whether it is in OpenAI's format or not."""
     try:
         error = json.loads(text)["error"]
         return error["message"] if isinstance(error, dict) else str(error)
@@ -263,5 +264,5 @@ def _message(text: str) -> str:
 def _number(text: str | None) -> float | None:
     try:
         return float(text)
-    except (TypeError, ValueError):  # not there, or a date
+    except (TypeError, ValueError):  # missing, or a date
         return None

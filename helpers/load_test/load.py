@@ -1,8 +1,9 @@
-"""All requests at their times: open loop, where nothing waits for the server, or closed loop, where every user does.
+"""All requests of a load test at their times, in an open loop or in a closed one.
 
-In an open loop each request is a task of its own that sleeps until it is due, so a request that is answered late delays
-no other. In a closed loop, `users` users each wait for an answer before they ask again: a slow server is asked less
-often, and what the users would have wanted meanwhile is never measured. That is how a closed loop hides overload.
+In an open loop, each request is a task of its own that sleeps until its send time, so a late response delays no other
+request. In a closed loop, each of `users` users waits for a response before sending the next request. A slow server
+then receives fewer requests, and those that users would have sent meanwhile are never measured. In this way, a closed
+loop hides overload.
 """
 
 import asyncio
@@ -14,13 +15,14 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from ..batching import Request
+from ..request import Request
 from .arrivals import arrival_times
-from .client import Answer, Client, Prompt
+from .client import Client, Prompt, RequestResult
 from .report import LIMITS, LoadResult
 
 T = TypeVar("T")
-Ask = Callable[[int, float, Callable[[], float]], Awaitable[Answer]]  # which request, when it was due, the clock
+# Takes the number of a request, its intended send time, and the clock.
+Send = Callable[[int, float, Callable[[], float]], Awaitable[RequestResult]]
 
 
 def run_load(
@@ -41,110 +43,113 @@ def run_load(
     timeout: float = 600.0,
     progress: bool = True,
 ) -> LoadResult:
-    """Send requests to a server, and measure. Works in a notebook, too, whose own event loop goes on meanwhile.
+    """Send requests to a server, and measure. This works in a notebook, too, whose own event loop is running.
 
     Args:
-        url: the server's.
+        url: the address of the server.
         requests: `Request`s or (prompt, max_tokens) tuples; a prompt may be a list of token ids.
-        rate: open loop: so many requests a second, at times drawn by `arrival_times`.
-        cv, seed: for `arrival_times`.
-        users: closed loop, instead of a rate: so many users, each of whom waits for an answer before asking again.
-        think: seconds for which a user reads an answer before the next question. Who gets none waits for as long as
-            the server says, or a second.
-        warm_up: so many of the requests, the first ones, are sent and answered before the clock starts. They are left
-            out of all figures.
-        limits: the largest "ttft", "tpot" and "e2e" (seconds) that a request may have to count as good.
+        rate: for an open loop: requests per second, sent at times drawn by `arrival_times`.
+        cv, seed: see `arrival_times`.
+        users: for a closed loop, instead of a rate: the number of users, each of whom waits for a response before
+            sending the next request.
+        think: seconds between a response and the user's next request. After a request that was not completed, a user
+            waits at least as long as the server's Retry-After says, or one second without it.
+        warm_up: the number of requests that are completed before the clock starts. No figure includes them.
+        limits: the largest "ttft", "tpot" and "e2e" (in seconds) of a request that counts as good.
         model, api_key, chat, body, timeout: see `Client`.
-        progress: show a bar where somebody looks at stderr.
+        progress: show a progress bar if stderr is a terminal.
 
     Raises:
         ConnectionError, PermissionError: see `Client`.
-        ValueError: a setting that has no meaning; see `Client` for two more.
+        ValueError: a setting is out of range or contradicts another; see also `Client`.
     """
     if (rate is None) == (users is None):
-        raise ValueError("Say either a rate (open loop) or a number of users (closed loop).")
+        raise ValueError("Give either a rate (open loop) or a number of users (closed loop).")
     if users is not None and users < 1:
-        raise ValueError(f"users is a number of at least 1, not {users}.")
+        raise ValueError(f"users is at least 1, not {users}.")
     if think < 0 or timeout <= 0:
-        raise ValueError("think is at least 0 seconds, and timeout more than 0.")
+        raise ValueError(f"think is at least 0 seconds (here {think}), and timeout more than 0 (here {timeout}).")
     if not 0 <= warm_up < len(requests):
-        raise ValueError(f"A warm-up of {warm_up} leaves no request to measure: there are {len(requests)}.")
+        raise ValueError(
+            f"warm_up is from 0 to {len(requests) - 1}, not {warm_up}: at least one request must be measured."
+        )
     if unknown := set(limits or {}) - set(LIMITS):
         raise ValueError(f"There is no limit {unknown.pop()!r}; there are {', '.join(LIMITS)}.")
     pairs = [(one.prompt, one.max_tokens) if isinstance(one, Request) else one for one in requests]
     times = None if rate is None else arrival_times(len(pairs) - warm_up, rate, cv, seed)
     client = Client(url, model, api_key, chat, body, timeout)
 
-    async def load() -> list[Answer]:
+    async def load() -> list[RequestResult]:
         async with client:
-            await _together([_ask_now(client, *pair) for pair in pairs[:warm_up]])
+            await _gather([_send_now(client, *pair) for pair in pairs[:warm_up]])
             name = f"{rate:g} requests/s" if users is None else f"{users} users"
             with tqdm(total=len(pairs) - warm_up, desc=name, leave=False, disable=None if progress else True) as bar:
 
-                async def ask(number: int, due: float, now: Callable[[], float]) -> Answer:
-                    answer = await client.ask(number, *pairs[warm_up + number], due, now)
+                async def send(number: int, due: float, now: Callable[[], float]) -> RequestResult:
+                    result = await client.send(number, *pairs[warm_up + number], due, now)
                     bar.update()
-                    return answer
+                    return result
 
                 if times is not None:
-                    return await _open_loop(ask, times)
-                return await _closed_loop(ask, len(pairs) - warm_up, users, think)
+                    return await _open_loop(send, times)
+                return await _closed_loop(send, len(pairs) - warm_up, users, think)
 
-    answers = _in_a_thread(load())
-    way = {"rate": rate, "cv": cv, "seed": seed} if users is None else {"users": users, "think": think}
+    results = _run_in_thread(load())
+    loop = {"rate": rate, "cv": cv, "seed": seed} if users is None else {"users": users, "think": think}
     settings = {"url": url, "model": client.model, "chat": chat, "body": body or {}, "timeout": timeout}
-    return LoadResult(way | {"warm_up": warm_up} | settings, answers, dict(limits or {}))
+    return LoadResult(loop | {"warm_up": warm_up} | settings, results, dict(limits or {}))
 
 
-async def _open_loop(ask: Ask, times: Sequence[float]) -> list[Answer]:
-    now = _clock()
+async def _open_loop(send: Send, times: Sequence[float]) -> list[RequestResult]:
+    now = _start_clock()
 
-    async def one(number: int) -> Answer:
+    async def send_when_due(number: int) -> RequestResult:
         await asyncio.sleep(times[number] - now())
-        return await ask(number, times[number], now)
+        return await send(number, times[number], now)
 
-    return await _together([one(number) for number in range(len(times))])
+    return await _gather([send_when_due(number) for number in range(len(times))])
 
 
-async def _closed_loop(ask: Ask, count: int, users: int, think: float) -> list[Answer]:
-    """A user's request is due when the answer before it is complete and read: the server decides when.
+async def _closed_loop(send: Send, count: int, users: int, think: float) -> list[RequestResult]:
+    """Send a user's next request once the previous response is complete and read: the server sets the pace.
 
-    Who got none asks again after as long as the server says, or a second: else a few who are refused would use up all
-    requests in no time.
+    After a request that was not completed, the user waits for as long as the server says, or one second. Without this
+    pause, a few users who are refused would use up all requests within moments.
     """
-    now, numbers = _clock(), iter(range(count))
+    now, numbers = _start_clock(), iter(range(count))
 
-    async def user() -> list[Answer]:
-        answers = []
-        for number in numbers:  # whoever is free takes the next one
-            if answers:
-                await asyncio.sleep(think if answers[-1].status == "ok" else max(think, answers[-1].retry_after or 1.0))
-            answers.append(await ask(number, now(), now))
-        return answers
+    async def user() -> list[RequestResult]:
+        results = []
+        for number in numbers:  # the users share one iterator: each takes the next request when ready
+            if results:
+                last = results[-1]
+                await asyncio.sleep(think if last.status == "ok" else max(think, last.retry_after or 1.0))
+            results.append(await send(number, now(), now))
+        return results
 
-    answers = itertools.chain(*await _together([user() for _ in range(users)]))
-    return sorted(answers, key=lambda answer: answer.request_id)
-
-
-async def _ask_now(client: Client, prompt: Prompt, max_tokens: int) -> Answer:
-    return await client.ask(0, prompt, max_tokens, 0.0, _clock())
+    results = itertools.chain(*await _gather([user() for _ in range(users)]))
+    return sorted(results, key=lambda result: result.request_id)
 
 
-async def _together(coroutines: Sequence[Awaitable[T]]) -> list[T]:
-    """Their results. Whoever interrupts this interrupts them all."""
+async def _send_now(client: Client, prompt: Prompt, max_tokens: int) -> RequestResult:
+    return await client.send(0, prompt, max_tokens, 0.0, _start_clock())
+
+
+async def _gather(coroutines: Sequence[Awaitable[T]]) -> list[T]:
+    """Run coroutines concurrently, and return their results. Cancelling this cancels all of them."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one) for one in coroutines]
     return [task.result() for task in tasks]
 
 
-def _clock() -> Callable[[], float]:
-    """A clock that shows the seconds since now."""
+def _start_clock() -> Callable[[], float]:
+    """Return a clock that counts the seconds from now on."""
     start = time.perf_counter()
     return lambda: time.perf_counter() - start
 
 
-def _in_a_thread(coroutine: Awaitable[T]) -> T:
-    """Run it in a thread of its own, because a notebook's thread has an event loop that already runs."""
+def _run_in_thread(coroutine: Awaitable[T]) -> T:
+    """Run a coroutine in a thread of its own, because the thread of a notebook already runs an event loop."""
     running = []
 
     async def main() -> T:

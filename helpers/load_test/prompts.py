@@ -1,6 +1,7 @@
-"""What requests say: text of about so many tokens for a server whose tokenizer nobody knows, or token ids.
+"""The contents of requests: texts of an approximate length in tokens, or token ids of an exact length.
 
-Hardly any two prompts begin alike, so a server that shares beginnings has next to nothing to share.
+Texts suit servers whose tokenizer is unknown. Hardly any two prompts start alike, so a server that shares prefixes has
+next to nothing to share.
 """
 
 import random
@@ -10,19 +11,19 @@ from ..tiny_model.corpus import Writer
 
 
 def words(seed: int = 0) -> Iterator[str]:
-    """The words of one story after another, without an end."""
+    """Yield the words of one story after another, without end."""
     writer = Writer(seed)
     while True:
         yield from writer.story().split()
 
 
 def texts(lengths: Sequence[int], tokens_per_word: float = 4 / 3, seed: int = 0) -> list[str]:
-    """A text of about so many tokens for each length: the next words of a stream of stories."""
+    """Return a text of about each length in tokens: consecutive words of a stream of stories."""
     stream = words(seed)
     return [" ".join(next(stream) for _ in range(max(1, round(length / tokens_per_word)))) for length in lengths]
 
 
 def token_ids(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """Exactly so many random token ids for each length, between 100 and 999: every vocabulary has those."""
+    """Return random token ids of exactly each length, from 100 to 999, which every vocabulary has."""
     draw = random.Random(seed)
     return [[draw.randint(100, 999) for _ in range(length)] for length in lengths]

@@ -1,7 +1,7 @@
-"""The pictures of the lessons: masks and caches, timelines of rows, throughput against latency, who waits.
+"""The pictures of the lessons: masks, caches, timelines of rows, latencies, and throughput against latency.
 
-Every function returns a `Picture` (or a `Player`), which shows itself as a cell's last expression and carries a
-text that says in words what it shows.
+Every function returns a `Picture` (or a `Player`). As a cell's last expression, it displays itself, and it carries a
+text that describes what it shows.
 """
 
 from .charts import bars, grouped_bars, latencies, lines, throughput_latency, tradeoff

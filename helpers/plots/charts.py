@@ -1,4 +1,4 @@
-"""Bars, lines and points: the pictures that any course has."""
+"""Bar charts, line plots and scatter plots, for numbers of any kind."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from .picture import BLUE, GRAY, GREEN, INK, ORANGE, PALE, PURPLE, RED, REQUEST_
 
 
 def bars(values: Mapping[str, float], xlabel: str, title: str = "") -> Picture:
-    """Horizontal bars, longest name first to read: the next token and its rivals, bytes, waste."""
+    """Draw horizontal bars from top to bottom, the first one highlighted."""
     figure, (ax,) = new_figure(7, 0.34 * len(values) + 1.1)
     names = list(values)
     colors = [BLUE] + [SKY] * (len(names) - 1)
@@ -17,13 +17,13 @@ def bars(values: Mapping[str, float], xlabel: str, title: str = "") -> Picture:
     ax.margins(x=0.12)
     ax.set_xlabel(xlabel)
     ax.set_title(title, loc="left", fontsize=11)
-    # Two decimals: more would differ between processors, and stored outputs are compared.
+    # Stored outputs are compared with new ones, and further decimals would differ between processors.
     listed = ", ".join(f"{name} {value:.2f}" for name, value in values.items())
     return Picture(figure, f"Bar chart, {title or xlabel}: {listed}.")
 
 
 def lines(series: Mapping[str, tuple[Sequence, Sequence]], xlabel: str, ylabel: str, title: str = "") -> Picture:
-    """A line with markers for each named (xs, ys)."""
+    """Draw a line with markers for each named (xs, ys)."""
     figure, (ax,) = new_figure(7.5, 3.6)
     for (name, (xs, ys)), color, marker in zip(series.items(), (RED, BLUE, GREEN, PURPLE), "os^D", strict=False):
         ax.plot(xs, ys, color=color, marker=marker, markersize=3, linewidth=1.2, label=name)
@@ -48,12 +48,19 @@ def grouped_bars(
     title: str = "",
     line: tuple[float, str] | None = None,
 ) -> Picture:
-    """Upright bars side by side, a bar for each series in each group, with its value on top; and a line to compare."""
+    """Draw vertical bars in groups, one bar per series in each group, each with its value on top.
+
+    Args:
+        groups: the names of the groups.
+        series: for each series, one value per group.
+        xlabel, ylabel, title: the labels of the axes and the title of the picture.
+        line: a value to compare the bars with, drawn as a horizontal line, and its name.
+    """
     figure, (ax,) = new_figure(9, 3.8)
     width = 0.84 / len(series)
     for number, ((name, values), color) in enumerate(zip(series.items(), REQUEST_COLORS, strict=False)):
-        places = [group + (number - (len(series) - 1) / 2) * width for group in range(len(groups))]
-        drawn = ax.bar(places, values, 0.92 * width, color=color, label=name)
+        centers = [group + (number - (len(series) - 1) / 2) * width for group in range(len(groups))]
+        drawn = ax.bar(centers, values, 0.92 * width, color=color, label=name)
         ax.bar_label(drawn, fmt="%.1f", padding=2, fontsize=8.5)
     if line:
         ax.axhline(line[0], color=INK, linestyle="--", linewidth=1, label=f"{line[1]}: {line[0]:g}", zorder=0)
@@ -68,7 +75,7 @@ def grouped_bars(
 
 
 def tradeoff(points: Mapping[str, tuple[float, float]], xlabel: str, ylabel: str) -> Picture:
-    """A named point for each way of doing something, on two scales of which less is better."""
+    """Draw a named point for each configuration on two axes; on both, less is better."""
     figure, (ax,) = new_figure(6.5, 3.8)
     for (name, (x, y)), color, marker in zip(points.items(), (GRAY, ORANGE, PURPLE, BLUE), "soD^", strict=False):
         ax.plot(x, y, marker, color=color, markersize=9)
@@ -84,7 +91,7 @@ def tradeoff(points: Mapping[str, tuple[float, float]], xlabel: str, ylabel: str
 
 
 def throughput_latency(batch_sizes: Sequence[int], throughput: Sequence[float], latency: Sequence[float]) -> Picture:
-    """The classic two curves: tokens a second (left axis) and seconds until a batch is done (right axis)."""
+    """Draw tokens per second (left axis) and seconds until a batch finishes (right axis) over the batch size."""
     figure, (left,) = new_figure(7.5, 3.8)
     right = left.twinx()
     (first,) = left.plot(batch_sizes, throughput, color=BLUE, marker="o", label="throughput (left)")
@@ -92,20 +99,20 @@ def throughput_latency(batch_sizes: Sequence[int], throughput: Sequence[float], 
     left.set_xscale("log", base=2)
     left.set_xticks(batch_sizes, [str(size) for size in batch_sizes])
     left.set_xlabel("batch size (rows)")
-    left.set_ylabel("throughput (output tokens a second)", color=BLUE)
-    right.set_ylabel("latency (seconds until the batch is done)", color=RED)
+    left.set_ylabel("throughput (output tokens per second)", color=BLUE)
+    right.set_ylabel("latency (seconds until the batch finishes)", color=RED)
     left.set_ylim(bottom=0)
     right.set_ylim(bottom=0)
     left.legend(handles=[first, second], frameon=False, loc="upper left")
     alt = (
         f"Two curves over batch sizes {batch_sizes[0]} to {batch_sizes[-1]}: throughput goes from {throughput[0]:.0f} "
-        f"to {throughput[-1]:.0f} tokens a second, latency from {latency[0]:.2g} to {latency[-1]:.2g} seconds."
+        f"to {throughput[-1]:.0f} tokens per second, latency from {latency[0]:.2g} to {latency[-1]:.2g} seconds."
     )
     return Picture(figure, alt)
 
 
 def latencies(named: Mapping[str, Sequence[RequestMetrics]]) -> Picture:
-    """End-to-end latency of every request, a marker each, sorted by request."""
+    """Draw a marker at the end-to-end latency of every request, in order of arrival."""
     figure, (ax,) = new_figure(8, 3.4)
     for (name, metrics), color, marker in zip(named.items(), (RED, BLUE, GREEN, PURPLE), "sov^", strict=False):
         ordered = sorted(metrics, key=lambda one: one.request_id)

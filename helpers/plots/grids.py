@@ -1,11 +1,10 @@
-"""What a batch holds, token by token, and which token sees which."""
+"""Batches drawn token by token, and attention masks."""
 
 from collections.abc import Hashable, Mapping, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from ..batching import Batch
 from .picture import GRAY, INK, PALE, RED, REQUEST_COLORS, SKY, Picture, new_figure
 
 
@@ -14,7 +13,13 @@ def token_grid(
     masks: Mapping[str, Sequence[Sequence[int]]],
     positions: Mapping[str, Sequence[Sequence[int]]] | None = None,
 ) -> Picture:
-    """Tokens as a coloured grid, a row a request: real tokens in colour, pads hatched, positions small below."""
+    """Draw tokens as grids with one row per request: real tokens in colour, pads hatched.
+
+    Args:
+        grids: for each panel, the texts of the tokens.
+        masks: for each panel, its attention mask: 1 for a real token, 0 for a pad.
+        positions: for each panel, the position ids, written small below the tokens.
+    """
     height = sum(0.5 * len(grid) + 0.55 for grid in grids.values())
     columns = max(len(row) for grid in grids.values() for row in grid)
     figure, axes = new_figure(min(11, 0.95 * columns + 1), height, len(grids))
@@ -32,14 +37,15 @@ def token_grid(
     described = []
     for title in grids:
         pads = [len(row) - sum(row) for row in masks[title]]
-        described.append(f"{title}: pads a row {pads}")
+        described.append(f"{title}: pads per row {pads}")
     return Picture(figure, f"Grid of tokens. {'; '.join(described)}.")
 
 
-def batches(named: Mapping[str, Batch]) -> Picture:
-    """Batches before and after a verb, one above the other: a row a request, a column a token.
+def batches(named: Mapping[str, Mapping]) -> Picture:
+    """Draw batches one above the other, as before and after a verb: one row per request, one column per token.
 
-    In colour: keys and values in the cache. Framed: tokens that the next forward pass reads. Hatched: left padding.
+    Tokens with cached keys and values are coloured, tokens that the next forward pass reads are framed, and left
+    padding is hatched.
     """
     columns = max(batch["attention_mask"].size(1) for batch in named.values())
     rows = [max(1, len(batch["request_ids"])) + 0.9 for batch in named.values()]
@@ -48,10 +54,10 @@ def batches(named: Mapping[str, Batch]) -> Picture:
     color = {request_id: REQUEST_COLORS[index % 7] for index, request_id in enumerate(ids)}
     for ax, (title, batch) in zip(axes, named.items(), strict=True):
         mask = batch["attention_mask"].tolist()
-        width, unread = batch["attention_mask"].size(1), batch["input_ids"].size(1)
+        cached = batch["attention_mask"].size(1) - batch["input_ids"].size(1)
         for y, request_id in enumerate(batch["request_ids"]):
             for x, real in enumerate(mask[y]):
-                draw_cell(ax, x, y, color[request_id] if real else None, framed=bool(real) and x >= width - unread)
+                draw_cell(ax, x, y, color[request_id] if real else None, framed=bool(real) and x >= cached)
         set_up_grid(ax, columns, max(1, len(mask)), title)
         labels = [
             f"{request_id}: {'done' if left == 0 else f'{left} to go'}"
@@ -63,7 +69,7 @@ def batches(named: Mapping[str, Batch]) -> Picture:
     figure.legend(
         handles=[
             Patch(facecolor=SKY, edgecolor="white", label="key and value in the cache"),
-            Patch(facecolor="white", edgecolor=INK, linewidth=1.6, label="token to be read next"),
+            Patch(facecolor="white", edgecolor=INK, linewidth=1.6, label="token to read next"),
             Patch(facecolor="white", edgecolor=GRAY, hatch="////", label="left padding (mask 0)"),
         ],
         loc="outside lower left", ncols=3, frameon=False, fontsize=8,
@@ -74,14 +80,14 @@ def batches(named: Mapping[str, Batch]) -> Picture:
 def compare(
     expected: Sequence[Sequence], actual: Sequence[Sequence], title: str = "", pads: Sequence = (None,)
 ) -> Picture:
-    """Two grids side by side, what was expected and what came; each cell that differs is framed and marked.
+    """Draw the expected and the actual grid side by side; frame and mark each cell that differs.
 
-    Rows may be of unequal length: they are lined up at their right edges, where a batch grows.
+    Rows may have unequal lengths. They are aligned at their right edges, where a batch grows.
 
     Args:
         expected, actual: rows of cells (numbers or text).
-        title: what the grids show.
-        pads: cells with one of these contents are drawn as padding; None without any text.
+        title: the title of the picture.
+        pads: the contents that are drawn as padding; None stands for an empty cell.
     """
     columns = max([1, *(len(row) for row in [*expected, *actual])])
     rows = max(1, len(expected), len(actual))
@@ -93,9 +99,9 @@ def compare(
             for y, row in enumerate(grid)
             for x, cell in enumerate(row)
         }
-    for place in sorted(cells["expected"] | cells["yours"]):
-        if cells["expected"].get(place) != cells["yours"].get(place):
-            different.append(place)
+    for cell in sorted(cells["expected"] | cells["yours"]):
+        if cells["expected"].get(cell) != cells["yours"].get(cell):
+            different.append(cell)
     hatched = {"" if pad is None else str(pad) for pad in pads}
     for ax, name in zip(figure.subplots(1, 2), cells, strict=True):
         for (y, x), text in cells[name].items():
@@ -117,16 +123,19 @@ def compare(
     return Picture(figure, f"{title or 'Two grids'}: {'; '.join(described) or 'no difference'}{more}.")
 
 
-def _describe(batch: Batch) -> str:
+def _describe(batch: Mapping) -> str:
     if not batch["request_ids"]:
         return "no rows"
     pads = (batch["attention_mask"] == 0).sum(dim=1).tolist()
     cached = batch["attention_mask"].size(1) - batch["input_ids"].size(1)
-    rows = ", ".join(f"request {id} with {n} pads" for id, n in zip(batch["request_ids"], pads, strict=True))
-    return f"{cached} columns in the cache and {batch['input_ids'].size(1)} to be read; {rows}"
+    rows = ", ".join(
+        f"request {id} with {n} pad{'s' * (n != 1)}" for id, n in zip(batch["request_ids"], pads, strict=True)
+    )
+    return f"{cached} cached columns, {batch['input_ids'].size(1)} to read; {rows}"
 
 
 def draw_cell(ax, x: int, y: int, color: str | None, framed: bool = False) -> None:
+    """Draw a cell in a colour, or hatched if the colour is None."""
     if color is None:
         look = {"facecolor": "white", "edgecolor": "#BBBBBB", "hatch": "////", "linewidth": 0}
     else:
@@ -135,6 +144,7 @@ def draw_cell(ax, x: int, y: int, color: str | None, framed: bool = False) -> No
 
 
 def set_up_grid(ax, columns: int, rows: int, title: str) -> None:
+    """Prepare axes for a grid of cells, its first row on top."""
     ax.set_xlim(0, columns)
     ax.set_ylim(rows, 0)
     ax.set_xticks([])
@@ -144,9 +154,12 @@ def set_up_grid(ax, columns: int, rows: int, title: str) -> None:
 
 
 def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]]) -> Picture:
-    """Tokens of several requests side by side in one row, coloured by request: (text, request, position) each.
+    """Draw the tokens of several requests side by side in one row per panel, coloured by request.
 
-    A request keeps its colour from row to row. Positions are small below the tokens.
+    A request keeps its colour from panel to panel.
+
+    Args:
+        named: for each panel, (text, request, position) of each token. The position is written small below the text.
     """
     columns = max(len(cells) for cells in named.values())
     figure, axes = new_figure(min(11, 0.85 * columns + 0.6), 0.95 * len(named) + 0.4, len(named))
@@ -171,12 +184,12 @@ def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]]) -> Pictu
 def who_sees_whom(
     named: Mapping[str, Sequence[Sequence[bool]]], tokens: Sequence[str], owners: Sequence[int]
 ) -> Picture:
-    """Attention masks side by side: a row is a token that looks, a column one that may be looked at.
+    """Draw attention masks side by side: rows are queries, columns are the keys that they attend to.
 
     Args:
-        named: masks [tokens, tokens], True to look.
-        tokens: their texts.
-        owners: the number of the request that each token belongs to. A look at somebody else's token is crossed.
+        named: masks [tokens, tokens], True where a query attends to a key.
+        tokens: the texts of the tokens.
+        owners: the number of each token's request. Attention to a token of another request is marked with a cross.
     """
     count = len(tokens)
     figure = Figure(figsize=(min(11, 0.44 * count * len(named) + 2), 0.34 * count + 1.4), layout="constrained")
@@ -198,9 +211,9 @@ def who_sees_whom(
         ax.set_yticks([y + 0.5 for y in range(count)], [token.strip() for token in tokens], fontsize=8)
         ax.tick_params(length=0)
         ax.xaxis.tick_top()
-        ax.set_ylabel("token that looks")
-        ax.set_xlabel("token that is looked at")
+        ax.set_ylabel("query token")
+        ax.set_xlabel("key token")
         ax.set_title(title, loc="left", fontsize=10)
-        seen = sum(map(sum, mask))
-        described.append(f"{title}: {seen} of {count * count} cells looked at, {across} of them another request's")
-    return Picture(figure, f"Grids of which token looks at which. {'; '.join(described)}.")
+        attended = sum(map(sum, mask))
+        described.append(f"{title}: {attended} of {count * count} pairs attend, {across} of them across requests")
+    return Picture(figure, f"Attention masks, queries by keys. {'; '.join(described)}.")

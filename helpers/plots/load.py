@@ -1,26 +1,25 @@
-"""A server under load: one request, all of a run, and a sweep over rates."""
+"""A server under load: one request, all requests of a load test, and a sweep over rates."""
 
 from collections.abc import Mapping, Sequence
 
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from ..metrics import RequestMetrics
+from ..metrics import RequestMetrics, knee
 from .picture import BLUE, GRAY, GREEN, INK, ORANGE, PALE, PURPLE, RED, Picture, new_figure
 
 
 def request_timeline(request: RequestMetrics) -> Picture:
-    """One request from when it was meant to be sent to its last token, with its latencies as arrows.
+    """Draw one request from its intended send time to its last token, with its latencies as arrows.
 
     Args:
-        request: with at least one token. If it says when it was really `sent`, as the load generator's do, that is
-            marked, too.
+        request: a request with at least one token. If it has an attribute `sent`, the actual send time is marked, too.
     """
     sent = getattr(request, "sent", request.arrival)
     start, *times = (1000 * (time - request.arrival) for time in (sent, *request.token_times))
     figure, (ax,) = new_figure(9, 2.8)
     ax.plot([0, times[-1]], [0, 0], color=GRAY, linewidth=1, zorder=0)
-    ax.plot(0, 0, "|", color=INK, markersize=16, markeredgewidth=2, label="meant to be sent")
+    ax.plot(0, 0, "|", color=INK, markersize=16, markeredgewidth=2, label="intended send time")
     ax.plot(start, 0, ">", color=GRAY, markersize=7, label="sent")
     ax.plot(times[0], 0, "D", color=ORANGE, markersize=8, label="first token")
     ax.plot(times[1:], [0] * len(times[1:]), "o", color=BLUE, markersize=5, label="later tokens")
@@ -36,27 +35,27 @@ def request_timeline(request: RequestMetrics) -> Picture:
     ax.set_ylim(-0.6, 3.6)
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
-    ax.set_xlabel("milliseconds since the request was meant to be sent")
+    ax.set_xlabel("milliseconds since the intended send time")
     figure.legend(*ax.get_legend_handles_labels(), loc="outside lower left", ncols=4, frameon=False, fontsize=9)
-    said = "; ".join(f"{name} {right - left:.0f} ms" for name, left, right, _ in spans)
-    alt = f"Timeline of a request with {len(times)} chunks of tokens, sent after {start:.0f} ms: {said}."
+    listed = "; ".join(f"{name} {right - left:.0f} ms" for name, left, right, _ in spans)
+    alt = f"Timeline of a request with {len(times)} chunks of tokens, sent after {start:.0f} ms: {listed}."
     return Picture(figure, alt)
 
 
 def load_run(result) -> Picture:
-    """A line for each request of a load test, from when it was meant to be sent until its end: how queues build up.
+    """Draw a line for each request of a load test, from its intended send time to its end, which makes queues visible.
 
     Args:
         result: a `LoadResult` of the load generator.
     """
     figure, (ax,) = new_figure(9, 4)
-    for answer in result.answers:
-        y = answer.request_id
-        if answer.status == "ok":
-            ax.hlines(y, answer.arrival, answer.token_times[0], color=ORANGE, linewidth=1.6)
-            ax.hlines(y, answer.token_times[0], answer.ended, color=BLUE, linewidth=1.6)
+    for request in result.requests:
+        y = request.request_id
+        if request.status == "ok":
+            ax.hlines(y, request.arrival, request.token_times[0], color=ORANGE, linewidth=1.6)
+            ax.hlines(y, request.token_times[0], request.ended, color=BLUE, linewidth=1.6)
         else:
-            ax.plot(answer.ended, y, "x", color=INK, markersize=4)
+            ax.plot(request.ended, y, "x", color=INK, markersize=4)
     ax.invert_yaxis()
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlim(left=0)
@@ -64,12 +63,12 @@ def load_run(result) -> Picture:
     ax.set_ylabel("request, in order of arrival")
     handles = [
         Line2D([], [], color=ORANGE, label="waits for the first token"),
-        Line2D([], [], color=BLUE, label="answered"),
+        Line2D([], [], color=BLUE, label="receives tokens"),
         Line2D([], [], linestyle="", marker="x", color=INK, label="refused or failed"),
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
-    count = len(result.answers)
-    alt = f"A line for each of {count} requests, {len(result.ok)} of them answered, in {result.duration:.2f} s."
+    count = len(result.requests)
+    alt = f"A line for each of {count} requests, {len(result.ok)} of them completed, in {result.duration:.2f} s."
     if result.ok:
         first, last = (f"{1000 * result.percentile(name, 50):.0f} ms" for name in ("ttft", "e2e"))
         alt += f" Median TTFT {first}, median end-to-end latency {last}."
@@ -77,37 +76,36 @@ def load_run(result) -> Picture:
 
 
 def load_sweep(named: Mapping[str, Sequence]) -> Picture:
-    """Latency over throughput, a curve for each server: flat while load brings throughput, steep once it does not.
+    """Draw latency over throughput, one curve per server: flat while more load adds throughput, then steep.
 
-    Above the end-to-end latency, below the time to the first token: medians as lines, 99th percentiles dashed. A ring
-    marks the knee, where throughput divided by the median end-to-end latency is greatest (see `load_test.sweep`).
+    The upper panel shows the end-to-end latency, the lower one the time to first token. Solid lines are medians, dashed
+    lines 99th percentiles. A ring marks the knee: the greatest ratio of request throughput to the median end-to-end
+    latency (see `metrics.knee`).
 
     Args:
-        named: what `load_test.sweep` returned for each server.
+        named: for each server, the results of a sweep: one `LoadResult` per rate.
     """
-    from ..load_test.sweep import knee
-
     figure, axes = new_figure(8, 5.6, 2, sharex=True)
     handles, described = [], []
     for (name, results), color, marker in zip(named.items(), (RED, BLUE, GREEN, PURPLE), "osD^", strict=False):
         results = [result for result in sorted(results, key=lambda one: one.rate) if result.ok]
-        best = knee(results)
+        best = results[knee([(result.request_throughput, result.percentile("e2e", 50)) for result in results])]
         throughput = [result.output_throughput for result in results]
         for ax, latency in zip(axes, ("e2e", "ttft"), strict=True):
             for percent, style in ((50, "-"), (99, "--")):
                 values = [result.percentile(latency, percent) for result in results]
                 ax.plot(throughput, values, style, color=color, marker=marker, markersize=4, linewidth=1.2)
-            place = best.output_throughput, best.percentile(latency, 50)
-            ax.plot(*place, "o", color=INK, markersize=13, fillstyle="none")
-            ax.annotate(f"{best.rate:.3g}/s", place, (0, 11), textcoords="offset points", ha="center", fontsize=9)
+            point = best.output_throughput, best.percentile(latency, 50)
+            ax.plot(*point, "o", color=INK, markersize=13, fillstyle="none")
+            ax.annotate(f"{best.rate:.3g}/s", point, (0, 11), textcoords="offset points", ha="center", fontsize=9)
         handles.append(Line2D([], [], color=color, marker=marker, markersize=4, label=name))
-        middles = [result.percentile("e2e", 50) for result in results]
+        medians = [result.percentile("e2e", 50) for result in results]
         described.append(
             f"{name}: rates {results[0].rate:.3g} to {results[-1].rate:.3g}/s, at most {max(throughput):.3g} tokens/s, "
-            f"median end-to-end latency {middles[0]:.2g} to {middles[-1]:.2g} s, knee at {best.rate:.3g}/s with "
+            f"median end-to-end latency {medians[0]:.2g} to {medians[-1]:.2g} s, knee at {best.rate:.3g}/s with "
             f"{best.output_throughput:.3g} tokens/s and {best.percentile('e2e', 50):.2g} s"
         )
-    for ax, title in zip(axes, ("end to end (seconds)", "time to first token (seconds)"), strict=True):
+    for ax, title in zip(axes, ("end-to-end latency (seconds)", "time to first token (seconds)"), strict=True):
         ax.set_yscale("log")
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_major_formatter("{x:g}")
@@ -115,7 +113,7 @@ def load_sweep(named: Mapping[str, Sequence]) -> Picture:
         ax.set_ylabel(title)
         ax.grid(color=PALE)
     axes[-1].set_xlim(left=0)
-    axes[-1].set_xlabel("throughput (output tokens a second)")
+    axes[-1].set_xlabel("throughput (output tokens per second)")
     handles += [Line2D([], [], color=INK, label="median"), Line2D([], [], color=INK, linestyle="--", label="p99")]
     ring = {"linestyle": "", "marker": "o", "markersize": 10, "fillstyle": "none"}
     handles.append(Line2D([], [], color=INK, label="knee: greatest throughput / latency", **ring))

@@ -1,4 +1,4 @@
-"""Memory for keys and values: how much of it is reserved, used and shared."""
+"""Memory for keys and values: how much of it is allocated, used and shared."""
 
 from collections.abc import Hashable, Mapping, Sequence
 
@@ -11,45 +11,46 @@ from .picture import BLUE, GRAY, INK, ORANGE, REQUEST_COLORS, Picture, new_figur
 
 
 def memory_timeline(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], capacity: int) -> Picture:
-    """How much of a KV cache is taken and how much of that holds a token, iteration by iteration: a panel a way.
+    """Draw how much of a KV cache is allocated in each iteration, and how much of that holds tokens.
 
     Args:
-        named: for each way of giving out memory, tokens held and tokens that there is room for, one an iteration.
-        capacity: tokens that fit in all.
+        named: for each panel, two counts per iteration: tokens held, and tokens that the allocated memory could hold.
+        capacity: tokens that the whole memory could hold.
     """
     figure, axes = new_figure(9, 1.6 * len(named) + 0.7, len(named), sharex=True, sharey=True)
     described = []
     for ax, (title, (held, room)) in zip(axes, named.items(), strict=True):
-        # Each value lasts until the next iteration, and the last one for an iteration, too.
+        # Each value lasts until the next iteration begins, so the last one is repeated.
         iterations, held, room = range(len(held) + 1), [*held, held[-1]], [*room, room[-1]]
         ax.fill_between(iterations, held, step="post", color=BLUE, linewidth=0)
         ax.fill_between(iterations, held, room, step="post", facecolor="white", edgecolor=ORANGE, hatch="////", lw=0)
         ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
         share = sum(held[:-1]) / max(1, sum(room[:-1]))
-        ax.set_title(f"{title}: {len(held) - 1} iterations, {share:.0%} of what is taken is used", loc="left", size=10)
+        heading = f"{title}: {len(held) - 1} iterations, {share:.0%} of the allocated memory is used"
+        ax.set_title(heading, loc="left", fontsize=10)
         ax.set_ylabel("tokens")
         ax.set_ylim(0, 1.08 * capacity)
-        described.append(f"{title}: {len(held) - 1} iterations, {share:.0%} of the memory taken holds tokens")
+        described.append(f"{title}: {len(held) - 1} iterations, {share:.0%} of the allocated memory holds tokens")
     axes[0].set_xlim(left=0)
     axes[-1].set_xlabel("iteration")
     handles = [
-        Patch(facecolor=BLUE, label="holds a token"),
-        Patch(facecolor="white", edgecolor=ORANGE, hatch="////", label="taken, but holds nothing"),
-        Line2D([], [], color=INK, linestyle="--", linewidth=1, label="all memory"),
+        Patch(facecolor=BLUE, label="holds tokens"),
+        Patch(facecolor="white", edgecolor=ORANGE, hatch="////", label="allocated, but empty"),
+        Line2D([], [], color=INK, linestyle="--", linewidth=1, label="whole memory"),
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
-    return Picture(figure, f"Memory over iterations, {capacity:,} tokens in all. {'; '.join(described)}.")
+    return Picture(figure, f"Memory over iterations, room for {capacity:,} tokens. {'; '.join(described)}.")
 
 
 def block_tables(
     named: Mapping[str, Mapping[Hashable, tuple[Sequence[int], int]]], blocks: int, block_size: int
 ) -> Picture:
-    """Block tables on the left, and on the right the memory that they point into, coloured by request.
+    """Draw block tables on the left and the memory that they point into on the right, coloured by request.
 
     Args:
-        named: for each panel, by request its block table and how many tokens it has.
-        blocks: how many there are.
-        block_size: tokens in a block.
+        named: for each panel, the block table of each request and its number of tokens.
+        blocks: the number of blocks.
+        block_size: the number of tokens that fit in a block.
     """
     requests = list(dict.fromkeys(request for tables in named.values() for request in tables))
     color = {request: REQUEST_COLORS[index % 7] for index, request in enumerate(requests)}
@@ -61,10 +62,10 @@ def block_tables(
     for (left, right), (title, tables) in zip(grid, named.items(), strict=True):
         owners: dict[int, list] = {}
         for request, (table, tokens) in tables.items():
-            for place, block in enumerate(table):
-                filled = max(0, min(block_size, tokens - place * block_size))
+            for index, block in enumerate(table):
+                filled = max(0, min(block_size, tokens - index * block_size))
                 owners.setdefault(block, []).append((request, filled))
-        fill = {block: GRAY if len(whose) > 1 else color[whose[0][0]] for block, whose in owners.items()}
+        fill = {block: GRAY if len(sharing) > 1 else color[sharing[0][0]] for block, sharing in owners.items()}
         shared_somewhere |= GRAY in fill.values()
         for y, (table, _) in enumerate(tables.values()):
             for x, block in enumerate(table):
@@ -75,33 +76,33 @@ def block_tables(
         for block in range(blocks):
             filled = max((tokens for _, tokens in owners.get(block, [])), default=0)
             for slot in range(block_size):
-                place, height = (block + slot / block_size * 0.88 + 0.04, 0.25), 0.5
+                corner, height = (block + slot / block_size * 0.88 + 0.04, 0.25), 0.5
                 look = {"facecolor": fill.get(block, "white") if slot < filled else "white", "linewidth": 0.6}
                 hatch = "/////" if block in owners and slot >= filled else None
                 edge = fill.get(block, "#CCCCCC") if slot >= filled else "white"
-                right.add_patch(Rectangle(place, 0.88 / block_size, height, edgecolor=edge, hatch=hatch, **look))
+                right.add_patch(Rectangle(corner, 0.88 / block_size, height, edgecolor=edge, hatch=hatch, **look))
             right.text(block + 0.48, 0.98, str(block), ha="center", va="center", fontsize=8, color=INK)
         set_up_grid(right, blocks, 1, "memory, block by block")
         right.set_ylim(1.15, 0)
         right.set_yticks([])
         described.append(f"{title}: " + (", ".join(f"{name} has {list(table)}" for name, (table, _) in tables.items())))
     for ax in grid[-1]:
-        ax.set_xlabel("block table" if ax is grid[-1][0] else "number of the block", fontsize=9)
+        ax.set_xlabel("block table" if ax is grid[-1][0] else "block number", fontsize=9)
     handles = [Patch(facecolor=color[request], label=str(request)) for request in requests]
     handles += [Patch(facecolor=GRAY, label="shared")] * shared_somewhere
-    handles += [Patch(facecolor="white", edgecolor=GRAY, hatch="/////", label="taken, no token yet")]
+    handles += [Patch(facecolor="white", edgecolor=GRAY, hatch="/////", label="allocated, no token yet")]
     handles += [Patch(facecolor="white", edgecolor="#CCCCCC", label="free")]
     figure.legend(handles=handles, loc="outside lower left", ncols=8, frameon=False, fontsize=9)
     return Picture(figure, f"Block tables and {blocks} blocks of {block_size} tokens. {'; '.join(described)}.")
 
 
 def memory_shares(named: Mapping[str, Sequence[int]], capacity: int, unit: str) -> Picture:
-    """How much memory each request has, iteration by iteration, on top of each other.
+    """Draw how much memory each request holds in each iteration, as stacked areas.
 
     Args:
-        named: for each request, how much it has in each iteration; 0 where it has none.
-        capacity: how much there is.
-        unit: what is counted.
+        named: for each request, the amount of memory that it holds in each iteration.
+        capacity: the total amount of memory.
+        unit: the unit of these amounts.
     """
     figure, (ax,) = new_figure(9, 2.9)
     count = max(map(len, named.values()))
@@ -111,9 +112,9 @@ def memory_shares(named: Mapping[str, Sequence[int]], capacity: int, unit: str) 
         color = REQUEST_COLORS[index % 7]
         ax.fill_between(range(count + 1), below, top, step="post", color=color, linewidth=0, label=name)
         below = top
-        there = [(index, index + 1) for index, share in enumerate(shares) if share]
-        times = "".join(f"{first} to " * (first - 1 not in dict(there)) + f"{last}, " * (last not in dict(there))
-                        for first, last in there)  # fmt: skip
+        held = [(iteration, iteration + 1) for iteration, share in enumerate(shares) if share]
+        times = "".join(f"{first} to " * (first - 1 not in dict(held)) + f"{last}, " * (last not in dict(held))
+                        for first, last in held)  # fmt: skip
         described.append(f"{name} from iteration {times}at most {max(shares)}")
     ax.axhline(capacity, color=INK, linestyle="--", linewidth=1, label=f"all {capacity} {unit}")
     ax.set_xlim(0, count)

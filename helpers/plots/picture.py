@@ -1,6 +1,6 @@
-"""A picture that says in words what it shows, and the colours and axes that all pictures share.
+"""A picture with a text that describes it, and the colours and axes that all pictures share.
 
-The colours are Okabe and Ito's, which colour-blind readers can tell apart.
+The colours are those of Okabe and Ito, which colour-blind readers can tell apart.
 """
 
 import base64
@@ -14,16 +14,16 @@ INK, GRAY, PALE = "#222222", "#8C8C8C", "#EFEFEF"
 REQUEST_COLORS = (SKY, ORANGE, GREEN, PURPLE, YELLOW, RED, BLUE)
 WORK_COLORS = {"prefill": ORANGE, "decode": BLUE, "finished": GRAY, "stalled": PURPLE, "empty": PALE}
 WORK_MEANING = {
-    "prefill": "prefill: reads a prompt, first token",
-    "decode": "decode: one more token",
-    "finished": "finished: waits for the longest",
+    "prefill": "prefill: reads a prompt, yields the first token",
+    "decode": "decode: yields one more token",
+    "finished": "finished: waits for the longest request",
     "stalled": "stalled: waits for a prefill",
     "empty": "empty: no request",
 }
 
 
 class Picture:
-    """A figure and the text that describes it; a notebook shows the figure, a screen reader reads the text."""
+    """A figure and a text that describes it: a notebook shows the figure, a screen reader reads the text."""
 
     def __init__(self, figure: Figure, alt: str):
         self.figure, self.alt = figure, alt
@@ -39,7 +39,7 @@ class Picture:
         return {"image/png": png, "text/plain": repr(self)}, {"image/png": {"alt": self.alt, "width": width}}
 
     def save(self, path) -> None:
-        """Write the picture as SVG, the same bytes for the same picture, its text inside as title."""
+        """Write the picture as SVG, with its text as the title. Equal pictures give equal bytes."""
         from matplotlib import rc_context
 
         with rc_context({"svg.hashsalt": "picture", "svg.fonttype": "none"}):
@@ -47,7 +47,7 @@ class Picture:
 
 
 def new_figure(width: float, height: float, panels: int = 1, **options):
-    """A figure of so many panels below each other, in inches, and their axes."""
+    """Return a figure with panels below each other, and their axes. Width and height are in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(panels, 1, squeeze=False, **options)[:, 0]
     for ax in axes:

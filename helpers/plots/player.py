@@ -1,4 +1,4 @@
-"""A trace as a film in a notebook, without a kernel."""
+"""An animation of a trace that plays in a notebook without a kernel."""
 
 import html
 import json
@@ -11,10 +11,10 @@ from .rows import runs_of
 
 
 class Player:
-    """A timeline that plays in the browser: rows fill, decode and free, iteration by iteration.
+    """A timeline that plays in the browser: iteration by iteration, rows fill, decode and become free.
 
-    Plain HTML and a few lines of script, no server and no download. Where scripts do not run (a notebook that is
-    not trusted yet, a preview) the whole timeline is shown, standing still.
+    It is plain HTML and a few lines of script, with no server and no download. Where scripts do not run (in a preview,
+    or in a notebook that is not trusted yet), the whole timeline is shown as a still picture.
     """
 
     def __init__(self, trace: Trace, title: str):
@@ -30,17 +30,17 @@ class Player:
         for row in range(trace.rows):
             for start, length, work, nth in runs_of(trace, row):
                 color = SKY if work == "decode" and nth % 2 else WORK_COLORS[work]
-                place = f'x="{left + start * scale:.2f}" y="{row * unit + 2}" width="{length * scale:.2f}"'
-                marks.append(f'<rect {place} height="{unit - 4}" fill="{color}"/>')
-        # A frame an iteration: for each row its request's name, kind of work and tokens so far.
-        done: dict = {}
+                geometry = f'x="{left + start * scale:.2f}" y="{row * unit + 2}" width="{length * scale:.2f}"'
+                marks.append(f'<rect {geometry} height="{unit - 4}" fill="{color}"/>')
+        # One frame per iteration: for each row, the name of its request, its kind of work and its tokens so far.
+        generated: dict = {}
         frames = []
         for iteration in trace.iterations:
             frame = []
-            for slot in iteration.slots:
-                done[slot.request_id] = done.get(slot.request_id, 0) + slot.new_tokens
-                name = "" if slot.request_id is None else str(slot.request_id)
-                frame.append([name, WORK.index(slot.work), done[slot.request_id] if name else 0])
+            for row in iteration.row_steps:
+                generated[row.request_id] = generated.get(row.request_id, 0) + row.new_tokens
+                name = "" if row.request_id is None else str(row.request_id)
+                frame.append([name, WORK.index(row.work), generated[row.request_id] if name else 0])
             frames.append(frame)
         data = json.dumps(frames, separators=(",", ":")).replace("</", "<\\/")
         legend = "".join(
@@ -108,5 +108,5 @@ PLAYER = textwrap.dedent("""\
 
 
 def play(trace: Trace, title: str = "Rows, iteration by iteration") -> Player:
-    """An animation of a trace with a play button and a slider."""
+    """Animate a trace, with a play button and a slider."""
     return Player(trace, title)

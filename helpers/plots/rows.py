@@ -1,4 +1,4 @@
-"""What the rows of a batch do, iteration by iteration, and whom that keeps waiting."""
+"""What the rows of a batch do in each iteration, and how long that keeps requests waiting."""
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -12,9 +12,9 @@ from .picture import BLUE, GRAY, GREEN, INK, RED, SKY, WORK_COLORS, WORK_MEANING
 
 
 def slot_timeline(traces: Mapping[str, Trace]) -> Picture:
-    """What every row did in every forward pass, for each named trace, on one common axis.
+    """Draw what every row did in every forward pass, with one panel per trace on a common axis.
 
-    Decoding requests that follow each other in a row are drawn in two blues, so that one can see them change.
+    Consecutive requests on a row decode in two alternating blues, which shows where one follows another.
     """
     longest = max(trace.forward_passes for trace in traces.values())
     rows = sum(trace.rows for trace in traces.values())
@@ -42,19 +42,22 @@ def slot_timeline(traces: Mapping[str, Trace]) -> Picture:
         loc="outside lower left", ncols=3, frameon=False, fontsize=8,
     )  # fmt: skip
     described = [
-        f"{title}: {trace.forward_passes} forward passes on {trace.rows} rows; "
-        + ", ".join(f"{count} {kind}" for kind, count in sorted(trace.work.items()))
+        f"{title}: {trace.forward_passes} forward passes on {trace.rows} rows; {_counts(trace)}"
         for title, trace in traces.items()
     ]
     return Picture(figure, f"Timeline of rows, slot-steps by kind. {'; '.join(described)}.")
 
 
 def runs_of(trace: Trace, row: int) -> Iterable[tuple[int, int, str, int]]:
-    """Stretches of a row in which nothing changes: (start, length, work, how many requests the row had before)."""
+    """Yield the stretches of a row in which its request and its work stay the same.
+
+    Yields:
+        (start, length, work, how many requests held the row before) for each stretch.
+    """
     start, last, nth = 0, None, -1
     for index, iteration in enumerate([*trace.iterations, None]):
-        slot = iteration.slots[row] if iteration else None
-        key = (slot.work, slot.request_id) if slot else None
+        row_step = iteration.row_steps[row] if iteration else None
+        key = (row_step.work, row_step.request_id) if row_step else None
         if key != last:
             if last is not None:
                 yield start, index - start, last[0], nth
@@ -64,7 +67,7 @@ def runs_of(trace: Trace, row: int) -> Iterable[tuple[int, int, str, int]]:
 
 
 def work_bars(traces: Mapping[str, Trace]) -> Picture:
-    """Where the slot-steps of each trace went, as one stacked bar a trace."""
+    """Draw how the slot-steps of each trace were spent, as one stacked bar per trace."""
     figure, (ax,) = new_figure(9, 0.5 * len(traces) + 1.5)
     for y, trace in enumerate(traces.values()):
         left = 0
@@ -79,19 +82,23 @@ def work_bars(traces: Mapping[str, Trace]) -> Picture:
     ax.invert_yaxis()
     ax.set_xlabel("slot-steps (rows x forward passes)")
     figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=8)
-    described = "; ".join(f"{name}: {dict(sorted(trace.work.items()))}" for name, trace in traces.items())
+    described = "; ".join(f"{name}: {_counts(trace)}" for name, trace in traces.items())
     return Picture(figure, f"Stacked bars of slot-steps. {described}.")
+
+
+def _counts(trace: Trace) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(trace.work.items()))
 
 
 def who_waits(
     named: Mapping[str, Sequence[RequestMetrics]], groups: Mapping[str, Collection[Hashable]], unit: str = "seconds"
 ) -> Picture:
-    """A mark for each request at its end-to-end latency, a panel for each policy; dashed lines are medians.
+    """Draw a marker at the end-to-end latency of each request, with one panel per policy; dashed lines are medians.
 
     Args:
-        named: the requests' metrics under each policy.
-        groups: which request ids belong together; each group has a colour and a marker.
-        unit: of the latencies.
+        named: the metrics of the requests under each policy.
+        groups: the request ids of each group; a group has its own colour and marker.
+        unit: the unit of the latencies.
     """
     figure, axes = new_figure(8, 1.15 * len(named) + 0.9, len(named), sharex=True, sharey=True)
     looks = list(zip(groups.items(), (BLUE, RED, GREEN), "osD", strict=False))
@@ -103,9 +110,9 @@ def who_waits(
             for value in values:
                 ax.plot(value, height[value] + 0.6, marker, color=color, markersize=4.5)
                 height[value] += 1
-            middle = percentile(values, 50)
-            ax.axvline(middle, color=color, linestyle="--", linewidth=1, zorder=0)
-            described.append(f"{title}, {group}: {values[0]:.3g} to {values[-1]:.3g}, median {middle:.3g}")
+            median = percentile(values, 50)
+            ax.axvline(median, color=color, linestyle="--", linewidth=1, zorder=0)
+            described.append(f"{title}, {group}: {values[0]:.3g} to {values[-1]:.3g}, median {median:.3g}")
         ax.set_title(title, loc="left", fontsize=10)
         ax.set_yticks([])
         ax.spines["left"].set_visible(False)
@@ -119,11 +126,11 @@ def who_waits(
 
 
 def tokens_read(traces: Mapping[str, Trace], first: int = 0, last: int | None = None) -> Picture:
-    """How many tokens each forward pass read, a bar a pass: those of decodes below, those of prompts on top.
+    """Draw how many tokens each forward pass read: tokens of decodes below, tokens of prompts on top.
 
     Args:
-        traces: the runs, a panel each.
-        first, last: show these passes only.
+        traces: the runs, one panel each.
+        first, last: the first and the last pass to draw.
     """
     figure, axes = new_figure(9, 1.5 * len(traces) + 0.7, len(traces), sharex=True, sharey=True)
     described = []
@@ -131,11 +138,11 @@ def tokens_read(traces: Mapping[str, Trace], first: int = 0, last: int | None = 
         shown = trace.iterations[first : None if last is None else last + 1]
         totals, prompts = [0] * len(shown), 0
         for kind in ("decode", "prefill"):
-            read = [sum(slot.tokens for slot in one.slots if slot.work == kind) for one in shown]
+            read = [sum(row.tokens for row in one.row_steps if row.work == kind) for one in shown]
             ax.bar(range(first, first + len(read)), read, bottom=totals, width=0.85, color=WORK_COLORS[kind])
             totals = [below + more for below, more in zip(totals, read, strict=True)]
-            prompts = sum(tokens > 0 for tokens in read)  # of the last kind
-        described.append(f"{title}: at most {max(totals)} in a pass, passes that read from prompts: {prompts}")
+            prompts = sum(tokens > 0 for tokens in read)  # those of the last kind, prefill
+        described.append(f"{title}: at most {max(totals)} per pass, passes with prompt tokens: {prompts}")
         ax.set_title(title, loc="left", fontsize=10)
         ax.set_ylabel("tokens read")
     axes[-1].set_xlabel("forward pass")
@@ -145,11 +152,11 @@ def tokens_read(traces: Mapping[str, Trace], first: int = 0, last: int | None = 
 
 
 def padding(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], ylabel: str) -> Picture:
-    """What each forward pass did for the requests and what it did for padding, on top of each other: a panel a run.
+    """Draw what each forward pass computed for requests and for padding, stacked, with one panel per run.
 
     Args:
-        named: for each run, useful counts and padding counts, one a pass.
-        ylabel: what was counted.
+        named: for each run, the useful and the padding count of each pass.
+        ylabel: what is counted.
     """
     figure, axes = new_figure(9, 1.7 * len(named) + 0.7, len(named))
     described = []
@@ -162,11 +169,11 @@ def padding(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], ylabel: st
         ax.set_ylabel(ylabel)
         ax.set_xlim(0, max(1, len(useful) - 1))
         ax.set_ylim(bottom=0)
-        described.append(f"{title}: {sum(useful):,} of the requests' own and {sum(pads):,} of padding")
+        described.append(f"{title}: {sum(useful):,} for the requests' tokens and {sum(pads):,} for padding")
     axes[-1].set_xlabel("forward pass")
     handles = [
-        Patch(facecolor=BLUE, label="of the requests' own tokens"),
-        Patch(facecolor="white", edgecolor=GRAY, hatch="////", label="of padding"),
+        Patch(facecolor=BLUE, label="for the requests' tokens"),
+        Patch(facecolor="white", edgecolor=GRAY, hatch="////", label="for padding"),
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=9)
     return Picture(figure, f"Areas over forward passes, {ylabel}. {'; '.join(described)}.")

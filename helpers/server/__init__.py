@@ -1,14 +1,17 @@
 """The engine as a server that any OpenAI client can use: `python -m helpers.server`.
 
-    engine_thread.py    one thread runs the engine; the event loop submits, listens and takes back
-    protocol.py         OpenAI's requests, checked
-    answers.py          OpenAI's answers, made from the engine's outputs
-    app.py              the HTTP front: which address does what, and what goes wrong with which status
-    watch.py            what the engine does, for people: the page's events
-    measures.py         the same for machines: Prometheus metrics
-    launch.py           a server in a process of its own, for lessons and load tests
+    app.py              the HTTP application: which address does what
+    protocol.py         OpenAI's requests, validated
+    responses.py        a request's outputs as one JSON body or as a stream of events
+    formats.py          OpenAI's response bodies
+    http_errors.py      which status goes with what went wrong (errors.py); middleware.py limits bodies, counts statuses
+    engine_thread.py    the thread that runs the engine; the event loop submits, reads and cancels
+    response_stream.py  the outputs of one request on their way to its client
+    live_view.py        what the engine does, for people: the page's events (snapshot.py: what they are made of)
+    metrics.py          the same for monitoring: Prometheus metrics
+    launch.py           a server in its own process, for lessons and load tests
 
-Nothing here decides which request runs when: that is the scheduler's, and the engine below is the one of lesson 6.
+The server never decides which request runs when. That is the scheduler's task, in the engine of lesson 6.
 """
 
 from .launch import launch

@@ -4,7 +4,7 @@
     python -m helpers.server --model path/to/folder --rows 16   any causal language model
     python -m helpers.server --policy static                    the same server with static batching, to compare
 
-The page at / shows what the engine does; /metrics has its figures. Ctrl-C finishes what was accepted and ends.
+The page at / shows what the engine does; /metrics has its figures. Ctrl-C finishes the accepted requests and stops.
 """
 
 import argparse
@@ -23,22 +23,28 @@ import warnings
 import torch
 import uvicorn
 
-from ..engine import Engine
-from ..engine_config import EngineConfig
+from ..engine import POLICIES, EngineConfig
+from ..model_engine import Engine
 from ..models import load_model
-from ..scheduler import POLICIES
 from .app import make_app
+from .engine_thread import EngineThread
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TRACED = 1000  # iterations that the engine remembers
+TRACE_LENGTH = 1000  # iterations that the engine remembers
 LOGGING = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
-LOGGING["handlers"]["access"]["stream"] = "ext://sys.stderr"  # standard output says where the server listens
+LOGGING["handlers"]["access"]["stream"] = "ext://sys.stderr"  # standard output has the address of the server only
 
 
 class Server(uvicorn.Server):
-    """Says where it listens, and ends by finishing what was accepted."""
+    """Prints its address when it is ready, and finishes the accepted requests before it stops.
 
-    def __init__(self, config: uvicorn.Config, thread, grace: float):
+    Args:
+        config: uvicorn's settings.
+        thread: the engine's.
+        grace: seconds to finish accepted requests in.
+    """
+
+    def __init__(self, config: uvicorn.Config, thread: EngineThread, grace: float):
         super().__init__(config)
         self.thread, self.grace = thread, grace
 
@@ -48,28 +54,32 @@ class Server(uvicorn.Server):
         print(f"Listening on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether it is time to end: also when the engine has, since nothing would come of waiting."""
+        """Return whether to stop: when asked to, or when the engine has stopped and no request can finish."""
         return not self.thread.alive or await super().on_tick(counter)
 
     async def shutdown(self, sockets=None) -> None:
-        if self.thread.open:
-            print(f"Finishing {self.thread.open} answers; Ctrl-C once more ends at once.", file=sys.stderr, flush=True)
+        if number := self.thread.num_in_flight:
+            print(f"Finishing {number} sequences. Press Ctrl-C again to stop at once.", file=sys.stderr, flush=True)
         draining = asyncio.create_task(self.thread.drain(self.grace))
-        await super().shutdown(sockets)  # takes no more connections and waits for those that are there
+        await super().shutdown(sockets)  # refuses new connections and waits for the open ones
         if not self.force_exit:
             await draining
         else:
             draining.cancel()
-            self.thread.give_up()
-            await asyncio.sleep(0.1)  # for the last events to go out
+            self.thread.fail_pending()
+            await asyncio.sleep(0.1)  # for the last events to be sent
             await self.lifespan.shutdown()
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Run the server until it is told to stop."""
     options = _options(arguments)
     if not _is_loopback(options.host) and options.api_key is None:
-        warnings.warn(f"Whoever reaches {options.host} can use this server: give it an --api-key.", stacklevel=1)
-    with _bound(options.host, options.port) as listening:  # before a model is loaded in vain
+        warnings.warn(
+            f"Anyone who can reach {options.host} can use this server: set an --api-key.",
+            stacklevel=1,
+        )
+    with _bound_socket(options.host, options.port) as listening:  # first, since loading a model takes a while
         _serve(options, listening)
 
 
@@ -82,7 +92,7 @@ def _serve(options: argparse.Namespace, listening: socket.socket) -> None:
             policy=options.policy,
             num_blocks=options.blocks,
             block_size=options.block_size,
-            trace_length=TRACED,
+            trace_length=TRACE_LENGTH,
         )
         app = make_app(
             Engine(model, tokenizer, config),
@@ -100,14 +110,14 @@ def _serve(options: argparse.Namespace, listening: socket.socket) -> None:
         app,
         log_level="info" if options.log else "warning",
         log_config=LOGGING,
-        timeout_graceful_shutdown=int(options.grace) + 10,  # for clients that do not read what they get
+        timeout_graceful_shutdown=int(options.grace) + 10,  # for clients that do not read their responses
         lifespan="on",
     )
-    gc.freeze()  # a model is no garbage: to look for some in it again and again stops everybody for a while
+    gc.freeze()  # the model is never garbage: each full collection would search all of it and delay every request
     with contextlib.suppress(KeyboardInterrupt):
         Server(config, app.state.thread, options.grace).run([listening])
-    if app.state.thread.died:
-        sys.exit("helpers.server: the engine has stopped; what it said is above.")
+    if app.state.thread.crashed:
+        sys.exit("helpers.server: the engine has stopped because of the error above.")
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -115,49 +125,52 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "python -m helpers.server", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--model", help="a folder in the Hugging Face format or a Hub id; the embedded model if left out")
+    add("--model", help="a folder in the Hugging Face format or a Hub id (default: the embedded model)")
     add("--name", help="what clients call the model")
-    add("--dtype", choices=DTYPES, default="float32")
-    add("--host", default="127.0.0.1", help="an address of this machine; only this machine itself if left out")
-    add("--port", type=int, default=8000, help="0 for a free one (default: 8000)")
+    add("--dtype", choices=DTYPES, default="float32", help="the type of the weights (default: float32)")
+    add("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1, for this machine only)")
+    add("--port", type=int, default=8000, help="the port to listen on, 0 for a free one (default: 8000)")
     add("--rows", type=int, default=8, help="sequences that run at once (default: 8)")
-    add("--tokens-per-step", type=int, default=512, help="tokens that an iteration reads at most (default: 512)")
-    add("--policy", choices=POLICIES, default="fcfs", help="who gets a row next (default: fcfs)")
-    add("--max-queue", type=int, default=64, help="answers that may wait for a row, more get status 429 (default: 64)")
-    add("--blocks", type=int, help="blocks of the KV cache; as many as all rows need, up to 1 GiB, if left out")
-    add("--block-size", type=int, default=16, help="tokens in a block (default: 16)")
+    add("--tokens-per-step", type=int, default=512, help="the most tokens that an iteration computes (default: 512)")
+    add("--policy", choices=POLICIES, default="fcfs", help="in which order requests get rows (default: fcfs)")
+    add("--max-queue", type=int, default=64, help="the most sequences that wait; more get status 429 (default: 64)")
+    add("--blocks", type=int, help="blocks of the KV cache (default: as many as all rows need, up to 1 GiB)")
+    add("--block-size", type=int, default=16, help="tokens per block (default: 16)")
     add(
         "--api-key",
         default=os.environ.get("COURSE_API_KEY") or None,
-        help="what clients show; also from COURSE_API_KEY",
+        help="the key that clients must send (default: the environment's COURSE_API_KEY, or none)",
     )
-    add("--deadline", type=float, help="seconds that a request may take, unless it says how many itself")
-    add("--grace", type=float, default=30, help="seconds to finish what was accepted, at the end (default: 30)")
-    add("--pace", type=float, default=0, help="slow motion: seconds that an iteration takes at least, up to 2")
-    add("--log", action="store_true", help="a line for every request, on stderr")
+    add("--deadline", type=float, help="seconds that a request may take if it sets no deadline itself")
+    add("--grace", type=float, default=30, help="seconds to finish accepted requests before stopping (default: 30)")
+    add("--pace", type=float, default=0, help="slow motion: the least number of seconds per iteration, up to 2")
+    add("--log", action="store_true", help="log every request to stderr")
     add("--stop-with-stdin", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.api_key == "" or options.deadline == 0:
-        parser.error("an empty --api-key and a --deadline of 0 would refuse everybody: leave them out.")
+        parser.error("an empty --api-key or a --deadline of 0 would refuse every request: leave it out.")
     if not 0 <= options.port < 2**16:
-        parser.error(f"--port is between 0 and 65535, not {options.port}.")
+        parser.error(f"--port must be from 0 to 65535, not {options.port}.")
     if not 0 <= options.pace <= 2:
-        parser.error(f"--pace is between 0 and 2 seconds, not {options.pace}.")
+        parser.error(f"--pace must be from 0 to 2 seconds, not {options.pace}.")
     for name in ("deadline", "grace"):
-        if getattr(options, name) is not None and not 0 <= getattr(options, name) < float("inf"):
-            parser.error(f"--{name} is a number of seconds, not {getattr(options, name)}")
+        seconds = getattr(options, name)
+        if seconds is not None and not 0 <= seconds < float("inf"):
+            parser.error(f"--{name} must be a number of seconds, not {seconds}.")
     return options
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket with that address, on which nobody listens yet."""
+def _bound_socket(host: str, port: int) -> socket.socket:
+    """Bind a socket to an address on which nothing listens yet."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        sys.exit(f"helpers.server: {host}:{port} is not to be had ({error}): name another --port, 0 for any free one.")
+        sys.exit(
+            f"helpers.server: cannot listen on {host}:{port} ({error}). Choose another --port, or 0 for a free one."
+        )
     return bound
 
 
@@ -169,7 +182,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _stop_with_stdin() -> None:
-    """Whoever launched this server holds the other end of its standard input, as long as it lives."""
+    """Stop the server when its standard input ends: `launch` holds the other end for as long as its process lives."""
     sys.stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,7 +1,6 @@
-"""A server in a process of its own, for as long as a `with` lasts: for lessons, tests and load tests.
+"""A server in its own process, for as long as a `with` block lasts: for lessons, tests and load tests.
 
-In the same process, the server and those who ask it would wait for each other's turn with Python's interpreter lock,
-and the times that are measured would be of that.
+A server in the clients' process would compete with them for Python's interpreter lock, and distort the measured times.
 """
 
 import os
@@ -18,36 +17,36 @@ ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
-class Launched:
-    """A running server: where it is, and its process."""
+class LaunchedServer:
+    """A running server: its address and its process."""
 
     url: str
     process: subprocess.Popen
 
 
 @contextmanager
-def launch(*options: str) -> Iterator[Launched]:
-    """Start `python -m helpers.server` with these options on a free port, and stop it at the end.
+def launch(*options: str) -> Iterator[LaunchedServer]:
+    """Start `python -m helpers.server` with these options on a free port, and stop it at the end of the block.
 
-    It also ends when this process does, however that happens.
+    The server also stops when this process ends for any reason.
 
     Raises:
-        RuntimeError: it did not start; with what it had to say.
+        RuntimeError: the server did not start; the message has its output.
     """
     command = [sys.executable, "-m", "helpers.server", "--port", "0", "--stop-with-stdin", *options]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"PYTHONPATH": path}
     pipe = subprocess.PIPE
     with (
-        tempfile.TemporaryFile("w+") as said,
-        subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=said, text=True) as process,
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True) as process,
     ):
         try:
             url = next((found[1] for line in process.stdout if (found := re.match(r"Listening on (\S+)", line))), None)
             if url is None:
                 process.wait()
-                said.seek(0)
-                raise RuntimeError(f"The server did not start:\n{said.read()}")
-            yield Launched(url, process)
+                log.seek(0)
+                raise RuntimeError(f"The server did not start:\n{log.read()}")
+            yield LaunchedServer(url, process)
         finally:
             process.terminate()

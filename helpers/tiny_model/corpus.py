@@ -1,15 +1,15 @@
 """The text that the embedded model learns: a grammar that writes sayings, answers and stories.
 
-No text is downloaded and none is quoted but a handful of old proverbs: every document comes out of the
-word lists and sentence patterns below. Three kinds, so that lengths differ by an order of magnitude, as
-the outputs of a real server do: a *saying* is one sentence, an *answer* is one to eight, a *story* has a
-hero, a wish, a few scenes and an end.
+No text is downloaded, and only a handful of old proverbs are quoted. Every other document is made from the word lists
+and sentence patterns below. There are three kinds, whose lengths differ by an order of magnitude, as those of a real
+server's outputs do: a *saying* is one sentence, an *answer* has one to eight, and a *story* has a hero, a wish, a few
+scenes and an end.
 
-Most choices *lean*: a baker is more often called Tom than not, a proud hero mostly goes on a journey. So the likeliest
-text differs from hero to hero, and greedy decoding does not tell everybody the same story.
+Most choices *lean*: a baker is usually called Tom, and a proud hero usually goes on a journey. So the most probable text
+differs from hero to hero, and greedy decoding does not tell the same story for every prompt.
 
-Some word pairs are held out (`_held_out`): no document ever contains them, so `unseen_prompts` can ask the
-model for text that it cannot have learned by heart.
+Some word pairs are held out (`_held_out`): no document contains them. With these, `unseen_prompts` asks the model for
+text that it cannot have memorised.
 """
 
 import random
@@ -74,7 +74,7 @@ GOALS = [
     "the house of the wise heron", "the far side of the forest", "the island with the tall trees",
 ]
 OBSTACLES = [
-    # what stands in the way, what the hero thinks, who helps by doing what
+    # (the obstacle, what the hero thinks, how a friend helps)
     ("a river without a bridge", "The water is too cold to swim", "showed {them} a row of flat stones"),
     ("a wall as high as a house", "Nobody can climb that", "knew a little door behind the ivy"),
     ("a thick white fog", "I cannot see my own feet", "walked ahead and rang a small bell"),
@@ -153,7 +153,7 @@ WITH = [("peace", "worry"), ("friends", "strangers"), ("laughter", "tears"), ("g
 
 
 def _held_out(first: str, second: str) -> bool:
-    """About one word pair in eight, chosen by its letters: never written into the corpus."""
+    """Return whether the corpus never contains this word pair: about one pair in eight, chosen by its letters."""
     return sum(map(ord, first + second)) % 8 == 0
 
 
@@ -166,7 +166,7 @@ def capital(text: str) -> str:
 
 
 class Writer:
-    """Writes one document after the other from a seeded random generator."""
+    """Writes one document after another, with a seeded random generator."""
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
@@ -176,7 +176,7 @@ class Writer:
         return self.random.random() < probability
 
     def lean(self, options: Sequence, key: str):
-        """The option that goes with `key` in more than half of all cases, else any. Keys name the choice and its reason."""
+        """Return the option that belongs to `key` with probability 0.6, else any. Keys name the choice and its reason."""
         return options[zlib.crc32(key.encode()) % len(options)] if self.chance(0.6) else self.pick(options)
 
     def pair(self, firsts: list[str], seconds: list[str], held_out: bool = False) -> tuple[str, str]:
@@ -264,7 +264,7 @@ class Writer:
     # --- stories -----------------------------------------------------------------------------------------
 
     def story(self) -> str:
-        """An opening, one to three plots, an end: the hero keeps name, kind and pronoun throughout."""
+        """Return an opening, one to three plots and an end; the hero keeps name, kind and pronoun throughout."""
         trait, kind = self.pair(TRAITS, list(ANIMALS) + PEOPLE)
         name = self.lean(list(NAMES), f"name of {kind}")
         hero = Hero(name, kind, NAMES[name], trait)
@@ -303,7 +303,7 @@ class Writer:
         return f"{start} {weather} {self.lean(TIMES, f'time {hero.chapter} of {hero.kind}')}"
 
     def _friend(self, hero: "Hero", *others: str, key: str = "") -> str:
-        """An animal that is neither the hero's kind nor one of the others; it leans on what it is there for."""
+        """Return an animal that is neither of the hero's kind nor among the others; the choice leans on `key`."""
         animals = [animal for animal in ANIMALS if animal != hero.kind and animal not in others]
         return self.lean(animals, f"friend {key} of {hero.trait}")
 
@@ -457,13 +457,13 @@ class Writer:
         ], f"end of {hero.name}")
         return f"{end} {self.lean(LESSONS, hero.trait)}" if self.chance(0.5) else end
 
-    # --- all of them -------------------------------------------------------------------------------------
+    # --- documents ---------------------------------------------------------------------------------------
 
     def document(self) -> str:
         return self.random.choices([self.saying, self.answer, self.story], weights=[35, 35, 30])[0]()
 
     def unseen_prompt(self) -> str:
-        """The beginning of a document with a word pair that no document of the corpus contains."""
+        """Return the beginning of a document, with a word pair that no document of the corpus contains."""
         kind = self.random.randrange(4)
         if kind == 0:
             trait, doer = self.pair(TRAITS, DOERS, held_out=True)
@@ -479,7 +479,7 @@ class Writer:
 
 
 class Hero:
-    """The one a story is about, with the pronouns that go with the name and the trait that its story leans on."""
+    """The hero of a story, with the pronouns of the name and the trait that the story leans on."""
 
     def __init__(self, name: str, kind: str, pronoun: str, trait: str):
         self.name, self.kind, self.he, self.trait, self.chapter = name, kind, pronoun, trait, 0
@@ -488,13 +488,13 @@ class Hero:
 
 
 def documents(count: int, seed: int = 0) -> Iterator[str]:
-    """`count` documents, the same ones for the same seed."""
+    """Return `count` documents, the same for the same seed."""
     writer = Writer(seed)
     return (writer.document() for _ in range(count))
 
 
 def unseen_prompts(count: int, seed: int = 0) -> list[str]:
-    """`count` different prompts, none of which is part of any document, whatever the seed it was written with."""
+    """Return `count` different prompts, none of which is part of any document, whatever the document's seed."""
     writer, prompts = Writer(seed), {}
     while len(prompts) < count:
         prompts[writer.unseen_prompt()] = None

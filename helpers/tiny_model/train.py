@@ -1,8 +1,8 @@
 """Rebuild the embedded model from nothing: corpus, tokenizer, weights and model card. Run `make tiny-model`.
 
-Documents are packed side by side into rows of the model's context. Positions restart at each document, and
-transformers keeps packed documents apart by these positions, so the model learns every document exactly
-as it will meet it: from position 0, with nothing before it.
+Documents are packed into rows as long as the model's context. Positions restart at each document, and transformers
+tells packed documents apart by these positions. So the model learns every document as it will later be generated: from
+position 0, with nothing before it.
 """
 
 import argparse
@@ -21,19 +21,19 @@ from . import corpus
 
 FOLDER = Path(__file__).parent
 EOS = "<|endoftext|>"
-CONTEXT, MOST_ENTRIES = 512, 2048  # BPE stops earlier when every word of the corpus is one token
+CONTEXT, MAX_ENTRIES = 512, 2048  # BPE stops earlier, once every word of the corpus is one token
 ROWS, STEPS, PEAK_LEARNING_RATE = 8, 3000, 2e-3
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer, as GPT-2's: any text can be written, EOS is token 0."""
+    """Train a byte-level BPE tokenizer like GPT-2's: it can encode any text, and EOS is token 0."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     bpe.train_from_iterator(
         texts,
         trainers.BpeTrainer(
-            vocab_size=MOST_ENTRIES,
+            vocab_size=MAX_ENTRIES,
             special_tokens=[EOS],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
@@ -46,24 +46,24 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         pad_token=EOS,
         padding_side="left",
         model_max_length=CONTEXT,
-        # transformers 4 would give token_type_ids, too, and GPT-2 adds an embedding for each.
+        # transformers 4 would also return token_type_ids, and GPT-2 adds an embedding for each.
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
 
 
 def packed_rows(tokenizer, seed: int):
-    """Endless rows (token_ids, position_ids, labels) of CONTEXT tokens each, filled with whole documents."""
+    """Yield rows (token_ids, position_ids, labels) of CONTEXT tokens each, filled with whole documents, without end."""
     texts = itertools.chain.from_iterable(corpus.documents(1000, seed) for seed in itertools.count(seed * 1_000_000))
     ids, positions = [], []
     for text in texts:
         document = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
         if len(document) > CONTEXT:
-            continue  # a story of many chapters, one in some ten thousand
+            continue  # a story of many chapters: about one document in ten thousand
         if len(ids) + len(document) > CONTEXT:
             padding = CONTEXT - len(ids)
             labels = ids + [-100] * padding
-            # The padding counts on from 0 like a document of its own, so that no document attends to it.
+            # The positions of the padding count from 0 like those of a document, so no document attends to it.
             yield ids + [tokenizer.eos_token_id] * padding, positions + list(range(padding)), labels
             ids, positions = [], []
         ids += document
@@ -71,12 +71,14 @@ def packed_rows(tokenizer, seed: int):
 
 
 def batches(tokenizer, seed: int):
+    """Yield token ids, position ids and labels, [ROWS, CONTEXT] each, without end."""
     rows = packed_rows(tokenizer, seed)
     while True:
         yield torch.tensor([next(rows) for _ in range(ROWS)]).unbind(1)
 
 
 def new_model(tokenizer) -> GPT2LMHeadModel:
+    """Return the model with random weights."""
     eos = tokenizer.eos_token_id
     config = GPT2Config(
         vocab_size=len(tokenizer),
@@ -95,10 +97,10 @@ def new_model(tokenizer) -> GPT2LMHeadModel:
 
 
 def loss_of(model, batch) -> torch.Tensor:
-    """Mean cross-entropy per token in nats; transformers shifts the labels itself.
+    """Return the mean cross-entropy per token in nats; transformers shifts the labels itself.
 
-    At a document's last token (EOS) the shifted label is the next document's first token, which nothing
-    can predict; it is left out.
+    At a document's last token (EOS), the shifted label is the first token of the next document, which no model can
+    predict. It is left out.
     """
     ids, positions, labels = batch
     labels = labels.masked_fill(positions == 0, -100)
@@ -106,7 +108,7 @@ def loss_of(model, batch) -> torch.Tensor:
 
 
 def held_out_loss(model, tokenizer, steps: int = 20) -> float:
-    """Loss on documents from a seed that training never uses."""
+    """Return the loss on documents from a seed that training never uses."""
     with torch.no_grad():
         return (
             sum(loss_of(model, batch).item() for batch in itertools.islice(batches(tokenizer, seed=999), steps)) / steps
@@ -114,25 +116,26 @@ def held_out_loss(model, tokenizer, steps: int = 20) -> float:
 
 
 def train(model, tokenizer, seed: int, steps: int) -> None:
-    decay = [p for p in model.parameters() if p.dim() > 1]
-    rest = [p for p in model.parameters() if p.dim() <= 1]
+    """Train the model for this many optimizer steps."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
         lr=PEAK_LEARNING_RATE,
         betas=(0.9, 0.95),
     )
     warmup = min(100, steps // 10)
 
-    def shape(step):  # linear warm-up, then half a cosine down to a twentieth
+    def rate(step):  # of the peak: linear warm-up, then half a cosine down to a twentieth
         if step < warmup:
             return (step + 1) / warmup
         return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
 
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, shape)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     model.train()
     bar = tqdm(itertools.islice(batches(tokenizer, seed), steps), total=steps, desc="train", unit="step")
     for batch in bar:
-        with torch.autocast("cpu", dtype=torch.bfloat16):  # twice as fast where the CPU has bf16 instructions
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # twice as fast on a CPU with bf16 instructions
             loss = loss_of(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -152,9 +155,9 @@ pipeline_tag: text-generation
 
 # The embedded model
 
-A GPT-2-architecture language model, small enough to live in the repository and real enough to look at: it
-writes sayings, answers and short stories, and ends each by itself. It exists so that every lesson runs
-without a GPU and without a network.
+A language model with the GPT-2 architecture, small enough for the repository and good enough to be read: it
+writes sayings, answers and short stories, and ends each by itself. With it, every lesson runs without a GPU
+and without a network.
 
 | | |
 | --- | --- |
@@ -162,24 +165,25 @@ without a GPU and without a network.
 | parameters | {parameters:,} ({megabytes:.1f} MB in fp32) |
 | tokenizer | byte-level BPE, {vocabulary} entries, EOS and padding `{eos}` (id {eos_id}) |
 | training text | written by `corpus.py`, seed {seed}: {tokens:,} tokens in {steps:,} steps of {rows} rows |
-| loss | {loss:.3f} nats a token on held-out documents ({perplexity:.2f} perplexity) |
+| loss | {loss:.3f} nats per token on held-out documents ({perplexity:.2f} perplexity) |
 | training time | {minutes:.0f} minutes on {threads} CPU threads, torch {torch} |
 | licence | Apache-2.0, weights included |
 
-`make tiny-model` rebuilds everything in this folder. With the same seed, machine, thread count and library
-versions the weights come out the same; another CPU's kernels round differently, and the weights drift apart.
+`make tiny-model` rebuilds the tokenizer, the weights and this card. The same seed, machine, thread count and
+library versions give the same weights. The kernels of another CPU round differently, and the weights drift apart.
 
-**What it cannot do.** It knows nothing outside its {words} words or so: no facts, no instructions, no languages,
-no code. Its stories follow the grammar of `corpus.py`; a prompt from anywhere else gets fluent nonsense in
-the same style. Sums are learned by heart up to nine plus nine. Use it to study how text is served, not for the text.
+**What it cannot do.** It knows about {words} words and nothing else: no facts, no instructions, no other language,
+no code. Its stories follow the grammar of `corpus.py`, and any other prompt is continued with fluent nonsense
+in the same style. It has memorised sums up to nine plus nine. Use it to study how text is served, not for its text.
 """
 
 
 def save(model, tokenizer, **facts) -> None:
+    """Write model, tokenizer and model card; `facts` are what the card says about the training."""
     model.generation_config.update(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id)
     model.save_pretrained(FOLDER)
     tokenizer.save_pretrained(FOLDER)
-    # transformers 5 writes a class name that transformers 4 and other engines do not know.
+    # transformers 5 writes a tokenizer class that transformers 4 and other engines do not know.
     settings = json.loads((FOLDER / "tokenizer_config.json").read_text())
     settings.pop("backend", None)
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -228,7 +232,7 @@ def main() -> None:
         minutes=(time.perf_counter() - start) / 60,
         words=round(len({word for text in texts for word in text.lower().replace('"', " ").split()}), -2),
     )
-    print(f"held-out loss {loss:.3f} nats a token; saved to {FOLDER}")
+    print(f"held-out loss {loss:.3f} nats per token; saved to {FOLDER}")
 
 
 if __name__ == "__main__":

@@ -1,25 +1,25 @@
-// A window into the engine: watches /events and shows what they tell, in pictures, figures and words.
+// A window into the engine: reads /events and shows them as a timeline, as figures and in words.
 
 import { send } from "./requests.js";
-import { Refused, ask, hasKey, messages, useKey } from "./server.js";
+import { Refused, hasKey, messages, request, useKey } from "./server.js";
 import { Timeline, hueOf, legend, numberOf } from "./timeline.js";
 
 const $ = (id) => document.getElementById(id);
 const QUEUE_SHOWN = 40;
-const SILENCE = 10; // seconds without a message, though there is one every two: the server hangs or is gone
-const calm = matchMedia("(prefers-reduced-motion: reduce)");
+const SILENCE = 10; // seconds without a message until the page reconnects; the server sends one every two seconds
+const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
 // --- what the engine does -----------------------------------------------------------------------------------------
 
 const timeline = new Timeline($("timeline"), 0);
-const tokens = new Map(); // of each request that has a row, since the page looks
+const tokens = new Map(); // generated since the page was opened, for each request that has a row
 let now = null; // the last message
-let last = null; // the last iteration,
-let seconds = null; // and how long those of the last message took on average
+let last = null; // the last iteration
+let seconds = null; // per iteration, on average over the last message that had any
 let planned = false;
 
-function take(message) {
-  // Who ended in the last message was still to be seen in it.
+function receive(message) {
+  // Requests that finished in the last message stayed visible until this one.
   for (const { id } of now?.finished ?? []) tokens.delete(id);
   now = message;
   timeline.add(message.iterations);
@@ -27,11 +27,11 @@ function take(message) {
   const computing = message.iterations.reduce((sum, iteration) => sum + iteration.seconds, 0);
   if (message.iterations.length) seconds = computing / message.iterations.length;
   for (const [id, , , newTokens] of message.iterations.flatMap(({ slots }) => slots).filter(Boolean)) {
-    numberOf(id); // here, in the order in which they ran
+    numberOf(id); // numbered here, in the order in which they ran
     tokens.set(id, (tokens.get(id) ?? 0) + newTokens);
   }
-  // Whoever wants less motion gets a picture a second, the others one for every message.
-  if (!planned) setTimeout(() => requestAnimationFrame(show), calm.matches ? 1000 : 0);
+  // With reduced motion, the page changes once per second; otherwise with every message.
+  if (!planned) setTimeout(() => requestAnimationFrame(show), reducedMotion.matches ? 1000 : 0);
   planned = true;
 }
 
@@ -39,35 +39,35 @@ function show() {
   planned = false;
   const { rows, policy, blocks, waiting_count: waiting } = now;
   const how = policy === "static"
-    ? "static batching, the next batch waits for the longest of this one"
-    : "continuous batching, a row takes the next request as soon as it is free";
-  tell($("policy"), `${rows} ${rows === 1 ? "row" : "rows"}, policy ${policy}: ${how}.`);
+    ? "static batching, in which the next batch waits for the longest request of this one"
+    : "continuous batching, in which a row takes the next request as soon as it is free";
+  setText($("policy"), `${rows} ${rows === 1 ? "row" : "rows"}, policy ${policy}: ${how}.`);
   if (timeline.rows !== rows) makeRows(rows);
   timeline.draw();
   rowsNow().forEach(([id, work], row) => {
     const line = $("rows").children[row];
     const texts = [id ? `#${numberOf(id)}` : "–", work, id ? `${tokens.get(id) ?? 0}` : ""];
-    texts.forEach((text, column) => tell(line.children[column + 1], text));
+    texts.forEach((text, column) => setText(line.children[column + 1], text));
     line.dataset.work = work;
   });
-  tell($("rate"), now.tokens_per_second.toFixed(0));
-  tell($("iterations"), last ? (last.n + 1).toLocaleString("en") : "0");
-  tell($("seconds"), last ? `${(1000 * seconds).toFixed(1)} ms` : "–");
-  tell($("at-work"), timeline.atWork === null ? "–" : `${(100 * timeline.atWork).toFixed(0)} %`);
-  tell($("queue-count"), `${waiting} waiting, room for ${now.max_queue}`);
+  setText($("rate"), now.tokens_per_second.toFixed(0));
+  setText($("iterations"), last ? (last.n + 1).toLocaleString("en") : "0");
+  setText($("seconds"), last ? `${(1000 * seconds).toFixed(1)} ms` : "–");
+  setText($("row-use"), timeline.rowUse === null ? "–" : `${(100 * timeline.rowUse).toFixed(0)} %`);
+  setText($("queue-count"), `${waiting} waiting, room for ${now.max_queue}`);
   showQueue();
   $("blocks").hidden = !blocks;
   if (blocks) {
     const free = blocks.total - blocks.used - blocks.cached;
     for (const kind of ["used", "cached"]) $(`blocks-${kind}`).style.width = `${(100 * blocks[kind]) / blocks.total}%`;
     const { total, used, cached } = blocks;
-    tell($("blocks-text"), `${used} used, ${cached} cached for beginnings alike, ${free} free, of ${total}`);
+    setText($("blocks-text"), `${used} used, ${cached} cached for shared prefixes, ${free} free, of ${total}`);
   }
   $("burst").max = rows + now.max_queue;
   showPace();
 }
 
-/** [request, work] of each row. The last iteration tells, unless nothing runs any more. */
+/** Return [request, work] of each row: those of the last iteration, unless nothing runs any more. */
 function rowsNow() {
   const slots = now.running_count && last ? last.slots : [];
   return Array.from({ length: now.rows }, (_, row) => slots[row] ?? [null, "empty"]);
@@ -95,62 +95,62 @@ function showQueue() {
   $("queue").replaceChildren(...chips, ...(more ? [`and ${more} more`] : []));
 }
 
-/** Text that changes only if it is another one: screen readers and selections notice every change. */
-function tell(element, text) {
+/** Set an element's text if it differs: screen readers and selections notice every change. */
+function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// In words, for those who do not see the picture; not more often than one can listen to.
+// The state in words, for screen readers, at a pace at which a user can listen.
 setInterval(() => {
   if (!now) return;
   const busy = rowsNow().filter(([id]) => id).length;
   const waiting = now.waiting_count;
-  const words = `${busy} of ${now.rows} rows busy, ${waiting} waiting, ${$("rate").textContent} tokens a second.`;
-  tell($("live"), busy || waiting ? words : "All rows are empty.");
+  const words = `${busy} of ${now.rows} rows busy, ${waiting} waiting, ${$("rate").textContent} tokens per second.`;
+  setText($("live"), busy || waiting ? words : "All rows are empty.");
 }, 4000);
 
 // --- the connection -----------------------------------------------------------------------------------------------
 
-async function watch() {
+async function followEvents() {
   for (let delay = 0.5; ; delay = Math.min(2 * delay, 5)) {
     const aborter = new AbortController();
     let silence;
-    const heard = () => {
+    const restartTimer = () => {
       clearTimeout(silence);
       silence = setTimeout(() => aborter.abort(), 1000 * SILENCE);
     };
     try {
-      heard();
-      const response = await ask("events", null, aborter.signal);
-      timeline.clear(); // the first message tells the last iterations again
+      restartTimer();
+      const response = await request("events", null, aborter.signal);
+      timeline.clear(); // the first message repeats the last iterations
       tokens.clear();
       last = null;
       connection("Connected.", "ok");
       if ($("key-form").contains(document.activeElement)) $("prompts").focus();
       $("key-form").hidden = true;
       for await (const message of messages(response)) {
-        heard();
+        restartTimer();
         delay = 0.5;
-        take(message);
+        receive(message);
       }
     } catch (error) {
       if (error instanceof Refused && error.status === 401) {
-        connection(hasKey() ? "The server does not know this key." : "The server wants a key.", "warning");
+        connection(hasKey() ? "The server does not accept this key." : "The server requires a key.", "warning");
         await enteredKey();
         delay = 0;
         continue;
       }
     } finally {
       clearTimeout(silence);
-      aborter.abort(); // or a stream that is given up would keep its connection
+      aborter.abort(); // an abandoned stream would keep its connection
     }
-    connection("The server does not answer: what you see is its last news. Trying again …", "warning");
+    connection("The server does not respond. You see its last state. Reconnecting …", "warning");
     await new Promise((resolve) => setTimeout(resolve, 1000 * delay));
   }
 }
 
 function connection(text, kind) {
-  tell($("connection"), text);
+  setText($("connection"), text);
   document.body.dataset.connection = kind;
 }
 
@@ -180,16 +180,16 @@ function sendAll(prompts) {
   send(prompts, { max_tokens: $("max-tokens").valueAsNumber, temperature: $("temperature").valueAsNumber }, say);
 }
 
-$("ask-form").addEventListener("submit", (event) => {
+$("send-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sendAll($("prompts").value.split("\n").filter((line) => line.trim()));
 });
 
 $("prompts").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("ask-form").requestSubmit();
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("send-form").requestSubmit();
 });
 
-// Openings that the embedded model knows how to continue. Only stories are long: one in four.
+// Openings that the embedded model can continue. Only stories, one in four, are long.
 const TRAITS = ["brave", "clever", "proud", "hungry", "patient", "lonely", "cheerful", "wise", "tiny", "merry", "shy"];
 const ANIMALS = ["fox", "bear", "goose", "badger", "frog", "donkey", "cat"];
 const OPENINGS = [
@@ -205,23 +205,23 @@ $("burst-form").addEventListener("submit", (event) => {
   sendAll(Array.from({ length: $("burst").valueAsNumber }, opening));
 });
 
-let pace = null; // as the server said last; what was chosen here stays until it says something else
+let pace = null; // as last reported; a choice on this page stays until the server reports another pace
 
 function showPace() {
   if (now.pace === pace) return;
   pace = now.pace;
   const isPace = (option) => +option.value === pace;
-  if (![...$("pace").options].some(isPace)) $("pace").add(new Option(`${1000 * pace} ms an iteration`, pace));
+  if (![...$("pace").options].some(isPace)) $("pace").add(new Option(`${1000 * pace} ms per iteration`, pace));
   $("pace").selectedIndex = [...$("pace").options].findIndex(isPace);
 }
 
 $("pace").addEventListener("change", async () => {
   try {
-    await ask("pace", { seconds: +$("pace").value });
-    tell($("pace-error"), "");
+    await request("pace", { seconds: +$("pace").value });
+    setText($("pace-error"), "");
   } catch (error) {
     pace = null;
-    tell($("pace-error"), `The speed stays as it was: ${error.message}`);
+    setText($("pace-error"), `The speed is unchanged: ${error.message}`);
   }
 });
 
@@ -256,11 +256,11 @@ $("copy").addEventListener("click", async () => {
     $("copy").textContent = "Copied";
     setTimeout(() => ($("copy").textContent = "Copy"), 2000);
   } catch {
-    getSelection().selectAllChildren($("curl")); // browsers let only https pages and this machine's own write there
+    getSelection().selectAllChildren($("curl")); // browsers refuse the clipboard to other machines' http pages
   }
 });
 
 if (innerWidth < 600) $("view").value = timeline.view = 100;
 legend($("legend"));
 showCurl();
-watch();
+followEvents();

@@ -1,10 +1,10 @@
-// The requests that this page sends, each as a card with its text as it comes.
+// The requests that this page sends: a card for each, with its text as it comes.
 
-import { Refused, ask, messages } from "./server.js";
+import { Refused, messages, request } from "./server.js";
 import { hueOf, numberOf } from "./timeline.js";
 
-// A browser opens six connections to a server at most. One is for the events, one has to stay free for the rest: so
-// this many streams at once. More prompts than that go as one request, which gets all its answers in one stream.
+// A browser opens at most six connections to a server. One is for the events and one must stay free for other requests,
+// which leaves this many streams at once. More prompts than free streams go into one HTTP request and share its stream.
 const STREAMS = 4;
 const CARDS = 200;
 
@@ -16,16 +16,16 @@ async function myTurn() {
   else await new Promise((turn) => turns.push(turn));
 }
 
-function handOn() {
+function endTurn() {
   if (turns.length) turns.shift()();
   else free++;
 }
 
-/** One answer: its text, and what the page measured of it. */
+/** The card of one request: its text, and the times that the page measured. */
 class Card {
   #text = "";
   #state = "waiting";
-  #words = "waiting";
+  #description = "waiting";
   #sent = performance.now();
   #first = null;
   #last = null;
@@ -34,8 +34,8 @@ class Card {
   constructor(prompt, stop) {
     const find = (selector) => this.element.querySelector(selector);
     this.element = document.getElementById("card").content.cloneNode(true).firstElementChild;
-    [this.title, this.stateLine, this.text, this.answer, this.measures, this.button] =
-      ["h3", ".state", ".text", ".answer", ".measures", ".stop"].map(find);
+    [this.title, this.stateLine, this.text, this.output, this.metrics, this.button] =
+      ["h3", ".state", ".text", ".output", ".metrics", ".stop"].map(find);
     find(".prompt").textContent = prompt;
     this.button.addEventListener("click", stop);
     this.show();
@@ -45,7 +45,7 @@ class Card {
     return this.#state !== "waiting" && this.#state !== "running";
   }
 
-  /** The server's name for it is known from its first token on. */
+  /** Show its number, which depends on the server's id: known from the first token on. */
   name(id) {
     const number = numberOf(id);
     this.title.textContent = `Request #${number}`;
@@ -58,39 +58,40 @@ class Card {
     this.#first ??= this.#last;
     this.#tokens++; // the server sends a chunk for every token
     this.#text += text;
-    this.#state = this.#words = "running";
+    this.#state = this.#description = "running";
     if (reason) this.end("done", reason === "stop" ? "done: the text ended" : "done: max tokens");
     changed(this);
   }
 
-  end(state, words) {
+  end(state, description) {
     if (this.over) return;
-    [this.#state, this.#words] = [state, words];
+    [this.#state, this.#description] = [state, description];
     changed(this);
   }
 
   show() {
     this.element.dataset.state = this.#state;
-    this.stateLine.textContent = this.#words;
-    this.answer.textContent = this.#text;
+    this.stateLine.textContent = this.#description;
+    this.output.textContent = this.#text;
     if (this.#tokens) {
       const [ttft, seconds] = [this.#first - this.#sent, (this.#last - this.#first) / 1000];
       const rate = this.#tokens > 1 && seconds > 0 ? `, ${((this.#tokens - 1) / seconds).toFixed(0)} tokens/s` : "";
       const tokens = `${this.#tokens} ${this.#tokens === 1 ? "token" : "tokens"}`;
-      this.measures.textContent = `${tokens}, TTFT ${ttft.toFixed(0)} ms${rate}`;
+      this.metrics.textContent = `${tokens}, TTFT ${ttft.toFixed(0)} ms${rate}`;
     }
     if (this.over) hide(this.button, this.element);
-    if (this.over && this.text.scrollHeight > this.text.clientHeight) this.text.tabIndex = 0; // for the arrow keys
+    const overflows = this.text.scrollHeight > this.text.clientHeight;
+    if (this.over && overflows) this.text.tabIndex = 0; // so that arrow keys scroll it
   }
 }
 
-/** Hide a button. If it has the focus, hand that on, or the keyboard would start anew at the top of the page. */
+/** Hide a button. If it has the focus, move that on, or the keyboard would restart at the top of the page. */
 function hide(button, next) {
   if (document.activeElement === button) next.focus();
   button.hidden = true;
 }
 
-// Tokens come much faster than anybody can read, and showing them takes time: all that is new is shown every 50 ms.
+// Tokens come faster than people read, and showing them takes time: the page shows new ones every 50 ms.
 const toShow = new Set();
 function changed(card) {
   if (!toShow.size) setTimeout(() => requestAnimationFrame(showChanged), 50);
@@ -101,7 +102,7 @@ function showChanged() {
   toShow.clear();
 }
 
-/** Send prompts, each as a request of its own if there are connections for that; `say` hears in words how it ended. */
+/** Send prompts, each in its own HTTP request if there are enough connections. `say` announces how they ended. */
 export function send(prompts, settings, say) {
   const groups = prompts.length > free ? [prompts] : prompts.map((prompt) => [prompt]);
   const list = document.getElementById("requests");
@@ -111,19 +112,19 @@ export function send(prompts, settings, say) {
   }
 }
 
-/** One HTTP request, whose prompts share their fate: closing its connection takes all of them back. Its elements. */
+/** Send one HTTP request and return its elements. Closing its connection cancels all of its prompts. */
 function sendTogether(prompts, settings, say) {
   const aborter = new AbortController();
   const endAll = (...how) => cards.forEach((card) => card.end(...how));
   const stop = () => {
-    aborter.abort(); // the server sees the connection close, and frees the rows
+    aborter.abort(); // the server notices the closed connection and frees the rows
     endAll("stopped", "stopped");
   };
   const cards = prompts.map((prompt) => new Card(prompt, stop));
   const several = document.getElementById("together").content.cloneNode(true).firstElementChild;
   const stopAll = several.querySelector("button");
   if (cards.length > 1) {
-    several.firstElementChild.textContent = `${cards.length} prompts in one request, whose answers share a connection.`;
+    several.firstElementChild.textContent = `${cards.length} prompts in one HTTP request, which share a connection.`;
     stopAll.textContent = `Stop all ${cards.length}`;
     stopAll.addEventListener("click", stop);
     for (const card of cards) card.button.hidden = true;
@@ -131,7 +132,7 @@ function sendTogether(prompts, settings, say) {
   const run = async () => {
     await myTurn();
     try {
-      const response = await ask("v1/completions", { ...settings, prompt: prompts, stream: true }, aborter.signal);
+      const response = await request("v1/completions", { ...settings, prompt: prompts, stream: true }, aborter.signal);
       let named = false;
       for await (const chunk of messages(response)) {
         if (chunk.error) throw new Error(chunk.error.message);
@@ -139,14 +140,14 @@ function sendTogether(prompts, settings, say) {
         named = true;
         for (const { index, text, finish_reason } of chunk.choices) cards[index].add(text, finish_reason);
       }
-      endAll("failed", "failed: the answer broke off");
+      endAll("failed", "failed: the stream ended early");
     } catch (error) {
       const status = error instanceof Refused ? ` (${error.status})` : "";
       if (error.retryAfter) endAll("refused", `refused${status}: ${error.message} Retry-After: ${error.retryAfter} s.`);
       else endAll("failed", `failed${status}: ${error.message}`);
     } finally {
-      aborter.abort(); // or a stream that is given up would keep its connection
-      handOn();
+      aborter.abort(); // an abandoned stream would keep its connection
+      endTurn();
     }
     showChanged();
     hide(stopAll, cards[0].element);

@@ -1,5 +1,5 @@
-// How the page talks to the server: with fetch instead of EventSource, because a key travels in a header.
-// Addresses are relative, so the page also works behind a proxy that puts something before them.
+// How the page talks to the server: with fetch instead of EventSource, since the key is sent in a header.
+// Addresses are relative, so the page also works behind a proxy that adds a prefix to them.
 
 let key = "";
 
@@ -11,7 +11,7 @@ export function hasKey() {
   return key !== "";
 }
 
-/** What the server answers instead of what was asked for. */
+/** An error that the server responded with. */
 export class Refused extends Error {
   constructor(status, message, retryAfter) {
     super(message);
@@ -20,22 +20,22 @@ export class Refused extends Error {
   }
 }
 
-/** GET, or POST if there is a body. Throws Refused, or what fetch throws if nobody answers. */
-export async function ask(path, body, signal) {
+/** Send a GET request, or POST if there is a body. Throws Refused, or what fetch throws if no response comes. */
+export async function request(path, content, signal) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const options = { headers, signal, cache: "no-store" };
-  if (body) {
-    Object.assign(options, { method: "POST", body: JSON.stringify(body) });
+  if (content) {
+    Object.assign(options, { method: "POST", body: JSON.stringify(content) });
     headers["Content-Type"] = "application/json";
   }
   const response = await fetch(path, options);
   if (response.ok) return response;
-  const said = await response.json().catch(() => null); // a proxy's errors need not be JSON
-  const message = said?.error?.message ?? "The server gives no reason.";
+  const body = await response.json().catch(() => null); // a proxy's errors need not be JSON
+  const message = body?.error?.message ?? "The server gave no reason.";
   throw new Refused(response.status, message, response.headers.get("Retry-After"));
 }
 
-/** The objects of a stream of server-sent events, as they come. */
+/** Yield the objects of a stream of server-sent events as they come. */
 export async function* messages(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -43,7 +43,7 @@ export async function* messages(response) {
     const { value, done } = await reader.read();
     if (done) return;
     const events = (rest + value).split("\n\n");
-    rest = events.pop(); // one that is not complete
+    rest = events.pop(); // it is not complete yet
     for (const event of events) {
       if (event !== "data: [DONE]") yield JSON.parse(event.slice("data: ".length));
     }

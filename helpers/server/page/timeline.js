@@ -1,18 +1,18 @@
-// The picture: a band for each row, a column for each iteration, the newest at the right. The upper part of a cell says
-// who: the request's number, on its hue. The lower part says what: the kind of work, by colour and by pattern.
+// The timeline: a band per row, a column per iteration, the newest on the right. The upper part of a cell shows the
+// request: its number, on its hue. The lower part shows the kind of work, by colour and by pattern.
 
 export const KINDS = {
-  prefill: "prefill: reads a prompt, first token",
+  prefill: "prefill: computes a prompt, first token",
   decode: "decode: one more token",
   stalled: "stalled: waits for a prefill",
-  finished: "finished: waits for the longest",
+  finished: "finished: waits for the longest request",
   empty: "empty: no request",
 };
 const KEPT = 400; // iterations: the widest view
-const WHO = 14; // pixels of a row that say who,
-const ROW = 30; // of so many (page.css gives the rows of the table the same height)
+const ROW = 30; // pixels per row (page.css gives the rows of the table the same height)
+const REQUEST = 14; // of these, the pixels that show the request
 
-// The ids of answers are long: people get numbers, in the order in which the page first saw them.
+// The server's ids are long: the page shows numbers, in the order in which it first saw the ids.
 const numbers = new Map();
 let count = 0;
 
@@ -22,12 +22,12 @@ export function numberOf(id) {
   return numbers.get(id);
 }
 
-/** Neighbours get hues far apart: the golden angle. */
+/** Return a hue; consecutive numbers get distant hues, the golden angle apart. */
 export function hueOf(number) {
   return Math.round((number * 137.5) % 360);
 }
 
-/** A small tile that repeats: what tells kinds of work apart without colour. */
+/** Make the repeating tile that tells a kind of work apart without colour. */
 function pattern(context, kind, colors) {
   const tile = new OffscreenCanvas(8, 8);
   const pen = tile.getContext("2d");
@@ -44,8 +44,8 @@ function pattern(context, kind, colors) {
 }
 
 export class Timeline {
-  view = 200; // iterations that fit in
-  atWork = null; // share of the cells in view that did a request good
+  view = 200; // iterations in view
+  rowUse = null; // share of the cells in view that advanced a request
   #iterations = [];
   #frozen = null;
 
@@ -55,7 +55,7 @@ export class Timeline {
     new ResizeObserver(() => this.draw()).observe(canvas);
   }
 
-  /** Iterations as the server tells them. A gap is drawn where there were more than it tells. */
+  /** Add iterations that the server reported, with a gap for those that it left out. */
   add(iterations) {
     for (const iteration of iterations) {
       const last = this.#iterations.at(-1);
@@ -78,7 +78,7 @@ export class Timeline {
     const [width, height, scale] = [canvas.clientWidth, rows * ROW, window.devicePixelRatio];
     if (!width || !height) return; // not laid out yet
     canvas.style.height = `${height}px`;
-    canvas.width = width * scale; // which also wipes it
+    canvas.width = width * scale; // this also clears it
     canvas.height = height * scale;
     const context = canvas.getContext("2d");
     context.scale(scale, scale);
@@ -90,27 +90,27 @@ export class Timeline {
     const cell = width / this.view;
 
     const cells = shown.flatMap(({ slots }) => slots);
-    const good = cells.filter((slot) => slot && (slot[1] === "prefill" || slot[1] === "decode"));
-    this.atWork = cells.length ? good.length / cells.length : null;
+    const useful = cells.filter((slot) => slot && (slot[1] === "prefill" || slot[1] === "decode"));
+    this.rowUse = cells.length ? useful.length / cells.length : null;
     for (let row = 0; row < rows; row++) {
       const top = row * ROW + 1;
-      context.fillStyle = colors.empty; // a line to write on
+      context.fillStyle = colors.empty; // a base line
       context.fillRect(0, top + ROW - 4, width, 1);
       for (const [start, length, kind] of runs(shown, ({ slots }) => slots.length && (slots[row]?.[1] ?? "empty"))) {
         context.fillStyle = fills[kind];
-        if (kind) context.fillRect(start * cell, top + WHO, length * cell, ROW - WHO - 3);
+        if (kind) context.fillRect(start * cell, top + REQUEST, length * cell, ROW - REQUEST - 3);
       }
       for (const [start, length, id] of runs(shown, ({ slots }) => slots[row]?.[0])) {
         if (!id) continue;
         const [number, left] = [numberOf(id), start * cell];
-        context.fillStyle = `hsl(${hueOf(number)} 65% ${colors.who})`;
-        context.fillRect(left, top, length * cell, WHO);
-        context.fillStyle = colors.edge; // where a request begins, and another may have ended
+        context.fillStyle = `hsl(${hueOf(number)} 65% ${colors.tint})`;
+        context.fillRect(left, top, length * cell, REQUEST);
+        context.fillStyle = colors.edge; // the beginning of a request, perhaps right behind another one
         context.fillRect(left, top, 1, ROW - 3);
         const label = `#${number}`;
         if (context.measureText(label).width + 5 > length * cell) continue;
         context.fillStyle = colors.ink;
-        context.fillText(label, left + 3, top + WHO / 2 + 0.5);
+        context.fillText(label, left + 3, top + REQUEST / 2 + 0.5);
       }
     }
     context.fillStyle = colors.ink;
@@ -118,7 +118,7 @@ export class Timeline {
   }
 }
 
-/** [start, length, value] of neighbouring iterations with the same value. */
+/** Return [start, length, value] for each run of neighbouring iterations with the same value. */
 function runs(iterations, value) {
   const found = [];
   iterations.forEach((iteration, place) => {
@@ -129,14 +129,14 @@ function runs(iterations, value) {
   return found;
 }
 
-/** The colours of page.css, which has some for light and some for dark. */
+/** Return the colours of page.css, which has two sets: light and dark. */
 function palette() {
   const style = getComputedStyle(document.documentElement);
-  const names = [...Object.keys(KINDS), "mark", "who", "edge", "ink"];
+  const names = [...Object.keys(KINDS), "mark", "tint", "edge", "ink"];
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 
-/** Fill a list with a sample of each kind of work, drawn as in the timeline. */
+/** Fill a list with a sample of each kind of work as the timeline draws it. */
 export function legend(list) {
   const items = Object.entries(KINDS).map(([kind, meaning]) => {
     const [item, sample] = [document.createElement("li"), document.createElement("canvas")];

@@ -1,0 +1,230 @@
+"""The command line of the engine: it prints a continuation of each prompt.
+
+    python -m helpers "The quick brown fox"                 the text appears as it is generated
+    python -m helpers --file prompts.txt --max-tokens 20    one prompt per line, all in one engine
+    python -m helpers --file prompts.jsonl --json           each prompt with its own settings; output for a program
+    echo "What comes up" | python -m helpers                standard input, one prompt per line
+
+The outputs are those of `Engine.generate`, in the order of the prompts. Each is printed as soon as it and all earlier
+ones are finished. A prompt that fails does not affect the others. Every field of `SamplingParams` is an option, because
+cyclopts derives the options from that class.
+
+The exit status is 0 on success; 1 if a prompt failed (stderr says why); 2 for an invalid setting; 130 after Ctrl-C; 141
+if the program that reads the output has closed the pipe.
+"""
+
+import fileinput
+import json
+import logging
+import os
+import sys
+import typing
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, CoercionError, CycloptsError, Parameter
+from tqdm import tqdm
+
+from .engine import POLICIES, EngineConfig, Prompt, RequestOutput, SamplingParams  # no torch yet: --help needs none
+
+PROGRAM = "python -m helpers"
+GREEDY = SamplingParams()
+FIELDS = [field.name for field in fields(GREEDY)]
+
+
+def read_prompts(file: str | None) -> dict[str, str]:
+    """Return the non-blank lines of a file, or of standard input, by location ("prompts.txt:1").
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is not UTF-8, or it has no prompts.
+    """
+    if file is None and sys.stdin.isatty():
+        print("Type one prompt per line; Ctrl-D ends the input. (--help lists the options.)", file=sys.stderr)
+    try:
+        # utf-8-sig: the byte order mark that Windows editors write is not part of the first prompt.
+        with fileinput.FileInput(file or "-", encoding="utf-8-sig") as stream:
+            numbered = ((f"{stream.filename()}:{stream.lineno()}", line.removesuffix("\n")) for line in stream)
+            lines = {place: line for place, line in numbered if line.strip()}
+    except UnicodeDecodeError:
+        raise ValueError(f"{file or 'standard input'} is not UTF-8 text: convert it to UTF-8.") from None
+    if not lines:
+        raise ValueError(f"There are no prompts in {file or 'standard input'}: write one per line.")
+    return lines
+
+
+def parse_json(line: str, defaults: SamplingParams) -> tuple[Prompt, SamplingParams]:
+    """Return the prompt in a line of JSON, and its settings: `defaults`, except for those that the line sets.
+
+    Raises:
+        ValueError: the line is not a JSON object with a prompt, or a setting is unknown or invalid.
+    """
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"This line is not JSON: {error}.") from None
+    match request:
+        case {"prompt": prompt, **settings}:
+            if unknown := settings.keys() - FIELDS:
+                raise ValueError(f"There is no setting {min(unknown)!r}: use {', '.join(FIELDS)}.")
+            return prompt, replace(defaults, **settings)
+    raise ValueError('A line must be an object with a prompt, as in {"prompt": "What comes up", "n": 1}.')
+
+
+def as_record(output: RequestOutput) -> dict[str, Any]:
+    """Return an output as a JSON object with names of `RequestOutput` and `RequestMetrics`; times are in seconds."""
+    names = ("prompt", "request_id", "index", "text", "token_ids", "finish_reason")
+    record = {name: getattr(output, name) for name in names}
+    record |= {name: getattr(output.metrics, name) if output.token_times else None for name in ("ttft", "e2e")}
+    return record | {name: value for name in ("logprobs", "error") if (value := getattr(output, name)) is not None}
+
+
+def answer(engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: bool, as_json: bool) -> bool:
+    """Print the outputs for all lines in order, and return whether none failed. Ctrl-C prints the finished ones.
+
+    Args:
+        engine: an idle engine.
+        lines: one prompt each, by location; error messages name the location.
+        defaults: the settings of prompts without settings of their own.
+        is_jsonl: whether each line is a JSON object (see `parse_json`).
+        as_json: whether to print a JSON object per output; otherwise the prompt and its continuation are printed.
+    """
+    places, prompts = list(lines), list(lines.values())
+    finished, missing = [[] for _ in lines], [0] * len(lines)  # for each prompt: outputs, and how many are to come
+    for number, line in enumerate(lines.values()):
+        try:
+            prompts[number], params = parse_json(line, defaults) if is_jsonl else (line, defaults)
+            engine.add_request(prompts[number], params, number)
+            missing[number] = params.n
+        except ValueError as error:
+            finished[number].append(RequestOutput(number, prompts[number], "", [], "error", error=str(error)))
+    grows = missing == [1] and not as_json  # on a terminal, only the last line can grow
+    has_groups = max(missing) > 1 and not as_json
+
+    def text_before(prompt: Prompt) -> str:
+        return prompt if isinstance(prompt, str) else engine.tokenizer.decode(prompt)
+
+    def show(number: int) -> None:
+        if grows:
+            print()
+        for output in sorted(finished[number], key=lambda output: output.index):
+            if as_json:
+                tqdm.write(json.dumps(as_record(output)), sys.stdout)  # unlike `print`, moves a bar out of the way
+            elif output.error is not None:
+                tqdm.write(f"{places[number]}: {output.error}", sys.stderr)
+            elif not grows:
+                tqdm.write(text_before(output.prompt) + output.text, sys.stdout)
+        if has_groups and finished[number] and number + 1 < len(places):
+            tqdm.write("", sys.stdout)  # a blank line after the outputs of one prompt
+        sys.stdout.flush()  # a program that reads from a pipe gets each output at once
+
+    # None: no bar unless stderr is a terminal.
+    with tqdm(total=sum(missing), unit="output", leave=False, disable=grows or None) as bar:
+        turns = deque(range(len(places)))
+        try:
+            if grows:
+                print(text_before(prompts[0]), end="", flush=True)
+            while turns:
+                while missing[turns[0]]:
+                    for output in engine.step():
+                        if grows:
+                            print(output.new_text, end="", flush=True)
+                        if output.finish_reason is not None:
+                            finished[output.request_id].append(output)
+                            missing[output.request_id] -= 1
+                            bar.update()
+                show(turns.popleft())
+        finally:  # after Ctrl-C, some prompts are left
+            for number in turns:
+                show(number)
+    return not any(output.error for outputs in finished for output in outputs)
+
+
+def refuse_rounding(app, commands, arguments) -> None:
+    """Refuse a value such as 1.5 for an integer option, because cyclopts would round it."""
+    for argument in arguments:
+        for token in argument.tokens:
+            if int in (argument.hint, *typing.get_args(argument.hint)) and "." in token.value:
+                raise CoercionError(argument=argument, token=token, target_type=int)
+
+
+app = App(PROGRAM, version_flags=(), help_format="markdown", config=refuse_rounding)
+
+
+@app.default
+def prepare(
+    *prompts: str,
+    file: str | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    model: str | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    device: str | None = None,
+    max_batch_size: Annotated[int, Parameter(name=("--rows", "--max-batch-size"))] = EngineConfig.max_batch_size,
+    max_tokens_per_step: int = EngineConfig.max_tokens_per_step,
+    policy: Literal[*POLICIES] = EngineConfig.policy,
+    sampling: Annotated[SamplingParams, Parameter(name="*", group="Sampling", negative_iterable=())] = GREEDY,
+) -> Callable[[], bool]:
+    """Continue prompts with the engine.
+
+    The text of one prompt appears as it is generated. Several prompts run together and are printed in their order.
+
+    Args:
+        prompts: texts to continue; without any, those in --file or on standard input.
+        file: one prompt per line; in a .jsonl file, {"prompt": ...} with any of the sampling settings.
+        as_json: print one JSON object per output.
+        model: a folder or Hub id; the embedded model if omitted.
+        dtype: the precision of the weights and of the computation.
+        device: cpu, cuda, ...; cuda where available if omitted.
+        max_batch_size: how many sequences run at once.
+        max_tokens_per_step: the most tokens that an iteration computes, decodes and prefills together.
+        policy: which waiting requests are admitted first.
+    """
+    if sampling.logprobs is not None and not as_json:
+        raise ValueError("--logprobs needs --json: plain text has no room for them.")
+    if prompts and file:
+        raise ValueError("Give prompts or --file, not both.")
+    lines = {f"prompt {number}": text for number, text in enumerate(prompts, start=1)} or read_prompts(file)
+    is_jsonl = file is not None and file.endswith(".jsonl")
+    config = EngineConfig(max_batch_size, max_tokens_per_step, policy=policy)
+
+    import torch
+
+    from .model_engine import Engine
+    from .models import load_model
+
+    try:
+        torch.empty(1, device=device).cpu()
+    except Exception as error:  # each kind of missing device has its own exception
+        raise ValueError(f"Device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+    engine = Engine(*load_model(model, device, getattr(torch, dtype)), config)
+    return lambda: answer(engine, lines, sampling, is_jsonl, as_json)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    disabled = logging.root.manager.disable
+    logging.disable()  # logs and warnings of libraries; errors arrive as exceptions
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                run = app(argv, print_error=False, exit_on_error=False, result_action="return_value")
+            except (CycloptsError, OSError, ValueError) as error:
+                print(f"{PROGRAM}: {error}", file=sys.stderr)
+                return 2
+            return 1 - run() if run else 0  # --help leaves nothing to run
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
+        return 141
+    finally:
+        logging.disable(disabled)
+
+
+if __name__ == "__main__":
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without the letter ö shows a question mark
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""One iteration of an LLM server, stage by stage, without a model: nothing here imports torch, transformers or numpy.
+
+engine.py            add_request, abort_request, step, generate, stream
+validation.py        refuses requests that can never run
+scheduler.py         plans how many tokens each sequence computes, and applies the results
+policies.py          the order in which waiting requests are admitted
+waiting_queue.py     the queue that policies order
+block_manager.py     the blocks of the KV cache: block tables, prefix sharing, eviction
+free_blocks.py       the free blocks
+sequence.py          the tokens of one output, and how many of them are computed
+runner.py            the contract between an engine and its runner
+stop_conditions.py   the conditions that end an output
+outputs.py           what is new for each request, and which caller gets it
+detokenizer.py       the text of an output, as far as it is certain
+config.py            the settings of an engine
+sampling_params.py   the settings of a request
+"""
+
+from .block_manager import BlockManager, UnlimitedMemory
+from .config import EngineConfig
+from .engine import EngineCore
+from .outputs import RequestOutput
+from .policies import POLICIES, Balanced, FirstComeFirstServed, LongestFirst, Priority, ShortestFirst, Static
+from .runner import ForwardPass, ModelInfo, Runner, RunnerOutput, SampledToken
+from .sampling_params import SamplingParams
+from .scheduler import Chunk, Plan, Scheduler
+from .sequence import Prompt, Sequence
+from .waiting_queue import WaitingQueue
+
+__all__ = [
+    "POLICIES",
+    "Balanced",
+    "BlockManager",
+    "Chunk",
+    "EngineConfig",
+    "EngineCore",
+    "FirstComeFirstServed",
+    "ForwardPass",
+    "LongestFirst",
+    "ModelInfo",
+    "Plan",
+    "Priority",
+    "Prompt",
+    "RequestOutput",
+    "Runner",
+    "RunnerOutput",
+    "SampledToken",
+    "SamplingParams",
+    "Scheduler",
+    "Sequence",
+    "ShortestFirst",
+    "Static",
+    "UnlimitedMemory",
+    "WaitingQueue",
+]

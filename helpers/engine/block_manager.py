@@ -1,0 +1,239 @@
+"""The blocks of the KV cache: a sequence's blocks need not be contiguous, so memory is allocated as it is needed.
+
+The idea is PagedAttention's (Kwon et al., vLLM, SOSP 2023). Memory is divided into blocks of a few tokens each. A
+sequence's *block table* lists the blocks that hold its tokens, in order, like an operating system's page table. No
+memory is reserved for tokens that may never be generated, and sequences with the same prefix can share blocks.
+
+Every block is in one of three states:
+
+    used     in the table of at least one sequence; `references` counts the tables
+    cached   in no table, but registered by the hash of its tokens: a request with the same prefix can reuse it
+    free     its contents are no longer needed
+
+New tokens are written to free blocks. If no block is free, the least recently used cached block is evicted. This file
+does the bookkeeping only, without torch. `runners/kv_pool.py` holds the tensors.
+"""
+
+from array import array
+from collections import OrderedDict
+from hashlib import sha256
+from typing import Protocol
+
+from .free_blocks import FreeBlocks
+from .sequence import Sequence
+
+
+class KVMemory(Protocol):
+    """The interface between a scheduler and the KV cache."""
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Return how many tokens of a waiting sequence are cached already: at most all but the last one."""
+
+    def allocate(self, sequence: Sequence, tokens: int) -> bool:
+        """Allocate memory for the next `tokens` tokens, or return False and change nothing.
+
+        A sequence that has no memory yet also gets the blocks that it can share, and its `computed` is set to their
+        tokens.
+        """
+
+    def free(self, sequence: Sequence) -> None:
+        """Free all memory of a sequence and set its `computed` to 0."""
+
+    def block_table(self, sequence: Sequence) -> list[int]:
+        """Return the blocks of a sequence, in the order of its tokens; an empty list if there are no blocks."""
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Return the (source, destination) blocks to copy before the next forward pass, and clear the list."""
+
+
+class UnlimitedMemory:
+    """A `KVMemory` without limits, blocks or sharing: a sequence needs only a row."""
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        return 0
+
+    def allocate(self, sequence: Sequence, tokens: int) -> bool:
+        return True
+
+    def free(self, sequence: Sequence) -> None:
+        sequence.computed = 0
+
+    def block_table(self, sequence: Sequence) -> list[int]:
+        return []
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        return []
+
+
+class BlockManager:
+    """Allocates blocks to sequences; a `KVMemory`.
+
+    Args:
+        num_blocks: the number of blocks.
+        block_size: tokens per block.
+        prefix_caching: whether full blocks are kept for later requests with the same prefix.
+
+    Attributes:
+        tables: the block table of every sequence that has blocks.
+        references: for each block, the number of tables that contain it.
+        copies: (source, destination) blocks to copy before the next forward pass writes anything.
+
+    Raises:
+        ValueError: `num_blocks` or `block_size` is below 1.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int = 16, prefix_caching: bool = True):
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"There must be at least 1 block of at least 1 token, not {num_blocks} of {block_size}.")
+        self.num_blocks, self.block_size, self.prefix_caching = num_blocks, block_size, prefix_caching
+        self.tables: dict[Sequence, list[int]] = {}
+        self.references = [0] * num_blocks
+        self.copies: list[tuple[int, int]] = []
+        self._free = FreeBlocks(num_blocks)
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._block_of: dict[bytes, int] = {}  # by hash
+        self._hash_of: dict[int, bytes] = {}
+        self._registered: dict[Sequence, int] = {}  # how many of a sequence's full blocks are registered
+
+    # --- what the scheduler calls -------------------------------------------------------------------------------
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Return how many tokens of a waiting sequence are cached already: at most all but the last one."""
+        return self._shared(sequence)[1]
+
+    def allocate(self, sequence: Sequence, tokens: int) -> bool:
+        """Allocate blocks for the next `tokens` tokens, or return False and change nothing.
+
+        A sequence without blocks first gets those that it can share.
+        """
+        admitted = sequence not in self.tables
+        if admitted:
+            table, computed = self._shared(sequence)
+        else:
+            table, computed = self.tables[sequence], sequence.computed
+        # If the first new token falls into a block that other sequences share, it is written to a copy.
+        last = computed // self.block_size
+        copy = last < len(table) and self.references[table[last]] + admitted > 1
+        needed = self.blocks_for(computed + tokens) - len(table) + copy
+        reused = sum(block in self._cached for block in table) if admitted else 0
+        if needed > self.available - reused:
+            return False
+
+        if admitted:
+            for block in table:
+                self._refer(block)
+            self.tables[sequence], sequence.computed = table, computed
+        self._register(sequence)
+        if copy:
+            old, table[last] = table[last], self._new(after=table[last - 1] if last else None)
+            self.copies.append((old, table[last]))
+            self._drop(old)
+        for _ in range(self.blocks_for(computed + tokens) - len(table)):
+            table.append(self._new(after=table[-1] if table else None))
+        return True
+
+    def free(self, sequence: Sequence) -> None:
+        """Free a sequence's blocks. With prefix caching, full ones stay cached, and the first ones are evicted last."""
+        self._register(sequence)
+        for block in reversed(self.tables.pop(sequence, [])):
+            self._drop(block)
+        self._registered.pop(sequence, None)
+        sequence.computed = 0
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Return the (source, destination) blocks to copy before the next forward pass, and clear the list."""
+        copies, self.copies = self.copies, []
+        return copies
+
+    # --- counts and tables --------------------------------------------------------------------------------------
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return how many blocks this many tokens need."""
+        return -(-tokens // self.block_size)
+
+    def block_table(self, sequence: Sequence) -> list[int]:
+        """Return the block table of a sequence, which the caller must not change; empty if it has no blocks."""
+        return self.tables.get(sequence, [])
+
+    @property
+    def available(self) -> int:
+        """The number of blocks that can be allocated: free or cached."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def used(self) -> int:
+        """The number of blocks in the table of at least one sequence."""
+        return self.num_blocks - self.available
+
+    @property
+    def cached(self) -> int:
+        """The number of blocks that are in no table, but kept for requests with the same prefix."""
+        return len(self._cached)
+
+    @property
+    def unused_tokens(self) -> int:
+        """The number of allocated slots without a token: all that paging wastes, less than a block per sequence."""
+        return sum(len(table) * self.block_size - sequence.computed for sequence, table in self.tables.items())
+
+    # --- sharing ------------------------------------------------------------------------------------------------
+
+    def _shared(self, sequence: Sequence) -> tuple[list[int], int]:
+        """Return the blocks that already hold a prefix of a waiting sequence, and the prefix's length in tokens."""
+        usable = len(sequence.token_ids) - 1  # the last token is always computed: its logits give the next one
+        parent = sequence.parent
+        if parent in self.tables and parent.computed >= usable and sequence.generated == 0:
+            return self.tables[parent][: self.blocks_for(usable)], usable
+        blocks = []
+        if self.prefix_caching:
+            for digest in self._hashes(sequence, usable):
+                if digest not in self._block_of:
+                    break
+                blocks.append(self._block_of[digest])
+        return blocks, len(blocks) * self.block_size
+
+    def _hashes(self, sequence: Sequence, tokens: int) -> list[bytes]:
+        """Return a hash for each full block of the first `tokens` tokens.
+
+        A hash covers the block's tokens and the hash of the block before it, hence all tokens up to the block's end.
+        """
+        known, size = sequence.block_hashes, self.block_size
+        for end in range(size * (len(known) + 1), tokens + 1, size):
+            before = known[-1] if known else b""
+            known.append(sha256(before + array("q", sequence.token_ids[end - size : end]).tobytes()).digest())
+        return known[: tokens // size]
+
+    def _register(self, sequence: Sequence) -> None:
+        """Register the full blocks that were computed since the last call, so that other sequences can share them."""
+        if not self.prefix_caching or sequence not in self.tables:
+            return
+        registered, full = self._registered.get(sequence, 0), sequence.computed // self.block_size
+        if full > registered:
+            for place, digest in enumerate(self._hashes(sequence, sequence.computed)[registered:], registered):
+                if digest not in self._block_of:
+                    block = self.tables[sequence][place]
+                    self._block_of[digest], self._hash_of[block] = block, digest
+            self._registered[sequence] = full
+
+    # --- blocks change state ------------------------------------------------------------------------------------
+
+    def _new(self, after: int | None) -> int:
+        """Return a block to write to: a free one, next to `after` if possible, or the one cached longest ago."""
+        if self._free:
+            block = self._free.take(after)
+        else:
+            block, _ = self._cached.popitem(last=False)
+            del self._block_of[self._hash_of.pop(block)]
+        self.references[block] = 1
+        return block
+
+    def _refer(self, block: int) -> None:
+        self.references[block] += 1
+        self._cached.pop(block, None)
+
+    def _drop(self, block: int) -> None:
+        self.references[block] -= 1
+        if self.references[block] == 0:
+            if block in self._hash_of:
+                self._cached[block] = None
+            else:
+                self._free.put(block)

@@ -1,0 +1,76 @@
+"""The settings of an engine: its rows, its budgets, its policy, and how its iterations are computed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .policies import FirstComeFirstServed
+from .sampling_params import Bound
+
+if TYPE_CHECKING:
+    from .scheduler import Scheduler
+
+AT_LEAST_ONE = Bound(1, integer=True)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The settings of an engine.
+
+    Attributes:
+        max_batch_size: the number of rows: how many sequences run at once.
+        max_tokens_per_step: the most tokens that an iteration computes, decodes and prefills together.
+        max_input_tokens, max_output_tokens: the longest prompt and output of a request that is not refused; None for
+            the limits of the model's context.
+        policy: a name in `policies.POLICIES`, or an object with a method `order`.
+        mixed_batches: whether prefills and decodes share an iteration; otherwise they take turns.
+        chunked_prefill: whether a prompt may be computed in chunks; otherwise it is computed in a single iteration.
+        execution: "ragged" computes no padding and requires a model that supports it; "padded" computes left-padded
+            batches, as the four verbs do; "auto" is ragged where possible, otherwise padded.
+        block_size: tokens per block of the KV cache, in ragged execution.
+        num_blocks: the number of blocks, in ragged execution; None for as many as all rows need at the model's context
+            length, up to 1 GiB.
+        prefix_caching: whether a request reuses the keys and values of an earlier one with the same prefix.
+        prepack: on a CPU, whether to keep a second copy of the weights in the order that is read fastest
+            (`runners/linear.py`); None does so for models of up to 1 GiB.
+        kernels: on a CPU, whether to compile the kernels in `kernels/` for prepacked linear layers and the attention
+            of decodes; None does so where possible, False uses PyTorch's operators, True raises an error if the
+            kernels are unavailable.
+        dtype: the torch dtype of the engine's copy of the model; None to run the model as it is.
+        trace_length: how many of the latest iterations the trace keeps, for an engine that never stops; None for all.
+        scheduler_cls: a subclass of `Scheduler`, or another callable that takes the same arguments and returns a
+            scheduler; None for `Scheduler`.
+
+    Raises:
+        ValueError: a value is outside its range.
+    """
+
+    max_batch_size: int = 8
+    max_tokens_per_step: int = 512
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+    policy: str | FirstComeFirstServed = "fcfs"
+    mixed_batches: bool = True
+    chunked_prefill: bool = True
+    execution: str = "auto"
+    block_size: int = 16
+    num_blocks: int | None = None
+    prefix_caching: bool = True
+    prepack: bool | None = None
+    kernels: bool | None = None
+    dtype: Any = None
+    trace_length: int | None = None
+    scheduler_cls: "Callable[..., Scheduler] | None" = None
+
+    def __post_init__(self):
+        counts = ("max_batch_size", "max_tokens_per_step", "block_size")
+        limits = ("max_input_tokens", "max_output_tokens", "num_blocks", "trace_length")
+        for name in counts + tuple(name for name in limits if getattr(self, name) is not None):
+            AT_LEAST_ONE.check(name, getattr(self, name))
+        if self.max_tokens_per_step < self.max_batch_size:
+            raise ValueError(
+                f"{self.max_batch_size} rows that all decode compute {self.max_batch_size} tokens per iteration, but "
+                f"max_tokens_per_step is {self.max_tokens_per_step}: allow more tokens or fewer rows."
+            )
+        if self.execution not in ("auto", "ragged", "padded"):
+            raise ValueError(f'execution must be "auto", "ragged" or "padded", not {self.execution!r}.')

@@ -1,0 +1,324 @@
+"""The engine: requests arrive and leave at any time, and `step()` runs one iteration for all of them.
+
+    schedule    which sequences compute how many tokens, which are preempted    scheduler.py, policies.py
+    run         forward passes, and the tokens sampled from them                helpers/runners/
+    update      tokens appended, stop conditions, memory freed                  scheduler.py, block_manager.py
+    collect     what is new for each request                                    outputs.py
+
+Whatever the policy, and whichever requests arrive, leave or are preempted, every greedy request gets the tokens that it
+would get alone. `EngineCore` needs a runner; `helpers.Engine` is an `EngineCore` that chooses one for a model.
+"""
+
+import itertools
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Sequence as Seq
+
+from tqdm.auto import tqdm
+
+from ..trace import RowStep, Trace
+from .block_manager import BlockManager
+from .config import EngineConfig
+from .detokenizer import IncrementalDetokenizer
+from .outputs import OutputCollector, RequestOutput
+from .runner import ModelInfo, Runner, RunnerOutput
+from .sampling_params import SamplingParams
+from .scheduler import Plan, Scheduler
+from .sequence import Prompt, Sequence
+from .validation import RequestValidator
+
+
+class EngineCore:
+    """Runs requests, one iteration at a time.
+
+    Args:
+        runner: computes the planned iterations.
+        tokenizer: turns text into token ids and back.
+        model_info: the vocabulary, the context length and the EOS tokens of the model.
+        config: see `EngineConfig`.
+        clock: returns seconds; times in outputs and in the trace are counted from the engine's first request.
+
+    Attributes:
+        trace: what every row did in every iteration.
+        steps: the number of iterations so far.
+        block_manager: allocates the blocks of the KV cache; None if a sequence needs only a row.
+
+    Raises:
+        ValueError: a setting is outside its range.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer,
+        model_info: ModelInfo,
+        config: EngineConfig | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self.runner, self.tokenizer = runner, tokenizer
+        self.config = config = config or EngineConfig()
+        self.block_manager = None
+        if runner.num_blocks is not None:
+            self.block_manager = BlockManager(runner.num_blocks, runner.block_size, config.prefix_caching)
+        scheduler_cls = config.scheduler_cls or Scheduler
+        self.scheduler = scheduler_cls(config, self.block_manager, model_info.eos_token_ids)
+        self.validator = RequestValidator(tokenizer, config, model_info, self.block_manager)
+        self.outputs = OutputCollector()
+        self.trace = Trace(config.max_batch_size, config.trace_length)
+        self.steps, self._ids = 0, itertools.count()
+        self._clock, self._start = clock, None
+
+    # --- one iteration ------------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Run one iteration.
+
+        Returns:
+            An output for every sequence that got a token or finished, unless `generate` or `stream` reads its request.
+            If a forward pass fails, the sequences in that pass and in later ones finish with reason "error". All other
+            sequences are unaffected.
+
+        Raises:
+            Exception: the policy failed. All requests finish with reason "error"; the next step delivers their outputs.
+            BaseException: the iteration was interrupted, by Ctrl-C for example. The planned sequences then finish with
+                reason "error".
+        """
+        self.steps += 1
+        try:
+            plan = self.scheduler.schedule()
+        except Exception as error:
+            self._fail(list(self.scheduler.unfinished), error)
+            raise
+        try:
+            output = self.runner.run(plan, self.now)
+            finished = self.scheduler.update(plan, output)
+        except BaseException as error:  # an interrupt: it is unknown what was computed
+            self._fail(plan.sequences, error)
+            raise
+        self._record(plan, output, finished)
+        return self.outputs.collect(plan, finished)
+
+    def _fail(self, sequences: list[Sequence], error: BaseException) -> None:
+        """Finish sequences with reason "error" after a whole iteration has failed."""
+        for sequence in sequences:
+            if sequence.finish_reason is None:
+                self.scheduler.finish(sequence, "error", error)
+            self.outputs.put(sequence)
+        self.trace.free(sequence.label for sequence in sequences)
+
+    def _record(self, plan: Plan, output: RunnerOutput, finished: list[Sequence]) -> None:
+        """Record an iteration in the trace. A row is free once its sequence has finished or was preempted."""
+        self.trace.free(sequence.label for sequence in plan.preempted)
+        for done in output.passes:
+            row_steps = [
+                RowStep(
+                    "decode" if chunk.is_decode else "prefill",
+                    chunk.sequence.label,
+                    chunk.tokens,
+                    padding,
+                    new_tokens=int(chunk.samples_token),
+                )
+                for chunk, padding in zip(done.chunks, done.padding, strict=True)
+            ]
+            self.trace.add(row_steps, done.start, done.seconds, self.steps - 1)
+            self.trace.free(chunk.sequence.label for chunk in done.chunks if chunk.sequence.finish_reason is not None)
+        self.trace.free(sequence.label for sequence in finished)
+
+    def now(self) -> float:
+        """Return the seconds since the first request arrived."""
+        return 0.0 if self._start is None else self._clock() - self._start
+
+    # --- requests arrive and leave ------------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: Hashable = None,
+        priority: int = 0,
+    ) -> Hashable:
+        """Add a request to the queue.
+
+        Args:
+            prompt: text, or token ids.
+            params: how to sample; if omitted, greedily and up to the model's context length.
+            request_id: an id that no unfinished request has; a number if omitted.
+            priority: for the policy "priority"; a smaller number is more urgent.
+
+        Returns:
+            The request's id.
+
+        Raises:
+            ValueError: the prompt is empty, it has token ids outside the vocabulary, the request is too long ever to
+                run, or its id is in use.
+        """
+        params = params or SamplingParams()
+        token_ids, max_tokens = self.validator.validate(prompt, params)
+        if request_id is None:
+            # Skip ids with undelivered outputs, too: the outputs of two requests could be confused.
+            request_id = next(
+                id for id in self._ids if id not in self.scheduler.requests and not self.outputs.holds(id)
+            )
+        elif request_id in self.scheduler.requests or self.outputs.has_subscriber(request_id):
+            raise ValueError(
+                f"There is an unfinished request {request_id!r}, or one whose stream has not been read to its end: "
+                f"give this one another id, or none."
+            )
+        if self._start is None:
+            self._start = self._clock()
+        arrival, parent = self.now(), None
+        for index in range(params.n):
+            sequence = Sequence(
+                request_id, list(token_ids), max_tokens, index, priority, parent,
+                prompt=prompt,
+                params=params,
+                detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop),
+                arrival=arrival,
+                logprobs=None if params.logprobs is None else [],
+            )  # fmt: skip
+            parent = parent or sequence
+            self.scheduler.add(sequence)
+        return request_id
+
+    def abort_request(self, request_id: Hashable) -> bool:
+        """Cancel a waiting or running request.
+
+        Its rows and memory are free at once. Its final outputs, with finish reason "abort", are delivered next.
+
+        Returns:
+            Whether an unfinished request has this id.
+        """
+        sequences = list(self.scheduler.requests.get(request_id, []))
+        for sequence in sequences:
+            self.scheduler.finish(sequence, "abort")
+            self.outputs.put(sequence)
+        self.trace.free(sequence.label for sequence in sequences)
+        return bool(sequences)
+
+    def has_unfinished_requests(self) -> bool:
+        """Return whether a step would have anything to compute or to deliver."""
+        return bool(self.scheduler.unfinished or self.outputs.pending)
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of sequences without a row."""
+        return len(self.scheduler.unfinished) - self.num_running
+
+    @property
+    def num_running(self) -> int:
+        """The number of sequences with a row."""
+        return len(self.scheduler.running)
+
+    @property
+    def waiting(self) -> list[Hashable]:
+        """The labels, as in the trace, of the sequences without a row, in order of arrival."""
+        return self.waiting_labels()
+
+    @property
+    def running(self) -> list[Hashable]:
+        """The labels, as in the trace, of the sequences with a row, in the order in which they got it."""
+        return [sequence.label for sequence in self.scheduler.running]
+
+    def waiting_labels(self, limit: int | None = None) -> list[Hashable]:
+        """Return the labels of the first `limit` sequences without a row, in order of arrival; None for all."""
+        running = set(self.scheduler.running)
+        waiting = (sequence.label for sequence in self.scheduler.unfinished if sequence not in running)
+        return list(itertools.islice(waiting, limit))
+
+    # --- for callers that want complete outputs, or a stream of them ----------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        arrivals: Seq[int] | None = None,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Run requests until all are finished.
+
+        Args:
+            prompts: a text, or a list of texts and lists of token ids.
+            params: one for all prompts, or one for each; greedy if omitted.
+            arrivals: for each prompt, the iteration of this call before which its request arrives; 0 if omitted.
+            progress: show a bar that counts finished outputs.
+
+        Returns:
+            The outputs in the order of the prompts, with the `n` outputs of a request next to each other. A failed
+            output has finish reason "error" and causes a warning.
+
+        Raises:
+            ValueError: a request can never run, or the numbers of prompts, params and arrivals differ. No request has
+                then been added.
+        """
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        params = list(params) if isinstance(params, list | tuple) else [params or SamplingParams()] * len(prompts)
+        arrivals = [0] * len(prompts) if arrivals is None else list(arrivals)
+        if not len(prompts) == len(params) == len(arrivals):
+            raise ValueError(
+                f"{len(prompts)} prompts, but {len(params)} params and {len(arrivals)} arrivals: give one for each."
+            )
+        for prompt, one in zip(prompts, params, strict=True):
+            self.validator.validate(prompt, one)
+
+        arriving = deque(sorted(range(len(prompts)), key=lambda place: arrivals[place]))
+        place_of: dict[Hashable, int] = {}
+        undelivered: deque[RequestOutput] = deque()
+        ended: dict[tuple[int, int], RequestOutput] = {}
+        expected = sum(one.n for one in params)
+        try:
+            with tqdm(total=expected, unit="output", disable=not progress) as bar:
+                for iteration in itertools.count():
+                    while arriving and arrivals[arriving[0]] <= iteration:
+                        place = arriving.popleft()
+                        request_id = self.add_request(prompts[place], params[place])
+                        place_of[request_id] = place
+                        self.outputs.subscribe(request_id, undelivered)
+                    if len(ended) == expected:
+                        break
+                    self.outputs.postpone(self.step())
+                    while undelivered:
+                        output = undelivered.popleft()
+                        if output.finish_reason is not None:
+                            ended[place_of[output.request_id], output.index] = output
+                            bar.update()
+        finally:
+            for request_id in place_of:  # cancels a request only if an exception ends this call
+                self._leave(request_id)
+        failed = [output for output in ended.values() if output.error]
+        if failed:
+            warnings.warn(f"{len(failed)} of {expected} outputs failed: {failed[0].error}", stacklevel=2)
+        return [ended[place] for place in sorted(ended)]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Run a request and yield an output after each iteration that adds to it, until it is finished.
+
+        The request is added before the first output is read. Closing the iterator cancels it.
+        """
+        params = params or SamplingParams()
+        request_id = self.add_request(prompt, params)
+        undelivered = self.outputs.subscribe(request_id)
+
+        def outputs() -> Iterator[RequestOutput]:
+            unfinished = params.n
+            try:
+                yield None  # read below: closing a generator runs its `finally` only if it has started
+                while unfinished:
+                    if undelivered:
+                        output = undelivered.popleft()
+                        unfinished -= output.finish_reason is not None
+                        yield output
+                    else:
+                        self.outputs.postpone(self.step())
+            finally:
+                self._leave(request_id)
+
+        stream = outputs()
+        next(stream)
+        return stream
+
+    def _leave(self, request_id: Hashable) -> None:
+        """Cancel a request whose reader has left, and drop its outputs."""
+        self.abort_request(request_id)
+        self.outputs.unsubscribe(request_id)

@@ -1,0 +1,121 @@
+"""Policies: the order in which waiting requests are admitted. A policy is an object with a method `order`.
+
+A policy decides nothing else. The scheduler admits sequences in this order until one does not fit. It never skips that
+one, so smaller sequences cannot keep overtaking a large one.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from itertools import chain
+
+from .sequence import Sequence
+from .waiting_queue import WaitingQueue, merged
+
+
+class FirstComeFirstServed:
+    """Admits sequences in order of arrival."""
+
+    def order(self, waiting: WaitingQueue, running: Seq[Sequence]) -> Iterable[Sequence]:
+        """Return the sequences that may be admitted now, best first.
+
+        Args:
+            waiting: sequences without a row; iterates in order of arrival, and can be grouped.
+            running: sequences with a row, in the order in which they got it.
+        """
+        return waiting
+
+
+class Static(FirstComeFirstServed):
+    """Static batching as a policy: admits sequences only when all rows are free."""
+
+    def order(self, waiting, running):
+        return () if running else waiting
+
+
+class LongestFirst(FirstComeFirstServed):
+    """Admits the longest outputs first, in three classes (ColossalAI's request handler keeps three such queues).
+
+    Every output token takes an iteration, so a long request that starts last finishes alone. The classes are thirds of
+    the largest `max_tokens` in the queue. Within a class, requests keep their order of arrival. `max_tokens` is a
+    limit, not a length: EOS may come sooner. Short requests may wait for as long as longer ones keep arriving.
+    """
+
+    def order(self, waiting, running):
+        groups = waiting.grouped_by("max_tokens")
+        longest = max(groups, default=0)
+        classes = [[], [], []]
+        for limit, group in groups.items():
+            classes[3 * limit // (longest + 1)].append(group)
+        return chain.from_iterable(merged(one) for one in reversed(classes))
+
+
+class ShortestFirst(FirstComeFirstServed):
+    """Admits the smallest `max_tokens` first: the lowest mean latency, at the expense of long requests."""
+
+    def order(self, waiting, running):
+        groups = waiting.grouped_by("max_tokens")
+        return chain.from_iterable(groups[limit] for limit in sorted(groups))
+
+
+class Priority(FirstComeFirstServed):
+    """Admits the most urgent requests first: those with the smallest number. Waiting lowers it, so none starves.
+
+    Args:
+        ageing: the number of iterations since its arrival that make a request more urgent by 1.
+
+    Raises:
+        ValueError: `ageing` is below 1.
+    """
+
+    def __init__(self, ageing: int = 50):
+        if ageing < 1:
+            raise ValueError(f"ageing is a number of iterations of at least 1, not {ageing}.")
+        self.ageing = ageing
+
+    def order(self, waiting, running):
+        groups = waiting.grouped_by("priority").values()
+        return merged(groups, key=lambda sequence: sequence.priority - sequence.waited // self.ageing)
+
+
+class Balanced(FirstComeFirstServed):
+    """Lets running requests decode undisturbed until enough requests wait to justify an interruption.
+
+    Both limits are text-generation-inference's (`waiting_served_ratio`, `max_waiting_tokens`).
+
+    Args:
+        waiting_served_ratio: admit once the waiting requests divided by the running ones reach this ratio.
+        max_waiting_tokens: admit, too, once the first request in the queue has waited this many iterations.
+    """
+
+    def __init__(self, waiting_served_ratio: float = 0.3, max_waiting_tokens: int = 20):
+        self.waiting_served_ratio, self.max_waiting_tokens = waiting_served_ratio, max_waiting_tokens
+
+    def order(self, waiting, running):
+        enough = len(waiting) >= self.waiting_served_ratio * len(running)
+        overdue = len(waiting) > 0 and next(iter(waiting)).waited >= self.max_waiting_tokens
+        return waiting if enough or overdue else ()
+
+
+POLICIES = {
+    "static": Static,
+    "fcfs": FirstComeFirstServed,
+    "longest_first": LongestFirst,
+    "shortest_first": ShortestFirst,
+    "priority": Priority,
+    "balanced": Balanced,
+}
+
+
+def make_policy(policy: str | FirstComeFirstServed) -> FirstComeFirstServed:
+    """Return the policy of this name; an object with a method `order` is returned as it is.
+
+    Raises:
+        ValueError: no policy has that name, or the object has no method `order`.
+    """
+    if isinstance(policy, str):
+        if policy not in POLICIES:
+            raise ValueError(f"There is no policy {policy!r}: choose one of {', '.join(POLICIES)}.")
+        return POLICIES[policy]()
+    if not callable(getattr(policy, "order", None)):
+        raise ValueError(f"A policy is a name or an object with a method `order(waiting, running)`, not {policy!r}.")
+    return policy

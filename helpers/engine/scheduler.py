@@ -1,0 +1,275 @@
+"""The scheduler: it plans how many tokens each sequence computes in an iteration, and applies the results.
+
+A new plan for every iteration is Orca's idea (Yu et al., OSDI 2022). The scheduler owns the queue, the running
+sequences and the blocks of the KV cache. It knows nothing about the model, so plans can be tested without one and can
+drive a simulator.
+
+Running sequences are scheduled first. Then waiting ones are admitted in the policy's order, within the budgets of rows,
+tokens and memory. Two settings determine what a plan may contain. Sarathi-Serve's ablation study (Agrawal et al., OSDI
+2024) compares them:
+
+    mixed     prefills share an iteration with decodes; otherwise the two take turns
+    chunked   a prompt may be computed in chunks that fit the token budget; otherwise in a single iteration
+"""
+
+import contextlib
+import itertools
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .block_manager import KVMemory, UnlimitedMemory
+from .config import EngineConfig
+from .policies import make_policy
+from .sequence import Sequence
+from .stop_conditions import finish_reason
+from .waiting_queue import WaitingQueue
+
+if TYPE_CHECKING:
+    from .runner import ForwardPass, RunnerOutput, SampledToken
+
+
+class Chunk:
+    """The next tokens of a sequence, which one iteration computes.
+
+    Args:
+        sequence: the sequence.
+        tokens: the number of tokens.
+        block_table: the blocks that hold the sequence's keys and values; empty if it needs only a row.
+
+    Attributes:
+        start: the position of the first token, which is the sequence's `computed` when the chunk is planned.
+        is_decode: whether the chunk is the newest generated token alone.
+        samples_token: whether the chunk contains all uncomputed tokens, so that the sequence gets a new one.
+    """
+
+    def __init__(self, sequence: Sequence, tokens: int, block_table: list[int] | None = None):
+        self.sequence, self.tokens, self.block_table = sequence, tokens, block_table or []
+        self.start, self.is_decode = sequence.computed, sequence.is_decode
+        self.samples_token = tokens == sequence.num_uncomputed_tokens
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The ids of the tokens to compute."""
+        return self.sequence.token_ids[self.start : self.start + self.tokens]
+
+
+@dataclass
+class Plan:
+    """The work of one iteration.
+
+    Attributes:
+        chunks: how many tokens each sequence computes, running sequences first.
+        preempted: sequences that lost their row and memory; they recompute their tokens later.
+        released: sequences that a runner can drop: they finished or were preempted since the last plan that ran.
+        block_copies: (source, destination) blocks to copy before the forward pass writes anything.
+    """
+
+    chunks: list[Chunk] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    released: list[Sequence] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that the iteration computes."""
+        return sum(chunk.tokens for chunk in self.chunks)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The sequences that compute tokens."""
+        return [chunk.sequence for chunk in self.chunks]
+
+
+class Scheduler:
+    """Plans iterations, and owns the queue, the rows and the memory.
+
+    Args:
+        config: the rows, the token budget, the policy and the two settings above.
+        memory: allocates the KV cache; if None, a sequence needs only a row.
+        eos_token_ids: the tokens that end an output.
+
+    Attributes:
+        waiting: sequences without a row; iterates in order of arrival.
+        running: sequences with a row, in the order in which they got it.
+        unfinished: all sequences that wait or run, in order of arrival.
+        requests: the same by request id.
+
+    Raises:
+        ValueError: the policy is unknown, or it has no method `order`.
+    """
+
+    def __init__(
+        self, config: EngineConfig, memory: KVMemory | None = None, eos_token_ids: Iterable[int] = frozenset()
+    ):
+        self.max_rows, self.max_tokens = config.max_batch_size, config.max_tokens_per_step
+        self.mixed, self.chunked = config.mixed_batches, config.chunked_prefill
+        self.policy = make_policy(config.policy)
+        self.memory, self.eos_token_ids = memory or UnlimitedMemory(), frozenset(eos_token_ids)
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []
+        self.unfinished: dict[Sequence, None] = {}  # as an ordered set
+        self.requests: dict[Hashable, list[Sequence]] = {}
+        self._siblings: dict[Sequence, list[Sequence]] = {}  # they wait until their parent's prompt is computed
+        self._released: list[Sequence] = []
+        self._numbers = itertools.count()
+        self._prefilled_last = False
+
+    # --- requests arrive and end --------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a new sequence to the queue; one with a parent joins once the parent's prompt is computed."""
+        sequence.number = next(self._numbers)
+        self.unfinished[sequence] = None
+        self.requests.setdefault(sequence.request_id, []).append(sequence)
+        self.waiting.register(sequence)
+        if sequence.parent is None:
+            self.waiting.add(sequence)
+        else:
+            self._siblings.setdefault(sequence.parent, []).append(sequence)
+
+    def finish(self, sequence: Sequence, reason: str, error: BaseException | None = None) -> None:
+        """Finish a waiting or running sequence, and free its row and memory."""
+        sequence.finish_reason = reason
+        sequence.error = error and f"{type(error).__name__}: {error}"
+        if sequence.detokenizer is not None:
+            with contextlib.suppress(Exception):  # if this fails, so did an earlier token, which is the error
+                sequence.detokenizer.finish()
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        elif sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self._siblings[sequence.parent].remove(sequence)
+        self.waiting.forget(sequence)
+        self._release(sequence)
+        self._admit_siblings(sequence)
+        del self.unfinished[sequence]
+        samples = self.requests[sequence.request_id]
+        samples.remove(sequence)
+        if not samples:
+            del self.requests[sequence.request_id]
+
+    # --- one iteration ------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Plan:
+        """Plan the next iteration.
+
+        Returns:
+            A plan of at most `max_tokens` tokens, whose memory is allocated. If a running sequence needs a block and
+            none is free, the newest running sequence is preempted. The oldest one always proceeds, so every sequence
+            finishes.
+        """
+        plan = Plan()
+        decoding = [sequence for sequence in self.running if sequence.is_decode]
+        prefilling = [sequence for sequence in self.running if not sequence.is_decode]
+        decode_only = not self.mixed and self._prefilled_last and decoding
+        if not decode_only:
+            if self.mixed:
+                self._advance(plan, decoding)
+            self._advance(plan, prefilling)
+            if not plan.preempted:  # after a preemption, there is no memory for another sequence
+                self._admit(plan)
+        self._prefilled_last = bool(plan.chunks)
+        if not self.mixed and not plan.chunks:  # the decodes' turn, or there is nothing to prefill
+            self._advance(plan, [one for one in decoding if one not in plan.preempted])
+        self.waiting.step += 1
+        plan.released = list(self._released)
+        plan.block_copies = self.memory.take_copies()
+        return plan
+
+    def _advance(self, plan: Plan, sequences: list[Sequence]) -> None:
+        """Schedule the next tokens of running sequences; preempt the newest where memory is short."""
+        for sequence in sequences:
+            tokens = min(sequence.num_uncomputed_tokens, self.max_tokens - plan.tokens)
+            if tokens == 0 or (tokens < sequence.num_uncomputed_tokens and not self.chunked):
+                continue
+            while sequence not in plan.preempted and not self.memory.allocate(sequence, tokens):
+                self._preempt(plan, self.running[-1])
+            if sequence not in plan.preempted:
+                plan.chunks.append(Chunk(sequence, tokens, self.memory.block_table(sequence)))
+
+    def _preempt(self, plan: Plan, newest: Sequence) -> None:
+        """Free a sequence's row and memory, and return it to the queue, ahead of later arrivals."""
+        self.running.remove(newest)
+        self._release(newest)
+        self.waiting.add(newest)
+        plan.preempted.append(newest)
+        plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not newest]
+
+    def _admit(self, plan: Plan) -> None:
+        """Admit sequences in the policy's order until one does not fit: a later one must not overtake it."""
+        free_rows, admitted = self.max_rows - len(self.running), []
+        if not free_rows or not self.waiting:
+            return
+        for sequence in itertools.islice(self.policy.order(self.waiting, self.running), free_rows):
+            uncomputed = len(sequence.token_ids) - self.memory.cached_tokens(sequence)
+            tokens = min(uncomputed, self.max_tokens - plan.tokens)
+            if tokens == 0 or (tokens < uncomputed and not self.chunked):
+                break
+            if not self.memory.allocate(sequence, tokens):
+                break
+            admitted.append(sequence)
+            plan.chunks.append(Chunk(sequence, tokens, self.memory.block_table(sequence)))
+        for sequence in admitted:
+            self.waiting.remove(sequence)
+        self.running += admitted
+
+    def update(self, plan: Plan, output: "RunnerOutput") -> list[Sequence]:
+        """Apply the results of an iteration: computed tokens, sampled tokens and errors.
+
+        Returns:
+            The sequences that finished, in the order in which they did.
+        """
+        del self._released[: len(plan.released)]  # only now has the runner forgotten them
+        finished = []
+        for done in output.passes:
+            for chunk in done.chunks:
+                if self._enter(chunk.sequence, chunk.tokens, done):
+                    finished.append(chunk.sequence)
+        if output.error is not None:
+            computed = {chunk.sequence for done in output.passes for chunk in done.chunks}
+            for sequence in plan.sequences:
+                if sequence not in computed:
+                    self.finish(sequence, "error", output.error)
+                    finished.append(sequence)
+        return finished
+
+    def _enter(self, sequence: Sequence, tokens: int, done: "ForwardPass") -> bool:
+        """Apply the results of a forward pass to one sequence, and return whether it finished."""
+        sequence.computed += tokens
+        if sequence.prompt_is_computed:
+            self._admit_siblings(sequence)
+        sampled = done.sampled.get(sequence)
+        if isinstance(sampled, Exception):
+            self.finish(sequence, "error", sampled)
+        elif sampled is not None:
+            try:
+                self._append(sequence, sampled, done.start + done.seconds)
+            except Exception as error:  # a token that the tokenizer cannot decode
+                self.finish(sequence, "error", error)
+        return sequence.finish_reason is not None
+
+    def _append(self, sequence: Sequence, sampled: "SampledToken", now: float) -> None:
+        """Append a new token, and finish the sequence if it meets a stop condition."""
+        sequence.token_ids.append(sampled.token_id)
+        sequence.token_times.append(now)
+        if sequence.logprobs is not None:
+            sequence.logprobs.append(sampled.logprobs)
+        ignore_eos, stopped = sequence.params.ignore_eos, False
+        if sequence.detokenizer is not None and (ignore_eos or sampled.token_id not in self.eos_token_ids):
+            sequence.detokenizer.push(sampled.token_id)
+            stopped = sequence.detokenizer.stopped
+        remaining = sequence.max_tokens - sequence.generated
+        reason = finish_reason(sampled.token_id, remaining, self.eos_token_ids, ignore_eos, stopped)
+        if reason is not None:
+            self.finish(sequence, reason)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.memory.free(sequence)
+        self._released.append(sequence)
+
+    def _admit_siblings(self, parent: Sequence) -> None:
+        """Queue the sequences that share a parent's prompt, once it is computed or the parent has finished."""
+        for sibling in self._siblings.pop(parent, ()):
+            self.waiting.add(sibling)

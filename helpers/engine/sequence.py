@@ -1,0 +1,93 @@
+"""A sequence: the tokens of one output, and how many of them are computed.
+
+A scheduler needs only two counts: how many tokens a sequence has, and how many are *computed*, that is, have their keys
+and values in the KV cache. Prefill, a chunk of a prefill, decode and recomputation after a preemption are then one
+operation: compute the next n tokens. Once all of its tokens are computed, a sequence gets a new one.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from .detokenizer import IncrementalDetokenizer
+
+Prompt = str | list[int]  # text, or token ids
+GREEDY = SamplingParams()
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One output being generated. Compared by identity, so it can be a dictionary key.
+
+    Attributes:
+        request_id: the request that it belongs to; a request with `n` outputs has `n` sequences.
+        token_ids: the prompt, then the generated tokens.
+        max_tokens: the most tokens to generate.
+        index: which of the request's outputs this is, from 0.
+        priority: for the policy "priority"; a smaller number is more urgent.
+        parent: the request's first sequence, whose computed prompt this one shares; None for the first one.
+        computed: how many tokens, from the first, have their keys and values in the KV cache.
+        waited: the iterations since it was added, updated whenever a policy reads it from the queue.
+        prompt: the prompt as the user gave it.
+        params: how its tokens are sampled, and when it finishes.
+        detokenizer: decodes its text, as far as it is certain.
+        arrival: when it was added, in seconds on the engine's clock.
+        token_times: when each generated token was available, on the same clock.
+        logprobs: for each generated token, the requested log-probabilities by token id; None if none were requested.
+        finish_reason: None until it is finished, then "stop", "length", "abort" or "error".
+        error: the error message if the finish reason is "error", otherwise None.
+        prompt_tokens: the number of tokens in the prompt.
+        number: its position in the order of arrival, set by the scheduler.
+        block_hashes: a hash for each full block of tokens, set by the block manager.
+    """
+
+    request_id: Hashable
+    token_ids: list[int]
+    max_tokens: int
+    index: int = 0
+    priority: int = 0
+    parent: "Sequence | None" = None
+    computed: int = 0
+    waited: int = 0
+    prompt: Prompt = ""
+    params: SamplingParams = GREEDY
+    detokenizer: "IncrementalDetokenizer | None" = None
+    arrival: float = 0.0
+    token_times: list[float] = field(default_factory=list)
+    logprobs: list[dict[int, float]] | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    prompt_tokens: int = field(init=False)
+    number: int = field(default=0, init=False)
+    block_hashes: list[bytes] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self):
+        self.prompt_tokens = len(self.token_ids)
+
+    @property
+    def label(self) -> Hashable:
+        """The name in the trace: the request's id, with the index if the request has several outputs."""
+        return self.request_id if self.params.n == 1 else (self.request_id, self.index)
+
+    @property
+    def generated(self) -> int:
+        """The number of tokens generated so far."""
+        return len(self.token_ids) - self.prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """The number of tokens to compute before the next one can be sampled."""
+        return len(self.token_ids) - self.computed
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether the newest generated token is the only one left to compute."""
+        return self.num_uncomputed_tokens == 1 and self.generated > 0
+
+    @property
+    def prompt_is_computed(self) -> bool:
+        """Whether the keys and values of the whole prompt are in the KV cache."""
+        return self.computed >= self.prompt_tokens

@@ -1,0 +1,110 @@
+"""Refuse a request that can never run when it is added, with an error that says what to do.
+
+Without this check, a request that is too long would fail in an iteration, along with all requests in the same pass.
+"""
+
+from collections.abc import Iterable
+from numbers import Integral
+
+from .block_manager import BlockManager
+from .config import EngineConfig
+from .runner import ModelInfo
+from .sampling_params import SamplingParams
+from .sequence import Prompt
+
+
+class RequestValidator:
+    """Checks requests against the limits of an engine.
+
+    Args:
+        tokenizer: turns text into token ids.
+        config: the settings of the engine.
+        model: the vocabulary and the context length of the model.
+        block_manager: the blocks of the KV cache; None if a request needs only a row.
+    """
+
+    def __init__(self, tokenizer, config: EngineConfig, model: ModelInfo, block_manager: BlockManager | None):
+        self.tokenizer, self.config, self.model, self.block_manager = tokenizer, config, model, block_manager
+
+    def validate(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], int]:
+        """Return the prompt's token ids, and how many tokens the request may generate.
+
+        Raises:
+            ValueError: the prompt is empty, is not valid text or has token ids outside the vocabulary; the request is
+                too long; or `params` is not a `SamplingParams`.
+        """
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"params must be SamplingParams, not {params!r}.")
+        token_ids = self._token_ids(prompt)
+        max_tokens = self._max_tokens(len(token_ids), params)
+        self._check_memory(len(token_ids), max_tokens)
+        return token_ids, max_tokens
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            try:
+                prompt.encode()
+            except UnicodeEncodeError as error:
+                shown = ascii(prompt[error.start])
+                raise ValueError(
+                    f"The prompt cannot be encoded: character {error.start + 1}, {shown}, is half of a surrogate pair. "
+                    f"Remove or replace it."
+                ) from error
+            token_ids = self.tokenizer(prompt)["input_ids"] if prompt else []
+        elif isinstance(prompt, Iterable):
+            token_ids, vocabulary = list(prompt), self.model.vocab_size
+            if not all(isinstance(id, Integral) and 0 <= id < vocabulary for id in token_ids):
+                shown = token_ids if len(token_ids) <= 5 else [*token_ids[:5], "..."]
+                raise ValueError(f"Token ids must be integers from 0 to {vocabulary - 1}, not {shown}.")
+            token_ids = [int(id) for id in token_ids]
+        else:
+            raise ValueError(f"A prompt must be a text or a list of token ids, not {prompt!r}.")
+        if not token_ids:
+            raise ValueError(f"The prompt {prompt!r} has no tokens: give at least one word to continue.")
+        return token_ids
+
+    def _max_tokens(self, prompt_tokens: int, params: SamplingParams) -> int:
+        config, context, wanted = self.config, self.model.context_length, params.max_tokens
+        if config.max_input_tokens is not None and prompt_tokens > config.max_input_tokens:
+            raise ValueError(
+                f"The prompt has {prompt_tokens} tokens, and this engine accepts {config.max_input_tokens}: shorten it."
+            )
+        if not config.chunked_prefill and prompt_tokens > config.max_tokens_per_step:
+            raise ValueError(
+                f"The prompt has {prompt_tokens} tokens, an iteration computes at most {config.max_tokens_per_step}, "
+                f"and chunked_prefill is off: shorten the prompt, raise max_tokens_per_step, or set chunked_prefill."
+            )
+        if config.max_output_tokens is not None and (wanted or 1) > config.max_output_tokens:
+            raise ValueError(
+                f"max_tokens is {wanted}, but this engine generates at most {config.max_output_tokens} tokens per "
+                f"output: ask for fewer."
+            )
+        if context is not None and prompt_tokens + (wanted or 1) > context:
+            asked = "" if wanted is None else f" and max_tokens {wanted}, {prompt_tokens + wanted} in all"
+            raise ValueError(
+                f"The request has {prompt_tokens} prompt tokens{asked}, but the model's context is {context}: "
+                f"shorten the prompt or ask for fewer tokens."
+            )
+        limits = [config.max_output_tokens, None if context is None else context - prompt_tokens]
+        limits = [limit for limit in limits if limit is not None]
+        if wanted is None and not limits:
+            raise ValueError("The model's context has no end: set max_tokens, or the engine's max_output_tokens.")
+        return min(limits) if wanted is None else wanted
+
+    def _check_memory(self, prompt_tokens: int, max_tokens: int) -> None:
+        if self.block_manager is None:
+            return
+        tokens = prompt_tokens + max_tokens - 1  # the last token of an output is never computed
+        needed, available = self.block_manager.blocks_for(tokens), self.block_manager.num_blocks
+        if needed > available:
+            raise ValueError(
+                f"{prompt_tokens} prompt tokens and {max_tokens} new ones need {needed} blocks of "
+                f"{self.block_manager.block_size} tokens, and this engine has {available} in all: shorten the "
+                f"prompt, ask for fewer tokens, or set a larger num_blocks."
+            )
+        if not self.config.chunked_prefill and tokens > self.config.max_tokens_per_step:
+            raise ValueError(
+                f"After a preemption, the request may have to compute {tokens} tokens at once, but an iteration "
+                f"computes at most {self.config.max_tokens_per_step} and chunked_prefill is off: raise "
+                f"max_tokens_per_step, ask for fewer tokens, or set chunked_prefill."
+            )

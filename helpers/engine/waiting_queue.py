@@ -1,0 +1,97 @@
+"""The queue of sequences without a row: in order of arrival, and grouped by the attribute that a policy ranks.
+
+A long queue must not slow down an iteration, so an iteration does not visit all waiting sequences. A policy compares
+groups (of equal `max_tokens` or of equal `priority`), each in order of arrival, and takes the first sequence of the
+best group.
+"""
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from .sequence import Sequence
+
+
+def _number(sequence: Sequence) -> int:
+    return sequence.number
+
+
+class WaitingQueue:
+    """A queue of sequences that wait for a row; iterates in order of arrival.
+
+    Args:
+        sequences: the initial contents, in order of arrival.
+
+    Attributes:
+        step: the number of the current iteration. An iterator sets the `waited` of each sequence that it yields.
+    """
+
+    def __init__(self, sequences: Iterable[Sequence] = ()):
+        self.step = 0
+        self._in_order: list[Sequence] = []
+        self._groups: dict[str, dict[Any, list[Sequence]]] = {}  # by attribute, then by its value
+        self._added_at: dict[Sequence, int] = {}
+        for number, sequence in enumerate(sequences):
+            sequence.number = number
+            self._added_at[sequence] = -sequence.waited
+            self.add(sequence)
+
+    def __len__(self) -> int:
+        return len(self._in_order)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        place = bisect_left(self._in_order, sequence.number, key=_number)
+        return place < len(self._in_order) and self._in_order[place] is sequence
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return map(self._counted, self._in_order)
+
+    def register(self, sequence: Sequence) -> None:
+        """Start counting a sequence's waiting time, even if it joins the queue later."""
+        self._added_at[sequence] = self.step
+
+    def add(self, sequence: Sequence) -> None:
+        """Insert a sequence in order of arrival: a preempted one comes before later arrivals."""
+        self._added_at.setdefault(sequence, self.step)
+        insort(self._in_order, sequence, key=_number)
+        for attribute, groups in self._groups.items():
+            insort(groups.setdefault(getattr(sequence, attribute), []), sequence, key=_number)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence that gets a row or has finished."""
+        del self._in_order[bisect_left(self._in_order, sequence.number, key=_number)]
+        for attribute, groups in self._groups.items():
+            group = groups[getattr(sequence, attribute)]
+            del group[bisect_left(group, sequence.number, key=_number)]
+            if not group:
+                del groups[getattr(sequence, attribute)]
+
+    def forget(self, sequence: Sequence) -> None:
+        """Stop counting the waiting time of a sequence that has finished."""
+        self._added_at.pop(sequence, None)
+
+    def grouped_by(self, attribute: str) -> dict[Any, Iterable[Sequence]]:
+        """Return the sequences by the value of an attribute, each group in order of arrival.
+
+        Only the first call with an attribute visits all sequences.
+        """
+        if attribute not in self._groups:
+            groups = self._groups[attribute] = {}
+            for sequence in self._in_order:
+                groups.setdefault(getattr(sequence, attribute), []).append(sequence)
+        return {value: map(self._counted, group) for value, group in self._groups[attribute].items()}
+
+    def _counted(self, sequence: Sequence) -> Sequence:
+        sequence.waited = self.step - self._added_at[sequence]
+        return sequence
+
+
+def merged(groups: Iterable[Iterable[Sequence]], key: Callable[[Sequence], Any] = lambda _: 0) -> Iterator[Sequence]:
+    """Yield the sequences of several groups, smallest key first, equal keys in order of arrival.
+
+    Args:
+        groups: each one already in this order. They are read lazily, so no group is read further than needed.
+        key: ranks the sequences; by default, only the order of arrival counts.
+    """
+    return heapq.merge(*groups, key=lambda sequence: (key(sequence), sequence.number))

@@ -1,0 +1,45 @@
+"""`Engine`: an `EngineCore` that chooses a runner for a model, and finds out what the core needs to know about it."""
+
+import copy
+import time
+from collections.abc import Callable
+
+from .engine import EngineConfig, EngineCore, ModelInfo
+from .models import context_length, default_pair, eos_token_ids
+from .runners import make_runner
+
+
+class Engine(EngineCore):
+    """Runs requests on a model, one iteration at a time.
+
+    Args:
+        model, tokenizer: `load_model()`'s default pair if omitted.
+        config: see `EngineConfig`.
+        clock: returns seconds; times in outputs and in the trace are counted from the engine's first request.
+
+    Attributes:
+        model: the model, in the configured dtype.
+        runner: computes the iterations; `runner.not_ragged_because` is the reason if it is padded, otherwise None.
+
+    Raises:
+        ValueError: the model cannot be batched exactly, or a setting is outside its range or unavailable.
+    """
+
+    def __init__(
+        self,
+        model=None,
+        tokenizer=None,
+        config: EngineConfig | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        model, tokenizer = default_pair(model, tokenizer)
+        config = config or EngineConfig()
+        if config.dtype is not None and config.dtype != model.dtype:
+            model = copy.deepcopy(model).to(config.dtype)  # the caller's model stays as it is
+        self.model = model
+        info = ModelInfo(
+            vocab_size=model.config.get_text_config().vocab_size,
+            context_length=context_length(model),
+            eos_token_ids=frozenset(eos_token_ids(model, tokenizer)),
+        )
+        super().__init__(make_runner(model, tokenizer, config), tokenizer, info, config, clock)

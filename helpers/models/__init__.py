@@ -1,0 +1,27 @@
+"""Load models, find out what they support, and clone them without copying their weights."""
+
+from .capabilities import (
+    bytes_per_token,
+    context_length,
+    eos_token_ids,
+    require_exact_batching,
+    require_exact_padding,
+    require_kv_cache,
+    run_model,
+)
+from .cloning import clone_sharing_weights
+from .loading import EMBEDDED, default_pair, load_model
+
+__all__ = [
+    "EMBEDDED",
+    "bytes_per_token",
+    "clone_sharing_weights",
+    "context_length",
+    "default_pair",
+    "eos_token_ids",
+    "load_model",
+    "require_exact_batching",
+    "require_exact_padding",
+    "require_kv_cache",
+    "run_model",
+]

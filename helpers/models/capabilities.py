@@ -1,0 +1,144 @@
+"""Find out what a model supports by running it, rather than from a list of names.
+
+The checks take a few short forward passes. For a model that cannot be batched exactly, they raise a ValueError with the
+reason, so they cover new architectures, too.
+"""
+
+import inspect
+import weakref
+
+import torch
+from torch.nn.functional import pad
+
+from .. import kv_cache
+
+HINT = "load_model() without a name loads the embedded model, which needs no network."
+
+
+def run_model(model, **inputs):
+    """Call the model, without gradients, with those of the inputs that its `forward` accepts.
+
+    BLOOM and MPT take no `position_ids` (ALiBi reads the mask); some families take no `logits_to_keep`.
+    """
+    accepted = inspect.signature(model.forward).parameters
+    with torch.no_grad():
+        return model(**{name: value for name, value in inputs.items() if name in accepted})
+
+
+_found_exact = weakref.WeakSet()
+
+
+def require_exact_batching(model) -> None:
+    """Raise a ValueError unless the four verbs give every request the tokens that it gets alone.
+
+    The check takes five short forward passes and runs once per model.
+    """
+    if model in _found_exact:
+        return
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{type(model).__name__} is an encoder-decoder, and this course batches decoder-only models. {HINT}"
+        )
+    require_kv_cache(model)
+    require_exact_padding(model)
+    _found_exact.add(model)
+
+
+def require_kv_cache(model) -> None:
+    """Raise a ValueError unless every layer of the model stores keys and values [B, kv heads, T, head dim].
+
+    State-space and recurrent models (Mamba, RWKV, RecurrentGemma) and hybrids are recognized by what they leave in the
+    cache.
+    """
+    cache = kv_cache.new()
+    try:
+        _run_probe(model, cache, tokens=2)
+        widths = [layer.keys.shape[2] for layer in cache.layers]
+    except Exception as error:  # a model without this kind of cache may raise anything
+        widths, cause = [], error
+    else:
+        cause = None
+    config = model.config.get_text_config()
+    # In Gemma 3n and 4, the last layers read the keys of earlier ones and store none of their own.
+    layers = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
+    if widths != [2] * layers:
+        raise ValueError(
+            f"{type(model).__name__} does not keep keys and values for every token in every layer, and continuous "
+            f"batching moves exactly these between batches. {HINT}"
+        ) from cause
+
+
+def require_exact_padding(model) -> None:
+    """Raise a ValueError unless logits stay the same with left padding, and when the padding grows as in a merge.
+
+    The decoders of BART and Whisper and RoFormer take no `position_ids`. They number all columns, pads included,
+    instead of a row's own tokens, and would give wrong tokens without an error.
+    """
+    alone, padded = (_probe_twice(model, pads, more_pads) for pads, more_pads in ((0, 0), (3, 2)))
+    # Wrong positions change logits by 0.5% to 90% of their range, rounding by less than 0.0001% in float32.
+    tolerance = (0.001 if alone.dtype == torch.float32 else 0.05) * (alone.max() - alone.min())
+    if (alone - padded).abs().max() > tolerance:
+        raise ValueError(
+            f"{type(model).__name__} generates other tokens behind left padding than without, because it counts the "
+            f"padding as positions: its requests cannot share a batch exactly. {HINT}"
+        )
+
+
+def _probe_twice(model, pads: int, more_pads: int) -> torch.Tensor:
+    """Return logits [2, vocabulary]: of a prefill after `pads` pads, then of a decode after `more_pads` more."""
+    cache = kv_cache.new()
+    first = _run_probe(model, cache, tokens=5, pads=pads)
+    second = _run_probe(model, kv_cache.left_pad(cache, more_pads), tokens=1, pads=pads + more_pads, past=5)
+    return torch.cat([first, second])
+
+
+def _run_probe(model, cache, tokens: int, pads: int = 0, past: int = 0) -> torch.Tensor:
+    """Return logits [1, vocabulary] after the next `tokens` tokens of the sequence 1, 2, 3, ..."""
+    positions = torch.arange(past, past + tokens, device=model.device)[None]
+    columns = (0 if past else pads, 0)  # after the prefill, the pads are in the cache
+    mask = torch.ones(1, past + tokens, dtype=torch.long, device=model.device)
+    return run_model(
+        model,
+        input_ids=pad(positions + 1, columns),
+        position_ids=pad(positions, columns),
+        attention_mask=pad(mask, (pads, 0)),
+        past_key_values=cache,
+        use_cache=True,
+    ).logits[:, -1]
+
+
+def context_length(model) -> int | None:
+    """Return the most tokens (prompt and output) of a request, or None if there is no limit (BLOOM).
+
+    Two architectures treat long texts differently, and the whole batch decides whether its texts count as long. Their
+    requests are limited to the length of short texts; otherwise one request would change the tokens of others.
+    """
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if "longrope" in (rope.get("rope_type"), rope.get("type")):
+        # Phi-3 (128k) and Phi-4-mini: past their original length the largest position of a batch changes the rotation
+        # of all, and the keys in the cache keep the old one (huggingface/transformers#33129).
+        return rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
+    if getattr(config, "attn_temperature_tuning", False):
+        # Llama 4: the temperature of attention rises with the column, pads included.
+        return min(config.max_position_embeddings, int(config.floor_scale) - 1)
+    return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+
+
+def eos_token_ids(model, tokenizer) -> set[int]:
+    """Return the ids of the EOS tokens: the generation config's, as in `model.generate`, else the tokenizer's."""
+    ids = model.generation_config.eos_token_id
+    if ids is None:
+        ids = tokenizer.eos_token_id
+    return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+
+
+def bytes_per_token(model) -> int:
+    """Return how many bytes one token of a sequence takes in the KV cache: its keys and values in all layers.
+
+    A forward pass measures this, so variants such as grouped-query attention are taken into account.
+    """
+    one = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    cache = kv_cache.new()
+    run_model(model, input_ids=one, attention_mask=torch.ones_like(one), past_key_values=cache, use_cache=True)
+    return sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))

@@ -1,0 +1,117 @@
+"""Choose how a model is run: ragged where the model supports it, otherwise padded, with the reason.
+
+On a CPU, linear layers are prepacked and two kernels are compiled, where that is possible.
+"""
+
+import logging
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from .. import kernels
+from ..engine import Chunk, EngineConfig, Plan, Sequence
+from ..models import bytes_per_token, clone_sharing_weights, context_length
+from .layer_masks import UnsupportedAttention, check_layer_masks
+from .linear import prepack
+from .padded import PaddedRunner
+from .ragged import RaggedRunner
+
+MAX_KV_BYTES = 2**30  # size of the KV cache, unless the configuration sets num_blocks
+MAX_PREPACKED_BYTES = 2**30  # larger models are not prepacked, unless the configuration sets prepack
+log = logging.getLogger(__name__)
+
+
+def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | RaggedRunner:
+    """Return the runner for a model.
+
+    Raises:
+        ValueError: the configuration requires ragged execution or kernels, but they are unavailable.
+    """
+    if config.execution == "padded":
+        reason = 'the configuration says execution="padded"'
+    elif reason := why_not_ragged(model):
+        if config.execution == "ragged":
+            raise ValueError(f'{type(model).__name__} cannot run ragged: {reason}. Use execution="padded" or "auto".')
+        log.warning("%s runs padded, which is slower: %s.", type(model).__name__, reason)
+    compiled = _use_kernels(model, config)
+    num_blocks = None if reason else _num_blocks(model, config)
+    if isinstance(model, PreTrainedModel):
+        clone = clone_sharing_weights(model)  # later changes affect the engine's clone only
+        size = sum(parameter.nbytes for parameter in model.parameters())
+        wanted = size <= MAX_PREPACKED_BYTES if config.prepack is None else config.prepack
+        packed = wanted and prepack(clone, compiled=compiled)
+        model = clone if packed or not reason else model
+    if reason:
+        return PaddedRunner(model, tokenizer, reason)
+    return RaggedRunner(model, num_blocks, config.block_size, compiled)
+
+
+def _use_kernels(model, config: EngineConfig) -> bool:
+    """Return whether the kernels are requested and available; the first call compiles them."""
+    if config.kernels is False or not isinstance(model, PreTrainedModel):
+        return False
+    problem = kernels.unavailable(model.dtype, model.device)
+    if problem and config.kernels:
+        raise ValueError(f"No kernels can be compiled here: {problem}. With kernels=None, PyTorch does their work.")
+    return problem is None
+
+
+def _num_blocks(model, config: EngineConfig) -> int:
+    """Return the configured number of blocks, or enough for all rows at full length, within MAX_KV_BYTES."""
+    if config.num_blocks is not None:
+        return config.num_blocks
+    longest = context_length(model) or MAX_KV_BYTES
+    needed = -(-longest // config.block_size) * config.max_batch_size
+    return max(1, min(needed, MAX_KV_BYTES // (config.block_size * bytes_per_token(model))))
+
+
+def why_not_ragged(model) -> str | None:
+    """Return why a model cannot run ragged; None if its logits in a row with other sequences equal those alone.
+
+    Two prompts share the row of two short forward passes. One of them is computed in two chunks, so the second pass
+    holds a decode and a prefill. The prompts are shorter than most sliding windows, so `check_layer_masks` checks what
+    layers attend to in longer texts.
+    """
+    if not isinstance(model, PreTrainedModel):
+        return "it is not a transformers model"
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # warnings about a mere trial would mislead
+    try:
+        check_layer_masks(model)
+        ragged, alone = _probe_ragged(model), _probe_alone(model)
+    except UnsupportedAttention as reason:
+        return str(reason)
+    except Exception as error:  # a model that cannot run this way may raise anything
+        message = (str(error).strip().splitlines() or ["no message"])[0]
+        return f"a trial on a few tokens failed with {type(error).__name__}: {message}"
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    tolerance = (0.001 if alone.dtype == torch.float32 else 0.05) * (alone.max() - alone.min())
+    difference = (ragged - alone).abs().max()
+    if not difference <= tolerance:  # `not` with `<=`, so that NaN counts as a difference
+        return f"in one row with others, its logits differ by {difference:.2g} from those it gives alone"
+    return None
+
+
+def _probe_ragged(model) -> torch.Tensor:
+    """Return logits [3, vocabulary] from two passes over two sequences, in blocks 0-1 and 2-3 of 4 tokens each."""
+    runner = RaggedRunner(clone_sharing_weights(model), num_blocks=4, block_size=4)
+    first, second = Sequence("first", list(range(1, 6)), 2), Sequence("second", list(range(1, 8)), 2)
+    tables, logits = {first: [0, 1], second: [2, 3]}, []
+    for sizes in ({first: 5, second: 3}, {first: 1, second: 4}):
+        chunks = [Chunk(sequence, tokens, tables[sequence]) for sequence, tokens in sizes.items()]
+        logits.append(runner.forward(Plan(chunks)))
+        if not runner.pool.layers:
+            raise UnsupportedAttention("its layers do not use transformers' attention interface")
+        for chunk in chunks:
+            chunk.sequence.computed += chunk.tokens
+        first.token_ids.append(6)
+    return torch.cat(logits)
+
+
+def _probe_alone(model) -> torch.Tensor:
+    """Return logits [3, vocabulary] after the same tokens, each text in a forward pass of its own."""
+    texts = [range(1, 6), range(1, 7), range(1, 8)]
+    with torch.no_grad():
+        return torch.cat([model(torch.tensor([list(text)], device=model.device)).logits[0, -1:] for text in texts])

@@ -1,0 +1,109 @@
+"""Sampling: how the next token of each sequence is chosen from the logits.
+
+A seeded request gets the same tokens whichever other requests run. Each sequence has a random generator of its own, on
+the CPU, and draws from it exactly once per token. Greedy decoding (temperature 0) takes the best token.
+"""
+
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ..engine import Chunk, SampledToken, SamplingParams, Sequence
+
+
+class BatchSampler:
+    """Samples the tokens of all sequences in a forward pass, and keeps a sampler for each sequence."""
+
+    def __init__(self):
+        self._samplers: WeakKeyDictionary[Sequence, Sampler] = WeakKeyDictionary()
+
+    def sample(self, chunks: list[Chunk], logits: torch.Tensor) -> dict[Sequence, SampledToken | Exception]:
+        """Return a new token for every chunk with `samples_token`.
+
+        Args:
+            chunks: the chunks of a forward pass.
+            logits: [chunks that sample a token, vocabulary], in their order.
+
+        Returns:
+            The token of each of these sequences, or the exception that sampling it raised: one request's parameters
+            must not make other requests fail.
+        """
+        sequences = [chunk.sequence for chunk in chunks if chunk.samples_token]
+        best = logits.float().argmax(dim=-1).tolist()  # for all rows at once; in bfloat16 it would be slow on a CPU
+        sampled: dict[Sequence, SampledToken | Exception] = {}
+        for sequence, row, token_id in zip(sequences, logits, best, strict=True):
+            try:
+                sampled[sequence] = self.for_sequence(sequence).choose(sequence.token_ids, row, token_id)
+            except Exception as error:
+                sampled[sequence] = error
+        return sampled
+
+    def for_sequence(self, sequence: Sequence) -> "Sampler":
+        """Return the sequence's sampler, which keeps its random generator across preemptions."""
+        if sequence not in self._samplers:
+            self._samplers[sequence] = Sampler(sequence.params, sequence.index)
+        return self._samplers[sequence]
+
+
+class Sampler:
+    """Samples the tokens of one sequence, with its request's parameters and a random generator of its own.
+
+    Args:
+        params: the request's parameters.
+        index: which of the request's outputs this is; its seed is `seed + index`, so outputs differ.
+    """
+
+    def __init__(self, params: SamplingParams, index: int = 0):
+        self.params = params
+        self.penalties, self.warpers = LogitsProcessorList(), LogitsProcessorList()
+        if params.repetition_penalty != 1:
+            self.penalties.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
+        if params.temperature > 0:
+            # Below 0.01, logits can overflow, and the best token is drawn in any case.
+            self.warpers.append(TemperatureLogitsWarper(max(float(params.temperature), 0.01)))
+            if params.top_k > 0:
+                self.warpers.append(TopKLogitsWarper(int(params.top_k)))
+            if params.top_p < 1:
+                self.warpers.append(TopPLogitsWarper(float(params.top_p)))
+            if params.min_p > 0:
+                self.warpers.append(MinPLogitsWarper(float(params.min_p)))
+        self.generator = torch.Generator()
+        if params.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed((int(params.seed) + index) % 2**63)
+
+    def choose(self, token_ids: list[int], logits: torch.Tensor, best: int) -> SampledToken:
+        """Return the next token of a sequence.
+
+        Args:
+            token_ids: the prompt and the tokens generated so far.
+            logits: float [vocabulary], on any device.
+            best: the index of the largest logit, which `BatchSampler` computes for all rows at once.
+
+        Returns:
+            The token. If the request asks for log-probabilities, those of this token and of the `logprobs` best ones
+            are included. They are computed from the model's logits, before penalties, temperature and truncation.
+        """
+        if not self.penalties and not self.warpers and self.params.logprobs is None:
+            return SampledToken(best)
+        raw = logits.float().cpu()[None]
+        scores = self.penalties(torch.tensor([token_ids]), raw.clone())
+        if self.warpers:
+            probabilities = self.warpers(None, scores).softmax(dim=-1)
+            token = int(torch.multinomial(probabilities, 1, generator=self.generator))
+        else:
+            token = int(scores.argmax())
+        if self.params.logprobs is None:
+            return SampledToken(token)
+        logprobs = raw[0].log_softmax(dim=-1)
+        top = logprobs.topk(min(self.params.logprobs, len(logprobs))).indices.tolist()
+        return SampledToken(token, {id: float(logprobs[id]) for id in dict.fromkeys([token, *top])})

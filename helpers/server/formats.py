@@ -1,0 +1,128 @@
+"""OpenAI's response bodies, complete or in chunks, made from the engine's outputs."""
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..engine import RequestOutput
+from ..engine.detokenizer import REPLACEMENT_CHARACTER
+
+DONE = "data: [DONE]\n\n"
+
+
+def server_sent_event(data: dict[str, Any]) -> str:
+    """Format an object as a server-sent event."""
+    return f"data: {json.dumps(data)}\n\n"
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """Return a response's token counts."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+@dataclass
+class CompletionFormatter:
+    """Formats the responses of `/v1/completions`.
+
+    Args:
+        id: the response's id.
+        model: the model's name.
+        tokenizer: spells single tokens, for log-probabilities.
+        num_logprobs: how many of the most probable tokens to report beside each token; used for chats only, since a
+            completion reports all that the engine returns.
+    """
+
+    id: str
+    model: str
+    tokenizer: Any
+    num_logprobs: int | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+    response_type = "text_completion"
+    chunk_type = "text_completion"
+
+    def response(self, outputs: list[RequestOutput], usage: dict[str, int]) -> dict[str, Any]:
+        """Return the complete body. `outputs` are the last ones of all choices, in order."""
+        choices = [self._choice(choice, output) for choice, output in enumerate(outputs)]
+        return self._body(self.response_type, choices) | {"usage": usage}
+
+    def chunk(self, choice: int, output: RequestOutput) -> dict[str, Any]:
+        """Return what the last iteration added to a choice."""
+        return self._body(self.chunk_type, [self._delta(choice, output)])
+
+    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
+        """Return a stream's last chunk, which has the token counts."""
+        return self._body(self.chunk_type, []) | {"usage": usage}
+
+    def _body(self, response_type: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": response_type,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
+        return self._entry(choice, output, 0, {"text": output.text})
+
+    def _delta(self, choice: int, output: RequestOutput) -> dict[str, Any]:
+        return self._entry(choice, output, _first_new(output), {"text": output.new_text})
+
+    def _entry(self, choice: int, output: RequestOutput, first: int, content: dict[str, Any]) -> dict[str, Any]:
+        logprobs = None if output.logprobs is None else self._logprobs(output, first)
+        return {"index": choice} | content | {"logprobs": logprobs, "finish_reason": output.finish_reason}
+
+    def _logprobs(self, output: RequestOutput, first: int) -> dict[str, Any]:
+        """Return the log-probabilities of the tokens from `first` on, each beside those of the most probable tokens."""
+        ids, logprobs = output.token_ids[first:], output.logprobs[first:]
+        return {
+            "tokens": [self.token_text(id) for id in ids],
+            "token_logprobs": [one[id] for id, one in zip(ids, logprobs, strict=True)],
+            "top_logprobs": [{self.token_text(id): one[id] for id in _best_first(one)} for one in logprobs],
+        }
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token's text. Part of a character is spelled as in the vocabulary, which keeps such parts apart."""
+        text = self.tokenizer.decode([token_id])
+        return self.tokenizer.convert_ids_to_tokens(token_id) if REPLACEMENT_CHARACTER in text else text
+
+
+class ChatFormatter(CompletionFormatter):
+    """Formats the responses of `/v1/chat/completions`."""
+
+    response_type = "chat.completion"
+    chunk_type = "chat.completion.chunk"
+
+    def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
+        return self._entry(choice, output, 0, {"message": {"role": "assistant", "content": output.text}})
+
+    def _delta(self, choice: int, output: RequestOutput) -> dict[str, Any]:
+        first = _first_new(output)
+        role = {"role": "assistant"} if first == 0 else {}
+        return self._entry(choice, output, first, {"delta": role | {"content": output.new_text}})
+
+    def _logprobs(self, output: RequestOutput, first: int) -> dict[str, Any]:
+        content = []
+        for id, logprobs in zip(output.token_ids[first:], output.logprobs[first:], strict=True):
+            top = [self.token_entry(best, logprobs[best]) for best in _best_first(logprobs)[: self.num_logprobs]]
+            content.append(self.token_entry(id, logprobs[id]) | {"top_logprobs": top})
+        return {"content": content}
+
+    def token_entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        """Return a token as chats report it; `bytes` is None for part of a character, whose bytes are unknown here."""
+        text = self.token_text(token_id)
+        is_text = REPLACEMENT_CHARACTER not in self.tokenizer.decode([token_id])
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if is_text else None}
+
+
+def _first_new(output: RequestOutput) -> int:
+    return len(output.token_ids) - len(output.new_token_ids)
+
+
+def _best_first(logprobs: dict[int, float]) -> list[int]:
+    return sorted(logprobs, key=logprobs.get, reverse=True)

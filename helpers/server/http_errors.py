@@ -1,0 +1,62 @@
+"""Errors as HTTP responses in OpenAI's format: which status goes with what went wrong.
+
+400 a request that can never run    401 no key          404 no such model    413 too long a body
+429 the queue is full               500 engine failed   503 shutting down    504 deadline passed
+"""
+
+import json
+
+from fastapi import HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException as FrameworkError
+
+from .errors import DeadlinePassed, EngineFailed, QueueFull, Refused, ShuttingDown
+from .protocol import describe_errors
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's name; the client that closed the connection never sees this status
+ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}
+# What `error_response` handles. Starlette re-raises, and so logs, an error that only the entry `Exception` matches.
+HANDLED = (Exception, FrameworkError, RequestValidationError, Refused, DeadlinePassed, EngineFailed)
+
+
+class APIError(HTTPException):
+    """An error in OpenAI's format, with its status."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None, headers=None):
+        default = "server_error" if status >= 500 else "invalid_request_error"
+        error_type = ERROR_TYPES.get(status, default)
+        super().__init__(
+            status, {"error": {"message": message, "type": error_type, "param": param, "code": code}}, headers
+        )
+
+
+def to_api_error(error: Exception) -> APIError:
+    """Return an error as the client gets it."""
+    match error:
+        case APIError():
+            return error
+        case QueueFull():
+            return APIError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after)})
+        case ShuttingDown():
+            return APIError(503, str(error), code="shutting_down", headers={"Retry-After": str(error.retry_after)})
+        case DeadlinePassed():
+            # OpenAI's client would retry twice, and so triple the load of requests that are too late.
+            return APIError(504, str(error), code="deadline_passed", headers={"x-should-retry": "false"})
+        case EngineFailed():
+            return APIError(500, str(error), code="engine_failed")
+        case RequestValidationError():
+            return APIError(400, *describe_errors(error.errors()))
+        case FrameworkError(status_code=404):
+            return APIError(404, "Not found: send requests to /v1/completions or /v1/chat/completions.")
+        case FrameworkError():  # a method that is not allowed, for example
+            return APIError(error.status_code, str(error.detail), headers=error.headers)
+        case _:
+            return APIError(500, f"{type(error).__name__}: {error}")
+
+
+def error_response(_: Request, error: Exception) -> Response:
+    """Handle an error that a request raised."""
+    error = to_api_error(error)
+    # json.dumps escapes what UTF-8 cannot encode, such as half of a surrogate pair in the name of a parameter.
+    return Response(json.dumps(error.detail), error.status_code, error.headers, "application/json")

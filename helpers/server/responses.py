@@ -1,0 +1,116 @@
+"""A request's outputs as an HTTP response: one JSON body, or a stream of server-sent events.
+
+The headers of a stream, too, wait for the first token, so an error before it has a status of its own. An error after
+it is the stream's last event.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import ExitStack
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+
+from ..engine import RequestOutput
+from .formats import DONE, CompletionFormatter, server_sent_event, usage
+from .http_errors import CLIENT_CLOSED_REQUEST, APIError, to_api_error
+from .response_stream import ResponseStream
+
+EVENT_STREAM = "text/event-stream"
+
+
+async def respond(
+    request: Request,
+    stream: ResponseStream,
+    formatter: CompletionFormatter,
+    prompt_tokens: int,
+    as_events: bool,
+    include_usage: bool,
+) -> Response:
+    """Respond with a stream's outputs. If the client disconnects, its request is cancelled.
+
+    Args:
+        request: the HTTP request, which notices when its client disconnects.
+        stream: the outputs; this function closes it.
+        formatter: makes the response's bodies.
+        prompt_tokens: for the response's token counts.
+        as_events: whether to respond with events instead of one JSON body.
+        include_usage: whether the events end with the token counts.
+    """
+    with ExitStack() as cleanup:
+        cleanup.enter_context(stream)
+        if not as_events:
+            body = await while_connected(request, collect_response(stream, formatter, prompt_tokens))
+            return Response(body, media_type="application/json")
+        first = await while_connected(request, anext(stream))
+        cleanup.pop_all()  # the response closes the stream
+    return EventStream(stream, events(first, stream, formatter, prompt_tokens, include_usage))
+
+
+async def collect_response(stream: ResponseStream, formatter: CompletionFormatter, prompt_tokens: int) -> str:
+    """Return the JSON of the complete response once all sequences have finished."""
+    last: dict[int, RequestOutput] = {}
+    async for choice, output in stream:
+        last[choice] = output
+    outputs = [last[choice] for choice in sorted(last)]
+    completion_tokens = sum(len(output.token_ids) for output in outputs)
+
+    def body() -> str:
+        return json.dumps(formatter.response(outputs, usage(prompt_tokens, completion_tokens)))
+
+    # Thousands of log-probabilities take a while, and the event loop must not wait.
+    return body() if formatter.num_logprobs is None else await asyncio.to_thread(body)
+
+
+async def events(
+    first: tuple[int, RequestOutput],
+    stream: ResponseStream,
+    formatter: CompletionFormatter,
+    prompt_tokens: int,
+    include_usage: bool,
+) -> AsyncIterator[str]:
+    """Yield an event for each token. An error becomes the last event."""
+    completion_tokens = len(first[1].new_token_ids)
+    try:
+        yield server_sent_event(formatter.chunk(*first))
+        async for choice, output in stream:
+            yield server_sent_event(formatter.chunk(choice, output))
+            completion_tokens += len(output.new_token_ids)
+    except Exception as error:
+        yield server_sent_event(to_api_error(error).detail)
+        return
+    if include_usage:
+        yield server_sent_event(formatter.usage_chunk(usage(prompt_tokens, completion_tokens)))
+    yield DONE
+
+
+class EventStream(StreamingResponse):
+    """A response of events, which closes the stream of outputs however the response ends."""
+
+    def __init__(self, stream: ResponseStream, events: AsyncIterator[str]):
+        super().__init__(events, media_type=EVENT_STREAM, headers={"Cache-Control": "no-cache"})
+        self.stream = stream
+
+    async def __call__(self, scope, receive, send) -> None:
+        with self.stream:
+            await super().__call__(scope, receive, send)
+
+
+async def while_connected(request: Request, work: Coroutine) -> Any:
+    """Return the result of some work, which is cancelled as soon as the client disconnects."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise APIError(CLIENT_CLOSED_REQUEST, "The client closed the connection.")
+    finally:
+        working.cancel()
+        leaving.cancel()

@@ -1,0 +1,1 @@
+"""The embedded model, the grammar that wrote its training text, and the code that trains it."""

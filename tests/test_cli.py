@@ -1,0 +1,503 @@
+"""The command line: the engine's own outputs, in order and in time, even if some of the prompts fail."""
+
+import io
+import itertools
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import warnings
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from conftest import PROMPTS, alone
+
+from helpers import Engine, EngineConfig, SamplingParams, model_engine, models
+from helpers.__main__ import app, main
+from helpers.runners.sampling import Sampler
+
+ROOT = Path(__file__).parents[1]
+TOO_LONG = "word " * 600
+TIMEOUT = 60  # seconds: a command line that hangs fails its test
+
+
+def json_lines(capsys) -> list[dict]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """Loading a model fails."""
+    monkeypatch.setattr(models, "load_model", None)
+
+
+@pytest.fixture
+def seen(monkeypatch, capsys):
+    """What stdout had before each step of the engine; `seen.now()` returns all of it so far."""
+
+    class Seen(list):
+        text = ""
+
+        def now(self):
+            self.text += capsys.readouterr().out
+            return self.text
+
+    seen, step = Seen(), Engine.step
+
+    def watched_step(engine):
+        seen.append(seen.now())
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", watched_step)
+    return seen
+
+
+# --- where prompts come from -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings", [["--rows", "2", "--policy", "longest_first"], ["--rows", "9", "--max-tokens-per-step", "9"]]
+)
+def test_prompts_in_the_arguments_get_the_engines_outputs_in_their_order(embedded, capsys, settings):
+    assert main([*PROMPTS, "--max-tokens", "12", *settings]) == 0
+    outputs = Engine(*embedded).generate(PROMPTS, SamplingParams(max_tokens=12))
+    assert len({output.text for output in outputs}) > 5  # or a wrong order might look right
+    printed = capsys.readouterr()
+    assert printed.out == "".join(f"{output.prompt}{output.text}\n" for output in outputs)
+    assert printed.err == ""
+
+
+def test_an_output_has_the_tokens_that_transformers_generates(embedded, capsys):
+    main([*PROMPTS, "--json", "--max-tokens", "12"])
+    assert [line["token_ids"] for line in json_lines(capsys)] == [alone(*embedded, prompt, 12) for prompt in PROMPTS]
+
+
+def test_options_may_stand_anywhere_between_prompts(capsys):
+    assert main(["What comes up", "--max-tokens", "2", "The quick brown fox"]) == 0
+    assert capsys.readouterr().out == "What comes up must come\nThe quick brown fox jumped over\n"
+
+
+def test_settings_reach_the_model_and_the_engine(embedded, monkeypatch, capsys):
+    asked, configs = [], []
+    monkeypatch.setattr(models, "load_model", lambda *args: asked.append(args) or embedded)
+    monkeypatch.setattr(model_engine, "Engine", lambda *args: configs.append(args[-1]) or Engine(*args))
+    main(["What comes up"])
+    for_model = ["--model", "m", "--device", "cpu", "--dtype", "bfloat16"]
+    for_engine = ["--rows", "2", "--max-tokens-per-step", "9", "--policy", "static"]
+    main(["What comes up", *for_model, *for_engine])
+    assert asked == [(None, None, torch.float32), ("m", "cpu", torch.bfloat16)]
+    assert configs == [EngineConfig(), EngineConfig(max_batch_size=2, max_tokens_per_step=9, policy="static")]
+
+
+def test_a_file_has_one_prompt_per_line_and_blank_lines_do_not_count(tmp_path, capsys):
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"\xef\xbb\xbfThe quick brown fox\r\n\r\n  \nWhat comes up")  # as editors on Windows write it
+    assert main(["--file", str(file), "--max-tokens", "2"]) == 0
+    assert capsys.readouterr().out == "The quick brown fox jumped over\nWhat comes up must come\n"
+
+
+def test_a_line_of_json_has_settings_of_its_own_and_the_options_are_its_defaults(embedded, tmp_path, capsys):
+    ids = embedded[1]("What comes up")["input_ids"]
+    lines = [
+        {"prompt": "The quick brown fox", "max_tokens": 3, "logprobs": 0},
+        {"prompt": ids},
+        {"prompt": "The quick\nbrown fox", "stop": "e", "max_tokens": None},
+    ]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n\n".join(map(json.dumps, lines)))
+    assert main(["--file", str(file), "--json", "--max-tokens", "2"]) == 0
+    first, second, third = json_lines(capsys)
+    assert (len(first["token_ids"]), len(first["logprobs"])) == (3, 3)
+    assert (second["prompt"], second["text"], second["finish_reason"]) == (ids, " must come", "length")
+    assert third["prompt"] == "The quick\nbrown fox"
+    assert third["finish_reason"] == "stop" and "e" not in third["text"]
+    assert "logprobs" not in second and "logprobs" not in third
+
+
+def test_a_prompt_of_token_ids_is_printed_as_text(embedded, tmp_path, capsys):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": embedded[1]("What comes up")["input_ids"], "max_tokens": 2}))
+    assert main(["--file", str(file)]) == 0
+    assert capsys.readouterr().out == "What comes up must come\n"
+
+
+def test_without_arguments_the_prompts_come_from_standard_input(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("The quick brown fox\n\nWhat comes up\n"))
+    assert main(["--max-tokens", "2"]) == 0
+    output = capsys.readouterr()
+    assert output.out == "The quick brown fox jumped over\nWhat comes up must come\n"
+    assert output.err == ""
+
+
+def test_a_user_at_a_terminal_is_told_that_the_program_waits_for_prompts(monkeypatch, capsys):
+    terminal = io.StringIO("What comes up\n")
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", terminal)
+    assert main(["--max-tokens", "2"]) == 0
+    output = capsys.readouterr()
+    assert output.out == "What comes up must come\n"
+    assert "Ctrl-D" in output.err
+
+
+# --- how outputs are printed -----------------------------------------------------------------------------------------
+
+
+def test_a_single_output_grows_on_the_screen_after_its_prompt(embedded, seen):
+    assert main(["The quick brown fox"]) == 0
+    before_steps = [*seen, seen.now()]
+    text = Engine(*embedded).generate("The quick brown fox")[0].text
+    assert before_steps[0] == "The quick brown fox"
+    assert before_steps[-1] == f"The quick brown fox{text}\n"
+    assert len(before_steps) == len(set(before_steps)) > 5  # each step adds something
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(before_steps))
+
+
+def test_each_of_several_outputs_is_printed_once_it_and_all_before_it_are_finished(seen):
+    prompts = ["What comes up", "There was once a poor miller called Jonas, and", "The quick brown fox"]
+    assert main([*prompts, "--max-tokens", "20"]) == 0
+    first, second, third = seen.now().splitlines(keepends=True)
+    assert (first, third) == ("What comes up must come down.\n", "The quick brown fox jumped over the lazy dog.\n")
+    assert second.startswith(prompts[1])
+    assert list(dict.fromkeys(seen)) == ["", first]  # the third finishes long before the second and waits for it
+    assert seen.index(first) < 10
+
+
+def test_json_has_everything_about_an_output(embedded, capsys):
+    assert main(["The quick brown fox", "What comes up", "--json", "--logprobs", "2", "--max-tokens", "5"]) == 0
+    params = SamplingParams(max_tokens=5, logprobs=2)
+    lines = json_lines(capsys)
+    outputs = Engine(*embedded).generate(["The quick brown fox", "What comes up"], params)
+    for number, (line, output) in enumerate(zip(lines, outputs, strict=True)):
+        assert 0 < line.pop("ttft") < line.pop("e2e") < 60
+        logprobs = [{int(id): value for id, value in one.items()} for one in line.pop("logprobs")]
+        for ours, theirs in zip(logprobs, output.logprobs, strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-4)
+        assert line == {
+            "prompt": output.prompt,
+            "request_id": number,
+            "index": 0,
+            "text": output.text,
+            "token_ids": output.token_ids,
+            "finish_reason": output.finish_reason,
+        }
+    assert [line["finish_reason"] for line in lines] == ["length", "stop"]
+
+
+def test_a_bar_counts_outputs_if_stderr_is_a_terminal(monkeypatch, capsys):
+    prompts = ["The quick brown fox", "What comes up", "--max-tokens", "2"]
+    main(prompts)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    main(prompts)
+    printed = capsys.readouterr()
+    assert "0/2" in printed.err and "output" in printed.err
+    assert printed.out == "The quick brown fox jumped over\nWhat comes up must come\n"
+    main(["The quick brown fox", "--max-tokens", "2"])  # this one grows on the screen instead
+    assert capsys.readouterr().err == ""
+
+
+# --- sampling --------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_repeats_an_output_whichever_other_prompts_there_are_and_another_seed_changes_it(capsys):
+    prompt, options = PROMPTS[3], ["--temperature", "1", "--max-tokens", "30", "--json"]
+
+    def first_output(*argv):
+        main([prompt, *argv, *options])
+        return json_lines(capsys)[0]["token_ids"]
+
+    assert first_output("--seed", "1") == first_output("What comes up", "A rolling stone", "--seed", "1")
+    assert first_output("--seed", "1") != first_output("--seed", "2")
+
+
+def test_each_of_several_stop_strings_ends_an_output(capsys):
+    prompts = ["The quick brown fox", "What comes up"]
+    assert main([*prompts, "--stop", " lazy", "--stop", " come"]) == 0
+    assert capsys.readouterr().out == "The quick brown fox jumped over the\nWhat comes up must\n"
+
+
+def test_the_outputs_of_a_prompt_are_printed_together(embedded, capsys):
+    options = ["--n", "3", "--temperature", "1", "--seed", "5", "--max-tokens", "15"]
+    prompts = PROMPTS[3:5]
+    main([*prompts, *options, "--json"])
+    lines = json_lines(capsys)
+    assert [(line["request_id"], line["index"]) for line in lines] == [(n, i) for n in range(2) for i in range(3)]
+    params = SamplingParams(n=3, temperature=1, seed=5, max_tokens=15)
+    assert [line["text"] for line in lines] == [one.text for one in Engine(*embedded).generate(prompts, params)]
+    assert len({line["text"] for line in lines}) > 2
+    groups = ["".join(f"{line['prompt']}{line['text']}\n" for line in lines[place : place + 3]) for place in (0, 3)]
+    main([prompts[0], *options])  # one prompt, but several outputs: they cannot all grow on the last line
+    assert capsys.readouterr().out == groups[0]
+    main([*prompts, *options])  # a blank line separates the prompts
+    assert capsys.readouterr().out == f"{groups[0]}\n{groups[1]}"
+
+
+def test_every_field_of_sampling_params_has_an_option_that_says_what_it_does(no_model, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for field in fields(SamplingParams):
+        assert f"--{field.name.replace('_', '-')} " in shown
+    assert "0 takes the best token; above 0, logits are divided by it before a token is drawn. [default: 0.0]" in shown
+    assert "None for as many as the model's context (or the engine's limit) has room for." in shown
+    assert "how many sequences run at once. [default: 8]" in shown
+
+
+def test_an_option_reads_what_its_field_holds():
+    def sampling(*argv: str) -> SamplingParams:
+        return app.parse_args([*argv], exit_on_error=False)[1].kwargs.get("sampling", SamplingParams())
+
+    assert sampling() == SamplingParams()
+    params = SamplingParams(
+        max_tokens=3, temperature=1.5, top_k=4, top_p=0.9, min_p=0.1, repetition_penalty=2.0, seed=5,
+        stop=("a", "b c", "-d"), ignore_eos=True, logprobs=0, n=2,
+    )  # fmt: skip
+    given = [
+        "--max-tokens=3", "--temperature=1.5", "--top-k", "4", "--top-p", "0.9", "--min-p=.1",
+        "--repetition-penalty=2", "--seed", "5", "--stop=a", "--stop", "b c", "--stop=-d", "--ignore-eos",
+        "--logprobs", "0", "--n=2",
+    ]  # fmt: skip
+    assert sampling(*given) == params
+    assert all(getattr(params, field.name) != field.default for field in fields(SamplingParams))
+    assert sampling("--no-ignore-eos") == SamplingParams()
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["a", "--temperature", "-1"], "temperature must be a number of at least 0, not -1.0"),
+        (["a", "--temperature", "warm"], "--temperature"),
+        (["a", "--max-tokens", "1.5"], "--max-tokens"),
+        (["a", "--n", "2"], "2 greedy outputs would all be the same"),
+        (["a", "--policy", "luck"], "longest_first"),
+        (["a", "--rows", "0"], "max_batch_size must be an integer of at least 1, not 0"),
+        (["a", "--rows", "600"], "600 rows"),
+        (["a", "--dtype", "int8"], "bfloat16"),
+        (["a", "--device", "abacus"], "'abacus' cannot be used"),
+        (["a", "--logprobs", "1"], "--logprobs needs --json"),
+        (["a", "--temp", "1"], "--temp"),  # no abbreviations
+        (["a", "--file", "b"], "not both"),
+        (["--file", "no/such/file"], "no/such/file"),
+        (["--file", "EMPTY"], "There are no prompts in"),
+        (["--file", "LATIN-1"], "is not UTF-8 text"),
+    ],
+)
+def test_a_bad_setting_is_refused_before_a_model_is_loaded(no_model, tmp_path, capsys, argv, said):
+    (tmp_path / "EMPTY").write_text("\n \n")
+    (tmp_path / "LATIN-1").write_bytes("Caf\xe9".encode("latin-1"))
+    assert main([str(tmp_path / word) if word.isupper() else word for word in argv]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err and printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_of_one_line(capsys):
+    assert main(["a", "--model", "no/such/model"]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith("python -m helpers: Cannot load 'no/such/model'")
+
+
+def assert_only_the_second_of_three_fails(capsys, argv, place, said):
+    assert main([*argv, "--max-tokens", "2"]) == 1
+    output = capsys.readouterr()
+    assert output.out == "The quick brown fox jumped over\nWhat comes up must come\n"
+    assert output.err.startswith(f"{place}: ") and said in output.err and output.err.count("\n") == 1
+
+    assert main([*argv, "--max-tokens", "2", "--json"]) == 1
+    output = capsys.readouterr()
+    lines = [json.loads(line) for line in output.out.splitlines()]
+    assert [line["text"] for line in lines] == [" jumped over", "", " must come"]
+    assert [line["finish_reason"] for line in lines] == ["length", "error", "length"]
+    assert [said in line.get("error", "") for line in lines] == [False, True, False]
+    assert output.err == ""
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [(TOO_LONG, "the model's context is 512"), ("", "has no tokens"), ("Caf\udce9", "udce9")],
+)
+def test_a_prompt_that_fails_costs_the_others_nothing(capsys, bad, said):
+    argv = ["The quick brown fox", bad, "What comes up"]
+    assert_only_the_second_of_three_fails(capsys, argv, "prompt 2", said)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (json.dumps({"prompt": TOO_LONG}), "the model's context is 512"),
+        (json.dumps({"prompt": TOO_LONG, "n": 3, "temperature": 1}), "the model's context is 512"),
+        ("The quick brown fox", "This line is not JSON"),
+        ("[" * 10**5, "This line is not JSON"),
+        ('{"text": "a"}', "an object with a prompt"),
+        ('["a"]', "an object with a prompt"),
+        ('{"prompt": 5}', "A prompt must be a text or a list of token ids, not 5"),
+        ('{"prompt": []}', "has no tokens"),
+        ('{"prompt": [-1]}', "Token ids must be integers"),
+        ('{"prompt": "a\\ud83d"}', "ud83d"),
+        ('{"prompt": "a", "max_token": 1}', "There is no setting 'max_token'"),
+        ('{"prompt": "a", "max_tokens": "1"}', "max_tokens must be an integer"),
+        ('{"prompt": "a", "stop": 5}', "stop must be one or more non-empty texts"),
+    ],
+)
+def test_a_line_that_fails_costs_the_others_nothing(tmp_path, capsys, bad, said):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('\n{"prompt": "The quick brown fox"}\n' + bad + '\n{"prompt": "What comes up"}')
+    assert_only_the_second_of_three_fails(capsys, ["--file", str(file)], f"{file}:3", said)
+
+
+def test_an_output_that_fails_midway_is_reported_and_the_others_are_printed(monkeypatch, embedded, capsys):
+    prompt, choose = embedded[1]("The quick brown fox")["input_ids"], Sampler.choose
+
+    def choose_or_fail(sampler, token_ids, logits, best):
+        if len(token_ids) == len(prompt) + 2 and token_ids[: len(prompt)] == prompt:
+            raise RuntimeError("no luck")
+        return choose(sampler, token_ids, logits, best)
+
+    monkeypatch.setattr(Sampler, "choose", choose_or_fail)
+    assert main(["What comes up", "The quick brown fox", "--max-tokens", "3"]) == 1
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("What comes up must come down\n", "prompt 2: RuntimeError: no luck\n")
+    assert main(["The quick brown fox"]) == 1  # what has been printed stays
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("The quick brown fox jumped over\n", "prompt 1: RuntimeError: no luck\n")
+
+
+def test_ctrl_c_prints_what_is_finished(monkeypatch, capsys):
+    prompts = [PROMPTS[3], "What comes up", PROMPTS[7], "The quick brown fox"]
+    step, steps = Engine.step, []
+
+    def interrupted(engine):
+        steps.append(engine)
+        if len(steps) == 15:
+            raise KeyboardInterrupt
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", interrupted)
+    assert main(prompts) == 130
+    output = capsys.readouterr()
+    assert output.out == "What comes up must come down.\nThe quick brown fox jumped over the lazy dog.\n"
+    assert output.err == ""
+
+    steps.clear()
+    assert main([*prompts, "--n", "2", "--temperature", "1", "--ignore-eos"]) == 130
+    assert capsys.readouterr().out == ""  # no separators of outputs that are missing
+
+    steps.clear()
+    assert main([PROMPTS[3]]) == 130
+    output = capsys.readouterr().out
+    assert output.startswith(PROMPTS[3] + " ") and output.endswith("\n")  # the shell's prompt gets its own line
+
+
+@pytest.mark.parametrize("argv", [["What comes up"], ["What comes up", "A rolling stone"], ["What comes up", "--json"]])
+def test_a_reader_that_has_closed_the_pipe_is_not_an_error(monkeypatch, capsys, argv):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(argv) == 141  # and leaving the block flushes, as Python does in the end
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("verbosity", [transformers.logging.INFO, transformers.logging.ERROR])
+def test_libraries_are_quiet_and_afterwards_as_talkative_as_before(monkeypatch, capfd, verbosity):
+    step = Engine.step
+
+    def talking_step(engine):
+        warnings.warn("something is deprecated", stacklevel=1)
+        transformers.logging.get_logger("transformers.models").error("something is slow")
+        return step(engine)
+
+    before = transformers.logging.get_verbosity(), logging.root.manager.disable
+    transformers.logging.set_verbosity(verbosity)
+    try:
+        monkeypatch.setattr(Engine, "step", talking_step)
+        main(["What comes up", "--max-tokens", "1"])
+        assert capfd.readouterr().err == ""
+        assert (transformers.logging.get_verbosity(), logging.root.manager.disable) == (verbosity, before[1])
+    finally:
+        transformers.logging.set_verbosity(before[0])
+
+
+# --- as a program ----------------------------------------------------------------------------------------------------
+
+
+def program(*argv: str, **options) -> subprocess.Popen:
+    """Start the command line. Ctrl-C works in it even if SIGINT is ignored here, as in a shell's background job."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "helpers", *argv],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **options,
+    )
+
+
+def ended(process: subprocess.Popen, input: str | None = None) -> tuple[int, str, str]:
+    """Return the exit status of a program, and the rest of its stdout and stderr."""
+    try:
+        out, err = process.communicate(input, timeout=TIMEOUT)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def first_output(process: subprocess.Popen) -> str:
+    """Wait until a program writes to stdout, and return what that is."""
+    ready, _, _ = select.select([process.stdout], [], [], TIMEOUT)
+    if not ready:
+        process.kill()
+        pytest.fail("The program printed nothing.")
+    return os.read(process.stdout.fileno(), 10**6).decode()
+
+
+def test_as_a_program_it_prints_nothing_but_the_outputs_and_what_failed():
+    prompts = f"The quick brown fox\n{TOO_LONG}\nWhat comes up\n"
+    status, out, err = ended(program("--max-tokens", "2", stdin=subprocess.PIPE), prompts)
+    assert status == 1
+    assert out == "The quick brown fox jumped over\nWhat comes up must come\n"
+    assert err.startswith("<stdin>:2: ") and err.count("\n") == 1
+
+
+def test_ctrl_c_ends_the_program_at_once_and_without_a_traceback():
+    process = program(PROMPTS[3], "--ignore-eos")
+    assert first_output(process).startswith(PROMPTS[3])
+    process.send_signal(signal.SIGINT)
+    status, out, err = ended(process)
+    assert (status, err) == (130, "")
+    assert out.endswith("\n")
+
+
+@pytest.fixture
+def fake_torch(tmp_path):
+    """An environment in which `import torch` says so, and takes for ever."""
+    (tmp_path / "torch.py").write_text("import time\nprint('importing torch', flush=True)\ntime.sleep(10**6)\n")
+    return os.environ | {"PYTHONPATH": str(tmp_path)}
+
+
+def test_ctrl_c_during_the_imports_prints_no_traceback(fake_torch):
+    process = program("What comes up", env=fake_torch)
+    assert first_output(process).strip() == "importing torch"
+    process.send_signal(signal.SIGINT)
+    status, out, err = ended(process)
+    assert (status, out.strip(), err) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"), [(["--help"], 0), (["a", "--n", "0"], 2), (["--file", "no/such/file"], 2)]
+)
+def test_help_and_refusals_do_not_wait_for_torch(fake_torch, argv, expected):
+    status, out, err = ended(program(*argv, env=fake_torch))
+    assert status == expected
+    assert "importing" not in out and "Traceback" not in err

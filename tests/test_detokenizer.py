@@ -1,0 +1,214 @@
+"""Incremental text, on every kind of tokenizer: text that was shown stays, and in the end it equals that of `text_of`.
+
+Hypothesis pushes any ids at all: a model may generate half a character and never the rest. The judge is `text_of`,
+which decodes all tokens together and only once.
+"""
+
+import functools
+
+import pytest
+from conftest import PROMPTS, byte_tokenizer, letter_tokenizer, wrapped
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import Unigram
+
+from helpers import load_model
+from helpers.engine.detokenizer import REPLACEMENT_CHARACTER, IncrementalDetokenizer, text_of
+
+TEXTS = [
+    "a fox 🦊 who said “né?” 👩‍👩‍👧 in 北京 — and left.",
+    "  two  spaces,\n\n\ttabs and newlines \n",
+    "Ω≈ç√∫ 🇩🇪🇫🇷 x́ ﷽ é",
+    "\ufffd is a character, too: \ufffd",
+    *PROMPTS[:3],
+]
+
+
+def sentencepiece_tokenizer():
+    """As in Llama 2 and Gemma: "▁" is a space, and characters without a token are spelled in bytes, `<0xE2>`."""
+    pieces = {"▁": -2.0, "▁the": -2.5, "ing": -2.5, "▁a": -2.5} | dict.fromkeys("abcdefghijklmnopqrstuvwxyz.,", -3.0)
+    bytes_ = {f"<0x{byte:02X}>": -9.0 for byte in range(256)}
+    vocabulary = [("<unk>", 0.0), ("<eos>", 0.0), *bytes_.items(), *pieces.items()]
+    bare = Tokenizer(Unigram(vocabulary, unk_id=0, byte_fallback=True))
+    bare.pre_tokenizer = pre_tokenizers.Metaspace()
+    spaces = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+    bare.decoder = decoders.Sequence([spaces[0], decoders.ByteFallback(), decoders.Fuse(), spaces[1]])
+    bare.add_special_tokens(["<eos>"])
+    return wrapped(bare)
+
+
+class Slow:
+    """A tokenizer from outside the tokenizers library: it has all that text needs, and no `backend_tokenizer`."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def __call__(self, text, **options):
+        return self._tokenizer(text, **options)
+
+    def __len__(self):
+        return len(self._tokenizer)
+
+    def __getattr__(self, name):
+        if name not in ("decode", "convert_ids_to_tokens", "all_special_ids"):
+            raise AttributeError(name)
+        return getattr(self._tokenizer, name)
+
+
+TOKENIZERS = {
+    "embedded": lambda: load_model()[1],
+    "bytes": byte_tokenizer,
+    "sentencepiece": sentencepiece_tokenizer,
+    "letters": letter_tokenizer,
+    "slow bytes": lambda: Slow(byte_tokenizer()),
+    "slow sentencepiece": lambda: Slow(sentencepiece_tokenizer()),
+}
+tokenizer_of = functools.cache(lambda name: TOKENIZERS[name]())
+of_every_kind = pytest.mark.parametrize("kind", TOKENIZERS)
+
+
+def ids_for(kind):
+    """Real text, any tokens, and both in turn."""
+    tokenizer = tokenizer_of(kind)
+    texts = ["abc", "high"] if kind == "letters" else TEXTS
+    real = st.sampled_from(texts).map(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
+    anything = st.lists(st.integers(0, len(tokenizer) - 1), max_size=12)
+    return st.lists(real | anything, max_size=3).map(lambda parts: [id for part in parts for id in part][:80])
+
+
+def decoded(tokenizer, ids, stop=()):
+    """Push tokens until a stop string appears, as the engine does.
+
+    Returns:
+        The detokenizer, and the text that it showed after each token.
+    """
+    detokenizer, shown, pieces = IncrementalDetokenizer(tokenizer, stop), [], ""
+    for id in ids:
+        pieces += detokenizer.push(id)
+        shown.append(detokenizer.text)
+        assert pieces == detokenizer.text
+        if detokenizer.stopped:
+            break
+    pieces += detokenizer.finish()
+    assert pieces == detokenizer.text
+    return detokenizer, shown
+
+
+@of_every_kind
+def test_shown_text_stays_and_in_the_end_it_is_the_text_of_all_tokens(kind):
+    tokenizer = tokenizer_of(kind)
+
+    @settings(derandomize=True, deadline=None, max_examples=60, phases=[Phase.explicit, Phase.generate])
+    @given(ids_for(kind))
+    @example([])
+    @example(
+        tokenizer("a" if kind == "letters" else "🦊", add_special_tokens=False)["input_ids"][:-1]
+    )  # ends in the middle of a character
+    def check(ids):
+        whole = text_of(ids, tokenizer)
+        detokenizer, shown = decoded(tokenizer, ids)
+        assert detokenizer.text == whole
+        assert not detokenizer.stopped
+        for text in shown:  # half a character that is whole later would fail here
+            assert whole.startswith(text)
+
+    check()
+
+
+@of_every_kind
+def test_text_is_shown_as_soon_as_it_is_certain(kind):
+    # Holding everything back until the end would pass the test above.
+    tokenizer = tokenizer_of(kind)
+    ids = tokenizer(
+        "a big hedge hid a fig bag" if kind == "letters" else "the rain in spain falls", add_special_tokens=False
+    )["input_ids"]
+    _, shown = decoded(tokenizer, ids)
+    assert shown == [text_of(ids[: n + 1], tokenizer) for n in range(len(ids))]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "slow bytes"])
+def test_a_character_of_several_tokens_is_shown_whole_or_not_at_all(kind):
+    tokenizer = tokenizer_of(kind)
+    ids = tokenizer("a 🦊 b", add_special_tokens=False)["input_ids"]
+    _, shown = decoded(tokenizer, ids)
+    assert not any(REPLACEMENT_CHARACTER in text for text in shown)
+    before, fox = (next(n for n, text in enumerate(shown) if text.endswith(end)) for end in (" ", ("🦊", "🦊 ")))
+    assert fox - before >= 4, "a fox is four bytes"
+
+
+def test_a_run_of_bytes_is_held_back_until_it_ends_because_one_invalid_byte_spoils_all_of_it():
+    # This is special about sentencepiece. Shown at once, the euro sign would have to be withdrawn later.
+    tokenizer = tokenizer_of("sentencepiece")
+    euro = tokenizer.convert_tokens_to_ids(["<0xE2>", "<0x82>", "<0xAC>"])
+    bad, letter = tokenizer.convert_tokens_to_ids(["<0xFF>", "b"])
+    assert (text_of(euro, tokenizer), text_of([*euro, bad], tokenizer)) == ("€", 4 * REPLACEMENT_CHARACTER)
+    assert decoded(tokenizer, [*euro, letter])[1] == ["", "", "", "€b"]
+    _, shown = decoded(tokenizer, [*euro, bad, letter, letter])
+    assert shown == ["", "", "", "", 4 * REPLACEMENT_CHARACTER + "b", 4 * REPLACEMENT_CHARACTER + "bb"]
+    assert decoded(tokenizer, [*euro, tokenizer.eos_token_id, bad, letter])[0].text == 4 * REPLACEMENT_CHARACTER + "b"
+
+
+def test_a_decoder_that_withdraws_text_does_not_end_the_output():
+    # WordPiece joins "do n't" when it sees the second half. No text is right then, but there must be one.
+    tokenizer = letter_tokenizer()
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "x")])
+    detokenizer, shown = decoded(tokenizer, [3, 1, 2, 4])  # "c", "ca", "cx", "cxd"
+    assert shown[:2] == ["c", "ca"]
+    assert shown == sorted(shown, key=len) and detokenizer.text.startswith("ca") and detokenizer.text.endswith("d")
+
+
+# --- stop strings ---------------------------------------------------------------------------------------------------
+
+STOPS = st.lists(st.text("ab🦊 e", min_size=1, max_size=4), max_size=3)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "embedded", "sentencepiece", "slow bytes"])
+def test_a_stop_string_ends_the_text_before_it_and_no_part_of_it_is_ever_shown(kind):
+    tokenizer = tokenizer_of(kind)
+    stopped = {True: 0, False: 0}
+
+    @settings(derandomize=True, deadline=None, max_examples=150, phases=[Phase.generate])
+    @given(st.text("ab🦊 e", max_size=12), STOPS)
+    def check(text, stops):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+        whole = text_of(ids, tokenizer)
+        detokenizer, shown = decoded(tokenizer, ids, stops)
+        found = any(stop in whole for stop in stops)
+        stopped[found] += 1
+        assert found == (detokenizer.text != whole)
+        if found:
+            assert any(whole.startswith(detokenizer.text + stop) for stop in stops)
+            assert not any(stop in detokenizer.text for stop in stops)
+        for text in shown:  # the text ends where the stop string begins, and did not reach further before
+            assert detokenizer.text.startswith(text)
+
+    check()
+    assert min(stopped.values()) > 20
+
+
+def shown_after_each(text, *stop):
+    tokenizer = tokenizer_of("bytes")
+    detokenizer, shown = decoded(tokenizer, tokenizer(text)["input_ids"], stop)
+    return [*shown, detokenizer.text], detokenizer.stopped
+
+
+def test_the_beginning_of_a_stop_string_is_held_back_and_shown_when_it_turns_out_to_be_none():
+    assert shown_after_each("x\n\ny", "\n\n") == (["x", "x", "x", "x"], True)
+    assert shown_after_each("x\ny", "\n\n") == (["x", "x", "x\ny", "x\ny"], False)
+    assert shown_after_each("x\n", "\n\n") == (["x", "x", "x\n"], False)  # at the end it turns out to be none
+    assert shown_after_each("aab", "ab") == (["", "a", "a", "a"], True)  # a new beginning within the old one
+
+
+def test_of_two_stop_strings_the_one_that_appears_first_ends_the_text():
+    assert shown_after_each("xaby", "ab", "abc") == (["x", "x", "x", "x"], True)  # one begins like the other
+    assert shown_after_each("xabdy", "abc", "bd") == (["x", "x", "x", "xa", "xa"], True)
+    assert shown_after_each("xy", "y", "xy") == (["", "", ""], True)
+
+
+def test_nothing_is_added_after_a_stop_string():
+    detokenizer = IncrementalDetokenizer(tokenizer_of("bytes"), ["b"])
+    for id in tokenizer_of("bytes")("abc")["input_ids"][:2]:
+        detokenizer.push(id)
+    assert detokenizer.stopped and detokenizer.finish() == "" and detokenizer.finish() == ""
+    assert detokenizer.text == "a"

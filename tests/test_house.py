@@ -1,0 +1,113 @@
+"""The house rules that no linter checks: documented modules, short files, imports that cost nothing until needed.
+
+Which module may import which is in pyproject.toml; `make test` checks it with import-linter.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import helpers
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULES = sorted((ROOT / "helpers").rglob("*.py"))
+MAX_LINES = 350
+DATA = {
+    "helpers/tiny_model/corpus.py"
+}  # word lists and sentences: longer than a module, but there is no logic to follow
+
+# Packages that a requirement brings along and documents as part of itself.
+INCLUDED = {
+    "transformers": {"huggingface_hub", "safetensors", "tokenizers"},
+    "fastapi": {"pydantic", "starlette"},
+}
+NOTEBOOK = {"IPython"}  # imported only inside a notebook, where it is always there
+
+
+def path_of(module: Path) -> str:
+    return module.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("module", MODULES, ids=path_of)
+def test_every_module_has_a_docstring_and_is_short_enough_to_read_at_once(module):
+    source = module.read_text(encoding="utf-8")
+    assert ast.get_docstring(ast.parse(source)), "a docstring states the module's idea and its claim"
+    lines = source.count("\n")
+    assert lines <= MAX_LINES or path_of(module) in DATA, (
+        f"a file over {MAX_LINES} lines has more than one idea: split it"
+    )
+
+
+@pytest.mark.parametrize("name", helpers.__all__)
+def test_every_exported_name_exists(name):
+    assert getattr(helpers, name).__module__.startswith("helpers.")
+
+
+HEAVY = {"torch", "transformers", "numpy"}
+LIGHT = {
+    "import helpers": HEAVY,
+    "import helpers.engine, helpers.metrics, helpers.request, helpers.trace, helpers.workloads": HEAVY,
+    "from helpers import EngineConfig, Request, RequestOutput, SamplingParams, Trace": HEAVY,
+    "run('helpers', '--help')": HEAVY,
+    "run('helpers.load_test', '--help')": {"torch", "transformers"},
+}
+RUN = """
+import contextlib, io, runpy, sys
+
+def run(module, *arguments):
+    sys.argv = [module, *arguments]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("code", LIGHT)
+def test_what_needs_no_model_loads_none_of_the_heavy_packages(code):
+    program = f"{RUN}\n{code}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "helpers" in loaded
+    assert not loaded & LIGHT[code]
+
+
+def test_make_keeps_compiled_kernels_inside_the_checkout():
+    show = ["--eval", "show-kernel-cache: ; @echo $$COURSE_KERNEL_CACHE", "show-kernel-cache"]
+    done = subprocess.run(["make", "--no-print-directory", *show], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{ROOT}/build/kernels\n"
+
+
+# --- requirements -----------------------------------------------------------------------------------------------------
+
+
+def declared() -> list[str]:
+    """Return the requirements of the installed package, its extras included."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project["dependencies"] + [line for extra in project["optional-dependencies"].values() for line in extra]
+
+
+def test_the_package_and_the_lessons_require_the_same_versions():
+    lessons = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    assert set(declared()) <= set(lessons), "a range in pyproject.toml is missing from requirements.txt"
+
+
+def test_every_package_that_helpers_imports_is_declared():
+    names = {re.match(r"[\w-]+", requirement)[0] for requirement in declared()}
+    names |= {included for name in names for included in INCLUDED.get(name, ())} | NOTEBOOK | sys.stdlib_module_names
+    for module in MODULES:
+        assert imported(module) <= names, f"{path_of(module)} imports what pyproject.toml does not declare"
+
+
+def imported(module: Path) -> set[str]:
+    """Return the top-level packages that a module imports from outside `helpers`, imports in functions included."""
+    packages = set()
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            packages.add(node.module.partition(".")[0])
+    return packages

@@ -1,0 +1,154 @@
+"""The three loops: equal outputs in the order of the requests, the counts that the lessons state, and errors."""
+
+import pytest
+from conftest import PROMPTS, CountingModel, alone
+
+from helpers import Request, generate_alone, generate_continuous, generate_static
+from helpers.models import require_exact_batching
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LOOPS = {
+    "alone": lambda requests, rows, *pair, **options: generate_alone(requests, *pair, **options),
+    "static": generate_static,
+    "continuous": generate_continuous,
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("rows", [1, 4, 50])  # 50: a queue shorter than the rows
+def test_every_loop_gives_every_request_its_own_tokens_in_the_order_of_the_requests(random_pairs, loop, rows):
+    model, tokenizer = random_pairs
+    requests = [Request(prompt, 1 + 7 * row % 20, f"request {row}") for row, prompt in enumerate(PROMPTS)]
+    outputs = LOOPS[loop](requests, rows, model, tokenizer).outputs
+    assert [output.request_id for output in outputs] == [request.request_id for request in requests]
+    for request, output in zip(requests, outputs, strict=True):
+        ids = alone(model, tokenizer, request.prompt, request.max_tokens)
+        assert output.token_ids == ids
+        assert output.finish_reason == ("stop" if ids[-1] == tokenizer.eos_token_id else "length")
+        assert output.prompt == request.prompt
+        whole = tokenizer.decode(tokenizer(request.prompt)["input_ids"] + ids, skip_special_tokens=True)
+        assert request.prompt + output.text == whole
+    assert {output.finish_reason for output in outputs} == {"stop", "length"}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_accepts_tuples_and_uses_the_default_pair(embedded, loop):
+    requests = [("The quick brown fox", 8), ("The rain in Spain falls", 1), ("What comes up", 3)]
+    outputs = LOOPS[loop](requests, 2).outputs
+    assert [output.token_ids for output in outputs] == [alone(*embedded, *request) for request in requests]
+    assert [output.request_id for output in outputs] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_output_ends_before_an_eos_that_is_no_special_token_of_the_tokenizer(letters, loop):
+    model = CountingModel(eos_token_id=[0, 5])  # 5 is the letter e
+    outputs = LOOPS[loop]([("ab", 9), ("fgh", 9), ("c", 1)], 2, model, letters[1]).outputs
+    assert [(output.prompt, output.text, output.token_ids, output.finish_reason) for output in outputs] == [
+        ("ab", "cd", [3, 4, 5], "stop"),
+        ("fgh", "i", [9, 0], "stop"),
+        ("c", "d", [4], "length"),
+    ]
+
+
+# --- the race: 32 requests, 8 rows, every 8th with a long output ----------------------------------------------------
+
+
+@pytest.fixture
+def race(letters):
+    model = CountingModel(context=128, eos_token_id=99)  # no request ends early
+    return [("abcdefg", 100 if row % 8 == 0 else 10) for row in range(32)], 8, model, letters[1]
+
+
+def test_static_batching_waits_for_the_longest_request_of_every_batch(race):
+    trace = generate_static(*race).trace
+    assert trace.forward_passes == 400  # 4 batches, each with a request of 100 tokens
+    assert trace.slot_steps == 3200
+    assert trace.output_tokens == 680
+    assert trace.work == {"prefill": 32, "decode": 648, "finished": 4 * 7 * 90}
+    assert trace.prompt_tokens == 32 * 7
+
+
+def test_continuous_batching_does_the_same_work_in_a_third_of_the_forward_passes(race):
+    trace = generate_continuous(*race).trace
+    assert sum(any(row.work == "prefill" for row in iteration.row_steps) for iteration in trace.iterations) == 6
+    assert trace.forward_passes == 6 + 126
+    assert trace.slot_steps == 1056
+    assert trace.output_tokens == 680
+    assert trace.work["finished"] == 0
+    assert trace.work.total() == 1056
+
+
+def test_one_request_at_a_time_every_forward_pass_yields_a_token(race):
+    requests, _, *pair = race
+    trace = generate_alone(requests, *pair).trace
+    assert trace.forward_passes == trace.slot_steps == trace.output_tokens == 680
+    assert trace.work == {"prefill": 32, "decode": 648}
+
+
+def test_requests_of_one_token_need_only_prefills(letters):
+    trace = generate_continuous([("ab", 1), ("c", 1), ("def", 1)], 2, *letters).trace
+    assert trace.forward_passes == 2
+    assert trace.work == {"prefill": 3, "empty": 1}
+
+
+def test_at_most_as_many_requests_run_at_once_as_there_are_rows(random_pairs):
+    requests = [(prompt, 3 + row) for row, prompt in enumerate(PROMPTS)]
+    for loop in (generate_static, generate_continuous):
+        trace = loop(requests, 3, *random_pairs).trace
+        assert trace.rows == 3
+        assert all(len(iteration.row_steps) == 3 for iteration in trace.iterations)
+        running = [
+            [row.work for row in one.row_steps if row.work not in ("finished", "empty")] for one in trace.iterations
+        ]
+        assert max(map(len, running)) == 3
+        assert trace.work.total() == trace.slot_steps
+
+
+# --- errors and the progress bar ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    ("requests", "message"),
+    [
+        ([], "no requests"),
+        ([("ab", 2), ("", 1)], "at least one character"),
+        ([("ab", 2), ("c", 0)], "max_tokens"),
+        ([Request("ab", 2, 7), Request("c", 1, 7)], "must be unique"),
+    ],
+)
+def test_a_loop_refuses_what_init_batch_refuses(letters, loop, requests, message):
+    with pytest.raises(ValueError, match=message):
+        LOOPS[loop](requests, 2, *letters)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_request_that_cannot_fit_is_refused_before_any_other_runs(letters, loop, monkeypatch):
+    model, tokenizer = letters
+    require_exact_batching(model)  # runs the model, but only the first time
+
+    def forward(**_):
+        raise AssertionError("the model ran")
+
+    monkeypatch.setattr(model, "forward", forward)
+    with pytest.raises(ValueError, match="the model's context is 16"):
+        LOOPS[loop]([("ab", 2), ("c", 3), ("abc", 14)], 2, model, tokenizer)
+
+
+@pytest.mark.parametrize("loop", ["static", "continuous"])
+@pytest.mark.parametrize("rows", [0, -1])
+def test_a_loop_needs_at_least_one_row(letters, loop, rows):
+    with pytest.raises(ValueError, match=f"max_batch_size is at least 1, not {rows}"):
+        LOOPS[loop]([("ab", 2), ("c", 1)], rows, *letters)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_progress_bar_is_shown_on_request_and_nothing_otherwise(letters, loop, capsys):
+    requests = [("ab", 2), ("c", 3), ("def", 1)]
+    LOOPS[loop](requests, 2, *letters)
+    assert capsys.readouterr() == ("", "")
+    LOOPS[loop](requests, 2, *letters, progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "100%" in err and "3/3" in err

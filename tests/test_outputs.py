@@ -1,0 +1,114 @@
+"""Outputs: each holds what is new, and every request's outputs go to one reader, in order and without a loss."""
+
+import pytest
+
+from helpers.engine import Chunk, Plan, Sequence
+from helpers.engine.outputs import OutputCollector
+
+
+class Text:
+    """In place of a detokenizer: every token is a letter."""
+
+    def __init__(self, sequence):
+        self.sequence = sequence
+
+    @property
+    def text(self) -> str:
+        return "".join(map(chr, self.sequence.token_ids[self.sequence.prompt_tokens :]))
+
+
+def sequence(name) -> Sequence:
+    one = Sequence(name, [1, 2], 9)
+    one.detokenizer = Text(one)
+    return one
+
+
+def grow(one: Sequence, text: str, finish_reason: str | None = None) -> Plan:
+    one.token_ids += map(ord, text)
+    one.finish_reason = finish_reason
+    return Plan([Chunk(one, 1)])
+
+
+def pieces(outputs):
+    return [(output.request_id, output.new_text, output.finish_reason) for output in outputs]
+
+
+@pytest.fixture
+def collector():
+    return OutputCollector()
+
+
+def test_an_output_holds_everything_so_far_and_what_is_new(collector):
+    one = sequence("a")
+    (first,) = collector.collect(grow(one, "x"), [])
+    (second,) = collector.collect(grow(one, "yz", "length"), [one])
+    assert (first.text, first.new_text, first.token_ids) == ("x", "x", [ord("x")])
+    assert (second.text, second.new_text, second.new_token_ids) == ("xyz", "yz", [ord("y"), ord("z")])
+    assert not collector._emitted, "what is known of a sequence is dropped with its last output"
+
+
+def test_a_sequence_without_a_new_token_has_no_output_unless_it_ended(collector):
+    one, other = sequence("a"), sequence("b")
+    plan = Plan([Chunk(one, 1), Chunk(other, 1)])
+    assert collector.collect(plan, []) == []
+    other.finish_reason = "error"
+    assert pieces(collector.collect(plan, [other])) == [("b", "", "error")]
+
+
+def test_outputs_are_in_the_order_of_the_plan_behind_earlier_ones(collector):
+    one, other, aborted = sequence("a"), sequence("b"), sequence("c")
+    aborted.finish_reason = "abort"
+    collector.put(aborted)
+    grow(one, "x"), grow(other, "y", "length")
+    plan = Plan([Chunk(one, 1), Chunk(other, 1)])
+    outputs = collector.collect(plan, [other])
+    assert pieces(outputs) == [("c", "", "abort"), ("a", "x", None), ("b", "y", "length")]
+
+
+def test_a_subscriber_gets_the_outputs_of_its_request_and_no_others(collector):
+    one, other = sequence("a"), sequence("b")
+    queue = collector.subscribe("a")
+    assert collector.collect(grow(one, "x"), []) == []
+    assert pieces(collector.collect(grow(other, "y"), [])) == [("b", "y", None)]
+    assert collector.collect(grow(one, "z", "length"), [one]) == [] and not collector.pending
+    assert pieces(queue) == [("a", "x", None), ("a", "z", "length")]
+
+
+def test_requests_can_share_a_queue(collector):
+    one, other = sequence("a"), sequence("b")
+    queue = collector.subscribe("a")
+    assert collector.subscribe("b", queue) is queue
+    collector.collect(grow(one, "x"), []), collector.collect(grow(other, "y"), [])
+    assert pieces(queue) == [("a", "x", None), ("b", "y", None)]
+
+
+def test_undelivered_outputs_are_dropped_with_their_subscriber(collector):
+    one = sequence("a")
+    collector.subscribe("a")
+    collector.collect(grow(one, "x"), [])
+    collector.unsubscribe("a")
+    collector.unsubscribe("a")
+    assert not collector.pending and not collector.holds("a")
+    assert pieces(collector.collect(grow(one, "y"), [])) == [("a", "y", None)]
+
+
+def test_postponed_outputs_come_before_later_ones(collector):
+    one, other = sequence("a"), sequence("b")
+    postponed = collector.collect(grow(one, "x"), [])
+    other.finish_reason = "abort"
+    collector.put(other)
+    collector.postpone(postponed)
+    assert pieces(collector.collect(grow(one, "z"), [])) == [("a", "x", None), ("b", "", "abort"), ("a", "z", None)]
+
+
+def test_a_request_is_held_until_its_outputs_are_delivered_and_its_subscriber_has_left(collector):
+    one = sequence("a")
+    assert not collector.holds("a") and not collector.has_subscriber("a")
+    collector.put(one)
+    assert collector.holds("a") and not collector.has_subscriber("a")
+    collector.collect(Plan(), [])
+    assert not collector.holds("a")
+    collector.subscribe("a")
+    assert collector.holds("a") and collector.has_subscriber("a")
+    collector.unsubscribe("a")
+    assert not collector.holds("a")

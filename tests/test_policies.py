@@ -1,0 +1,138 @@
+"""What each policy prefers, on small cases written by hand, and that none of them lets a request starve.
+
+That an order is the one of a sorted list, and what it costs, is test_waiting_queue.py.
+"""
+
+import pytest
+
+from helpers.engine import POLICIES, Balanced, EngineConfig, FirstComeFirstServed, Priority, Scheduler, Sequence
+from helpers.engine.policies import make_policy
+from helpers.engine.waiting_queue import WaitingQueue
+from tests.simulation import Simulation
+
+
+class LastComeFirstServed(FirstComeFirstServed):
+    def order(self, waiting, running):
+        return list(waiting)[::-1]
+
+
+REQUESTS = [("a", 4, 0), ("b", 9, 2), ("c", 1, 1), ("d", 8, -1), ("e", 2, 0)]  # name, max_tokens, priority
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("fcfs", "abcde"),
+        ("static", "abcde"),
+        ("balanced", "abcde"),
+        # The largest limit is 9, so 7 to 9 are long and 4 to 6 medium. Of the long ones, b arrived first. When only c
+        # and e are left, e is long.
+        ("longest_first", "bdaec"),
+        ("shortest_first", "ceadb"),
+        ("priority", "daecb"),
+        (LastComeFirstServed(), "edcba"),
+    ],
+)
+def test_the_order_in_which_requests_get_the_only_row(policy, expected):
+    simulation = Simulation(policy, rows=1)
+    for place, (name, max_tokens, priority) in enumerate(REQUESTS):
+        simulation.add(3 + place, max_tokens, name, priority)
+    assert "".join(simulation.run()) == expected
+
+
+def test_with_a_long_request_among_short_ones_longest_first_needs_the_fewest_iterations():
+    steps = {}
+    for policy in POLICIES:
+        simulation = Simulation(policy, rows=2)
+        for name, max_tokens in enumerate([2, 3, 2, 3, 10]):
+            simulation.add(4 + name, max_tokens, name)
+        simulation.run()
+        steps[policy] = len(simulation.plans)
+    # 20 tokens on 2 rows take at least 10 iterations, and the long request alone takes 10.
+    assert steps["longest_first"] == 10
+    assert steps["fcfs"] == 14 and steps["static"] == 3 + 3 + 10 and steps["shortest_first"] == 15
+
+
+def test_static_batching_admits_no_request_before_all_rows_are_free():
+    simulation = Simulation("static", rows=2)
+    for name, max_tokens in zip("abcd", (1, 4, 2, 1), strict=True):
+        simulation.add(3, max_tokens, name)
+    simulation.run()
+    assert simulation.plans == [
+        [("a", 3), ("b", 3)],
+        [("b", 1)],
+        [("b", 1)],
+        [("b", 1)],
+        [("c", 3), ("d", 3)],
+        [("c", 1)],
+    ]
+
+
+def test_balanced_admits_when_enough_requests_wait_or_the_first_has_waited_too_long():
+    def admits(waiting: int, running: int, waited: int, **limits) -> bool:
+        queue = WaitingQueue(Sequence(n, [0] * 3, 5, waited=waited if n == 0 else 0) for n in range(waiting))
+        rows = [Sequence(-n, [0] * 4, 5, computed=3) for n in range(1, running + 1)]
+        order = list(Balanced(**limits).order(queue, rows))
+        assert order in (list(queue), [])
+        return bool(order)
+
+    assert admits(1, 0, 0)  # no running request is interrupted
+    assert not admits(1, 4, 0) and admits(2, 4, 0)  # 0.3 * 4 = 1.2
+    assert admits(3, 10, 0) and not admits(2, 10, 0)
+    assert not admits(1, 8, 19) and admits(1, 8, 20)
+    assert admits(1, 8, 3, max_waiting_tokens=3) and not admits(8, 8, 0, waiting_served_ratio=1.1)
+    assert not admits(0, 8, 0), "an empty queue has no first"
+
+
+# --- starvation -------------------------------------------------------------------------------------------------------
+
+
+def iterations_until_finished(policy, most: int, level: int) -> int | None:
+    """Run a request of a priority on one row, while a more urgent one (0) of one token arrives in every iteration."""
+    simulation = Simulation(policy, rows=1, tokens=8)
+    simulation.add(2, 1, "urgent 0", 0)
+    patient = simulation.add(3, 1, "patient", level)
+    for iteration in range(most):
+        simulation.step()
+        if patient in simulation.finished:
+            return iteration
+        simulation.add(2, 1, f"urgent {iteration + 1}", 0)
+    return None
+
+
+@pytest.mark.parametrize("ageing", [1, 3, 10])
+@pytest.mark.parametrize("level", [1, 2, 5])
+def test_a_waiting_request_becomes_more_urgent_so_that_none_starves(ageing, level):
+    # Every `ageing` iterations count as a level. After ageing * level of them, the request is as urgent as new ones and
+    # arrived before them. At most one request of its level arrived earlier, since one arrives and one ends at a time.
+    waited = iterations_until_finished(Priority(ageing=ageing), 1000, level)
+    assert ageing * (level - 1) < waited <= ageing * level + 1
+
+
+def test_without_ageing_a_request_that_is_not_urgent_does_starve():
+    # So the bound above is the merit of ageing, not of the workload.
+    assert iterations_until_finished(Priority(ageing=10**9), 300, 1) is None
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "balanced", "static"])
+def test_in_order_of_arrival_no_request_starves_whatever_the_priorities(policy):
+    assert iterations_until_finished(policy, 50, 5) <= 2
+
+
+# --- names and objects ------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_is_given_by_name_or_as_an_object():
+    for name, policy in POLICIES.items():
+        assert type(make_policy(name)) is type(Scheduler(EngineConfig(policy=name)).policy) is policy
+    own = LastComeFirstServed()
+    assert make_policy(own) is own and Scheduler(EngineConfig(policy=own)).policy is own
+
+
+def test_a_policy_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match=r"no policy 'sjf': choose one of static, fcfs"):
+        make_policy("sjf")
+    with pytest.raises(ValueError, match=r"an object with a method `order\(waiting, running\)`, not 7"):
+        make_policy(7)
+    with pytest.raises(ValueError, match="ageing is a number of iterations of at least 1"):
+        Priority(ageing=0)

@@ -1,0 +1,299 @@
+"""Operating the server: its addresses, keys, metrics, events, slow motion, and the command line."""
+
+import itertools
+import json
+import socket
+import warnings
+
+import httpx
+import openai
+import pytest
+from conftest import PROMPTS, random_pair
+
+from helpers import Engine, EngineConfig
+from helpers.server import __main__ as command
+from helpers.server import launch
+from tests.serving import FOX, OWL, body, embedded_engine, events_of, expected, post, serving, text_of_response
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROWS = 4
+MESSAGES = [{"role": "user", "content": OWL}]
+
+
+@pytest.fixture(scope="module")
+def server(one_thread):
+    """The embedded model on four rows. An iteration computes few tokens, so prompts are computed in chunks."""
+    with serving(embedded_engine(max_batch_size=ROWS, max_tokens_per_step=16), max_queue=200) as server:
+        yield server
+        server.assert_empty()
+
+
+@pytest.fixture(scope="module")
+def keyed(one_thread):
+    """Another model, behind a key."""
+    engine = Engine(*random_pair("llama"), EngineConfig(max_batch_size=3, trace_length=1000))
+    with serving(engine, model_name="mine", api_key="schlüssel") as server:
+        yield server
+
+
+KEY = {"Authorization": "Bearer schlüssel".encode()}
+
+
+# --- models, addresses, keys ----------------------------------------------------------------------------------------
+
+
+def test_there_is_one_model(server):
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["tiny-model"]
+        assert client.models.retrieve("tiny-model").object == "model"
+        for wrong in (
+            lambda: client.models.retrieve("gpt-5/mini"),
+            lambda: client.completions.create(model="gpt-5", prompt="x"),
+            lambda: client.chat.completions.create(model="gpt-5", messages=MESSAGES),
+        ):
+            with pytest.raises(openai.NotFoundError) as caught:
+                wrong()
+            assert caught.value.body["code"] == "model_not_found" and caught.value.body["param"] == "model"
+            assert "this server runs 'tiny-model'" in caught.value.body["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/nothing", 404),
+        ("POST", "/", 405),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/chat/completions", 405),
+        ("POST", "/health", 405),
+        ("GET", "/page/nothing.js", 404),
+        ("GET", "/page/%2e%2e/app.py", 404),
+        ("GET", "/docs", 404),
+    ],
+)
+def test_unknown_addresses_and_methods_are_errors_in_openais_format(server, method, path, status):
+    response = httpx.request(method, server.url + path)
+    assert response.status_code == status
+    assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert "allow" in response.headers or status != 405
+
+
+GUARDED = [
+    ("GET", "/v1/models"), ("GET", "/v1/models/mine"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"),
+    ("GET", "/metrics"), ("GET", "/events"), ("POST", "/pace"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path"), GUARDED)
+def test_without_the_key_every_guarded_address_is_401(keyed, method, path):
+    sent = {"json": {"prompt": "x", "seconds": 0}} if method == "POST" else {}
+    for header in (
+        None,
+        "",
+        "Bearer",
+        "Bearer schlussel",
+        "schlüssel",
+        "Bearer schlüssel ?",
+        "Basic x",
+        "Basic schlüssel",
+        "Token schlüssel",
+        "ÿ",
+    ):
+        headers = {} if header is None else {"Authorization": header.encode()}
+        response = httpx.request(method, keyed.url + path, headers=headers, **sent)
+        assert response.status_code == 401, header
+        assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_with_the_key_every_address_responds(keyed):
+    with httpx.Client(base_url=keyed.url, headers=KEY) as client:
+        assert client.get("/v1/models").json()["data"][0]["id"] == "mine"
+        assert client.post("/v1/completions", json=body(max_tokens=2)).status_code == 200
+        assert client.get("/metrics").status_code == 200
+    assert httpx.get(keyed.url + "/health").json() == {"status": "ok"}, "a health check needs no key"
+    assert httpx.get(keyed.url + "/").status_code == 200
+
+
+def test_the_official_client_sends_its_key_which_is_compared_in_constant_time(monkeypatch):
+    import hmac
+
+    compared, compare = [], hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda *both: compared.append(both) or compare(*both))
+    with serving(api_key="sk-right") as own:
+        for key, wrong in (("sk-right", False), ("sk-wrong", True)):
+            with openai.OpenAI(base_url=own.url + "/v1", api_key=key, max_retries=0) as client:
+                if wrong:
+                    with pytest.raises(openai.AuthenticationError):
+                        client.models.list()
+                else:
+                    assert client.models.list().data
+    assert compared == [(b"sk-right", b"sk-right"), (b"sk-wrong", b"sk-right")]
+
+
+# --- metrics, and the events of the page ------------------------------------------------------------------------------
+
+
+def metrics_of(server) -> dict[str, float]:
+    page = httpx.get(server.url + "/metrics").text
+    lines = [line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in lines}
+
+
+def test_the_metrics_add_up(server):
+    before = metrics_of(server)
+    tokens, prompt_tokens = 0, 0
+    for number, prompt in enumerate(PROMPTS[:6]):
+        usage = post(server, **body(prompt, 5 + number)).raise_for_status().json()["usage"]
+        tokens, prompt_tokens = tokens + usage["completion_tokens"], prompt_tokens + usage["prompt_tokens"]
+    assert post(server, **body(FOX, 2, n=0)).status_code == 400
+    after = metrics_of(server)
+
+    def increase(name):
+        return after[name] - before.get(name, 0)
+
+    assert increase("engine_generated_tokens_total") == tokens
+    assert increase("engine_prompt_tokens_total") == prompt_tokens
+    assert increase('engine_requests_total{status="200"}') == 6
+    assert increase('engine_requests_total{status="400"}') == 1
+    ends = [name for name in after if name.startswith("engine_answers_total")]
+    assert sum(map(increase, ends)) == 6
+    for name in ("time_to_first_token", "request_latency"):
+        assert increase(f"engine_{name}_seconds_count") == 6 and increase(f"engine_{name}_seconds_sum") > 0
+    assert increase("engine_inter_token_latency_seconds_count") == tokens - 6
+    # Alone, a request takes an iteration per token, and one or two more to prefill a longer prompt.
+    assert tokens <= increase("engine_iterations_total") <= tokens + 6
+    assert after["engine_rows"] == ROWS
+    for name in ("rows_used", "queue_length", "answers_unfinished", "blocks_used"):
+        assert after[f"engine_{name}"] == 0
+    assert 0 < after["engine_blocks_cached"] < after["engine_blocks"] == ROWS * 512 / 16
+
+
+def test_the_events_have_every_iteration_without_gaps(server):
+    """They name the choices: by the id of the response, and behind it the number of the choice."""
+    with httpx.stream("GET", server.url + "/events", timeout=60) as watched:
+        assert watched.headers["content-type"].startswith("text/event-stream")
+        messages = events_of(watched.iter_lines())
+        received = [next(messages)]
+        response = post(server, prompt=[OWL, FOX], max_tokens=15, n=2, seed=1).json()
+        names = [response["id"] + tail for tail in ("", "/1", "/2", "/3")]
+        while not set(names) <= {end["id"] for message in received for end in message["finished"]}:
+            received.append(next(messages))
+        first = received[0]
+        assert first.keys() >= {"rows", "policy", "max_queue", "blocks", "waiting", "waiting_count", "running_count"}
+        assert (first["rows"], first["policy"], first["max_queue"], first["pace"]) == (ROWS, "fcfs", 200, 0)
+        assert first["blocks"].keys() == {"total", "used", "cached"} and first["tokens_per_second"] >= 0
+        numbers = [one["n"] for message in received for one in message["iterations"]]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        tokens = dict.fromkeys(names, 0)
+        for one in itertools.chain.from_iterable(message["iterations"] for message in received):
+            assert one["seconds"] >= 0 and len(one["slots"]) == ROWS
+            for name, work, computed, new in filter(None, one["slots"]):
+                assert work in ("prefill", "decode", "stalled") and computed >= new >= 0
+                if name in tokens:
+                    tokens[name] += new
+        ends = {end["id"]: end for message in received for end in message["finished"]}
+        assert sum(tokens.values()) == response["usage"]["completion_tokens"]
+        for name, choice in zip(names, response["choices"], strict=True):
+            assert ends[name]["reason"] == choice["finish_reason"] and ends[name]["tokens"] == tokens[name]
+
+
+def test_an_idle_server_sends_events_too(server):
+    with httpx.stream("GET", server.url + "/events", timeout=60) as watched:
+        messages = events_of(watched.iter_lines())
+        next(messages)
+        quiet = next(messages)
+    assert (quiet["iterations"], quiet["finished"], quiet["running_count"], quiet["waiting"]) == ([], [], 0, [])
+
+
+def test_slow_motion(server):
+    try:
+        assert httpx.post(server.url + "/pace", json={"seconds": 0.1}).json() == {"seconds": 0.1}
+        with httpx.stream("GET", server.url + "/events", timeout=60) as watched:
+            messages = events_of(watched.iter_lines())
+            assert next(messages)["pace"] == 0.1
+        response = httpx.post(server.url + "/v1/completions", json=body(max_tokens=5))
+        assert response.elapsed.total_seconds() >= 0.4, "four iterations of at least 0.1 s come before the fifth"
+        for wrong in (-1, 2.1, "fast", True, None):
+            error = httpx.post(server.url + "/pace", json={"seconds": wrong})
+            assert error.status_code == 400 and error.json()["error"]["param"] == "seconds"
+        nan = httpx.post(server.url + "/pace", content='{"seconds": NaN}', headers={"Content-Type": "application/json"})
+        assert nan.status_code == 400
+    finally:
+        httpx.post(server.url + "/pace", json={"seconds": 0}).raise_for_status()
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+def test_a_taken_port_is_noticed_before_a_model_is_loaded(monkeypatch):
+    monkeypatch.setattr(command, "load_model", lambda *_, **__: pytest.fail("loaded in vain"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        with pytest.raises(SystemExit, match=f"cannot listen on 127.0.0.1:{port} .* Choose another --port"):
+            command.main(["--port", port])
+
+
+def test_listening_to_other_machines_without_a_key_is_a_warning(monkeypatch):
+    monkeypatch.setattr(command, "load_model", lambda *_, **__: (_ for _ in ()).throw(ValueError("no model")))
+    monkeypatch.delenv("COURSE_API_KEY", raising=False)
+    for arguments in (["--host", "0.0.0.0"], ["--host", "::"], ["--host", "example.org"]):
+        with pytest.warns(UserWarning, match="Anyone who can reach .* can use this server"), pytest.raises(SystemExit):
+            command.main(arguments)
+    for arguments in (["--host", "0.0.0.0", "--api-key", "x"], [], ["--host", "localhost"], ["--host", "::1"]):
+        with warnings.catch_warnings(), pytest.raises(SystemExit, match="no model"):
+            warnings.simplefilter("error")
+            command.main(arguments)
+
+
+def test_the_key_can_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("COURSE_API_KEY", "from the environment")
+    assert command._options([]).api_key == "from the environment"
+    assert command._options(["--api-key", "own"]).api_key == "own"
+
+
+@pytest.mark.parametrize("wrong", [["--pace", "-1"], ["--deadline", "nan"], ["--grace", "inf"], ["--policy", "sjf"]])
+def test_options_outside_their_range_are_refused(wrong, capsys):
+    with pytest.raises(SystemExit) as caught:
+        command.main(wrong)
+    assert caught.value.code == 2 and wrong[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--rows", "0"], "max_batch_size"),
+        (["--max-queue", "-1"], "max_queue must be at least 0"),
+        (["--blocks", "0"], "num_blocks"),
+        (["--model", "no/such/folder/anywhere"], "no/such/folder"),
+    ],
+)
+def test_settings_that_the_engine_refuses_end_the_program_with_the_reason(wrong, message):
+    with pytest.raises(SystemExit, match=message):
+        command.main(wrong)
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho starting\necho 'no torch here' >&2\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    with pytest.raises(RuntimeError, match=r"did not start:\nno torch here"), launch("--rows", "8"):
+        pass
+
+
+def test_the_page_and_its_openapi_description(server):
+    page = httpx.get(server.url + "/")
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    described = httpx.get(server.url + "/openapi.json").json()
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics"} <= described["paths"].keys()
+    assert json.dumps(described).count('"422"') == 0
+
+
+def test_models_without_blocks_are_served_too():
+    engine = embedded_engine(execution="padded")
+    with serving(engine) as own:
+        assert text_of_response(post(own, **body(FOX, 9)).json()) == expected(FOX, 9).text
+        assert "engine_blocks" not in httpx.get(own.url + "/metrics").text
+        with httpx.stream("GET", own.url + "/events") as watched:
+            assert next(events_of(watched.iter_lines()))["blocks"] is None
+    assert EngineConfig().trace_length is None

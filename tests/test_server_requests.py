@@ -1,0 +1,189 @@
+"""Which requests are accepted, and how every other one is refused: by the name of its parameter, with what to do.
+
+The requests go to a server on a thread of this process.
+"""
+
+import httpx
+import openai
+import pytest
+
+from helpers import Engine, SamplingParams
+from tests.serving import FOX, OWL, body, embedded_engine, expected, serving
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def server(one_thread):
+    """The embedded model on four rows. An iteration computes few tokens, so prompts are computed in chunks."""
+    with serving(embedded_engine(max_batch_size=4, max_tokens_per_step=16), max_queue=200) as server:
+        yield server
+        server.assert_empty()
+
+
+# --- every accepted parameter works ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "params"),
+    [
+        ({"max_tokens": 3}, {"max_tokens": 3}),
+        ({}, {"max_tokens": 16}),
+        ({"stop": "owl"}, {"stop": "owl"}),
+        ({"stop": ["the", "named"]}, {"stop": ["the", "named"]}),
+        ({"prompt": FOX, "ignore_eos": True, "max_tokens": 30}, {"ignore_eos": True, "max_tokens": 30}),
+        ({"repetition_penalty": 2.0}, {"repetition_penalty": 2.0}),
+        ({"temperature": 0.9, "seed": 3}, {"temperature": 0.9, "seed": 3}),
+        ({"temperature": 2, "seed": 3}, {"temperature": 2, "seed": 3}),
+        ({"temperature": None, "seed": 4}, {"temperature": 1.0, "seed": 4}),
+        ({"temperature": 1.5, "seed": 3, "top_p": 0.4}, {"temperature": 1.5, "seed": 3, "top_p": 0.4}),
+        ({"temperature": 1.5, "seed": 3, "top_k": 2}, {"temperature": 1.5, "seed": 3, "top_k": 2}),
+        ({"temperature": 1.5, "seed": 3, "min_p": 0.3}, {"temperature": 1.5, "seed": 3, "min_p": 0.3}),
+        ({"temperature": 1.0, "seed": 3, "n": 2}, {"temperature": 1.0, "seed": 3, "n": 2}),
+    ],
+    ids=str,
+)
+def test_a_parameter_does_what_it_does_in_the_engine(server, embedded, settings, params):
+    sent = {"prompt": OWL, "temperature": 0} | settings
+    response = httpx.post(server.url + "/v1/completions", json=sent).raise_for_status().json()
+    outputs = Engine(*embedded).generate(sent["prompt"], SamplingParams(**{"max_tokens": 16} | params))
+    assert [choice["text"] for choice in response["choices"]] == [output.text for output in outputs]
+    # The same in a chat, where max_tokens has another default.
+    chat = {"messages": [{"role": "user", "content": sent.pop("prompt")}], "max_tokens": 16} | sent
+    response = httpx.post(server.url + "/v1/chat/completions", json=chat).raise_for_status().json()
+    assert [choice["message"]["content"] for choice in response["choices"]] == [output.text for output in outputs]
+
+
+def test_the_settings_of_the_test_above_make_a_difference():
+    """Otherwise that test would prove nothing."""
+    settings = [{}, {"stop": ("owl",)}, {"stop": ("the", "named")}, {"repetition_penalty": 2.0}]
+    settings += [{"temperature": 1.5, "seed": 3} | one for one in ({}, {"top_p": 0.4}, {"top_k": 2}, {"min_p": 0.3})]
+    assert len({expected(OWL, 16, **one).text for one in settings}) == len(settings)
+    assert len(expected(FOX, 30, ignore_eos=True).token_ids) == 30 > len(expected(FOX, 30).token_ids)
+
+
+NEUTRAL = {
+    "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "me", "echo": False, "suffix": None,
+    "best_of": 1, "stop": [], "stream": False, "n": 1, "top_k": 0, "min_p": 0, "priority": 3, "deadline": 60,
+    "model": "tiny-model", "seed": None, "logprobs": None, "stream_options": None,
+}  # fmt: skip
+
+
+def test_values_that_change_nothing_are_accepted(server):
+    for name, value in NEUTRAL.items():
+        response = httpx.post(server.url + "/v1/completions", json=body(OWL, 5, **{name: value}))
+        assert response.status_code == 200, response.text
+        assert response.json()["choices"][0]["text"] == expected(OWL, 5).text
+    both = {"best_of": 2, "n": 2, "temperature": 1}
+    assert httpx.post(server.url + "/v1/completions", json=body(OWL, 5) | both).status_code == 200
+    chat = {"messages": [{"role": "user", "content": OWL}], "max_tokens": 5, "temperature": 0, "top_logprobs": None}
+    only_completions = ("echo", "suffix", "best_of")
+    neutral = {name: value for name, value in NEUTRAL.items() if name not in only_completions}
+    response = httpx.post(server.url + "/v1/chat/completions", json=chat | neutral)
+    assert response.status_code == 200, response.text
+    assert response.json()["choices"][0]["message"]["content"] == expected(OWL, 5).text
+
+
+UNSUPPORTED = [
+    ("frequency_penalty", 0.5), ("presence_penalty", -1), ("logit_bias", {"5": 1}), ("echo", True),
+    ("suffix", "the end"), ("best_of", 2), ("tools", []), ("tool_choice", "none"), 
+    ("response_format", {"type": "text"}),
+    ("functions", []), ("store", False), ("metadata", {}), ("service_tier", "auto"), ("reasoning_effort", "low"),
+    ("audio", {}), ("modalities", ["text"]), ("prediction", {}), ("parallel_tool_calls", True), ("max_token", 5),
+    ("best", 1), ("a[0].b", 1), ("Temperature", 1), ("", 1), ("höhe", 1), ("use_beam_search", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
+def test_an_unsupported_parameter_is_refused_by_name(server, name, value):
+    requests = {
+        "/v1/completions": body(),
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": OWL}], "max_tokens": 1},
+    }
+    for path, request in requests.items():
+        response = httpx.post(server.url + path, json=request | {name: value})
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["type"] == "invalid_request_error"
+        assert error["param"] == name and ascii(name).strip("'") in error["message"]
+
+
+WRONG = [
+    ("prompt", ""), ("prompt", []), ("prompt", [""]), ("prompt", [[]]), ("prompt", None), ("prompt", 5),
+    ("prompt", ["a", 5]), ("prompt", [1, "a"]), ("prompt", [[1], "a"]), ("prompt", [-1]), ("prompt", [1.5]),
+    ("prompt", {"text": "a"}), ("prompt", [True]),
+    ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", True),
+    ("temperature", -0.1), ("temperature", 2.1), ("temperature", "hot"), ("temperature", True), ("temperature", [1]),
+    ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 2), ("top_k", -1), ("top_k", 0.5), ("n", 0), ("n", "2"),
+    ("repetition_penalty", 0), ("repetition_penalty", 1e-300), ("repetition_penalty", 1e300),
+    ("seed", -1), ("seed", 2**63), ("seed", "x"), ("stop", ""), ("stop", [""]), ("stop", 5), ("stop", ["x"] * 17),
+    ("stream", "yes"), ("stream", 1), ("stream_options", {"other": 1}), ("stream_options", []),
+    ("logprobs", -1), ("logprobs", 21), ("logprobs", True), ("ignore_eos", "no"), ("ignore_eos", 1),
+    ("priority", "high"), ("priority", 1.5), ("deadline", 0), ("deadline", -1), ("deadline", 1e9), ("model", 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_wrong_value_is_refused_with_the_name_of_its_parameter(server, name, value):
+    response = httpx.post(server.url + "/v1/completions", json=body(stream=True) | {name: value})
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["type"] == "invalid_request_error"
+    assert error["param"] == name and name in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n": 2}, "2 greedy outputs would all be the same"),
+        ({"max_tokens": 600}, "3 prompt tokens and max_tokens 600, 603 in all, but the model's context is 512"),
+        ({"prompt": "a fox " * 600}, "context is 512: shorten the prompt"),
+        ({"prompt": [5, 10**6]}, "Token ids must be integers from 0 to"),
+        ({"n": 500, "temperature": 1}, "asks for 500 sequences, but this server holds at most 204"),
+        ({"prompt": ["a"] * 300}, "asks for 300 sequences"),
+        ({"stream_options": {"include_usage": True}}, "stream_options requires a stream"),
+    ],
+)
+def test_a_request_that_can_never_run_is_refused_with_what_to_do(server, settings, message):
+    for stream in (False, True):
+        extra = {} if "stream_options" in settings else {"stream": stream}
+        response = httpx.post(server.url + "/v1/completions", json=body("Once upon a") | extra | settings)
+        assert response.status_code == 400 and message in response.json()["error"]["message"]
+
+
+def test_a_wrong_chat_is_refused_with_the_name_of_its_parameter(server):
+    for settings, param, message in (
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "'system', 'developer', 'user' or 'assistant'"),
+        ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages", "'messages.0.name'"),
+        ({"messages": [{"role": "user"}]}, "messages", "missing"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+            "messages",
+            "'messages.0.content.0.image_url'",
+        ),
+        ({"max_tokens": 3, "max_completion_tokens": 3}, None, "give one of them"),
+        ({"top_logprobs": 3}, None, "set logprobs to true"),
+        ({"messages": [{"role": "user", "content": ""}]}, None, "has no tokens"),
+        ({"logprobs": 3}, "logprobs", "boolean"),
+        ({"prompt": "x"}, "prompt", "does not know the parameter 'prompt'"),
+    ):
+        sent = {"messages": [{"role": "user", "content": "x"}]} | settings
+        with (
+            openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client,
+            pytest.raises(openai.BadRequestError) as caught,
+        ):
+            client.chat.completions.create(model="tiny-model", messages=sent.pop("messages"), extra_body=sent)
+        assert caught.value.body["param"] == param and message in caught.value.body["message"]
+
+
+def test_a_missing_prompt_and_a_missing_body(server):
+    url = server.url + "/v1/completions"
+    error = httpx.post(url, json={"max_tokens": 3}).json()["error"]
+    assert (error["param"], error["message"]) == ("prompt", "The parameter 'prompt' is missing.")
+    for sent in ({}, {"json": []}, {"json": "prompt"}, {"content": '{"prompt": "a"}'}, {"data": {"prompt": "a"}}):
+        response = httpx.post(url, **sent)
+        assert response.status_code == 400 and "Send a JSON object" in response.json()["error"]["message"]
+    response = httpx.post(url, content='{"prompt": ', headers={"Content-Type": "application/json"})
+    assert response.json()["error"] | {"message": ""} == {
+        "message": "", "type": "invalid_request_error", "param": None, "code": None,
+    }  # fmt: skip
+    assert "not valid JSON" in response.json()["error"]["message"]
