@@ -30,7 +30,7 @@ def _synchronize() -> None:
 
 
 def memory_bandwidth(device: str = "cpu", megabytes: int = 512) -> float:
-    """Return the bytes per second that the device reads, measured by summing a tensor far larger than any cache."""
+    """Return the bytes per second that the device reads, measured by summing a tensor larger than most caches."""
     data = torch.ones(megabytes * 250_000, device=device)
     return data.nbytes / seconds(lambda: data.sum())
 

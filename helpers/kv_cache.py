@@ -1,7 +1,7 @@
 """The KV cache as five pure operations: copy, left-pad, concatenate, select rows, trim.
 
-No other file changes transformers' `Cache` objects. Each layer holds `keys` and `values` [B, kv heads, T, head dim]: one
-row per request and one column per token, with the newest token at the right edge.
+No other file changes transformers' `Cache` objects. Each layer holds `keys` and `values` [B, kv heads, T, head dim]: a
+row per request and a column per token, with the newest token at the right edge.
 
 Every function returns a new cache and leaves its argument unchanged. This matters, because the model appends to the
 cache object that it is given, *in place*: a cell that runs twice would decode on a cache that is one token too long.

@@ -1,8 +1,8 @@
-"""A record of every iteration, from which all counts, timelines and latencies are computed.
+"""A record of every forward pass, from which all counts, timelines and latencies are computed.
 
-An *iteration* is one forward pass. Where prefills and decodes cannot share a forward pass, one *step* of the scheduler
-takes two or more of them. A server has a fixed number of rows, and in every iteration each row does one of five things.
-Two of them yield tokens. The other three are the waste that this course removes.
+Most iterations take one forward pass. Where prefills and decodes cannot share one, an iteration takes two or more. A
+server has a fixed number of rows, and in every forward pass each row does one of five things. Two of them yield tokens.
+The other three are the waste that this course removes.
 
     prefill   reads a prompt and yields the first token, or reads a chunk of the prompt and yields nothing yet
     decode    reads one token and yields the next
@@ -22,11 +22,11 @@ WORK = ("prefill", "decode", "finished", "stalled", "empty")
 
 @dataclass(frozen=True)
 class RowStep:
-    """One row in one iteration.
+    """One row in one forward pass.
 
     Attributes:
         work: the kind of work, one of WORK.
-        request_id: the request that holds the row; None if the row is empty.
+        request_id: the request that holds the row, or the label of its sequence; None if the row is empty.
         tokens: real tokens that the forward pass read in this row.
         padding: wasted tokens that it read in this row: pads, and the input of a finished row.
         new_tokens: output tokens that the row yielded.
@@ -40,10 +40,10 @@ class RowStep:
 
 
 @dataclass(frozen=True)
-class Iteration:
+class TracedPass:
     """One forward pass: what each row did, when the pass began (seconds since the run's start) and how long it took.
 
-    `step` numbers the scheduler's decisions: forward passes with the same `step` were planned together.
+    `step` numbers the iterations: forward passes with the same `step` were planned together.
     """
 
     row_steps: tuple[RowStep, ...]
@@ -58,16 +58,16 @@ class Iteration:
 
 
 class Trace:
-    """The iterations of a run on a fixed number of rows. A request keeps its row from its prefill until it finishes.
+    """The forward passes of a run on a fixed number of rows. A request keeps its row from prefill until it finishes.
 
     Args:
         rows: the number of rows.
-        keep: how many of the latest iterations to keep, for a server that never stops; None keeps all of them.
+        keep: how many of the latest forward passes to keep, for a server that never stops; None keeps all of them.
     """
 
     def __init__(self, rows: int, keep: int | None = None):
         self.rows = rows
-        self.iterations: list[Iteration] | deque[Iteration] = [] if keep is None else deque(maxlen=keep)
+        self.passes: list[TracedPass] | deque[TracedPass] = [] if keep is None else deque(maxlen=keep)
         self._holders: list[Hashable] = [None] * rows
         self._done: set[Hashable] = set()
 
@@ -98,21 +98,21 @@ class Trace:
         all_rows = (
             computed.get(held) or RowStep("empty" if held is None else "stalled", held) for held in self._holders
         )
-        self.iterations.append(Iteration(tuple(all_rows), start, seconds, step))
+        self.passes.append(TracedPass(tuple(all_rows), start, seconds, step))
 
     def free(self, request_ids: Iterable[Hashable]) -> None:
         """Free the rows of these requests. A finished request that its batch still computes keeps its row."""
         self._done.update(request_ids)
 
-    def retimed(self, cost: Callable[[Iteration], float] = lambda iteration: 1) -> "Trace":
-        """Return the same iterations on another clock, without gaps: `cost` gives the seconds of each iteration.
+    def retimed(self, cost: Callable[[TracedPass], float] = lambda one: 1) -> "Trace":
+        """Return the same forward passes on another clock, without gaps: `cost` gives the seconds of each.
 
-        The result is then the same on every machine. By default, time is counted in forward passes.
+        Measured seconds differ from run to run; a cost need not. By default, the clock counts forward passes.
         """
         other, now = Trace(self.rows), 0.0
-        for iteration in self.iterations:
-            seconds = cost(iteration)
-            other.iterations.append(replace(iteration, start=now, seconds=seconds))
+        for one in self.passes:
+            seconds = cost(one)
+            other.passes.append(replace(one, start=now, seconds=seconds))
             now += seconds
         return other
 
@@ -120,26 +120,26 @@ class Trace:
 
     @property
     def forward_passes(self) -> int:
-        return len(self.iterations)
+        return len(self.passes)
 
     @property
     def steps(self) -> int:
         """The number of scheduler steps that led to a forward pass."""
-        return len({iteration.step for iteration in self.iterations})
+        return len({one.step for one in self.passes})
 
     @property
     def slot_steps(self) -> int:
         """Rows times forward passes: at one token each, the most tokens that the run could have yielded."""
-        return self.rows * len(self.iterations)
+        return self.rows * len(self.passes)
 
     @property
     def work(self) -> Counter:
         """The number of slot-steps spent on each kind of work; their sum is `slot_steps`."""
-        return Counter(row.work for iteration in self.iterations for row in iteration.row_steps)
+        return Counter(row.work for one in self.passes for row in one.row_steps)
 
     @property
     def output_tokens(self) -> int:
-        return sum(row.new_tokens for iteration in self.iterations for row in iteration.row_steps)
+        return sum(row.new_tokens for one in self.passes for row in one.row_steps)
 
     @property
     def wasted_slot_steps(self) -> int:
@@ -149,25 +149,25 @@ class Trace:
     @property
     def prompt_tokens(self) -> int:
         """The number of tokens that prefills read, including those recomputed after a preemption."""
-        return sum(row.tokens for iteration in self.iterations for row in iteration.row_steps if row.work == "prefill")
+        return sum(row.tokens for one in self.passes for row in one.row_steps if row.work == "prefill")
 
     @property
     def prompt_padding(self) -> int:
         """The number of pad tokens that prefills read in addition to the prompts' own tokens."""
-        return sum(row.padding for iteration in self.iterations for row in iteration.row_steps if row.work == "prefill")
+        return sum(row.padding for one in self.passes for row in one.row_steps if row.work == "prefill")
 
     # --- seconds: illustration -------------------------------------------------------------------------------
 
     @property
     def seconds(self) -> float:
-        return self.iterations[-1].start + self.iterations[-1].seconds if self.iterations else 0.0
+        return self.passes[-1].start + self.passes[-1].seconds if self.passes else 0.0
 
     @property
     def token_times(self) -> dict[Hashable, list[float]]:
         """When each token of each request was available, in seconds since the run's start."""
         times: dict[Hashable, list[float]] = {}
-        for iteration in self.iterations:
-            for row in iteration.row_steps:
+        for one in self.passes:
+            for row in one.row_steps:
                 if row.new_tokens:
-                    times.setdefault(row.request_id, []).append(iteration.start + iteration.seconds)
+                    times.setdefault(row.request_id, []).append(one.start + one.seconds)
         return times

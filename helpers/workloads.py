@@ -11,10 +11,10 @@ from .tiny_model.corpus import ANIMALS, TRAITS, Writer, a, unseen_prompts
 
 
 def race(requests: int = 32, every: int = 8, long: int = 100, short: int = 10) -> list[Request]:
-    """Make a race: every `every`th request may generate `long` tokens, and the others `short` tokens.
+    """Make a race: max_tokens is `long` for one request in `every`, and `short` for the others.
 
     All prompts are story openings of equal length (7 tokens for the embedded model). The model continues each for more
-    than 100 tokens, so no output ends early, and all counts follow from the budgets alone.
+    than 100 tokens, so no output ends early, and all counts follow from max_tokens alone.
     """
     return [
         Request(f"Once upon a time, {a(TRAITS[i % len(TRAITS)])}", long if i % every == 0 else short, request_id=i)

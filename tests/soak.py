@@ -107,7 +107,7 @@ def run(requests: int, times_capacity: float, seed: int = 0, leaving: float = 0.
             *rss,
             tasks_before,
             server.num_tasks(),
-            len(engine.trace.iterations),
+            len(engine.trace.passes),
         )
     finally:
         server.end()

@@ -64,7 +64,7 @@ def batch_throughput(lengths, seconds_per_pass):
 
 
 def wasted_slot_steps(trace):
-    return sum(row.new_tokens == 0 for iteration in trace.iterations for row in iteration.row_steps)
+    return sum(row.new_tokens == 0 for iteration in trace.passes for row in iteration.row_steps)
 
 
 # --- lesson 3 -----------------------------------------------------------------------------------------------------

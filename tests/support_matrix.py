@@ -1,8 +1,8 @@
 """Measure every model family and write SUPPORT.md: `make support-matrix`, or `python -m tests.support_matrix`.
 
-The page's rows are families.py's, its numbers are measured here: on the installed transformers, and on the oldest that
-the course supports where `make test-oldest` has put it into build/oldest. test_support_matrix.py compares the page with
-the list, so that neither can change without the other.
+The rows come from families.py. The numbers are measured here, on the installed transformers and on the oldest that the
+course supports, which `make test-oldest` installs into build/oldest. test_support_matrix.py compares the page with the
+list, so that neither can change without the other.
 """
 
 import argparse
@@ -21,7 +21,6 @@ import transformers
 from transformers import GenerationConfig
 
 from helpers import generate_continuous, generate_static
-from helpers.ragged import supports_ragged
 from tests.families import (
     BF16_MARGIN,
     CONTEXT,
@@ -31,13 +30,14 @@ from tests.families import (
     WINDOW,
     Family,
     build,
-    extent,
     first_difference,
     generate,
+    logit_range,
+    not_ragged_because,
     reference,
-    say_eos,
-    serve_at_random,
     serve_ragged,
+    serve_through_verbs,
+    set_eos,
     tokenizer,
 )
 
@@ -53,7 +53,7 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 def measure(family: Family, with_generate_batch: bool) -> dict[str, str]:
-    """The measured cells of a row, on this transformers."""
+    """Return the measured cells of a row, for this version of transformers."""
     if not family.available:
         return {"fp32": "not in this version", "bf16": "–", "ragged": "–"}
     cells = {"fp32": exactness(family), "bf16": difference(family), "ragged": ragged_exactness(family)}
@@ -63,9 +63,10 @@ def measure(family: Family, with_generate_batch: bool) -> dict[str, str]:
 
 
 def exactness(family: Family) -> str:
+    """Return how many requests get the tokens of `generate` from the verbs and the loops, in fp32."""
     alone = reference(family)
     pair = {"model": alone.model, "tokenizer": tokenizer()}
-    runs = [serve_at_random(alone.model, alone.requests, seed) for seed in range(3)]
+    runs = [serve_through_verbs(alone.model, alone.requests, seed) for seed in range(3)]
     for outputs in (
         generate_static(alone.requests, 4, **pair).outputs,
         generate_continuous(alone.requests, 3, **pair).outputs,
@@ -77,24 +78,25 @@ def exactness(family: Family) -> str:
 
 
 def difference(family: Family) -> str:
-    """The earliest token that turns out otherwise in bf16, and how far the two were apart at most."""
+    """Return the earliest token that differs in bf16, and how far the two were apart at most."""
     alone = reference(family, torch.bfloat16)
-    given = serve_at_random(alone.model, alone.requests, seed=0)
+    actual = serve_through_verbs(alone.model, alone.requests, seed=0)
     first, apart = None, 0.0
-    for tokens, ids, logits in zip(alone.tokens, given, alone.logits, strict=True):
-        at = first_difference(tokens, ids)
-        if at is not None:
-            gap = (logits[at, tokens[at]] - logits[at, ids[at]]) / extent(logits[at])
-            first, apart = min(at, first if first is not None else at), max(apart, gap.item())
+    for tokens, ids, logits in zip(alone.tokens, actual, alone.logits, strict=True):
+        index = first_difference(tokens, ids)
+        if index is not None:
+            gap = (logits[index, tokens[index]] - logits[index, ids[index]]) / logit_range(logits[index])
+            first, apart = min(index, first if first is not None else index), max(apart, gap.item())
     if first is None:
         return f"none in {sum(map(len, alone.tokens))} tokens"
     return f"token {first + 1}, {apart:.1%} apart"
 
 
 def ragged_exactness(family: Family) -> str:
-    alone = reference(family)
-    if not supports_ragged(alone.model):
+    """Return how many requests get the tokens of `generate` from a ragged engine, or that the family runs padded."""
+    if not_ragged_because(family):
         return PADDED
+    alone = reference(family)
     requests, tokens = alone.requests * 2, alone.tokens * 2
     runs = [serve_ragged(alone.model, requests, seed)[0] for seed in range(3)]
     equal = sum(all(run[row] == expected for run in runs) for row, expected in enumerate(tokens))
@@ -102,23 +104,23 @@ def ragged_exactness(family: Family) -> str:
 
 
 def compare_generate_batch(family: Family) -> str:
-    """How many of the same prompts get their own tokens from transformers' `generate_batch`.
+    """Return how many of the same prompts get their own tokens from transformers' `generate_batch`.
 
-    It takes one budget for all and puts all requests into one row, so the budget is one that fits the longest prompt,
-    and the model's context is longer by so much that the row fits, too.
+    It has one limit of tokens for all requests, chosen to fit the longest prompt. It puts all requests into one row, so
+    the model's context is made long enough for that row.
     """
     from transformers import ContinuousBatchingConfig
 
     longer = {key: 64 * CONTEXT for key in CONTEXT_KEYS if key in family.config}
     model = build(replace(family, config=family.config | longer))
-    say_eos(model, None)
-    budget = CONTEXT - max(size for size, _ in SIZES)
-    requests = [replace(request, max_tokens=budget) for request in reference(family).requests]
+    set_eos(model, None)
+    limit = CONTEXT - max(size for size, _ in SIZES)
+    requests = [replace(request, max_tokens=limit) for request in reference(family).requests]
     alone = [generate(model, request)[0] for request in requests]
-    settings = GenerationConfig(max_new_tokens=budget, do_sample=False, eos_token_id=10**6, pad_token_id=0)
+    settings = GenerationConfig(max_new_tokens=limit, do_sample=False, eos_token_id=10**6, pad_token_id=0)
     cache = ContinuousBatchingConfig(page_size=16, num_blocks=64, max_batch_tokens=256)
     ids = [tokenizer()(request.prompt)["input_ids"] for request in requests]
-    logging.disable(logging.CRITICAL)  # it reports its errors in results, too
+    logging.disable(logging.CRITICAL)  # its results contain the errors, too
     try:
         results = copy.deepcopy(model).generate_batch(ids, settings, cache, warmup=False)
     except ValueError as error:
@@ -136,21 +138,25 @@ def compare_generate_batch(family: Family) -> str:
 
 
 def short(error) -> str:
+    """Return the beginning of an error's message, for a cell of the table."""
     text = str(error).split(". ")[0].split(" at non-singleton")[0].replace("|", "\\|").strip().rstrip(".")
     return text if len(text) < 70 else text[:67] + "..."
 
 
 def measure_all(with_generate_batch: bool) -> dict:
+    """Return all rows, measured on the installed transformers."""
     torch.set_num_threads(1)  # models of this size are faster without threads
     transformers.logging.set_verbosity_error()
     rows = {}
     for family in FAMILIES:
         rows[family.name] = measure(family, with_generate_batch)
         print(f"transformers {transformers.__version__}  {family.name:16} {rows[family.name]}", file=sys.stderr)
-    return {"transformers": transformers.__version__, "torch": torch.__version__, "rows": rows}
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
+    return versions | {"python": platform.python_version(), "rows": rows}
 
 
 def measure_oldest() -> dict | None:
+    """Return all rows, measured on the oldest transformers in another process; None if it is not installed."""
     if not OLDEST.is_dir():
         return None
     path = os.pathsep.join([str(OLDEST), os.environ.get("PYTHONPATH", "")])
@@ -163,73 +169,79 @@ def measure_oldest() -> dict | None:
 
 TEXT = """# Which models work, and how that is known
 
-Every row below is a model family of transformers. For each there is a small random model, built in a moment from its
-config (`tests/families.py`), with sizes chosen so that the family's special feature bites: windows of {window} tokens
-for texts of up to {context}, fewer kv heads than query heads, and so on; a test takes each feature away and sees the
-logits change. `make test` runs the proof on transformers {newest}, `make test-oldest` on {oldest}, and both on the
-GPU, too, where there is one. This page is written by `make support-matrix`.
+Every row below is a model family of transformers. `tests/families.py` builds a small random model of each from its
+config, in a fraction of a second. The sizes make each family's special features matter: windows of {window} tokens
+for texts of up to {context}, fewer kv heads than query heads, and so on. For every feature, a test takes it away and
+checks that the logits change. `make test` runs the proof on transformers {newest} and `make test-oldest` on {oldest};
+both also use the GPU, if there is one. `make support-matrix` writes this page.
 
-- **fp32**: up to {requests} requests, prompts of {shortest} to {longest} tokens, up to {most} output tokens, EOS within
-  some; three runs of random joins and leaves through the four verbs, static batches and continuous batching. *Exact*
-  means: in all of these runs a request got the very tokens that `model.generate` gives it alone. (Requests in which two
-  tokens nearly tie are left out: that would test luck.)
-- **bf16**: rounding depends on the shape of a batch, so near ties may turn out otherwise: the earliest token at which
-  an answer parts from the one alone, and how far the two tokens' logits are apart, as a part of the logits' range (the
-  largest such gap; the tests allow {margin:.0%}).
-- **ragged**: whether the engine can run it with all tokens of an iteration in one row, over keys and values in blocks.
-  Three runs in which every request comes twice, at random times, with 7 to 12 tokens an iteration and too few blocks of
-  four tokens: prompts are read in chunks and shared, requests are preempted, and *yes* means that all got the tokens of
-  `model.generate`. What *runs padded* is run by the four verbs, exactly as the other columns say. The engine asks the
-  model itself, with a few short passes.
-- **`generate_batch`**: transformers' own continuous batching, on the same models and prompts in fp32, version
-  {newest}; {budget} tokens a request, and a context that is longer, since it packs all requests into one row.
+- **fp32**: up to {requests} requests, with prompts of {shortest} to {longest} tokens and up to {most} output tokens,
+  some of which end early with an EOS. They run five times: three times with random joins and leaves through the four
+  verbs, and once each in static batches and with continuous batching. *Exact* counts the requests that got, in all of
+  these runs, exactly the tokens that `model.generate` gives them alone. Requests in which two tokens nearly tie are
+  left out, because the rounding of another machine could exchange them.
+- **bf16**: rounding depends on the shape of a batch, so near ties can be decided differently. The cell names the
+  earliest token in which an output differs from the one alone. It also gives the largest gap between the logits of
+  two such tokens, as a fraction of the logits' range; the tests allow {margin:.0%}.
+- **ragged**: whether the engine can compute all tokens of an iteration in one row, with keys and values in blocks.
+  Every request comes twice, at random times, in three runs with 7 to 12 tokens per iteration and too few blocks of
+  four tokens. Prompts are computed in chunks and shared, and requests are preempted. *Yes* counts the requests that
+  got exactly the tokens of `model.generate`. A family that *runs padded* uses the row operations of the four verbs,
+  with the results in the other columns. The engine asks the model itself, by a few short passes, and logs the reason.
+- **`generate_batch`**: transformers' own continuous batching, version {newest}, on the same models and prompts in
+  fp32. Every request may have {limit} tokens, and the context is longer, since all requests are packed into one row.
 
 {table}
 
-`generate_batch` is exact for {right} of these {rows} rows, fails for {failing}, and gives other tokens without an error
-for {silent}: {silent_names}.
-GPT-Neo, GPT-J, CodeGen, BLOOM, MPT and XGLM do not go through transformers' attention interface, so that the paged
-cache never reaches them; Gemma 2's soft-cap is left out of the paged attention.
+`generate_batch` is exact for {right} of these {rows} rows. It fails for {failing}, and gives other tokens without an
+error for {silent}: {silent_names}.
+GPT-Neo, GPT-J, CodeGen, BLOOM, MPT and XGLM do not use transformers' attention interface, so its paged cache never
+reaches them. Its paged attention ignores the soft cap of Gemma 2.
 
-Why some families run padded: these six and Falcon (in the older version StableLM and Qwen2-MoE, too) compute their
-attention without the interface. Llama 4 attends in chunks, which is written in its masks and not told to the attention
-(so are the windows of Qwen2-MoE and Phi-3.5-MoE, where they are switched on: found and run padded, too).
-In the older version Gemma 3n shares keys through the cache only, which ragged execution does not use, and OPT makes its
-mask itself, so that it cannot be asked what is far behind.
+Why some families run padded:
 
-## What else is refused or left out
+- The six families named above and Falcon compute their attention without the interface. In the older version,
+  StableLM and Qwen2-MoE do so, too.
+- Llama 4 attends in chunks. Its masks show that, but its layers announce no window. The same is true of the windows
+  of Qwen2-MoE and Phi-3.5-MoE, if they are switched on; the engine detects them and runs these models padded.
+- In the older version, Gemma 3n shares keys only through the cache, which ragged execution does not use. OPT makes
+  its own mask there, so the engine cannot ask which distant tokens it attends to.
 
-- **No keys and values for every token in every layer**: Mamba, Mamba-2, RWKV, xLSTM, RecurrentGemma, and hybrids such
-  as Jamba, Bamba, Zamba 2, Nemotron-H, Falcon-H1, LFM2, MiniMax, Qwen3-Next, Granite 4 (hybrid); GPT-1 and XLNet, which
-  have no cache at all.
-- **Encoder-decoders** (T5, BART), and **decoders that count the padding as positions** (BART's and its relatives',
-  Whisper's, TrOCR's, GIT's, RoFormer): these would run, and give wrong tokens without an error.
-- `load_model` and the verbs find this out by asking the model itself, with five short forward passes, and raise a
-  `ValueError` that says why. No list of names is involved, so it works for a model type that is not in the table, too.
-- Models with **longrope** scaling take requests up to their original context only, and **Llama 4** up to where its
-  attention temperature begins to rise: both look at the whole batch to see whether a text is long, so beyond that point
-  one long row would change what the others get.
+## What is refused or not covered
 
-These exist as remote code only, outside transformers, and are neither built nor tested here:
+- **Models without keys and values for every token in every layer** are refused: Mamba, Mamba-2, RWKV, xLSTM,
+  RecurrentGemma, and hybrids such as Jamba, Bamba, Zamba 2, Nemotron-H, Falcon-H1, LFM2, MiniMax, Qwen3-Next and
+  Granite 4 (hybrid). So are GPT-1 and XLNet, which have no cache at all.
+- **Encoder-decoders** (T5, BART) are refused, and so are **decoders that count padding as positions** (those of BART
+  and its relatives, Whisper, TrOCR and GIT, and RoFormer). These would run and give wrong tokens without an error.
+- `load_model` and the verbs find this out by five short forward passes of the model itself and raise a `ValueError`
+  with the reason. They use no list of names, so they also judge model types that are not in the table.
+- Models with **longrope** scaling accept requests up to their original context only, and **Llama 4** up to the point
+  where its attention temperature begins to rise. Both look at the whole batch to tell whether a text is long. Beyond
+  that point, one long row would change the tokens of the others.
+
+These models exist only as remote code outside transformers, and are neither built nor tested here:
 
 {remote}
 
 Measured with transformers {newest} and {oldest}, torch {torch} and Python {python}, on the CPU.
 """
 MEASURED = ("fp32", "bf16", "ragged")
-HEADER = ["family", "models it stands for", "what is special"]
+HEADER = ["family", "published models", "special features"]
 
 
 def static_cells(family: Family) -> list[str]:
-    """What the page says of a family without measuring anything."""
-    return [f"`{family.name}`", family.stands_for, family.feature]
+    """Return the cells of a row that need no measurement."""
+    return [f"`{family.name}`", family.stands_for, ", ".join(family.features)]
 
 
 def remote_lines() -> list[str]:
+    """Return the list of models that exist only as remote code."""
     return [f"- {names}" + (f" ({note})" if note else "") for names, note in REMOTE_CODE.items()]
 
 
 def page(newest: dict, oldest: dict) -> str:
+    """Return the text of SUPPORT.md, from the measurements on both versions of transformers."""
     versions = [run["transformers"] for run in (newest, oldest)]
     header = [
         *HEADER,
@@ -241,7 +253,7 @@ def page(newest: dict, oldest: dict) -> str:
         new, old = newest["rows"][family.name], oldest["rows"][family.name]
         measured = [row[name] for name in MEASURED for row in (new, old)]
         lines.append([*static_cells(family), *measured, new.get("generate_batch", "–")])
-    sizes, budgets = zip(*SIZES, strict=True)
+    prompt_tokens, max_tokens = zip(*SIZES, strict=True)
     cells = {name: row["generate_batch"] for name, row in newest["rows"].items() if "generate_batch" in row}
     right = [name for name, cell in cells.items() if cell.startswith("exact")]
     silent = [f"`{name}`" for name, cell in cells.items() if NO_ERROR in cell]
@@ -255,15 +267,15 @@ def page(newest: dict, oldest: dict) -> str:
         silent=len(silent),
         silent_names=", ".join(silent),
         failing=len(cells) - len(right) - len(silent),
-        torch=newest["torch"].split("+")[0],
-        python=platform.python_version(),
+        torch=newest["torch"],
+        python=newest["python"],
         window=WINDOW,
         context=CONTEXT,
         requests=len(SIZES),
-        shortest=min(sizes),
-        longest=max(sizes),
-        most=max(budgets),
-        budget=CONTEXT - max(sizes),
+        shortest=min(prompt_tokens),
+        longest=max(prompt_tokens),
+        most=max(max_tokens),
+        limit=CONTEXT - max(prompt_tokens),
         margin=BF16_MARGIN,
     )
 

@@ -40,7 +40,17 @@ from helpers import (
     metrics,
     workloads,
 )
-from helpers.checks import TASKS, attempt, check, packing, paging, planning, scheduling, score_schedule, serving
+from helpers.checks import (
+    TASKS,
+    Reader,
+    attempt,
+    check,
+    engine_with,
+    planned_by,
+    scheduling,
+    score_schedule,
+    simulate_queue,
+)
 from helpers.engine import BlockManager, LongestFirst, Priority, Scheduler, Sequence, WaitingQueue
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -566,10 +576,10 @@ def until_the_shortest(lengths, seconds_per_pass):
 @right("wasted_slot_steps")
 def all_minus_useful(trace):
     useful = 0
-    for iteration in trace.iterations:
+    for iteration in trace.passes:
         for row in iteration.row_steps:
             useful += row.new_tokens
-    return trace.rows * len(trace.iterations) - useful
+    return trace.rows * len(trace.passes) - useful
 
 
 @right("wasted_slot_steps")
@@ -589,12 +599,12 @@ def not_stalled(trace):
 
 @wrong("wasted_slot_steps", "counts prefills as waste")
 def all_but_decode(trace):
-    return sum(row.work != "decode" for iteration in trace.iterations for row in iteration.row_steps)
+    return sum(row.work != "decode" for iteration in trace.passes for row in iteration.row_steps)
 
 
 @wrong("wasted_slot_steps", "counts pad tokens")
 def padding(trace):
-    return sum(row.padding for iteration in trace.iterations for row in iteration.row_steps)
+    return sum(row.padding for iteration in trace.passes for row in iteration.row_steps)
 
 
 @wrong("wasted_slot_steps", "counts the useful slot-steps")
@@ -604,7 +614,7 @@ def useful(trace):
 
 @wrong("wasted_slot_steps", "*one row* in one pass")
 def wasteful_passes(trace):
-    return sum(any(row.new_tokens == 0 for row in iteration.row_steps) for iteration in trace.iterations)
+    return sum(any(row.new_tokens == 0 for row in iteration.row_steps) for iteration in trace.passes)
 
 
 # === lesson 3: a batch is made and stepped ========================================================================
@@ -5072,9 +5082,7 @@ def test_a_notebook_gets_a_picture_of_the_cache(monkeypatch, capsys):
 
 def test_a_student_s_plan_runs_the_engine_and_changes_no_token():
     requests = workloads.budgets(9, high=12, seed=3)
-    config = EngineConfig(
-        max_batch_size=3, max_tokens_per_step=4, scheduler_cls=planning.planned_by(solutions.plan_chunks)
-    )
+    config = EngineConfig(max_batch_size=3, max_tokens_per_step=4, scheduler_cls=planned_by(solutions.plan_chunks))
     engine = Engine(config=config)
     answers = engine.generate(
         [one.prompt for one in requests], [SamplingParams(max_tokens=one.max_tokens) for one in requests]
@@ -5082,14 +5090,14 @@ def test_a_student_s_plan_runs_the_engine_and_changes_no_token():
 
     assert [one.token_ids for one in answers] == [one.token_ids for one in generate_continuous(requests).outputs]
     read = Counter()
-    for iteration in engine.trace.iterations:
+    for iteration in engine.trace.passes:
         read[iteration.step] += sum(row.tokens for row in iteration.row_steps)
     assert max(read.values()) == 4
 
 
 def test_a_student_s_plan_need_not_know_of_cached_prefixes():
     requests = workloads.one_beginning(3, words=30, max_tokens=4)
-    scheduler_cls = planning.planned_by(solutions.plan_chunks)
+    scheduler_cls = planned_by(solutions.plan_chunks)
     engine = Engine(config=EngineConfig(max_batch_size=1, max_tokens_per_step=30, scheduler_cls=scheduler_cls))
     answers = engine.generate(
         [one.prompt for one in requests], [SamplingParams(max_tokens=one.max_tokens) for one in requests]
@@ -5101,7 +5109,7 @@ def test_a_student_s_plan_need_not_know_of_cached_prefixes():
 
 
 def test_a_plan_for_nobody_does_not_run_the_engine_for_ever():
-    engine = Engine(config=EngineConfig(scheduler_cls=planning.planned_by(lambda *arguments: [])))
+    engine = Engine(config=EngineConfig(scheduler_cls=planned_by(lambda *arguments: [])))
     with pytest.raises(ValueError, match="The plan is empty although 2 requests are there"):
         engine.generate(["Look", "Many hands"], SamplingParams(max_tokens=2))
 
@@ -5111,7 +5119,7 @@ def test_a_plan_for_nobody_does_not_run_the_engine_for_ever():
 
 def test_a_student_s_row_changes_no_token():
     model, tokenizer = load_model()
-    reader = packing.Reader(solutions.pack, solutions.attend_row)
+    reader = Reader(solutions.pack, solutions.attend_row)
     first, second = (tokenizer(text)["input_ids"] for text in ("The quick brown fox", "What comes up must come"))
     reader.read({"gone": first[:3]})
     reader.forget("gone")
@@ -5130,7 +5138,7 @@ def test_a_student_s_row_runs_a_model_whose_heads_share_keys():
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=50, num_hidden_layers=2, **sizes)).eval()
-    reader = packing.Reader(solutions.pack, solutions.attend_row, model)
+    reader = Reader(solutions.pack, solutions.attend_row, model)
     reader.read({"a": [3, 4, 5], "b": [6]})
     logits = reader.read({"b": [7, 8], "a": [9]})
 
@@ -5144,7 +5152,7 @@ def test_a_student_s_row_runs_a_model_whose_heads_share_keys():
 def test_a_student_s_books_run_the_engine_and_change_no_token(blocks, passes):
     requests = workloads.race(4, every=1, long=12)
     config = EngineConfig(num_blocks=blocks, block_size=4, max_batch_size=4)
-    engine = paging.engine_with(solutions.allocate, solutions.release, solutions.slot_of, config)
+    engine = engine_with(solutions.allocate, solutions.release, solutions.slot_of, config)
     params = [SamplingParams(max_tokens=one.max_tokens) for one in requests]
     answers = engine.generate([one.prompt for one in requests], params)
 
@@ -5155,7 +5163,7 @@ def test_a_student_s_books_run_the_engine_and_change_no_token(blocks, passes):
 
 @pytest.mark.parametrize("forgetful", [lambda *arguments: False, lambda free, tables, *rest: free.clear()])
 def test_books_that_refuse_everybody_do_not_run_the_engine_for_ever(forgetful):
-    engine = paging.engine_with(forgetful, solutions.release, solutions.slot_of, EngineConfig(num_blocks=8))
+    engine = engine_with(forgetful, solutions.release, solutions.slot_of, EngineConfig(num_blocks=8))
     with pytest.raises(ValueError, match="is refused, and nobody has any of the 8 blocks"):
         engine.generate(["Look", "Many hands"], SamplingParams(max_tokens=2))
 
@@ -5165,7 +5173,7 @@ def test_books_that_refuse_everybody_do_not_run_the_engine_for_ever(forgetful):
 
 def test_rows_behind_a_student_s_queue_are_full_and_never_more_than_full():
     arrivals = solutions.poisson_arrivals(10, 300, Random(3))
-    requests = serving.simulate_queue(solutions.BoundedQueue(4, 6, 1), arrivals, tokens=5, step=0.1)
+    requests = simulate_queue(solutions.BoundedQueue(4, 6, 1), arrivals, tokens=5, step=0.1)
     running = [(times[0] - 0.1, times[-1]) for _, times in requests if times]
 
     assert [sent for sent, _ in requests] == arrivals
@@ -5181,7 +5189,7 @@ def test_rows_behind_a_student_s_queue_are_full_and_never_more_than_full():
 def test_a_long_queue_answers_as_many_and_hardly_any_in_time():
     arrivals, goodput, answered = solutions.poisson_arrivals(10, 600, Random(7)), {}, {}
     for max_queue in (0, 4, 64, 600):
-        requests = serving.simulate_queue(solutions.BoundedQueue(8, max_queue, 1), arrivals)
+        requests = simulate_queue(solutions.BoundedQueue(8, max_queue, 1), arrivals)
         seconds = max(times[-1] for _, times in requests if times)
         answered[max_queue] = sum(bool(times) for _, times in requests) / seconds
         goodput[max_queue] = solutions.goodput(requests, seconds, 1, 0.06)
@@ -5223,7 +5231,7 @@ def test_the_race_costs_what_the_lesson_says(capsys):
 def test_the_loop_that_runs_a_schedule_is_the_course_s_continuous_loop():
     race = workloads.race(16, long=40)
     trace, theirs = scheduling.run_schedule(first_come_first_served, race, [0] * 16), generate_continuous(race).trace
-    assert [one.row_steps for one in trace.iterations] == [one.row_steps for one in theirs.iterations]
+    assert [one.row_steps for one in trace.passes] == [one.row_steps for one in theirs.passes]
 
     trace, theirs = scheduling.run_schedule(static_batches, race, [0] * 16), generate_static(race).trace
     assert trace.forward_passes == theirs.forward_passes

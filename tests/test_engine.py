@@ -109,9 +109,9 @@ def test_no_policy_changes_a_token(random_pairs, policy, mixed, chunked, executi
         chunked_prefill=chunked,
         execution=execution,
     )
-    most = [1 + 5 * row % 17 for row in range(len(PROMPTS))]
-    outputs = Engine(model, tokenizer, config).generate(PROMPTS, params(*most), arrivals=[3 * n % 8 for n in most])
-    for prompt, max_tokens, output in zip(PROMPTS, most, outputs, strict=True):
+    prompts, most = PROMPTS[:6], [1, 6, 11, 16, 4, 9]
+    outputs = Engine(model, tokenizer, config).generate(prompts, params(*most), arrivals=[3 * n % 8 for n in most])
+    for prompt, max_tokens, output in zip(prompts, most, outputs, strict=True):
         assert output.token_ids == alone(model, tokenizer, prompt, max_tokens)
         assert output.prompt == prompt, "outputs are in the order of the prompts"
 
@@ -249,7 +249,7 @@ def test_requests_arrive_before_the_given_iterations():
     outputs = engine.generate(["a", "b", "c"], params(6, 2, 3), arrivals=[2, 0, 9])
     assert [output.text for output in outputs] == ["bcdefg", "cd", "def"]
     first_steps = {}
-    for iteration in engine.trace.iterations:
+    for iteration in engine.trace.passes:
         for row in iteration.row_steps:
             first_steps.setdefault(row.request_id, iteration.step)
     assert [first_steps[output.request_id] for output in outputs] == [2, 0, 9]  # 8 had nothing to do
@@ -291,7 +291,7 @@ def test_waiting_and_running_requests_have_their_labels_in_the_trace():
     assert (engine.waiting, engine.running) == ([("two", 1)], [("two", 0)])
     run(engine)
     assert (engine.waiting, engine.running) == ([], [])
-    labels = {row.request_id for iteration in engine.trace.iterations for row in iteration.row_steps}
+    labels = {row.request_id for iteration in engine.trace.passes for row in iteration.row_steps}
     assert labels == {None, "a", "b", ("two", 0), ("two", 1)}
 
 
@@ -300,10 +300,10 @@ def test_a_trace_can_be_limited_to_the_last_iterations():
     for engine in (short, whole):
         for _ in range(3):
             engine.generate(["ab", "cde", "f"], params(4, 9, 7))
-    assert len(whole.trace.iterations) > 20 and short.steps == whole.steps
-    shown = [[one.row_steps for one in engine.trace.iterations][-5:] for engine in (short, whole)]
-    assert shown[0] == shown[1] and len(short.trace.iterations) == 5
-    assert short.trace.iterations[-1].step == short.steps - 1
+    assert len(whole.trace.passes) > 20 and short.steps == whole.steps
+    shown = [[one.row_steps for one in engine.trace.passes][-5:] for engine in (short, whole)]
+    assert shown[0] == shown[1] and len(short.trace.passes) == 5
+    assert short.trace.passes[-1].step == short.steps - 1
     for wrong in (0, -1, 2.5):
         with pytest.raises(ValueError, match="trace_length must be an integer of at least 1"):
             EngineConfig(trace_length=wrong)
@@ -757,13 +757,15 @@ def test_a_token_that_cannot_be_decoded_ends_its_request_and_no_other():
 def test_an_interrupt_while_tokens_are_decoded_loses_no_request():
     tokenizer = FailingTokenizer(KeyboardInterrupt(), 1)
     engine = Engine(CountingModel(40, 99), tokenizer, EngineConfig(execution="padded"))
-    stream = engine.stream("a", SamplingParams(2))
+    stream = engine.stream("a", SamplingParams(1))
+    engine.add_request("c", SamplingParams(3), "before")
     engine.add_request("e", SamplingParams(3), "interrupted")
     engine.add_request("g", SamplingParams(3), "behind")
     with pytest.raises(KeyboardInterrupt):
         engine.step()
-    assert [(piece.text, piece.finish_reason) for piece in stream] == [("b", "error")]
-    assert ends(engine.step()) == {"interrupted": ("f", "error"), "behind": ("", "error")}
+    assert [(piece.text, piece.finish_reason) for piece in stream] == [("b", "length")], "it had ended already"
+    errors = {"before": ("d", "error"), "interrupted": ("f", "error"), "behind": ("", "error")}
+    assert ends(engine.step()) == errors
     assert not engine.has_unfinished_requests() and engine.scheduler.running == []
     assert [output.text for output in engine.generate(["a", "g"], SamplingParams(3))] == ["bcd", "hi"]
 

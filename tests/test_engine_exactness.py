@@ -241,7 +241,7 @@ class EngineMachine(RuleBasedStateMachine):
         """Rows and tokens agree with the outputs. In padded execution, which never preempts, prefills do, too."""
         trace, generated, prefilled = self.engine.trace, Counter(), Counter()
         steps = Counter()
-        for iteration in trace.iterations:
+        for iteration in trace.passes:
             steps[iteration.step] += sum(row.tokens for row in iteration.row_steps)
             assert len(iteration.row_steps) == self.engine.config.max_batch_size
             for row in iteration.row_steps:

@@ -168,7 +168,7 @@ async def test_a_cancelled_request_has_left_before_the_next_iteration():
         thread.model.allowed.release(100)
         assert await texts(staying) == {0: "defg"}
         await wait_until(lambda: is_empty(thread))
-        row_steps = [row for one in thread.engine.trace.iterations for row in one.row_steps]
+        row_steps = [row for one in thread.engine.trace.passes for row in one.row_steps]
         assert 1 <= sum(row.new_tokens for row in row_steps if row.request_id == "leaving") <= 3
         ends = [output.finish_reason for outputs, _ in thread.seen for output in outputs if output.finish_reason]
         assert sorted(ends) == ["abort", "length"]
@@ -203,8 +203,8 @@ async def test_a_deadline_counts_from_acceptance():
 async def test_observers_see_every_iteration_once_and_the_queue():
     async with running(max_queue=10) as thread:
         await asyncio.gather(*[texts(await submit(thread, "ab", 2 + n, str(n))) for n in range(5)])
-        seen = [one for _, snapshot in thread.seen for one in snapshot.iterations]
-        assert seen == list(thread.engine.trace.iterations)
+        seen = [one for _, snapshot in thread.seen for one in snapshot.passes]
+        assert seen == list(thread.engine.trace.passes)
         assert max(snapshot.num_waiting for _, snapshot in thread.seen) >= 1
         assert all(len(snapshot.waiting) == snapshot.num_waiting for _, snapshot in thread.seen)
         assert max(snapshot.num_running for _, snapshot in thread.seen) == 2
@@ -231,9 +231,9 @@ async def test_steps_of_several_passes_are_seen_whole():
     """Padded execution prefills new requests in a pass of their own."""
     async with running(max_queue=10, trace_length=2) as thread:
         await asyncio.gather(*[texts(await submit(thread, "ab", 3, str(n))) for n in range(5)])
-        starts = [one.start for _, snapshot in thread.seen for one in snapshot.iterations]
-        assert starts == sorted(set(starts)) and len(thread.engine.trace.iterations) == 2
-        tokens = [row.new_tokens for _, seen in thread.seen for one in seen.iterations for row in one.row_steps]
+        starts = [one.start for _, snapshot in thread.seen for one in snapshot.passes]
+        assert starts == sorted(set(starts)) and len(thread.engine.trace.passes) == 2
+        tokens = [row.new_tokens for _, seen in thread.seen for one in seen.passes for row in one.row_steps]
         assert sum(tokens) == 15
 
 

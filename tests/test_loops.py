@@ -71,7 +71,7 @@ def test_static_batching_waits_for_the_longest_request_of_every_batch(race):
 
 def test_continuous_batching_does_the_same_work_in_a_third_of_the_forward_passes(race):
     trace = generate_continuous(*race).trace
-    assert sum(any(row.work == "prefill" for row in iteration.row_steps) for iteration in trace.iterations) == 6
+    assert sum(any(row.work == "prefill" for row in iteration.row_steps) for iteration in trace.passes) == 6
     assert trace.forward_passes == 6 + 126
     assert trace.slot_steps == 1056
     assert trace.output_tokens == 680
@@ -97,10 +97,8 @@ def test_at_most_as_many_requests_run_at_once_as_there_are_rows(random_pairs):
     for loop in (generate_static, generate_continuous):
         trace = loop(requests, 3, *random_pairs).trace
         assert trace.rows == 3
-        assert all(len(iteration.row_steps) == 3 for iteration in trace.iterations)
-        running = [
-            [row.work for row in one.row_steps if row.work not in ("finished", "empty")] for one in trace.iterations
-        ]
+        assert all(len(iteration.row_steps) == 3 for iteration in trace.passes)
+        running = [[row.work for row in one.row_steps if row.work not in ("finished", "empty")] for one in trace.passes]
         assert max(map(len, running)) == 3
         assert trace.work.total() == trace.slot_steps
 

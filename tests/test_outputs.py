@@ -97,7 +97,7 @@ def test_postponed_outputs_come_before_later_ones(collector):
     postponed = collector.collect(grow(one, "x"), [])
     other.finish_reason = "abort"
     collector.put(other)
-    collector.postpone(postponed)
+    collector.put_back(postponed)
     assert pieces(collector.collect(grow(one, "z"), [])) == [("a", "x", None), ("b", "", "abort"), ("a", "z", None)]
 
 

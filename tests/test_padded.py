@@ -225,6 +225,6 @@ def test_whatever_is_special_about_a_family_prompts_can_be_computed_in_chunks(na
             arrivals=[draw.randint(0, 12) for _ in reference.requests],
         )
         assert [output.token_ids for output in outputs] == reference.tokens
-        row_steps = [row for iteration in engine.trace.iterations for row in iteration.row_steps]
+        row_steps = [row for iteration in engine.trace.passes for row in iteration.row_steps]
         prefills = Counter(row.request_id for row in row_steps if row.work == "prefill")
         assert max(prefills.values()) >= 2, "no prompt was computed in chunks"

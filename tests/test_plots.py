@@ -8,7 +8,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from helpers import Trace, filter_batch, generate_next_token, init_batch, metrics, plots
-from helpers.trace import WORK, Iteration, RowStep
+from helpers.trace import WORK, RowStep, TracedPass
 
 PNG = b"\x89PNG"
 
@@ -16,11 +16,11 @@ PNG = b"\x89PNG"
 def small_trace():
     """Two rows, three forward passes: one row is refilled, the other waits and runs empty."""
     trace = Trace(2)
-    trace.iterations = [
-        Iteration((RowStep("prefill", 0, 3, 1, 1), RowStep("prefill", 1, 4, 0, 1)), 0.0, 1.0),
-        Iteration((RowStep("stalled", 0), RowStep("prefill", 2, 4, 0, 1)), 1.0, 1.0),
-        Iteration((RowStep("decode", 0, 1, 0, 1), RowStep("finished", 2, 0, 1)), 2.0, 1.0),
-        Iteration((RowStep("decode", 0, 1, 0, 1), RowStep()), 3.0, 1.0),
+    trace.passes = [
+        TracedPass((RowStep("prefill", 0, 3, 1, 1), RowStep("prefill", 1, 4, 0, 1)), 0.0, 1.0),
+        TracedPass((RowStep("stalled", 0), RowStep("prefill", 2, 4, 0, 1)), 1.0, 1.0),
+        TracedPass((RowStep("decode", 0, 1, 0, 1), RowStep("finished", 2, 0, 1)), 2.0, 1.0),
+        TracedPass((RowStep("decode", 0, 1, 0, 1), RowStep()), 3.0, 1.0),
     ]
     return trace
 
@@ -178,7 +178,7 @@ def test_the_player_holds_a_frame_for_every_iteration_and_fetches_nothing():
 
 def test_a_request_id_cannot_break_out_of_the_player():
     trace = Trace(1)
-    trace.iterations = [Iteration((RowStep("prefill", "</script><b>", 1, 0, 1),), 0.0, 1.0)]
+    trace.passes = [TracedPass((RowStep("prefill", "</script><b>", 1, 0, 1),), 0.0, 1.0)]
 
     assert "</script><b>" not in plots.play(trace)._repr_html_()
 

@@ -8,13 +8,14 @@ import threading
 
 import pytest
 import torch
+import transformers
 from conftest import PROMPTS, alone, random_pair
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.engine import BlockManager, Chunk, Plan, Sequence
 from helpers.models import clone_sharing_weights
-from helpers.runners import PaddedRunner, RaggedRunner, runner, why_not_ragged
+from helpers.runners import PaddedRunner, RaggedRunner, choice, why_not_ragged
 from helpers.runners.attention import QuerySegment, attend_one
 from helpers.runners.kv_pool import KVPool, key_slots, slot_mapping
 from tests.families import GROUPED, build, by_name, tokenizer
@@ -279,10 +280,10 @@ def test_every_iteration_is_one_forward_pass_over_all_its_tokens_without_padding
     engine.generate(PROMPTS[:6], SamplingParams(max_tokens=8), arrivals=[0, 0, 1, 2, 5, 5])
     hook.remove()
     trace = engine.trace
-    assert shapes == [(1, iteration.tokens) for iteration in trace.iterations]
+    assert shapes == [(1, iteration.tokens) for iteration in trace.passes]
     assert trace.steps == trace.forward_passes
     assert trace.prompt_padding == 0
-    works = [{row.work for row in iteration.row_steps} for iteration in trace.iterations]
+    works = [{row.work for row in iteration.row_steps} for iteration in trace.passes]
     assert any({"prefill", "decode"} <= work for work in works)
 
 
@@ -309,17 +310,20 @@ def test_an_engine_leaves_its_model_unchanged(llama):
 # --- which models run ragged ------------------------------------------------------------------------------------------
 
 NO_INTERFACE = "its layers do not use transformers' attention interface"
+OTHER_MASK = "layer 0 does not attend to all earlier tokens, as it announces"
+OLDEST = transformers.__version__.startswith("4.")
 REASONS = {
     "gpt2": None,
     "llama": None,
     "mistral": None,  # its layers pass their window
     "gemma2": None,  # and the soft cap; every other layer has no window
     "gpt_oss": None,  # and the attention sinks
+    "opt": "layer 0 has a mask of its own" if OLDEST else None,
     "gptj": NO_INTERFACE,
     "gpt_neo": NO_INTERFACE,
     "bloom": NO_INTERFACE,  # ALiBi
     "falcon": NO_INTERFACE,
-    "llama4_text": "layer 0 does not attend to all earlier tokens, as it announces",  # but in chunks
+    "llama4_text": OTHER_MASK,  # it attends in chunks
 }
 
 
@@ -334,11 +338,12 @@ def test_a_model_runs_ragged_or_there_is_a_reason(name):
 @pytest.mark.parametrize("model_type", ["qwen2_moe", "phimoe"])
 def test_a_window_that_only_the_mask_shows_is_found_however_long_it_is(model_type):
     # Short probes alone would find nothing, and texts longer than the window would get wrong tokens.
-    sizes = {"vocab_size": 50, "max_position_embeddings": 10_000, "num_local_experts": 2, "num_experts": 2}
+    sizes = {"vocab_size": 50, "max_position_embeddings": 10_000}
+    experts = {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1}
     windows = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 2}
-    config = AutoConfig.for_model(model_type, **GROUPED | sizes | windows)
+    config = AutoConfig.for_model(model_type, **GROUPED | sizes | experts | windows)
     reason = why_not_ragged(AutoModelForCausalLM.from_config(config).eval())
-    assert reason == "layer 0 does not attend to all earlier tokens, as it announces"
+    assert reason == (NO_INTERFACE if OLDEST else OTHER_MASK)
 
 
 def test_a_model_that_does_not_come_from_transformers_runs_padded(letters):
@@ -350,7 +355,7 @@ def test_a_trial_that_raises_is_a_reason(llama, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("out of memory\nsecond line")
 
-    monkeypatch.setattr(runner, "_probe_alone", fail)
+    monkeypatch.setattr(choice, "_probe_alone", fail)
     assert why_not_ragged(llama[0]) == "a trial on a few tokens failed with RuntimeError: out of memory"
 
 
@@ -392,7 +397,7 @@ def test_the_trial_finds_wrong_positions(llama, monkeypatch):
         clone.model.rotary_emb = Shifted(clone.model.rotary_emb)
         return clone
 
-    monkeypatch.setattr(runner, "clone_sharing_weights", clone_with_wrong_positions)
+    monkeypatch.setattr(choice, "clone_sharing_weights", clone_with_wrong_positions)
     assert "its logits differ by" in why_not_ragged(llama[0])
 
 

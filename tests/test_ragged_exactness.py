@@ -1,7 +1,8 @@
 """Ragged execution changes no token: not by preemption, caching, chunks or sharing, on any family that it supports.
 
 Every such family of families.py is served with few tokens per iteration and too few blocks, so that all of this
-happens; the tests count the events. Then hypothesis lets requests arrive, leave and be cancelled at random on two models.
+happens; the tests count the events. Then hypothesis lets requests arrive, leave and be cancelled at random, on two
+models.
 """
 
 from collections import Counter

@@ -34,7 +34,7 @@ streamed_or_slow = pytest.mark.parametrize("stream", [True, pytest.param(False, 
 
 def computed_in_last_pass(server) -> list[str]:
     """Return the requests that the engine's last forward pass computed."""
-    row_steps = server.engine.trace.iterations[-1].row_steps
+    row_steps = server.engine.trace.passes[-1].row_steps
     return [row.request_id for row in row_steps if row.work in ("prefill", "decode")]
 
 
@@ -161,7 +161,7 @@ def test_a_client_that_disconnects_in_the_queue_never_gets_a_row(stream):
         gate.open()
         assert first.text == expected(OWL, 6).text and second.text == expected(MILLER, 6).text
         server.assert_empty()
-        iterations = server.engine.trace.iterations
+        iterations = server.engine.trace.passes
         assert len({row.request_id for one in iterations for row in one.row_steps} - {None}) == 2
 
 

@@ -31,7 +31,7 @@ def running(**tokens_remaining: int) -> dict:
 
 
 def row_steps(trace: Trace) -> list[list[RowStep]]:
-    return [list(iteration.row_steps) for iteration in trace.iterations]
+    return [list(iteration.row_steps) for iteration in trace.passes]
 
 
 @pytest.fixture
@@ -184,11 +184,11 @@ def test_an_id_that_is_used_again_is_a_new_request():
 
 def test_retimed_the_iterations_follow_each_other_and_keep_their_counts(continuous):
     retimed = continuous.retimed()
-    assert [iteration.start for iteration in retimed.iterations] == [0, 1, 2, 3]
+    assert [iteration.start for iteration in retimed.passes] == [0, 1, 2, 3]
     assert row_steps(retimed) == row_steps(continuous) and retimed.steps == continuous.steps == 4
     assert retimed.token_times == {"a": [1, 2, 4], "b": [1, 2], "c": [3, 4], "d": [3]}
     by_width = continuous.retimed(lambda iteration: iteration.tokens)
-    assert [iteration.seconds for iteration in by_width.iterations] == [8, 2, 6, 2]
+    assert [iteration.seconds for iteration in by_width.passes] == [8, 2, 6, 2]
     assert by_width.seconds == 18
     assert continuous.seconds == 3.5, "the trace itself has changed"
 
@@ -202,7 +202,7 @@ def test_a_trace_may_forget_all_but_the_last_iterations():
         one.free(["a"])
         for step in range(2, 9):
             one.add([decode("b")], float(step), 1.0, step=step)
-    assert list(trace.iterations) == list(whole.iterations)[-3:] and whole.forward_passes == 9
+    assert list(trace.passes) == list(whole.passes)[-3:] and whole.forward_passes == 9
     assert (trace.forward_passes, trace.steps, trace.slot_steps, trace.output_tokens) == (3, 3, 6, 3)
     assert rows(trace) == [[(None, "empty"), ("b", "decode")]] * 3
     assert trace.token_times == {"b": [7.0, 8.0, 9.0]} and trace.seconds == 9.0

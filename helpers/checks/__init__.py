@@ -3,34 +3,42 @@
 The claim: a right answer passes however it is written, a wrong one is told which idea it misses, and no message
 gives the answer away. tests/test_checks.py holds right and wrong answers to every exercise.
 
-One file a lesson holds its checks; `attempt` calls the student's function safely, `differences` finds the words.
+Each file below holds the exercises on one idea. `attempt` calls the student's function safely, and `differences`
+compares and explains. Where an exercise changes the engine or the model, `reader`, `student_block_manager` and
+`student_scheduler` run the student's functions in it.
 """
 
 from collections.abc import Callable
 
 from . import (
+    block_allocation,
+    block_layout,
+    bounded_queue,
+    chunking,
+    event_stream,
+    goodput,
     joining,
     leaving,
     looping,
-    measuring,
     one_request,
+    open_loop,
     packing,
-    paging,
     planning,
+    prefix_hashing,
     queueing,
+    ragged_attention,
     scheduling,
-    serving,
     static_batch,
     stepping,
     waiting,
 )
 from .attempt import Attempt
+from .bounded_queue import simulate_queue
 from .differences import Grids, Wrong, first_line, in_notebook
-from .packing import Reader
-from .paging import engine_with
-from .planning import planned_by
+from .reader import Reader
 from .scheduling import ServerRequest, first_come, run_schedule, score_schedule
-from .serving import simulate_queue
+from .student_block_manager import engine_with
+from .student_scheduler import planned_by
 
 __all__ = [
     "TASKS",
@@ -52,13 +60,19 @@ EXERCISES = (
     joining,
     leaving,
     looping,
+    chunking,
     planning,
     queueing,
     waiting,
     packing,
-    paging,
-    serving,
-    measuring,
+    ragged_attention,
+    block_layout,
+    block_allocation,
+    prefix_hashing,
+    event_stream,
+    bounded_queue,
+    open_loop,
+    goodput,
     scheduling,
 )
 SIGNATURES = {signature: run for file in EXERCISES for signature, run in file.TASKS.items()}

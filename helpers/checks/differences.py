@@ -158,6 +158,11 @@ def expect_number(value) -> None:
         raise Wrong(f"should return a number; it returned {kind(value)}.")
 
 
+def is_count(value) -> bool:
+    """Return whether a value is a whole number; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def same(one, other) -> bool:
     """Equal tensors, of whatever dtype and wherever, or equal lists."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):

@@ -103,7 +103,7 @@ def _expect_few_passes(passes: list[Pass], trace, static: int, given: str, rows:
     if max(one.rows for one in passes) == 1:
         raise Wrong(f"takes {count}: it serves one request at a time, and {rows - 1} rows stay empty.")
     prefills = sum(one.cached == 0 for one in passes)
-    wanted = sum(any(row.work == "prefill" for row in one.row_steps) for one in trace.iterations)
+    wanted = sum(any(row.work == "prefill" for row in one.row_steps) for one in trace.passes)
     if prefills > wanted:
         raise Wrong(
             f"takes {count}, and {prefills} of them are prefills instead of {wanted}: requests that join at the same "

@@ -1,21 +1,11 @@
-"""Lesson 5, no padding: what a rectangle costs, one row for everybody, and attention that knows whose keys are whose.
+"""Lesson 5, packing: how many tokens padding costs, and a row that holds the tokens of all requests."""
 
-`Reader` puts a student's row and attention under the model, so that they can be seen to change no token.
-"""
-
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import accumulate, pairwise
 
-import torch
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-
-from ..models import clone_sharing_weights, load_model
 from .attempt import Attempt
-from .differences import Grids, Wrong, expect_ids, expect_number, expect_numbers, expect_tensor, kind, recognise
-
-Columns = Seq[tuple[int, int]]
+from .differences import Wrong, expect_ids, expect_number, expect_numbers, kind, recognise
 
 
 def _expect_three(value, what: str, given: str) -> None:
@@ -24,11 +14,11 @@ def _expect_three(value, what: str, given: str) -> None:
         raise Wrong(f"should return three things, {what}; it returned {kind(value)}{of} ({given}).")
 
 
-# --- what padding costs -------------------------------------------------------------------------------------------
+# --- what padding costs -----------------------------------------------------------------------------------------------
 
 
 def padded_tokens(attempt: Attempt) -> None:
-    """Unequal prompts, decodes beside a page, equal lengths, a single request."""
+    """Check unequal prompts, decodes beside a long prompt, equal lengths and a single request."""
     cases = [[5, 3, 7], [1, 1, 1, 40], [6, 6], [9], [2, 11, 2, 2, 2]]
     given = [f"lengths {lengths}" for lengths in cases]
     got = []
@@ -101,11 +91,11 @@ def padded_tokens(attempt: Attempt) -> None:
     )
 
 
-# --- one row for everybody ----------------------------------------------------------------------------------------
+# --- one row for all requests -----------------------------------------------------------------------------------------
 
 
 def pack(attempt: Attempt) -> None:
-    """Prompts, decodes, both together, chunks from the middle of a prompt."""
+    """Check prompts, decodes, both together, and chunks from the middle of a prompt."""
     for chunks, cached, what in [
         ([[14], [23]], [3, 2], "two decodes"),
         ([[11, 12], [21, 22, 23]], [0, 0], "two prompts"),
@@ -269,299 +259,10 @@ def _expect_columns(columns, chunks: Seq[list[int]], cached: Seq[int], given: st
             raise Wrong(f"the columns of request {request}: expected {other}, got {one} ({given}).")
 
 
-# --- who sees whom ------------------------------------------------------------------------------------------------
-
-
-def block_mask(attempt: Attempt) -> None:
-    """Two prompts, three of unequal lengths, a single one, single tokens."""
-    for lengths in [[3, 2], [1, 4, 2], [4], [1, 1], [2, 2, 2]]:
-        columns = list(pairwise(accumulate(lengths, initial=0)))
-        given = f"columns {columns}"
-        got = attempt(list(columns), given=given)
-        total = columns[-1][1]
-        owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-        own, causal = owner[:, None] == owner, torch.ones(total, total).tril() == 1
-        right = own & causal
-        if not isinstance(got, torch.Tensor):
-            raise Wrong(f"should return a tensor; it returned {kind(got)} ({given}).")
-        if list(got.shape) == [total, total]:
-            _expect_looks(got.cpu(), right, own, causal, given)
-        meaning = "a line for each token that looks, a column for each that is looked at"
-        expect_tensor(got, f"the mask ({given})", right.shape, meaning, got.dtype)
-
-
-def _expect_looks(got: torch.Tensor, right: torch.Tensor, own: torch.Tensor, causal: torch.Tensor, given: str) -> None:
-    seen = got == 0 if got.is_floating_point() and got.min() < 0 else got.bool()  # an additive mask hides by minus
-    grids = Grids(right.int().tolist(), seen.int().tolist(), "mask: line looks at column", (None, 0))
-    itself = torch.eye(len(right), dtype=torch.bool)
-    crossing = next(((i, j) for i, j in (seen & ~own).nonzero().tolist()), None)
-    recognise(
-        seen,
-        right,
-        [
-            (
-                causal,
-                f"a token sees everything before it in the row, others' texts, too: line {crossing and crossing[0]} "
-                f"looks at column {crossing and crossing[1]} ({given}). Only its own request's columns are its past.",
-            ),
-            (
-                own,
-                f"a token sees what comes after it in its text ({given}). The model has learned to guess that, and "
-                "keys that are in the cache have not seen it either.",
-            ),
-            (right.T, f"lines and columns are swapped: line i is the token that looks ({given})."),
-            (~right, f"is upside down: True means that a token looks ({given})."),
-            (causal.T, f"a token sees what comes after it, others' texts, too ({given})."),
-            (right & ~itself, f"a token does not see itself, and a text's first one would see nothing ({given})."),
-            (itself, f"a token sees nothing but itself: what came before it in its text is missing ({given})."),
-            (
-                torch.ones_like(right),
-                f"everybody sees everything: others' texts, and what comes after ({given}).",
-            ),
-            (causal & ~own, f"a token sees the others' texts and not its own ({given})."),
-        ],
-        grids,
-    )
-    if torch.equal(seen, right):
-        if got.is_floating_point() and got.min() < 0:
-            raise Wrong(f"is a mask to add to the scores; wanted is a bool one, True where a token looks ({given}).")
-        if got.dtype != torch.bool:
-            raise Wrong(
-                f"holds {str(got.dtype).removeprefix('torch.')}, and should hold bool. What is not bool is added to "
-                f"the scores: a 0 would hide nothing ({given})."
-            )
-        return
-    i, j = (seen != right).nonzero()[0].tolist()
-    if not own[i, j]:
-        raise Wrong(f"line {i} looks at column {j}, which is another request's ({given}).", grids)
-    if j > i:
-        raise Wrong(f"line {i} looks at column {j}, which comes after it ({given}).", grids)
-    raise Wrong(f"line {i} does not look at column {j}, which is in its own text and not after it ({given}).", grids)
-
-
-# --- attention ----------------------------------------------------------------------------------------------------
-
-HEADS, DIMENSION = 2, 4
-SHAPES = "A request's keys are those of its whole text so far: there may be more of them than queries."
-HINTS = {"must match the size": SHAPES, "is not broadcastable": SHAPES, "doesn't match the broadcast": SHAPES}
-HINTS |= {"Sizes of tensors must match": SHAPES, "cannot be multiplied": SHAPES, "Expected size": SHAPES}
-
-
-def attend_row(attempt: Attempt) -> None:
-    """Two prompts, decodes with keys of their own, and a chunk between a decode and a prompt."""
-    random = torch.Generator().manual_seed(5)
-    for spans, what in [
-        ([(0, 3), (0, 2)], "two prompts"),
-        ([(4, 1), (2, 1)], "two decodes"),
-        ([(3, 1), (4, 3), (0, 4)], "a decode, a chunk of a prompt and a prompt"),
-        ([(5, 2)], "one chunk"),
-        ([(2, 2), (2, 2)], "two chunks"),
-    ]:
-        columns = list(pairwise(accumulate((new for _, new in spans), initial=0)))
-        query = torch.randn(HEADS, columns[-1][1], DIMENSION, generator=random)
-        keys, values = (
-            [torch.randn(HEADS, past + new, DIMENSION, generator=random) for past, new in spans] for _ in range(2)
-        )
-        cached = [past for past, _ in spans]
-        given = f"{what}: columns {columns}, cached {cached}"
-        got = attempt(query, list(keys), list(values), list(columns), given=given, hints=HINTS)
-        right = _answers(query, keys, values, columns)
-        if isinstance(got, list | tuple) and got and all(isinstance(each, torch.Tensor) for each in got):
-            raise Wrong(f"returns {len(got)} tensors: put the answers side by side again, in one ({given}).")
-        expect_tensor(got, f"the answer ({given})", right.shape, "as `query`: heads, tokens, head dim", torch.float32)
-        if not torch.allclose(got.cpu(), right, atol=1e-4):
-            _explain_answer(got.detach().cpu(), right, query, keys, values, columns, given)
-
-
-def _answers(query, keys, values, columns: Columns, hidden=None, scale: float | None = None) -> torch.Tensor:
-    """Every request's attention; `hidden` shifts or replaces the mask: (queries, keys) -> bool [queries, keys]."""
-    answers = []
-    for (start, end), k, v in zip(columns, keys, values, strict=True):
-        mask = (hidden or _bottom_right)(end - start, k.shape[1])
-        answers.append(scaled_dot_product_attention(query[None, :, start:end], k[None], v[None], mask, scale=scale)[0])
-    return torch.cat(answers, dim=1)
-
-
-def _bottom_right(queries: int, keys: int, shift: int = 0) -> torch.Tensor:
-    return torch.ones(queries, keys).tril(keys - queries + shift) == 1
-
-
-def _explain_answer(got, right, query, keys, values, columns: Columns, given: str) -> None:
-    """What each misconception would have answered; it is named if it fits."""
-    counts = [end - start for start, end in columns]
-    several = len(columns) > 1
-
-    def answers(of_keys=lambda each: each, **changes) -> torch.Tensor:
-        return _answers(query, of_keys(keys), of_keys(values), columns, **changes)
-
-    def own_columns(each):
-        return [one[:, one.shape[1] - new :] for one, new in zip(each, counts, strict=True)]
-
-    def together(each):
-        return [torch.cat(list(each), dim=1)] * len(columns)
-
-    def top_left(queries, keys):
-        return torch.ones(queries, keys).tril() == 1
-
-    def everything(queries, keys):
-        return torch.ones(queries, keys) == 1
-
-    stranger = "a query would see another request's text. Each has its own keys, in the list at its own place"
-    aligned = (
-        "the mask lines up the first query with the first key. The new tokens are a text's last ones: their first sees "
-        "all that is cached, and itself"
-    )
-    ideas = [
-        (lambda: answers(hidden=top_left), aligned),
-        (lambda: answers(hidden=lambda queries, keys: top_left(queries, keys) | (queries == 1)), aligned),
-        (
-            lambda: answers(own_columns),
-            "looks at the tokens of this pass only. What was read before is in `keys` and `values`, too, and every new "
-            "token sees all of it",
-        ),
-        (
-            lambda: answers(hidden=everything),
-            "a token sees those that come after it in its own chunk: only a decode, a single token, needs no mask",
-        ),
-        (lambda: answers(together, hidden=everything), f"looks at everybody's keys: {stranger}"),
-        (lambda: answers(together), f"puts the keys of all requests together: {stranger}"),
-        (
-            lambda: answers(lambda each: each[:1] * len(each)) if several else None,
-            f"takes the first request's keys for all of them: {stranger}",
-        ),
-        (lambda: answers(lambda each: each[::-1]) if several else None, f"takes the keys backwards: {stranger}"),
-        (
-            lambda: torch.cat(answers().split(counts, dim=1)[::-1], dim=1),
-            "the answers stand side by side in another order than the queries",
-        ),
-        (lambda: _answers(query, values, keys, columns), "keys and values are swapped: scores are made with the keys"),
-        (
-            lambda: _answers(query, keys, keys, columns),
-            "sums up the keys: they make the scores, and what a query gets is made of the values",
-        ),
-        (
-            lambda: answers(scale=1.0),
-            "the scores are not divided by the square root of the head dim, and the model was trained so",
-        ),
-        (lambda: answers(scale=1 / DIMENSION), "the scores are divided by the head dim, not by its square root"),
-        (
-            lambda: answers(hidden=lambda queries, keys: _bottom_right(queries, keys, shift=-1)),
-            "a token does not see itself: its own key is the last one that it looks at",
-        ),
-        (
-            lambda: answers(hidden=lambda queries, keys: _bottom_right(queries, keys, shift=1)),
-            "a token sees one that comes after it: its own key is the last one that it looks at",
-        ),
-        (
-            lambda: answers(hidden=lambda queries, keys: ~_bottom_right(queries, keys)),
-            "the mask is upside down: for attention, True means to look",
-        ),
-        (
-            lambda: _one_text(query, keys, values, counts),
-            "the row is read as one text: its tokens are several requests'",
-        ),
-    ]
-    for answer, why in ideas:
-        try:
-            wrong = answer()
-        except (RuntimeError, ValueError):  # this idea cannot be computed here
-            continue
-        if wrong is None or wrong.shape != got.shape or torch.allclose(wrong, right, atol=1e-4):
-            continue
-        if torch.allclose(torch.nan_to_num(got), torch.nan_to_num(wrong), atol=1e-4):
-            raise Wrong(f"{why} ({given}).")
-    if got.isnan().any():
-        raise Wrong(f"the answer holds NaN: a query that may look at nothing. Each sees at least itself ({given}).")
-    off = ((got - right).abs().amax(dim=(0, 2)) > 1e-4).nonzero().flatten().tolist()
-    request = next(number for number, (_, end) in enumerate(columns) if off[0] < end)
-    alone = "the others are right" if len(off) <= counts[request] else "so are later ones"
-    raise Wrong(
-        f"the answer in column {off[0]}, of request {request}, is not what that request alone would get; {alone} "
-        f"({given})."
-        if len(columns) > 1
-        else f"the answer in column {off[0]} is not right ({given})."
-    )
-
-
-def _one_text(query, keys, values, counts: Seq[int]) -> torch.Tensor:
-    """A row whose tokens see all those before them, as if it were one text."""
-    k, v = (
-        torch.cat([one[:, one.shape[1] - new :] for one, new in zip(each, counts, strict=True)], dim=1)
-        for each in (keys, values)
-    )
-    return _answers(query, [k], [v], [(0, sum(counts))])
-
-
-# --- on the model -------------------------------------------------------------------------------------------------
-
-
-class Reader:
-    """A student's `pack` and `attend_row` under a model: reads rows, and keeps everybody's keys and values.
-
-    Args:
-        pack, attend_row: the student's functions.
-        model: `load_model()`'s if left out; it stays as it is.
-
-    Attributes:
-        columns: how many columns each row had so far.
-    """
-
-    def __init__(self, pack: Callable, attend_row: Callable, model=None):
-        self.pack, self.attend_row = pack, attend_row
-        self.model = clone_sharing_weights(model or load_model()[0])
-        self.columns: list[int] = []
-        self._kept: dict[tuple[Hashable, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._parts: list[tuple[Hashable, int, int]] = []  # of the row that is being read
-        AttentionInterface.register("exercise", lambda *args, **kwargs: None)
-        self.model.set_attn_implementation("exercise")
-        self.model.config.pad_token_id = None  # there are no pads, so transformers need not warn of missing masks
-
-    def read(self, chunks: Mapping[Hashable, Seq[int]]) -> dict[Hashable, torch.Tensor]:
-        """One forward pass over {request: its next token ids}; returns {request: logits after the last of them}."""
-        cached = [self._kept[request, 0][0].shape[1] if (request, 0) in self._kept else 0 for request in chunks]
-        ids, positions, columns = self.pack([list(chunk) for chunk in chunks.values()], cached)
-        self._parts = [(request, start, end) for request, (start, end) in zip(chunks, columns, strict=True)]
-        self.columns.append(len(ids))
-        AttentionInterface.register("exercise", self._attend)  # there may be other readers
-        device = self.model.device
-        with torch.no_grad():
-            logits = self.model(
-                input_ids=torch.tensor([ids], device=device),
-                position_ids=torch.tensor([positions], device=device),
-                use_cache=False,
-            ).logits[0]
-        return {request: logits[end - 1] for request, _, end in self._parts}
-
-    def forget(self, request: Hashable) -> None:
-        """Drop the keys and values of a request that is done."""
-        self._kept = {place: pair for place, pair in self._kept.items() if place[0] != request}
-
-    def _attend(self, module, query, key, value, attention_mask, scaling=None, **_):
-        keys, values = [], []
-        for request, start, end in self._parts:
-            pair = tuple(one[0, :, start:end].cpu() for one in (key, value))  # an exercise knows no devices
-            if old := self._kept.get((request, module.layer_idx)):
-                pair = tuple(torch.cat(both, dim=1) for both in zip(old, pair, strict=True))
-            self._kept[request, module.layer_idx] = pair
-            groups = query.shape[1] // key.shape[1]  # several heads may share a key
-            keys.append(pair[0].repeat_interleave(groups, dim=0))
-            values.append(pair[1].repeat_interleave(groups, dim=0))
-        if scaling is not None:
-            query = query * (scaling * query.shape[-1] ** 0.5)  # an exercise divides by the square root
-        columns = [(start, end) for _, start, end in self._parts]
-        answer = self.attend_row(query[0].cpu(), keys, values, columns)
-        return answer.transpose(0, 1)[None].to(query.device), None
-
-
 TASKS = {
     "padded_tokens(lengths)": (padded_tokens, "a rectangle pays for the longest request in every row, a row does not"),
     "pack(chunks, cached)": (
         pack,
         "everybody's tokens in one row, each at the place where it stands in its own text",
-    ),
-    "block_mask(columns)": (block_mask, "a triangle for each request, and nothing across"),
-    "attend_row(query, keys, values, columns)": (
-        attend_row,
-        "a prompt, a chunk and a decode are the same to it, and nobody sees anybody else",
     ),
 }

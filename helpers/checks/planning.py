@@ -1,16 +1,15 @@
 """Lesson 4, an iteration is planned: which sequences compute how many tokens.
 
-No model runs here. The right answer is the plan of `engine.Scheduler` for the same sequences, so the exercises and the
-engine cannot drift apart. `planned_by` lets a student's plan drive an engine.
+No model runs here. The right answer is the plan of `engine.Scheduler` for the same sequences, so the exercise and the
+engine cannot drift apart.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Seq
-from functools import partial
 
-from ..engine import Chunk, EngineConfig, Plan, Scheduler, Sequence, WaitingQueue
+from ..engine import Chunk, EngineConfig, Scheduler, Sequence, WaitingQueue
 from .attempt import Attempt
-from .differences import Wrong, expect_pair, kind
+from .differences import Wrong, is_count, kind
 
 HINTS = {
     "not subscriptable": "A sequence is no dict: what it knows stands behind a dot.",
@@ -26,104 +25,12 @@ def sequence_of(request_id: str, prompt: int, generated: int = 0, computed: int 
     return sequence
 
 
-def _is_count(value) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-# --- what one request reads ---------------------------------------------------------------------------------------
-
-
-def what_to_read(attempt: Attempt) -> None:
-    """Whole prompts, chunks, decodes, and starting anew after a preemption, with budgets that cut and that just fit."""
-    for case, what in [
-        ((7, 0, 0, 100), "a prompt that fits"),
-        ((20, 0, 0, 8), "a prompt's first chunk"),
-        ((20, 0, 8, 8), "a chunk in the middle"),
-        ((20, 0, 16, 8), "a prompt's last chunk"),
-        ((7, 3, 9, 8), "a decode"),
-        ((7, 3, 0, 100), "preempted, so nothing is in the cache"),
-        ((7, 3, 0, 8), "preempted, and the budget cuts"),
-        ((7, 3, 8, 8), "the rest after a preemption"),
-        ((20, 0, 12, 8), "a last chunk that takes the whole budget"),
-        ((9, 1, 9, 1), "a decode that takes the whole budget"),
-        ((7, 0, 0, 0), "others have used up the budget"),
-    ]:
-        names = ("prompt_tokens", "generated", "computed", "budget")
-        given = f"{what}: " + ", ".join(f"{name} {value}" for name, value in zip(names, case, strict=True))
-        got = attempt(*case, given=given)
-        expect_pair(got, "the tokens that are read and whether there is a new one")
-        tokens, new = got
-        if not _is_count(tokens):
-            hint = " Are the two in the wrong order?" if isinstance(tokens, bool) else ""
-            raise Wrong(f"the first result should be a number of tokens, and is {kind(tokens)} ({given}).{hint}")
-        if not isinstance(new, bool | int) or new not in (0, 1):
-            raise Wrong(f"the second result should be True or False, and is {new!r} ({given}).")
-        _explain_read(tokens, *case, given)
-        _explain_new(tokens, bool(new), *case, given)
-
-
-def _explain_read(tokens: int, prompt: int, generated: int, computed: int, budget: int, given: str) -> None:
-    uncomputed = prompt + generated - computed
-    right = min(uncomputed, budget)
-    if tokens == right:
-        return
-    if tokens < 0:
-        why = f"reads {tokens} tokens: the generated ones have to be read as well as the prompt"
-    elif computed and tokens in (min(prompt + generated, budget), prompt + generated):
-        why = f"begins at the start again: keys and values of the first {computed} tokens are in the cache already"
-    elif tokens > budget:
-        why = (
-            f"reads {tokens} tokens in an iteration that has room for {budget}. What does not fit is read in pieces, "
-            f"the next ones in later iterations"
-        )
-    elif generated and tokens == 1:
-        why = (
-            f"takes every request that has generated something for a decode. This one was preempted and lost its "
-            f"cache: {uncomputed} tokens have to be read again before there can be a new one"
-        )
-    elif tokens == min(uncomputed - 1, budget):
-        why = "reads one token too few: the newest one was chosen by the model, but not read by it yet"
-    elif generated and tokens == min(max(prompt - computed, 0), budget):
-        why = "counts the prompt only. What was generated belongs to the text, and the model reads it like a prompt"
-    else:
-        why = f"reads {tokens} tokens, and should read {right}"
-    raise Wrong(f"{why} ({given}).")
-
-
-def _explain_new(tokens: int, new: bool, prompt: int, generated: int, computed: int, budget: int, given: str) -> None:
-    uncomputed = prompt + generated - computed
-    if new == (tokens == uncomputed):
-        return
-    if not new:
-        work = "the whole prompt" if computed == 0 else "the last chunk" if uncomputed > 1 else "a decode"
-        why = (
-            f"{work} yields no token. Whoever has read everything gets a new token from the very pass that read it: "
-            f"another pass would have nothing to read"
-        )
-    elif tokens == 0:
-        why = "gives a new token to a request that reads nothing: without a forward pass there are no logits"
-    elif generated and computed + tokens >= prompt:
-        why = (
-            f"gives a new token once the prompt has been read. This request has generated {generated} tokens before it "
-            f"was preempted, and until they are read, too, the model would say again what it has said"
-        )
-    else:
-        why = (
-            f"gives a new token after {computed + tokens} of {prompt + generated} tokens: what the model says there "
-            f"would follow the piece, not the whole text"
-        )
-    raise Wrong(f"{why} ({given}).")
-
-
-# --- who reads how much -------------------------------------------------------------------------------------------
-
-
 def _ids(sequences: Seq[Sequence]) -> str:
     return ", ".join(str(sequence.request_id) for sequence in sequences)
 
 
 def plan_chunks(attempt: Attempt) -> None:
-    """Iterations in which tokens are scarce, rows are scarce, neither, or nobody is there."""
+    """Check iterations in which tokens, rows or neither are scarce, and one without any requests."""
 
     def decoding(id: str) -> Sequence:
         return sequence_of(id, 5, generated=4, computed=8)
@@ -175,7 +82,7 @@ def _scene(running: Seq[Sequence], waiting: Seq[Sequence], rows: int, tokens: in
 
 
 def _as_plan(got, sequences: Seq[Sequence], scene: str) -> dict[Sequence, int]:
-    """What came, by sequence, if it is a plan at all."""
+    """Return the student's plan by sequence; raise `Wrong` if it is no plan."""
     if not isinstance(got, list):
         raise Wrong(f"should return a list of (request id, tokens); it returned {kind(got)}.")
     by_id, plan = {one.request_id: one for one in sequences}, {}
@@ -187,7 +94,7 @@ def _as_plan(got, sequences: Seq[Sequence], scene: str) -> dict[Sequence, int]:
             raise Wrong("has a sequence where its request id should be: a plan names who reads how much.")
         if not isinstance(request_id, Hashable) or request_id not in by_id:
             raise Wrong(f"plans for {request_id!r}, and there is no such request ({scene}).")
-        if not _is_count(tokens):
+        if not is_count(tokens):
             raise Wrong(f"the tokens of request {request_id} should be a whole number, not {kind(tokens)} ({scene}).")
         if tokens < 1:
             raise Wrong(
@@ -228,7 +135,7 @@ def _explain_plan(
 
 
 def _misread(plan: Mapping, right: Mapping) -> str | None:
-    """Somebody's own tokens were counted wrongly, whoever else is there."""
+    """Return what is wrong if a request's own tokens are miscounted, whichever requests are beside it."""
     for one, tokens in plan.items():
         if tokens > one.num_uncomputed_tokens and one.computed:
             return (
@@ -290,7 +197,7 @@ def _beyond_the_rows(newcomers: Seq, running: Seq, begun: Seq, rows: int) -> str
 def _starved(
     plan: Mapping, right: Mapping, decodes: Seq, begun: Seq, newcomers: Seq, total: int, tokens: int
 ) -> str | None:
-    """Somebody who runs reads less than they could."""
+    """Return what is wrong if a running request gets fewer tokens than it could."""
     if missing := [one for one in decodes if one not in plan]:
         if total == tokens:
             return (
@@ -349,62 +256,7 @@ def _unused(plan: Mapping, right: Mapping, running: Seq, total: int, tokens: int
     return None
 
 
-class StudentScheduler(Scheduler):
-    """A scheduler some of whose decisions are a student's."""
-
-    def add_chunk(self, plan: Plan, sequence: Sequence, tokens: int) -> None:
-        """Plan a sequence's next tokens if there is memory for them; admit the sequence if it waits."""
-        waits = sequence in self.waiting
-        if waits:  # a cached prefix need not be computed
-            tokens = min(tokens, len(sequence.token_ids) - self.memory.cached_tokens(sequence))
-        if not self.memory.allocate(sequence, tokens):
-            return
-        plan.chunks.append(Chunk(sequence, tokens, self.memory.block_table(sequence)))
-        if waits:
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
-
-
-def planned_by(plan_chunks: Callable) -> Callable[..., Scheduler]:
-    """Return what makes a scheduler whose plans are a student's: `EngineConfig(scheduler_cls=planned_by(plan_chunks))`.
-
-    Args:
-        plan_chunks: the student's function.
-    """
-    return partial(_PlannedBy, plan_chunks)
-
-
-class _PlannedBy(StudentScheduler):
-    """A scheduler whose plans come from a student's `plan_chunks`."""
-
-    def __init__(self, plan_chunks: Callable, *args):
-        super().__init__(*args)
-        self._plan_chunks = plan_chunks
-
-    def schedule(self) -> Plan:
-        """Plan the next iteration.
-
-        Raises:
-            ValueError: the plan is empty although there are requests: the engine would run forever.
-        """
-        running, waiting = list(self.running), list(self.waiting)
-        sequences = {one.request_id: one for one in [*running, *waiting]}
-        plan = Plan()
-        for request_id, tokens in self._plan_chunks(running, waiting, self.max_rows, self.max_tokens):
-            self.add_chunk(plan, sequences[request_id], tokens)
-        if sequences and not plan.chunks:
-            raise ValueError(f"The plan is empty although {len(sequences)} requests are there.")
-        self.waiting.step += 1
-        plan.released, self._released = self._released, []
-        plan.block_copies = self.memory.take_copies()
-        return plan
-
-
 TASKS = {
-    "what_to_read(prompt_tokens, generated, computed, budget)": (
-        what_to_read,
-        "prefill, chunk, decode and starting anew are one thing: compute the next tokens, as far as the budget goes",
-    ),
     "plan_chunks(running, waiting, rows, tokens)": (
         plan_chunks,
         "nobody who decodes has to wait for a prompt, no iteration is too long, and nobody overtakes",

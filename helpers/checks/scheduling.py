@@ -17,7 +17,7 @@ from ..request import Request
 from ..trace import Trace
 from .attempt import Attempt
 from .differences import Wrong, in_notebook, kind
-from .planning import StudentScheduler
+from .student_scheduler import StudentScheduler
 
 ROWS = 8
 SIGNATURE = "schedule(waiting, running, free_rows)"
@@ -103,7 +103,7 @@ def run_schedule(schedule: Callable, requests: Seq[Request], arrivals: Seq[int],
     engine.generate([request.prompt for request in requests], params, list(arrivals))
     # Every step is one forward pass, or a pass's time without requests: a step's number is its time.
     trace = Trace(rows)
-    trace.iterations = [replace(iteration, start=iteration.step, seconds=1) for iteration in engine.trace.iterations]
+    trace.passes = [replace(iteration, start=iteration.step, seconds=1) for iteration in engine.trace.passes]
     return trace
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import pad
 
-from ..trace import Iteration, RowStep, Trace
+from ..trace import RowStep, Trace, TracedPass
 from .attempt import Attempt
 from .differences import (
     Grids,
@@ -276,14 +276,14 @@ def wasted_slot_steps(attempt: Attempt) -> None:
                 "counts prefills as waste. A prefill reads the prompt and yields the first token.",
             ),
             (
-                [sum(row.padding for one in trace.iterations for row in one.row_steps)],
+                [sum(row.padding for one in trace.passes for row in one.row_steps)],
                 "counts pad tokens. A slot-step is one row in one pass, however many tokens it reads.",
             ),
             (
-                [sum(any(not row.new_tokens for row in one.row_steps) for one in trace.iterations)],
+                [sum(any(not row.new_tokens for row in one.row_steps) for one in trace.passes)],
                 "counts forward passes in which something was wasted. A slot-step is *one row* in one pass.",
             ),
-            ([len(trace.iterations)], "counts forward passes. A slot-step is *one row* in one pass."),
+            ([len(trace.passes)], "counts forward passes. A slot-step is *one row* in one pass."),
         ],
         ["a trace of 10 forward passes on 3 rows"],
     )
@@ -305,8 +305,8 @@ def _trace(passes: str) -> Trace:
     }
     words = passes.split()
     trace = Trace(len(words[0]))
-    trace.iterations = [
-        Iteration(tuple(row_steps[letter](row) for row, letter in enumerate(word)), float(number), 1.0)
+    trace.passes = [
+        TracedPass(tuple(row_steps[letter](row) for row, letter in enumerate(word)), float(number), 1.0)
         for number, word in enumerate(words)
     ]
     return trace

@@ -32,8 +32,8 @@ class KVMemory(Protocol):
     def allocate(self, sequence: Sequence, tokens: int) -> bool:
         """Allocate memory for the next `tokens` tokens, or return False and change nothing.
 
-        A sequence that has no memory yet also gets the blocks that it can share, and its `computed` is set to their
-        tokens.
+        A sequence without memory also gets the cached tokens that it can share, and its `computed` is set to their
+        number.
         """
 
     def free(self, sequence: Sequence) -> None:
@@ -217,7 +217,7 @@ class BlockManager:
     # --- blocks change state ------------------------------------------------------------------------------------
 
     def _new(self, after: int | None) -> int:
-        """Return a block to write to: a free one, next to `after` if possible, or the one cached longest ago."""
+        """Return a block to write to: a free one, if possible the one after `after`, or else an evicted one."""
         if self._free:
             block = self._free.take(after)
         else:

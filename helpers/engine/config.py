@@ -20,8 +20,8 @@ class EngineConfig:
     Attributes:
         max_batch_size: the number of rows: how many sequences run at once.
         max_tokens_per_step: the most tokens that an iteration computes, decodes and prefills together.
-        max_input_tokens, max_output_tokens: the longest prompt and output of a request that is not refused; None for
-            the limits of the model's context.
+        max_input_tokens, max_output_tokens: the limits of a request's prompt and output, in tokens; None for no limits
+            other than the model's context.
         policy: a name in `policies.POLICIES`, or an object with a method `order`.
         mixed_batches: whether prefills and decodes share an iteration; otherwise they take turns.
         chunked_prefill: whether a prompt may be computed in chunks; otherwise it is computed in a single iteration.
@@ -37,7 +37,8 @@ class EngineConfig:
             of decodes; None does so where possible, False uses PyTorch's operators, True raises an error if the
             kernels are unavailable.
         dtype: the torch dtype of the engine's copy of the model; None to run the model as it is.
-        trace_length: how many of the latest iterations the trace keeps, for an engine that never stops; None for all.
+        trace_length: how many of the latest forward passes the trace keeps, for an engine that never stops; None for
+            all of them.
         scheduler_cls: a subclass of `Scheduler`, or another callable that takes the same arguments and returns a
             scheduler; None for `Scheduler`.
 

@@ -1,9 +1,11 @@
 """The engine: requests arrive and leave at any time, and `step()` runs one iteration for all of them.
 
-    schedule    which sequences compute how many tokens, which are preempted    scheduler.py, policies.py
-    run         forward passes, and the tokens sampled from them                helpers/runners/
-    update      tokens appended, stop conditions, memory freed                  scheduler.py, block_manager.py
-    collect     what is new for each request                                    outputs.py
+    schedule    which sequences compute how many tokens    scheduler.py, policies.py, block_manager.py
+    run         forward passes, tokens sampled             ../runners/ragged.py or padded.py, sampling.py
+    update      tokens appended, outputs ended             scheduler.py, detokenizer.py, stop_conditions.py
+    collect     what is new for each request               outputs.py
+
+An iteration is one such step. It takes one forward pass, or several where a model cannot mix prefill and decode.
 
 Whatever the policy, and whichever requests arrive, leave or are preempted, every greedy request gets the tokens that it
 would get alone. `EngineCore` needs a runner; `helpers.Engine` is an `EngineCore` that chooses one for a model.
@@ -124,7 +126,7 @@ class EngineCore:
             ]
             self.trace.add(row_steps, done.start, done.seconds, self.steps - 1)
             self.trace.free(chunk.sequence.label for chunk in done.chunks if chunk.sequence.finish_reason is not None)
-        self.trace.free(sequence.label for sequence in finished)
+        self.trace.free(sequence.label for sequence in finished)  # also those whose pass failed
 
     def now(self) -> float:
         """Return the seconds since the first request arrived."""
@@ -144,15 +146,15 @@ class EngineCore:
         Args:
             prompt: text, or token ids.
             params: how to sample; if omitted, greedily and up to the model's context length.
-            request_id: an id that no unfinished request has; a number if omitted.
+            request_id: an id that is not in use; a number if omitted.
             priority: for the policy "priority"; a smaller number is more urgent.
 
         Returns:
             The request's id.
 
         Raises:
-            ValueError: the prompt is empty, it has token ids outside the vocabulary, the request is too long ever to
-                run, or its id is in use.
+            ValueError: the prompt is empty or has token ids outside the vocabulary, the request is too long, or its id
+                is in use.
         """
         params = params or SamplingParams()
         token_ids, max_tokens = self.validator.validate(prompt, params)
@@ -185,7 +187,7 @@ class EngineCore:
     def abort_request(self, request_id: Hashable) -> bool:
         """Cancel a waiting or running request.
 
-        Its rows and memory are free at once. Its final outputs, with finish reason "abort", are delivered next.
+        Its rows and memory are freed at once. Its last outputs, with finish reason "abort", are delivered next.
 
         Returns:
             Whether an unfinished request has this id.
@@ -277,7 +279,7 @@ class EngineCore:
                         self.outputs.subscribe(request_id, undelivered)
                     if len(ended) == expected:
                         break
-                    self.outputs.postpone(self.step())
+                    self.outputs.put_back(self.step())
                     while undelivered:
                         output = undelivered.popleft()
                         if output.finish_reason is not None:
@@ -310,7 +312,7 @@ class EngineCore:
                         unfinished -= output.finish_reason is not None
                         yield output
                     else:
-                        self.outputs.postpone(self.step())
+                        self.outputs.put_back(self.step())
             finally:
                 self._leave(request_id)
 

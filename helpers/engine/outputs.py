@@ -15,7 +15,7 @@ from .sequence import Prompt, Sequence
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A request's output so far, and what the last iteration added.
+    """A request's output so far, and what is new in it.
 
     Attributes:
         request_id: the request.
@@ -92,7 +92,7 @@ class OutputCollector:
         output = self._make(sequence)
         self._subscribers.get(output.request_id, self.pending).append(output)
 
-    def postpone(self, outputs: list[RequestOutput]) -> None:
+    def put_back(self, outputs: list[RequestOutput]) -> None:
         """Keep outputs that `step` returned, because its caller does not read their requests."""
         self.pending = outputs + self.pending
 

@@ -6,7 +6,7 @@ one, so smaller sequences cannot keep overtaking a large one.
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from itertools import chain
+from itertools import chain, groupby
 
 from .sequence import Sequence
 from .waiting_queue import WaitingQueue, merged
@@ -16,7 +16,7 @@ class FirstComeFirstServed:
     """Admits sequences in order of arrival."""
 
     def order(self, waiting: WaitingQueue, running: Seq[Sequence]) -> Iterable[Sequence]:
-        """Return the sequences that may be admitted now, best first.
+        """Return the sequences that may be admitted now, in the order in which to admit them.
 
         Args:
             waiting: sequences without a row; iterates in order of arrival, and can be grouped.
@@ -41,20 +41,17 @@ class LongestFirst(FirstComeFirstServed):
     """
 
     def order(self, waiting, running):
-        groups = waiting.grouped_by("max_tokens")
-        longest = max(groups, default=0)
-        classes = [[], [], []]
-        for limit, group in groups.items():
-            classes[3 * limit // (longest + 1)].append(group)
-        return chain.from_iterable(merged(one) for one in reversed(classes))
+        longest = next((limit for limit, _ in waiting.grouped_by("max_tokens", descending=True)), 0)
+        groups = waiting.grouped_by("max_tokens", descending=True)
+        classes = groupby(groups, key=lambda group: 3 * group[0] // (longest + 1))
+        return chain.from_iterable(merged(group for _, group in groups) for _, groups in classes)
 
 
 class ShortestFirst(FirstComeFirstServed):
     """Admits the smallest `max_tokens` first: the lowest mean latency, at the expense of long requests."""
 
     def order(self, waiting, running):
-        groups = waiting.grouped_by("max_tokens")
-        return chain.from_iterable(groups[limit] for limit in sorted(groups))
+        return chain.from_iterable(group for _, group in waiting.grouped_by("max_tokens"))
 
 
 class Priority(FirstComeFirstServed):
@@ -73,7 +70,7 @@ class Priority(FirstComeFirstServed):
         self.ageing = ageing
 
     def order(self, waiting, running):
-        groups = waiting.grouped_by("priority").values()
+        groups = (group for _, group in waiting.grouped_by("priority"))
         return merged(groups, key=lambda sequence: sequence.priority - sequence.waited // self.ageing)
 
 

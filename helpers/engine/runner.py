@@ -44,8 +44,8 @@ class ForwardPass:
     Attributes:
         chunks: the chunks that it computed.
         padding: for each chunk, the number of pad tokens that were computed in its row.
-        sampled: for the sequence of every chunk with `samples_token`, the new token, or the exception that sampling it
-            raised.
+        sampled: for the sequence of every chunk with `samples_token`, the new token, or the exception raised while
+            sampling it.
         start, seconds: when the pass began, on the engine's clock, and how long it took, sampling included.
     """
 
@@ -89,7 +89,8 @@ class Runner(Protocol):
         """Compute a plan's chunks, and sample a token for each chunk with `samples_token`.
 
         The runner first drops the sequences in `plan.released` and copies the blocks in `plan.block_copies`. A forward
-        pass that fails affects no other sequences and ends the run. Its exception becomes the output's `error`.
+        pass that fails ends the run and leaves all other sequences as they are. Its exception becomes the output's
+        `error`.
         """
 
 

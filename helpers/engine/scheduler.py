@@ -102,7 +102,7 @@ class Scheduler:
     def __init__(
         self, config: EngineConfig, memory: KVMemory | None = None, eos_token_ids: Iterable[int] = frozenset()
     ):
-        self.max_rows, self.max_tokens = config.max_batch_size, config.max_tokens_per_step
+        self.max_rows, self.max_tokens_per_step = config.max_batch_size, config.max_tokens_per_step
         self.mixed, self.chunked = config.mixed_batches, config.chunked_prefill
         self.policy = make_policy(config.policy)
         self.memory, self.eos_token_ids = memory or UnlimitedMemory(), frozenset(eos_token_ids)
@@ -133,7 +133,7 @@ class Scheduler:
         sequence.finish_reason = reason
         sequence.error = error and f"{type(error).__name__}: {error}"
         if sequence.detokenizer is not None:
-            with contextlib.suppress(Exception):  # if this fails, so did an earlier token, which is the error
+            with contextlib.suppress(Exception):  # fails only after a token has, and that is the error
                 sequence.detokenizer.finish()
         if sequence in self.waiting:
             self.waiting.remove(sequence)
@@ -143,7 +143,7 @@ class Scheduler:
             self._siblings[sequence.parent].remove(sequence)
         self.waiting.forget(sequence)
         self._release(sequence)
-        self._admit_siblings(sequence)
+        self._enqueue_siblings(sequence)
         del self.unfinished[sequence]
         samples = self.requests[sequence.request_id]
         samples.remove(sequence)
@@ -156,14 +156,22 @@ class Scheduler:
         """Plan the next iteration.
 
         Returns:
-            A plan of at most `max_tokens` tokens, whose memory is allocated. If a running sequence needs a block and
-            none is free, the newest running sequence is preempted. The oldest one always proceeds, so every sequence
-            finishes.
+            A plan of at most `max_tokens_per_step` tokens, whose memory is allocated. If a running sequence needs a
+            block and none is free, the newest running sequence is preempted. The oldest one always proceeds, so no
+            iteration is without progress.
         """
         plan = Plan()
+        self.choose_chunks(plan)
+        self.waiting.step += 1
+        plan.released = list(self._released)
+        plan.block_copies = self.memory.take_copies()
+        return plan
+
+    def choose_chunks(self, plan: Plan) -> None:
+        """Choose which sequences compute how many tokens: running ones first, then those that are admitted."""
         decoding = [sequence for sequence in self.running if sequence.is_decode]
         prefilling = [sequence for sequence in self.running if not sequence.is_decode]
-        decode_only = not self.mixed and self._prefilled_last and decoding
+        decode_only = not self.mixed and self._prefilled_last and bool(decoding)
         if not decode_only:
             if self.mixed:
                 self._advance(plan, decoding)
@@ -173,15 +181,11 @@ class Scheduler:
         self._prefilled_last = bool(plan.chunks)
         if not self.mixed and not plan.chunks:  # the decodes' turn, or there is nothing to prefill
             self._advance(plan, [one for one in decoding if one not in plan.preempted])
-        self.waiting.step += 1
-        plan.released = list(self._released)
-        plan.block_copies = self.memory.take_copies()
-        return plan
 
     def _advance(self, plan: Plan, sequences: list[Sequence]) -> None:
         """Schedule the next tokens of running sequences; preempt the newest where memory is short."""
         for sequence in sequences:
-            tokens = min(sequence.num_uncomputed_tokens, self.max_tokens - plan.tokens)
+            tokens = min(sequence.num_uncomputed_tokens, self.max_tokens_per_step - plan.tokens)
             if tokens == 0 or (tokens < sequence.num_uncomputed_tokens and not self.chunked):
                 continue
             while sequence not in plan.preempted and not self.memory.allocate(sequence, tokens):
@@ -200,11 +204,11 @@ class Scheduler:
     def _admit(self, plan: Plan) -> None:
         """Admit sequences in the policy's order until one does not fit: a later one must not overtake it."""
         free_rows, admitted = self.max_rows - len(self.running), []
-        if not free_rows or not self.waiting:
+        if free_rows <= 0 or not self.waiting:
             return
         for sequence in itertools.islice(self.policy.order(self.waiting, self.running), free_rows):
             uncomputed = len(sequence.token_ids) - self.memory.cached_tokens(sequence)
-            tokens = min(uncomputed, self.max_tokens - plan.tokens)
+            tokens = min(uncomputed, self.max_tokens_per_step - plan.tokens)
             if tokens == 0 or (tokens < uncomputed and not self.chunked):
                 break
             if not self.memory.allocate(sequence, tokens):
@@ -221,7 +225,7 @@ class Scheduler:
         Returns:
             The sequences that finished, in the order in which they did.
         """
-        del self._released[: len(plan.released)]  # only now has the runner forgotten them
+        del self._released[: len(plan.released)]  # the runner has dropped them by now
         finished = []
         for done in output.passes:
             for chunk in done.chunks:
@@ -239,7 +243,7 @@ class Scheduler:
         """Apply the results of a forward pass to one sequence, and return whether it finished."""
         sequence.computed += tokens
         if sequence.prompt_is_computed:
-            self._admit_siblings(sequence)
+            self._enqueue_siblings(sequence)
         sampled = done.sampled.get(sequence)
         if isinstance(sampled, Exception):
             self.finish(sequence, "error", sampled)
@@ -269,7 +273,7 @@ class Scheduler:
         self.memory.free(sequence)
         self._released.append(sequence)
 
-    def _admit_siblings(self, parent: Sequence) -> None:
+    def _enqueue_siblings(self, parent: Sequence) -> None:
         """Queue the sequences that share a parent's prompt, once it is computed or the parent has finished."""
         for sibling in self._siblings.pop(parent, ()):
             self.waiting.add(sibling)

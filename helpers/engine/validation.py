@@ -1,4 +1,4 @@
-"""Refuse a request that can never run when it is added, with an error that says what to do.
+"""Check requests when they are added: those that can never run are refused, with an error that says what to do.
 
 Without this check, a request that is too long would fail in an iteration, along with all requests in the same pass.
 """

@@ -31,6 +31,7 @@ class WaitingQueue:
         self.step = 0
         self._in_order: list[Sequence] = []
         self._groups: dict[str, dict[Any, list[Sequence]]] = {}  # by attribute, then by its value
+        self._values: dict[str, list] = {}  # the values of each attribute, ascending
         self._added_at: dict[Sequence, int] = {}
         for number, sequence in enumerate(sequences):
             sequence.number = number
@@ -55,32 +56,41 @@ class WaitingQueue:
         """Insert a sequence in order of arrival: a preempted one comes before later arrivals."""
         self._added_at.setdefault(sequence, self.step)
         insort(self._in_order, sequence, key=_number)
-        for attribute, groups in self._groups.items():
-            insort(groups.setdefault(getattr(sequence, attribute), []), sequence, key=_number)
+        for attribute in self._groups:
+            self._add_to_group(attribute, sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that gets a row or has finished."""
         del self._in_order[bisect_left(self._in_order, sequence.number, key=_number)]
         for attribute, groups in self._groups.items():
-            group = groups[getattr(sequence, attribute)]
+            value = getattr(sequence, attribute)
+            group, values = groups[value], self._values[attribute]
             del group[bisect_left(group, sequence.number, key=_number)]
             if not group:
-                del groups[getattr(sequence, attribute)]
+                del groups[value], values[bisect_left(values, value)]
 
     def forget(self, sequence: Sequence) -> None:
         """Stop counting the waiting time of a sequence that has finished."""
         self._added_at.pop(sequence, None)
 
-    def grouped_by(self, attribute: str) -> dict[Any, Iterable[Sequence]]:
-        """Return the sequences by the value of an attribute, each group in order of arrival.
+    def grouped_by(self, attribute: str, descending: bool = False) -> Iterator[tuple[Any, Iterator[Sequence]]]:
+        """Yield the values of an attribute, each with the sequences that have it, in order of arrival.
 
         Only the first call with an attribute visits all sequences.
         """
         if attribute not in self._groups:
-            groups = self._groups[attribute] = {}
+            self._groups[attribute], self._values[attribute] = {}, []
             for sequence in self._in_order:
-                groups.setdefault(getattr(sequence, attribute), []).append(sequence)
-        return {value: map(self._counted, group) for value, group in self._groups[attribute].items()}
+                self._add_to_group(attribute, sequence)
+        groups, values = self._groups[attribute], self._values[attribute]
+        return ((value, map(self._counted, groups[value])) for value in (reversed(values) if descending else values))
+
+    def _add_to_group(self, attribute: str, sequence: Sequence) -> None:
+        groups, value = self._groups[attribute], getattr(sequence, attribute)
+        if value not in groups:
+            groups[value] = []
+            insort(self._values[attribute], value)
+        insort(groups[value], sequence, key=_number)
 
     def _counted(self, sequence: Sequence) -> Sequence:
         sequence.waited = self.step - self._added_at[sequence]

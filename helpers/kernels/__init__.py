@@ -1,10 +1,10 @@
-"""Two loops in C++, for the places where PyTorch's operators leave a CPU waiting for memory.
+"""Two C++ kernels, for work that PyTorch's operators do more slowly on a CPU.
 
-    linear            multiply a few rows by a large weight, at the speed at which memory can be read
-    paged_attention   compute the attention of all decodes of an iteration in one call, through their block tables
+    linear            multiplies a few rows by a large weight, as fast as memory can be read
+    paged_attention   computes the attention of all decodes of an iteration in one call, through their block tables
 
 The first use compiles them, which takes some seconds; the result is kept on disk. Without a compiler, on other devices
-and for other dtypes, PyTorch's own operators do the same work more slowly. `unavailable` returns the reason.
+and for dtypes other than float32 and bfloat16, PyTorch's operators do this work. `unavailable` returns the reason.
 """
 
 from .compiled import unavailable

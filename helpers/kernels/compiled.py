@@ -1,8 +1,7 @@
 """Compile the kernels for this machine's processor and load them.
 
 Python passes addresses to the library through ctypes, so compiling needs no headers of Python or PyTorch. The library
-is kept in the user's cache folder. It is compiled again when the sources, the flags, the compiler or the processor
-change.
+is kept in the user's cache folder. It is recompiled when the sources, the flags, the compiler or the processor change.
 """
 
 import ctypes
@@ -20,7 +19,7 @@ import torch
 SOURCES = Path(__file__).resolve().parent
 FLAGS = ["-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-fno-exceptions", "-fPIC"]
 # OpenMP is not linked: its functions come from the library that PyTorch has loaded. A second OpenMP would start threads
-# of its own, and PyTorch's threads, which wait for work in a busy loop, would keep the cores from them.
+# of its own. PyTorch's threads wait for work in a busy loop, so both would compete for the cores.
 LINK_FLAGS = ["-shared", "-nostdlib"]
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -58,8 +57,9 @@ def library() -> ctypes.CDLL:
     """Return the compiled kernels, compiling them if necessary.
 
     Raises:
-        RuntimeError: The platform is not supported, there is no compiler, or the compiler failed.
-        OSError: The cache folder is not writable, or the library cannot be loaded.
+        RuntimeError: the platform is not supported, there is no compiler, or the compiler failed.
+        OSError: the cache folder is not writable, or the library cannot be loaded.
+        subprocess.TimeoutExpired: the compiler took too long.
     """
     if sys.platform != "linux":
         raise RuntimeError(f"they are for Linux, not for {sys.platform}")

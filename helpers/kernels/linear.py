@@ -1,4 +1,4 @@
-"""Multiply a few rows by a weight that is packed in the order in which `linear.cpp` reads it."""
+"""Multiply a few rows by a weight that is stored in the order in which `linear.cpp` reads it."""
 
 import functools
 from ctypes import c_int, c_long, c_void_p
@@ -15,7 +15,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     """Copy a weight [out, in] (with any strides) into the order in which `linear` reads it.
 
     Returns:
-        float32 [panels, in, columns] or bfloat16 [panels, in / 2, columns, 2], padded with zeros.
+        The packed weight: float32 [panels, in, columns] or bfloat16 [panels, in / 2, columns, 2], padded with zeros.
     """
     columns, per_word = library().panel_columns(), INPUTS_PER_WORD[weight.dtype]
     outputs, inputs = weight.shape
@@ -25,10 +25,10 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int) -> torch.Tensor:
-    """Multiply x [..., in] by a packed weight and add bias [out]; return [..., out]. No gradients are recorded.
+    """Multiply x [..., in] by a packed weight, add bias [out] and return [..., out]. No gradients are recorded.
 
     Raises:
-        ValueError: The dtype, device or size of x or bias does not match the weight.
+        ValueError: the dtype, device or size of x or bias, or the number of outputs, does not match the weight.
     """
     per_word = INPUTS_PER_WORD[packed.dtype]
     if x.shape[-1] % per_word:
@@ -44,9 +44,14 @@ def linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out
         raise ValueError(f"The weight has {inputs} inputs, but x has {x.shape[-1]}: pass x of shape [..., {inputs}].")
     padded_outputs = packed.shape[0] * packed.shape[2]
     if not padded_outputs - packed.shape[2] < outputs <= padded_outputs:
-        raise ValueError(f"A weight packed in {packed.shape[0]} panels cannot have {outputs} outputs.")
+        raise ValueError(
+            f"A weight packed in {packed.shape[0]} panels cannot have {outputs} outputs: pass the number of outputs "
+            f"of the weight before it was packed."
+        )
     if bias is not None and bias.shape != (outputs,):
-        raise ValueError(f"The bias has shape {list(bias.shape)}, but the layer has {outputs} outputs.")
+        raise ValueError(
+            f"The bias has shape {list(bias.shape)}, but the layer has {outputs} outputs: pass a bias of [{outputs}]."
+        )
     x, bias = x.contiguous(), None if bias is None else bias.contiguous()
     y = x.new_empty(*x.shape[:-1], outputs)
     _kernel(x.dtype)(

@@ -1,4 +1,4 @@
-"""Attention of all decodes of an iteration in one call, through the sequences' block tables."""
+"""Compute the attention of all decodes of an iteration in one call, through the sequences' block tables."""
 
 import functools
 from ctypes import c_float, c_int, c_long, c_void_p
@@ -14,8 +14,8 @@ class Decodes:
     """The decodes of an iteration: the sequences that compute one new token each.
 
     Args:
-        columns: the column of each sequence's new token among all tokens of the forward pass.
-        lengths: the number of keys of each sequence, its new one included.
+        columns: the column of each sequence's new token in the row of the forward pass.
+        lengths: the number of keys of each sequence, the new one included.
         tables: the block table of each sequence.
         block_size: tokens per block.
     """
@@ -27,7 +27,7 @@ class Decodes:
         self._firsts = {None: torch.zeros_like(self.lengths)}
 
     def firsts(self, window: int | None) -> torch.Tensor:
-        """Return the first key that each sequence sees if it sees its last `window` keys, or all with None."""
+        """Return the index of the first key that each sequence attends to, int32 [sequences]; 0 without a window."""
         if window not in self._firsts:
             self._firsts[window] = (self.lengths - window).clamp(min=0)
         return self._firsts[window]
@@ -63,7 +63,7 @@ def paged_attention(
         keys, values: [kv heads, slots, head dim], the KV cache of one layer.
         output: [T, heads, head dim].
         scale: the factor of the scores.
-        window: the number of keys that a query sees at most, its own included; None for all.
+        window: the most keys that a query attends to, its own included; None for all.
     """
     kv_heads, slots, dim = keys.shape
     _kernel(query.dtype)(

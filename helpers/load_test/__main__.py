@@ -6,8 +6,8 @@
     python -m helpers.load_test --sweep                       rates from idle to overloaded, and the knee
     python -m helpers.load_test --sweep 1 2 4 --picture out.svg --limit ttft=0.5
 
-The exit status is 0 on success; 1 if a request failed (a refusal is no failure); 2 for an invalid setting, or if no
-server answers.
+The exit status is 0 on success; 1 if a request failed (a refusal is not a failure); 2 for an invalid setting, or if no
+server answers; 130 after Ctrl-C.
 """
 
 import argparse
@@ -119,7 +119,7 @@ def _limit(text: str) -> tuple[str, float]:
 
 
 def _requests(args: argparse.Namespace, server: dict[str, Any]) -> Callable[[int], list[Request]]:
-    """Return a function that makes the requests of a test: in each test the same lengths, but new texts."""
+    """Return a function that makes the requests of a test: all tests have the same lengths, but different texts."""
     count = args.warm_up + args.requests
     of_mix = MIXES[args.mix]
     prompt, output = args.prompt or of_mix[0], args.output or of_mix[1]
@@ -136,7 +136,7 @@ def _requests(args: argparse.Namespace, server: dict[str, Any]) -> Callable[[int
 
 
 def _tokens_per_word(url: str, server: dict[str, Any], seed: int) -> float:
-    """Measure the tokens per word of the server's tokenizer, with a request of a hundred words."""
+    """Measure the tokens per word of the server's tokenizer with a request of a hundred words."""
     stream = words(seed)
     prompt = " ".join(next(stream) for _ in range(100))
     (result,) = run_load(url, [(prompt, 1)], users=1, progress=False, **server).requests
@@ -196,7 +196,7 @@ def _run(args: argparse.Namespace, server: dict[str, Any]) -> list[LoadResult]:
         saved = results[0].as_dict() if args.sweep is None else {"results": [result.as_dict() for result in results]}
         Path(args.json).write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
     if args.picture:
-        from .. import plots  # only now: matplotlib takes a while to import
+        from .. import plots  # only here: importing matplotlib takes a while
 
         picture = plots.load_run(results[0]) if args.sweep is None else plots.load_sweep({"this server": results})
         picture.save(args.picture)

@@ -1,7 +1,7 @@
-"""One request over HTTP, and the time of every chunk of its streamed response.
+"""Send one request over HTTP, and measure when each chunk of its streamed response arrives.
 
-Everything that happens to a request becomes part of its `RequestResult`, and no request is sent twice. A refusal (429)
-is a figure of the load test; a retry would hide it.
+Errors become part of the request's `RequestResult`, and no request is sent twice. A refusal (429) is a result of the
+load test, which a retry would hide.
 """
 
 import json
@@ -20,19 +20,19 @@ Prompt = str | Sequence[int]
 class RequestResult(RequestMetrics):
     """The result of one request. All times are in seconds since the load test's first intended send time.
 
-    `arrival` is the intended send time; `token_times` are the arrival times of the chunks that hold tokens. Servers may
-    send several tokens in one chunk: `itl` holds the gaps between chunks, while `tpot` divides by the number of tokens
-    that the server counted.
+    `arrival` is the intended send time; `token_times` are the times at which chunks with tokens arrived. A server may
+    send several tokens in one chunk. `itl` therefore holds the gaps between chunks, while `tpot` divides by the number
+    of tokens that the server counted.
 
     Attributes:
         sent: the actual send time, which is later than `arrival` if the load generator could not keep up.
         ended: when the response was complete or the request failed.
-        text: the text that arrived.
+        text: the generated text that arrived.
         error: why the response is incomplete; None if it is complete.
         http_status: the HTTP status; None if there was no response.
         retry_after: the seconds to wait before a retry, as stated by a server that refused the request.
         finish_reason: "stop", "length", or another reason that the server gives.
-        prompt_tokens, output_tokens: as counted by the server; without its counts, None and the number of chunks.
+        prompt_tokens, output_tokens: as counted by the server; if it sends no counts, None and the number of chunks.
     """
 
     sent: float
@@ -57,7 +57,7 @@ class RequestResult(RequestMetrics):
 
 
 class Client:
-    """An HTTP client of one server. Use it as `async with Client(url) as client`.
+    """An HTTP client of one server, used as `async with Client(url) as client`.
 
     Args:
         url: the address of the server, with or without "/v1".
@@ -65,12 +65,12 @@ class Client:
         api_key: the API key, for servers that require one.
         chat: send prompts as a user's message to chat/completions instead of to completions.
         body: additional fields of the request's JSON, as in {"temperature": 0, "ignore_eos": True}.
-        timeout: seconds after which the client closes the connection and the request has failed.
+        timeout: seconds after which the client closes the connection, and the request counts as failed.
 
     Raises:
-        ConnectionError: no OpenAI-compatible server answers at this address (on entry, like the next error).
-        PermissionError: the server requires an API key or rejects this one (on entry).
-        ValueError: the address is not an http address, or the server does not have the model (on entry).
+        ValueError: `url` is not an http address; or, on entry, the server does not have the model.
+        ConnectionError: on entry, no OpenAI-compatible server answers at this address.
+        PermissionError: on entry, the server requires an API key or rejects this one.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class Client:
     async def send(
         self, request_id: int, prompt: Prompt, max_tokens: int, arrival: float, now: Callable[[], float]
     ) -> RequestResult:
-        """Send a request now, and read its response to the end.
+        """Send a request now and read its response to the end; errors become part of the result.
 
         Args:
             request_id: the id of the result.
             prompt: text, or token ids (except for chats).
             max_tokens: the most tokens of the output.
             arrival: the intended send time.
-            now: a function that returns the time.
+            now: returns the time in seconds, on the same clock as `arrival`.
         """
         content = {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
         body = {"model": self.model, **content, "max_tokens": max_tokens}
@@ -156,7 +156,7 @@ class Client:
                     error = f"{status}: {_message(await response.text())}"
         except TimeoutError:
             error = f"timed out after {self.timeout:g} s"
-        except Exception as problem:  # every fault of the server ends this request only: the others continue
+        except Exception as problem:  # an error ends this request only; the others continue
             error = f"{type(problem).__name__}: {problem}"
         return RequestResult(
             request_id,
@@ -177,7 +177,7 @@ class Client:
 class EventStream:
     """A parser of server-sent events, for bytes that the network may split anywhere.
 
-    Bytes are decoded once a line is complete, so a split within a character does no harm.
+    Bytes are decoded once a line is complete, because a split may fall within a character.
     """
 
     def __init__(self):
@@ -249,11 +249,11 @@ class ChunkReader:
         if not self.times:
             raise ValueError("the response held no token")
         if self.finish_reason is None:
-            raise ValueError("the response broke off")
+            raise ValueError("the response broke off: it has no finish reason")
 
 
 def _message(text: str) -> str:
-    """Return the error message of a server, whether it is in OpenAI's format or not."""
+    """Return the error message in a server's response: the field in OpenAI's format, or the text itself."""
     try:
         error = json.loads(text)["error"]
         return error["message"] if isinstance(error, dict) else str(error)

@@ -1,4 +1,4 @@
-"""Lengths of prompts and outputs in tokens, drawn from a distribution that a short text specifies.
+"""Lengths of prompts and outputs in tokens, drawn from a distribution that a short string specifies.
 
     fixed:32                 always 32
     uniform:8-128            8, 9, ... or 128 with equal probability
@@ -21,7 +21,7 @@ MIXES = {
 
 _Z95 = 1.6449  # standard deviations from the mean of a normal distribution to its 95th percentile
 
-# The names of the numbers, and a function that draws values with a numpy generator. The last number is the maximum.
+# The names of a distribution's numbers, and a function that draws values from it. The last number is the maximum.
 _DISTRIBUTIONS = {
     "fixed": ("N", lambda rng, size, n: [n] * size),
     "uniform": ("LOW-HIGH", lambda rng, size, low, high: rng.integers(low, high + 1, size)),
@@ -37,7 +37,7 @@ def parse(spec: str) -> tuple[str, list[int]]:
     """Return the name and the numbers of a distribution.
 
     Raises:
-        ValueError: there is no distribution of that name, or the numbers do not fit it.
+        ValueError: there is no such distribution, or its numbers are missing, out of order or below 1.
     """
     name, _, given = spec.partition(":")
     if name not in _DISTRIBUTIONS:
@@ -51,12 +51,12 @@ def parse(spec: str) -> tuple[str, list[int]]:
 
 
 def lengths(spec: str, count: int, seed: int | list[int] = 0) -> list[int]:
-    """Draw `count` lengths from the distribution that `spec` names, the same ones for the same seed.
+    """Draw `count` lengths from the distribution that `spec` names; the same seed gives the same lengths.
 
     Raises:
         ValueError: see `parse`.
     """
-    import numpy as np  # only once it is needed: --help should be quick
+    import numpy as np  # only here: --help should be quick
 
     name, numbers = parse(spec)
     rng = np.random.default_rng(seed)

@@ -1,9 +1,9 @@
-"""All requests of a load test at their times, in an open loop or in a closed one.
+"""Send all requests of a load test, in an open or a closed loop.
 
 In an open loop, each request is a task of its own that sleeps until its send time, so a late response delays no other
-request. In a closed loop, each of `users` users waits for a response before sending the next request. A slow server
-then receives fewer requests, and those that users would have sent meanwhile are never measured. In this way, a closed
-loop hides overload.
+request. In a closed loop, each user waits for a response before sending the next request. A slow server then receives
+fewer requests, and those that users would have sent meanwhile are never measured. A closed loop therefore hides
+overload.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from .client import Client, Prompt, RequestResult
 from .report import LIMITS, LoadResult
 
 T = TypeVar("T")
-# Takes the number of a request, its intended send time, and the clock.
+# Sends a request, given its number, its intended send time and the clock.
 Send = Callable[[int, float, Callable[[], float]], Awaitable[RequestResult]]
 
 
@@ -43,18 +43,19 @@ def run_load(
     timeout: float = 600.0,
     progress: bool = True,
 ) -> LoadResult:
-    """Send requests to a server, and measure. This works in a notebook, too, whose own event loop is running.
+    """Send requests to a server and measure its responses.
+
+    This also works in a notebook, whose thread already runs an event loop.
 
     Args:
         url: the address of the server.
         requests: `Request`s or (prompt, max_tokens) tuples; a prompt may be a list of token ids.
-        rate: for an open loop: requests per second, sent at times drawn by `arrival_times`.
+        rate: for an open loop: requests per second, sent at the times that `arrival_times` returns.
         cv, seed: see `arrival_times`.
-        users: for a closed loop, instead of a rate: the number of users, each of whom waits for a response before
-            sending the next request.
+        users: for a closed loop: the number of users. Each user waits for a response before sending the next request.
         think: seconds between a response and the user's next request. After a request that was not completed, a user
-            waits at least as long as the server's Retry-After says, or one second without it.
-        warm_up: the number of requests that are completed before the clock starts. No figure includes them.
+            waits for at least the server's Retry-After, or one second without it.
+        warm_up: how many of the requests are sent before the clock starts. No result includes them.
         limits: the largest "ttft", "tpot" and "e2e" (in seconds) of a request that counts as good.
         model, api_key, chat, body, timeout: see `Client`.
         progress: show a progress bar if stderr is a terminal.
@@ -111,16 +112,16 @@ async def _open_loop(send: Send, times: Sequence[float]) -> list[RequestResult]:
 
 
 async def _closed_loop(send: Send, count: int, users: int, think: float) -> list[RequestResult]:
-    """Send a user's next request once the previous response is complete and read: the server sets the pace.
+    """Send each user's next request once the previous response is complete: the server sets the pace.
 
-    After a request that was not completed, the user waits for as long as the server says, or one second. Without this
-    pause, a few users who are refused would use up all requests within moments.
+    After a request that was not completed, the user waits for the server's Retry-After, or one second. Without this
+    pause, a few refused users would use up all requests within moments.
     """
     now, numbers = _start_clock(), iter(range(count))
 
     async def user() -> list[RequestResult]:
         results = []
-        for number in numbers:  # the users share one iterator: each takes the next request when ready
+        for number in numbers:  # users share the iterator: each takes the next request when ready
             if results:
                 last = results[-1]
                 await asyncio.sleep(think if last.status == "ok" else max(think, last.retry_after or 1.0))
@@ -136,14 +137,14 @@ async def _send_now(client: Client, prompt: Prompt, max_tokens: int) -> RequestR
 
 
 async def _gather(coroutines: Sequence[Awaitable[T]]) -> list[T]:
-    """Run coroutines concurrently, and return their results. Cancelling this cancels all of them."""
+    """Run coroutines concurrently and return their results. Cancelling this call cancels all of them."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one) for one in coroutines]
     return [task.result() for task in tasks]
 
 
 def _start_clock() -> Callable[[], float]:
-    """Return a clock that counts the seconds from now on."""
+    """Return a clock that counts seconds from now on."""
     start = time.perf_counter()
     return lambda: time.perf_counter() - start
 

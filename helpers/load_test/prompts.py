@@ -1,7 +1,7 @@
 """The contents of requests: texts of an approximate length in tokens, or token ids of an exact length.
 
-Texts suit servers whose tokenizer is unknown. Hardly any two prompts start alike, so a server that shares prefixes has
-next to nothing to share.
+Texts suit servers whose tokenizer is unknown. Hardly any two prompts have a common prefix, so a prefix cache brings a
+server almost no advantage.
 """
 
 import random
@@ -18,12 +18,12 @@ def words(seed: int = 0) -> Iterator[str]:
 
 
 def texts(lengths: Sequence[int], tokens_per_word: float = 4 / 3, seed: int = 0) -> list[str]:
-    """Return a text of about each length in tokens: consecutive words of a stream of stories."""
+    """Return a text of about each length in tokens, made of consecutive words from a stream of stories."""
     stream = words(seed)
     return [" ".join(next(stream) for _ in range(max(1, round(length / tokens_per_word)))) for length in lengths]
 
 
 def token_ids(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """Return random token ids of exactly each length, from 100 to 999, which every vocabulary has."""
+    """Return a list of random token ids of each length. The ids are 100 to 999, which most vocabularies contain."""
     draw = random.Random(seed)
     return [[draw.randint(100, 999) for _ in range(length)] for length in lengths]

@@ -1,7 +1,7 @@
-"""The figures of a load test: how its requests ended, how long they took, and how many met the limits.
+"""The results of a load test: how its requests ended, how long they took, and how many met the limits.
 
-Latencies are those of `helpers.metrics`. They count completed requests only and start at the intended send time.
-Throughput and goodput refer to the time from the first intended send time to the end of the last request.
+Latencies are those of `helpers.metrics`. They cover completed requests only, and are measured from the intended send
+time. Throughput and goodput refer to the time from the first intended send time to the end of the last request.
 """
 
 import json
@@ -39,13 +39,13 @@ def _environment() -> dict[str, str]:
 
 @dataclass
 class LoadResult:
-    """One load test.
+    """The results of one load test.
 
     Attributes:
         settings: the settings of the run: "rate", "cv" and "seed" or "users" and "think"; "warm_up", "url", ...
         requests: one result per request in the order of their intended send times, without the warm-up.
         limits: see `run_load`.
-        environment: the date and the versions.
+        environment: the date, the platform, and the versions of Python and aiohttp.
     """
 
     settings: dict[str, Any]
@@ -69,12 +69,12 @@ class LoadResult:
 
     @property
     def rate(self) -> float | None:
-        """Requests per second that were offered; None in a closed loop."""
+        """The offered load in requests per second; None in a closed loop."""
         return self.settings.get("rate")
 
     @property
     def duration(self) -> float:
-        """Seconds until the last request ended."""
+        """The seconds from the first intended send time to the end of the last request."""
         return max(request.ended for request in self.requests)
 
     @property
@@ -94,7 +94,7 @@ class LoadResult:
 
     @property
     def lag(self) -> float:
-        """The most seconds by which the load generator sent a request late. Latencies include this time."""
+        """The largest delay, in seconds, with which the load generator sent a request. Latencies include it."""
         return max(0.0, *(request.sent - request.arrival for request in self.requests))
 
     def latencies(self, name: str) -> list[float]:
@@ -109,13 +109,13 @@ class LoadResult:
         return percentile(values, percent) if values else None
 
     def summary(self) -> dict[str, Any]:
-        """Return all figures by name, times in seconds."""
+        """Return all results by name, times in seconds."""
         names = ("duration", "request_throughput", "output_throughput", "goodput", "lag")
         percentiles = {name: {f"p{p}": self.percentile(name, p) for p in PERCENTS} for name in LATENCIES}
         return self.counts | {name: getattr(self, name) for name in names} | percentiles
 
     def __str__(self) -> str:
-        """Return the figures as a table."""
+        """Return the results as a table."""
         offered = f"{self.rate:g}/s offered" if self.rate else f"{self.settings.get('users')} users"
         ended = ", ".join(f"{count} {status}" for status, count in self.counts.items())
         lines = [

@@ -20,10 +20,10 @@ def sweep(url: str, rates: Sequence[float] | None, requests: Callable[[int], Req
 
     Args:
         url: the address of the server.
-        rates: requests per second. None takes seven rates, from a quarter of the server's `capacity` to twice as much.
-        requests: returns the requests of a test, given the number of the test. Make new prompts of equal lengths for
-            each test: prompts that occurred before would make a server with a prefix cache look faster from rate to
-            rate. Make enough of them: overload shows only in a test that lasts several times as long as a response.
+        rates: requests per second. None stands for seven rates, from a quarter of the server's `capacity` to twice it.
+        requests: returns the requests of a test, given the number of the test. Each test needs new prompts of the same
+            lengths, because repeated prompts would make a server with a prefix cache look faster. It also needs enough
+            requests: overload shows only in a test that lasts several times as long as a response.
         settings: see `run_load`.
 
     Raises:
@@ -39,7 +39,8 @@ def capacity(url: str, requests: Callable[[int], Requests], **settings) -> float
     """Measure the requests per second that the server completes under constant load.
 
     The load comes from closed loops with 4, 8, 16, ... users. The measurement ends when doubling the number of users
-    adds less than a tenth to the throughput, or when the server refuses requests.
+    adds less than a tenth to the throughput, when the server refuses requests, or when there are as many users as
+    requests.
 
     Raises:
         ValueError: no request was completed.
@@ -69,7 +70,7 @@ def knee(results: Sequence[LoadResult]) -> LoadResult:
 
 
 def table(results: Sequence[LoadResult]) -> str:
-    """Return a table with one line per rate, the knee marked."""
+    """Return a table with one line per rate and a mark at the knee."""
     heads = ["offered/s", "done/s", "tokens/s", "good/s", "TTFT p50", "p99", "E2E p50", "p99 (ms)", "refused", "failed"]
     best = knee(results) if any(result.ok for result in results) else None
     lines = ["".join(f"{head:>11}" for head in heads)]

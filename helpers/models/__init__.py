@@ -1,4 +1,4 @@
-"""Load models, find out what they support, and clone them without copying their weights."""
+"""Load models, call them, find out what they support, and clone them without copying their weights."""
 
 from .capabilities import (
     bytes_per_token,
@@ -7,10 +7,10 @@ from .capabilities import (
     require_exact_batching,
     require_exact_padding,
     require_kv_cache,
-    run_model,
 )
 from .cloning import clone_sharing_weights
 from .loading import EMBEDDED, default_pair, load_model
+from .running import run_model
 
 __all__ = [
     "EMBEDDED",

@@ -4,25 +4,15 @@ The checks take a few short forward passes. For a model that cannot be batched e
 reason, so they cover new architectures, too.
 """
 
-import inspect
 import weakref
 
 import torch
 from torch.nn.functional import pad
 
 from .. import kv_cache
+from .running import run_model
 
 HINT = "load_model() without a name loads the embedded model, which needs no network."
-
-
-def run_model(model, **inputs):
-    """Call the model, without gradients, with those of the inputs that its `forward` accepts.
-
-    BLOOM and MPT take no `position_ids` (ALiBi reads the mask); some families take no `logits_to_keep`.
-    """
-    accepted = inspect.signature(model.forward).parameters
-    with torch.no_grad():
-        return model(**{name: value for name, value in inputs.items() if name in accepted})
 
 
 _found_exact = weakref.WeakSet()

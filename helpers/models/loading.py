@@ -1,6 +1,6 @@
 """Load a model and its tokenizer: the embedded one by default, any causal language model by name or folder.
 
-Every model that `load_model` returns can be batched exactly by the four verbs. Other models are refused with the reason:
+Every model that `load_model` returns can be batched exactly by the four verbs. Other models are refused with a reason:
 no KV cache, an encoder, or positions that count the padding. SUPPORT.md lists the families for which this is tested.
 """
 

@@ -1,7 +1,7 @@
 """The pictures of the lessons: masks, caches, timelines of rows, latencies, and throughput against latency.
 
-Every function returns a `Picture` (or a `Player`). As a cell's last expression, it displays itself, and it carries a
-text that describes what it shows.
+Every function returns a `Picture`, except `play`, which returns a `Player`. A notebook displays both when they are the
+last expression of a cell. Both carry a text that describes what they show.
 """
 
 from .charts import bars, grouped_bars, latencies, lines, throughput_latency, tradeoff

@@ -17,13 +17,13 @@ def bars(values: Mapping[str, float], xlabel: str, title: str = "") -> Picture:
     ax.margins(x=0.12)
     ax.set_xlabel(xlabel)
     ax.set_title(title, loc="left", fontsize=11)
-    # Stored outputs are compared with new ones, and further decimals would differ between processors.
+    # Tests compare stored outputs with new ones, and more decimals would differ between processors.
     listed = ", ".join(f"{name} {value:.2f}" for name, value in values.items())
     return Picture(figure, f"Bar chart, {title or xlabel}: {listed}.")
 
 
 def lines(series: Mapping[str, tuple[Sequence, Sequence]], xlabel: str, ylabel: str, title: str = "") -> Picture:
-    """Draw a line with markers for each named (xs, ys)."""
+    """Draw a line with markers for each named (xs, ys), at most four."""
     figure, (ax,) = new_figure(7.5, 3.6)
     for (name, (xs, ys)), color, marker in zip(series.items(), (RED, BLUE, GREEN, PURPLE), "os^D", strict=False):
         ax.plot(xs, ys, color=color, marker=marker, markersize=3, linewidth=1.2, label=name)
@@ -52,7 +52,7 @@ def grouped_bars(
 
     Args:
         groups: the names of the groups.
-        series: for each series, one value per group.
+        series: for each series, at most seven, one value per group.
         xlabel, ylabel, title: the labels of the axes and the title of the picture.
         line: a value to compare the bars with, drawn as a horizontal line, and its name.
     """
@@ -75,7 +75,7 @@ def grouped_bars(
 
 
 def tradeoff(points: Mapping[str, tuple[float, float]], xlabel: str, ylabel: str) -> Picture:
-    """Draw a named point for each configuration on two axes; on both, less is better."""
+    """Draw a named point for each of at most four configurations on two axes; on both, less is better."""
     figure, (ax,) = new_figure(6.5, 3.8)
     for (name, (x, y)), color, marker in zip(points.items(), (GRAY, ORANGE, PURPLE, BLUE), "soD^", strict=False):
         ax.plot(x, y, marker, color=color, markersize=9)
@@ -112,7 +112,10 @@ def throughput_latency(batch_sizes: Sequence[int], throughput: Sequence[float], 
 
 
 def latencies(named: Mapping[str, Sequence[RequestMetrics]]) -> Picture:
-    """Draw a marker at the end-to-end latency of every request, in order of arrival."""
+    """Draw a marker at the end-to-end latency of every request, for at most four runs.
+
+    Request ids must be numbers in order of arrival.
+    """
     figure, (ax,) = new_figure(8, 3.4)
     for (name, metrics), color, marker in zip(named.items(), (RED, BLUE, GREEN, PURPLE), "sov^", strict=False):
         ordered = sorted(metrics, key=lambda one: one.request_id)

@@ -1,4 +1,4 @@
-"""Batches drawn token by token, and attention masks."""
+"""Grids: batches token by token, and attention masks."""
 
 from collections.abc import Hashable, Mapping, Sequence
 
@@ -18,7 +18,7 @@ def token_grid(
     Args:
         grids: for each panel, the texts of the tokens.
         masks: for each panel, its attention mask: 1 for a real token, 0 for a pad.
-        positions: for each panel, the position ids, written small below the tokens.
+        positions: for each panel, the position ids, drawn in small digits below the tokens.
     """
     height = sum(0.5 * len(grid) + 0.55 for grid in grids.values())
     columns = max(len(row) for grid in grids.values() for row in grid)
@@ -42,10 +42,9 @@ def token_grid(
 
 
 def batches(named: Mapping[str, Mapping]) -> Picture:
-    """Draw batches one above the other, as before and after a verb: one row per request, one column per token.
+    """Draw batches below each other, for example before and after a verb: a row per request and a column per token.
 
-    Tokens with cached keys and values are coloured, tokens that the next forward pass reads are framed, and left
-    padding is hatched.
+    Tokens are coloured, those that the next forward pass reads are framed, and left padding is hatched.
     """
     columns = max(batch["attention_mask"].size(1) for batch in named.values())
     rows = [max(1, len(batch["request_ids"])) + 0.9 for batch in named.values()]
@@ -87,7 +86,7 @@ def compare(
     Args:
         expected, actual: rows of cells (numbers or text).
         title: the title of the picture.
-        pads: the contents that are drawn as padding; None stands for an empty cell.
+        pads: the cell contents that are drawn as padding; None stands for an empty cell.
     """
     columns = max([1, *(len(row) for row in [*expected, *actual])])
     rows = max(1, len(expected), len(actual))
@@ -159,7 +158,7 @@ def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]]) -> Pictu
     A request keeps its colour from panel to panel.
 
     Args:
-        named: for each panel, (text, request, position) of each token. The position is written small below the text.
+        named: for each panel, (text, request, position) of each token. The position is drawn below the text.
     """
     columns = max(len(cells) for cells in named.values())
     figure, axes = new_figure(min(11, 0.85 * columns + 0.6), 0.95 * len(named) + 0.4, len(named))
@@ -189,7 +188,7 @@ def who_sees_whom(
     Args:
         named: masks [tokens, tokens], True where a query attends to a key.
         tokens: the texts of the tokens.
-        owners: the number of each token's request. Attention to a token of another request is marked with a cross.
+        owners: the number of each token's request. A cross marks attention to a token of another request.
     """
     count = len(tokens)
     figure = Figure(figsize=(min(11, 0.44 * count * len(named) + 2), 0.34 * count + 1.4), layout="constrained")

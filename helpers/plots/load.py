@@ -13,7 +13,7 @@ def request_timeline(request: RequestMetrics) -> Picture:
     """Draw one request from its intended send time to its last token, with its latencies as arrows.
 
     Args:
-        request: a request with at least one token. If it has an attribute `sent`, the actual send time is marked, too.
+        request: a request with at least one token. If it has an attribute `sent`, the actual send time is also marked.
     """
     sent = getattr(request, "sent", request.arrival)
     start, *times = (1000 * (time - request.arrival) for time in (sent, *request.token_times))
@@ -43,7 +43,7 @@ def request_timeline(request: RequestMetrics) -> Picture:
 
 
 def load_run(result) -> Picture:
-    """Draw a line for each request of a load test, from its intended send time to its end, which makes queues visible.
+    """Draw a line for each request of a load test, from its intended send time to its end. This makes queues visible.
 
     Args:
         result: a `LoadResult` of the load generator.
@@ -78,12 +78,12 @@ def load_run(result) -> Picture:
 def load_sweep(named: Mapping[str, Sequence]) -> Picture:
     """Draw latency over throughput, one curve per server: flat while more load adds throughput, then steep.
 
-    The upper panel shows the end-to-end latency, the lower one the time to first token. Solid lines are medians, dashed
-    lines 99th percentiles. A ring marks the knee: the greatest ratio of request throughput to the median end-to-end
-    latency (see `metrics.knee`).
+    The upper panel shows the end-to-end latency, the lower one the time to first token. Solid lines are medians, and
+    dashed lines are 99th percentiles. A ring marks the knee: the greatest ratio of request throughput to the median
+    end-to-end latency (see `metrics.knee`).
 
     Args:
-        named: for each server, the results of a sweep: one `LoadResult` per rate.
+        named: for each server, at most four, the results of a sweep: one `LoadResult` per rate.
     """
     figure, axes = new_figure(8, 5.6, 2, sharex=True)
     handles, described = [], []

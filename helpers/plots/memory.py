@@ -1,4 +1,4 @@
-"""Memory for keys and values: how much of it is allocated, used and shared."""
+"""Pictures of the KV cache: how much memory is allocated, used and shared."""
 
 from collections.abc import Hashable, Mapping, Sequence
 
@@ -14,8 +14,8 @@ def memory_timeline(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], ca
     """Draw how much of a KV cache is allocated in each iteration, and how much of that holds tokens.
 
     Args:
-        named: for each panel, two counts per iteration: tokens held, and tokens that the allocated memory could hold.
-        capacity: tokens that the whole memory could hold.
+        named: for each panel, two counts per iteration: the tokens held, and the tokens for which memory is allocated.
+        capacity: the tokens for which there is memory.
     """
     figure, axes = new_figure(9, 1.6 * len(named) + 0.7, len(named), sharex=True, sharey=True)
     described = []

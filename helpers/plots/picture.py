@@ -39,7 +39,7 @@ class Picture:
         return {"image/png": png, "text/plain": repr(self)}, {"image/png": {"alt": self.alt, "width": width}}
 
     def save(self, path) -> None:
-        """Write the picture as SVG, with its text as the title. Equal pictures give equal bytes."""
+        """Write the picture as SVG, with the describing text as its title. Equal pictures give equal bytes."""
         from matplotlib import rc_context
 
         with rc_context({"svg.hashsalt": "picture", "svg.fonttype": "none"}):
@@ -47,7 +47,7 @@ class Picture:
 
 
 def new_figure(width: float, height: float, panels: int = 1, **options):
-    """Return a figure with panels below each other, and their axes. Width and height are in inches."""
+    """Return a figure with panels below each other, and the panels' axes. Width and height are in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(panels, 1, squeeze=False, **options)[:, 0]
     for ax in axes:

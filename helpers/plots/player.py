@@ -11,10 +11,10 @@ from .rows import runs_of
 
 
 class Player:
-    """A timeline that plays in the browser: iteration by iteration, rows fill, decode and become free.
+    """A timeline that plays in the browser: iteration by iteration, rows prefill, decode and become free.
 
-    It is plain HTML and a few lines of script, with no server and no download. Where scripts do not run (in a preview,
-    or in a notebook that is not trusted yet), the whole timeline is shown as a still picture.
+    It consists of HTML and a few lines of script, and needs no server and no download. Where scripts do not run (in a
+    preview, or in a notebook that is not trusted yet), the whole timeline is shown as a still picture.
     """
 
     def __init__(self, trace: Trace, title: str):
@@ -35,7 +35,7 @@ class Player:
         # One frame per iteration: for each row, the name of its request, its kind of work and its tokens so far.
         generated: dict = {}
         frames = []
-        for iteration in trace.iterations:
+        for iteration in trace.passes:
             frame = []
             for row in iteration.row_steps:
                 generated[row.request_id] = generated.get(row.request_id, 0) + row.new_tokens
@@ -108,5 +108,5 @@ PLAYER = textwrap.dedent("""\
 
 
 def play(trace: Trace, title: str = "Rows, iteration by iteration") -> Player:
-    """Animate a trace, with a play button and a slider."""
+    """Return an animation of a trace, with a play button and a slider."""
     return Player(trace, title)

@@ -1,4 +1,4 @@
-"""What the rows of a batch do in each iteration, and how long that keeps requests waiting."""
+"""Pictures of what the rows of a batch do in each iteration, and of how long requests wait."""
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from .picture import BLUE, GRAY, GREEN, INK, RED, SKY, WORK_COLORS, WORK_MEANING
 def slot_timeline(traces: Mapping[str, Trace]) -> Picture:
     """Draw what every row did in every forward pass, with one panel per trace on a common axis.
 
-    Consecutive requests on a row decode in two alternating blues, which shows where one follows another.
+    Two alternating blues mark the decodes of consecutive requests on a row, to show where one follows another.
     """
     longest = max(trace.forward_passes for trace in traces.values())
     rows = sum(trace.rows for trace in traces.values())
@@ -49,13 +49,13 @@ def slot_timeline(traces: Mapping[str, Trace]) -> Picture:
 
 
 def runs_of(trace: Trace, row: int) -> Iterable[tuple[int, int, str, int]]:
-    """Yield the stretches of a row in which its request and its work stay the same.
+    """Yield the stretches of iterations in which a row's request and work stay the same.
 
     Yields:
-        (start, length, work, how many requests held the row before) for each stretch.
+        (start, length, work, number of the row's latest request) for each stretch; the number is -1 before the first.
     """
     start, last, nth = 0, None, -1
-    for index, iteration in enumerate([*trace.iterations, None]):
+    for index, iteration in enumerate([*trace.passes, None]):
         row_step = iteration.row_steps[row] if iteration else None
         key = (row_step.work, row_step.request_id) if row_step else None
         if key != last:
@@ -93,11 +93,11 @@ def _counts(trace: Trace) -> str:
 def who_waits(
     named: Mapping[str, Sequence[RequestMetrics]], groups: Mapping[str, Collection[Hashable]], unit: str = "seconds"
 ) -> Picture:
-    """Draw a marker at the end-to-end latency of each request, with one panel per policy; dashed lines are medians.
+    """Draw a marker at the end-to-end latency of each request, with a panel per policy. Dashed lines are medians.
 
     Args:
         named: the metrics of the requests under each policy.
-        groups: the request ids of each group; a group has its own colour and marker.
+        groups: the request ids of each group, at most three; each group has its own colour and marker.
         unit: the unit of the latencies.
     """
     figure, axes = new_figure(8, 1.15 * len(named) + 0.9, len(named), sharex=True, sharey=True)
@@ -126,7 +126,7 @@ def who_waits(
 
 
 def tokens_read(traces: Mapping[str, Trace], first: int = 0, last: int | None = None) -> Picture:
-    """Draw how many tokens each forward pass read: tokens of decodes below, tokens of prompts on top.
+    """Draw how many tokens each forward pass read: those of decodes below, and those of prefills on top.
 
     Args:
         traces: the runs, one panel each.
@@ -135,7 +135,7 @@ def tokens_read(traces: Mapping[str, Trace], first: int = 0, last: int | None = 
     figure, axes = new_figure(9, 1.5 * len(traces) + 0.7, len(traces), sharex=True, sharey=True)
     described = []
     for ax, (title, trace) in zip(axes, traces.items(), strict=True):
-        shown = trace.iterations[first : None if last is None else last + 1]
+        shown = trace.passes[first : None if last is None else last + 1]
         totals, prompts = [0] * len(shown), 0
         for kind in ("decode", "prefill"):
             read = [sum(row.tokens for row in one.row_steps if row.work == kind) for one in shown]

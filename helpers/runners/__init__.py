@@ -1,6 +1,6 @@
 """How a planned iteration is executed on a model: forward passes, and the tokens sampled from them.
 
-runner.py        chooses a runner: ragged where the model supports it, otherwise padded, with the reason
+choice.py        chooses a runner: ragged where the model supports it, otherwise padded, with the reason
 ragged.py        all tokens of an iteration in one row, without padding
 attention.py     attention of each sequence over its own keys and values
 kv_pool.py       the tensors behind the blocks
@@ -11,8 +11,8 @@ linear.py        linear layers on reordered copies of the weights
 """
 
 from .attention import attend
+from .choice import make_runner, why_not_ragged
 from .padded import PaddedRunner
 from .ragged import RaggedRunner
-from .runner import make_runner, why_not_ragged
 
 __all__ = ["PaddedRunner", "RaggedRunner", "attend", "make_runner", "why_not_ragged"]

@@ -36,9 +36,11 @@ def mask_at_probe_positions(mask_function, **_) -> torch.Tensor:
 
 
 def _compare_with_window(module, query, key, value, attention_mask, sliding_window=None, **_):
-    positions = probe_positions(attention_mask.device)
+    positions = probe_positions(query.device if attention_mask is None else attention_mask.device)
     distance = positions[:, None] - positions
     announced = (distance >= 0) & (distance < (float("inf") if sliding_window is None else sliding_window))
+    if attention_mask is None or attention_mask.shape[2:] != announced.shape:
+        raise UnsupportedAttention(f"layer {module.layer_idx} has a mask of its own")
     if not torch.equal(attention_mask[0, 0], announced):
         tokens = "all earlier tokens" if sliding_window is None else f"exactly the last {sliding_window} tokens"
         raise UnsupportedAttention(f"layer {module.layer_idx} does not attend to {tokens}, as it announces")

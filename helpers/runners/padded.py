@@ -1,8 +1,8 @@
 """Padded execution: an iteration on left-padded batches, for every model that the four verbs can run.
 
-A batch is one tensor, in which every row computes the same number of tokens. Decodes fit into one batch. Left padding
-makes the first chunks of several prompts fit, too, but not prefills and decodes together. A plan that mixes them takes
-several forward passes: one for all decodes, one for all first chunks, then one for each later chunk of a prompt.
+A batch is one tensor, in which every row computes the same number of tokens. Decodes fit into one batch. With left
+padding, so do the first chunks of several prompts. Prefills and decodes do not fit together. A plan that mixes them
+takes several forward passes: one for all decodes, one for all first chunks, then one for each later chunk of a prompt.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from ..engine import Chunk, ForwardPass, Plan, RunnerOutput, Sequence
 from ..engine.runner import Clock, run_passes
-from ..rows import concatenate_rows, forward, left_padded, select_rows
+from ..padded_batch import concatenate_rows, forward, left_padded, select_rows
 from .sampling import BatchSampler
 
 

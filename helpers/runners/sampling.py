@@ -33,8 +33,8 @@ class BatchSampler:
             logits: [chunks that sample a token, vocabulary], in their order.
 
         Returns:
-            The token of each of these sequences, or the exception that sampling it raised: one request's parameters
-            must not make other requests fail.
+            The token of each of these sequences, or the exception raised while sampling it: the parameters of one
+            request must not make others fail.
         """
         sequences = [chunk.sequence for chunk in chunks if chunk.samples_token]
         best = logits.float().argmax(dim=-1).tolist()  # for all rows at once; in bfloat16 it would be slow on a CPU

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ..engine import RequestOutput
-from ..trace import Iteration
+from ..trace import TracedPass
 from .engine_thread import EngineThread
 from .response_stream import choice_name
 from .snapshot import Snapshot
@@ -37,7 +37,7 @@ class LiveView:
     def observe(self, outputs: list[RequestOutput], snapshot: Snapshot) -> None:
         """Record a step and its outputs."""
         self._snapshot, self._version = snapshot, self._version + 1
-        self._iterations.extend(self._described(iteration) for iteration in snapshot.iterations)
+        self._iterations.extend(self._described(iteration) for iteration in snapshot.passes)
         self._tokens.append((time.perf_counter(), sum(len(output.new_token_ids) for output in outputs)))
         self._forget_old_tokens()
         for output in outputs:
@@ -77,7 +77,7 @@ class LiveView:
             "tokens_per_second": sum(tokens for _, tokens in self._tokens) / RATE_WINDOW,
         }
 
-    def _described(self, iteration: Iteration) -> dict[str, Any]:
+    def _described(self, iteration: TracedPass) -> dict[str, Any]:
         row_steps = [
             None if one.work == "empty" else [choice_name(one.request_id), one.work, one.tokens, one.new_tokens]
             for one in iteration.row_steps

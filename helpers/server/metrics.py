@@ -61,7 +61,7 @@ class ServerMetrics:
     def observe(self, outputs: list[RequestOutput], snapshot: Snapshot) -> None:
         """Count and time the outputs of a step."""
         self._snapshot, now = snapshot, time.perf_counter()
-        self._iterations.inc(len(snapshot.iterations))
+        self._iterations.inc(len(snapshot.passes))
         for output in outputs:
             sequence = (output.request_id, output.index)
             stream = self._thread.stream_of(output.request_id)  # None if its client has left

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from ..engine import EngineCore, RequestOutput
-from ..trace import Iteration
+from ..trace import TracedPass
 
 MAX_NAMED = 100  # waiting sequences whose labels a snapshot holds
 
@@ -15,13 +15,13 @@ class Snapshot:
     """The engine after a step; labels as in the trace.
 
     Attributes:
-        iterations: the step's forward passes.
+        passes: the step's forward passes.
         waiting: labels of the first waiting sequences, at most `MAX_NAMED`.
         num_waiting, num_running: how many sequences wait, and how many hold a row.
         blocks_used, blocks_cached: blocks of the KV cache; 0 in an engine without blocks.
     """
 
-    iterations: tuple[Iteration, ...] = ()
+    passes: tuple[TracedPass, ...] = ()
     waiting: tuple[Hashable, ...] = ()
     num_waiting: int = 0
     num_running: int = 0
@@ -34,11 +34,11 @@ Observer = Callable[[list[RequestOutput], Snapshot], None]
 
 def take_snapshot(engine: EngineCore, stepped: bool = True) -> Snapshot:
     """Describe the engine. `stepped` is False if it has made no step since the last snapshot."""
-    newest_first = reversed(engine.trace.iterations)
-    iterations = itertools.takewhile(lambda one: one.step == engine.steps - 1, newest_first) if stepped else ()
+    newest_first = reversed(engine.trace.passes)
+    passes = itertools.takewhile(lambda one: one.step == engine.steps - 1, newest_first) if stepped else ()
     blocks = engine.block_manager
     return Snapshot(
-        tuple(iterations)[::-1],
+        tuple(passes)[::-1],
         tuple(engine.waiting_labels(MAX_NAMED)),
         engine.num_waiting,
         engine.num_running,

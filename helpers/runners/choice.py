@@ -67,11 +67,11 @@ def _num_blocks(model, config: EngineConfig) -> int:
 
 
 def why_not_ragged(model) -> str | None:
-    """Return why a model cannot run ragged; None if its logits in a row with other sequences equal those alone.
+    """Return why a model cannot run ragged, or None if it can.
 
     Two prompts share the row of two short forward passes. One of them is computed in two chunks, so the second pass
-    holds a decode and a prefill. The prompts are shorter than most sliding windows, so `check_layer_masks` checks what
-    layers attend to in longer texts.
+    holds a decode and a prefill. Up to rounding, the logits must be those that the model gives each prompt alone. The
+    prompts are shorter than any sliding window, so `check_layer_masks` checks longer distances.
     """
     if not isinstance(model, PreTrainedModel):
         return "it is not a transformers model"

@@ -1,6 +1,6 @@
-"""Lesson 7, what a load test measures: when requests are sent, how long each takes, and which of them count.
+"""Lesson 7, an open-loop load: when requests are sent, and how long each one takes, its wait included.
 
-Times are in seconds from the start of the test. Whatever is drawn comes from a generator that the check hands over.
+Times are in seconds from the start of the test. Gaps are drawn from a generator that the check passes in.
 """
 
 from collections.abc import Callable
@@ -10,13 +10,11 @@ from math import log
 from random import Random
 
 from .attempt import Attempt
-from .differences import Wrong, close, expect_number, expect_numbers, kind
-
-Requests = Seq[tuple[float, Seq[float]]]
+from .differences import Wrong, close, expect_numbers, kind
 
 
 def _expect_times(got, count: int, what: str, given: str) -> None:
-    """Say in words if what came is no list of so many numbers."""
+    """Raise `Wrong` unless `got` is a list of `count` numbers."""
     if not isinstance(got, list | tuple):
         raise Wrong(f"should return a list, {what}; it returned {kind(got)} ({given}).")
     for number in got:
@@ -26,11 +24,11 @@ def _expect_times(got, count: int, what: str, given: str) -> None:
         raise Wrong(f"the list has length {len(got)}, and should have {count}: {what} ({given}).")
 
 
-# --- when requests are sent ---------------------------------------------------------------------------------------
+# --- when requests are sent -------------------------------------------------------------------------------------------
 
 
 def poisson_arrivals(attempt: Attempt) -> None:
-    """Rates above and below one, each with two seeds; a single request and none."""
+    """Check rates above and below one, two seeds, a single request and no requests."""
     cases = [(2.0, 6, 1), (2.0, 6, 2), (0.25, 5, 3), (8.0, 7, 4), (0.5, 1, 5), (3.0, 0, 6)]
     given = [f"rate {rate:g}, count {count}, Random({seed})" for rate, count, seed in cases]
     got, unused = [], True
@@ -42,14 +40,14 @@ def poisson_arrivals(attempt: Attempt) -> None:
         unused = unused and random.getstate() == Random(seed).getstate()
 
     def drawn(of: Callable[[float, int, Random], Seq[float]]) -> list[float]:
-        """The times of all cases, one after the other, by a rule of (rate, count, random)."""
+        """Concatenate the times that a rule of (rate, count, random) gives for each case."""
         return [time for rate, count, seed in cases for time in of(rate, count, Random(seed))]
 
     def gaps(rate: float, count: int, random: Random) -> list[float]:
         return [random.expovariate(rate) for _ in range(count)]
 
     def sums(gap: Callable[[float, Random], float]) -> list[float]:
-        """The times if each gap is drawn by a rule of (rate, random)."""
+        """Return the times of all cases if a rule of (rate, random) draws each gap."""
         return drawn(lambda rate, count, random: accumulate(gap(rate, random) for _ in range(count)))
 
     def stretched(rate: float, count: int, random: Random) -> list[float]:
@@ -161,11 +159,11 @@ def _explain_without_chance(times: Seq[float], cases: Seq[tuple[float, int, int]
     )
 
 
-# --- how long each takes ------------------------------------------------------------------------------------------
+# --- how long each takes ----------------------------------------------------------------------------------------------
 
 
 def open_loop_latencies(attempt: Attempt) -> None:
-    """A queue that grows and shrinks, an idle server, a stall, all at once, a single request, none."""
+    """Check a queue that grows and shrinks, an idle server, a stall, simultaneous requests, a single one and none."""
     cases = [
         ([0, 1, 2, 3, 12], [2, 3, 1, 4, 2]),
         ([1, 5, 9], [2, 2, 3]),
@@ -182,11 +180,11 @@ def open_loop_latencies(attempt: Attempt) -> None:
         got.append(list(times))
 
     def every(of: Callable[[Seq[float], Seq[float]], Seq[float]]) -> list[float]:
-        """The latencies of all cases, one after the other, by a rule of (send times, service times)."""
+        """Concatenate the latencies that a rule of (send times, service times) gives for each case."""
         return [number for case in cases for number in of(*case)]
 
     def ends(sent: Seq[float], service: Seq[float]) -> list[float]:
-        """When each is done, by a server that takes one at a time, in order."""
+        """Return when each request finishes if the server runs one at a time, in order."""
         done = []
         for time, seconds in zip(sent, service, strict=True):
             done.append(max([time, *done[-1:]]) + seconds)
@@ -202,12 +200,12 @@ def open_loop_latencies(attempt: Attempt) -> None:
         return [end - time for end, time in zip(accumulate(service), sent, strict=True)]
 
     def behind_one(sent: Seq[float], service: Seq[float]) -> list[float]:
-        """As if only the request just before could be in the way."""
+        """Return the latencies if a request waited only for the one just before it."""
         free = [0, *(time + seconds for time, seconds in zip(sent, service, strict=True))]
         return [max(time, free[i]) + service[i] - time for i, time in enumerate(sent)]
 
     def by_rank(rank: Callable[[int], float], sent: Seq[float], service: Seq[float]) -> list[float]:
-        """A server that takes, of those that wait, the one with the smallest rank of (number)."""
+        """Return the latencies if the server always runs the waiting request with the lowest rank of (number)."""
         left, now, done = set(range(len(sent))), 0.0, {}
         while left:
             now = max(now, min(sent[i] for i in left))
@@ -293,210 +291,6 @@ def open_loop_latencies(attempt: Attempt) -> None:
     )
 
 
-# --- which of them count ------------------------------------------------------------------------------------------
-
-
-def goodput(attempt: Attempt) -> None:
-    """Late starts, slow texts, a stall, a single token, a refusal; both limits met exactly; nobody at all."""
-    easy = [(0, [0.5, 1, 1.5]), (1, [3.5, 4, 4.5]), (2, [2.5, 4.5, 6.5]), (3, [3.5, 3.75])]
-    cases = [
-        (easy, 4, 1, 0.5),
-        (easy, 8, 2.5, 2),
-        ([(0, [1, 1.5, 2, 2.5]), (4, [5, 5.25])], 10, 1, 0.5),
-        ([(0, [0.25]), (5, [7]), (6, [6.5, 7]), (8, [8.5, 10])], 10, 1, 0.5),
-        ([(0, [0.5, 1]), (1, []), (1, []), (2, []), (3, [3.25, 3.5])], 5, 1, 0.5),
-        ([(10, [10.5, 10.625, 10.75, 12.25, 12.5]), (11, [12.5, 12.5625, 12.625, 12.6875])], 16, 1, 0.5),
-        ([(0, [0.25, 0.5, 0.75, 1.5, 2.75]), (0, [1, 1.5, 2]), (3, [3.5, 3.75, 4.75])], 2, 1, 0.625),
-        ([(0, [0.75, 1]), (1, [1.75, 2.375, 3]), (2, [2.25, 2.5, 4.5]), (3, [5, 7]), (4, [4.5, 4.75, 7])], 5, 1, 0.5),
-        ([(1, []), (2, [])], 4, 1, 1),
-        ([], 3, 1, 1),
-    ]
-    given = [
-        f"(sent, token times) {requests}, {seconds} s, limits {ttft} and {tpot} s"
-        for requests, seconds, ttft, tpot in cases
-    ]
-    nothing = "A refused request has no tokens, and does not count."
-    hints = {
-        "list index out of range": nothing,
-        "float division by zero": "A single token has no time per token behind it, and so none that could be too long.",
-        "unsupported operand type": "A single token has no TPOT: only its TTFT has a limit.",
-        "not supported between": "A single token has no TPOT: only its TTFT has a limit.",
-    }
-    hints["division by zero"] = hints["float division by zero"]
-    got = []
-    for (requests, seconds, ttft, tpot), told in zip(cases, given, strict=True):
-        number = attempt(
-            [(sent, list(times)) for sent, times in requests], seconds, ttft, tpot, given=told, hints=hints
-        )
-        expect_number(number)
-        got.append(float(number))
-
-    def rates(of: Callable[[Requests, float, float, float], float]) -> list[float]:
-        """In each case, what a wrong idea gives for (requests, seconds, ttft, tpot)."""
-        return [of(*case) for case in cases]
-
-    def meeting(rule: Callable[[float, Seq[float], float, float], bool]) -> list[float]:
-        """In each case, the requests a second for which a rule of (sent, token times, ttft, tpot) holds."""
-        return rates(lambda requests, seconds, *limits: sum(rule(*one, *limits) for one in requests) / seconds)
-
-    def pace(times: Seq[float]) -> float:
-        """TPOT; none counts as 0."""
-        return (times[-1] - times[0]) / max(len(times) - 1, 1)
-
-    def good(sent: float, times: Seq[float], ttft: float, tpot: float) -> bool:
-        return bool(times) and times[0] - sent <= ttft and pace(times) <= tpot
-
-    def number(requests: Requests, limits: Seq[float]) -> int:
-        return sum(good(*one, *limits) for one in requests)
-
-    def on_the_whole(requests: Requests, seconds: float, ttft: float, tpot: float) -> float:
-        """All of them or none, by the means."""
-        answered = [(sent, times) for sent, times in requests if times] or [(0, [float("inf")])]
-        firsts, paces = [times[0] - sent for sent, times in answered], [pace(times) for _, times in answered]
-        met = sum(firsts) / len(firsts) <= ttft and sum(paces) / len(paces) <= tpot
-        return len(answered) / seconds if met else 0
-
-    def gaps(times: Seq[float]) -> list[float]:
-        return [later - time for time, later in pairwise(times)]
-
-    first_too = (
-        "spreads the wait for the first token over the others. That wait is TTFT; TPOT is the mean of the gaps between "
-        "tokens, and of gaps there is one fewer than of tokens."
-    )
-    share = "gives a share of the requests. It says nothing about how many a second are served well."
-    expect_numbers(
-        got,
-        meeting(good),
-        [
-            (
-                meeting(lambda sent, times, *limits: not times or good(sent, times, *limits)),
-                "counts refused requests. Nothing was too late for them, since nothing came: nobody was served.",
-            ),
-            (
-                meeting(lambda sent, times, *limits: len(times) > 1 and good(sent, times, *limits)),
-                "leaves out answers of a single token: they have no TPOT, so only TTFT can be too long.",
-            ),
-            (
-                meeting(lambda sent, times, x, y: bool(times) and times[0] - sent < x and pace(times) < y),
-                "leaves out what just meets a limit: at most means that the limit itself is fine.",
-            ),
-            (
-                meeting(lambda sent, times, x, y: bool(times) and times[0] - sent < x and pace(times) <= y),
-                "leaves out a TTFT that just meets its limit: at most means that the limit itself is fine.",
-            ),
-            (
-                meeting(
-                    lambda sent, times, x, y: (
-                        bool(times) and times[0] - sent <= x and (len(times) < 2 or pace(times) < y)
-                    )
-                ),
-                "leaves out a TPOT that just meets its limit: at most means that the limit itself is fine.",
-            ),
-            (
-                meeting(lambda sent, times, x, y: bool(times) and (times[0] - sent <= x or pace(times) <= y)),
-                "is content with one of the limits. A user is content only if both are met.",
-            ),
-            (
-                meeting(lambda sent, times, x, _: bool(times) and times[0] - sent <= x),
-                "looks at the first token only: a text that crawls afterwards is no good one.",
-            ),
-            (
-                meeting(lambda sent, times, _, y: bool(times) and pace(times) <= y),
-                "never looks at the wait for the first token: that can be too long, too.",
-            ),
-            (
-                meeting(lambda sent, times, x, y: good(sent, times, y, x)),
-                "has the limits swapped: the first is for TTFT, the second for TPOT.",
-            ),
-            (
-                meeting(lambda s, t, x, y: bool(t) and t[0] - s <= x and (len(t) < 2 or (t[-1] - s) / len(t) <= y)),
-                first_too,
-            ),
-            (meeting(lambda s, t, x, y: bool(t) and t[0] - s <= x and (t[-1] - s) / len(t) <= y), first_too),
-            (
-                meeting(lambda s, t, x, y: bool(t) and t[0] - s <= x and (t[-1] - s) / max(len(t) - 1, 1) <= y),
-                first_too,
-            ),
-            (
-                meeting(
-                    lambda s, t, x, y: bool(t) and t[0] - s <= x and (len(t) < 2 or (t[-1] - s) / (len(t) - 1) <= y)
-                ),
-                first_too,
-            ),
-            (
-                meeting(lambda s, t, x, y: bool(t) and t[0] - s <= x and (t[-1] - t[0]) / len(t) <= y),
-                "divides by the number of tokens. Between n tokens there are n - 1 gaps.",
-            ),
-            (
-                meeting(lambda s, t, x, y: bool(t) and t[0] - s <= x and max(gaps(t), default=0) <= y),
-                "looks at the longest gap. TPOT is a request's mean time for each token after the first.",
-            ),
-            (
-                meeting(lambda s, t, x, y: bool(t) and t[0] - s <= x and all(gap <= y for gap in gaps(t)[:1])),
-                "looks at the first gap only: TPOT is the mean of all of them.",
-            ),
-            (
-                meeting(lambda s, t, x, y: bool(t) and t[-1] - s <= x + y * (len(t) - 1)),
-                "forgives a late first token if the others come fast. Each limit counts on its own.",
-            ),
-            (
-                meeting(lambda s, t, x, y: bool(t) and t[-1] - s <= x and pace(t) <= y),
-                "compares the whole request's time with the limit for the first token.",
-            ),
-            (
-                meeting(lambda sent, times, x, y: bool(times) and times[0] <= x and pace(times) <= y),
-                "takes the time on the clock for TTFT: it counts from the moment at which the request was sent.",
-            ),
-            (
-                meeting(lambda sent, times, *_: bool(times)),
-                "counts all that were answered, in time or not: that is throughput.",
-            ),
-            (
-                rates(lambda requests, seconds, *_: len(requests) / seconds),
-                "counts all that were sent: that is the load, and says nothing about the server.",
-            ),
-            (
-                rates(lambda requests, seconds, *limits: number(requests, limits)),
-                "says how many. Wanted is how many a second.",
-            ),
-            (
-                rates(lambda requests, seconds, *limits: number(requests, limits) / max(len(requests), 1)),
-                share,
-            ),
-            (
-                rates(lambda requests, seconds, *limits: 100 * number(requests, limits) / max(len(requests), 1)),
-                share,
-            ),
-            (
-                rates(lambda all, seconds, *limits: sum(len(one[1]) for one in all if good(*one, *limits)) / seconds),
-                "counts tokens: wanted are requests.",
-            ),
-            (
-                meeting(lambda sent, times, *limits: not good(sent, times, *limits)),
-                "counts those that miss a limit. Wanted are those that meet both.",
-            ),
-            (
-                meeting(lambda sent, times, *limits: bool(times) and not good(sent, times, *limits)),
-                "counts those that miss a limit. Wanted are those that meet both.",
-            ),
-            (rates(on_the_whole), "judges all of them by the means. Each request meets its limits or misses them."),
-            (
-                rates(lambda requests, seconds, *limits: number(requests, limits) // seconds),
-                "rounds to a whole number: half a request a second is 0.5.",
-            ),
-            (
-                rates(lambda requests, seconds, *limits: round(number(requests, limits) / seconds)),
-                "rounds to a whole number: half a request a second is 0.5.",
-            ),
-            (
-                rates(lambda requests, seconds, *limits: seconds / max(number(requests, limits), 1)),
-                "is upside down: wanted are requests a second, not seconds a request.",
-            ),
-        ],
-        given,
-    )
-
-
 TASKS = {
     "poisson_arrivals(rate, count, random)": (
         poisson_arrivals,
@@ -505,9 +299,5 @@ TASKS = {
     "open_loop_latencies(arrivals, service_seconds)": (
         open_loop_latencies,
         "who has to wait for others waits from the moment at which the request should have been sent",
-    ),
-    "goodput(requests, seconds, ttft, tpot)": (
-        goodput,
-        "what counts is who was served in time, and neither an average nor a refusal hides who was not",
     ),
 }

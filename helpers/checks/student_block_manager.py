@@ -1,0 +1,70 @@
+"""Lesson 6, an engine whose blocks and slots are chosen by a student's functions; no token changes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from ..engine import BlockManager, EngineConfig, Sequence
+from ..model_engine import Engine
+
+
+class StudentBlockManager(BlockManager):
+    """A block manager that calls a student's `allocate` and `release`; sequences share no blocks.
+
+    Args:
+        num_blocks, block_size: as in `BlockManager`.
+        allocate, release: the student's functions.
+
+    Attributes:
+        free_blocks: the student's list of free blocks.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, allocate: Callable, release: Callable):
+        super().__init__(num_blocks, block_size, prefix_caching=False)
+        self.free_blocks = list(range(num_blocks))
+        self._allocate, self._release = allocate, release
+
+    def allocate(self, sequence: Sequence, tokens: int) -> bool:
+        """Allocate memory for the next `tokens` tokens, or return False.
+
+        Raises:
+            ValueError: the student's function refuses although no sequence has a block: the engine would run forever.
+        """
+        total = sequence.computed + tokens
+        done = self._allocate(self.free_blocks, self.tables, sequence, total, self.block_size)
+        if not done and not self.tables:
+            raise ValueError(
+                f"Room for {tokens} tokens is refused, and nobody has any of the {self.num_blocks} blocks."
+            )
+        return bool(done)
+
+    def free(self, sequence: Sequence) -> None:
+        """Free a sequence's blocks."""
+        if sequence in self.tables:
+            self._release(self.free_blocks, self.tables, sequence)
+        sequence.computed = 0
+
+    @property
+    def available(self) -> int:
+        """Return the number of blocks that can be allocated."""
+        return len(self.free_blocks)
+
+
+def engine_with(allocate: Callable, release: Callable, slot_of: Callable, config: EngineConfig) -> Engine:
+    """Return an engine whose blocks and slots a student's functions choose.
+
+    Args:
+        allocate, release, slot_of: the student's functions.
+        config: the engine's configuration, with `num_blocks`; prefix caching is switched off.
+    """
+    engine = Engine(config=replace(config, execution="ragged", prefix_caching=False))
+    blocks = engine.block_manager
+    own = StudentBlockManager(blocks.num_blocks, blocks.block_size, allocate, release)
+    engine.block_manager = engine.scheduler.memory = engine.validator.block_manager = own
+    engine.runner.slot_mapping = partial(_slots_by, slot_of)
+    return engine
+
+
+def _slots_by(slot_of: Callable, block_table: list[int], block_size: int, start: int, end: int) -> list[int]:
+    """Return the slots that a student's function gives a sequence's tokens from `start` to `end`."""
+    return [slot_of(block_table, token, block_size) for token in range(start, end)]
