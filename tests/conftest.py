@@ -45,7 +45,7 @@ PROMPTS = [
     "Question: What is two plus three?",
     "Look before",
 ]
-LONGEST = 40  # tokens: the largest max_tokens in most tests; one run of `generate` answers for all smaller ones
+LONGEST = 40  # tokens: the largest max_tokens in most tests; its output contains all shorter ones
 
 
 @functools.cache

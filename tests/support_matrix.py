@@ -184,7 +184,7 @@ both also use the GPU, if there is one. `make support-matrix` writes this page.
   earliest token in which an output differs from the one alone. It also gives the largest gap between the logits of
   two such tokens, as a fraction of the logits' range; the tests allow {margin:.0%}.
 - **ragged**: whether the engine can compute all tokens of an iteration in one row, with keys and values in blocks.
-  Every request comes twice, at random times, in three runs with 7 to 12 tokens per iteration and too few blocks of
+  Every request arrives twice, at random times, in three runs with 7 to 12 tokens per iteration and too few blocks of
   four tokens. Prompts are computed in chunks and shared, and requests are preempted. *Yes* counts the requests that
   got exactly the tokens of `model.generate`. A family that *runs padded* uses the row operations of the four verbs,
   with the results in the other columns. The engine asks the model itself, by a few short passes, and logs the reason.

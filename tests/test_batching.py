@@ -242,7 +242,7 @@ def test_eos_as_the_last_allowed_token_counts_as_stop(letters):
     assert batch["finish_reasons"] == ["stop", "length"]
 
 
-def test_an_eos_that_is_no_special_token_of_the_tokenizer_is_not_part_of_the_text(letters):
+def test_an_eos_that_is_not_a_special_token_is_not_part_of_the_text_either(letters):
     # Chat models end a turn with ids that only their generation config names. Here it is an ordinary letter.
     _, tokenizer = letters
     batch = run([("ab", 9), ("f", 9)], CountingModel(eos_token_id=[0, 5]), tokenizer, steps=4)

@@ -82,7 +82,7 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_leaves_its_argument_unchanged_and_shares_no_growth_with_it(name):
+def test_an_operation_leaves_its_argument_unchanged_and_both_can_grow_apart(name):
     cache = make_cache([1, 2], [3, 4])
     result = OPERATIONS[name](cache)
     assert contents(cache) == expected([1, 2], [3, 4])

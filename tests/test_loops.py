@@ -41,7 +41,7 @@ def test_a_loop_accepts_tuples_and_uses_the_default_pair(embedded, loop):
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_an_output_ends_before_an_eos_that_is_no_special_token_of_the_tokenizer(letters, loop):
+def test_an_output_ends_before_an_eos_that_is_not_a_special_token(letters, loop):
     model = CountingModel(eos_token_id=[0, 5])  # 5 is the letter e
     outputs = LOOPS[loop]([("ab", 9), ("fgh", 9), ("c", 1)], 2, model, letters[1]).outputs
     assert [(output.prompt, output.text, output.token_ids, output.finish_reason) for output in outputs] == [

@@ -43,7 +43,7 @@ def family(request):
 @pytest.mark.parametrize("kernels", [None, False], ids=["compiled kernels", "PyTorch alone"])
 def test_chunks_preemptions_and_caching_change_no_token(family, kernels):
     alone = reference(family)
-    requests, expected = alone.requests[:8] * 2, alone.tokens[:8] * 2  # every request comes twice
+    requests, expected = alone.requests[:8] * 2, alone.tokens[:8] * 2  # every request arrives twice
     tokens, engine = serve_ragged(alone.model, requests, seed=0, kernels=kernels)
     assert tokens == expected
     events = engine.scheduler
