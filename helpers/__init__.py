@@ -1,6 +1,7 @@
 """The public API. `import helpers` is lazy: torch and transformers are imported once a name that needs them is used."""
 
 import importlib
+from importlib.util import find_spec
 
 _HOME = {
     "Engine": "model_engine",
@@ -25,6 +26,8 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str):
     if name not in _HOME:
+        if find_spec(f"{__name__}.{name}") is not None:  # a module, as in `helpers.kv_cache`
+            return importlib.import_module(f".{name}", __name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     globals()[name] = value

@@ -838,3 +838,48 @@ def test_the_text_is_that_of_all_tokens(random_pairs):
         words = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
         assert output.text == text_of(words, tokenizer)
     assert {output.finish_reason for output in outputs} == {"stop", "length"}
+
+
+def test_an_interrupt_in_an_iteration_that_preempts_leaves_the_row_to_others(embedded, monkeypatch):
+    config = EngineConfig(max_batch_size=2, num_blocks=6, block_size=4, policy="shortest_first", prefix_caching=False)
+    engine = Engine(*embedded, config)
+    for name, most in (("a", 14), ("b", 15)):
+        engine.add_request([1, 2, 3, 4, 5, 6, 7], SamplingParams(most, ignore_eos=True), name)
+    compute = engine.runner.run
+
+    def interrupted(plan, clock):
+        if plan.preempted:
+            raise KeyboardInterrupt
+        return compute(plan, clock)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine.runner, "run", interrupted)
+        for _ in range(20):
+            engine.step()
+    assert engine.waiting == ["b"]
+    for name in ("c", "d"):  # both are shorter than the preempted one and need the two rows
+        engine.add_request([5, 6, 7], SamplingParams(3, ignore_eos=True), name)
+    reasons = {output.request_id: output.finish_reason for output in run(engine) if output.finish_reason}
+    assert reasons == {"a": "error", "b": "length", "c": "length", "d": "length"}
+
+
+def test_a_runner_that_raises_ends_its_plan_and_no_other_request(monkeypatch):
+    engine = letters_engine(max_batch_size=1)
+    for name in "ab":
+        engine.add_request(name, SamplingParams(2), name)
+
+    def raises(plan, clock):
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "run", raises)
+        assert [(one.request_id, one.error) for one in engine.step()] == [("a", "RuntimeError: no memory")]
+    assert [(one.request_id, one.text) for one in run(engine) if one.finish_reason] == [("b", "cd")]
+
+
+def test_a_priority_that_is_not_an_integer_is_refused():
+    engine = letters_engine(policy="priority")
+    for wrong in ("high", 1.5, None):
+        with pytest.raises(ValueError, match="priority must be an integer"):
+            engine.add_request("a", SamplingParams(2), "a", wrong)
+    assert not engine.has_unfinished_requests()

@@ -48,6 +48,12 @@ def test_every_exported_name_exists(name):
     assert getattr(helpers, name).__module__.startswith("helpers.")
 
 
+def test_modules_are_attributes_of_the_package():
+    code = "import helpers; print(helpers.kv_cache.__name__, helpers.batching.Request, hasattr(helpers, 'nothing'))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "helpers.kv_cache <class 'helpers.request.Request'> False"
+
+
 HEAVY = {"torch", "transformers", "numpy"}
 LIGHT = {
     "import helpers": HEAVY,

@@ -238,3 +238,25 @@ def test_layers_whose_weights_were_made_in_inference_mode_stay_as_they_are():
     with torch.inference_mode():
         model = nn.Sequential(nn.Linear(24, 40))
     assert prepack(model, min_bytes=0) == 0  # such a weight does not show that it has changed
+
+
+@needs_operators
+def test_a_layer_with_a_hook_stays_as_it_is():
+    calls = []
+    model = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 24))
+    model[0].register_forward_hook(lambda *_: calls.append("after"))
+    model[1].register_forward_pre_hook(lambda *_: calls.append("before"))
+    assert prepack(model, min_bytes=0) == 0
+    with torch.no_grad():
+        model(torch.randn(2, 24))
+    assert calls == ["after", "before"]
+
+
+@needs_operators
+def test_a_packed_layer_has_the_attributes_of_the_original():
+    original = layer_of("Linear with bias")
+    fast = packed(original)[0]
+    assert fast.weight is original[0].weight and fast.bias is original[0].bias
+    assert (fast.in_features, fast.out_features) == (24, 40)
+    with pytest.raises(AttributeError):
+        _ = fast.no_such_attribute

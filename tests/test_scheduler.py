@@ -292,6 +292,37 @@ def test_samples_of_a_prompt_that_is_never_computed_join_the_queue_when_it_ends(
     assert second.generated == 2 and simulation.scheduler.requests == {}
 
 
+def test_samples_whose_parent_is_preempted_wait_until_its_prompt_is_computed_again():
+    simulation = Simulation("fcfs", rows=2, memory=TokenMemory(16))
+    simulation.add(4, 9, "old")
+    first = simulation.add(6, 9, "request")
+    second = simulation.add(6, 9, "request", parent=first)
+    scheduler = simulation.scheduler
+    simulation.step()
+    assert list(scheduler.waiting) == [second], "the prompt is computed"
+    while first in scheduler.running:
+        simulation.step()
+    assert list(scheduler.waiting) == [first], "there is nothing that the second sample could share"
+    simulation.run()
+    assert second.generated == 9
+
+
+@pytest.mark.parametrize("which", ["a running sequence", "a sequence twice"])
+def test_a_policy_must_admit_waiting_sequences_once_each(which):
+    class Wrong(FirstComeFirstServed):
+        def order(self, waiting, running):
+            return [*running[:1], *waiting] if which == "a running sequence" else [*waiting, *waiting]
+
+    simulation = Simulation(Wrong(), rows=4)
+    one = simulation.add(3, 9, "one")
+    if which == "a running sequence":
+        scheduler = simulation.scheduler
+        scheduler.waiting.remove(one), scheduler.running.append(one)
+        simulation.add(3, 9, "two")
+    with pytest.raises(ValueError, match="The policy admits sequence 'one', which is not waiting"):
+        simulation.scheduler.schedule()
+
+
 def test_a_sample_that_is_not_in_the_queue_yet_can_end():
     simulation = Simulation("fcfs", rows=2)
     first = simulation.add(6, 2, "request")

@@ -96,9 +96,12 @@ class EngineCore:
         try:
             output = self.runner.run(plan, self.now)
             finished = self.scheduler.update(plan, output)
-        except BaseException as error:  # an interrupt: it is unknown what was computed
+        except BaseException as error:  # it is unknown what was computed
+            self._record(Plan(preempted=plan.preempted), RunnerOutput(), [])
             self._fail(plan.sequences, error)
-            raise
+            if isinstance(error, Exception):
+                return self.outputs.collect(Plan(), [])
+            raise  # an interrupt
         self._record(plan, output, finished)
         return self.outputs.collect(plan, finished)
 
@@ -153,11 +156,13 @@ class EngineCore:
             The request's id.
 
         Raises:
-            ValueError: the prompt is empty or has token ids outside the vocabulary, the request is too long, or its id
-                is in use.
+            ValueError: the prompt is empty or has token ids outside the vocabulary, the request is too long, its
+                priority is not an integer, or its id is in use.
         """
         params = params or SamplingParams()
         token_ids, max_tokens = self.validator.validate(prompt, params)
+        if not isinstance(priority, int):
+            raise ValueError(f"priority must be an integer, not {priority!r}.")
         if request_id is None:
             # Skip ids with undelivered outputs, too: the outputs of two requests could be confused.
             request_id = next(

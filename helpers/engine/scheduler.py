@@ -123,10 +123,7 @@ class Scheduler:
         self.unfinished[sequence] = None
         self.requests.setdefault(sequence.request_id, []).append(sequence)
         self.waiting.register(sequence)
-        if sequence.parent is None:
-            self.waiting.add(sequence)
-        else:
-            self._siblings.setdefault(sequence.parent, []).append(sequence)
+        self._enqueue(sequence)
 
     def finish(self, sequence: Sequence, reason: str, error: BaseException | None = None) -> None:
         """Finish a waiting or running sequence, and free its row and memory."""
@@ -197,7 +194,11 @@ class Scheduler:
         """Free a sequence's row and memory, and return it to the queue, ahead of later arrivals."""
         self.running.remove(newest)
         self._release(newest)
-        self.waiting.add(newest)
+        self._enqueue(newest)
+        for sibling in self.requests[newest.request_id]:
+            if sibling.parent is newest and sibling in self.waiting:  # there is nothing to share until newest is back
+                self.waiting.remove(sibling)
+                self._enqueue(sibling)
         plan.preempted.append(newest)
         plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not newest]
 
@@ -207,6 +208,8 @@ class Scheduler:
         if free_rows <= 0 or not self.waiting:
             return
         for sequence in itertools.islice(self.policy.order(self.waiting, self.running), free_rows):
+            if sequence not in self.waiting or sequence in admitted:
+                raise ValueError(f"The policy admits sequence {sequence.label!r}, which is not waiting.")
             uncomputed = len(sequence.token_ids) - self.memory.cached_tokens(sequence)
             tokens = min(uncomputed, self.max_tokens_per_step - plan.tokens)
             if tokens == 0 or (tokens < uncomputed and not self.chunked):
@@ -225,7 +228,8 @@ class Scheduler:
         Returns:
             The sequences that finished, in the order in which they did.
         """
-        del self._released[: len(plan.released)]  # the runner has dropped them by now
+        if output.passes or output.error is None:  # otherwise the runner may not have dropped their rows
+            del self._released[: len(plan.released)]
         finished = []
         for done in output.passes:
             for chunk in done.chunks:
@@ -272,6 +276,14 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.memory.free(sequence)
         self._released.append(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        """Put a sequence into the queue. A further sample of a prompt waits beside it until the prompt is computed."""
+        parent = sequence.parent
+        if parent is None or parent.finish_reason is not None or parent.prompt_is_computed:
+            self.waiting.add(sequence)
+        else:
+            self._siblings.setdefault(parent, []).append(sequence)
 
     def _enqueue_siblings(self, parent: Sequence) -> None:
         """Queue the sequences that share a parent's prompt, once it is computed or the parent has finished."""

@@ -39,7 +39,7 @@ def prepack(model: nn.Module, min_bytes: int = 1_000_000, compiled: bool = True)
     modules = [(path, module) for path, module in model.named_modules(remove_duplicate=False) if path]
     replacements: dict[nn.Module, nn.Module] = {}
     for _, layer in modules:
-        if layer not in replacements and type(layer) in (nn.Linear, Conv1D) and layer.weight.nbytes >= min_bytes:
+        if layer not in replacements and _is_plain(layer) and layer.weight.nbytes >= min_bytes:
             product = product_for(layer.weight, compiled)
             if product is not None:
                 replacements[layer] = PackedLinear(layer, product)
@@ -51,6 +51,11 @@ def prepack(model: nn.Module, min_bytes: int = 1_000_000, compiled: bool = True)
         if module in replacements:
             model.set_submodule(path, replacements[module])
     return num_layers
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Return whether a layer multiplies and does nothing else: a subclass or a hook might."""
+    return type(layer) in (nn.Linear, Conv1D) and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
 class CompiledProduct:
@@ -103,7 +108,7 @@ class PackedLinear(nn.Module):
     """A linear layer on a reordered copy of its weight. It keeps the original layer, with its weight and bias.
 
     Args:
-        layer: an `nn.Linear`, or GPT-2's `Conv1D`, whose weight is [in, out]; no subclass, because it might do more.
+        layer: an `nn.Linear`, or GPT-2's `Conv1D`, whose weight is [in, out].
         product: the class that multiplies by a weight [out, in].
     """
 
@@ -113,13 +118,10 @@ class PackedLinear(nn.Module):
         self.product = product(layer.weight.T if isinstance(layer, Conv1D) else layer.weight)
         self.packed_version = layer.weight._version
 
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.layer.weight
-
-    @property
-    def bias(self) -> torch.Tensor | None:
-        return self.layer.bias
+    def __getattr__(self, name: str):
+        """Look up `weight`, `bias`, `in_features`, ... in the original layer."""
+        modules = self.__dict__["_modules"]
+        return modules[name] if name in modules else getattr(modules["layer"], name)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # The products would drop gradients without an error, and the copy does not follow changes to the weight.

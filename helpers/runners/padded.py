@@ -85,9 +85,9 @@ class PaddedRunner:
         sampled = self.sampler.sample(chunks, logits[complete])
         for chunk in chunks:
             self._prefilling.pop(chunk.sequence, None)
-        for row, sequence in enumerate(computed["sequences"]):
-            if sequence in partial:
-                self._prefilling[sequence] = select_rows(computed, [row])
+        for sequence in partial:
+            others = [other for other in computed["sequences"] if other is not sequence]
+            self._prefilling[sequence] = _without(computed, others)
         self._decoding = _joined(self._decoding, _without(computed, partial))
         return ForwardPass(chunks, [width - chunk.tokens for chunk in chunks], sampled, start, clock() - start)
 
