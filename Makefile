@@ -53,8 +53,13 @@ test: $(STAMP)  ## lint, run the unit tests, and run every lesson and compare it
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-logo --no-cache
-	$(RUN) -m pytest tests
-	$(RUN) -m pytest --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb)
+	@echo "The lessons run beside the unit tests, and their results follow."
+	@mkdir -p build; \
+	$(RUN) -m pytest --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb) >build/lessons.log 2>&1 & lessons=$$!; \
+	trap "kill $$lessons 2>/dev/null" EXIT; \
+	$(RUN) -m pytest tests; unit=$$?; \
+	wait $$lessons; lessons=$$?; cat build/lessons.log; \
+	exit $$((unit || lessons))
 
 test-slow: $(STAMP)  ## run the tests that take minutes: grading, Colab, the live view in a browser, an installed wheel
 	$(RUN) -m pytest tests -m slow --timeout 900
