@@ -244,7 +244,7 @@ def test_a_badge_opens_a_notebook_that_is_here():
 
 
 def test_the_repository_exists_as_far_as_this_checkout_knows():
-    """Somebody's own git remote is the one proof at hand that needs no network."""
+    """The checkout's own git remote is the only proof that needs no network."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     remotes = subprocess.run(["git", "-C", ROOT, "remote", "-v"], capture_output=True, text=True, check=True).stdout

@@ -1,7 +1,7 @@
 """What the lessons store, token ids, texts and lengths, hangs on no near tie.
 
 Another processor adds up its numbers in another order, and logits differ by about 1e-5. Where the best token leads
-by less than that, a stored output would fail on somebody else's machine; so every prompt whose output is stored
+by less than that, a stored output would fail on another machine; so every prompt whose output is stored
 must be chosen such that the best token leads clearly in every step.
 """
 

@@ -20,7 +20,7 @@ from .block_manager import BlockManager, UnlimitedMemory
 from .config import EngineConfig
 from .engine import EngineCore
 from .outputs import RequestOutput
-from .policies import POLICIES, Balanced, FirstComeFirstServed, LongestFirst, Priority, ShortestFirst, Static
+from .policies import POLICIES, Balanced, FirstComeFirstServed, LongestFirst, Policy, Priority, ShortestFirst, Static
 from .runner import ForwardPass, ModelInfo, Runner, RunnerOutput, SampledToken
 from .sampling_params import SamplingParams
 from .scheduler import Chunk, Plan, Scheduler
@@ -39,6 +39,7 @@ __all__ = [
     "LongestFirst",
     "ModelInfo",
     "Plan",
+    "Policy",
     "Priority",
     "Prompt",
     "RequestOutput",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .policies import FirstComeFirstServed
+from .policies import Policy
 from .sampling_params import Bound
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class EngineConfig:
     max_tokens_per_step: int = 512
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
-    policy: str | FirstComeFirstServed = "fcfs"
+    policy: str | Policy = "fcfs"
     mixed_batches: bool = True
     chunked_prefill: bool = True
     execution: str = "auto"

@@ -12,8 +12,8 @@ from .sequence import Sequence
 from .waiting_queue import WaitingQueue, merged
 
 
-class FirstComeFirstServed:
-    """Admits sequences in order of arrival."""
+class Policy:
+    """The base of all policies: they differ in `order` alone."""
 
     def order(self, waiting: WaitingQueue, running: Seq[Sequence]) -> Iterable[Sequence]:
         """Return the sequences that may be admitted now, in the order in which to admit them.
@@ -22,17 +22,24 @@ class FirstComeFirstServed:
             waiting: sequences without a row; iterates in order of arrival, and can be grouped.
             running: sequences with a row, in the order in which they got it.
         """
+        raise NotImplementedError
+
+
+class FirstComeFirstServed(Policy):
+    """Admits sequences in order of arrival."""
+
+    def order(self, waiting, running):
         return waiting
 
 
-class Static(FirstComeFirstServed):
+class Static(Policy):
     """Static batching as a policy: admits sequences only when all rows are free."""
 
     def order(self, waiting, running):
         return () if running else waiting
 
 
-class LongestFirst(FirstComeFirstServed):
+class LongestFirst(Policy):
     """Admits the longest outputs first, in three classes (ColossalAI's request handler keeps three such queues).
 
     Every output token takes an iteration, so a long request that starts last finishes alone. The classes are thirds of
@@ -47,14 +54,14 @@ class LongestFirst(FirstComeFirstServed):
         return chain.from_iterable(merged(group for _, group in groups) for _, groups in classes)
 
 
-class ShortestFirst(FirstComeFirstServed):
+class ShortestFirst(Policy):
     """Admits the smallest `max_tokens` first: the lowest mean latency, at the expense of long requests."""
 
     def order(self, waiting, running):
         return chain.from_iterable(group for _, group in waiting.grouped_by("max_tokens"))
 
 
-class Priority(FirstComeFirstServed):
+class Priority(Policy):
     """Admits the most urgent requests first: those with the smallest number. Waiting lowers it, so none starves.
 
     Args:
@@ -74,7 +81,7 @@ class Priority(FirstComeFirstServed):
         return merged(groups, key=lambda sequence: sequence.priority - sequence.waited // self.ageing)
 
 
-class Balanced(FirstComeFirstServed):
+class Balanced(Policy):
     """Lets running requests decode undisturbed until enough requests wait to justify an interruption.
 
     Both limits are text-generation-inference's (`waiting_served_ratio`, `max_waiting_tokens`).
@@ -103,7 +110,7 @@ POLICIES = {
 }
 
 
-def make_policy(policy: str | FirstComeFirstServed) -> FirstComeFirstServed:
+def make_policy(policy: str | Policy) -> Policy:
     """Return the policy of this name; an object with a method `order` is returned as it is.
 
     Raises:
