@@ -9,9 +9,10 @@ from conftest import random_pair
 
 from helpers import Engine, EngineConfig
 from helpers.server.prompt_tokenizer import LONG
-from helpers.server.protocol import ChatPrompt, Message
-from tests.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
-from tests.serving import PATIENCE, body, error_of, serving
+from helpers.server.protocol import PER_MESSAGE, ChatPrompt, Message
+from tests.gated_thread import in_loop, is_empty, running, submit, texts
+from tests.gated_thread import wait_until as wait_in_loop
+from tests.serving import PATIENCE, RawConnection, body, error_of, post, serving, wait_until
 from tests.test_token_length import CountingTokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,7 +31,7 @@ async def test_a_short_request_does_not_wait_while_long_ones_are_tokenized():
 
         thread.engine.validator.validate = slow
         long = [asyncio.ensure_future(submit(thread, ["a" * LONG], 2, str(n))) for n in range(3)]
-        await wait_until(begun.is_set)
+        await wait_in_loop(begun.is_set)
         assert await texts(await submit(thread, "a", 2)) == {0: "bc"}
         assert not any(one.done() for one in long)
         proceed.set()
@@ -39,10 +40,43 @@ async def test_a_short_request_does_not_wait_while_long_ones_are_tokenized():
         assert is_empty(thread)
 
 
-def test_the_length_of_a_chat_is_that_of_its_texts():
+def test_a_chat_of_many_short_messages_is_as_long_as_one_of_long_messages():
     parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
     messages = [Message(role="user", content="12345"), Message(role="assistant", content=parts)]
-    assert len(ChatPrompt(messages, None, print)) == 8
+    assert len(ChatPrompt(messages, None, print)) - len(ChatPrompt(messages[:1], None, print)) == 3 + PER_MESSAGE
+    assert len(ChatPrompt([Message(role="user", content="")] * 1000, None, print)) > LONG, "a template adds to each"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_the_prompts_of_clients_that_have_left_are_not_tokenized(path):
+    with serving() as server:
+        tokenizer, tokenized, proceed = server.thread.prompt_tokenizer, [], threading.Event()
+        for name in ("_validate", "_tokenize"):
+
+            def slow(prompts, *others, tokenize=getattr(tokenizer, name)):
+                tokenized.extend(prompts)
+                assert proceed.wait(PATIENCE)
+                return tokenize(prompts, *others)
+
+            setattr(tokenizer, name, slow)
+
+        def num_tasks() -> int:
+            return server.evaluate(lambda: len(server.server.server_state.tasks))
+
+        try:
+            leaving = []
+            for prompt in "abc":
+                leaving.append(RawConnection.posting(server, {"prompt": prompt}, path))
+                wait_until(lambda: num_tasks() == len(leaving) and tokenized == ["a"])
+            for connection in leaving:
+                connection.close()
+            wait_until(lambda: num_tasks() == 0)
+            assert server.num_in_flight() == 0
+        finally:
+            proceed.set()
+        assert post(server, path, prompt="d").status_code == 200
+        assert tokenized == ["a", "d"]
+        server.assert_empty()
 
 
 @pytest.mark.parametrize("template", [None, "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"])

@@ -1,5 +1,6 @@
 """Operating the server: its addresses, keys, metrics, events, slow motion, and the command line."""
 
+import asyncio
 import itertools
 import json
 import socket
@@ -231,6 +232,23 @@ def test_a_taken_port_is_noticed_before_a_model_is_loaded(monkeypatch):
         port = str(other.getsockname()[1])
         with pytest.raises(SystemExit, match=f"cannot listen on 127.0.0.1:{port} .* Choose another --port"):
             command.main(["--port", port])
+
+
+def test_responses_are_sent_without_delay():
+    """With Nagle's algorithm, each response on a connection that is kept alive would take 40 ms longer."""
+
+    async def delays() -> bool:
+        accepted = asyncio.get_running_loop().create_future()
+
+        def accept(_, writer):
+            accepted.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 0)
+            writer.close()
+
+        async with await asyncio.start_server(accept, sock=command._bound_socket("127.0.0.1", 0)) as server:
+            with socket.create_connection(server.sockets[0].getsockname()):
+                return await accepted
+
+    assert not asyncio.run(asyncio.wait_for(delays(), 60))
 
 
 def test_listening_to_other_machines_without_a_key_is_a_warning(monkeypatch):

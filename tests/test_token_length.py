@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_detokenizer import TOKENIZERS, Slow, tokenizer_of
 from tokenizers import AddedToken, normalizers, pre_tokenizers
+from tokenizers.models import WordLevel
 
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.engine.token_length import TokenLength
@@ -35,6 +36,15 @@ def test_no_text_has_fewer_tokens_than_the_bound(kind, normalizer):
     check()
 
 
+@pytest.mark.parametrize("normalizer", [normalizers.Prepend("\u2581"), normalizers.NFKD()], ids=["Prepend", "NFKD"])
+def test_special_tokens_that_a_normalizer_would_lengthen_are_within_the_bound(normalizer):
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizer
+    tokenizer.backend_tokenizer.add_special_tokens([AddedToken("<\ufb01\ufb01m>", normalized=False)])  # ligatures
+    for text in ("<\ufb01\ufb01m>", "<\ufb01\ufb01m>" * 40, "a<\ufb01\ufb01m> a"):
+        assert 0 < TokenLength(tokenizer).least_tokens(text) <= len(tokenizer(text)["input_ids"])
+
+
 def changed(change):
     tokenizer = byte_tokenizer()
     change(tokenizer.backend_tokenizer)
@@ -52,7 +62,11 @@ def test_a_tokenizer_that_may_lose_characters_has_no_bound():
     def takes_the_spaces_before_a_special_token(backend):
         backend.add_special_tokens([AddedToken("<mask>", lstrip=True)])
 
-    for change in (removes_spaces, strips_the_text, takes_the_spaces_before_a_special_token):
+    def knows_words_only(backend):
+        backend.model = WordLevel(backend.get_vocab(), unk_token="<eos>")
+
+    losing = (removes_spaces, strips_the_text, takes_the_spaces_before_a_special_token, knows_words_only)
+    for change in losing:
         tokenizer, text = changed(change), " " * 500 + "<mask>"
         assert TokenLength(tokenizer).least_tokens(text) == 0, change.__name__
         assert len(tokenizer(text)["input_ids"]) < len(text) / 13

@@ -33,16 +33,20 @@ class TokenLength:
         self._normalizer = None if backend is None else backend.normalizer
         self.max_characters: int | None = None
         if description and _is_lossless(description, backend.get_vocab()):
-            # A token of bytes is spelled with one character per byte, and no character has less than a byte.
-            self.max_characters = max(map(len, backend.get_vocab()))
+            # A token of bytes is spelled with one character per byte, and no character has less than a byte. Special
+            # tokens are found before normalization, but `least_tokens` normalizes them, too.
+            special = (self._normalized(token["content"]) for token in description["added_tokens"])
+            self.max_characters = max(map(len, [*backend.get_vocab(), *special]))
 
     def least_tokens(self, text: str) -> int:
         """Return a lower bound on the number of tokens of a text; 0 if there is no bound."""
         if self.max_characters is None:
             return 0
-        if self._normalizer is not None:  # it may shorten the text; this takes a twentieth of the tokenizer's time
-            text = self._normalizer.normalize_str(text)
-        return -(-len(text) // self.max_characters)
+        return -(-len(self._normalized(text)) // self.max_characters)
+
+    def _normalized(self, text: str) -> str:
+        """Normalize a text, which may shorten it; this takes a twentieth of the tokenizer's time."""
+        return text if self._normalizer is None else self._normalizer.normalize_str(text)
 
 
 def _is_lossless(description: dict[str, Any], vocabulary: dict[str, int]) -> bool:
@@ -54,6 +58,7 @@ def _is_lossless(description: dict[str, Any], vocabulary: dict[str, int]) -> boo
     bytes_ = ByteLevel.alphabet() if "ByteLevel" in kinds else {f"<0x{byte:02X}>" for byte in range(256)}
     return (
         kinds <= LOSSLESS
+        and description["model"]["type"] in ("BPE", "Unigram")  # to others, an unknown word is one token
         and not any(stage.get("behavior") == "Removed" for stage in stages)
         and not any(token["lstrip"] or token["rstrip"] for token in description["added_tokens"])  # they take spaces
         and ("ByteLevel" in kinds or description["model"].get("byte_fallback", False))

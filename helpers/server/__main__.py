@@ -203,8 +203,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 def _bound_socket(host: str, port: int) -> socket.socket:
     """Bind a socket to an address on which nothing listens yet."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)  # asyncio sends without delay only if the protocol is given
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:

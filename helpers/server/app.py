@@ -24,7 +24,7 @@ from .metrics import ServerMetrics
 from .middleware import AllowedHosts, BodyLimit, RequireKey, StatusCount
 from .protocol import ChatPrompt, ChatRequest, CompletionRequest, ErrorBody, Pace, TokenizeRequest
 from .reference import PAGE_HEADERS, reference_page, version
-from .responses import EVENT_STREAM, EventStream, respond
+from .responses import EVENT_STREAM, EventStream, respond, while_connected
 
 PAGE = Path(__file__).parent / "page"
 
@@ -112,7 +112,8 @@ def make_app(
         check_model(body)
         seconds = deadline if body.deadline is None else body.deadline
         try:
-            stream, prompt_tokens = await thread.submit(formatter.id, prompts, body.params, body.priority, seconds)
+            submitting = thread.submit(formatter.id, prompts, body.params, body.priority, seconds)
+            stream, prompt_tokens = await while_connected(request, submitting)
         except ValueError as error:
             raise APIError(400, str(error)) from error
         metrics.prompt_tokens.inc(prompt_tokens)
@@ -142,13 +143,13 @@ def make_app(
     # --- vLLM's addresses ---------------------------------------------------------------------------------------
 
     @app.post("/tokenize", responses=documented(400, 401, 404, 413))
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
         """Return the tokens of a prompt or a chat."""
         check_model(body)
         tokenizer, validator = engine.tokenizer, engine.validator
         prompt = body.prompt or ChatPrompt(body.messages, tokenizer, validator.check_length)
         try:
-            tokens = await thread.prompt_tokenizer.tokenize(prompt)
+            tokens = await while_connected(request, thread.prompt_tokenizer.tokenize(prompt))
         except ValueError as error:
             raise APIError(400, str(error)) from error
         spelled = tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None

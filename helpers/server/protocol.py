@@ -26,6 +26,7 @@ Zero = Annotated[float, Field(ge=0, le=0)]
 TokenIds = Several[Annotated[int, Field(ge=0)]]
 NEUTRAL = ("frequency_penalty", "presence_penalty", "logit_bias", "echo", "suffix", "best_of")
 MAX_LOGPROBS = 20
+PER_MESSAGE = 20  # characters that a chat template adds to a message, about
 
 
 def _bounded(name: str, le: float = math.inf, **settings):
@@ -208,8 +209,8 @@ class ChatPrompt:
     check_length: Callable[[str], None]
 
     def __len__(self) -> int:
-        """Return the number of characters in the messages."""
-        return sum(len(message.text) for message in self.messages)
+        """Return about how many characters the prompt has, without making it."""
+        return sum(len(message.text) + PER_MESSAGE for message in self.messages)
 
     def __call__(self) -> str | list[int]:
         """Make the prompt, which takes a while.
