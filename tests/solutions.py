@@ -6,7 +6,7 @@ so has this file. Requests are `(prompt, max_tokens)` tuples here, as in lesson 
 
 import json
 from collections import deque
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -48,15 +48,16 @@ def kv_cache_bytes(layers, kv_heads, head_dim, number_bytes, tokens):
 # --- lesson 2 -----------------------------------------------------------------------------------------------------
 
 
-def left_pad(rows, pad_id):
+def left_pad(rows, pad_id, max_length):
+    rows = [row[-max_length:] for row in rows]
     width = max(len(row) for row in rows)
     input_ids = [[pad_id] * (width - len(row)) + row for row in rows]
     attention_mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
     return torch.tensor(input_ids), torch.tensor(attention_mask)
 
 
-def position_ids(attention_mask):
-    return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+def position_ids(attention_mask, new_tokens):
+    return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -new_tokens:]
 
 
 def batch_throughput(lengths, seconds_per_pass):
@@ -201,7 +202,7 @@ def longest_first(waiting):
 
 def most_urgent(waiting, ageing):
     def urgency(sequence):
-        return sequence.priority - sequence.waited // ageing
+        return sequence.priority - sequence.waited // ageing, -sequence.waited
 
     return min(waiting, key=urgency, default=None)
 
@@ -280,9 +281,10 @@ def allocate(free, tables, request, tokens, block_size):
     table = tables.get(request, [])
     missing = -(-tokens // block_size) - len(table)
     if missing > len(free):
-        return False
-    tables[request] = table + [free.pop(0) for _ in range(missing)]
-    return True
+        return None
+    new = [free.pop(0) for _ in range(missing)]
+    tables[request] = table + new
+    return new
 
 
 def release(free, tables, request):
@@ -291,8 +293,8 @@ def release(free, tables, request):
     free.extend(block for block in table if block not in in_use)
 
 
-def prefix_hashes(token_ids, block_size):
-    names, name = [], None
+def prefix_hashes(token_ids, block_size, salt):
+    names, name = [], salt
     for end in range(block_size, len(token_ids) + 1, block_size):
         name = hash((name, *token_ids[end - block_size : end]))
         names.append(name)
@@ -315,8 +317,12 @@ def read_events(pieces):
                 yield json.loads(data)
 
 
-def poisson_arrivals(rate, count, random):
-    return list(accumulate(random.expovariate(rate) for _ in range(count)))
+def poisson_arrivals(rate, duration, random):
+    times, now = [], random.expovariate(rate)
+    while now < duration:
+        times.append(now)
+        now += random.expovariate(rate)
+    return times
 
 
 def open_loop_latencies(arrivals, service_seconds):
@@ -364,3 +370,6 @@ class BoundedQueue:
 def schedule(waiting, running, free_rows):
     """Longest first: what takes longest must begin soonest, and the short requests fill the rows beside it."""
     return sorted(waiting, key=lambda request: -request.max_tokens)[:free_rows]
+
+
+schedule_race = schedule_floor = schedule_others = schedule

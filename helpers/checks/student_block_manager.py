@@ -31,12 +31,13 @@ class StudentBlockManager(BlockManager):
             ValueError: the student's function refuses although no sequence has a block: the engine would run forever.
         """
         total = sequence.computed + tokens
-        done = self._allocate(self.free_blocks, self.tables, sequence, total, self.block_size)
-        if not done and not self.tables:
+        new = self._allocate(self.free_blocks, self.tables, sequence, total, self.block_size)
+        if new is None and not self.tables:
             raise ValueError(
-                f"Room for {tokens} tokens is refused, and nobody has any of the {self.num_blocks} blocks."
+                f"`allocate` refuses room for {total} tokens, although no request has any of {self.num_blocks} blocks. "
+                f"Free are {self.free_blocks}: does `release` return all blocks?"
             )
-        return bool(done)
+        return new is not None
 
     def free(self, sequence: Sequence) -> None:
         """Free a sequence's blocks."""
