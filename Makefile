@@ -16,7 +16,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Idle threads of PyTorch wait in a busy loop, so two processes on the same cores slow each other down many times over.
 # Passive waiting avoids that. Benchmarks run alone and are faster without it.
-course test test-slow test-oldest support-matrix notebooks lab serve release grade: export OMP_WAIT_POLICY := PASSIVE
+course test test-slow soak test-oldest support-matrix notebooks lab serve release grade: export OMP_WAIT_POLICY := PASSIVE
 
 # Compiled kernels stay in this folder, too; without this variable they go to the user's cache folder.
 export COURSE_KERNEL_CACHE := $(CURDIR)/build/kernels
@@ -32,10 +32,10 @@ course test test-slow notebooks images release grade: export JUPYTER_RUNTIME_DIR
 # With this setting PyTorch allocates weights in huge pages, which makes every engine on PyTorch a few percent faster.
 bench: export THP_MEM_ALLOC_ENABLE := 1
 # The stored outputs come from the embedded model.
-test test-slow test-oldest: export COURSE_MODEL :=
+test test-slow soak test-oldest: export COURSE_MODEL :=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab serve test test-slow test-oldest support-matrix bench notebooks images release grade colab tiny-model clean
+.PHONY: help course lab serve test test-slow soak test-oldest support-matrix bench notebooks images release grade colab tiny-model clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,9 @@ test: $(STAMP)  ## lint, run the unit tests, and run every lesson and compare it
 
 test-slow: $(STAMP)  ## run the tests that take minutes: grading, Colab, the live view in a browser, an installed wheel
 	$(RUN) -m pytest tests -m slow --timeout 900
+
+soak: $(STAMP)  ## overload a server with clients that misbehave, kill it twice, and report; takes minutes [ARGS="--requests 1000"]
+	$(RUN) -m tests.soak $(ARGS)
 
 test-oldest: $(OLDEST)/.set-up  ## test caches, models and engine on the oldest supported transformers
 	PYTHONPATH=$(OLDEST) $(RUN) -m pytest $(addprefix tests/test_,$(addsuffix .py,$(OLDEST_TESTS)))

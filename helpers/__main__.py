@@ -6,8 +6,8 @@
     echo "What comes up" | python -m helpers                standard input, one prompt per line
 
 The outputs are those of `Engine.generate`, in the order of the prompts. Each is printed as soon as it and all earlier
-ones are finished. A prompt that fails does not affect the others. Every field of `SamplingParams` is an option, because
-cyclopts derives the options from that class.
+ones are finished. Several outputs of one prompt are numbered. A prompt that fails does not affect the others. Every
+field of `SamplingParams` is an option, because cyclopts derives the options from that class.
 
 The exit status is 0 on success; 1 if a prompt failed (stderr says why); 2 for an invalid setting; 130 after Ctrl-C; 141
 if the program that reads the output has closed the pipe.
@@ -25,10 +25,13 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, CoercionError, CycloptsError, Parameter
-from tqdm import tqdm
+try:
+    from cyclopts import App, CoercionError, CycloptsError, Parameter
+    from tqdm import tqdm
 
-from .engine import POLICIES, EngineConfig, Prompt, RequestOutput, SamplingParams  # no torch yet: --help needs none
+    from .engine import POLICIES, EngineConfig, Prompt, RequestOutput, SamplingParams  # no torch yet: --help needs none
+except KeyboardInterrupt:  # `main` cannot handle it yet, and these imports take a while
+    sys.exit(130)
 
 PROGRAM = "python -m helpers"
 GREEDY = SamplingParams()
@@ -103,6 +106,11 @@ def answer(engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: bo
             finished[number].append(RequestOutput(number, prompts[number], "", [], "error", error=str(error)))
     grows = missing == [1] and not as_json  # on a terminal, only the last line can grow
     has_groups = max(missing) > 1 and not as_json
+    num_outputs = list(missing)
+
+    def name_of(output: RequestOutput) -> str:
+        place, total = places[output.request_id], num_outputs[output.request_id]
+        return place if total <= 1 else f"{place}, output {output.index + 1} of {total}"
 
     def text_before(prompt: Prompt) -> str:
         return prompt if isinstance(prompt, str) else engine.tokenizer.decode(prompt)
@@ -114,9 +122,10 @@ def answer(engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: bo
             if as_json:
                 tqdm.write(json.dumps(as_record(output)), sys.stdout)  # unlike `print`, moves a bar out of the way
             elif output.error is not None:
-                tqdm.write(f"{places[number]}: {output.error}", sys.stderr)
+                tqdm.write(f"{name_of(output)}: {output.error}", sys.stderr)
             elif not grows:
-                tqdm.write(text_before(output.prompt) + output.text, sys.stdout)
+                label = f"[{name_of(output)}] " if num_outputs[number] > 1 else ""
+                tqdm.write(label + text_before(output.prompt) + output.text, sys.stdout)
         if has_groups and finished[number] and number + 1 < len(places):
             tqdm.write("", sys.stdout)  # a blank line after the outputs of one prompt
         sys.stdout.flush()  # a program that reads from a pipe gets each output at once

@@ -26,7 +26,14 @@ def fetch_course(repository):
             "course. Or name a repository on GitHub with %env COURSE_REPOSITORY=owner/name in a cell of its own, and "
             "run this cell again."
         )
-    url = repository if ":" in repository or Path(repository).exists() else f"https://github.com/{repository}"
+    url = repository if ":" in repository else str(Path(repository).expanduser())
+    if ":" not in url and not Path(url).exists():
+        url = f"https://github.com/{repository}"
+        if repository.count("/") != 1 or repository.strip("/.~") != repository:  # no owner/name
+            raise CannotStart(
+                f"there is no folder {repository} (this notebook runs in {here}). Set %env COURSE_REPOSITORY=... to "
+                f"the path of a copy of the course, or to its owner/name on GitHub, and run this cell again."
+            )
     folder = Path.cwd() / url.rstrip("/").rpartition("/")[2].removesuffix(".git")
     if not has_course(folder):
         clone = ["git", "clone", "--quiet", "--depth", "1", url, str(folder)]

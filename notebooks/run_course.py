@@ -52,11 +52,18 @@ INDEX = """<!DOCTYPE html>
 
 
 class LessonError(Exception):
-    """A cell that fails, or that writes what cannot be stored. The message says which cell, and why."""
+    """A cell that fails, or that writes what cannot be stored. The message says which cell, and why.
 
-    def __init__(self, cell: NotebookNode, reason: str):
-        # As a reader of the page finds it: by the number beside the cell and by its first line.
-        super().__init__(f"cell [{cell.execution_count}]\n    {cell.source.strip().splitlines()[0]}\n{reason}")
+    Args:
+        cell: the cell; the message has the number beside it.
+        reason: the error.
+        line: the line that failed, from 1; None if it is not known, then the first one is quoted.
+    """
+
+    def __init__(self, cell: NotebookNode, reason: str, line: int | None = None):
+        place = f"cell [{cell.execution_count}]" + (f", line {line}" if line else "")
+        quoted = cell.source.splitlines()[line - 1] if line else cell.source.strip().splitlines()[0]
+        super().__init__(f"{place}\n    {quoted.strip()}\n{reason}")
 
 
 def select(folder: Path, wanted: str = "") -> list[Path]:
@@ -105,7 +112,15 @@ def execute(nb: NotebookNode, folder: Path, model: str, label: str) -> None:
                 client.execute_cell(cell, index)
             except (CellExecutionError, DeadKernelError, KeyboardInterrupt) as error:
                 name, text = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", error)
-                raise LessonError(cell, f"{name}: {str(text)[:1000]}") from error
+                raise LessonError(cell, f"{name}: {str(text)[:1000]}", failed_line(cell)) from error
+
+
+def failed_line(cell: NotebookNode) -> int | None:
+    """The line of a cell, from 1, at which its traceback begins; None if it has no traceback."""
+    tracebacks = ("\n".join(output.traceback) for output in cell.outputs if output.output_type == "error")
+    plain = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(tracebacks))
+    found = re.search(rf"Cell In\[{cell.execution_count}\], line (\d+)", plain)
+    return int(found[1]) if found else None
 
 
 def write_pages(nb: NotebookNode, source: Path, out: Path) -> None:

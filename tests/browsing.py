@@ -1,10 +1,58 @@
-"""What the page's tests do in a browser: fill in its forms, and measure what it shows."""
+"""What the page's tests do in a browser: open the page, fill in its forms, and measure what it shows."""
 
 import json
+import os
+import re
+import shutil
 import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 
-from playwright.sync_api import Page
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        names = ("chromium", "google-chrome", "chromium-browser", "chrome")
+        path = next(filter(None, map(shutil.which, names)), playwright.chromium.executable_path)
+        if not Path(path).exists():
+            end = pytest.fail if os.environ.get("CI_BROWSER") == "1" else pytest.skip
+            end(
+                f"No browser: none of {', '.join(names)} is on PATH. Install one, or run `playwright install chromium`."
+            )
+        # Chromium has no sandbox for root, which is the user in many containers.
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def window(browser):
+    """Open the page. At the end, the console must have no errors but those that the test expects."""
+    errors, expected, contexts = [], [], []
+
+    def open_window(url: str, expect_errors: str = "", events_fail=False, message=None, **settings) -> Page:
+        expected.append(expect_errors)
+        contexts.append(browser.new_context(**settings))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda entry: entry.type in ("error", "warning") and errors.append(entry.text))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: request.url.startswith(url) or errors.append(f"requested {request.url}"))
+        if events_fail:
+            page.route("**/events", lambda route: route.abort())
+        if message:
+            page.route("**/events", lambda route: route.fulfill(body=f"data: {json.dumps(message)}\n\n"))
+        page.goto(url)
+        return page
+
+    yield open_window
+    for context in contexts:
+        context.close()
+    pattern = "|".join(filter(None, expected))
+    assert [error for error in errors if not (pattern and re.search(pattern, error))] == []
 
 
 def send(page: Page, *prompts: str, temperature: str = "0", max_tokens: str = "120") -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 
@@ -71,11 +72,11 @@ async def submit(thread, prompt="ab", max_tokens=3, id="r", deadline=None, **par
 
 async def texts(stream) -> dict[int, str]:
     """Return the complete text of each choice."""
-    last = {}
+    texts = defaultdict(str)
     with stream:
         async for choice, output in stream:
-            last[choice] = output.text
-    return last
+            texts[choice] += output.new_text
+    return texts
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:

@@ -17,6 +17,7 @@ import uvicorn
 
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.server.app import make_app
+from helpers.server.connections import ConnectionLimits
 
 PATIENCE = 60.0  # seconds until a test fails: for machines with a lot of other work
 OWL, MILLER, FOX = "Once upon a time", "There was once a poor miller called Jonas, and", "The quick brown fox"
@@ -73,12 +74,15 @@ def embedded_engine(**config) -> Engine:
 class LocalServer:
     """A server on a thread of this process. `thread` is the thread of its engine."""
 
-    def __init__(self, engine: Engine, sockets=None, **options):
+    def __init__(self, engine: Engine, limits: ConnectionLimits | None = None, **options):
         app = make_app(engine, **options)
+        settings = (limits or ConnectionLimits()).uvicorn_settings()
         self.thread, self.engine = app.state.thread, engine
-        config = uvicorn.Config(app, port=0, log_level="critical", lifespan="on", timeout_graceful_shutdown=5)
+        config = uvicorn.Config(
+            app, port=0, log_level="critical", lifespan="on", timeout_graceful_shutdown=5, **settings
+        )
         self.server = uvicorn.Server(config)
-        self._running = threading.Thread(target=self.server.run, kwargs={"sockets": sockets}, daemon=True)
+        self._running = threading.Thread(target=self.server.run, daemon=True)
         self._running.start()
         wait_until(lambda: self.server.started, "the server did not start")
         self.url = "http://{}:{}".format(*self.server.servers[0].sockets[0].getsockname()[:2])
@@ -135,9 +139,9 @@ class LocalServer:
 
 
 @contextlib.contextmanager
-def serving(engine: Engine | None = None, sockets=None, **options) -> Iterator[LocalServer]:
+def serving(engine: Engine | None = None, **options) -> Iterator[LocalServer]:
     """Serve an engine on a thread of this process."""
-    server = LocalServer(engine or embedded_engine(), sockets, **options)
+    server = LocalServer(engine or embedded_engine(), **options)
     try:
         yield server
     finally:
@@ -258,10 +262,9 @@ class RawConnection:
     @classmethod
     def posting(cls, server, settings: dict, path: str = "/v1/completions", **options) -> "RawConnection":
         data = json.dumps(settings).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-        )
-        return cls(server, head.encode() + b"\r\n" + data, **options)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(data)}\r\n\r\n"
+        return cls(server, head.encode() + data, **options)
 
     def read_until(self, end: bytes) -> bytes:
         data = b""

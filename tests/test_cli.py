@@ -231,7 +231,9 @@ def test_the_outputs_of_a_prompt_are_printed_together(embedded, capsys):
     params = SamplingParams(n=3, temperature=1, seed=5, max_tokens=15)
     assert [line["text"] for line in lines] == [one.text for one in Engine(*embedded).generate(prompts, params)]
     assert len({line["text"] for line in lines}) > 2
-    groups = ["".join(f"{line['prompt']}{line['text']}\n" for line in lines[place : place + 3]) for place in (0, 3)]
+    labels = [f"[prompt {number}, output {index} of 3] " for number in (1, 2) for index in (1, 2, 3)]
+    texts = [f"{label}{line['prompt']}{line['text']}\n" for label, line in zip(labels, lines, strict=True)]
+    groups = ["".join(texts[place : place + 3]) for place in (0, 3)]
     main([prompts[0], *options])  # one prompt, but several outputs: they cannot all grow on the last line
     assert capsys.readouterr().out == groups[0]
     main([*prompts, *options])  # a blank line separates the prompts
@@ -492,6 +494,14 @@ def test_ctrl_c_during_the_imports_prints_no_traceback(fake_torch):
     process.send_signal(signal.SIGINT)
     status, out, err = ended(process)
     assert (status, out.strip(), err) == (130, "", "")
+
+
+def test_ctrl_c_during_the_first_imports_prints_no_traceback(tmp_path):
+    (tmp_path / "cyclopts.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(10**6)\n")
+    process = program("What comes up", env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert first_output(process).strip() == "importing"
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == (130, "", "")
 
 
 @pytest.mark.parametrize(

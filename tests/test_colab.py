@@ -381,6 +381,18 @@ def test_without_a_network_or_a_course_it_says_what_to_do(machine, address):
     assert "Is there a network?" in shown and "open this notebook inside that copy" in shown
 
 
+@pytest.mark.parametrize("folder", ["/no/such/course", "../cuorse", "~/no-such-course", "course", "no/such/course"])
+def test_a_folder_that_does_not_exist_is_not_taken_for_a_name_on_github(machine, folder):
+    shown = machine.start(folder)
+    assert shown.startswith(f"CannotStart: there is no folder {folder}")
+    assert "%env COURSE_REPOSITORY=" in shown and "github.com" not in shown
+
+
+def test_a_folder_in_the_home_directory_may_be_named_with_a_tilde(machine, tmp_path):
+    course = small_course(tmp_path / "course")
+    assert machine.start("~/course", HOME=str(tmp_path)).startswith(f"The course from {course} is in the folder")
+
+
 def test_without_git_it_says_so(machine):
     assert "(" + "[Errno 2] No such file or directory: 'git')" in machine.start("someone/course", PATH="")
 

@@ -77,12 +77,25 @@ def test_a_failing_cell_stops_the_course_and_is_named(lesson, run, capsys):
     exit_code, out = run()
     assert exit_code == 1
     shown = capsys.readouterr()
-    assert "1_rows.ipynb stopped in cell [2]\n    x = {}\nKeyError: 'missing'" in shown.err
+    assert "1_rows.ipynb stopped in cell [2], line 2\n    x['missing']\nKeyError: 'missing'" in shown.err
     assert "Traceback" not in shown.err + shown.out
     page = (out / "1_rows.html").read_text()
     assert "before" in page and "KeyError" in page and "of an earlier run" not in page
     assert not (out / "2_rows.html").exists()
     assert "stopped early" in (out / "index.html").read_text()
+
+
+def test_the_line_that_fails_is_quoted_if_it_calls_a_function_of_another_cell(lesson, run, capsys):
+    lesson(1, code("def fail(x):\n    return 1 / x"), code("import textwrap\n\nprint(1)\nfail(0)"))
+    assert run()[0] == 1
+    error = "1_rows.ipynb stopped in cell [2], line 4\n    fail(0)\nZeroDivisionError: division by zero"
+    assert error in capsys.readouterr().err
+
+
+def test_a_syntax_error_is_quoted_with_its_line(lesson, run, capsys):
+    lesson(1, code("x = 1\ny = )"))
+    assert run()[0] == 1
+    assert "stopped in cell [1], line 2\n    y = )\nSyntaxError" in capsys.readouterr().err
 
 
 def test_a_kernel_that_ends_stops_the_course(lesson, run, capsys):
@@ -143,11 +156,16 @@ def test_save_stores_the_same_notebook_whenever_it_runs(lesson, run):
 
 
 @pytest.mark.parametrize(
-    "source", ["import warnings\nwarnings.warn('mind')", "print('before')\n1 / 0"], ids=["stderr", "failure"]
+    ("source", "place"),
+    [
+        ("import warnings\nwarnings.warn('mind')", "cell [2]\n    import warnings"),
+        ("print('before')\n1 / 0", "cell [2], line 2\n    1 / 0"),
+    ],
+    ids=["stderr", "failure"],
 )
-def test_save_leaves_a_lesson_alone_that_fails_or_writes_to_stderr(lesson, run, capsys, source):
+def test_save_leaves_a_lesson_alone_that_fails_or_writes_to_stderr(lesson, run, capsys, source, place):
     path = lesson(1, code("x = 1"), code(source))
     before = path.read_text()
     assert run("--save")[0] == 1
-    assert f"1_rows.ipynb stopped in cell [2]\n    {source.splitlines()[0]}" in capsys.readouterr().err
+    assert f"1_rows.ipynb stopped in {place}" in capsys.readouterr().err
     assert path.read_text() == before

@@ -601,7 +601,7 @@ def test_generate_returns_an_output_for_every_prompt_and_warns_of_those_that_fai
     ]
 
 
-def test_an_interrupted_step_ends_the_requests_in_it_and_the_engine_continues():
+def test_an_interrupted_step_is_made_up_for_by_the_next_one():
     engine, model = faulty_engine(KeyboardInterrupt(), max_batch_size=2)
     for name, prompt in (("a", "ab"), ("b", "cde"), ("later", "fg"), ("back", "a")):
         engine.add_request(prompt, SamplingParams(2), name)
@@ -610,14 +610,12 @@ def test_an_interrupted_step_ends_the_requests_in_it_and_the_engine_continues():
     model.arm(0)
     with pytest.raises(KeyboardInterrupt):
         engine.step()
-    for name in ("a", "b", "back"):
-        engine.add_request("h", SamplingParams(1), name)
+    assert engine.running == [] and engine.waiting == ["a", "b", "later"]
+    engine.add_request("h", SamplingParams(1), "back")
     outputs = engine.step()
-    # What was not delivered yet is delivered, and the ids can be reused at once.
-    assert ends(outputs[:3]) == {"back": ("", "abort"), "a": ("c", "error"), "b": ("f", "error")}
-    assert [output.error for output in outputs[:3]] == [None, "KeyboardInterrupt: ", "KeyboardInterrupt: "]
-    rest = ends(outputs[3:] + run(engine))
-    assert rest == {"later": ("hi", "length")} | dict.fromkeys(("a", "b", "back"), ("i", "length"))
+    assert ends(outputs) == {"back": ("", "abort"), "a": ("cd", "length"), "b": ("fg", "length")}
+    assert [output.new_text for output in outputs] == ["", "d", "g"], "what was delivered is not delivered again"
+    assert ends(run(engine)) == {"later": ("hi", "length"), "back": ("i", "length")}
 
 
 def test_an_interrupted_generate_cancels_its_requests_and_no_others():
@@ -764,8 +762,8 @@ def test_an_interrupt_while_tokens_are_decoded_loses_no_request():
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     assert [(piece.text, piece.finish_reason) for piece in stream] == [("b", "length")], "it had ended already"
-    errors = {"before": ("d", "error"), "interrupted": ("f", "error"), "behind": ("", "error")}
-    assert ends(engine.step()) == errors
+    others = {"before": ("def", "length"), "interrupted": ("fgh", "length"), "behind": ("hi", "length")}
+    assert ends(run(engine)) == others
     assert not engine.has_unfinished_requests() and engine.scheduler.running == []
     assert [output.text for output in engine.generate(["a", "g"], SamplingParams(3))] == ["bcd", "hi"]
 
@@ -840,7 +838,7 @@ def test_the_text_is_that_of_all_tokens(random_pairs):
     assert {output.finish_reason for output in outputs} == {"stop", "length"}
 
 
-def test_an_interrupt_in_an_iteration_that_preempts_leaves_the_row_to_others(embedded, monkeypatch):
+def test_an_interrupt_in_an_iteration_that_preempts_leaves_the_rows_to_others(embedded, monkeypatch):
     config = EngineConfig(max_batch_size=2, num_blocks=6, block_size=4, policy="shortest_first", prefix_caching=False)
     engine = Engine(*embedded, config)
     for name, most in (("a", 14), ("b", 15)):
@@ -856,11 +854,11 @@ def test_an_interrupt_in_an_iteration_that_preempts_leaves_the_row_to_others(emb
         patch.setattr(engine.runner, "run", interrupted)
         for _ in range(20):
             engine.step()
-    assert engine.waiting == ["b"]
-    for name in ("c", "d"):  # both are shorter than the preempted one and need the two rows
+    assert engine.waiting == ["a", "b"]
+    for name in ("c", "d"):  # both are shorter than the others and need the two rows
         engine.add_request([5, 6, 7], SamplingParams(3, ignore_eos=True), name)
     reasons = {output.request_id: output.finish_reason for output in run(engine) if output.finish_reason}
-    assert reasons == {"a": "error", "b": "length", "c": "length", "d": "length"}
+    assert reasons == dict.fromkeys("abcd", "length")
 
 
 def test_a_runner_that_raises_ends_its_plan_and_no_other_request(monkeypatch):

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from helpers import RequestOutput
+from helpers.engine import OutputDelta
 from helpers.server.errors import EngineFailed, ShuttingDown
 from tests.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
 from tests.serving import PATIENCE
@@ -95,7 +95,7 @@ async def test_a_reader_that_is_cancelled_while_a_token_arrives_is_cancelled():
             stream = await submit(thread, max_tokens=5, deadline=deadline)
             reading = asyncio.ensure_future(texts(stream))
             await asyncio.sleep(0)  # now it waits for an output
-            stream.put(RequestOutput("r", "ab", "c", [1], None, new_token_ids=[1]))
+            stream.put(OutputDelta("r", 0, "c", [1], None, 1, None))
             await asyncio.sleep(0)
             reading.cancel()
             await asyncio.wait([reading], timeout=5)

@@ -25,6 +25,7 @@ DATA = {
 INCLUDED = {
     "transformers": {"huggingface_hub", "safetensors", "tokenizers"},
     "fastapi": {"pydantic", "starlette"},
+    "uvicorn": {"h11"},
 }
 NOTEBOOK = {"IPython"}  # imported only inside a notebook, where it is always there
 

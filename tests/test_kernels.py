@@ -3,6 +3,7 @@
 test_ragged_exactness.py shows that they change no token while requests arrive, leave and are preempted.
 """
 
+import math
 import os
 import shutil
 import subprocess
@@ -53,7 +54,7 @@ def test_linear_computes_pytorchs_linear(dtype, tolerance, outputs, inputs):
         x = torch.randn(*shape, inputs).to(dtype)
         for b in (bias, None):
             expected = linear(x.float(), weight.float(), None if b is None else b.float()).to(dtype)
-            torch.testing.assert_close(kernels.linear(x, packed, b, outputs), expected, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(kernels.linear(x, packed, b), expected, rtol=tolerance, atol=tolerance)
 
 
 @needs_kernels
@@ -62,7 +63,7 @@ def test_strides_do_not_matter(dtype, tolerance):
     weight, x, bias = torch.randn(24, 40).to(dtype).T, torch.randn(24, 9).to(dtype).T, torch.randn(80).to(dtype)[::2]
     assert not (weight.is_contiguous() or x.is_contiguous() or bias.is_contiguous())
     expected = linear(x.float(), weight.float(), bias.float()).to(dtype)
-    torch.testing.assert_close(kernels.linear(x, kernels.pack(weight), bias, 40), expected, rtol=0.02, atol=tolerance)
+    torch.testing.assert_close(kernels.linear(x, kernels.pack(weight), bias), expected, rtol=0.02, atol=tolerance)
 
 
 @needs_kernels
@@ -70,16 +71,16 @@ def test_strides_do_not_matter(dtype, tolerance):
 def test_the_result_of_a_row_does_not_depend_on_the_other_rows(dtype, tolerance):
     weight, x = torch.randn(100, 64).to(dtype), torch.randn(37, 64).to(dtype)
     packed = kernels.pack(weight)
-    together = kernels.linear(x, packed, None, 100)
+    together = kernels.linear(x, packed, None)
     for row in range(37):
-        assert torch.equal(kernels.linear(x[row : row + 1], packed, None, 100), together[row : row + 1])
+        assert torch.equal(kernels.linear(x[row : row + 1], packed, None), together[row : row + 1])
 
 
 @needs_kernels
 def test_bfloat16_is_rounded_to_nearest_even():
     """Halfway between 1 and the next number, 1 + 2^-7, is 1 + 2^-8: it goes to the even one, 1, and more goes up."""
     x = torch.tensor([[1.0, 2**-9], [1.0, 2**-8], [1.0, 2**-8 + 2**-10], [1 + 2**-7, 2**-8]]).bfloat16()
-    got = kernels.linear(x, kernels.pack(torch.ones(1, 2).bfloat16()), None, 1)
+    got = kernels.linear(x, kernels.pack(torch.ones(1, 2).bfloat16()), None)
     assert got.flatten().tolist() == [1.0, 1.0, 1 + 2**-7, 1 + 2**-6]
 
 
@@ -96,14 +97,17 @@ def test_bfloat16_is_rounded_to_nearest_even():
 )
 def test_arguments_that_do_not_fit_the_weight_are_rejected(x, bias, message):
     with pytest.raises(ValueError, match=message):
-        kernels.linear(x, kernels.pack(torch.ones(40, 24)), bias, 40)
+        kernels.linear(x, kernels.pack(torch.ones(40, 24)), bias)
 
 
 @needs_kernels
-@pytest.mark.parametrize("outputs", [0, -1, 129])
-def test_a_number_of_outputs_that_the_panels_cannot_hold_is_rejected(outputs):
-    with pytest.raises(ValueError, match=f"cannot have {outputs} outputs"):
-        kernels.linear(torch.ones(2, 24), kernels.pack(torch.ones(40, 24)), None, outputs)
+@in_both_dtypes
+@pytest.mark.parametrize("inputs", [23, 24])
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_an_input_of_another_width_is_rejected_even_if_padding_would_make_it_fit(dtype, tolerance, inputs, difference):
+    x, packed = torch.ones(2, inputs + difference).to(dtype), kernels.pack(torch.ones(40, inputs).to(dtype))
+    with pytest.raises(ValueError, match=f"has {inputs} inputs, but x has {inputs + difference}"):
+        kernels.linear(x, packed, None)
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -154,6 +158,25 @@ def test_blocks_of_any_size(block_size):
     output = attention(query, keys, values, Decodes([0], [length], [list(range(blocks))], block_size), 1.0)
     expected = scaled_dot_product_attention(query[None], keys[None, :, :length], values[None, :, :length], scale=1.0)
     torch.testing.assert_close(output[0], expected[0, :, 0], rtol=1e-4, atol=1e-5)
+
+
+@needs_kernels
+@in_both_dtypes
+@pytest.mark.parametrize(
+    ("score", "first", "last"),
+    [
+        *((-math.inf, *keys) for keys in [(0, 12), (0, 11), (0, 4), (3, 9), (8, 12)]),
+        *((math.nan, *keys) for keys in [(0, 1), (0, 4), (9, 11)]),
+    ],
+)
+def test_scores_of_minus_infinity_and_nan_give_what_they_give_in_pytorch(dtype, tolerance, score, first, last):
+    """A key with the score -inf has no weight, and a query without any weights gets zeros. NaN stays NaN."""
+    keys, values, query = torch.zeros(1, 12, 8), torch.randn(1, 12, 8).to(dtype), torch.zeros(1, 1, 8).to(dtype)
+    keys[0, first:last, 0], query[..., 0] = score, 1
+    keys = keys.to(dtype)
+    output = attention(query, keys, values, Decodes([0], [12], [[0, 1, 2]], 4), 1.0)
+    expected = scaled_dot_product_attention(query[None], keys[None], values[None], scale=1.0)
+    torch.testing.assert_close(output[0], expected[0, :, 0], rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @needs_kernels
@@ -227,6 +250,22 @@ def test_kernels_are_compiled_once_and_again_when_a_flag_changes(fresh):
     fresh.setattr(compiled, "FLAGS", [*compiled.FLAGS, "-DNDEBUG"])
     with pytest.raises(AssertionError, match="compiles"):
         compiled.library()
+
+
+@needs_kernels
+@pytest.mark.parametrize("damage", [lambda whole: whole[: len(whole) // 2], lambda whole: bytes(len(whole))])
+def test_a_damaged_library_is_not_loaded_but_compiled_again(monkeypatch, tmp_path, damage):
+    """In a process of its own, because loading it could end the process with a bus error."""
+    library = compiled.library()
+    whole = Path(library._name).read_bytes()
+    monkeypatch.setenv("COURSE_KERNEL_CACHE", str(tmp_path / "damaged"))
+    path = compiled.cache_folder() / Path(library._name).name
+    path.parent.mkdir()
+    path.write_bytes(damage(whole))
+    command = [sys.executable, "-c", "from helpers.kernels import compiled; print(compiled.library().panel_columns())"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{library.panel_columns()}\n"), done.stderr
+    assert list(path.parent.iterdir()) == [path] and path.read_bytes() == whole
 
 
 def refuse_to_compile(run):

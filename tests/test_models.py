@@ -178,6 +178,50 @@ def test_a_folder_whose_weights_are_missing_is_named_in_the_error(tmp_path):
         load_model(tmp_path)
 
 
+def cut_in_half(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+DAMAGES = {
+    "config.json is not JSON": (lambda folder: cut_in_half(folder / "config.json"), r"config\.json .*valid JSON"),
+    "config.json is no object": (lambda folder: (folder / "config.json").write_text("[]"), r"config\.json"),
+    "config.json has no type": (lambda folder: (folder / "config.json").write_text("{}"), r"config\.json .*model_type"),
+    "config.json has a wrong value": (
+        lambda folder: (folder / "config.json").write_text('{"model_type": "gpt2", "n_head": "x"}'),
+        r"config\.json .*n_head",
+    ),
+    "there is no config.json": (lambda folder: (folder / "config.json").unlink(), r"config\.json .*does not exist"),
+    "there is no tokenizer": (
+        lambda folder: [file.unlink() for file in folder.glob("tokenizer*")],
+        r"tokenizer .*tokenizer\.json.*save_pretrained",
+    ),
+    "tokenizer.json is missing": (lambda folder: (folder / "tokenizer.json").unlink(), r"tokenizer .*save_pretrained"),
+    "tokenizer.json is cut off": (
+        lambda folder: cut_in_half(folder / "tokenizer.json"),
+        r"tokenizer .*save_pretrained",
+    ),
+    "tokenizer_config.json is cut off": (
+        lambda folder: cut_in_half(folder / "tokenizer_config.json"),
+        r"tokenizer .*save_pretrained",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_error_for_a_damaged_folder_names_the_file_and_does_not_blame_the_network(tmp_path, damage):
+    save(random_pair("gpt2")[0], tmp_path)
+    change, message = DAMAGES[damage]
+    change(tmp_path)
+    with pytest.raises(ValueError, match=f"Cannot load '{tmp_path}'.*{message}") as refused:
+        load_model(tmp_path)
+    assert "Hub" not in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_the_error_for_a_path_that_does_not_exist_says_so(tmp_path):
+    with pytest.raises(ValueError, match=f"Cannot load '{tmp_path}/none': there is no such folder"):
+        load_model(tmp_path / "none")
+
+
 def test_the_error_for_an_unknown_name_says_what_works_without_a_network():
     # conftest.py sets HF_HUB_OFFLINE. Without it, the Hub would be asked repeatedly for more than 20 seconds.
     with pytest.raises(ValueError, match=r"Cannot load 'no-one/no-such-model'.*load_model\(\) without a name"):

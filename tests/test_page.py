@@ -4,19 +4,18 @@ Needs Chromium or Chrome (playwright's own will do: `playwright install chromium
 skipped; with CI_BROWSER=1 in the environment they fail, so that a run without a browser cannot pass unnoticed.
 """
 
-import json
-import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from helpers.server import launch
-from tests.browsing import busy, completion, faint_texts, painted, send, slow_motion
+from tests import browsing
+from tests.browsing import busy, completion, faint_texts, painted, send, set_speed, slow_motion
 
 pytestmark = pytest.mark.slow
+browser, window = browsing.browser, browsing.window  # fixtures, which pytest looks for in this module
 PAGE = Path(__file__).parent.parent / "helpers" / "server" / "page"
 STORY = "Once upon a time, a brave fox"  # goes on for more than 100 tokens
 KEY = "a-key"
@@ -24,52 +23,9 @@ expect.set_options(timeout=15_000)  # milliseconds: the machine may have other w
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        names = ("chromium", "google-chrome", "chromium-browser", "chrome")
-        path = next(filter(None, map(shutil.which, names)), playwright.chromium.executable_path)
-        if not Path(path).exists():
-            end = pytest.fail if os.environ.get("CI_BROWSER") == "1" else pytest.skip
-            end(
-                f"No browser: none of {', '.join(names)} is on PATH. Install one, or run `playwright install chromium`."
-            )
-        # Chromium has no sandbox for root, which is the user in many containers.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
 def server():
     with launch("--pace", "0.05") as server:
         yield server.url
-
-
-@pytest.fixture
-def window(browser):
-    """Open the page. At the end, the console must have no errors but those that the test expects."""
-    errors, expected, contexts = [], [], []
-
-    def open_window(url: str, expect_errors: str = "", events_fail=False, message=None, **settings) -> Page:
-        expected.append(expect_errors)
-        contexts.append(browser.new_context(**settings))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda entry: entry.type in ("error", "warning") and errors.append(entry.text))
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(url) or errors.append(f"requested {request.url}"))
-        if events_fail:
-            page.route("**/events", lambda route: route.abort())
-        if message:
-            page.route("**/events", lambda route: route.fulfill(body=f"data: {json.dumps(message)}\n\n"))
-        page.goto(url)
-        return page
-
-    yield open_window
-    for context in contexts:
-        context.close()
-    pattern = "|".join(filter(None, expected))
-    assert [error for error in errors if not (pattern and re.search(pattern, error))] == []
 
 
 # --- what the page shows --------------------------------------------------------------------------------------------
@@ -135,6 +91,23 @@ def test_a_burst_fills_the_queue_and_all_of_it_ends(window, server):
     assert re.fullmatch(r"\d+ %", page.locator("#row-use").text_content())
 
 
+def test_a_burst_that_the_server_has_no_room_for_is_shown_with_its_refusals(window):
+    with launch("--rows", "16", "--policy", "static", "--max-queue", "8", "--pace", "0.1") as server:
+        page = window(server.url, expect_errors="status of 429")
+        expect(page.locator("#queue-count")).to_have_text("0 waiting, room for 8")
+        page.get_by_role("button", name="Send a burst").click()
+        expect(page.locator("article[data-state=refused]")).to_have_count(8)
+        expect(page.locator("article[data-state=refused] .state").first).to_have_text(
+            re.compile(r"refused \(429\): The queue is full.* Retry-After: \d+ s\.")
+        )
+        expect(page.locator("#rows tr[data-work=finished]").first).to_be_visible()
+        finished = page.locator("#rows tr[data-work=finished]").first
+        expect(finished.locator("td").first).to_have_text(re.compile(r"#\d+"))
+        expect(finished.locator("td").nth(2)).not_to_have_text("0")  # its tokens
+        set_speed(page, "full speed")
+        expect(page.locator("article[data-state=done]")).to_have_count(24)
+
+
 def test_stop_frees_the_row(window, server):
     page = window(server)
     with slow_motion(page):
@@ -187,12 +160,15 @@ def test_the_timeline_can_be_frozen(window, server):
     with slow_motion(page, "20 ms per iteration"):
         send(page, STORY, max_tokens="100")
         expect(busy(page)).to_have_count(1)
+        expect(page.locator("#frozen")).to_be_hidden()
         freeze.click()
         expect(freeze).to_have_attribute("aria-pressed", "true")
+        expect(page.locator("#frozen")).to_have_text("The timeline is frozen; the engine goes on.")
         frozen, iterations = painted(page), page.locator("#iterations").text_content()
         expect(page.locator("#iterations")).not_to_have_text(iterations)
         assert painted(page) == frozen
     freeze.click()
+    expect(page.locator("#frozen")).to_be_hidden()
     expect(page.locator(".state")).to_contain_text("done")
     assert painted(page) != frozen
 

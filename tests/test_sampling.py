@@ -73,7 +73,7 @@ def test_tokens_are_drawn_from_the_distribution_that_generate_draws_from(random_
 def test_the_draws_follow_the_distribution():
     logits = torch.tensor([2.0, 0.0, 1.0, -1.0, 0.5])
     sampler = Sampler(SamplingParams(temperature=0.5, seed=1))
-    draws = torch.tensor([sampler.choose([0], logits, 0).token_id for _ in range(4000)])
+    draws = torch.tensor([sampler.choose([0] * (1 + draw % 2), logits, 0).token_id for draw in range(4000)])
     expected = (logits / 0.5).softmax(dim=0)
     # Four standard deviations of a frequency in 4000 draws: at most 0.032.
     assert (torch.bincount(draws, minlength=5) / 4000 - expected).abs().max() < 0.032
@@ -308,7 +308,7 @@ def test_a_stop_string_may_span_several_tokens(embedded):
         *(("min_p", value) for value in (-0.1, 1.1, math.nan, None)),
         *(("repetition_penalty", value) for value in (0, -1, math.inf, math.nan, None)),
         *(("seed", value) for value in (-1, 2**63, 0.5, "x", True)),
-        *(("stop", value) for value in ("", [""], ["a", 3], 5, [None])),
+        *(("stop", value) for value in ("", [""], ["a", 3], 5, [None], ["a"] * 17)),
         *(("logprobs", value) for value in (-1, 0.5, True)),
         *(("n", value) for value in (0, -1, 1.5, None, True, 2)),  # 2 greedy outputs would be the same
         *(("ignore_eos", value) for value in ("no", 1, None)),
@@ -340,6 +340,14 @@ def test_stop_strings_may_be_one_text_or_several_or_none():
     assert SamplingParams(stop=["ab", "c"]).stop == SamplingParams(stop=(text for text in ("ab", "c"))).stop
     assert SamplingParams(stop=None).stop == SamplingParams(stop=[]).stop == ()
     assert {SamplingParams(stop=["a"]): 1}[SamplingParams(stop="a")] == 1  # parameters can be a dictionary key
+
+
+def test_the_number_and_the_length_of_stop_strings_are_limited():
+    assert len(SamplingParams(stop=["x" * 256] * 16).stop) == 16
+    with pytest.raises(ValueError, match="stop has 17 texts, and at most 16 are allowed"):
+        SamplingParams(stop=["x"] * 17)
+    with pytest.raises(ValueError, match="A stop string has 257 characters, and at most 256 are allowed"):
+        SamplingParams(stop=["x", "y" * 257])
 
 
 def test_parameters_cannot_be_changed_later():

@@ -68,7 +68,7 @@ def test_there_is_one_model(server):
         ("POST", "/health", 405),
         ("GET", "/page/nothing.js", 404),
         ("GET", "/page/%2e%2e/app.py", 404),
-        ("GET", "/docs", 404),
+        ("GET", "/redoc", 404),
     ],
 )
 def test_unknown_addresses_and_methods_are_errors_in_openais_format(server, method, path, status):
@@ -80,7 +80,7 @@ def test_unknown_addresses_and_methods_are_errors_in_openais_format(server, meth
 
 GUARDED = [
     ("GET", "/v1/models"), ("GET", "/v1/models/mine"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"),
-    ("GET", "/metrics"), ("GET", "/events"), ("POST", "/pace"),
+    ("GET", "/metrics"), ("GET", "/events"), ("POST", "/pace"), ("POST", "/tokenize"), ("GET", "/version"),
 ]  # fmt: skip
 
 
@@ -264,6 +264,8 @@ def test_options_outside_their_range_are_refused(wrong, capsys):
         (["--rows", "0"], "max_batch_size"),
         (["--max-queue", "-1"], "max_queue must be at least 0"),
         (["--blocks", "0"], "num_blocks"),
+        (["--max-connections", "0"], "max_connections must be at least 1, not 0"),
+        (["--client-timeout", "0"], "client_timeout must be a positive number of seconds, not 0"),
         (["--model", "no/such/folder/anywhere"], "no/such/folder"),
     ],
 )

@@ -116,6 +116,7 @@ WRONG = [
     ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 2), ("top_k", -1), ("top_k", 0.5), ("n", 0), ("n", "2"),
     ("repetition_penalty", 0), ("repetition_penalty", 1e-300), ("repetition_penalty", 1e300),
     ("seed", -1), ("seed", 2**63), ("seed", "x"), ("stop", ""), ("stop", [""]), ("stop", 5), ("stop", ["x"] * 17),
+    ("stop", "x" * 257), ("stop", ["x" * 257]),
     ("stream", "yes"), ("stream", 1), ("stream_options", {"other": 1}), ("stream_options", []),
     ("logprobs", -1), ("logprobs", 21), ("logprobs", True), ("ignore_eos", "no"), ("ignore_eos", 1),
     ("priority", "high"), ("priority", 1.5), ("deadline", 0), ("deadline", -1), ("deadline", 1e9), ("model", 5),

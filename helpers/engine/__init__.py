@@ -2,6 +2,7 @@
 
 engine.py            add_request, abort_request, step, generate, stream
 validation.py        refuses requests that can never run
+token_length.py      how much text a token can hold, and so the least number of tokens of a text
 scheduler.py         plans how many tokens each sequence computes, and applies the results
 policies.py          the order in which waiting requests are admitted
 waiting_queue.py     the queue that policies order
@@ -10,6 +11,8 @@ free_blocks.py       the free blocks
 sequence.py          the tokens of one output, and how many of them are computed
 runner.py            the contract between an engine and its runner
 stop_conditions.py   the conditions that end an output
+stop_strings.py      the search for stop strings
+recovery.py          what is derived again after an interrupt
 outputs.py           what is new for each request, and which caller gets it
 detokenizer.py       the text of an output, as far as it is certain
 config.py            the settings of an engine
@@ -19,7 +22,7 @@ sampling_params.py   the settings of a request
 from .block_manager import BlockManager, UnlimitedMemory
 from .config import EngineConfig
 from .engine import EngineCore
-from .outputs import RequestOutput
+from .outputs import OutputDelta, RequestOutput
 from .policies import POLICIES, Balanced, FirstComeFirstServed, LongestFirst, Policy, Priority, ShortestFirst, Static
 from .runner import ForwardPass, ModelInfo, Runner, RunnerOutput, SampledToken
 from .sampling_params import SamplingParams
@@ -38,6 +41,7 @@ __all__ = [
     "ForwardPass",
     "LongestFirst",
     "ModelInfo",
+    "OutputDelta",
     "Plan",
     "Policy",
     "Priority",

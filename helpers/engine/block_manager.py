@@ -45,6 +45,9 @@ class KVMemory(Protocol):
     def take_copies(self) -> list[tuple[int, int]]:
         """Return the (source, destination) blocks to copy before the next forward pass, and clear the list."""
 
+    def clear(self) -> None:
+        """Free all memory and forget all cached tokens."""
+
 
 class UnlimitedMemory:
     """A `KVMemory` without limits, blocks or sharing: a sequence needs only a row."""
@@ -63,6 +66,9 @@ class UnlimitedMemory:
 
     def take_copies(self) -> list[tuple[int, int]]:
         return []
+
+    def clear(self) -> None:
+        pass
 
 
 class BlockManager:
@@ -86,10 +92,14 @@ class BlockManager:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"There must be at least 1 block of at least 1 token, not {num_blocks} of {block_size}.")
         self.num_blocks, self.block_size, self.prefix_caching = num_blocks, block_size, prefix_caching
+        self.clear()
+
+    def clear(self) -> None:
+        """Make all blocks free, and forget all tables and cached blocks."""
         self.tables: dict[Sequence, list[int]] = {}
-        self.references = [0] * num_blocks
+        self.references = [0] * self.num_blocks
         self.copies: list[tuple[int, int]] = []
-        self._free = FreeBlocks(num_blocks)
+        self._free = FreeBlocks(self.num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._block_of: dict[bytes, int] = {}  # by hash
         self._hash_of: dict[int, bytes] = {}

@@ -8,6 +8,8 @@ is exactly what `text_of` returns for all tokens, cut before the first stop stri
 import re
 from collections.abc import Sequence
 
+from .stop_strings import StopStringSearch
+
 REPLACEMENT_CHARACTER = "\ufffd"  # what an incomplete character is decoded to
 
 
@@ -39,7 +41,7 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer, stop: Sequence[str] = ()):
         self.text, self.stopped = "", False
-        self._tokenizer, self._stop = tokenizer, stop
+        self._tokenizer, self._stop, self._search = tokenizer, stop, StopStringSearch(stop)
         self._decoded = ""  # `text` and what is held back after it
         self._token_ids: list[int] = []
         self._bytes: list[int] = []  # a run of byte tokens that may continue
@@ -53,16 +55,21 @@ class IncrementalDetokenizer:
 
     def push(self, token_id: int) -> str:
         """Append a token and return the text that has become certain."""
+        if self.stopped:
+            return ""
         self._token_ids.append(token_id)
-        self._decoded += self._decode(token_id)
-        return self._show(len(self._decoded) - self._length_of_begun_stop())
+        new = self._decode(token_id)
+        self._decoded += new
+        stop = self._search.extend(new)
+        return self._show(len(self._decoded) - self._search.num_held_back, stop)
 
     def finish(self) -> str:
         """Return the text that was held back, now that no tokens follow; nothing if a stop string has appeared."""
         if self.stopped:
             return ""
         self._decoded = text_of(self._token_ids, self._tokenizer)
-        return self._show(len(self._decoded))
+        stop = StopStringSearch(self._stop).extend(self._decoded[len(self.text) :])
+        return self._show(len(self._decoded), None if stop is None else len(self.text) + stop)
 
     def _decode(self, token_id: int) -> str:
         """Return the text that a token adds; nothing while a character is incomplete."""
@@ -86,21 +93,10 @@ class IncrementalDetokenizer:
         """
         return re.fullmatch("<0x[0-9A-F]{2}>", self._tokenizer.convert_ids_to_tokens(token_id) or "") is not None
 
-    def _show(self, end: int) -> str:
-        """Extend the text to `end`, or to a stop string that has appeared, and return the new part."""
-        found = [place for stop in self._stop if (place := self._decoded.find(stop, len(self.text))) >= 0]
-        if found:
-            end, self.stopped = min(found), True
+    def _show(self, end: int, stop: int | None) -> str:
+        """Extend the text to `end`, or to the beginning of a stop string, and return the new part."""
+        if stop is not None:
+            end, self.stopped = stop, True
         new = self._decoded[len(self.text) : end]
         self.text += new
         return new
-
-    def _length_of_begun_stop(self) -> int:
-        """Return how many characters at the end of the text could be the beginning of a stop string."""
-        begun = (
-            length
-            for stop in self._stop
-            for length in range(min(len(stop) - 1, len(self._decoded)), 0, -1)
-            if stop.startswith(self._decoded[-length:])
-        )
-        return max(begun, default=0)

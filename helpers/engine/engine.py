@@ -25,6 +25,7 @@ from .block_manager import BlockManager
 from .config import EngineConfig
 from .detokenizer import IncrementalDetokenizer
 from .outputs import OutputCollector, RequestOutput
+from .recovery import recover
 from .runner import ModelInfo, Runner, RunnerOutput
 from .sampling_params import SamplingParams
 from .scheduler import Plan, Scheduler
@@ -84,34 +85,35 @@ class EngineCore:
 
         Raises:
             Exception: the policy failed. All requests finish with reason "error"; the next step delivers their outputs.
-            BaseException: the iteration was interrupted, by Ctrl-C for example. The planned sequences then finish with
-                reason "error".
+            BaseException: the iteration was interrupted, by Ctrl-C for example. No request is lost, and no token that
+                it has: the next steps recompute the tokens of all sequences, and deliver all outputs.
         """
+        self._iterate()
+        return self.outputs.take_pending()
+
+    def _iterate(self) -> None:
+        """Run one iteration and queue its outputs."""
         self.steps += 1
+        plan = None
         try:
             plan = self.scheduler.schedule()
-        except Exception as error:
-            self._fail(list(self.scheduler.unfinished), error)
-            raise
-        try:
             output = self.runner.run(plan, self.now)
             finished = self.scheduler.update(plan, output)
-        except BaseException as error:  # it is unknown what was computed
-            self._record(Plan(preempted=plan.preempted), RunnerOutput(), [])
-            self._fail(plan.sequences, error)
-            if isinstance(error, Exception):
-                return self.outputs.collect(Plan(), [])
-            raise  # an interrupt
-        self._record(plan, output, finished)
-        return self.outputs.collect(plan, finished)
+            self._record(plan, output, finished)
+            self.outputs.collect(plan, finished)
+        except Exception as error:  # of the policy, or of a runner that raises instead of returning its error
+            for sequence in self.outputs.unfinished if plan is None else plan.sequences:
+                if sequence.finish_reason is None:
+                    sequence.end("error", error)
+            self._recover()
+            if plan is None:
+                raise
+        except BaseException:  # an interrupt
+            self._recover()
+            raise
 
-    def _fail(self, sequences: list[Sequence], error: BaseException) -> None:
-        """Finish sequences with reason "error" after a whole iteration has failed."""
-        for sequence in sequences:
-            if sequence.finish_reason is None:
-                self.scheduler.finish(sequence, "error", error)
-            self.outputs.put(sequence)
-        self.trace.free(sequence.label for sequence in sequences)
+    def _recover(self) -> None:
+        recover(self.scheduler, self.outputs, self.trace, self.tokenizer)
 
     def _record(self, plan: Plan, output: RunnerOutput, finished: list[Sequence]) -> None:
         """Record an iteration in the trace. A row is free once its sequence has finished or was preempted."""
@@ -138,11 +140,7 @@ class EngineCore:
     # --- requests arrive and leave ------------------------------------------------------------------------------
 
     def add_request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        request_id: Hashable = None,
-        priority: int = 0,
+        self, prompt: Prompt, params: SamplingParams | None = None, request_id: Hashable = None, priority: int = 0
     ) -> Hashable:
         """Add a request to the queue.
 
@@ -159,35 +157,45 @@ class EngineCore:
             ValueError: the prompt is empty or has token ids outside the vocabulary, the request is too long, its
                 priority is not an integer, or its id is in use.
         """
-        params = params or SamplingParams()
-        token_ids, max_tokens = self.validator.validate(prompt, params)
-        if not isinstance(priority, int):
-            raise ValueError(f"priority must be an integer, not {priority!r}.")
         if request_id is None:
-            # Skip ids with undelivered outputs, too: the outputs of two requests could be confused.
-            request_id = next(
-                id for id in self._ids if id not in self.scheduler.requests and not self.outputs.holds(id)
-            )
+            request_id = self._new_id()
         elif request_id in self.scheduler.requests or self.outputs.has_subscriber(request_id):
             raise ValueError(
                 f"There is an unfinished request {request_id!r}, or one whose stream has not been read to its end: "
                 f"give this one another id, or none."
             )
+        return self._add(prompt, params or SamplingParams(), request_id, priority)
+
+    def _new_id(self) -> int:
+        """Return a number that is not in use; outputs that are not delivered yet must not be confused with new ones."""
+        return next(id for id in self._ids if id not in self.scheduler.requests and not self.outputs.holds(id))
+
+    def _add(self, prompt: Prompt, params: SamplingParams, request_id: Hashable, priority: int = 0) -> Hashable:
+        token_ids, max_tokens = self.validator.validate(prompt, params)
+        if not isinstance(priority, int):
+            raise ValueError(f"priority must be an integer, not {priority!r}.")
         if self._start is None:
             self._start = self._clock()
-        arrival, parent = self.now(), None
+        arrival, sequences = self.now(), []
         for index in range(params.n):
             sequence = Sequence(
-                request_id, list(token_ids), max_tokens, index, priority, parent,
+                request_id, list(token_ids), max_tokens, index, priority, sequences[0] if sequences else None,
                 prompt=prompt,
                 params=params,
                 detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop),
                 arrival=arrival,
                 logprobs=None if params.logprobs is None else [],
             )  # fmt: skip
-            parent = parent or sequence
-            self.scheduler.add(sequence)
-        return request_id
+            sequences.append(sequence)
+        try:
+            self.outputs.add(sequences)
+            for sequence in sequences:
+                self.scheduler.add(sequence)
+            return request_id
+        except BaseException:  # an interrupt: without its id, the caller could not cancel the request
+            self.outputs.discard(sequences)
+            self._recover()
+            raise
 
     def abort_request(self, request_id: Hashable) -> bool:
         """Cancel a waiting or running request.
@@ -198,10 +206,14 @@ class EngineCore:
             Whether an unfinished request has this id.
         """
         sequences = list(self.scheduler.requests.get(request_id, []))
-        for sequence in sequences:
-            self.scheduler.finish(sequence, "abort")
-            self.outputs.put(sequence)
-        self.trace.free(sequence.label for sequence in sequences)
+        try:
+            for sequence in sequences:
+                self.scheduler.finish(sequence, "abort")
+                self.trace.free([sequence.label])
+                self.outputs.put(sequence)
+        except BaseException:  # an interrupt
+            self._recover()
+            raise
         return bool(sequences)
 
     def has_unfinished_requests(self) -> bool:
@@ -279,12 +291,13 @@ class EngineCore:
                 for iteration in itertools.count():
                     while arriving and arrivals[arriving[0]] <= iteration:
                         place = arriving.popleft()
-                        request_id = self.add_request(prompts[place], params[place])
-                        place_of[request_id] = place
+                        request_id = self._new_id()
+                        place_of[request_id] = place  # first, so that an interrupt leaves no request behind
                         self.outputs.subscribe(request_id, undelivered)
+                        self._add(prompts[place], params[place], request_id)
                     if len(ended) == expected:
                         break
-                    self.outputs.put_back(self.step())
+                    self._iterate()
                     while undelivered:
                         output = undelivered.popleft()
                         if output.finish_reason is not None:
@@ -304,12 +317,13 @@ class EngineCore:
         The request is added before the first output is read. Closing the iterator cancels it.
         """
         params = params or SamplingParams()
-        request_id = self.add_request(prompt, params)
-        undelivered = self.outputs.subscribe(request_id)
+        request_id = self._new_id()
 
         def outputs() -> Iterator[RequestOutput]:
             unfinished = params.n
             try:
+                undelivered = self.outputs.subscribe(request_id)
+                self._add(prompt, params, request_id)
                 yield None  # read below: closing a generator runs its `finally` only if it has started
                 while unfinished:
                     if undelivered:
@@ -317,7 +331,7 @@ class EngineCore:
                         unfinished -= output.finish_reason is not None
                         yield output
                     else:
-                        self.outputs.put_back(self.step())
+                        self._iterate()
             finally:
                 self._leave(request_id)
 

@@ -53,6 +53,10 @@ BOUNDS = {
     "logprobs": Bound(0, integer=True),
     "n": Bound(1, integer=True),
 }
+# Stop strings are searched for at every token, so their number and length are bounded. OpenAI's API accepts 4, and
+# text-generation-inference by default, too (`max_stop_sequences`); vLLM accepts any number. Some benchmarks, such as
+# HumanEval, use 5 or more.
+MAX_STOP_STRINGS, MAX_STOP_LENGTH = 16, 256
 OPTIONAL = ("max_tokens", "seed", "logprobs")  # None is allowed, too
 
 
@@ -71,7 +75,8 @@ class SamplingParams:
         min_p: draw from tokens that are at least p times as probable as the best one.
         repetition_penalty: above 1, tokens that are already in the prompt or the output become less likely.
         seed: makes the random draws repeatable, whichever other requests run; None for a random seed.
-        stop: strings that end the output as soon as one appears; the output does not include it.
+        stop: strings that end the output as soon as one appears; the output does not include it. At most
+            `MAX_STOP_STRINGS` of at most `MAX_STOP_LENGTH` characters.
         ignore_eos: continue to max_tokens even if the model generates EOS.
         logprobs: report the log-probability of each token and of the k best ones; None for no report.
         n: how many outputs to generate for the prompt.
@@ -100,8 +105,16 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None or name not in OPTIONAL:
                 bound.check(name, value)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise ValueError(
+                f"stop has {len(self.stop)} texts, and at most {MAX_STOP_STRINGS} are allowed: give fewer."
+            )
         if not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop must be one or more non-empty texts, not {self.stop!r}.")
+        if (length := max(map(len, self.stop), default=0)) > MAX_STOP_LENGTH:
+            raise ValueError(
+                f"A stop string has {length} characters, and at most {MAX_STOP_LENGTH} are allowed: shorten it."
+            )
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos must be True or False, not {self.ignore_eos!r}.")
         if self.n > 1 and self.temperature == 0:

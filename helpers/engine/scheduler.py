@@ -12,7 +12,6 @@ tokens and memory. Two settings determine what a plan may contain. Sarathi-Serve
     chunked   a prompt may be computed in chunks that fit the token budget; otherwise in a single iteration
 """
 
-import contextlib
 import itertools
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
@@ -127,11 +126,7 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, reason: str, error: BaseException | None = None) -> None:
         """Finish a waiting or running sequence, and free its row and memory."""
-        sequence.finish_reason = reason
-        sequence.error = error and f"{type(error).__name__}: {error}"
-        if sequence.detokenizer is not None:
-            with contextlib.suppress(Exception):  # fails only after a token has, and that is the error
-                sequence.detokenizer.finish()
+        sequence.end(reason, error)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         elif sequence in self.running:
@@ -146,6 +141,26 @@ class Scheduler:
         samples.remove(sequence)
         if not samples:
             del self.requests[sequence.request_id]
+
+    def recover(self, sequences: Iterable[Sequence]) -> None:
+        """Rebuild the queue, the rows and the memory after an interrupt, which may have come between any two changes.
+
+        Only the sequences themselves are trusted. All of them wait again, and their tokens are recomputed.
+
+        Args:
+            sequences: those that have not finished, in order of arrival.
+        """
+        unfinished = dict.fromkeys(sequences)
+        self._released += {**self.unfinished, **unfinished}  # the runner may have computed any of them
+        self.memory.clear()
+        self.waiting.clear(unfinished)
+        self.unfinished, self.running, self.requests, self._siblings = unfinished, [], {}, {}
+        self._prefilled_last = False
+        for sequence in unfinished:
+            sequence.computed = 0
+            self.requests.setdefault(sequence.request_id, []).append(sequence)
+        for sequence in unfinished:
+            self._enqueue(sequence)
 
     # --- one iteration ------------------------------------------------------------------------------------------
 
@@ -260,18 +275,22 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, sampled: "SampledToken", now: float) -> None:
         """Append a new token, and finish the sequence if it meets a stop condition."""
-        sequence.token_ids.append(sampled.token_id)
         sequence.token_times.append(now)
         if sequence.logprobs is not None:
             sequence.logprobs.append(sampled.logprobs)
-        ignore_eos, stopped = sequence.params.ignore_eos, False
-        if sequence.detokenizer is not None and (ignore_eos or sampled.token_id not in self.eos_token_ids):
-            sequence.detokenizer.push(sampled.token_id)
-            stopped = sequence.detokenizer.stopped
-        remaining = sequence.max_tokens - sequence.generated
-        reason = finish_reason(sampled.token_id, remaining, self.eos_token_ids, ignore_eos, stopped)
+        sequence.token_ids.append(sampled.token_id)  # last: from here on, an interrupt does not take the token back
+        reason = self.decode(sequence, sampled.token_id)
         if reason is not None:
             self.finish(sequence, reason)
+
+    def decode(self, sequence: Sequence, token_id: int) -> str | None:
+        """Extend a sequence's text by a new token, and return why the sequence finishes with it; None if it goes on."""
+        ignore_eos, stopped = sequence.params.ignore_eos, False
+        if sequence.detokenizer is not None and (ignore_eos or token_id not in self.eos_token_ids):
+            sequence.detokenizer.push(token_id)
+            stopped = sequence.detokenizer.stopped
+        remaining = sequence.max_tokens - sequence.generated
+        return finish_reason(token_id, remaining, self.eos_token_ids, ignore_eos, stopped)
 
     def _release(self, sequence: Sequence) -> None:
         self.memory.free(sequence)

@@ -5,6 +5,7 @@ and values in the KV cache. Prefill, a chunk of a prefill, decode and recomputat
 operation: compute the next n tokens. Once all of its tokens are computed, a sequence gets a new one.
 """
 
+import contextlib
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -66,6 +67,14 @@ class Sequence:
 
     def __post_init__(self):
         self.prompt_tokens = len(self.token_ids)
+
+    def end(self, reason: str, error: BaseException | None = None) -> None:
+        """Set the finish reason, with the error if there is one, and complete the text."""
+        self.error = error and f"{type(error).__name__}: {error}"
+        self.finish_reason = reason
+        if self.detokenizer is not None:
+            with contextlib.suppress(Exception):  # fails only after a token has, and that is the error
+                self.detokenizer.finish()
 
     @property
     def label(self) -> Hashable:

@@ -3,7 +3,8 @@
 Without this check, a request that is too long would fail in an iteration, along with all requests in the same pass.
 """
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Sized
 from numbers import Integral
 
 from .block_manager import BlockManager
@@ -11,6 +12,9 @@ from .config import EngineConfig
 from .runner import ModelInfo
 from .sampling_params import SamplingParams
 from .sequence import Prompt
+from .token_length import TokenLength
+
+GREEDY = SamplingParams()
 
 
 class RequestValidator:
@@ -35,21 +39,39 @@ class RequestValidator:
         """
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, not {params!r}.")
+        self.check_length(prompt, params)
         token_ids = self._token_ids(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
         self._check_memory(len(token_ids), max_tokens)
         return token_ids, max_tokens
 
+    def check_length(self, prompt: Prompt, params: SamplingParams = GREEDY) -> None:
+        """Refuse a prompt that is certainly too long for the model's context, without looking at its tokens.
+
+        Raises:
+            ValueError: the prompt has too many token ids, or more characters than as many tokens can hold.
+        """
+        is_text, context = isinstance(prompt, str), self.model.context_length
+        if is_text:
+            _check_encoding(prompt)
+        if not isinstance(prompt, Sized) or context is None or len(prompt) < context:
+            return  # it is short enough to look at its tokens
+        least = self._token_length.least_tokens(prompt) if is_text else len(prompt)
+        try:
+            self._check_memory(least, self._max_tokens(least, params))
+        except ValueError as error:
+            if not is_text:
+                raise
+            raise ValueError(
+                f"The prompt's {len(prompt)} characters are at least {least} tokens. With that many: {error}"
+            ) from error
+
+    @functools.cached_property
+    def _token_length(self) -> TokenLength:
+        return TokenLength(self.tokenizer)
+
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as error:
-                shown = ascii(prompt[error.start])
-                raise ValueError(
-                    f"The prompt cannot be encoded: character {error.start + 1}, {shown}, is half of a surrogate pair. "
-                    f"Remove or replace it."
-                ) from error
             token_ids = self.tokenizer(prompt)["input_ids"] if prompt else []
         elif isinstance(prompt, Iterable):
             token_ids, vocabulary = list(prompt), self.model.vocab_size
@@ -108,3 +130,14 @@ class RequestValidator:
                 f"computes at most {self.config.max_tokens_per_step} and chunked_prefill is off: raise "
                 f"max_tokens_per_step, ask for fewer tokens, or set chunked_prefill."
             )
+
+
+def _check_encoding(text: str) -> None:
+    """Raise a ValueError if a text contains half of a surrogate pair, which no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"The prompt cannot be encoded: character {error.start + 1}, {text[error.start]!a}, is half of a "
+            f"surrogate pair. Remove or replace it."
+        ) from error

@@ -73,6 +73,11 @@ class WaitingQueue:
         """Stop counting the waiting time of a sequence that has finished."""
         self._added_at.pop(sequence, None)
 
+    def clear(self, unfinished: Iterable[Sequence]) -> None:
+        """Remove all sequences, and go on counting the waiting time of those that have not finished."""
+        self._in_order, self._groups, self._values = [], {}, {}
+        self._added_at = {sequence: self._added_at.get(sequence, self.step) for sequence in unfinished}
+
     def grouped_by(self, attribute: str, descending: bool = False) -> Iterator[tuple[Any, Iterator[Sequence]]]:
         """Yield the values of an attribute, each with the sequences that have it, in order of arrival.
 

@@ -1,7 +1,9 @@
 """Compile the kernels for this machine's processor and load them.
 
 Python passes addresses to the library through ctypes, so compiling needs no headers of Python or PyTorch. The library
-is kept in the user's cache folder. It is recompiled when the sources, the flags, the compiler or the processor change.
+is kept in the user's cache folder. It is recompiled when the sources, the flags, the compiler or the processor change,
+or when the file is damaged: its name ends with a hash of its contents, because loading a damaged library can end the
+process.
 """
 
 import ctypes
@@ -67,15 +69,19 @@ def library() -> ctypes.CDLL:
     if compiler is None:
         raise RuntimeError("there is no C++ compiler (on Debian and Ubuntu: apt install g++)")
     folder = cache_folder()
-    path = folder / f"kernels-{_fingerprint(compiler)}.so"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:  # another process may be compiling at the same time
-            for source in SOURCES.glob("*.cpp"):
-                _run(compiler, *FLAGS, "-c", str(source), "-o", f"{temporary}/{source.stem}.o")
-            objects = [str(file) for file in Path(temporary).glob("*.o")]
-            _run(compiler, *LINK_FLAGS, *objects, "-lm", "-o", f"{temporary}/{path.name}")
-            Path(temporary, path.name).replace(path)
+    name = f"kernels-{_fingerprint(compiler)}"
+    for path in folder.glob(f"{name}-*.so"):
+        if path.name == f"{name}-{_hash(path.read_bytes())}.so":
+            return ctypes.CDLL(str(path))
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:  # another process may be compiling at the same time
+        objects = []
+        for source in sorted(SOURCES.glob("*.cpp")):
+            objects.append(f"{temporary}/{source.stem}.o")
+            _run(compiler, *FLAGS, "-c", str(source), "-o", objects[-1])
+        linked = Path(temporary, "kernels.so")
+        _run(compiler, *LINK_FLAGS, *objects, "-lm", "-o", str(linked))
+        path = linked.replace(folder / f"{name}-{_hash(linked.read_bytes())}.so")
     return ctypes.CDLL(str(path))
 
 
@@ -91,4 +97,8 @@ def _fingerprint(compiler: str) -> str:
         [compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, timeout=60
     ).stdout
     sources = [path.read_bytes() for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])]
-    return hashlib.sha256(b"\0".join([macros, " ".join(FLAGS + LINK_FLAGS).encode(), *sources])).hexdigest()[:16]
+    return _hash(b"\0".join([macros, " ".join(FLAGS + LINK_FLAGS).encode(), *sources]))
+
+
+def _hash(contents: bytes) -> str:
+    return hashlib.sha256(contents).hexdigest()[:16]

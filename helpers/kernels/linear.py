@@ -2,6 +2,7 @@
 
 import functools
 from ctypes import c_int, c_long, c_void_p
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -11,52 +12,53 @@ from .compiled import DTYPES, library
 INPUTS_PER_WORD = {torch.float32: 1, torch.bfloat16: 2}  # a word has 32 bits
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
-    """Copy a weight [out, in] (with any strides) into the order in which `linear` reads it.
+class PackedWeight(NamedTuple):
+    """A weight [outputs, inputs] in the order in which `linear` reads it.
 
-    Returns:
-        The packed weight: float32 [panels, in, columns] or bfloat16 [panels, in / 2, columns, 2], padded with zeros.
+    Attributes:
+        panels: float32 [panels, in, columns] or bfloat16 [panels, in / 2, columns, 2], padded with zeros.
     """
+
+    panels: torch.Tensor
+    inputs: int
+    outputs: int
+
+
+def pack(weight: torch.Tensor) -> PackedWeight:
+    """Copy a weight [out, in] (with any strides) into the order in which `linear` reads it."""
     columns, per_word = library().panel_columns(), INPUTS_PER_WORD[weight.dtype]
     outputs, inputs = weight.shape
     padded = pad(weight.detach(), (0, -inputs % per_word, 0, -outputs % columns))
     panels = padded.view(-1, columns, padded.shape[1] // per_word, per_word).transpose(1, 2).contiguous()
-    return panels.squeeze(-1)
+    return PackedWeight(panels.squeeze(-1), inputs, outputs)
 
 
-def linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiply x [..., in] by a packed weight, add bias [out] and return [..., out]. No gradients are recorded.
 
     Raises:
-        ValueError: the dtype, device or size of x or bias, or the number of outputs, does not match the weight.
+        ValueError: the dtype, device or size of x or bias does not match the weight.
     """
-    per_word = INPUTS_PER_WORD[packed.dtype]
-    if x.shape[-1] % per_word:
-        x = pad(x, (0, -x.shape[-1] % per_word))
+    panels, inputs, outputs = weight
     for tensor in (x,) if bias is None else (x, bias):
-        if tensor.dtype != packed.dtype or tensor.device.type != "cpu":
+        if tensor.dtype != panels.dtype or tensor.device.type != "cpu":
             raise ValueError(
-                f"The weight is {packed.dtype} on the CPU, but an argument is {tensor.dtype} on {tensor.device}: "
+                f"The weight is {panels.dtype} on the CPU, but an argument is {tensor.dtype} on {tensor.device}: "
                 f"move x and bias to the weight's dtype and device."
             )
-    inputs = packed.shape[1] * per_word
     if x.shape[-1] != inputs:
         raise ValueError(f"The weight has {inputs} inputs, but x has {x.shape[-1]}: pass x of shape [..., {inputs}].")
-    padded_outputs = packed.shape[0] * packed.shape[2]
-    if not padded_outputs - packed.shape[2] < outputs <= padded_outputs:
-        raise ValueError(
-            f"A weight packed in {packed.shape[0]} panels cannot have {outputs} outputs: pass the number of outputs "
-            f"of the weight before it was packed."
-        )
     if bias is not None and bias.shape != (outputs,):
         raise ValueError(
             f"The bias has shape {list(bias.shape)}, but the layer has {outputs} outputs: pass a bias of [{outputs}]."
         )
+    if padding := -inputs % INPUTS_PER_WORD[panels.dtype]:
+        x, inputs = pad(x, (0, padding)), inputs + padding
     x, bias = x.contiguous(), None if bias is None else bias.contiguous()
     y = x.new_empty(*x.shape[:-1], outputs)
     _kernel(x.dtype)(
         x.data_ptr(),
-        packed.data_ptr(),
+        panels.data_ptr(),
         None if bias is None else bias.data_ptr(),
         y.data_ptr(),
         x.numel() // inputs,

@@ -45,19 +45,21 @@ static void attend(const Number* query, const Number* keys, const Number* values
       highest = std::max(highest, score);
     }
 
-    float shrink = std::exp(before - highest);
+    // While all scores are -inf, their weights are 0. Subtracting -inf from them would give NaN.
+    float shift = highest == -INFINITY ? 0 : highest;
+    float shrink = std::exp(before - shift);
     total *= shrink;
     for (int d = 0; d < dim; d++) sum[d] *= shrink;
     for (int i = 0; i < count; i++) {
       prefetch(keys + next + i * dim, dim);
       const Number* value = values + here + i * dim;
-      float weight = std::exp(scores[i] - highest);
+      float weight = std::exp(scores[i] - shift);
       total += weight;
 #pragma omp simd
       for (int d = 0; d < dim; d++) sum[d] += weight * to_float(value[d]);
     }
   }
-  for (int d = 0; d < dim; d++) store(output + d, sum[d] / total);
+  for (int d = 0; d < dim; d++) store(output + d, total == 0 ? 0 : sum[d] / total);
 }
 
 template <typename Number>

@@ -10,12 +10,23 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from .capabilities import HINT, require_exact_batching
 
 EMBEDDED = Path(__file__).resolve().parents[1] / "tiny_model"
+
+if hasattr(os, "register_at_fork"):
+    # A forked process has none of PyTorch's threads, and would wait for them forever. One thread needs no others.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def load_model(name: str | os.PathLike | None = None, device: str | None = None, dtype: torch.dtype | None = None):
@@ -29,9 +40,9 @@ def load_model(name: str | os.PathLike | None = None, device: str | None = None,
         dtype: float32 by default, the precision in which batching changes no token.
 
     Raises:
-        ValueError: there is no such folder, and the Hub does not know the name or cannot be reached; the files cannot
-            be loaded as a causal language model; or the model has an encoder or no KV cache, or counts padding as
-            positions.
+        ValueError: there is no such folder, and the Hub does not know the name or cannot be reached; a file is missing
+            or damaged; the files cannot be loaded as a causal language model; or the model has an encoder or no KV
+            cache, or counts padding as positions.
     """
     if name is None:
         return _load_default(os.environ.get("COURSE_MODEL") or str(EMBEDDED), device, dtype)
@@ -55,29 +66,19 @@ def default_pair(model=None, tokenizer=None):
 
 def _load(name: str, device: str | None, dtype: torch.dtype | None):
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        config = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(
-            f"Cannot load {name!r}: it is not a model folder on this machine, and the Hugging Face Hub does not know "
-            f"it or cannot be reached ({reason}). {HINT}"
-        ) from error
+    config = _load_config(name)
     if config.is_encoder_decoder:
         raise ValueError(
             f"{name!r} ({config.model_type}) is an encoder-decoder; this course batches decoder-only models. {HINT}"
         )
+    tokenizer = _load_tokenizer(name)
     bar = logging.is_progress_bar_enabled()
     if Path(name).is_dir():  # a local folder loads too quickly for a bar
         logging.disable_progress_bar()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype or torch.float32).to(device).eval()
     except (OSError, ValueError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(
-            f"Cannot load {name!r} ({config.model_type}) as a causal language model: {reason} {HINT}"
-        ) from error
+        raise _refusal(name, f" ({config.model_type}) as a causal language model", error) from error
     finally:
         if bar:
             logging.enable_progress_bar()
@@ -88,3 +89,37 @@ def _load(name: str, device: str | None, dtype: torch.dtype | None):
 
 
 _load_default = functools.lru_cache(maxsize=2)(_load)
+
+
+def _load_config(name: str) -> PretrainedConfig:
+    folder = Path(name)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ValueError(f"Cannot load {name!r}: config.json does not exist in this folder, so it has no model. {HINT}")
+    if not folder.is_dir() and (folder.is_absolute() or name.startswith((".", "~"))):
+        raise ValueError(f"Cannot load {name!r}: there is no such folder. {HINT}")
+    try:
+        return AutoConfig.from_pretrained(name)
+    except Exception as error:  # transformers and huggingface_hub check a file's values with errors of their own
+        if folder.is_dir():
+            advice = "Correct it, or copy the folder again."
+            raise _refusal(name, ": its config.json cannot be used", error, advice) from error
+        unknown = (
+            ": it is not a model folder on this machine, and the Hugging Face Hub does not know it or is out of reach"
+        )
+        raise _refusal(name, unknown, error) from error
+
+
+def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+        if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):  # what transformers makes of no files at all
+            raise ValueError("there are no tokens")
+    except Exception as error:  # the tokenizers library raises plain exceptions
+        advice = "It needs tokenizer.json and tokenizer_config.json: tokenizer.save_pretrained(folder) writes both."
+        raise _refusal(name, ": its tokenizer is missing or damaged", error, advice) from error
+    return tokenizer
+
+
+def _refusal(name: str, problem: str, error: Exception, advice: str = HINT) -> ValueError:
+    reason = " ".join(str(error).split())
+    return ValueError(f"Cannot load {name!r}{problem} ({reason[:300].rstrip('.')}). {advice}")

@@ -62,10 +62,10 @@ class CompiledProduct:
     """Multiplies x [..., in] by a weight [out, in] with the compiled kernel."""
 
     def __init__(self, weight: torch.Tensor):
-        self.outputs, self.packed = weight.shape[0], kernels.pack(weight)
+        self.packed = kernels.pack(weight)
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return kernels.linear(x, self.packed, bias, self.outputs)
+        return kernels.linear(x, self.packed, bias)
 
 
 class OneDNNProduct:

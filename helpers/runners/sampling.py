@@ -1,7 +1,8 @@
 """Sampling: how the next token of each sequence is chosen from the logits.
 
 A seeded request gets the same tokens whichever other requests run. Each sequence has a random generator of its own, on
-the CPU, and draws from it exactly once per token. Greedy decoding (temperature 0) takes the best token.
+the CPU, and draws from it exactly once per token. A token that an interrupt has lost is drawn again, with the same
+result. Greedy decoding (temperature 0) takes the best token.
 """
 
 from weakref import WeakKeyDictionary
@@ -80,6 +81,7 @@ class Sampler:
             self.generator.seed()
         else:
             self.generator.manual_seed((int(params.seed) + index) % 2**63)
+        self._place, self._state = -1, self.generator.get_state()  # of the newest draw, and before it
 
     def choose(self, token_ids: list[int], logits: torch.Tensor, best: int) -> SampledToken:
         """Return the next token of a sequence.
@@ -99,7 +101,7 @@ class Sampler:
         scores = self.penalties(torch.tensor([token_ids]), raw.clone())
         if self.warpers:
             probabilities = self.warpers(None, scores).softmax(dim=-1)
-            token = int(torch.multinomial(probabilities, 1, generator=self.generator))
+            token = self._draw(probabilities, len(token_ids))
         else:
             token = int(scores.argmax())
         if self.params.logprobs is None:
@@ -107,3 +109,10 @@ class Sampler:
         logprobs = raw[0].log_softmax(dim=-1)
         top = logprobs.topk(min(self.params.logprobs, len(logprobs))).indices.tolist()
         return SampledToken(token, {id: float(logprobs[id]) for id in dict.fromkeys([token, *top])})
+
+    def _draw(self, probabilities: torch.Tensor, place: int) -> int:
+        """Draw the token at a place in the sequence; drawing again at the same place gives the same number."""
+        if place == self._place:
+            self.generator.set_state(self._state)
+        self._place, self._state = place, self.generator.get_state()
+        return int(torch.multinomial(probabilities, 1, generator=self.generator))

@@ -4,11 +4,15 @@
     protocol.py         OpenAI's requests, validated
     responses.py        a request's outputs as one JSON body or as a stream of events
     formats.py          OpenAI's response bodies
-    http_errors.py      which status goes with what went wrong (errors.py); middleware.py limits bodies, counts statuses
+    middleware.py       what is checked before a request's body is read: host, key and length
+    http_errors.py      which status goes with what went wrong (errors.py)
     engine_thread.py    the thread that runs the engine; the event loop submits, reads and cancels
+    prompt_tokenizer.py the threads that turn prompts into token ids
     response_stream.py  the outputs of one request on their way to its client
+    connections.py      how long the server waits for a client, and how many connections it holds
     live_view.py        what the engine does, for people: the page's events (snapshot.py: what they are made of)
     metrics.py          the same for monitoring: Prometheus metrics
+    reference.py        the page /docs, which describes all addresses
     launch.py           a server in its own process, for lessons and load tests
 
 The server never decides which request runs when. That is the scheduler's task, in the engine of lesson 6.

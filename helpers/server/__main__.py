@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import torch
 import uvicorn
@@ -27,10 +28,12 @@ from ..engine import POLICIES, EngineConfig
 from ..model_engine import Engine
 from ..models import load_model
 from .app import make_app
+from .connections import ConnectionLimits
 from .engine_thread import EngineThread
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TRACE_LENGTH = 1000  # iterations that the engine remembers
+LAST_WORDS = 1.0  # seconds at the end of the grace period for sending the reason to requests that could not finish
 LOGGING = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
 LOGGING["handlers"]["access"]["stream"] = "ext://sys.stderr"  # standard output has the address of the server only
 
@@ -41,12 +44,12 @@ class Server(uvicorn.Server):
     Args:
         config: uvicorn's settings.
         thread: the engine's.
-        grace: seconds to finish accepted requests in.
+        grace: seconds to finish accepted requests and to send their responses; at least `LAST_WORDS`.
     """
 
     def __init__(self, config: uvicorn.Config, thread: EngineThread, grace: float):
         super().__init__(config)
-        self.thread, self.grace = thread, grace
+        self.thread, self.grace = thread, max(grace, LAST_WORDS)
 
     async def startup(self, sockets=None) -> None:
         await super().startup(sockets)
@@ -60,7 +63,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets=None) -> None:
         if number := self.thread.num_in_flight:
             print(f"Finishing {number} sequences. Press Ctrl-C again to stop at once.", file=sys.stderr, flush=True)
-        draining = asyncio.create_task(self.thread.drain(self.grace))
+        draining = asyncio.create_task(self.thread.drain(self.grace - LAST_WORDS))
+        asyncio.get_running_loop().call_later(self.grace, self.abort_connections)
         await super().shutdown(sockets)  # refuses new connections and waits for the open ones
         if not self.force_exit:
             await draining
@@ -69,6 +73,11 @@ class Server(uvicorn.Server):
             self.thread.fail_pending()
             await asyncio.sleep(0.1)  # for the last events to be sent
             await self.lifespan.shutdown()
+
+    def abort_connections(self) -> None:
+        """Close the connections whose clients have not read their responses."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -85,6 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _serve(options: argparse.Namespace, listening: socket.socket) -> None:
     try:
+        limits = ConnectionLimits(options.max_connections, options.client_timeout).within_descriptors()
         model, tokenizer = load_model(options.model, dtype=DTYPES[options.dtype])
         config = EngineConfig(
             max_batch_size=options.rows,
@@ -96,12 +106,15 @@ def _serve(options: argparse.Namespace, listening: socket.socket) -> None:
         )
         app = make_app(
             Engine(model, tokenizer, config),
-            model_name=options.name or options.model or os.environ.get("COURSE_MODEL") or "tiny-model",
+            model_name=options.served_model_name or _name_of(options.model or os.environ.get("COURSE_MODEL")),
             max_queue=options.max_queue,
             deadline=options.deadline,
             api_key=options.api_key,
             pace=options.pace,
+            allowed_hosts=_allowed_hosts(options.host, options.allowed_host),
+            allowed_origins=options.allowed_origin,
         )
+        _warn_if_memory_is_small(app.state.thread.engine)
     except ValueError as error:
         sys.exit(f"helpers.server: {error}")
     if options.stop_with_stdin:
@@ -110,8 +123,9 @@ def _serve(options: argparse.Namespace, listening: socket.socket) -> None:
         app,
         log_level="info" if options.log else "warning",
         log_config=LOGGING,
-        timeout_graceful_shutdown=int(options.grace) + 10,  # for clients that do not read their responses
+        timeout_graceful_shutdown=int(options.grace) + 10,  # never reached: `shutdown` aborts what takes longer
         lifespan="on",
+        **limits.uvicorn_settings(),
     )
     gc.freeze()  # the model is never garbage: each full collection would search all of it and delay every request
     with contextlib.suppress(KeyboardInterrupt):
@@ -126,7 +140,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--model", help="a folder in the Hugging Face format or a Hub id (default: the embedded model)")
-    add("--name", help="what clients call the model")
+    add("--served-model-name", "--name", help="what clients call the model (default: the name of its folder)")
     add("--dtype", choices=DTYPES, default="float32", help="the type of the weights (default: float32)")
     add("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1, for this machine only)")
     add("--port", type=int, default=8000, help="the port to listen on, 0 for a free one (default: 8000)")
@@ -141,8 +155,34 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         default=os.environ.get("COURSE_API_KEY") or None,
         help="the key that clients must send (default: the environment's COURSE_API_KEY, or none)",
     )
+    add(
+        "--allowed-host",
+        action="append",
+        metavar="NAME",
+        help="a name by which clients may call this server, * for any (default: this machine's own names; may be "
+        "repeated)",
+    )
+    add(
+        "--allowed-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="an origin, such as https://example.org, whose web pages may use this server, * for any (may be repeated)",
+    )
     add("--deadline", type=float, help="seconds that a request may take if it sets no deadline itself")
-    add("--grace", type=float, default=30, help="seconds to finish accepted requests before stopping (default: 30)")
+    add(
+        "--max-connections",
+        type=int,
+        default=512,
+        help="the most open connections (default: 512, or as many as the limit of open files allows)",
+    )
+    add(
+        "--client-timeout",
+        type=float,
+        default=30,
+        help="seconds to wait for a request's head, for its body, and for a client that does not read (default: 30)",
+    )
+    add("--grace", type=float, default=30, help="seconds in which to finish accepted requests and stop (default: 30)")
     add("--pace", type=float, default=0, help="slow motion: the least number of seconds per iteration, up to 2")
     add("--log", action="store_true", help="log every request to stderr")
     add("--stop-with-stdin", action="store_true", help=argparse.SUPPRESS)
@@ -172,6 +212,31 @@ def _bound_socket(host: str, port: int) -> socket.socket:
             f"helpers.server: cannot listen on {host}:{port} ({error}). Choose another --port, or 0 for a free one."
         )
     return bound
+
+
+def _name_of(model: str | None) -> str:
+    """Return what clients call a model unless told otherwise: the name of its folder, or its whole Hub id."""
+    if not model:
+        return "tiny-model"
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+def _allowed_hosts(host: str, others: list[str] | None) -> list[str] | None:
+    """Return the names by which clients may call a server that listens on `host`; None for any."""
+    if "*" in (others or ()) or (others is None and not _is_loopback(host)):
+        return None  # the names of a server for other machines are not known here
+    return ["localhost", "127.0.0.1", "::1", host, *(others or ())]
+
+
+def _warn_if_memory_is_small(engine: Engine) -> None:
+    blocks, context = engine.block_manager, engine.validator.model.context_length
+    if blocks is None or context is None or blocks.num_blocks >= (needed := blocks.blocks_for(context - 1)):
+        return
+    warnings.warn(
+        f"The KV cache holds {blocks.num_blocks * blocks.block_size} tokens, prompt and output together, and longer "
+        f"requests are refused: set --blocks to at least {needed} for the model's whole context of {context} tokens.",
+        stacklevel=1,
+    )
 
 
 def _is_loopback(host: str) -> bool:

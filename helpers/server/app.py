@@ -1,28 +1,30 @@
 """The HTTP application: which address does what."""
 
-import hmac
 import mimetypes
 import time
 import uuid
+from collections.abc import Iterable
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastapi import Depends, FastAPI, Header, Request
-from fastapi.responses import FileResponse, Response, StreamingResponse
+from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import FileResponse, HTMLResponse, Response
+from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from ..engine import EngineCore
 from .engine_thread import EngineThread
-from .formats import ChatFormatter, CompletionFormatter, server_sent_event
+from .formats import ChatFormatter, CompletionFormatter
 from .http_errors import HANDLED, APIError, error_response
 from .live_view import LiveView
 from .metrics import ServerMetrics
-from .middleware import BodyLimit, StatusCount
-from .protocol import ChatRequest, CompletionRequest, ErrorBody, Pace, to_prompt
-from .responses import EVENT_STREAM, respond
+from .middleware import AllowedHosts, BodyLimit, RequireKey, StatusCount
+from .protocol import ChatPrompt, ChatRequest, CompletionRequest, ErrorBody, Pace, TokenizeRequest
+from .reference import PAGE_HEADERS, reference_page, version
+from .responses import EVENT_STREAM, EventStream, respond
 
 PAGE = Path(__file__).parent / "page"
 
@@ -35,6 +37,8 @@ def make_app(
     api_key: str | None = None,
     pace: float = 0.0,
     max_body: int = 2**20,
+    allowed_hosts: Iterable[str] | None = None,
+    allowed_origins: Iterable[str] = (),
 ) -> FastAPI:
     """Make the HTTP application for an engine, which it uses alone from then on.
 
@@ -46,6 +50,8 @@ def make_app(
         api_key: the key that clients must send; None for no key.
         pace: the least number of seconds per iteration.
         max_body: the most bytes in a request's body.
+        allowed_hosts: the names and addresses, without ports, by which clients may call the server; None for any.
+        allowed_origins: the origins, such as "https://example.org", whose web pages may use the server; "*" for any.
 
     Returns:
         The application; `app.state.thread` is its `EngineThread`.
@@ -64,25 +70,30 @@ def make_app(
         await thread.stop()
 
     # Every handler is `async`: FastAPI would run any other function on a thread, and so use dozens of them under load.
-    async def check_key(authorization: str = Header("")) -> None:
-        scheme, _, key = authorization.encode("latin-1").partition(b" ")  # the bytes as they were sent
-        is_bearer = scheme.lower() == b"bearer"
-        if api_key is not None and not (hmac.compare_digest(key, api_key.encode()) and is_bearer):
-            raise APIError(401, "This server requires a key: send Authorization: Bearer KEY.", code="invalid_api_key")
-
-    app = FastAPI(title="Continuous batching", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Continuous batching", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.thread = thread
+    # The last one that is added sees a request first. A browser asks for leave (CORS) without the key.
     app.add_middleware(BodyLimit, limit=max_body)
+    if api_key is not None:
+        app.add_middleware(RequireKey, key=api_key)
+    if allowed_origins := list(allowed_origins):
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )
+    if allowed_hosts is not None:
+        app.add_middleware(AllowedHosts, hosts=allowed_hosts)
     app.add_middleware(StatusCount, requests=metrics.requests)
     for error_class in HANDLED:
         app.add_exception_handler(error_class, error_response)
     mimetypes.add_type("text/javascript", ".js")  # on some Windows machines the type is another, which browsers refuse
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
-    guarded = {"dependencies": [Depends(check_key)]}
-
     # --- OpenAI's addresses -------------------------------------------------------------------------------------
 
-    generating = guarded | {"responses": documented(400, 401, 404, 413, 429, 500, 503, 504, stream=True)}
+    generating = {"responses": documented(400, 401, 404, 413, 429, 500, 503, 504, stream=True)}
 
     @app.post("/v1/completions", **generating)
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -94,11 +105,11 @@ def make_app(
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Continue a chat with the assistant's next message."""
         formatter = ChatFormatter(f"chatcmpl-{uuid.uuid4().hex}", model_name, engine.tokenizer, body.num_logprobs)
-        return await generate(request, body, formatter, [partial(to_prompt, body.messages, engine.tokenizer)])
+        prompt = ChatPrompt(body.messages, engine.tokenizer, engine.validator.check_length)
+        return await generate(request, body, formatter, [prompt])
 
     async def generate(request: Request, body, formatter: CompletionFormatter, prompts: list) -> Response:
-        if body.model is not None:
-            model_card(body.model)
+        check_model(body)
         seconds = deadline if body.deadline is None else body.deadline
         try:
             stream, prompt_tokens = await thread.submit(formatter.id, prompts, body.params, body.priority, seconds)
@@ -107,6 +118,10 @@ def make_app(
         metrics.prompt_tokens.inc(prompt_tokens)
         return await respond(request, stream, formatter, prompt_tokens, bool(body.stream), body.include_usage)
 
+    def check_model(body) -> None:
+        if body.model is not None:
+            model_card(body.model)
+
     def model_card(name: str) -> dict[str, Any]:
         if name != model_name:
             raise APIError(
@@ -114,15 +129,36 @@ def make_app(
             )
         return {"id": model_name, "object": "model", "created": started, "owned_by": "this-server"}
 
-    @app.get("/v1/models", responses=documented(401), **guarded)
+    @app.get("/v1/models", responses=documented(401))
     async def models() -> dict[str, Any]:
         """List the one model that this server runs."""
         return {"object": "list", "data": [model_card(model_name)]}
 
-    @app.get("/v1/models/{name:path}", responses=documented(401, 404), **guarded)
+    @app.get("/v1/models/{name:path}", responses=documented(401, 404))
     async def model(name: str) -> dict[str, Any]:
         """Describe the model with this name."""
         return model_card(name)
+
+    # --- vLLM's addresses ---------------------------------------------------------------------------------------
+
+    @app.post("/tokenize", responses=documented(400, 401, 404, 413))
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        """Return the tokens of a prompt or a chat."""
+        check_model(body)
+        tokenizer, validator = engine.tokenizer, engine.validator
+        prompt = body.prompt or ChatPrompt(body.messages, tokenizer, validator.check_length)
+        try:
+            tokens = await thread.prompt_tokenizer.tokenize(prompt)
+        except ValueError as error:
+            raise APIError(400, str(error)) from error
+        spelled = tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
+        context = validator.model.context_length
+        return {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": spelled}
+
+    @app.get("/version", responses=documented(401))
+    async def server_version() -> dict[str, str]:
+        """Return the version of this server."""
+        return {"version": version()}
 
     # --- operation ----------------------------------------------------------------------------------------------
 
@@ -133,7 +169,7 @@ def make_app(
             raise APIError(503, "The server takes no requests.")
         return {"status": "ok"}
 
-    @app.get("/metrics", response_class=Response, responses=documented(401), **guarded)
+    @app.get("/metrics", response_class=Response, responses=documented(401))
     async def prometheus_metrics() -> Response:
         """Report the server's metrics to Prometheus."""
         return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
@@ -144,19 +180,29 @@ def make_app(
     async def page() -> FileResponse:
         return FileResponse(PAGE / "index.html", headers={"Content-Security-Policy": "frame-ancestors 'none'"})
 
-    @app.get("/events", include_in_schema=False, **guarded)
-    async def live_events() -> StreamingResponse:
-        events = (server_sent_event(message) async for message in live_view.messages())
-        return StreamingResponse(events, media_type=EVENT_STREAM)
+    @app.get("/events", responses=documented(401, 503, stream=True))
+    async def live_events(request: Request) -> Response:
+        """Follow the engine: a stream of events with every iteration and the state of the queue."""
+        if request.method == "HEAD":
+            return Response(media_type=EVENT_STREAM)  # the stream would never end
+        listener = live_view.listen()
+        return EventStream(listener, listener.events)
 
-    @app.post("/pace", responses=documented(400, 401, 413), **guarded)
+    @app.post("/pace", responses=documented(400, 401, 413))
     async def set_pace(body: Pace) -> Pace:
         """Set the least time per iteration, to watch the engine in slow motion."""
         thread.pace = body.seconds
         return body
 
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(reference_page(app.openapi()), headers=PAGE_HEADERS)
+
     for operation in (operation for path in app.openapi()["paths"].values() for operation in path.values()):
         operation["responses"].pop("422", None)  # FastAPI's status for what is 400 here
+    for route in app.routes:
+        if isinstance(route, APIRoute) and "GET" in route.methods:
+            route.methods.add("HEAD")  # the server leaves out the body; added here, since OpenAPI need not describe it
     return app
 
 

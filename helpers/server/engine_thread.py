@@ -17,12 +17,12 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
 
-from ..engine import EngineCore, Prompt, RequestOutput, SamplingParams
+from ..engine import EngineCore, OutputDelta, RequestOutput, SamplingParams
 from .errors import EngineFailed, QueueFull, ShuttingDown
+from .prompt_tokenizer import PromptSource, PromptTokenizer
 from .response_stream import ResponseStream, engine_request_ids
 from .snapshot import Observer, Snapshot, take_snapshot
 
@@ -36,6 +36,7 @@ class EngineThread:
         pace: the least number of seconds per iteration; 0 for full speed.
 
     Attributes:
+        prompt_tokenizer: turns prompts into token ids, off the event loop.
         observers: called on the event loop after every step, with its outputs and a `Snapshot` of the engine.
         capacity: how many sequences may be in flight.
         num_in_flight: how many sequences were accepted and have not finished.
@@ -56,13 +57,14 @@ class EngineThread:
         self._num_unfinished: dict[str, int] = {}  # how many sequences of each request the engine still works on
         self._finish_times: deque[float] = deque(maxlen=100)  # of the last sequences
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._tokenizer_thread = ThreadPoolExecutor(1, "tokenizer")
+        self.prompt_tokenizer = PromptTokenizer(engine)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
         """Start the thread, for the running event loop."""
         self._loop = asyncio.get_running_loop()
+        self.engine.outputs.output_type = OutputDelta
         self._thread.start()
 
     @property
@@ -75,7 +77,7 @@ class EngineThread:
     async def submit(
         self,
         response_id: str,
-        prompts: list[Prompt | Callable[[], Prompt]],
+        prompts: list[PromptSource],
         params: SamplingParams,
         priority: int = 0,
         deadline: float | None = None,
@@ -107,8 +109,7 @@ class EngineThread:
         self._refuse_if_unable(num_sequences)
         self.num_in_flight += num_sequences  # before any work for it: more requests arrive during the await below
         try:
-            loop = asyncio.get_running_loop()
-            validated = await loop.run_in_executor(self._tokenizer_thread, self._validate, prompts, params)
+            validated = await self.prompt_tokenizer.validate(prompts, params)
             self._refuse_if_unable(0)  # the server may have begun to drain
         except BaseException:
             self.num_in_flight -= num_sequences
@@ -142,13 +143,14 @@ class EngineThread:
     def fail_pending(self) -> None:
         """End all streams with the error that the server is shutting down."""
         for stream in set(self._streams.values()):
-            stream.put(ShuttingDown("The server is shutting down and could not finish this request.", 1))
+            stream.fail(ShuttingDown("The server is shutting down and could not finish this request.", 1))
 
     async def stop(self) -> None:
         """End the thread after the current iteration."""
         self._inbox.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
-        self._tokenizer_thread.shutdown()
+        self.engine.outputs.output_type = RequestOutput
+        self.prompt_tokenizer.shutdown()
 
     def retry_after(self) -> int:
         """Estimate the seconds until there is room: the median time between the last finished sequences, 1 to 60."""
@@ -166,12 +168,6 @@ class EngineThread:
                 f"Try again later.",
                 self.retry_after(),
             )
-
-    # --- on the tokenizer's thread: a long text takes a while ------------------------------------------------------
-
-    def _validate(self, prompts: list[Prompt | Callable[[], Prompt]], params: SamplingParams) -> list[list[int]]:
-        made = [prompt() if callable(prompt) else prompt for prompt in prompts]
-        return [self.engine.validator.validate(prompt, params)[0] for prompt in made]
 
     # --- on the engine's thread -----------------------------------------------------------------------------------
 
@@ -200,7 +196,7 @@ class EngineThread:
             self.engine.add_request(token_ids, params, engine_id, priority)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            failed = [RequestOutput(engine_id, token_ids, "", [], "error", i, error=text) for i in range(params.n)]
+            failed = [OutputDelta(engine_id, index, "", [], None, 0, "error", text) for index in range(params.n)]
             self._loop.call_soon_threadsafe(self._deliver, failed, take_snapshot(self.engine, stepped=False))
 
     def _empty_inbox(self, wait: bool) -> bool:
@@ -216,7 +212,7 @@ class EngineThread:
 
     # --- on the event loop again, called by the engine's thread -----------------------------------------------------
 
-    def _deliver(self, outputs: list[RequestOutput], snapshot: Snapshot) -> None:
+    def _deliver(self, outputs: list[OutputDelta], snapshot: Snapshot) -> None:
         for observe in self.observers:
             observe(outputs, snapshot)
         for output in outputs:
@@ -239,6 +235,6 @@ class EngineThread:
     def _on_crash(self, error: BaseException) -> None:
         self.crashed = True
         for stream in set(self._streams.values()):
-            stream.put(EngineFailed(f"The engine has stopped: {type(error).__name__}: {error}"))
+            stream.fail(EngineFailed(f"The engine has stopped: {type(error).__name__}: {error}"))
         self.num_in_flight -= sum(self._num_unfinished.values())
         self._streams, self._num_unfinished = {}, {}

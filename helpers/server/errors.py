@@ -17,6 +17,10 @@ class ShuttingDown(Refused):
     """The server takes no more requests, or had no time left to finish this one."""
 
 
+class TooManyListeners(Refused):
+    """As many pages follow the server's events as it allows."""
+
+
 class DeadlinePassed(Exception):
     """The request took longer than its deadline allows."""
 

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine import RequestOutput
+from ..engine import OutputDelta
 from ..engine.detokenizer import REPLACEMENT_CHARACTER
 
 DONE = "data: [DONE]\n\n"
@@ -45,13 +45,13 @@ class CompletionFormatter:
     response_type = "text_completion"
     chunk_type = "text_completion"
 
-    def response(self, outputs: list[RequestOutput], usage: dict[str, int]) -> dict[str, Any]:
-        """Return the complete body. `outputs` are the last ones of all choices, in order."""
+    def response(self, outputs: list[OutputDelta], usage: dict[str, int]) -> dict[str, Any]:
+        """Return the complete body. `outputs` are those of all choices, in order, each joined to one."""
         choices = [self._choice(choice, output) for choice, output in enumerate(outputs)]
         return self._body(self.response_type, choices) | {"usage": usage}
 
-    def chunk(self, choice: int, output: RequestOutput) -> dict[str, Any]:
-        """Return what the last iteration added to a choice."""
+    def chunk(self, choice: int, output: OutputDelta) -> dict[str, Any]:
+        """Return what is new in a choice."""
         return self._body(self.chunk_type, [self._delta(choice, output)])
 
     def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
@@ -67,19 +67,18 @@ class CompletionFormatter:
             "choices": choices,
         }
 
-    def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
-        return self._entry(choice, output, 0, {"text": output.text})
+    def _choice(self, choice: int, output: OutputDelta) -> dict[str, Any]:
+        return self._entry(choice, output, {"text": output.new_text})
 
-    def _delta(self, choice: int, output: RequestOutput) -> dict[str, Any]:
-        return self._entry(choice, output, _first_new(output), {"text": output.new_text})
+    _delta = _choice
 
-    def _entry(self, choice: int, output: RequestOutput, first: int, content: dict[str, Any]) -> dict[str, Any]:
-        logprobs = None if output.logprobs is None else self._logprobs(output, first)
+    def _entry(self, choice: int, output: OutputDelta, content: dict[str, Any]) -> dict[str, Any]:
+        logprobs = None if output.new_logprobs is None else self._logprobs(output)
         return {"index": choice} | content | {"logprobs": logprobs, "finish_reason": output.finish_reason}
 
-    def _logprobs(self, output: RequestOutput, first: int) -> dict[str, Any]:
-        """Return the log-probabilities of the tokens from `first` on, each beside those of the most probable tokens."""
-        ids, logprobs = output.token_ids[first:], output.logprobs[first:]
+    def _logprobs(self, output: OutputDelta) -> dict[str, Any]:
+        """Return the log-probabilities of the new tokens, each beside those of the most probable tokens."""
+        ids, logprobs = output.new_token_ids, output.new_logprobs
         return {
             "tokens": [self.token_text(id) for id in ids],
             "token_logprobs": [one[id] for id, one in zip(ids, logprobs, strict=True)],
@@ -98,17 +97,17 @@ class ChatFormatter(CompletionFormatter):
     response_type = "chat.completion"
     chunk_type = "chat.completion.chunk"
 
-    def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
-        return self._entry(choice, output, 0, {"message": {"role": "assistant", "content": output.text}})
+    def _choice(self, choice: int, output: OutputDelta) -> dict[str, Any]:
+        return self._entry(choice, output, {"message": {"role": "assistant", "content": output.new_text}})
 
-    def _delta(self, choice: int, output: RequestOutput) -> dict[str, Any]:
-        first = _first_new(output)
-        role = {"role": "assistant"} if first == 0 else {}
-        return self._entry(choice, output, first, {"delta": role | {"content": output.new_text}})
+    def _delta(self, choice: int, output: OutputDelta) -> dict[str, Any]:
+        is_first = output.num_tokens == len(output.new_token_ids)
+        role = {"role": "assistant"} if is_first else {}
+        return self._entry(choice, output, {"delta": role | {"content": output.new_text}})
 
-    def _logprobs(self, output: RequestOutput, first: int) -> dict[str, Any]:
+    def _logprobs(self, output: OutputDelta) -> dict[str, Any]:
         content = []
-        for id, logprobs in zip(output.token_ids[first:], output.logprobs[first:], strict=True):
+        for id, logprobs in zip(output.new_token_ids, output.new_logprobs, strict=True):
             top = [self.token_entry(best, logprobs[best]) for best in _best_first(logprobs)[: self.num_logprobs]]
             content.append(self.token_entry(id, logprobs[id]) | {"top_logprobs": top})
         return {"content": content}
@@ -118,10 +117,6 @@ class ChatFormatter(CompletionFormatter):
         text = self.token_text(token_id)
         is_text = REPLACEMENT_CHARACTER not in self.tokenizer.decode([token_id])
         return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if is_text else None}
-
-
-def _first_new(output: RequestOutput) -> int:
-    return len(output.token_ids) - len(output.new_token_ids)
 
 
 def _best_first(logprobs: dict[int, float]) -> list[int]:

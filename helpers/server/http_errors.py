@@ -1,7 +1,8 @@
 """Errors as HTTP responses in OpenAI's format: which status goes with what went wrong.
 
-400 a request that can never run    401 no key          404 no such model    413 too long a body
-429 the queue is full               500 engine failed   503 shutting down    504 deadline passed
+400 a request that can never run    401 no key          403 another host     404 no such model
+408 an incomplete request           413 a long body     429 the queue is full
+500 engine failed                   503 shutting down, or too many listeners or connections    504 deadline passed
 """
 
 import json
@@ -11,11 +12,17 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException as FrameworkError
 
-from .errors import DeadlinePassed, EngineFailed, QueueFull, Refused, ShuttingDown
+from .errors import DeadlinePassed, EngineFailed, QueueFull, Refused, ShuttingDown, TooManyListeners
 from .protocol import describe_errors
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's name; the client that closed the connection never sees this status
-ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}
+ERROR_TYPES = {
+    401: "authentication_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 # What `error_response` handles. Starlette re-raises, and so logs, an error that only the entry `Exception` matches.
 HANDLED = (Exception, FrameworkError, RequestValidationError, Refused, DeadlinePassed, EngineFailed)
 
@@ -40,6 +47,8 @@ def to_api_error(error: Exception) -> APIError:
             return APIError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after)})
         case ShuttingDown():
             return APIError(503, str(error), code="shutting_down", headers={"Retry-After": str(error.retry_after)})
+        case TooManyListeners():
+            return APIError(503, str(error), code="too_many_listeners", headers={"Retry-After": str(error.retry_after)})
         case DeadlinePassed():
             # OpenAI's client would retry twice, and so triple the load of requests that are too late.
             return APIError(504, str(error), code="deadline_passed", headers={"x-should-retry": "false"})
@@ -55,8 +64,13 @@ def to_api_error(error: Exception) -> APIError:
             return APIError(500, f"{type(error).__name__}: {error}")
 
 
-def error_response(_: Request, error: Exception) -> Response:
+# `async`, because FastAPI runs other handlers on threads: many refusals at once would start dozens of them.
+async def error_response(_: Request, error: Exception) -> Response:
     """Handle an error that a request raised."""
-    error = to_api_error(error)
+    return as_response(to_api_error(error))
+
+
+def as_response(error: APIError) -> Response:
+    """Return the response for an error."""
     # json.dumps escapes what UTF-8 cannot encode, such as half of a surrogate pair in the name of a parameter.
     return Response(json.dumps(error.detail), error.status_code, error.headers, "application/json")

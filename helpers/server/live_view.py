@@ -1,7 +1,8 @@
 """What the engine does, for people: the events that the page draws, at most 20 per second.
 
-A message holds every iteration since the last message to the same client, so a timeline has no gaps. A client that
-reads slowly gets fewer messages with more iterations each, up to a limit, instead of a growing queue of messages.
+All listeners share one stream of frames. A frame holds every iteration since the previous frame and is formatted once,
+so another page costs the server little more than sending. A listener that has missed frames gets one event with all
+that it has missed, up to a limit: its timeline has no gaps, and no events queue up for it.
 """
 
 import asyncio
@@ -9,21 +10,41 @@ import itertools
 import time
 from collections import deque
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..engine import RequestOutput
+from ..engine import OutputDelta
 from ..trace import TracedPass
 from .engine_thread import EngineThread
+from .errors import TooManyListeners
+from .formats import server_sent_event
 from .response_stream import choice_name
 from .snapshot import Snapshot
 
-MIN_INTERVAL, MAX_INTERVAL = 0.05, 2.0  # seconds between two messages
-KEPT = 200  # the most iterations, and the most finished sequences, in a message
+MIN_INTERVAL, MAX_INTERVAL = 0.05, 2.0  # seconds between two frames
+KEPT = 200  # the most iterations, and the most finished sequences, in an event
 RATE_WINDOW = 2.0  # seconds over which tokens per second are averaged
+MAX_LISTENERS = 16
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What is new since the previous frame.
+
+    Attributes:
+        number: counts the frames.
+        last_iteration, last_finished: the numbers of the newest iteration and the newest finished sequence in it.
+        event: the frame, formatted for listeners that have read the previous one.
+    """
+
+    number: int = -1
+    last_iteration: int = -1
+    last_finished: int = -1
+    event: str = ""
 
 
 class LiveView:
-    """Follows an engine and reports to any number of clients."""
+    """Follows an engine and reports to its listeners."""
 
     def __init__(self, thread: EngineThread):
         self._thread = thread
@@ -32,9 +53,15 @@ class LiveView:
         self._finished: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._iteration_numbers, self._finished_numbers = itertools.count(), itertools.count()
         self._tokens: deque[tuple[float, int]] = deque()  # (time, how many) of each step in the window
+        policy = thread.engine.config.policy
+        self._policy = policy if isinstance(policy, str) else type(policy).__name__
+        self._rows: list[list | None] = []  # of the last iteration
+        self._num_listeners = 0
+        self._frame, self._next_frame = Frame(), asyncio.Event()
+        self._making_frames: asyncio.Task | None = None
         thread.observers.append(self.observe)
 
-    def observe(self, outputs: list[RequestOutput], snapshot: Snapshot) -> None:
+    def observe(self, outputs: list[OutputDelta], snapshot: Snapshot) -> None:
         """Record a step and its outputs."""
         self._snapshot, self._version = snapshot, self._version + 1
         self._iterations.extend(self._described(iteration) for iteration in snapshot.passes)
@@ -43,22 +70,64 @@ class LiveView:
         for output in outputs:
             if output.finish_reason is not None:
                 name = choice_name((output.request_id, output.index))
-                finished = {"id": name, "reason": output.finish_reason, "tokens": len(output.token_ids)}
+                finished = {"id": name, "reason": output.finish_reason, "tokens": output.num_tokens}
                 self._finished.append({"n": next(self._finished_numbers)} | finished)
 
-    async def messages(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield messages for one client, until the server drains."""
-        last_iteration = last_finished = -1
+    def listen(self) -> "Listener":
+        """Return a new listener. Call this on the event loop.
+
+        Raises:
+            TooManyListeners: there are `MAX_LISTENERS` already.
+        """
+        if self._num_listeners >= MAX_LISTENERS:
+            raise TooManyListeners(
+                f"{MAX_LISTENERS} pages follow this server's events, and it allows no more: close one, or try later.", 5
+            )
+        self._num_listeners += 1
+        if self._making_frames is None or self._making_frames.done():
+            self._make_frame()
+            self._making_frames = asyncio.create_task(self._make_frames())
+        return Listener(self)
+
+    def leave(self) -> None:
+        """Count a listener less."""
+        self._num_listeners -= 1
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield events for one listener, until the server drains."""
+        read = Frame()
         while not self._thread.draining:
-            version, sent = self._version, time.perf_counter()
-            iterations = [one for one in self._iterations if one["n"] > last_iteration]
-            finished = [one for one in self._finished if one["n"] > last_finished]
-            last_iteration = iterations[-1]["n"] if iterations else last_iteration
-            last_finished = finished[-1]["n"] if finished else last_finished
-            yield self._state() | {"iterations": iterations, "finished": finished}
+            newest = self._frame
+            if newest.number > read.number:
+                yield newest.event if newest.number == read.number + 1 else self._event(read, newest)
+                read = newest
+            else:
+                await self._next_frame.wait()
+
+    async def _make_frames(self) -> None:
+        """Make a frame whenever the engine has made a step, or after two seconds, as long as there are listeners."""
+        while self._num_listeners and not self._thread.draining:
+            made, version = time.perf_counter(), self._version
             await asyncio.sleep(MIN_INTERVAL)
-            while version == self._version and not self._thread.draining and time.perf_counter() - sent < MAX_INTERVAL:
+            while version == self._version and not self._thread.draining and time.perf_counter() - made < MAX_INTERVAL:
                 await asyncio.sleep(MIN_INTERVAL)
+            self._make_frame()
+
+    def _make_frame(self) -> None:
+        last_iteration = self._iterations[-1]["n"] if self._iterations else -1
+        last_finished = self._finished[-1]["n"] if self._finished else -1
+        frame = Frame(self._frame.number + 1, last_iteration, last_finished)
+        self._frame = replace(frame, event=self._event(self._frame, frame))
+        self._next_frame.set()
+        self._next_frame = asyncio.Event()
+
+    def _event(self, read: Frame, newest: Frame) -> str:
+        """Format what the frames after `read` hold, up to `newest`."""
+        new = range(read.last_iteration + 1, newest.last_iteration + 1)
+        new_finished = range(read.last_finished + 1, newest.last_finished + 1)
+        iterations = [one for one in self._iterations if one["n"] in new]
+        finished = [one for one in self._finished if one["n"] in new_finished]
+        return server_sent_event(self._state() | {"iterations": iterations, "finished": finished})
 
     def _state(self) -> dict[str, Any]:
         thread, now = self._thread, self._snapshot
@@ -67,7 +136,7 @@ class LiveView:
         counts = blocks and {"total": blocks.num_blocks, "used": now.blocks_used, "cached": now.blocks_cached}
         return {
             "rows": config.max_batch_size,
-            "policy": config.policy if isinstance(config.policy, str) else type(config.policy).__name__,
+            "policy": self._policy,
             "max_queue": thread.capacity - config.max_batch_size,
             "pace": thread.pace,
             "blocks": counts,
@@ -78,12 +147,41 @@ class LiveView:
         }
 
     def _described(self, iteration: TracedPass) -> dict[str, Any]:
-        row_steps = [
+        rows = [
             None if one.work == "empty" else [choice_name(one.request_id), one.work, one.tokens, one.new_tokens]
             for one in iteration.row_steps
         ]
-        return {"n": next(self._iteration_numbers), "seconds": round(iteration.seconds, 6), "slots": row_steps}
+        self._rows = self._with_finished_rows(rows) if self._policy == "static" else rows
+        return {"n": next(self._iteration_numbers), "seconds": round(iteration.seconds, 6), "slots": self._rows}
+
+    def _with_finished_rows(self, rows: list[list | None]) -> list[list | None]:
+        """Return the rows of an iteration, with the finished requests whose batch still runs.
+
+        To the engine their rows are empty, as it computes nothing for them. But with the policy "static", no other
+        request gets these rows before the longest request of the batch has finished.
+        """
+        pairs = list(itertools.zip_longest(rows, self._rows))
+        if not any(row and before and row[0] == before[0] for row, before in pairs):
+            return rows  # a new batch
+        finished = {one["id"] for one in self._finished}
+        return [
+            [before[0], "finished", 0, 0] if row is None and before and before[0] in finished else row
+            for row, before in pairs
+        ]
 
     def _forget_old_tokens(self) -> None:
         while self._tokens and self._tokens[0][0] < time.perf_counter() - RATE_WINDOW:
             self._tokens.popleft()
+
+
+class Listener:
+    """One client of the live view, counted from its creation to the end of its `with` block."""
+
+    def __init__(self, view: LiveView):
+        self._view, self.events = view, view.events()
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._view.leave()

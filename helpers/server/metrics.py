@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ..engine import RequestOutput
+from ..engine import OutputDelta
 from .engine_thread import EngineThread
 from .snapshot import Snapshot
 
@@ -58,7 +58,7 @@ class ServerMetrics:
         self._itl = histogram("inter_token_latency", "Time between two tokens of a sequence (ITL).")
         self._e2e = histogram("request_latency", "Time from acceptance to the last token of a sequence (E2E).")
 
-    def observe(self, outputs: list[RequestOutput], snapshot: Snapshot) -> None:
+    def observe(self, outputs: list[OutputDelta], snapshot: Snapshot) -> None:
         """Count and time the outputs of a step."""
         self._snapshot, now = snapshot, time.perf_counter()
         self._iterations.inc(len(snapshot.passes))

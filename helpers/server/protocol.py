@@ -9,14 +9,17 @@ Beyond OpenAI's parameters: `top_k`, `min_p`, `repetition_penalty` and `ignore_e
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from ..engine import SamplingParams
-from ..engine.sampling_params import BOUNDS
+from ..engine.sampling_params import BOUNDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
 
 Text = Annotated[str, StringConstraints(min_length=1)]
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]
 Item = TypeVar("Item")
 Several = Annotated[list[Item], Field(min_length=1, fail_fast=True)]  # an error for every item would take seconds
 Zero = Annotated[float, Field(ge=0, le=0)]
@@ -57,7 +60,7 @@ class _Request(_Strict):
     temperature: float | None = _bounded("temperature", le=2, description="0 takes the best token; 1 if left out.")
     top_p: float | None = _bounded("top_p")
     n: int | None = _bounded("n", description="Choices per prompt.")
-    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     seed: int | None = _bounded("seed")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -169,25 +172,60 @@ class ChatRequest(_Request):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+class TokenizeRequest(_Strict):
+    """`POST /tokenize`, in vLLM's format: the tokens of a prompt or a chat."""
+
+    model: str | None = Field(None, description="The model that this server runs; may be left out.")
+    prompt: Text | None = None
+    messages: Several[Message] | None = Field(None, description="A chat, instead of a prompt.")
+    return_token_strs: bool = Field(False, description="Return the tokens as the vocabulary spells them, too.")
+
+    @model_validator(mode="after")
+    def _one_source(self):
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("Give either prompt or messages.")
+        return self
+
+
 class Pace(_Strict):
     """`POST /pace`: slow motion."""
 
     seconds: float = Field(ge=0, le=2, description="The least number of seconds per iteration; 0 for full speed.")
 
 
-def to_prompt(messages: list[Message], tokenizer) -> str | list[int]:
-    """Return the prompt for a chat: by the model's chat template or, without one, the messages' texts, one per line.
+@dataclass(frozen=True)
+class ChatPrompt:
+    """The prompt for a chat: by the model's chat template or, without one, the messages' texts, one per line.
 
-    Raises:
-        ValueError: messages that the template refuses.
+    Args:
+        messages: the chat.
+        tokenizer: has the template.
+        check_length: raises a ValueError for a text that is too long to be tokenized.
     """
-    if not getattr(tokenizer, "chat_template", None):
-        return "\n".join(message.text for message in messages)
-    chat: list[dict[str, Any]] = [{"role": message.role, "content": message.text} for message in messages]
-    try:
-        return tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
-    except Exception as error:  # templates raise errors of many classes, jinja2's among them
-        raise ValueError(f"The model's chat template refuses these messages: {error}") from error
+
+    messages: list[Message]
+    tokenizer: Any
+    check_length: Callable[[str], None]
+
+    def __len__(self) -> int:
+        """Return the number of characters in the messages."""
+        return sum(len(message.text) for message in self.messages)
+
+    def __call__(self) -> str | list[int]:
+        """Make the prompt, which takes a while.
+
+        Raises:
+            ValueError: messages that are too long, or that the template refuses.
+        """
+        if not getattr(self.tokenizer, "chat_template", None):
+            return "\n".join(message.text for message in self.messages)
+        chat: list[dict[str, Any]] = [{"role": message.role, "content": message.text} for message in self.messages]
+        try:
+            text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # templates raise errors of many classes, jinja2's among them
+            raise ValueError(f"The model's chat template refuses these messages: {error}") from error
+        self.check_length(text)
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has them
 
 
 def describe_errors(errors: list[dict[str, Any]]) -> tuple[str, str | None]:

@@ -2,14 +2,20 @@
 
 An HTTP request with several prompts becomes several requests in the engine, one per prompt. Their sequences are the
 response's *choices*, numbered prompt by prompt. The names of all of them start with the id of the response.
+
+The engine never waits for a client, so what a slow client has not read waits here: only deltas, so never more than its
+response. A client that has fallen behind gets the outputs of a choice joined into one, and so catches up.
 """
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Hashable
 
-from ..engine import RequestOutput
+from ..engine import OutputDelta
 from .errors import DeadlinePassed, EngineFailed
+
+MAX_SEPARATE = 64  # a client with more unread outputs than these gets several at once
 
 
 def engine_request_ids(response_id: str, num_prompts: int, n: int) -> list[str]:
@@ -28,14 +34,14 @@ def choice_name(label: Hashable) -> str:
 class ResponseStream:
     """An asynchronous iterator over `(choice, output)`: the outputs of one HTTP request as they come.
 
-    Use it in a `with` statement: a client that leaves the block early cancels its request.
+    Use it in a `with` statement: a client that leaves the block early cancels its request. Create it on an event loop.
 
     Args:
         engine_ids: the ids of its requests in the engine.
         n: sequences per prompt.
         accepted: when the request was accepted, on `time.perf_counter`'s clock.
-        deadline: seconds from then on that the request may take; None for no limit.
-        cancel: called with this stream if the block is left early.
+        deadline: seconds from then on that the request may take, until its last output is read; None for no limit.
+        cancel: called with this stream if it ends early.
 
     Attributes:
         num_unfinished: how many of its sequences have not finished, as far as the client has read.
@@ -54,38 +60,62 @@ class ResponseStream:
     ):
         self.engine_ids, self.num_unfinished, self.accepted = engine_ids, len(engine_ids) * n, accepted
         self._first_choice = {engine_id: place * n for place, engine_id in enumerate(engine_ids)}
-        self._deadline, self._cancel = deadline, cancel
-        self._items: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        self._cancel, self._timer = cancel, None
+        self._outputs: deque[OutputDelta] = deque()
+        self._error: Exception | None = None
+        self._readable = asyncio.Event()
+        if deadline is not None:
+            error = DeadlinePassed(f"The request took longer than its deadline of {deadline:g} s.")
+            left = accepted + deadline - time.perf_counter()
+            # A timer, not a time limit for each read: it also ends a request whose client does not read.
+            self._timer = asyncio.get_running_loop().call_later(left, self.fail, error)
 
     def __enter__(self) -> "ResponseStream":
         return self
 
     def __exit__(self, *_) -> None:
-        if self.num_unfinished:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.num_unfinished and self._error is None:
             self._cancel(self)
 
     def __aiter__(self) -> "ResponseStream":
         return self
 
-    async def __anext__(self) -> tuple[int, RequestOutput]:
+    async def __anext__(self) -> tuple[int, OutputDelta]:
         if not self.num_unfinished:
             raise StopAsyncIteration
-        left = None if self._deadline is None else self.accepted + self._deadline - time.perf_counter()
-        try:
-            if left is not None and left <= 0:
-                raise TimeoutError
-            async with asyncio.timeout(left):  # unlike wait_for, it never loses a cancellation
-                item = await self._items.get()
-        except TimeoutError:
-            raise DeadlinePassed(f"The request took longer than its deadline of {self._deadline:g} s.") from None
-        if isinstance(item, Exception):
-            raise item
-        if item.finish_reason is not None:
+        await self._readable.wait()
+        if self._error is not None:
+            raise self._error
+        output = self._outputs.popleft() if len(self._outputs) <= MAX_SEPARATE else self._joined()
+        if not self._outputs:
+            self._readable.clear()
+        if output.finish_reason is not None:
             self.num_unfinished -= 1
-        if item.finish_reason == "error":
-            raise EngineFailed(item.error)
-        return self._first_choice[item.request_id] + item.index, item
+        if output.finish_reason == "error":
+            raise EngineFailed(output.error)
+        return self._first_choice[output.request_id] + output.index, output
 
-    def put(self, item: RequestOutput | Exception) -> None:
-        """Hand the stream its next output, or the error that ends it."""
-        self._items.put_nowait(item)
+    def _joined(self) -> OutputDelta:
+        """Take all outputs of the first one's choice."""
+        first, rest, same = self._outputs[0], deque(), []
+        for output in self._outputs:
+            is_same = (output.request_id, output.index) == (first.request_id, first.index)
+            (same if is_same else rest).append(output)
+        self._outputs = rest
+        return OutputDelta.join(same)
+
+    def put(self, output: OutputDelta) -> None:
+        """Hand the stream its next output."""
+        if self._error is None:
+            self._outputs.append(output)
+            self._readable.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream with an error: cancel what is unfinished, and drop what is unread."""
+        if self.num_unfinished and self._error is None:
+            self._error = error
+            self._outputs.clear()
+            self._readable.set()
+            self._cancel(self)

@@ -6,6 +6,7 @@ it is the stream's last event.
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import ExitStack
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
-from ..engine import RequestOutput
+from ..engine import OutputDelta
 from .formats import DONE, CompletionFormatter, server_sent_event, usage
 from .http_errors import CLIENT_CLOSED_REQUEST, APIError, to_api_error
 from .response_stream import ResponseStream
@@ -51,11 +52,11 @@ async def respond(
 
 async def collect_response(stream: ResponseStream, formatter: CompletionFormatter, prompt_tokens: int) -> str:
     """Return the JSON of the complete response once all sequences have finished."""
-    last: dict[int, RequestOutput] = {}
+    parts: defaultdict[int, list[OutputDelta]] = defaultdict(list)
     async for choice, output in stream:
-        last[choice] = output
-    outputs = [last[choice] for choice in sorted(last)]
-    completion_tokens = sum(len(output.token_ids) for output in outputs)
+        parts[choice].append(output)
+    outputs = [OutputDelta.join(parts[choice]) for choice in sorted(parts)]
+    completion_tokens = sum(output.num_tokens for output in outputs)
 
     def body() -> str:
         return json.dumps(formatter.response(outputs, usage(prompt_tokens, completion_tokens)))
@@ -65,13 +66,13 @@ async def collect_response(stream: ResponseStream, formatter: CompletionFormatte
 
 
 async def events(
-    first: tuple[int, RequestOutput],
+    first: tuple[int, OutputDelta],
     stream: ResponseStream,
     formatter: CompletionFormatter,
     prompt_tokens: int,
     include_usage: bool,
 ) -> AsyncIterator[str]:
-    """Yield an event for each token. An error becomes the last event."""
+    """Yield an event for each output. An error becomes the last event."""
     completion_tokens = len(first[1].new_token_ids)
     try:
         yield server_sent_event(formatter.chunk(*first))

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from ..engine import EngineCore, RequestOutput
+from ..engine import EngineCore, OutputDelta
 from ..trace import TracedPass
 
 MAX_NAMED = 100  # waiting sequences whose labels a snapshot holds
@@ -29,7 +29,7 @@ class Snapshot:
     blocks_cached: int = 0
 
 
-Observer = Callable[[list[RequestOutput], Snapshot], None]
+Observer = Callable[[list[OutputDelta], Snapshot], None]
 
 
 def take_snapshot(engine: EngineCore, stepped: bool = True) -> Snapshot:

@@ -13,14 +13,13 @@ const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
 const timeline = new Timeline($("timeline"), 0);
 const tokens = new Map(); // generated since the page was opened, for each request that has a row
+const finished = new Set(); // of these, the requests that have finished
 let now = null; // the last message
 let last = null; // the last iteration
 let seconds = null; // per iteration, on average over the last message that had any
 let planned = false;
 
 function receive(message) {
-  // Requests that finished in the last message stayed visible until this one.
-  for (const { id } of now?.finished ?? []) tokens.delete(id);
   now = message;
   timeline.add(message.iterations);
   last = message.iterations.at(-1) ?? last;
@@ -29,6 +28,12 @@ function receive(message) {
   for (const [id, , , newTokens] of message.iterations.flatMap(({ slots }) => slots).filter(Boolean)) {
     numberOf(id); // numbered here, in the order in which they ran
     tokens.set(id, (tokens.get(id) ?? 0) + newTokens);
+  }
+  // A finished request stays visible for as long as it has a row: with static batching, until its batch ends.
+  for (const { id } of message.finished) finished.add(id);
+  const onRows = new Set((last?.slots ?? []).filter(Boolean).map(([id]) => id));
+  for (const id of finished) {
+    if (!onRows.has(id) && finished.delete(id)) tokens.delete(id);
   }
   // With reduced motion, the page changes once per second; otherwise with every message.
   if (!planned) setTimeout(() => requestAnimationFrame(show), reducedMotion.matches ? 1000 : 0);
@@ -63,7 +68,6 @@ function show() {
     const { total, used, cached } = blocks;
     setText($("blocks-text"), `${used} used, ${cached} cached for shared prefixes, ${free} free, of ${total}`);
   }
-  $("burst").max = rows + now.max_queue;
   showPace();
 }
 
@@ -103,7 +107,7 @@ function setText(element, text) {
 // The state in words, for screen readers, at a pace at which a user can listen.
 setInterval(() => {
   if (!now) return;
-  const busy = rowsNow().filter(([id]) => id).length;
+  const busy = rowsNow().filter(([id, work]) => id && work !== "finished").length;
   const waiting = now.waiting_count;
   const words = `${busy} of ${now.rows} rows busy, ${waiting} waiting, ${$("rate").textContent} tokens per second.`;
   setText($("live"), busy || waiting ? words : "All rows are empty.");
@@ -114,6 +118,7 @@ setInterval(() => {
 async function followEvents() {
   for (let delay = 0.5; ; delay = Math.min(2 * delay, 5)) {
     const aborter = new AbortController();
+    let reason = "The server does not respond.";
     let silence;
     const restartTimer = () => {
       clearTimeout(silence);
@@ -124,6 +129,7 @@ async function followEvents() {
       const response = await request("events", null, aborter.signal);
       timeline.clear(); // the first message repeats the last iterations
       tokens.clear();
+      finished.clear();
       last = null;
       connection("Connected.", "ok");
       if ($("key-form").contains(document.activeElement)) $("prompts").focus();
@@ -134,6 +140,7 @@ async function followEvents() {
         receive(message);
       }
     } catch (error) {
+      reason = error instanceof Refused ? `The server refuses to show its events: ${error.message}` : reason;
       if (error instanceof Refused && error.status === 401) {
         connection(hasKey() ? "The server does not accept this key." : "The server requires a key.", "warning");
         await enteredKey();
@@ -144,7 +151,7 @@ async function followEvents() {
       clearTimeout(silence);
       aborter.abort(); // an abandoned stream would keep its connection
     }
-    connection("The server does not respond. You see its last state. Reconnecting …", "warning");
+    connection(`${reason} You see its last state. Reconnecting …`, "warning");
     await new Promise((resolve) => setTimeout(resolve, 1000 * delay));
   }
 }
@@ -177,7 +184,8 @@ function say(text) {
 function sendAll(prompts) {
   if (!prompts.length) return;
   $("none-yet").hidden = true;
-  send(prompts, { max_tokens: $("max-tokens").valueAsNumber, temperature: $("temperature").valueAsNumber }, say);
+  const settings = { max_tokens: $("max-tokens").valueAsNumber, temperature: $("temperature").valueAsNumber };
+  send(prompts, settings, now ? now.rows + now.max_queue : Infinity, say);
 }
 
 $("send-form").addEventListener("submit", (event) => {
@@ -233,6 +241,7 @@ $("view").addEventListener("change", () => {
 $("freeze").addEventListener("click", () => {
   const frozen = $("freeze").getAttribute("aria-pressed") === "false";
   $("freeze").setAttribute("aria-pressed", frozen);
+  $("frozen").hidden = !frozen;
   timeline.freeze(frozen);
   timeline.draw();
 });

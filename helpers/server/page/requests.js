@@ -102,14 +102,28 @@ function showChanged() {
   toShow.clear();
 }
 
-/** Send prompts, each in its own HTTP request if there are enough connections. `say` announces how they ended. */
-export function send(prompts, settings, say) {
-  const groups = prompts.length > free ? [prompts] : prompts.map((prompt) => [prompt]);
+/**
+ * Send prompts, each in its own HTTP request if there are enough connections. `capacity` is how many sequences the
+ * server holds, and `say` announces how the requests ended.
+ */
+export function send(prompts, settings, capacity, say) {
+  const groups = grouped(prompts, capacity);
   const list = document.getElementById("requests");
   list.prepend(...groups.flatMap((group) => sendTogether(group, settings, say)));
   while (list.children.length > CARDS && !["waiting", "running"].includes(list.lastElementChild.dataset.state)) {
     list.lastElementChild.remove();
   }
+}
+
+/**
+ * Return the prompts of each HTTP request. One request holds all prompts that share a stream. If the server has no room
+ * for all of them, there are several requests, as many as can be sent at once: it accepts some and refuses the others.
+ */
+function grouped(prompts, capacity) {
+  if (prompts.length <= free) return prompts.map((prompt) => [prompt]);
+  if (prompts.length <= capacity) return [prompts];
+  const size = Math.min(Math.ceil(prompts.length / Math.max(free, 2)), capacity);
+  return Array.from({ length: Math.ceil(prompts.length / size) }, (_, i) => prompts.slice(i * size, (i + 1) * size));
 }
 
 /** Send one HTTP request and return its elements. Closing its connection cancels all of its prompts. */

@@ -1,0 +1,120 @@
+"""The events of the page: one stream of frames for all listeners, and what they say about finished requests."""
+
+import threading
+
+import httpx
+import pytest
+
+from helpers.server import live_view
+from helpers.server.live_view import MAX_LISTENERS, LiveView
+from tests.gated_thread import in_loop, running, submit, texts
+from tests.gated_thread import wait_until as wait_in_loop
+from tests.serving import FOX, OWL, body, error_of, events_of, post, serving, wait_until
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class ListenerThread(threading.Thread):
+    """Follows a server's events until it has seen as many finished requests as told."""
+
+    def __init__(self, server, num_finished: int):
+        super().__init__(daemon=True)
+        self.url, self.num_finished, self.messages = server.url, num_finished, []
+        self.start()
+
+    def run(self):
+        with httpx.stream("GET", self.url + "/events", timeout=60) as watched:
+            for message in events_of(watched.iter_lines()):
+                self.messages.append(message)
+                if sum(len(one["finished"]) for one in self.messages) >= self.num_finished:
+                    return
+
+    def iterations(self):
+        return [one["n"] for message in self.messages for one in message["iterations"]]
+
+
+def test_a_frame_is_formatted_once_for_all_listeners(monkeypatch):
+    formatted, format_event = [], live_view.server_sent_event
+    monkeypatch.setattr(live_view, "server_sent_event", lambda data: formatted.append(1) or format_event(data))
+    with serving(pace=0.02) as server:
+        listeners = [ListenerThread(server, 2) for _ in range(8)]
+        wait_until(lambda: all(one.messages for one in listeners))
+        for prompt in (OWL, FOX):
+            post(server, **body(prompt, 40, ignore_eos=True)).raise_for_status()
+        for one in listeners:
+            one.join(60)
+            assert one.iterations() == list(range(80)), "no gap, and none twice"
+        events = sum(len(one.messages) for one in listeners)
+        assert events > 8 * 10 and len(formatted) < events / 4
+        server.assert_empty()
+
+
+def test_a_listener_that_comes_later_gets_the_last_iterations_and_then_new_ones_without_a_gap():
+    with serving() as server:
+        for number in (1, 2):  # the second one comes after a time without listeners
+            post(server, **body(OWL, 10, ignore_eos=True)).raise_for_status()
+            first = ListenerThread(server, number)
+            first.join(60)
+            assert first.iterations() == list(range(10 * number))
+
+
+def test_more_listeners_than_allowed_are_503_until_one_leaves():
+    with serving() as server, httpx.Client(timeout=60) as client:
+        streams = []
+        try:
+            for _ in range(MAX_LISTENERS):
+                stream = client.send(client.build_request("GET", server.url + "/events"), stream=True)
+                assert stream.status_code == 200
+                streams.append(stream)
+            refused = httpx.get(server.url + "/events")
+            error = error_of((refused.status_code, refused.json()), 503)
+            assert error["code"] == "too_many_listeners" and f"{MAX_LISTENERS} pages" in error["message"]
+            assert int(refused.headers["retry-after"]) > 0
+            assert httpx.head(server.url + "/events").status_code == 200
+            assert post(server, **body(OWL, 2)).status_code == 200, "other requests are not affected"
+            streams.pop().close()
+
+            def again():
+                with client.stream("GET", server.url + "/events") as stream:
+                    return stream.status_code == 200
+
+            wait_until(again)
+        finally:
+            for stream in streams:
+                stream.close()
+        server.assert_empty()
+
+
+@in_loop
+async def test_with_static_batching_a_finished_request_keeps_its_row_until_its_batch_ends():
+    async with running(shut=True, policy="static", max_batch_size=3) as thread:
+        view = LiveView(thread)
+        first = await submit(thread, "a", 1, "first")
+        await wait_in_loop(lambda: thread.engine.num_running == 1)  # its batch has begun, without the others
+        others = [await submit(thread, "a", tokens, name) for name, tokens in (("short", 2), ("long", 5))]
+        thread.model.allowed.release()
+        await texts(first)
+        await wait_in_loop(lambda: thread.engine.num_running == 2)
+        others.append(await submit(thread, "a", 1, "next"))
+        thread.model.allowed.release(100)
+        for stream in others:
+            await texts(stream)
+        rows = [[row and tuple(row[:2]) for row in one["slots"]] for one in view._iterations]
+        assert rows == [
+            [("first", "prefill"), None, None],
+            [("short", "prefill"), ("long", "prefill"), None],
+            [("short", "decode"), ("long", "decode"), None],
+            *[[("short", "finished"), ("long", "decode"), None]] * 3,
+            [("next", "prefill"), None, None],
+        ]
+
+
+@in_loop
+async def test_with_continuous_batching_the_row_of_a_finished_request_is_empty():
+    async with running() as thread:
+        view = LiveView(thread)
+        short, long = [await submit(thread, "a", tokens, f"{tokens}") for tokens in (2, 9)]
+        await texts(short)
+        await texts(long)
+        assert {row[1] for one in view._iterations for row in one["slots"] if row} == {"prefill", "decode"}
+        assert None in view._iterations[-1]["slots"]

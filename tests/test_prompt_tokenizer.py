@@ -1,0 +1,62 @@
+"""Tokenization of the server's prompts: short requests do not wait for long ones, and long ones are refused early."""
+
+import asyncio
+import threading
+
+import httpx
+import pytest
+from conftest import random_pair
+
+from helpers import Engine, EngineConfig
+from helpers.server.prompt_tokenizer import LONG
+from helpers.server.protocol import ChatPrompt, Message
+from tests.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
+from tests.serving import PATIENCE, body, error_of, serving
+from tests.test_token_length import CountingTokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@in_loop
+async def test_a_short_request_does_not_wait_while_long_ones_are_tokenized():
+    async with running() as thread:
+        validate, begun, proceed = thread.engine.validator.validate, threading.Event(), threading.Event()
+
+        def slow(prompt, params):
+            if len(prompt) >= LONG:
+                begun.set()
+                proceed.wait(PATIENCE)
+            return validate(prompt, params)
+
+        thread.engine.validator.validate = slow
+        long = [asyncio.ensure_future(submit(thread, ["a" * LONG], 2, str(n))) for n in range(3)]
+        await wait_until(begun.is_set)
+        assert await texts(await submit(thread, "a", 2)) == {0: "bc"}
+        assert not any(one.done() for one in long)
+        proceed.set()
+        refused = await asyncio.gather(*long, return_exceptions=True)
+        assert all(isinstance(one, ValueError) for one in refused)
+        assert is_empty(thread)
+
+
+def test_the_length_of_a_chat_is_that_of_its_texts():
+    parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
+    messages = [Message(role="user", content="12345"), Message(role="assistant", content=parts)]
+    assert len(ChatPrompt(messages, None, print)) == 8
+
+
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"])
+def test_megabytes_that_the_context_cannot_hold_are_refused_before_they_are_tokenized(template):
+    model, tokenizer = random_pair("gpt2")
+    tokenizer.chat_template = template
+    engine = Engine(model, CountingTokenizer(tokenizer), EngineConfig(max_batch_size=2, trace_length=1000))
+    with serving(engine) as server:
+        engine.tokenizer.characters = 0
+        text = "x" * (2**20 - 200)
+        chat = {"messages": [{"role": "user", "content": text}]}
+        for path, sent in (("/v1/completions", body(text)), ("/v1/chat/completions", chat)):
+            response = httpx.post(server.url + path, json=sent, timeout=PATIENCE)
+            message = error_of((response.status_code, response.json()), 400)["message"]
+            assert "characters are at least 2096" in message and "context is 128" in message
+        assert engine.tokenizer.characters == 0
+        server.assert_empty()

@@ -1,0 +1,186 @@
+"""Who may use the server, and how little a refused request costs: most are refused before their body is read."""
+
+import threading
+
+import httpx
+import pytest
+
+from helpers import Engine, EngineConfig
+from helpers.server import __main__ as command
+from tests.serving import OWL, RawConnection, body, error_of, post, serving
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KEY = "a key"
+LOOPBACK = command._allowed_hosts("127.0.0.1", None)
+
+
+@pytest.fixture(scope="module")
+def server(one_thread):
+    options = {"api_key": KEY, "allowed_hosts": LOOPBACK, "allowed_origins": ["https://page.example"]}
+    with serving(max_body=10_000, **options) as server:
+        yield server
+        server.assert_empty()
+
+
+def status_before_any_body(server, host="127.0.0.1", key=KEY, length=5000, path="/v1/completions") -> int:
+    """Send a request without its body, and return the status of the response."""
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n"
+    connection = RawConnection(server, f"{head}Authorization: Bearer {key}\r\n\r\n".encode())
+    try:
+        return int(connection.read_until(b"\r\n\r\n").split()[1])
+    finally:
+        connection.close()
+
+
+# --- before the body is read ----------------------------------------------------------------------------------------
+
+
+def test_host_key_and_length_are_checked_before_the_body_is_read_in_this_order(server):
+    wrong = {"host": "evil.example", "key": "wrong", "length": 10**9}
+    assert status_before_any_body(server, **wrong) == 403
+    assert status_before_any_body(server, **wrong | {"host": "localhost"}) == 401
+    assert status_before_any_body(server, length=10**9) == 413
+    assert status_before_any_body(server, key="wrong", path="/no/such/address") == 401
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8000", "LOCALHOST", "[::1]", "[::1]:80", "127.0.0.1:1"])
+def test_this_machines_own_names_are_allowed(server, host):
+    assert httpx.get(server.url + "/health", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "[", "::1", ""]
+)
+def test_another_name_is_403_so_dns_rebinding_reads_nothing(server, host):
+    for path in ("/", "/health", "/v1/models", "/events", "/page/page.js"):
+        response = httpx.get(server.url + path, headers={"Host": host, "Authorization": f"Bearer {KEY}"})
+        message = error_of((response.status_code, response.json()), 403)["message"]
+        assert "--allowed-host" in message and host.strip() in message
+
+
+def test_other_names_can_be_allowed(monkeypatch):
+    with serving(allowed_hosts=command._allowed_hosts("127.0.0.1", ["Inside.Example"])) as own:
+        for host, status in (("inside.example:80", 200), ("localhost", 200), ("other.example", 403)):
+            assert httpx.get(own.url + "/health", headers={"Host": host}).status_code == status
+    assert command._allowed_hosts("127.0.0.1", ["*"]) is None
+    assert command._allowed_hosts("0.0.0.0", None) is None, "its names are not known"
+    assert "inside" in command._allowed_hosts("0.0.0.0", ["inside"])
+    assert command._options(["--allowed-host", "a", "--allowed-host", "b"]).allowed_host == ["a", "b"]
+
+
+def test_refusals_need_no_threads():
+    with serving() as own:
+        post(own, **body(OWL, 1))
+        before = set(threading.enumerate())
+        for sent in ({"prompt": 5}, {"prompt": "x", "model": "no"}, {"prompt": "x", "max_tokens": 9999}):
+            assert post(own, **sent).status_code in (400, 404)
+        assert httpx.get(own.url + "/nothing").status_code == 404
+        assert set(threading.enumerate()) <= before
+
+
+# --- pages of other origins -----------------------------------------------------------------------------------------
+
+
+def test_pages_of_an_allowed_origin_may_use_the_server_and_no_others(server):
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    for origin, allowed in (("https://page.example", True), ("https://other.example", False)):
+        preflight = httpx.options(server.url + "/v1/completions", headers={"Origin": origin} | asked)
+        assert preflight.status_code == (200 if allowed else 400), "asked for without the key"
+        for headers, status in (({"Authorization": f"Bearer {KEY}"}, 200), ({}, 401)):
+            response = httpx.post(
+                server.url + "/v1/completions", json=body(OWL, 1), headers=headers | {"Origin": origin}
+            )
+            assert response.status_code == status
+            granted = response.headers.get("access-control-allow-origin")
+            assert granted == (origin if allowed else None)
+    assert response.headers.get("access-control-allow-credentials") is None
+    assert command._options(["--allowed-origin", "*"]).allowed_origin == ["*"]
+
+
+# --- addresses ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain(one_thread):
+    with serving() as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/v1/models", "/v1/models/tiny-model", "/metrics", "/version", "/docs", "/openapi.json",
+             "/page/page.js", "/events"],
+)  # fmt: skip
+def test_head_gives_the_headers_of_get_without_a_body(plain, path):
+    head = httpx.head(plain.url + path)
+    assert (head.status_code, head.content) == (200, b"")
+    with httpx.stream("GET", plain.url + path) as response:
+        assert head.headers["content-type"] == response.headers["content-type"]
+    plain.assert_empty()
+
+
+def test_head_is_405_where_get_is(plain):
+    assert httpx.head(plain.url + "/v1/completions").status_code == 405
+
+
+def test_the_version_is_that_of_the_package(plain):
+    assert httpx.get(plain.url + "/version").json() == {"version": "0.1.0"}
+
+
+def test_tokenize_returns_the_tokens_of_a_prompt_or_a_chat(plain, embedded):
+    tokenizer = embedded[1]
+    ids = tokenizer(OWL)["input_ids"]
+    chat = [{"role": "user", "content": OWL}]
+    wanted = {"count": len(ids), "max_model_len": 512, "tokens": ids, "token_strs": None}
+    for sent in ({"prompt": OWL}, {"messages": chat, "model": "tiny-model"}):
+        assert post(plain, "/tokenize", **sent).json() == wanted
+    spelled = post(plain, "/tokenize", prompt=OWL, return_token_strs=True).json()["token_strs"]
+    assert spelled == tokenizer.convert_ids_to_tokens(ids)
+    assert post(plain, "/tokenize", prompt=OWL * 200).json()["count"] > 512, "longer than the context"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "message"),
+    [
+        ({}, 400, "Give either prompt or messages"),
+        ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400, "Give either prompt or messages"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": "a", "model": "gpt-5"}, 404, "this server runs 'tiny-model'"),
+        ({"prompt": "x" * 10**6}, 400, "at least 76924 tokens"),
+        ({"prompt": "a", "add": 1}, 400, "'add'"),
+    ],
+)
+def test_what_tokenize_refuses(plain, sent, status, message):
+    response = post(plain, "/tokenize", **sent)
+    assert message in error_of((response.status_code, response.json()), status)["message"]
+
+
+def test_the_reference_works_without_a_network(plain):
+    page = httpx.get(plain.url + "/docs")
+    assert page.headers["content-type"].startswith("text/html") and "//" not in page.text.replace("</", "")
+    for text in ("POST /v1/completions", "POST /tokenize", "GET /health", "max_tokens", "0 takes the best token"):
+        assert text in page.text
+    assert "<script" not in page.text and "default-src 'none'" in page.headers["content-security-policy"]
+    assert httpx.get(plain.url + "/page/page.css").status_code == 200
+
+
+# --- the name of the model, and too few blocks ----------------------------------------------------------------------
+
+
+def test_a_model_is_called_by_the_name_of_its_folder(tmp_path):
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    assert command._name_of(str(folder)) == command._name_of(f"{folder}/") == "my-model"
+    assert command._name_of("openai-community/gpt2") == "openai-community/gpt2", "a Hub id is a name"
+    assert command._name_of(None) == command._name_of("") == "tiny-model"
+    for option in ("--served-model-name", "--name"):
+        assert command._options([option, "mine"]).served_model_name == "mine"
+
+
+def test_too_few_blocks_for_the_context_are_a_warning_that_says_how_many_are_enough(recwarn):
+    with pytest.warns(UserWarning, match="holds 16 tokens, prompt and output together.* --blocks to at least 32"):
+        command._warn_if_memory_is_small(Engine(config=EngineConfig(num_blocks=1)))
+    recwarn.clear()
+    command._warn_if_memory_is_small(Engine(config=EngineConfig(num_blocks=32)))
+    command._warn_if_memory_is_small(Engine(config=EngineConfig(execution="padded")))
+    assert not recwarn.list

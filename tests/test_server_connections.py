@@ -1,0 +1,242 @@
+"""Clients that send slowly or never read: they cost no other client its response, and end within a time limit."""
+
+import contextlib
+import json
+import signal
+import sys
+import time
+
+import httpx
+import pytest
+
+from helpers.server import launch
+from helpers.server.connections import NUM_OTHER_DESCRIPTORS, ConnectionLimits
+from tests.serving import (
+    FOX,
+    OWL,
+    PATIENCE,
+    RawConnection,
+    body,
+    error_of,
+    expected,
+    gated,
+    post,
+    serving,
+    text_of_response,
+    wait_until,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+slow = pytest.mark.slow
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+SHORT = ConnectionLimits(client_timeout=0.5)
+# Long enough for the buffers of both ends, which hold a few kilobytes, to be full.
+LONG = body(OWL, 300, n=2, temperature=1, seed=1, logprobs=5, ignore_eos=True)
+
+
+def num_connections(server) -> int:
+    return server.evaluate(lambda: len(server.server.server_state.connections))
+
+
+def response_of(connection: RawConnection) -> tuple[int, dict]:
+    """Read a whole response, up to the end of the connection."""
+    data = b""
+    while piece := connection.socket.recv(2**16):
+        data += piece
+    head, _, content = data.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(content)
+
+
+# --- slow senders ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [HEAD, HEAD + b"Content-Length: 99\r\n\r\n", HEAD + b'Content-Length: 99\r\n\r\n{"prompt": "a'],
+    ids=["head", "no body", "body"],
+)
+def test_an_incomplete_request_is_408_once_the_server_has_waited_too_long(data):
+    with serving(limits=SHORT) as server:
+        connection = RawConnection(server, data)
+        error = error_of(response_of(connection), 408)
+        assert error["code"] == "client_timeout" and "not complete after 0.5 s" in error["message"]
+        wait_until(lambda: num_connections(server) == 0)
+        assert post(server, **body(OWL, 2)).status_code == 200
+        server.assert_empty()
+
+
+def test_a_request_that_arrives_byte_by_byte_has_no_longer_than_one_that_stops():
+    with serving(limits=SHORT) as server:
+        connection = RawConnection(server, b"POST /")
+        with contextlib.suppress(OSError):
+            for _ in range(600):  # seconds, if nothing ends it
+                connection.socket.sendall(b"x")
+                time.sleep(0.1)
+                if num_connections(server) == 0:
+                    break
+        assert num_connections(server) == 0
+
+
+def test_a_connection_without_any_request_is_closed_without_a_response():
+    with serving(limits=SHORT) as server:
+        assert RawConnection(server, b"").socket.recv(1) == b""
+        with httpx.Client(base_url=server.url) as client:  # after a response, the next request has its time anew
+            for _ in range(4):
+                assert client.get("/health").status_code == 200
+                time.sleep(0.2)
+
+
+def test_a_request_that_takes_longer_than_the_limit_is_not_a_slow_client():
+    with serving(limits=SHORT, pace=0.4) as server:
+        assert text_of_response(post(server, **body(OWL, 4)).json()) == expected(OWL, 4).text
+        with httpx.stream("POST", server.url + "/v1/completions", json=body(OWL, 4, stream=True)) as response:
+            assert list(response.iter_lines())[-2] == "data: [DONE]"
+
+
+# --- clients that do not read ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_does_not_read_is_disconnected_and_its_request_cancelled(stream):
+    with serving(limits=ConnectionLimits(client_timeout=0.5, send_buffer=4096)) as server:
+        tasks = server.num_tasks()
+        deaf = RawConnection.posting(server, LONG | {"stream": stream}, receive_buffer=4096)
+        wait_until(lambda: server.num_in_flight() == 2)
+        wait_until(lambda: num_connections(server) == 0)
+        server.assert_empty()
+        wait_until(lambda: server.num_tasks() <= tasks)
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := deaf.socket.recv(2**16):
+                data += piece
+        assert not data.endswith((b"0\r\n\r\n", b"}}")), "HTTP shows that it is incomplete"
+
+
+def test_a_client_that_reads_slowly_but_steadily_gets_everything():
+    with serving(limits=ConnectionLimits(client_timeout=1.0, send_buffer=4096)) as server:
+        connection = RawConnection.posting(server, LONG, receive_buffer=4096)
+        data, began = b"", time.monotonic()
+        while piece := connection.socket.recv(2**11):
+            data += piece
+            time.sleep(0.02)
+            if data.endswith(b"}}"):
+                break
+        assert time.monotonic() - began > 1.5, "longer than the limit, so that it would have passed"
+        response = json.loads(data.partition(b"\r\n\r\n")[2])
+        assert response["usage"]["completion_tokens"] == 600
+        assert len(response["choices"][0]["logprobs"]["tokens"]) == 300
+        connection.close()
+        server.assert_empty()
+
+
+def test_a_deadline_frees_the_row_of_a_client_that_does_not_read():
+    """Sending counts, too. A client that begins to read again finds the reason at the end."""
+    with serving(limits=ConnectionLimits(send_buffer=4096), pace=0.01) as server:
+        settings = LONG | {"stream": True, "deadline": 1.0}
+        deaf = RawConnection.posting(server, settings, receive_buffer=4096)
+        wait_until(lambda: server.num_in_flight() == 2)
+        wait_until(lambda: server.num_in_flight() == 0)
+        assert num_connections(server) == 1, "its client may still read"
+        assert server.engine.trace.output_tokens < 600
+        last = deaf.read_until(b"deadline_passed")
+        assert last.count(b"data: ") > 1
+        deaf.close()
+        server.assert_empty()
+
+
+@slow
+def test_the_server_ends_within_its_grace_period_whether_or_not_its_clients_read():
+    grace = 3
+    with launch("--grace", str(grace), "--client-timeout", "600") as server:
+        large = LONG | {"max_tokens": 450, "logprobs": 20}  # larger than the system's buffers
+        connections = [
+            RawConnection.posting(server, large | {"stream": stream}, receive_buffer=4096) for stream in (False, True)
+        ]
+        connections += [RawConnection(server, data) for data in (HEAD, HEAD + b"Content-Length: 99\r\n\r\n")]
+        wait_until(lambda: "engine_generated_tokens_total 1800" in httpx.get(server.url + "/metrics").text)
+        server.process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        server.process.wait(PATIENCE)
+        assert time.monotonic() - began < grace + 3, "and the time that Python takes to end"
+
+
+# --- a limit of connections -----------------------------------------------------------------------------------------
+
+
+def test_at_the_limit_the_connection_that_was_awaited_for_longest_makes_room():
+    with serving(limits=ConnectionLimits(max_connections=4)) as server:
+        connections = []
+        for number in range(12):
+            connections.append(RawConnection(server, HEAD))
+            wait_until(lambda number=number: num_connections(server) >= min(number + 1, 4))
+        assert httpx.get(server.url + "/health").json() == {"status": "ok"}
+        assert text_of_response(post(server, **body(OWL, 3)).json()) == expected(OWL, 3).text
+        for connection in connections[:8]:
+            error = error_of(response_of(connection), 503)
+            assert error["code"] == "too_many_connections" and "4 connections" in error["message"]
+        wait_until(lambda: num_connections(server) <= 4)
+        server.assert_empty()
+
+
+def test_when_the_server_works_for_every_connection_a_new_one_is_503_and_none_is_lost():
+    with gated(limits=ConnectionLimits(max_connections=2)) as (server, gate):
+        working = [RawConnection.posting(server, body(prompt, 3)) for prompt in (OWL, FOX)]
+        wait_until(lambda: server.num_in_flight() == 2)
+        response = httpx.get(server.url + "/health")
+        assert response.headers["retry-after"] == "1" and response.headers["connection"] == "close"
+        assert error_of((response.status_code, response.json()), 503)["code"] == "too_many_connections"
+        gate.open()
+        for connection, prompt in zip(working, (OWL, FOX), strict=True):
+            assert json.dumps(expected(prompt, 3).text).encode() in connection.read_until(b"}}")
+        assert httpx.get(server.url + "/health").status_code == 200
+
+
+def test_a_client_that_has_only_paused_keeps_its_place_and_one_that_has_stalled_does_not():
+    with serving(limits=ConnectionLimits(max_connections=1, send_buffer=4096)) as server:
+        deaf = RawConnection.posting(server, LONG, receive_buffer=4096)
+        wait_until(lambda: num_connections(server) == 1)
+        (connection,) = server.evaluate(lambda: list(server.server.server_state.connections))
+        wait_until(lambda: isinstance(connection.awaited, int))
+        server.evaluate(lambda: setattr(connection, "since", server.loop.time()))
+        assert httpx.get(server.url + "/health").status_code == 503
+        server.evaluate(lambda: setattr(connection, "since", server.loop.time() - 1))
+        assert httpx.get(server.url + "/health").status_code == 200
+        deaf.close()
+        server.assert_empty()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of descriptors")
+@pytest.mark.parametrize(("descriptors", "connections"), [(128, 42), (256, 128), (1024, 512), (20, 1)])
+def test_there_are_no_more_connections_than_descriptors_for_them(monkeypatch, descriptors, connections):
+    monkeypatch.setattr("resource.getrlimit", lambda _: (descriptors, descriptors))
+    limits = ConnectionLimits(client_timeout=3).within_descriptors()
+    assert limits == ConnectionLimits(connections, 3)
+    assert descriptors == 20 or limits.max_connections + limits.backlog + NUM_OTHER_DESCRIPTORS <= descriptors
+
+
+@slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of descriptors")
+def test_a_server_with_few_descriptors_responds_beside_many_times_as_many_slow_senders():
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))  # for the server, which inherits it
+    try:
+        launching = launch()
+        server = launching.__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    with contextlib.ExitStack() as cleanup:
+        cleanup.push(launching)
+        slow_senders = [RawConnection(server, HEAD) for _ in range(600)]
+        for _ in range(3):
+            assert httpx.get(server.url + "/health", timeout=PATIENCE).json() == {"status": "ok"}
+        assert text_of_response(post(server, **body(OWL, 3)).json()) == expected(OWL, 3).text
+        for connection in slow_senders:
+            connection.close()
+
+
+@pytest.mark.parametrize("wrong", [{"max_connections": 0}, {"client_timeout": 0}, {"client_timeout": float("inf")}])
+def test_limits_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+        ConnectionLimits(**wrong)

@@ -1,0 +1,117 @@
+"""How much text a token can hold: a lower bound on a text's tokens, which refuses long prompts before tokenization."""
+
+import pytest
+from conftest import byte_tokenizer, wrapped
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_detokenizer import TOKENIZERS, Slow, tokenizer_of
+from tokenizers import AddedToken, normalizers, pre_tokenizers
+
+from helpers import Engine, EngineConfig, SamplingParams
+from helpers.engine.token_length import TokenLength
+
+LONG = (
+    st.text(max_size=30)
+    | st.text("aé \u0301e🦊", max_size=60)
+    | st.sampled_from(["  " * 40, "e\u0301" * 40, "the " * 9])
+)
+NORMALIZERS = {"none": None, "NFC": normalizers.NFC(), "shorter": normalizers.Replace("aa", "")}
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("kind", ["embedded", "bytes", "sentencepiece"])
+def test_no_text_has_fewer_tokens_than_the_bound(kind, normalizer):
+    tokenizer = TOKENIZERS[kind]()
+    if NORMALIZERS[normalizer] is not None:
+        tokenizer.backend_tokenizer.normalizer = NORMALIZERS[normalizer]
+    length = TokenLength(tokenizer)
+    assert length.max_characters == max(map(len, tokenizer.get_vocab()))
+
+    @settings(derandomize=True, deadline=None, max_examples=150)
+    @given(LONG.map(lambda text: text.encode(errors="ignore").decode()))
+    def check(text):
+        assert length.least_tokens(text) <= len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    check()
+
+
+def changed(change):
+    tokenizer = byte_tokenizer()
+    change(tokenizer.backend_tokenizer)
+    return wrapped(tokenizer.backend_tokenizer)
+
+
+def test_a_tokenizer_that_may_lose_characters_has_no_bound():
+    def removes_spaces(backend):
+        split = pre_tokenizers.Split(" ", "removed")
+        backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+    def strips_the_text(backend):
+        backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])
+
+    def takes_the_spaces_before_a_special_token(backend):
+        backend.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+
+    for change in (removes_spaces, strips_the_text, takes_the_spaces_before_a_special_token):
+        tokenizer, text = changed(change), " " * 500 + "<mask>"
+        assert TokenLength(tokenizer).least_tokens(text) == 0, change.__name__
+        assert len(tokenizer(text)["input_ids"]) < len(text) / 13
+    letters = tokenizer_of("letters")  # its unknown characters have no token
+    for unbounded in (letters, Slow(byte_tokenizer()), None):
+        assert TokenLength(unbounded).max_characters is None
+        assert TokenLength(unbounded).least_tokens("x" * 1000) == 0
+
+
+# --- what the engine refuses ------------------------------------------------------------------------------------------
+
+
+class CountingTokenizer:
+    """A tokenizer that counts the characters of the texts that it tokenizes."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.characters = tokenizer, 0
+
+    def __call__(self, text, **options):
+        self.characters += len(text)
+        return self._tokenizer(text, **options)
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+
+def counting_engine(embedded, **config):
+    engine = Engine(embedded[0], CountingTokenizer(embedded[1]), EngineConfig(**config))
+    engine.tokenizer.characters = 0
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("config", "length", "message"),
+    [
+        ({}, 10**6, "at least 76924 tokens.*the model's context is 512"),
+        ({"num_blocks": 3}, 4000, "at least 308 tokens.*this engine has 3 in all"),
+        ({"max_input_tokens": 300}, 4000, "at least 308 tokens.*this engine accepts 300"),
+    ],
+)
+def test_a_prompt_of_too_many_characters_is_refused_before_it_is_tokenized(embedded, config, length, message):
+    engine = counting_engine(embedded, **config)
+    with pytest.raises(ValueError, match=f"The prompt's {length} characters are {message}"):
+        engine.add_request("x" * length, SamplingParams(10))
+    with pytest.raises(ValueError, match="half of a surrogate pair"):
+        engine.add_request("x" * length + "\ud800", SamplingParams(10))
+    assert engine.tokenizer.characters == 0
+
+
+def test_a_list_of_too_many_token_ids_is_refused_before_its_items_are_checked(embedded):
+    with pytest.raises(ValueError, match="1001 prompt tokens"):
+        counting_engine(embedded).add_request(["not an id"] * 1001, SamplingParams(10))
+
+
+def test_the_longest_prompt_that_fits_is_accepted(embedded):
+    engine, longest_token = counting_engine(embedded), "<|endoftext|>"
+    assert len(engine.validator.validate(longest_token * 511, SamplingParams(1))[0]) == 511
+    assert engine.tokenizer.characters > 0
+    engine.tokenizer.characters = 0
+    with pytest.raises(ValueError, match="at least 512 tokens"):
+        engine.validator.validate(longest_token * 511 + "x", SamplingParams(1))
+    assert engine.tokenizer.characters == 0
