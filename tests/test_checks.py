@@ -12,6 +12,7 @@ import threading
 import time
 from itertools import combinations
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 
 import numpy as np
@@ -35,7 +36,9 @@ SEEDS = (0, 1)  # that of the students, and one of those for grades
 
 
 def named(answers):
-    return [pytest.param(*each, id=f"{each[0]}-{each[1].__name__}") for each in answers]
+    """Return (task, name, function) for each answer. The name of a wrong one is a piece of the message meant for it."""
+    every = [(task, *each) for task, functions in answers.items() for each in functions.items()]
+    return [pytest.param(*each, id="-".join(each[:2])) for each in every]
 
 
 def _with_cases(exercise, pairs):
@@ -90,27 +93,36 @@ def test_messages_of_different_misconceptions_differ():
         assert not [pair for pair in combinations(messages, 2) if pair[0].startswith(pair[1][:-1])]
 
 
-@pytest.mark.parametrize("task, function", named(RIGHT))
-def test_a_right_answer_passes_however_it_is_written(task, function, capsys):
+@pytest.mark.parametrize("task, name, function", named(RIGHT))
+def test_a_right_answer_passes_however_it_is_written(task, name, function, capsys):
     assert check(task, function) is True, capsys.readouterr().out
     assert capsys.readouterr().out.startswith(f"{task}: passed. ")
 
 
-@pytest.mark.parametrize("task, function, message", named(WRONG))
-def test_a_wrong_answer_gets_the_message_meant_for_it(task, function, message, capsys):
+@pytest.mark.parametrize("task, message, function", named(WRONG))
+def test_a_wrong_answer_gets_the_message_meant_for_it(task, message, function, capsys):
     assert check(task, function) is False
     out = capsys.readouterr().out
 
     assert out.startswith(f"{task}: ")
-    assert message in out
+    quoted = r"(in line \d+), `.*`:"  # a student's line; that of an answer here holds the piece of the message, too
+    assert message in re.sub(quoted, r"\1:", out)
     assert "Traceback" not in out and "cannot be compared" not in out
     assert len(out.splitlines()[0]) < 520, "one or two sentences and the case"
 
 
 def test_every_task_has_right_answers_in_two_styles_and_wrong_ones():
-    styles = [task for task, _ in RIGHT]
-    assert [task for task in TASKS if styles.count(task) < 1] == []
-    assert {task for task, *_ in WRONG} | {name for name, one in DECLARED.items() if one.misconceptions} == set(TASKS)
+    assert [task for task in TASKS if not RIGHT[task]] == []
+    assert set(WRONG) | {name for name, one in DECLARED.items() if one.misconceptions} == set(TASKS)
+
+
+def test_calling_the_course_s_own_solution_is_said_in_every_task():
+    pairs = [(one, name) for one in DECLARED.values() for name in one.questions(0)[0][0].forbidden]
+    assert len(pairs) > 20
+    for exercise, name in pairs:
+        own = resolve_name(name)
+        message = verdict_on(exercise, lambda *arguments, own=own: own(*arguments)).message
+        assert message.startswith(f"calls the course's own `{name.partition(':')[2].removesuffix('.fget')}`.")
 
 
 def test_no_message_gives_the_solution_away():
@@ -146,7 +158,8 @@ def test_an_exception_in_a_notebook_cell_is_reported_with_its_line(capsys):
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell()
-    cell = "def stop(token_ids, eos_id, max_tokens):\n    wide = 1\n    return token_ids[17]\n\nresult = check('stop', stop)"
+    function = "def stop(token_ids, eos_id, max_tokens):\n    wide = 1\n    return token_ids[17]"
+    cell = f"{function}\n\nresult = check('stop', stop)"
     shell.user_ns["check"] = check
     assert shell.run_cell(cell).success
     assert shell.user_ns["result"] is False
@@ -179,7 +192,8 @@ def test_what_is_no_function_is_said_kindly(capsys):
     assert check("stop", ([[1]], 0)) is False
     assert "is given a tuple, not a function" in capsys.readouterr().out
     assert check("stop", lambda rows: rows) is False
-    assert "is called as stop(token_ids, eos_id, max_tokens), and your function does not take that" in capsys.readouterr().out
+    called = "is called as stop(token_ids, eos_id, max_tokens), but your function does not accept that"
+    assert called in capsys.readouterr().out
 
 
 def test_an_unknown_task_is_an_error_that_lists_those_there_are():
@@ -283,18 +297,18 @@ def test_rounding_and_kinds_of_numbers_make_no_difference(got, right):
 @pytest.mark.parametrize(
     "got, right, message",
     [
-        (3.0, 3, "the result should be an int, and is the float 3.0"),
-        (True, 1, "the result should be an int, and is a bool"),
-        (None, 1.5, "the result should be a number, and is None (is a `return` missing?)"),
-        (3.2001, 3.2, "the result should be 3.2, and is 3.2001"),
-        (1000000.5, 1000123.0, "the result should be 1.00012e+06, and is 1e+06"),
-        ([1, 2], [1, 3], "the result should be [1, 3], and is [1, 2]"),
-        ([5, torch.tensor(6)], [5, 6], "the result, place 1 should be an int, and is a tensor of int64 with shape []"),
-        ((1, 2), [1, 2], "the result should be a list, and is a tuple"),
+        (3.0, 3, "the result should be an int, but is the float 3.0"),
+        (True, 1, "the result should be an int, but is a bool"),
+        (None, 1.5, "the result should be a number, but is None (is a `return` missing?)"),
+        (3.2001, 3.2, "the result should be 3.2, but is 3.2001"),
+        (1000000.5, 1000123.0, "the result should be 1.00012e+06, but is 1e+06"),
+        ([1, 2], [1, 3], "the result should be [1, 3], but is [1, 2]"),
+        ([5, torch.tensor(6)], [5, 6], "the result, place 1 should be an int, but is a tensor of int64 with shape []"),
+        ((1, 2), [1, 2], "the result should be a list, but is a tuple"),
         ({}, {"a": 1}, "the result has no 'a'"),
-        (torch.zeros(2), torch.zeros(3), "the result has shape [2], and should have [3]"),
+        (torch.zeros(2), torch.zeros(3), "the result has shape [2], but should have [3]"),
         (torch.tensor([[0, 1]]), torch.tensor([[0, 2]]), "the result, row 0, column 1: expected 2, got 1"),
-        (torch.tensor([1.0]), torch.tensor([1]), "the result holds float32, and should hold int64"),
+        (torch.tensor([1.0]), torch.tensor([1]), "the result holds float32, but should hold int64"),
     ],
 )
 def test_the_first_difference_is_said_in_words(got, right, message):

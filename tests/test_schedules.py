@@ -72,7 +72,7 @@ def test_a_student_s_plan_need_not_consider_cached_prefixes():
 
 def test_an_empty_plan_does_not_run_the_engine_for_ever():
     engine = Engine(config=EngineConfig(scheduler_cls=planned_by(lambda *arguments: [])))
-    with pytest.raises(ValueError, match="The plan is empty although 2 requests are there"):
+    with pytest.raises(ValueError, match="The plan is empty although 2 requests wait or run"):
         engine.generate(["Look", "Many hands"], SamplingParams(max_tokens=2))
 
 
@@ -170,7 +170,7 @@ def test_a_schedule_sees_what_waits_and_what_runs():
 def test_an_invalid_schedule_is_told_so_and_not_scored(capsys):
     assert score_schedule(lambda waiting, running, free_rows: []) == {}
     assert capsys.readouterr().out == (
-        "schedule: lets no request join although none is running: the server would stall for ever (given: 32 waiting, "
+        "schedule: lets no request join although none is running: the server would wait forever (given: 32 waiting, "
         "0 running, 8 free rows).\n"
     )
     assert score_schedule(lambda waiting: waiting) == {}

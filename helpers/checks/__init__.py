@@ -1,11 +1,11 @@
-"""Instant feedback for the exercises: `check("left_pad", my_left_pad)` says pass, or what is wrong with the idea.
+"""Instant feedback for the exercises: `check("left_pad", my_left_pad)` passes, or says what is wrong with the idea.
 
-The claim: a right answer passes however it is written, a wrong one is told which idea it misses, and no message
-gives the answer away.
+The claim: a right answer passes however it is written, the message for a wrong one names the idea that it misses, and
+no message gives the answer away.
 
 `exercises` declares each task: a reference, cases and misconceptions. `examining` compares a student's function with
-them, which `calling` calls safely and `comparing` compares by value. Where a plain call is not enough, the other files
-observe a function: under the model, in the engine, on a stream, as a queue.
+them: `calling` calls it safely, and `comparing` compares its results by value. Where a plain call is not enough, the
+other files observe the function: with the model, in the engine, on a stream, as a queue.
 """
 
 from collections.abc import Callable
@@ -38,14 +38,13 @@ def check(task: str, attempt: Callable, show: bool = True) -> bool:
     Args:
         task: the exercise's name.
         attempt: the student's function.
-        show: also draw what was expected beside what came, where there is a mask or a cache to be seen: a picture
-            in a notebook, text elsewhere.
+        show: also draw the expected mask or cache beside the actual one: a picture in a notebook, text elsewhere.
 
     Returns:
-        Whether the function does what the exercise asks. Nothing that it does raises here.
+        Whether the function does what the exercise asks. No exception of the function is passed on.
 
     Raises:
-        ValueError: there is no such task.
+        ValueError: the task does not exist.
     """
     from .exercises import EXERCISES  # here, because a grader's sandbox has this package without the exercises
 

@@ -1,4 +1,4 @@
-"""The books of a paged KV cache: free blocks and block tables. Observe a function that changes them, and audit them."""
+"""The books of a paged KV cache, free blocks and block tables: observe a function that changes them, and audit them."""
 
 from collections.abc import Callable
 from numbers import Integral
@@ -14,21 +14,21 @@ def books_after(function: Callable, free: list[int], tables: Tables, request: st
 
 
 def audit(free: list[int], tables: Tables, request: str, free_now: list, tables_now: dict) -> str | None:
-    """Return what is wrong with books after a request was given blocks or has left; None if nothing is.
+    """Return what is wrong with the books after a request got blocks or left; None if nothing is.
 
-    Each block is free or in the tables, and other requests' tables do not change.
+    Each block must be free or in a table, and other requests' tables must not change.
     """
     for name in {**tables, **tables_now}:
         if name != request and tables_now.get(name) != tables.get(name):
-            return f"changes the table of {name!r}, and this was about {request!r}"
+            return f"changes the table of {name!r}, but this was about {request!r}"
     own = tables_now.get(request, [])
     used = [block for table in tables_now.values() for block in table]
     known = {*free, *(block for table in tables.values() for block in table)}
     for block in [*used, *free_now]:
         if not isinstance(block, Integral):
-            return f"has {block!r} in the place of a block's number"
+            return f"has {block!r} where a block's number should be"
         if block not in known:
-            return f"has a block {block}, which was neither free nor in a table"
+            return f"has block {block}, which was neither free nor in a table"
         if free_now.count(block) > 1:
             return f"has block {block} in `free` twice: two requests would get it"
         if block in own and own.count(block) > 1:

@@ -1,4 +1,4 @@
-"""Names of blocks, for prefix caching. A name can be any key of a dict, so that only sharing a name can be compared."""
+"""Names of blocks, for prefix caching. A name can be any key of a dict, so only its sharing is compared."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -12,8 +12,8 @@ from .comparing import kind
 def numbered_names(function: Callable, texts: Seq[list[int]], block_size: int, salts: Seq[str]) -> dict:
     """Name the blocks of several texts twice; return, for each text, its names as numbers.
 
-    Blocks have the same number if they have the same name. What is no list, or no key of a dict, is given in words.
-    Texts with the first salt are also numbered alone.
+    Blocks have the same number if they have the same name. A value that is not a list, or cannot be a key, is described
+    in words. Texts with the first salt are also numbered alone.
     """
     pairs = list(zip(texts, salts, strict=True))
     named = [_usable(function(text, block_size, salt)) for text, salt in pairs]
@@ -26,7 +26,7 @@ def numbered_names(function: Callable, texts: Seq[list[int]], block_size: int, s
 
 
 class _Words(str):
-    """What a value is that is no list or no name, in words."""
+    """A description of a value that is not a list or not a name."""
 
 
 def _usable(names) -> list | _Words:
@@ -36,7 +36,7 @@ def _usable(names) -> list | _Words:
 
 
 def _is_key(name) -> bool:
-    """Return whether a name can be the key of a dict and be found again."""
+    """Return whether a name can be the key of a dict, and be found again."""
     try:
         return not isinstance(name, Tensor | None) and {name: True}.get(name, False)
     except Exception:
@@ -57,16 +57,18 @@ def wrong_names(texts: Seq[list[int]], block_size: int, salts: Seq[str], named: 
     blocks = []
     for text, salt, names, own in zip(texts, salts, named, right, strict=True):
         if isinstance(names, str):
-            return f"should return a list of names, and returned {names}"
+            return f"should return a list of names, but returned {names}"
         if words := [name for name in names if isinstance(name, str)]:
-            return f"has {words[0]} for a name, which cannot be the key of a dict"
+            return f"returns {words[0]} as a name, which cannot be the key of a dict"
         if len(names) != len(own):
-            return f"names {len(names)} blocks of {text}, and {len(own)} of its blocks of {block_size} are full"
+            return f"names {len(names)} blocks of {text}, of which {len(own)} blocks of {block_size} are full"
         where = [f"block {place} of {text} with salt {salt!r}" for place in range(len(own))]
         blocks += zip(names, own, where, strict=True)
     for (name, own, where), (other_name, other_own, other_where) in combinations(blocks, 2):
         if name == other_name and own != other_own:
-            return f"gives the same name to {where} and {other_where}, and up to their ends something differs"
+            return f"gives the same name to {where} and {other_where}, although something up to their ends differs"
         if name != other_name and own == other_own:
-            return f"gives different names to {where} and {other_where}, and up to their ends all is the same"
+            return (
+                f"gives different names to {where} and {other_where}, although everything up to their ends is the same"
+            )
     return None

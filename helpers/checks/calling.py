@@ -1,6 +1,6 @@
-"""Put a question to a student's function so that nothing it does can escape: no traceback, no endless loop.
+"""Put a question to a student's function and contain whatever it does: exceptions, endless loops.
 
-A question is data, and so is its outcome. A grader can therefore ask in another process, where a submission runs, and
+A question is data, and so is its outcome. A grader can therefore ask in the process that runs a submission, and
 compare in its own.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from .comparing import first_line, kind
 
-SECONDS = 10  # by the clock, for one question; the longest needs less than one
+SECONDS = 10  # of wall-clock time per question; the slowest takes less than one
 
 
 def call(function: Callable, *arguments):
@@ -33,10 +33,10 @@ class Question:
 
     Attributes:
         signature: how the exercise calls the function, such as "left_pad(rows, pad_id)".
-        arguments: what it is called with. The function is given copies.
+        arguments: what it is called with. The function receives copies.
         given: the case in words, for a message.
         observe: takes the function and the arguments, and returns what is compared. It is defined in a module that a
-            grader's sandbox contains, so not beside a reference implementation.
+            grader's sandbox contains, so not next to a reference implementation.
         forbidden: the course's own solutions, as "module:function". They raise an error while the function runs.
         binds: whether the arguments must fit the function's parameters.
     """
@@ -57,7 +57,7 @@ class Failure:
         error: the exception's type.
         said: the first line of its text.
         message: both in words, with the student's own line.
-        is_final: whether no comparison can explain it better: nothing is written yet, or the call did not end.
+        is_final: whether no comparison can explain it better: the function is not written yet, or the call did not end.
     """
 
     error: str
@@ -80,15 +80,15 @@ def answer(question: Question, function: Callable) -> Outcome:
     name = question.signature.partition("(")[0]
     if not callable(function):
         return _final(
-            f"is given {kind(function)}, not a function. Hand over the function itself, without calling it: "
+            f"is given {kind(function)}, not a function. Pass the function itself, without calling it: "
             f'check("{name}", my_{name}).'
         )
     if question.binds:
         try:
-            named = question.signature.count(", ") + 1  # those beyond are for the observer
+            named = question.signature.count(", ") + 1  # any others are for the observer
             inspect.signature(function).bind(*question.arguments[:named])
         except TypeError as error:
-            return _final(f"is called as {question.signature}, and your function does not take that: {error}.")
+            return _final(f"is called as {question.signature}, but your function does not accept that: {error}.")
         except ValueError:
             pass  # some built-in functions have no signature: call and see
     arguments = copy.deepcopy(question.arguments)
@@ -99,8 +99,8 @@ def answer(question: Question, function: Callable) -> Outcome:
         given = f" (given: {question.given})" if question.given else ""
         return _final(f"did not finish within {SECONDS} seconds: does your loop end?{given}")
     except _ForbiddenError as error:
-        return _final(f"calls the course's own `{error}`. Here you write it yourself.")
-    except (Exception, SystemExit) as error:  # KeyboardInterrupt stays: it is the student's own wish
+        return _final(f"calls the course's own `{error}`. In this exercise, you write it yourself.")
+    except (Exception, SystemExit) as error:  # not KeyboardInterrupt: the student asked for that
         return Outcome(None, arguments, _explain(error))
     return Outcome(result, arguments)
 
@@ -113,12 +113,12 @@ def _final(message: str) -> Outcome:
 
 
 class TimeLimitError(BaseException):
-    """Raised inside the student's function; not an Exception, so that their `except Exception` cannot keep it."""
+    """Raised inside the student's function; not an Exception, so that `except Exception` cannot catch it."""
 
 
 @contextlib.contextmanager
 def _time_limit(seconds: float):
-    """Interrupt the block after so many seconds where the platform can: Unix, and not in a second thread."""
+    """Interrupt the block after so many seconds where that is possible: on Unix, in the main thread."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -129,7 +129,7 @@ def _time_limit(seconds: float):
             raise TimeLimitError
 
     previous = signal.signal(signal.SIGALRM, interrupt)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds, 0.25)  # again and again: a bare `except:` may swallow it
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds, 0.25)  # repeatedly, because a bare `except:` may swallow it
     try:
         yield
     finally:
@@ -144,7 +144,7 @@ class _ForbiddenError(BaseException):
 
 @contextlib.contextmanager
 def _without(names: tuple[str, ...]):
-    """Let functions of the course raise an error within the block, under whatever name a student imported them."""
+    """Make functions of the course raise an error within the block, under whatever name a student imported them."""
     swapped = []
     try:
         for name in names:
@@ -155,7 +155,7 @@ def _without(names: tuple[str, ...]):
 
             shown = path.removesuffix(".fget")  # of a property
 
-            # The code will run among the globals of the course's module, so it brings all that it names.
+            # The code runs with the globals of the course's module, so all that it needs is a default argument.
             def refuse(*args, _name=shown, _error=_ForbiddenError, **kwargs):
                 raise _error(_name)
 
@@ -176,13 +176,13 @@ _INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"), "<
 
 
 def _explain(error: BaseException) -> Failure:
-    """Return a failure that quotes the student's line: that is where they will look, not in a traceback."""
+    """Return a failure that quotes the student's line, which says more to a student than a traceback."""
     # walk_tb instead of extract_tb: it needs no source files.
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [(file, line) for file, line in frames if not any(part in file for part in _INSTALLED)]
     name, said = type(error).__name__, first_line(str(error))
     if isinstance(error, NotImplementedError) and own and frames[-1] == own[-1]:
-        message = "is not written yet. Replace `raise NotImplementedError` by your code, and run the cell again."
+        message = "is not written yet. Replace `raise NotImplementedError` with your code, and run the cell again."
         return Failure(name, said, message, is_final=True)
     where = ""
     if own:

@@ -1,7 +1,7 @@
-"""Compare what a function returned with what the reference returns, and say the first difference in words.
+"""Compare what a function returned with what the reference returns, and describe the first difference.
 
-Numbers are equal but for float32's rounding, and numpy's numbers count as Python's. Numbers that differ are never
-printed alike.
+Numbers may differ by float32's rounding, and numpy's numbers count as Python's. Numbers that differ are never printed
+alike.
 """
 
 import dataclasses
@@ -15,12 +15,12 @@ from transformers import Cache
 
 from ..engine import Sequence as EngineSequence
 
-RELATIVE, ABSOLUTE = 1e-5, 1e-7  # float32 has 24 bits, and a few roundings add up
+RELATIVE, ABSOLUTE = 1e-5, 1e-7  # float32 has 24 bits of precision, and a few rounding errors add up
 
 
 @dataclass(frozen=True)
 class Grids:
-    """Expected beside actual, rows of cells; cells that hold one of `pads` are padding."""
+    """The expected and the actual rows of cells; cells that hold one of `pads` are padding."""
 
     expected: Sequence[Sequence]
     actual: Sequence[Sequence]
@@ -38,7 +38,7 @@ class Grids:
         columns = max((len(row) for row in [*self.expected, *self.actual]), default=0)
         cells = [[], []]
         for y in range(max(len(self.expected), len(self.actual))):
-            # Rows are lined up at their right edges, as a batch is.
+            # Rows are aligned at their right edges, as in a batch.
             one, other = (
                 [None] * (columns - len(row)) + ["." if cell in self.pads else str(cell) for cell in row]
                 for row in (_row(self.expected, y), _row(self.actual, y))
@@ -63,10 +63,10 @@ class Difference:
 
     Attributes:
         path: the keys that lead to it, such as ("attention_mask",).
-        message: in words, a sentence without its full stop.
+        message: a sentence without its full stop.
         grids: what to draw beside it.
         what: the part that differs, in words.
-        is_of_kind: whether the whole result is of the wrong kind: no list, no tensor, a tensor of another shape.
+        is_of_kind: whether the whole result is of the wrong kind: not a list, not a tensor, a tensor of another shape.
     """
 
     path: tuple
@@ -120,44 +120,44 @@ class _Comparison:
             fields = [field.name for field in dataclasses.fields(right)]
             pairs = (self.compare(getattr(got, f), getattr(right, f), f"`{f}` of {what}", (*path, f)) for f in fields)
             return next(filter(None, pairs), None)
-        return None  # a model, a generator of random numbers: not looked into
+        return None  # a model or a generator of random numbers: not compared
 
     def _differs(self, got, right, what: str, path: tuple, grids: Grids | None = None) -> Difference:
         if type(got) is type(right) or isinstance(got, str | int | float | list | tuple | None):
             shown = "None (is a `return` missing?)" if got is None and what == "the result" else _short(got)
         else:
             shown = kind(got)
-        return Difference(path, f"{what} should be {_short(right)}, and is {shown}", grids, what)
+        return Difference(path, f"{what} should be {_short(right)}, but is {shown}", grids, what)
 
     # --- numbers and tensors ------------------------------------------------------------------------------------
 
     def _numbers(self, got, right, what: str, path: tuple) -> Difference | None:
         if isinstance(got, torch.Tensor) and got.numel() == 1 and got.dtype != torch.bool and not path:
-            got = got.item()  # inside of a list, a tensor is no number: JSON and the next verb refuse it
+            got = got.item()  # inside a list, a tensor is not a number: JSON and the next verb refuse it
         if not _is_number(got):
             wanted = "an int" if isinstance(right, Integral) else "a number"
-            return Difference(path, f"{what} should be {wanted}, and is {kind(got)}", what=what)
+            return Difference(path, f"{what} should be {wanted}, but is {kind(got)}", what=what)
         if not _close(float(got), float(right)):
             one, other = _apart(right, got)
-            return Difference(path, f"{what} should be {one}, and is {other}", what=what)
+            return Difference(path, f"{what} should be {one}, but is {other}", what=what)
         if self.strict and isinstance(right, Integral) and not isinstance(got, Integral):
-            return Difference(path, f"{what} should be an int, and is the float {got!r}", what=what)
+            return Difference(path, f"{what} should be an int, but is the float {got!r}", what=what)
         return None
 
     def _tensors(self, got, right: torch.Tensor, what: str, path: tuple) -> Difference | None:
         if not isinstance(got, torch.Tensor):
-            return Difference(path, f"{what} should be a tensor, and is {kind(got)}", what=what)
+            return Difference(path, f"{what} should be a tensor, but is {kind(got)}", what=what)
         if got.shape != right.shape:
-            shapes = f"{what} has shape {list(got.shape)}, and should have {list(right.shape)}"
+            shapes = f"{what} has shape {list(got.shape)}, but should have {list(right.shape)}"
             return Difference(path, shapes, _grids(got, right, what), what)
         if got.device.type != right.device.type:
-            message = f"{what} is on the device {got.device.type!r}, and should be on {right.device.type!r}"
+            message = f"{what} is on the device {got.device.type!r}, but should be on {right.device.type!r}"
             return Difference(path, f"{message}: a forward pass cannot mix devices", what=what)
         one, other = got.detach().cpu(), right.detach().cpu()
         if right.dtype.is_floating_point or got.dtype.is_floating_point:
             one, other = one.double(), other.double()
             largest = other.nan_to_num(posinf=0, neginf=0).abs().max().item() if other.numel() else 0.0
-            # Small numbers may be differences of large ones, whose rounding they keep.
+            # Small numbers may be differences of large ones, and have their rounding errors.
             same = torch.isclose(one, other, rtol=RELATIVE, atol=max(ABSOLUTE, RELATIVE * largest))
         else:
             same = one == other
@@ -170,17 +170,17 @@ class _Comparison:
             message = f"{what}{where and f', {where}'}: expected {expected}, got {came}"
             return Difference(path, message, _grids(got, right, what), what)
         if self.strict and got.dtype != right.dtype:
-            kinds = f"{what} holds {name_of(got.dtype)}, and should hold {name_of(right.dtype)}"
-            why = "ids, positions and masks are whole numbers" if right.dtype == torch.int64 else "dtypes must agree"
-            return Difference(path, f"{kinds}: {why}, and tensors of different types do not merge", what=what)
+            kinds = f"{what} holds {name_of(got.dtype)}, but should hold {name_of(right.dtype)}"
+            why = "ids, positions and masks are integers" if right.dtype == torch.int64 else "dtypes must agree"
+            return Difference(path, f"{kinds}: {why}, and tensors of different dtypes cannot be merged", what=what)
         return None
 
     def _caches(self, got, right: Cache, what: str, path: tuple) -> Difference | None:
         if not hasattr(got, "layers"):
-            message = f"{what} should stay a transformers cache, which the model takes; it is {kind(got)}"
+            message = f"{what} should be a transformers cache, as the model expects, but is {kind(got)}"
             return Difference(path, message, what=what)
         if len(got.layers) != len(right.layers):
-            message = f"{what} has {len(got.layers)} layers, and should have {len(right.layers)}"
+            message = f"{what} has {len(got.layers)} layers, but should have {len(right.layers)}"
             return Difference(path, message, what=what)
         for number, (one, other) in enumerate(zip(got.layers, right.layers, strict=True)):
             for part in ("keys", "values"):
@@ -196,12 +196,12 @@ class _Comparison:
         pair = isinstance(right, tuple) and len(right) > 1
         if pair and not path and isinstance(got, list | tuple) and len(got) != len(right):
             parts = f", {' and '.join(self.names)}" if self.names else ""
-            return Difference(path, f"{what} should be {len(right)} things{parts}, and is {_short(got)}", what=what)
+            return Difference(path, f"{what} should be {len(right)} values{parts}, but is {_short(got)}", what=what)
         is_tuple = type(got) is tuple and isinstance(right, list)
         if not isinstance(got, list | tuple | deque) or (self.strict and is_tuple):
             parts = f": {' and '.join(self.names)}" if pair and not path and self.names else ""
-            wanted = f"{len(right)} things{parts}" if pair else "a list"
-            return Difference(path, f"{what} should be {wanted}, and is {kind(got)}", what=what)
+            wanted = f"{len(right)} values{parts}" if pair else "a list"
+            return Difference(path, f"{what} should be {wanted}, but is {kind(got)}", what=what)
         if len(got) == len(right):
             for place, (one, other) in enumerate(zip(got, right, strict=True)):
                 named = self.names[place] if isinstance(right, tuple) and not path and self.names else ""
@@ -213,11 +213,11 @@ class _Comparison:
             return None
         if _is_plain(got) and _is_plain(right) and max(len(got), len(right)) <= 24:
             return self._differs(got, right, what, path)
-        return Difference(path, f"{what} has {len(got)} entries, and should have {len(right)}", what=what)
+        return Difference(path, f"{what} has {len(got)} entries, but should have {len(right)}", what=what)
 
     def _mappings(self, got, right: Mapping, what: str, path: tuple) -> Difference | None:
         if not isinstance(got, Mapping):
-            return Difference(path, f"{what} should be a dict, and is {kind(got)}", what=what)
+            return Difference(path, f"{what} should be a dict, but is {kind(got)}", what=what)
         if missing := [key for key in right if key not in got]:
             return Difference((*path, missing[0]), f"{what} has no {missing[0]!r}", what=what)
         if extra := [key for key in got if key not in right]:
@@ -228,9 +228,9 @@ class _Comparison:
 
     def _sequences(self, got, right: EngineSequence, what: str, path: tuple) -> Difference | None:
         if not isinstance(got, EngineSequence):
-            return Difference(path, f"{what} should be a sequence, and is {kind(got)}", what=what)
+            return Difference(path, f"{what} should be a sequence, but is {kind(got)}", what=what)
         if got.request_id != right.request_id:
-            message = f"{what} should be the sequence {right.request_id}, and is {got.request_id}"
+            message = f"{what} should be the sequence {right.request_id}, but is {got.request_id}"
             return Difference(path, message, what=what)
         if vars(got) == vars(right):
             return None
@@ -250,7 +250,7 @@ def _is_of_another_kind(got, right) -> bool:
 
 
 def _is_number(value) -> bool:
-    """Return whether a value is a real number; True and False are none."""
+    """Return whether a value is a real number; True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -270,7 +270,7 @@ def _apart(one, other) -> tuple[str, str]:
 
 
 def _is_plain(value) -> bool:
-    """Return whether all of these can be printed in a line; a dict counts if its own values can."""
+    """Return whether all values can be printed on one line; a dict counts if its own values can."""
     plain = str | int | float | list | tuple
     values = (part for one in value for part in (one.values() if isinstance(one, dict) else [one]))
     return len(repr(value)) <= 160 and all(part is None or isinstance(part, plain) for part in values)
@@ -281,7 +281,7 @@ def _same_values(one, other) -> bool:
 
 
 def _grids(got, right, what: str) -> Grids | None:
-    """Return both as grids where they have rows and columns, small enough to be drawn."""
+    """Return both as grids if they have rows and columns and are small enough to be drawn."""
     title = what.strip("`")
     if isinstance(right, torch.Tensor):
         if isinstance(got, torch.Tensor) and got.dim() == right.dim() == 4 and 0 not in (*got.shape, *right.shape):
@@ -324,7 +324,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def in_notebook() -> bool:
-    """Return whether pictures can be shown: in a Jupyter kernel, not in a terminal."""
+    """Return whether pictures can be shown: in a Jupyter kernel, but not in a terminal."""
     try:
         from IPython import get_ipython
     except ImportError:

@@ -1,8 +1,8 @@
 """Examine a function: ask all questions, compare with the reference, and find the message that explains the results.
 
-A message is chosen in this order: what ends every comparison (nothing is written, a loop that does not end), a
-misconception that explains all results, an exception, a changed argument, a result of the wrong kind, an invariant that
-is broken, a misconception that explains the part in which the first difference is, the first difference.
+The first of these that applies is reported: a function that is not written yet or does not end, a misconception that
+explains all results, an exception, a changed argument, a result of the wrong kind, a broken invariant, a misconception
+that explains the part with the first difference, the first difference.
 """
 
 import re
@@ -16,7 +16,7 @@ from .exercise import Exercise, JudgedExercise, Wrong
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a function passed; if not, the message, and what to draw beside it."""
+    """Whether a function passed, the message, and what to draw beside it."""
 
     passed: bool
     message: str
@@ -44,7 +44,7 @@ def examine(exercise: Exercise | JudgedExercise, ask: Callable[[Question], Outco
     try:
         trials = [_Trial(exercise, *each) for each in asked]
         return _explain(exercise, trials, [trial for trial in trials if trial.first]) or Verdict(True, idea)
-    except Exception as error:  # a result whose own methods fail
+    except Exception as error:  # raised by methods of the result
         what = f"{type(error).__name__}: {first_line(str(error))}"
         return Verdict(False, f"returns something that cannot be compared ({what}).")
 
@@ -99,13 +99,13 @@ class _Trial:
 
     @property
     def part_of_first(self) -> tuple:
-        """The path of the part that has the first difference: a dict's key, a tuple's place; in a tuple's dict both."""
+        """The path of the part with the first difference: a dict's key, a tuple's place, for a tuple's dict both."""
         path = self.first.path
         both = isinstance(self.right.result, tuple) and len(path) > 2 and isinstance(path[2], str)
         return path[: 3 if both else 2]
 
     def is_explained_by(self, function: Callable, path: tuple = ()) -> bool:
-        """Return whether another implementation does the same here; with a path, in that part of the result."""
+        """Return whether another implementation does the same here; with a path, only in that part of the result."""
         other = self.exercise.outcome_of(function, self.question)
         if not path:
             return self._difference(self.outcome, other, strict=False) is None
@@ -121,7 +121,7 @@ class _Trial:
             try:
                 message = rule(self.question.arguments, self.outcome, self.right)
             except Exception:
-                if self.first is None:  # else the result is so unlike the right one that the difference says more
+                if self.first is None:  # otherwise, the result is so different that the difference says more
                     raise
                 message = None
             if message:
@@ -131,7 +131,7 @@ class _Trial:
     def _relevant(self, outcome: Outcome):
         try:
             return self.exercise.ignore(outcome.result, self.question.arguments)
-        except Exception:  # the result is so unlike the right one that nothing can be blanked out of it
+        except Exception:  # the result is so different that nothing can be blanked out of it
             return outcome.result
 
     def _difference(self, outcome: Outcome, other: Outcome, strict: bool = True) -> Difference | None:
@@ -143,7 +143,7 @@ class _Trial:
         ):
             if strict and difference(after, before, strict=False) is None:
                 if changed := difference(argument, before, name=f"`{name}`"):
-                    what = f"changed its argument: {changed.what} is not what it was. {self.exercise.pure}"
+                    what = f"changed its argument: {changed.what} is no longer what it was. {self.exercise.pure}"
                     return Difference((name,), what, changed.grids)
             elif changed := difference(argument, after, name=f"`{name}`", strict=strict):
                 return Difference((name,), changed.message, changed.grids)

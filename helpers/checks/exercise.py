@@ -1,4 +1,4 @@
-"""An exercise, declared: a reference implementation, cases, and misconceptions, which are implementations, too.
+"""The declaration of an exercise: a reference implementation, cases, and misconceptions, also as implementations.
 
     double = Exercise("double(number)", "twice the number")
 
@@ -15,8 +15,8 @@
     def squared(number):
         return number * number
 
-The claim: a right answer passes however it is written. A wrong one is told its misconception if that explains all its
-results; otherwise it is shown the first difference.
+The claim: a right answer passes however it is written. A wrong answer gets the message of a misconception if
+that explains all its results; otherwise, the message describes the first difference.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ from random import Random
 
 from .calling import Outcome, Question, answer, call
 
-PURE = "Return something new and leave the arguments alone: otherwise a cell that is run twice gives two results."
+PURE = "Return a new object and leave the arguments unchanged: otherwise, a cell that runs twice gives two results."
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Exercise:
 
     Args:
         signature: how the function is called, such as "left_pad(rows, pad_id)".
-        idea: what a student has understood who passes, as the end of "passed. ...".
-        names: of the parts of a result that is a tuple.
+        idea: what a student who passes has understood; it follows "passed." in the message.
+        names: the names of the parts of a result that is a tuple.
         observe: see `Question`.
         forbidden: see `Question`; the course's own solutions.
         binds: see `Question`.
-        pure: the reason that a message gives if an argument was changed which the reference leaves alone.
+        pure: the reason in the message for an argument that was changed, although the reference does not change it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Exercise:
         self._observe, self._forbidden, self._binds = observe, tuple(forbidden), binds
         self._cases: Callable[[Random], Iterable[tuple[tuple, str]]]
         self.solution: Callable
-        # A student checks a function many times, and all misconceptions are compared with it.
+        # A student checks a function many times, and each time it is compared with all misconceptions.
         self.questions = lru_cache(4)(self._questions)
         self.outcome_of = lru_cache(512)(self._outcome_of)
 
@@ -87,7 +87,7 @@ class Exercise:
         return function
 
     def misconception(self, message: str, function: Callable | None = None) -> Callable:
-        """Take a wrong implementation. Beyond one line use this as a decorator. The first that explains all wins."""
+        """Take a wrong implementation, also as a decorator. The first that explains all results is reported."""
 
         def note(function: Callable) -> Callable:
             self.misconceptions.append(Misconception(message, function))
@@ -96,7 +96,7 @@ class Exercise:
         return note if function is None else note(function)
 
     def rule(self, function: Callable) -> Callable:
-        """Take an invariant for what cannot be compared by value.
+        """Take an invariant, for results that cannot be compared by value.
 
         It is called with (arguments, outcome, the reference's outcome) and returns what is wrong in words, or None.
         """
@@ -104,14 +104,14 @@ class Exercise:
         return function
 
     def ignoring(self, function: Callable) -> Callable:
-        """Take a function that blanks out of (result, arguments) what makes no difference, such as keys of pads."""
+        """Take a function of (result, arguments) that blanks out what makes no difference, such as the keys of pads."""
         self.ignore = function
         return function
 
     # --- questions ----------------------------------------------------------------------------------------------
 
     def _questions(self, seed: int = 0) -> list[tuple[Question, Outcome]]:
-        """Return the questions and the right outcomes. Those for a student have seed 0, those for a grade another one.
+        """Return the questions and the right outcomes. Students get seed 0, and grades use other seeds.
 
         Raises:
             RuntimeError: the reference fails.
@@ -131,7 +131,7 @@ class Exercise:
 
 
 class JudgedExercise:
-    """A task in which each question depends on the answers before, such as a schedule that drives an engine.
+    """A task in which each question depends on the previous answers, such as a schedule that drives an engine.
 
     Args:
         signature, idea: as in `Exercise`.
@@ -145,4 +145,4 @@ class JudgedExercise:
 
 
 class Wrong(Exception):
-    """A student's function is not right; the text is the message."""
+    """A student's function is wrong; the text is the message."""

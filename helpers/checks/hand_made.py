@@ -1,7 +1,7 @@
-"""Batches by hand, small enough to be drawn, and what of a batch makes a difference.
+"""Hand-made batches, small enough to be drawn, and the parts of a batch that make a difference.
 
 The key of row a's first token begins with 10 in layer 0 and with 110 in layer 1, its value with the negative of that:
-wherever a number of the cache ends up, one can see to which token it belongs.
+wherever a number of the cache ends up, it shows to which token it belongs.
 """
 
 import torch
@@ -46,16 +46,16 @@ def hand_made(*rows: tuple[str, int, int], layers: int = 2, heads: int = 2, dime
 
 
 def contents(batch: dict) -> dict:
-    """Return what the exercises ask of a batch, in the order in which it is compared; without further keys."""
+    """Return the keys that the exercises ask for, in the order in which they are compared, without further keys."""
     return {key: batch[key] for key in (*LISTS, *TENSORS, "past_key_values", "forward passes") if key in batch}
 
 
 def blank(tensor, hidden: torch.Tensor, limit: int | None = None):
-    """Return a tensor with 0 in hidden places, where any number is right that a model can look up.
+    """Return a tensor with 0 in hidden places, where any number that a model can look up is right.
 
     Args:
-        tensor: whatever a student returns; it is returned as it is if it has not the shape of `hidden`.
-        hidden: bool, one for each number, or broadcast to that.
+        tensor: whatever a student returns; without the shape of `hidden`, it is returned unchanged.
+        hidden: bool, one per number, or broadcast to that.
         limit: numbers from 0 up to this one can be looked up; others become -1. Without it, finite ones are fine, and
             others become infinite.
     """
@@ -69,7 +69,7 @@ def blank(tensor, hidden: torch.Tensor, limit: int | None = None):
 
 
 def blank_cache(cache, hidden: torch.Tensor):
-    """Return a cache with 0 in hidden columns, bool [rows, columns]; what is no cache is returned as it is."""
+    """Return a cache with 0 in hidden columns, bool [rows, columns]; what is not a cache is returned unchanged."""
     if not isinstance(cache, Cache) or any(layer.keys is None for layer in cache.layers):
         return cache
     blanked = kv_cache.new()

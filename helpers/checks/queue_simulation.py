@@ -1,4 +1,4 @@
-"""Run a student's bounded queue in front of rows that only let time pass, to show what a bound is good for."""
+"""Run a student's bounded queue in front of rows that only let time pass, to show the effect of the bound."""
 
 import heapq
 from collections.abc import Hashable, Sequence
@@ -15,7 +15,7 @@ def simulate_queue(
         tokens, step: a running request gets a token every `step` seconds, and leaves with the last one.
 
     Returns:
-        For each request, when it was sent and when each of its tokens came; a refused request has no tokens.
+        For each request, when it was sent and when each of its tokens was generated; a refused request has no tokens.
     """
     times: list[list[float]] = [[] for _ in arrivals]
     ends: list[tuple[float, Hashable]] = []

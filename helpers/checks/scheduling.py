@@ -1,4 +1,4 @@
-"""The codelab: a student's `schedule()` decides before every iteration which requests join, and is scored on the cost.
+"""The codelab: a student's `schedule()` decides before every iteration which requests join, and its cost is the score.
 
 The course's engine runs the requests on the embedded model, as lesson 3's loop would: prefills and decodes take turns,
 each a forward pass of its own. Latency is counted in forward passes, which are the same on every machine.
@@ -108,25 +108,25 @@ def run_schedule(schedule: Callable, requests: Seq[Request], arrivals: Seq[int],
     )
     params = [SamplingParams(request.max_tokens) for request in requests]
     engine.generate([request.prompt for request in requests], params, list(arrivals))
-    # Every step is one forward pass, or a pass's time without requests: a step's number is its time.
+    # Every step lasts one forward pass, also without requests: a step's number is its time.
     trace = Trace(rows)
     trace.passes = [replace(one, start=one.step, seconds=1) for one in engine.trace.passes]
     return trace
 
 
 def decide(schedule: Callable, waiting: list, running: list, free_rows: int) -> list[ServerRequest]:
-    """Return which requests join, as the schedule decides. It gets copies of the lists and may change them.
+    """Return which requests join, as the schedule decides. It receives copies of the lists, which it may change.
 
     Raises:
-        Wrong: it is no list of waiting requests, has more requests than rows are free, or is empty although none runs.
+        Wrong: it is not a list of waiting requests, has more requests than free rows, or is empty although none runs.
     """
     try:
         joining = schedule(list(waiting), list(running), free_rows)
         if not isinstance(joining, list | tuple):
-            raise Wrong(f"should return a list of waiting requests, empty if none joins, and returned {kind(joining)}")
+            raise Wrong(f"should return a list of waiting requests, empty if none joins, but returned {kind(joining)}")
         for place, request in enumerate(joining):
             if not isinstance(request, ServerRequest):
-                raise Wrong(f"should return waiting requests as they are, and returned {kind(request)}")
+                raise Wrong(f"should return waiting requests as they are, but returned {kind(request)}")
             if any(request.request_id == other.request_id for other in running):
                 raise Wrong(f"lets request {request.request_id} join, which is already running")
             if request not in waiting:
@@ -137,7 +137,7 @@ def decide(schedule: Callable, waiting: list, running: list, free_rows: int) -> 
             many = f"lets {len(joining)} requests join: every running request"
             raise Wrong(f"{many} holds a row, and there is memory for no more")
         if waiting and not running and not joining:
-            raise Wrong("lets no request join although none is running: the server would stall for ever")
+            raise Wrong("lets no request join although none is running: the server would wait forever")
     except Wrong as wrong:
         case = f"{len(waiting)} waiting, {len(running)} running, {free_rows} free rows"
         raise Wrong(f"{str(wrong).rstrip('.')} (given: {case}).") from None
@@ -196,13 +196,13 @@ def measure(trace: Trace, arrivals: Seq[int]) -> dict[str, float]:
 
 
 def floor(trace: Trace) -> int:
-    """Return the forward passes that any schedule needs: all rows always full, or the longest output by itself."""
+    """Return a bound on the forward passes of any schedule: all rows always full, or the longest output alone."""
     longest = max(map(len, trace.token_times.values()))
     return max(math.ceil(trace.output_tokens / trace.rows), longest)
 
 
 def score_schedule(schedule: Callable, show: bool = True) -> dict:
-    """Run a schedule on three workloads and print what it costs, beside two baselines and the floor.
+    """Run a schedule on three workloads and print its cost beside two baselines and the floor.
 
     Args:
         schedule: `schedule(waiting, running, free_rows)` returns the waiting requests that join now.
@@ -210,7 +210,7 @@ def score_schedule(schedule: Callable, show: bool = True) -> dict:
 
     Returns:
         For each workload a dict from policy ("static", "first come, first served", "yours") to what `measure` returns,
-        and under "floor" the least number of forward passes. Empty if the schedule fails; a message then says why.
+        and "floor" for the least number of forward passes. Empty if the schedule fails; a message then says why.
     """
     traces = {}
 

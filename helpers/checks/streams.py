@@ -1,6 +1,6 @@
-"""Streams as a network may cut them, and a client's function that reads one: what it yields, and when.
+"""Streams as a network may cut them, and what a client's function yields for each of them, and when.
 
-`read_stream` feeds the function the pieces of a stream, and notes how many it has asked for with each event.
+`read_stream` feeds the pieces of a stream to the function, and counts how many it has asked for at each event.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -20,22 +20,22 @@ STREAMS = [
     ("an event cut in two", [b'data: {"text": "to', b'gether"}\n\n', DONE]),
     ("[DONE] cut in two", [ONE, b"data: [DO", b"NE]\n\n"]),
     ("`data:` cut in two", [b"da", b'ta: {"n": 1}\n\nd', b'ata: {"n": 2}\n\n', DONE]),
-    ("an empty line cut off", [ONE[:-1], b"\n" + TWO, DONE]),
+    ("an empty line cut in two", [ONE[:-1], b"\n" + TWO, DONE]),
     ("a comment between events", [ONE, b": still here\n\n", TWO, DONE]),
     ("a comment in an event", [b": look\n" + ONE, DONE]),
-    ("lines in an event that are no data", [b'event: chunk\nid: 7\ndata: {"n": 1}\nretry: 9\n\nid: 8\n\n', DONE]),
-    ("no blank behind `data:`", [b'data:{"n": 1}\n\n', b"data:[DONE]\n\n"]),
+    ("lines of an event that are not data", [b'event: chunk\nid: 7\ndata: {"n": 1}\nretry: 9\n\nid: 8\n\n', DONE]),
+    ("no space after `data:`", [b'data:{"n": 1}\n\n', b"data:[DONE]\n\n"]),
     ("an event of two `data:` lines", [b'data: {"n":\ndata: 1}\n\n', DONE]),
     ("an event of two `data:` lines, cut between them", [b'data: {"n": [1,\n', b"data: 2]}\n\n", DONE]),
-    ("a text that says [DONE]", [b'data: {"text": "[DONE]"}\n\n', TWO, DONE]),
+    ("a text that contains [DONE]", [b'data: {"text": "[DONE]"}\n\n', TWO, DONE]),
     ("a text that is [DONE]", [ONE, b'data: "[DONE]"\n\n', TWO, DONE]),
-    ("a text that says `data:`", [b'data: {"text": "metadata: x"}\n\n', b'data: "data: y"\n\n', TWO, DONE]),
+    ("a text that contains `data:`", [b'data: {"text": "metadata: x"}\n\n', b'data: "data: y"\n\n', TWO, DONE]),
     ("a text with a line separator", ['data: {"text": "a\u2028b"}\n\n'.encode(), DONE]),
     (
-        "JSON that is no dict",
+        "JSON that is not a dict",
         [b"data: true\n\n", b'data: null\n\ndata: 0\n\ndata: ""\n\ndata: {}\n\n', b"data: false\n\n", DONE],
     ),
-    ("more behind [DONE]", [ONE + DONE + TWO, TWO]),
+    ("more after [DONE]", [ONE + DONE + TWO, TWO]),
     ("the connection breaks within an event", [ONE + b'data: {"n"']),
     ("the connection breaks before the empty line", [ONE, TWO[:-2]]),
     ("the bytes of a character in two pieces", [FOX[:17], FOX[17:22], FOX[22:], DONE]),
@@ -60,14 +60,14 @@ class Stream:
         return self._pieces[self.read - 1]
 
     def __getitem__(self, index):
-        raise TypeError("the pieces come one by one from the network: loop over them")
+        raise TypeError("the pieces arrive one by one from the network: loop over them")
 
     def __len__(self):
-        raise TypeError("the pieces come one by one from the network, and their number is not known")
+        raise TypeError("the pieces arrive one by one from the network, and their number is not known")
 
 
 def read_stream(function: Callable, pieces: list[bytes]) -> dict:
-    """Return the events that a function yields, and for each how many pieces it had asked for by then, and in all."""
+    """Return the events that a function yields, and how many pieces it had asked for by each event and in all."""
     stream = Stream(pieces)
     yielded = function(stream)
     if not isinstance(yielded, Iterable) or isinstance(yielded, Sized):

@@ -1,7 +1,7 @@
-"""Watch a model while a student's function calls it: what each forward pass was given to read.
+"""Watch a model while a student's function calls it, and record what each forward pass computes.
 
-Counting passes and tokens tells apart what the tokens cannot: a loop with and without a cache, a server that refills
-its rows and one that waits.
+The number of passes and tokens shows what the output cannot: whether a loop uses a cache, and whether a server refills
+its rows or waits.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ class Pass:
     """One forward pass.
 
     Attributes:
-        input_ids: the tokens read, a list for each row.
-        cached: columns that the cache held before.
-        attention_mask: as it was given, or all ones.
-        next_ids: the best token of each row's last column.
+        input_ids: the tokens computed, a list for each row.
+        cached: the number of columns in the cache before the pass.
+        attention_mask: as given, or all ones.
+        next_ids: the most likely token after each row's last column.
     """
 
     input_ids: list[list[int]]
@@ -40,15 +40,15 @@ class Pass:
 
     @property
     def tokens(self) -> int:
-        """Tokens read in each row."""
+        """Tokens computed in each row."""
         return len(self.input_ids[0])
 
 
 @contextlib.contextmanager
 def watched(model) -> Iterator[list[Pass]]:
-    """The list of the model's forward passes within the block, growing as they happen.
+    """Record the model's forward passes within the block in a list.
 
-    `forward` itself is replaced, so that a direct call of it counts, too; it keeps its signature, which callers read.
+    `forward` itself is replaced, so that direct calls count, too. It keeps its signature, which callers inspect.
     """
     passes: list[Pass] = []
     forward = model.forward
@@ -80,7 +80,7 @@ def watched(model) -> Iterator[list[Pass]]:
 
 @cache
 def other_model() -> GPT2LMHeadModel:
-    """Return a small model with random weights, another vocabulary and another EOS than the course's.
+    """Return a small model with random weights, and with another vocabulary and another EOS than the course's.
 
     Its EOS is a token that it often generates.
     """
@@ -96,7 +96,7 @@ def model_named(name: str):
 
 
 def loop_on_model(function: Callable, name: str, prompt_ids: torch.Tensor, max_tokens: int) -> dict:
-    """Run a loop on a model; return its tokens, and [cached columns, tokens read] of each forward pass."""
+    """Run a loop on a model; return its tokens, and [cached columns, tokens computed] of each forward pass."""
     model = model_named(name)
     with quiet(), watched(model) as passes:
         token_ids = function(model, prompt_ids.to(model.device), max_tokens)
@@ -105,7 +105,7 @@ def loop_on_model(function: Callable, name: str, prompt_ids: torch.Tensor, max_t
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' warning that an EOS, which is also the pad, is read without an attention mask."""
+    """Silence transformers' warning about an EOS that is also the pad and has no attention mask."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

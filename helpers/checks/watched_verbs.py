@@ -1,6 +1,6 @@
-"""Run a student's verbs and loop on a watched model: what it was given to compute becomes data.
+"""Run a student's verbs and loop on a watched model, and return what it computed as data.
 
-The tokens alone do not tell a server that refills its rows from one that waits. The forward passes do: this file says
+The output does not tell a server that refills its rows from one that waits. The forward passes do: this file says
 which requests took part in each.
 """
 
@@ -14,14 +14,13 @@ from ..models import load_model
 from .watch import Pass, model_named, other_model, quiet, watched
 
 OTHER_PAD = 7
-LETTERS = (
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,!?'"  # with EOS and the pad, as many as the model takes
-)
+# With EOS and the pad, these are as many tokens as the model's vocabulary has.
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,!?'"
 
 
 @cache
 def other_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer for `other_model`: a token per letter. Its pad is no EOS, and id 0 is a letter."""
+    """Return a tokenizer for `other_model`: one token per letter. Its pad is not its EOS, and id 0 is a letter."""
     tokens = list(LETTERS)
     tokens.insert(other_model().config.eos_token_id, "<eos>")
     tokens.insert(OTHER_PAD, "<pad>")
@@ -42,7 +41,7 @@ def tokenizer_named(name: str):
 
 
 def verb_on_model(function: Callable, argument, model_name: str, tokenizer_name: str):
-    """Run a verb; return its batch, and (rows, cached columns, tokens per row) of each forward pass beside it."""
+    """Run a verb; return its batch, with (rows, cached columns, tokens per row) of each forward pass."""
     model = model_named(model_name)
     with quiet(), watched(model) as passes:
         batch = function(argument, model, tokenizer_named(tokenizer_name))
@@ -61,11 +60,11 @@ def loop_in_words(function: Callable, requests: list[tuple[str, int]], max_batch
 
 
 def _participants(passes: Sequence[Pass], prompts: list[list[int]]) -> list[tuple[str, list]]:
-    """Return ("prefill" or "decode step", the numbers of its requests) for each pass; None is an unknown row.
+    """Return ("prefill" or "decode step", the numbers of its requests) for each pass; None stands for an unknown row.
 
-    A prefill shows its requests by their prompts. A decode step shows them by the tokens that the pass before yielded.
+    The requests of a prefill are known by their prompts, those of a decode step by the tokens of the previous pass.
     """
-    awaited: dict[int, tuple[int, int]] = {}  # of each request: the tokens of its row in the next pass, and the newest
+    awaited: dict[int, tuple[int, int]] = {}  # per request: tokens in its row in the next pass, and the newest one
     described = []
     for one in passes:
         numbers: list[int | None] = []

@@ -1,32 +1,28 @@
-"""Answers that students could hand in, one file a lesson: right ones in several styles, and wrong ones.
+"""Answers that students could hand in, one file a lesson: right ones in other styles, and wrong ones.
 
 The misconceptions that the exercises declare are not repeated here. A wrong answer here fails in another way: it
 returns something of the wrong type, raises an error, changes its arguments, or breaks an invariant.
 """
 
+from collections import defaultdict
+from collections.abc import Callable
 from types import SimpleNamespace
 
 from helpers.checks.exercises import EXERCISES
 
-RIGHT: list[tuple] = []  # (task, function)
-WRONG: list[tuple] = []  # (task, function, a piece of the message)
+Answers = dict[str, dict[str, Callable]]
+
+RIGHT: Answers = defaultdict(dict)  # of a task: its functions by their names
+WRONG: Answers = defaultdict(dict)  # of a task: functions by a piece of the message meant for each
+ALMOST: Answers = defaultdict(dict)  # the same, but for a change: a function of the right result and of the arguments
 
 
-def right(task):
+def right(*tasks):
     """Note another way to write it."""
 
     def note(function):
-        RIGHT.append((task, function))
-        return function
-
-    return note
-
-
-def wrong(task, message):
-    """Note a wrong answer, and a piece of the message meant for it."""
-
-    def note(function):
-        WRONG.append((task, function, message))
+        for task in tasks:
+            RIGHT[task][function.__name__] = function
         return function
 
     return note
@@ -52,3 +48,9 @@ from . import (  # noqa: E402, F401
     lesson_7_load,
     lesson_7_queue,
 )
+
+for _task, _changes in ALMOST.items():
+    for _message, _change in _changes.items():
+        WRONG[_task][_message] = lambda *arguments, _change=_change, _right=EXERCISES[_task].solution: _change(
+            _right(*arguments), *arguments
+        )

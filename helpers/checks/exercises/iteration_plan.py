@@ -6,7 +6,7 @@ from .lesson_4 import sequence_of
 
 plan_chunks = Exercise(
     "plan_chunks(running, waiting, rows, tokens)",
-    "no decode waits for a prompt, no iteration is too long, and no request overtakes",
+    "no decode waits for a prompt, no iteration exceeds its budget, and no request overtakes",
     forbidden=["helpers.engine.scheduler:Scheduler.schedule"],
 )
 
@@ -32,7 +32,7 @@ def _(random):
         ([], prompts(v=6, w=9, x=2), 8, 64),
         ([], [], 4, 16),
         ([d, e], [sequence_of("s", 9, generated=6), *prompts(v=2)], 5, 8),  # preempted, under a tight budget
-        ([sequence_of("r", 6, 4), q, d], prompts(v=2), 5, 7),  # rows without a token
+        ([sequence_of("r", 6, 4), q, d], prompts(v=2), 5, 7),  # requests that get no token
         ([d, p, sequence_of("q", 9, computed=8), e], prompts(v=1), 8, 8),
         ([d, sequence_of("p", 9, computed=1), sequence_of("q", 5, computed=4)], prompts(v=3), 4, 6),
         ([q, sequence_of("p", 9, computed=7), d], prompts(v=2, w=3), 4, 20),
@@ -55,7 +55,7 @@ def told(sequences):
 
 def planned(running, waiting, rows, tokens, *, order=lambda d, b, n: d + b + n, chunk=min, cost=lambda one, n: n,
             is_decode=lambda one: one.is_decode, uncomputed=lambda one: one.num_uncomputed_tokens):  # fmt: skip
-    """Plan an iteration, with parts to be broken. The engine's `Scheduler` plans the same."""
+    """Plan an iteration, with replaceable parts. The engine's `Scheduler` plans the same."""
     decodes, begun = ([one for one in running if is_decode(one) is yes] for yes in (True, False))
     plan = []
     for one in order(decodes, begun, waiting[: rows - len(running)]):
@@ -71,64 +71,67 @@ plan_chunks.reference(planned)
 
 @plan_chunks.ignoring
 def order_of_the_list(result, arguments):
-    """Bring the plan's entries into one order: they are one iteration."""
+    """Sort the plan's entries: their order makes no difference."""
     places = {one.request_id: place for place, one in enumerate([*arguments[0], *arguments[1]])}
     return sorted(result, key=lambda pair: places.get(pair[0], -1)) if isinstance(result, list) else result
 
 
 for _message, _parts in [
-    ("takes decodes for free. Each computes one token, which counts like any other.",
+    ("does not count decodes against the budget. Each computes one token, which counts like any other.",
      {"cost": lambda one, n: 0 if one.is_decode else n}),
-    ("gives every request the whole budget. The tokens that one request computes are gone for the next.",
+    ("gives every request the whole budget. The tokens that one request computes are not available to the next.",
      {"cost": lambda one, n: 0}),
-    ("leaves tokens of the budget unused. A prompt need not be computed at once: what fits is computed now.",
+    ("leaves part of the budget unused. A prompt need not be computed in one iteration: the part that fits is "
+     "computed now.",
      {"chunk": lambda n, left: n if n <= left else 0}),
-    ("lets new requests join before a prompt that was begun. It holds a row, and yields nothing before its prompt is "
-     "computed.", {"order": lambda d, b, n: d + n + b}),
-    ("treats every request that has generated tokens as a decode. A preempted one has lost its cache, and its tokens "
-     "have to be recomputed.", {"is_decode": lambda one: one.generated > 0}),
-    ("treats the last token of a prompt as a decode: it has to wait for its turn like any chunk.",
+    ("schedules waiting requests before one whose prompt was begun. That request holds a row, and gets no token "
+     "until its prompt is computed.", {"order": lambda d, b, n: d + n + b}),
+    ("treats every request that has generated tokens as a decode. A preempted request has lost its cache, and its "
+     "tokens must be recomputed.", {"is_decode": lambda one: one.generated > 0}),
+    ("treats the last token of a prompt as a decode: it waits for its turn like any other chunk.",
      {"is_decode": lambda one: one.num_uncomputed_tokens == 1}),
-    ("counts the prompt only. The tokens that a preempted request had generated are recomputed, too.",
+    ("counts only the prompt. The tokens that a preempted request had generated are recomputed, too.",
      {"uncomputed": lambda one: one.prompt_tokens - one.computed}),
 ]:  # fmt: skip
     plan_chunks.misconception(_message, lambda *arguments, parts=_parts: planned(*arguments, **parts))
 
 
 IN_CHUNKS = "A prompt that does not fit is computed in chunks, in this iteration and in later ones"
-STARVING = "If one that does not fit is skipped, a long prompt waits for as long as short ones keep coming"
-BEGUN = "Its prompt was begun: it holds a row, and yields nothing before the prompt is computed"
-HOLDS_A_ROW = "A running request holds a row, too, while its prompt is computed"
+STARVING = "If requests that do not fit are skipped, a long prompt waits for as long as short ones keep arriving"
+BEGUN = "Its prompt was begun: it holds a row, and gets no token until the prompt is computed"
+HOLDS_A_ROW = "A running request also holds a row while its prompt is computed"
 
 
 @plan_chunks.rule
 def is_a_plan(arguments, outcome, right):
-    """Report entries that are none, and the first request, in the order of scheduling, whose tokens are wrong."""
+    """Report invalid entries, or the first request, in scheduling order, whose number of tokens is wrong."""
     (running, waiting, rows, _), names = arguments, [name for name, _ in outcome.result]
     known = {one.request_id: one for one in [*running, *waiting]}
     for name, count in outcome.result:
         if isinstance(name, Sequence):
-            return "has a sequence where its request id should be"
+            return "plans for a sequence itself: each entry starts with its request id"
         if name not in known:
-            return f"plans for {name!r}, and there is no such request"
+            return f"plans for {name!r}, but there is no such request"
         if names.count(name) > 1:
-            return f"plans for request {name} twice: an iteration computes one chunk of it"
+            return f"plans for request {name} twice: an iteration computes at most one chunk of a request"
         if count < 1:
-            return f"plans {count} tokens for request {name}: a request that computes nothing takes no part"
+            return f"plans {count} tokens for request {name}: a request that computes nothing is not in the plan"
         if count > known[name].num_uncomputed_tokens:
-            return f"plans {count} tokens for {name}, of which {known[name].num_uncomputed_tokens} are uncomputed"
+            return (
+                f"plans {count} tokens for {name}, which has only {known[name].num_uncomputed_tokens} uncomputed tokens"
+            )
     plan, due, free = dict(outcome.result), dict(right.result), rows - len(running)
     if sum(one.request_id in plan for one in waiting) > free:
-        return f"lets more requests join than rows are free ({free}). {HOLDS_A_ROW}"
+        return f"lets more requests join than there are free rows ({free}). {HOLDS_A_ROW}"
     order = sorted(known, key=lambda name: (name not in due, [*due, name].index(name)))
     for place, name in enumerate(order):
         if plan.get(name, 0) > due.get(name, 0):
-            return f"exceeds the budget: at the turn of {name}, {due.get(name, 0)} tokens are left for it. {IN_CHUNKS}"
+            return f"exceeds the budget: at the turn of {name}, only {due.get(name, 0)} tokens are left. {IN_CHUNKS}"
         if plan.get(name, 0) < due.get(name, 0):
             if known[name].is_decode:
                 return f"leaves out {name}. Decodes come first: each needs one token, and prompts take what is left"
             if set(order[place + 1 :]) & set(plan):
                 why = STARVING if known[name] in waiting else BEGUN
                 return f"lets a later request overtake {name}. {why}"
-            return f"leaves tokens of the budget unused, and {name} could compute {due[name]}. {IN_CHUNKS}"
+            return f"leaves part of the budget unused, although {name} could compute {due[name]} tokens. {IN_CHUNKS}"
     return None

@@ -1,4 +1,4 @@
-"""Lesson 3: rows join a batch and leave it: out of the lists, the tensors and all layers, and no text moves."""
+"""Lesson 3: rows join a batch and leave it: their lists, tensors and layers stay aligned, and no text changes."""
 
 import torch
 from torch.nn.functional import pad
@@ -7,11 +7,12 @@ from ... import kv_cache
 from ..exercise import Exercise
 from ..hand_made import LISTS, TENSORS, blank_cache, contents, hand_made
 
-ROWS = (*LISTS, *TENSORS, "past_key_values")  # all that has an entry for each row
+ROWS = (*LISTS, *TENSORS, "past_key_values")  # everything with an entry per row
+
 # --- merge_masks ----------------------------------------------------------------------------------------------------
 
 merge_masks = Exercise(
-    "merge_masks(first, second)", "both are equally wide, and every row still ends at the right edge"
+    "merge_masks(first, second)", "both masks are equally wide, and every row still ends at the right edge"
 )
 
 
@@ -26,35 +27,34 @@ def _(random):
 
 @merge_masks.reference
 def stack_masks(first, second, right=False, value=0, wanted=max):
-    """Merge masks, with parts to be broken: the side and the value of new columns, and the width."""
+    """Merge masks, with replaceable parts: the side and the value of new columns, and the width."""
     width = wanted(first.size(1), second.size(1))
     sides = [(0, width - mask.size(1)) if right else (width - mask.size(1), 0) for mask in (first, second)]
     return torch.cat([pad(mask, side, value=value) for mask, side in zip((first, second), sides, strict=True)])
 
 
-EDGE = "a row's newest token must stay at the right edge, where all rows continue together."
-UNEQUAL = "stacks rows of unequal width: rows can only be stacked when all are equally wide."
+EDGE = "a row's newest token must stay at the right edge, where every row continues."
+UNEQUAL = "stacks rows of unequal width: all rows of a tensor must have the same width."
 
 for _message, _wrong in {
     f"pads on the right: {EDGE}": lambda one, two: stack_masks(one, two, right=True),
-    "pads with 1, which says that the new columns are real: the row would attend to keys that do not exist.": (
-        lambda one, two: stack_masks(one, two, value=1)
-    ),
-    "has the second batch's rows first: the rows that run already stay on top.": lambda one, two: stack_masks(two, one),
-    "is 1 everywhere: all pads must stay hidden.": lambda one, two: torch.ones_like(stack_masks(one, two)),
-    "has the first batch's rows only: the newcomers have none.": lambda one, two: stack_masks(one, two)[: len(one)],
+    "pads with 1, which marks the new columns as real: the row would attend to keys that do not "
+    "exist.": lambda one, two: stack_masks(one, two, value=1),
+    "puts the second mask's rows first: the running rows must stay on top.": lambda one, two: stack_masks(two, one),
+    "reveals all pads: they must stay hidden.": lambda one, two: torch.ones_like(stack_masks(one, two)),
+    "drops the second mask's rows: they have to join.": lambda one, two: stack_masks(one, two)[: len(one)],
     UNEQUAL: lambda one, two: torch.cat([one, two]),
 }.items():
     merge_masks.misconception(_message, _wrong)
 
 for _width in (min, lambda first, second: first, lambda first, second: second):
     merge_masks.misconception(
-        "cuts a mask where it is the wider one: its oldest tokens would no longer be seen.",
+        "cuts the wider mask: its rows could no longer attend to their oldest tokens.",
         lambda one, two, _width=_width: stack_masks(one, two, wanted=_width),
     )
 
 
-@merge_masks.misconception("widens only one of the two. Either of them may be the narrower one.")
+@merge_masks.misconception("always widens the same mask. Either of the two may be the narrower one.")
 def only_the_second_is_widened(first, second):
     zeros = torch.zeros(len(second), first.size(1) - second.size(1), dtype=torch.long)
     return torch.cat([first, torch.cat([zeros, second], dim=1)])
@@ -95,7 +95,7 @@ def with_layers(batch, layers):
 
 @merge_batches.reference
 def stack(first, second, right=(False, False), adds=lambda columns: columns, value=0.0):
-    """Merge two batches, with parts to be broken: the new columns' side in keys and in values, number and value."""
+    """Merge two batches, with replaceable parts: the new columns' side in keys and in values, number and value."""
     width = max(first["attention_mask"].size(1), second["attention_mask"].size(1))
 
     def widened(tensor, batch, on_the_right):
@@ -114,33 +114,30 @@ def stack(first, second, right=(False, False), adds=lambda columns: columns, val
 
 @merge_batches.ignoring
 def _relevant(batch, arguments=()):
-    """What stands in a hidden column makes no difference, as long as it is finite; and further keys make none."""
+    """Ignore what a hidden column holds, if it is finite, and further keys."""
     batch = contents(batch)
     if "past_key_values" in batch:
         batch["past_key_values"] = blank_cache(batch["past_key_values"], batch["attention_mask"][:, :-1] == 0)
     return batch
 
 
-TOGETHER = "A token's key and value belong together, and both stand in its column."
-EVERY_LAYER = "Every layer has a cache of its own, and all of them need the same."
+EVERY_LAYER = "Every layer has its own keys and values, and each needs the same change."
 for _message, _wrong in {
     f"pads the cache on the right: {EDGE}": lambda one, two: stack(one, two, right=(True, True)),
-    f"pads the keys on the left, but the values on the right. {TOGETHER}": lambda one, two: stack(
-        one, two, right=(False, True)
-    ),
-    f"stores the keys as values, too. {TOGETHER}": lambda one, two: with_layers(
+    "pads the keys on the left, but the values on the right: a token's key and value share a "
+    "column.": lambda one, two: stack(one, two, right=(False, True)),
+    "stores the keys as values, too: attention needs both.": lambda one, two: with_layers(
         both := stack(one, two), [(keys, keys) for keys, _ in layers_of(both)]
     ),
-    f"merges layer 0 only. {EVERY_LAYER}": lambda one, two: with_layers(
+    f"merges only layer 0. {EVERY_LAYER}": lambda one, two: with_layers(
         both := stack(one, two), layers_of(both)[:1] + layers_of(one)[1:]
     ),
-    "makes the cache as wide as the mask. The mask has one column more: the newest token is not in the cache yet.": (
-        lambda one, two: stack(one, two, adds=lambda columns: columns + 1)
-    ),
-    "fills the new columns with numbers that are not finite. The mask gives a column the weight 0, and 0 times "
-    "infinity is no number: zeros are safe.": lambda one, two: stack(one, two, value=float("inf")),
+    "makes the cache as wide as the mask. The mask has one more column, because the newest token is not in the "
+    "cache yet.": lambda one, two: stack(one, two, adds=lambda columns: columns + 1),
+    "fills the new columns with values that are not finite. The mask gives these columns the weight 0, but 0 times "
+    "infinity is NaN.": lambda one, two: stack(one, two, value=float("inf")),
     UNEQUAL: lambda one, two: stack(one, two, adds=lambda columns: 0),
-    "puts the second batch's rows first: the rows that run already stay on top.": lambda one, two: stack(two, one),
+    "puts the second batch's rows first: the running rows must stay on top.": lambda one, two: stack(two, one),
     f"pads the mask on the right: {EDGE}": lambda one, two: (
         stack(one, two) | {"attention_mask": stack_masks(one["attention_mask"], two["attention_mask"], right=True)}
     ),
@@ -149,7 +146,7 @@ for _message, _wrong in {
 
 
 @merge_batches.misconception(
-    "moves the positions with the padding. They belong to a row's text, and padding a row does not move its text."
+    "shifts the positions by the padding. Positions belong to a row's text, and padding a row does not change its text."
 )
 def positions_shifted(first, second):
     both = stack(first, second)
@@ -159,10 +156,11 @@ def positions_shifted(first, second):
 
 for _key in ROWS:
     merge_batches.misconception(
-        f"`{_key}` has the first batch's rows only.", lambda one, two, _key=_key: stack(one, two) | {_key: one[_key]}
+        f"keeps only the first batch's rows in `{_key}`: the joining rows are lost.",
+        lambda one, two, _key=_key: stack(one, two) | {_key: one[_key]},
     )
     merge_batches.misconception(
-        f"`{_key}` has the rows in another order than `request_ids`: rows would get what belongs to others.",
+        f"orders the rows of `{_key}` differently from the other parts: requests would get each other's data.",
         lambda one, two, _key=_key: stack(one, two) | {_key: stack(two, one)[_key]},
     )
 
@@ -214,7 +212,7 @@ def unfinished(batch):
 
 @filter_rows.ignoring
 def relevant_or_empty(result, arguments):
-    """An empty batch needs no more than an empty list of request ids."""
+    """Ignore what an empty batch holds beside an empty list of request ids."""
     batch, removed = result
     return _relevant(batch) if batch["request_ids"] else {"request_ids": batch["request_ids"]}, removed
 
@@ -228,14 +226,14 @@ def popped(batch, rows, remove=list.pop):
     return unfinished(batch)[0] | lists
 
 
-for _remove in (list.pop, lambda each, row: each.__delitem__(slice(row, row + 1))):  # with an error at the end, without
+for _remove in (list.pop, lambda each, row: each.__delitem__(slice(row, row + 1))):  # pop raises IndexError
     filter_rows.misconception(
-        "loses a wrong row: when a row is out, the rows below it move up and get other numbers.",
+        "removes the wrong row: once a row is removed, the rows below it move up and their indices change.",
         lambda batch, _remove=_remove: (popped(batch, lambda left: split(batch)[1], _remove), split(batch)[1]),
     )
 
 
-@filter_rows.misconception("changes a list while it iterates over it: the entry behind each removed one is skipped.")
+@filter_rows.misconception("changes a list while iterating over it: the entry after each removed one is skipped.")
 def popped_while_iterating(batch):
     removed = []
     lists = popped(batch, lambda each: (removed.append(row) or row for row, left in enumerate(each) if left == 0))
@@ -246,19 +244,20 @@ def popped_while_iterating(batch):
 for _message, _wrong in {
     "keeps the finished rows and drops the others.": lambda batch, new, stay, gone: (select(batch, gone), gone),
     "changes the order of the rows that stay.": lambda batch, new, stay, gone: (select(batch, stay[::-1]), gone),
-    "lists the rows that stay. Wanted are those that were removed.": lambda batch, new, stay, gone: (new, stay),
-    "lists the request ids of the removed rows. Wanted are their row numbers.": (
-        lambda batch, new, stay, gone: (new, [batch["request_ids"][row] for row in gone])
+    "lists the rows that stay: the task asks for those that were removed.": lambda batch, new, stay, gone: (new, stay),
+    "lists the request ids of the removed rows: the task asks for their indices.": lambda batch, new, stay, gone: (
+        new,
+        [batch["request_ids"][row] for row in gone],
     ),
-    "loses columns: this exercise takes rows out and leaves the columns alone.": lambda batch, *_: trimmed(batch),
-    f"removes the rows from layer 0 only. {EVERY_LAYER}": lambda batch, new, stay, gone: (
+    "removes columns: this task removes rows and keeps all columns.": lambda batch, *_: trimmed(batch),
+    f"removes the rows only from layer 0. {EVERY_LAYER}": lambda batch, new, stay, gone: (
         (with_layers(new, layers_of(new)[:1] + layers_of(batch)[1:]), gone)
     ),
-    f"removes the rows from the keys, but not from the values. {TOGETHER}": lambda batch, new, stay, gone: (
+    "removes the rows from the keys, but not from the values: a token has both.": lambda batch, new, stay, gone: (
         (with_layers(new, [(a[0], b[1]) for a, b in zip(layers_of(new), layers_of(batch), strict=True)]), gone)
     ),
-    "uses an empty tensor of floats as an index. When every row is finished no index is left, and its type must still "
-    "be that of whole numbers.": lambda batch, new, stay, gone: (
+    "indexes with an empty tensor of floats. When every row is finished, no index is left, but the tensor of "
+    "indices must still hold integers.": lambda batch, new, stay, gone: (
         (new | {"attention_mask": batch["attention_mask"][torch.tensor(stay)]}, gone)
     ),
 }.items():
@@ -266,24 +265,24 @@ for _message, _wrong in {
 
 for _key in ROWS:
     filter_rows.misconception(
-        f"`{_key}` still has the finished rows: lists, tensors and cache must keep the same rows.",
+        f"leaves the finished rows in `{_key}`: lists, tensors and cache must hold the same rows.",
         lambda batch, _key=_key: (unfinished(batch)[0] | {_key: batch[_key]}, split(batch)[1]),
     )
 
 
 @filter_rows.rule
 def is_a_new_batch(arguments, outcome, right):
-    """Report the argument, returned as it is."""
+    """Report a result that is the argument itself."""
     if outcome.result[0] is not outcome.arguments[0]:
         return None
-    return "returns the batch that it was given. Return a new one: a later change of one would change the other"
+    return "returns the batch that it was given. Return a new one: otherwise, a later change to one changes the other"
 
 
 # --- filter_batch ---------------------------------------------------------------------------------------------------
 
 filter_batch = Exercise(
     "filter_batch(batch)",
-    "finished rows are gone, and so is the padding that the others had in common",
+    "finished rows are gone, and so is the padding that the other rows share",
     names=NAMES,
     forbidden=["helpers.batching:filter_batch", "helpers.padded_batch:select_rows", "helpers.padded_batch:trim"],
 )
@@ -304,7 +303,8 @@ def trimmed(batch):
 
 
 @filter_batch.misconception(
-    "moves the positions with the trimming. They belong to a row's text, and trimming pads does not move its text."
+    "shifts the positions by the trimmed columns. Positions belong to a row's text, and trimming pads does not "
+    "change its text."
 )
 def positions_moved(batch):
     new, removed = trimmed(batch)
@@ -314,7 +314,7 @@ def positions_moved(batch):
 
 for _mask in (True, False):
     filter_batch.misconception(
-        "trims the right side: the padding is on the left, and on the right are the newest tokens.",
+        "trims the right side, where the newest tokens are: the padding is on the left.",
         lambda batch, _mask=_mask: trimmed_on_the_right(batch, _mask),
     )
 
@@ -328,7 +328,7 @@ def trimmed_on_the_right(batch, mask):
 
 for _longest in (lambda mask: mask.sum(dim=1).max(), lambda mask: max(mask.sum(dim=1).tolist())):
     filter_batch.misconception(
-        "takes a longest row for granted. When every row is finished, no row is left.",
+        "assumes that a longest row exists: when every row is finished, no row is left.",
         lambda batch, _longest=_longest: (_longest(unfinished(batch)[0]["attention_mask"]), trimmed(batch))[1],
     )
 
@@ -344,7 +344,7 @@ def trims_all_padding_and_nothing_else(arguments, outcome, right):
     for what, came, due in zip(("mask", "cache"), *widths, strict=True):
         count = "one column" if abs(came - due) == 1 else f"{abs(came - due)} columns"
         if came > due:
-            return f"the {what} still has {count} of padding in common: every later step would carry the padding along"
+            return f"leaves {count} of shared padding in the {what}: attention would compute it in every later step"
         if came < due:
             return f"trims {count} too many from the {what}: row {longest}'s first real token is gone"
     return None

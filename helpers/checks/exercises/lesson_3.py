@@ -26,7 +26,7 @@ def _prompts(name: str, count: int, random) -> list[str]:
 
 init_batch = Exercise(
     "init_batch(requests, model, tokenizer)",
-    "prompts on the right, pads on the left, and every row with its own count",
+    "the prompts are on the right, the pads on the left, and every row has its own positions",
     observe=verb_on_model,
     forbidden=["helpers.batching:init_batch", "helpers.padded_batch:left_padded"],
 )
@@ -47,7 +47,7 @@ def _(random):
 
 @init_batch.reference
 def init(requests, model, tokenizer, right=False, value=0):
-    """Make a batch, with parts to be broken: the side of the pads, and their id."""
+    """Make a batch, with replaceable parts: the side of the pads, and their id."""
     prompts = [tokenizer(prompt)["input_ids"] for prompt, _ in requests]
     width = max(map(len, prompts))
 
@@ -69,7 +69,7 @@ def init(requests, model, tokenizer, right=False, value=0):
 
 @init_batch.ignoring
 def _(result, arguments):
-    """Any different ids are right, and any pads that the model can look up."""
+    """Accept any distinct request ids, and any pads that the model can look up."""
     requests, name, _ = arguments
     model, batch = model_named(name), contents(result)
     ids = batch["request_ids"]
@@ -83,26 +83,28 @@ def _(result, arguments):
     return batch
 
 
-FROM_IDS = "for a pad. A prompt may contain it (GPT-2's pad is its EOS): the mask follows from where you padded."
+FROM_IDS = (
+    "as a pad. A prompt may contain that id (GPT-2 is padded with its EOS): the mask follows from where you padded."
+)
 for _message, _change in {
-    f"takes every token with the pad's id {FROM_IDS}": lambda b, t: {
+    f"treats every token with the pad's id {FROM_IDS}": lambda b, t: {
         "attention_mask": 1 * (b["input_ids"] != t.pad_token_id)
     },
-    f"takes every token with the id 0 {FROM_IDS}": lambda b, t: {"attention_mask": 1 * (b["input_ids"] != 0)},
-    "shows the pads: the mask is 1 everywhere, and tokens would attend to pads as if to text.": lambda b, t: {
+    f"treats every token with the id 0 {FROM_IDS}": lambda b, t: {"attention_mask": 1 * (b["input_ids"] != 0)},
+    "leaves the pads visible: with a mask of 1 everywhere, tokens attend to pads as if they were text.": lambda b, t: {
         "attention_mask": torch.ones_like(b["input_ids"])
     },
-    "position_ids numbers the columns, pads included. Positions count a row's own tokens, from 0.": lambda b, t: {
+    "numbers the columns in `position_ids`, pads included. Positions count a row's own tokens from 0.": lambda b, t: {
         "position_ids": torch.ones_like(b["input_ids"]).cumsum(dim=1) - 1
     },
-    "gives pads a position that no model can look up. The mask hides a pad, but its position is looked up all the "
-    "same: any from 0 on is fine.": lambda b, t: {"position_ids": b["attention_mask"].cumsum(dim=1) - 1},
-    "`token_ids` holds the prompts. It is for generated tokens, and there are none yet.": lambda b, t: {
+    "gives pads a position that the model cannot look up. The mask hides a pad, but its position is still looked "
+    "up: any valid one will do.": lambda b, t: {"position_ids": b["attention_mask"].cumsum(dim=1) - 1},
+    "puts the prompts into `token_ids`, which is for generated tokens: there are none yet.": lambda b, t: {
         "token_ids": [ids[seen == 1].tolist() for ids, seen in zip(b["input_ids"], b["attention_mask"], strict=True)]
     },
-    "`request_ids` repeats an id. Each row needs one that no other row has: rows will move, and the id says to which "
-    "request a row belongs.": lambda b, t: {"request_ids": [0] * len(b["request_ids"])},
-    "`tokens_remaining` takes the prompt's tokens off: max_tokens is about generated ones.": lambda b, t: {
+    "repeats an id in `request_ids`. Rows will move, and only a unique id tells which request a row belongs "
+    "to.": lambda b, t: {"request_ids": [0] * len(b["request_ids"])},
+    "subtracts the prompt's tokens from `tokens_remaining`: max_tokens limits the generated ones.": lambda b, t: {
         "tokens_remaining": (torch.tensor(b["tokens_remaining"]) - b["attention_mask"].sum(dim=1).cpu()).tolist()
     },
 }.items():
@@ -111,15 +113,14 @@ for _message, _change in {
     )
 
 for _message, _wrong in {
-    "pads on the right: in a padded row's last column stands a pad, and the model would continue the pad. A row's "
-    "newest token must be at the right edge.": lambda requests, m, t: init(requests, m, t, right=True),
-    "gives pads an id that is not in the vocabulary: the mask hides them, but they are looked up all the same.": (
-        lambda requests, m, t: init(requests, m, t, value=-100)
+    "pads on the right: the last column of a padded row then holds a pad, and the model would continue the pad. A "
+    "row's newest token must be at the right edge.": lambda requests, m, t: init(requests, m, t, right=True),
+    "gives pads an id that is not in the vocabulary: the mask hides them, but the model still looks up their "
+    "embeddings.": lambda requests, m, t: init(requests, m, t, value=-100),
+    "sorts the rows by length: row i belongs to request i, and a client waits for its output.": lambda requests, m, t: (
+        init(sorted(requests, key=lambda request: len(t(request[0])["input_ids"])), m, t)
     ),
-    "sorts the rows by their length. Row i must stay request i: a client waits for it.": lambda requests, m, t: init(
-        sorted(requests, key=lambda request: len(t(request[0])["input_ids"])), m, t
-    ),
-    "makes a tensor of rows of unequal length. All rows must first be filled up to one width.": lambda requests, m, t: (
+    "builds a tensor from rows of unequal length: all rows must first be padded to one width.": lambda requests, m, t: (
         init(requests, m, t) | {"input_ids": torch.tensor([t(prompt)["input_ids"] for prompt, _ in requests])}
     ),
 }.items():
@@ -128,18 +129,18 @@ for _message, _wrong in {
 
 @init_batch.rule
 def every_row_has_a_list_of_its_own(arguments, outcome, right):
-    """Report one list that stands for all rows."""
+    """Report a single list that all rows share."""
     lists = outcome.result["token_ids"]
     if len(set(map(id, lists))) == len(lists):
         return None
-    return "`token_ids` holds one and the same list for every row: a token appended for one row would appear in all"
+    return "uses one list for every row of `token_ids`: a token appended to one row would appear in all of them"
 
 
 # --- generate_next_token --------------------------------------------------------------------------------------------
 
 generate_next_token = Exercise(
     "generate_next_token(batch, model, tokenizer)",
-    "one pass, one more token for every row that goes on, and the old batch is as it was",
+    "one forward pass adds a token to every unfinished row, and the old batch is unchanged",
     observe=verb_on_model,
     forbidden=["helpers.batching:generate_next_token", "helpers.padded_batch:forward"],
 )
@@ -166,8 +167,8 @@ def _(random):
 
 
 @generate_next_token.reference
-def one_pass(batch, model, tokenizer, without=(), copy=kv_cache.copy, all_go_on=False, eos_ends=True, column=-1):
-    """Run one pass, with parts to be broken: the model's inputs, the cache's copy, the rows that go on, the column."""
+def one_pass(batch, model, tokenizer, without=(), copy=kv_cache.copy, all_continue=False, eos_ends=True, column=-1):
+    """Run one pass, with replaceable parts: the inputs, the cache's copy, the rows that continue, the column."""
     cache = copy(batch.get("past_key_values", kv_cache.new()))
     inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "position_ids")} | {"past_key_values": cache}
     with torch.no_grad():
@@ -175,7 +176,7 @@ def one_pass(batch, model, tokenizer, without=(), copy=kv_cache.copy, all_go_on=
     next_ids = logits[:, column].argmax(dim=-1)
     after = {key: list(batch[key]) for key in ("token_ids", "tokens_remaining", "finish_reasons")}
     for row, token in enumerate(next_ids.tolist()):
-        if batch["tokens_remaining"][row] > 0 or all_go_on:
+        if batch["tokens_remaining"][row] > 0 or all_continue:
             ends = eos_ends and token == tokenizer.eos_token_id
             left = 0 if ends else batch["tokens_remaining"][row] - 1
             after["token_ids"][row] = [*batch["token_ids"][row], token]
@@ -187,7 +188,7 @@ def one_pass(batch, model, tokenizer, without=(), copy=kv_cache.copy, all_go_on=
 
 @generate_next_token.ignoring
 def _(result, arguments):
-    """What a finished row or a hidden column holds makes no difference, as long as the model can look it up."""
+    """Ignore what a finished row or a hidden column holds, as long as the model can look it up."""
     before, name, _ = arguments
     model, batch = model_named(name), contents(result)
     ended = torch.tensor([left == 0 for left in batch["tokens_remaining"]], device=model.device)[:, None]
@@ -198,72 +199,73 @@ def _(result, arguments):
     return batch
 
 
-NO_CACHE = "calls the model without the cache: a decode step would see one token only."
+NO_CACHE = "calls the model without the cache: in a decode step, it would see only one token."
 for _message, _broken in {
-    "changed its argument: the model grows the cache that it is given, and here it is the old batch's. A cell that is "
-    "run twice would compute a step on a cache that holds it already.": {"copy": lambda cache: cache},
-    "calls the model without the mask: rows would attend to pads as if to text.": {"without": ["attention_mask"]},
-    "calls the model without the position ids: it would number the columns, and a padded row's tokens would not have "
-    "the positions that they have when the row is alone.": {"without": ["position_ids"]},
+    "changed its argument: the model grows the cache that it is given, here that of the old batch. If the cell "
+    "runs twice, it computes the step on a cache that already contains it.": {"copy": lambda cache: cache},
+    "calls the model without the mask: rows would attend to pads as if they were text.": {
+        "without": ["attention_mask"]
+    },
+    "calls the model without the position ids: the model would number the columns, and a row's output would depend "
+    "on its padding.": {"without": ["position_ids"]},
     NO_CACHE: {"without": ["past_key_values"]},
-    "gives a finished row another token. It is still computed, since the batch is one tensor, but its output is over: "
-    "what follows is dropped.": {"all_go_on": True},
-    "lets a row go on after EOS: its output is complete, and further steps for it are wasted.": {"eos_ends": False},
-    "takes the token that follows a row's first column. The next one follows the row's newest, at the right edge.": {
+    "gives a finished row another token. The row is still computed, because the batch is one tensor, but its "
+    "output is complete.": {"all_continue": True},
+    "lets a row continue after EOS: its output is complete, and all further steps for it are wasted.": {
+        "eos_ends": False
+    },
+    "uses the logits of the first column. The next token follows a row's newest token, at the right edge.": {
         "column": 0
     },
 }.items():
     generate_next_token.misconception(_message, lambda batch, m, t, _broken=_broken: one_pass(batch, m, t, **_broken))
 
 for _message, _change in {
-    "drops EOS. It is no text, but the model generated it: EOS is a generated token, too.": lambda b, a, t: {
+    "drops EOS. EOS is not text, but the model generated it: it belongs to `token_ids`, too.": lambda b, a, t: {
         "token_ids": [[token for token in row if token != t.eos_token_id] for row in a["token_ids"]]
     },
-    "`token_ids` holds the newest token only: the earlier ones are lost.": lambda b, a, t: {
+    "keeps only the newest token in `token_ids`: the earlier ones are lost.": lambda b, a, t: {
         "token_ids": [row[-1:] for row in a["token_ids"]]
     },
-    "`token_ids` stays as it was: the new tokens would be lost.": lambda b, a, t: {"token_ids": b["token_ids"]},
-    "`tokens_remaining` stays as it was: the rows would never end.": lambda b, a, t: {
+    "leaves `token_ids` as it was: the new tokens are lost.": lambda b, a, t: {"token_ids": b["token_ids"]},
+    "leaves `tokens_remaining` as it was: the rows would never finish.": lambda b, a, t: {
         "tokens_remaining": b["tokens_remaining"]
     },
-    'says "length" although the model ended the output by itself: EOS came exactly at the limit.': lambda b, a, t: {
+    'sets the reason "length" although the model ended the output itself: EOS came exactly at the '
+    "limit.": lambda b, a, t: {
         "finish_reasons": [
             "length" if left == 1 else reason
             for left, reason in zip(b["tokens_remaining"], a["finish_reasons"], strict=True)
         ]
     },
-    "`input_ids` holds the whole text. The cache holds what is computed already: the next pass needs the newest token "
-    "only.": lambda b, a, t: {"input_ids": torch.cat([b["input_ids"], a["input_ids"]], dim=1)},
-    "`input_ids` holds the old token. The next pass computes the one that this pass yielded.": lambda b, a, t: {
+    "puts the whole text into `input_ids`. The cache already holds the earlier tokens: the next pass computes only "
+    "the newest one.": lambda b, a, t: {"input_ids": torch.cat([b["input_ids"], a["input_ids"]], dim=1)},
+    "leaves the old token in `input_ids`. The next pass computes the token that this pass generated.": lambda b, a, t: {
         "input_ids": b["input_ids"][:, -1:]
     },
-    "the attention mask does not grow: without a column for the new token, the next pass does not see it.": (
-        lambda b, a, t: {"attention_mask": b["attention_mask"]}
-    ),
-    "the attention mask grows by a 0: the new token is real, and a 0 hides it.": lambda b, a, t: {
+    "does not widen the attention mask: without a column for it, the next pass cannot attend to the new "
+    "token.": lambda b, a, t: {"attention_mask": b["attention_mask"]},
+    "adds a 0 to the attention mask: the new token is real, and a 0 hides it.": lambda b, a, t: {
         "attention_mask": pad(b["attention_mask"], (0, 1))
     },
-    "the attention mask grows on the left: the new token is at the right edge.": lambda b, a, t: {
+    "widens the attention mask on the left: the new token is at the right edge.": lambda b, a, t: {
         "attention_mask": pad(b["attention_mask"], (1, 0), value=1)
     },
-    "the attention mask is 1 everywhere: earlier pads must stay hidden.": lambda b, a, t: {
+    "makes the attention mask 1 everywhere: earlier pads must stay hidden.": lambda b, a, t: {
         "attention_mask": torch.ones_like(a["attention_mask"])
     },
-    "the positions stay as they were: the newest token is one further.": lambda b, a, t: {
+    "leaves the positions as they were: the newest token is one position further on.": lambda b, a, t: {
         "position_ids": b["position_ids"][:, -1:]
     },
-    "the positions are one too far: they begin with 0, so with n tokens before it a token is at n.": lambda b, a, t: {
-        "position_ids": a["position_ids"] + 1
-    },
-    "the position is the column's number, pads included. A row counts its own tokens.": lambda b, a, t: {
+    "returns positions that are one too high: they start at 0, so a token after n others has "
+    "position n.": lambda b, a, t: {"position_ids": a["position_ids"] + 1},
+    "uses the column as the position, pads included. A row counts only its own tokens.": lambda b, a, t: {
         "position_ids": torch.full_like(a["input_ids"], b["attention_mask"].size(1))
     },
-    "stores the cache as it was before the pass: the keys and values of what was computed are lost.": lambda b, a, t: {
-        "past_key_values": b.get("past_key_values", kv_cache.new())
-    },
-    "takes a cache for granted. Before its prefill a batch has none: it starts with an empty one.": lambda b, a, t: {
-        "past_key_values": b["past_key_values"] and a["past_key_values"]
-    },
+    "returns the cache as it was before the pass: the keys and values that this pass computed are "
+    "lost.": lambda b, a, t: {"past_key_values": b.get("past_key_values", kv_cache.new())},
+    "assumes that there is a cache. A batch has none before its prefill, which starts with an empty "
+    "one.": lambda b, a, t: {"past_key_values": b["past_key_values"] and a["past_key_values"]},
 }.items():
     generate_next_token.misconception(
         _message, lambda batch, m, t, _change=_change: (after := one_pass(batch, m, t)) | _change(batch, after, t)
@@ -272,9 +274,9 @@ for _message, _change in {
 
 @generate_next_token.rule
 def one_forward_pass(arguments, outcome, right):
-    """Report another number of forward passes than one, and a pass without the cache."""
+    """Report more or fewer forward passes than one, or a pass without the cache."""
     passes, [(_, columns, _)] = outcome.result["forward passes"], right.result["forward passes"]
     if len(passes) != 1:
-        every = "All rows go through one forward pass together: that is what a batch is for"
+        every = "All rows share one forward pass: that is the purpose of a batch"
         return f"calls the model {len(passes)} times for one step. {every}"
     return NO_CACHE if passes[0][1] < columns else None

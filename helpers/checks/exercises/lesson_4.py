@@ -44,39 +44,40 @@ def next_tokens(prompt, generated, computed, budget):
 
 @what_to_read.ignoring
 def how_true_is_written(result, arguments):
-    """Let 1, and numpy's True, count as True."""
+    """Accept 1 and numpy's True as True."""
     tokens, new = result
     return tokens, bool(new) if new in (0, 1) else new
 
 
-PROMPT_ONLY = "counts the prompt only. After a preemption, the model has to compute the generated tokens again, too."
+PROMPT_ONLY = "counts only the prompt. After a preemption, the model has to recompute the generated tokens, too."
 SAME_PASS = "Once all of its tokens are computed, a request gets a new one from that same pass"
-TOO_SOON = "gives a new token before all are computed: it would follow the chunk, and the text goes on behind it."
+TOO_SOON = "reports a new token too early: it would follow the chunk, but the text continues after the chunk."
 for _message, _wrong in [
-    ("returns the two results in the wrong order: first the number of tokens, then whether there is a new one.",
+    ("returns the two results in the wrong order: the number of tokens is first, then whether there is a new one.",
      lambda p, g, c, b, u, t: (t == u, t)),
-    ("starts from the beginning again: the cache already holds the keys and values of the computed tokens.",
+    ("recomputes the text from the beginning: the cache already holds the keys and values of the computed tokens.",
      lambda p, g, c, b, u, t: (min(p + g, b), p + g <= b)),
-    ("treats every request that has generated tokens as a decode. A preempted one has lost its cache: its tokens have "
-     "to be recomputed before a new one can follow.", lambda p, g, c, b, u, t: (min(n := 1 if g else u, b), n <= b)),
-    ("computes one token too few: the newest one was sampled, but its keys and values are not in the cache yet.",
+    ("treats every request that has generated tokens as a decode. A preempted request has lost its cache: its "
+     "tokens must be recomputed before it gets a new one.",
+     lambda p, g, c, b, u, t: (min(n := 1 if g else u, b), n <= b)),
+    ("computes one token too few: the newest token was sampled, but its key and value are not in the cache yet.",
      lambda p, g, c, b, u, t: (min(n := u - (g > 0), b), n <= b)),
     (PROMPT_ONLY, lambda p, g, c, b, u, t: (min(p - c, b), p - c <= b)),
     (PROMPT_ONLY, lambda p, g, c, b, u, t: (min(n := 1 if g and c >= p else p - c, b), n <= b)),
-    (f"gives no new token after the last chunk of a prompt. {SAME_PASS}, in chunks or not.",
+    (f"reports no new token after the last chunk of a prompt. {SAME_PASS}, in chunks or not.",
      lambda p, g, c, b, u, t: (t, t == u and (c == 0 or g > 0))),
-    (f"gives no new token after a prefill. {SAME_PASS}: another pass would have nothing to compute.",
+    (f"reports no new token after a prefill. {SAME_PASS}: another pass would have nothing to compute.",
      lambda p, g, c, b, u, t: (t, t == u and g > 0)),
-    (f"gives no new token after a prefill. {SAME_PASS}: another pass would have nothing to compute.",
+    (f"reports no new token after a prefill. {SAME_PASS}: another pass would have nothing to compute.",
      lambda p, g, c, b, u, t: (t, g > 0)),
-    (f"gives a new token after decodes only. {SAME_PASS}: another pass would have nothing to compute.",
+    (f"reports a new token only after decodes. {SAME_PASS}: another pass would have nothing to compute.",
      lambda p, g, c, b, u, t: (t, t == u == 1 and g > 0)),
-    (f"gives no new token if the budget is just used up. {SAME_PASS}.", lambda p, g, c, b, u, t: (t, u < b)),
+    (f"reports no new token if the budget is exactly used up. {SAME_PASS}.", lambda p, g, c, b, u, t: (t, u < b)),
     (TOO_SOON, lambda p, g, c, b, u, t: (t, t > 0)),
     (TOO_SOON, lambda p, g, c, b, u, t: (t, True)),
-    ("gives a new token once the prompt is computed. A preempted request has to recompute its generated tokens, too: "
-     "before that, the model would repeat them.", lambda p, g, c, b, u, t: (t, t > 0 and c + t >= p)),
-    ("gives a new token to a request that computes nothing: without a forward pass there are no logits.",
+    ("reports a new token once the prompt is computed. A preempted request must also recompute its generated "
+     "tokens: before that, the model would repeat them.", lambda p, g, c, b, u, t: (t, t > 0 and c + t >= p)),
+    ("reports a new token for a request that computes nothing: without a forward pass there are no logits.",
      lambda p, g, c, b, u, t: (t, t in (0, u))),
     ("exceeds the budget. The tokens that do not fit are computed in later iterations.",
      lambda p, g, c, b, u, t: (u, True)),
@@ -95,7 +96,7 @@ longest_first = Exercise(
 @longest_first.cases
 def _(random):
     def drawn(count, scale):
-        """Return limits no closer to the border of a class than rounding could matter; the largest is not the first."""
+        """Return limits so far from the classes' borders that rounding cannot matter. The first is not the largest."""
         while True:
             limits = [max(1, round(scale * random.random() ** 2)) for _ in range(count)]
             if limits[0] < 0.9 * max(limits) and all(abs(3 * n - k * max(limits)) > 3 for n in limits for k in (1, 2)):
@@ -103,8 +104,8 @@ def _(random):
 
     for limits in [
         [10, 70, 45, 90, 20, 50, 85],
-        [5, 98, 12, 100, 20, 8, 90, 25, 15],  # other thirds than those of their ranks
-        [80, 100, 45, 85, 95, 50, 75, 55],  # no small ones
+        [5, 98, 12, 100, 20, 8, 90, 25, 15],  # thirds of the limit, not of the queue
+        [80, 100, 45, 85, 95, 50, 75, 55],  # none in the lowest third
         [40] * 5,
         [5, 5, 8, 10, 9],
         drawn(24, 500),
@@ -122,35 +123,36 @@ def thirds(limit, largest):
 
 
 def in_classes(waiting, relative_to=lambda limits: max(limits, default=0), class_of=thirds):
-    """Order a queue by classes, the highest first, with parts to be broken."""
+    """Order a queue by classes, the highest first, with replaceable parts."""
     measure = relative_to([one.max_tokens for one in waiting])
     return sorted(waiting, key=lambda one: -class_of(one.max_tokens, measure))
 
 
 longest_first.reference(in_classes)
-SHORTEST = "puts the shortest first. The long ones then start last, and the server runs on for them with empty rows."
-THE_MEAN = "forms the classes from the mean of the limits. They are thirds of the largest limit in the queue."
+SHORTEST = "puts the shortest first. The long requests then start last, and most rows are empty while they finish."
+THE_MEAN = "derives the classes from the mean of the limits. They are thirds of the largest limit in the queue."
 for _message, _wrong in [
-    ("leaves the order of arrival as it is: a long request that starts last runs alone at the end.", list),
-    ("sorts by max_tokens alone. Within a class the order of arrival stays: a limit is no promise, and a slightly "
-     "larger one is no reason to go first.", lambda w: sorted(w, key=lambda one: -one.max_tokens)),
+    ("keeps the order of arrival: a long request that starts last runs alone at the end.", list),
+    ("sorts by max_tokens alone. Within a class, requests keep their order of arrival: a limit is not a promise, "
+     "and a slightly larger one is no reason to go first.", lambda w: sorted(w, key=lambda one: -one.max_tokens)),
     (SHORTEST, lambda w: sorted(w, key=lambda one: one.max_tokens)),
     (SHORTEST, lambda w: in_classes(w, class_of=lambda n, m: -thirds(n, m))),
-    ("reverses the order of arrival within a class. There, the request that came first goes first.",
+    ("reverses the order of arrival within a class, where the request that arrived first goes first.",
      lambda w: in_classes(w[::-1])),
-    ("goes by the prompts. A prefill takes one pass or a few; max_tokens limits how many passes can follow.",
+    ("sorts by prompt length. A prefill takes one pass or a few; max_tokens limits how many passes follow it.",
      lambda w: sorted(w, key=lambda one: -one.prompt_tokens)),
     (THE_MEAN, lambda w: in_classes(w, lambda limits: mean([*limits] or [0]))),
     (THE_MEAN, lambda w: in_classes(w, lambda limits: mean([*limits] or [0]), lambda n, m: n > m)),
     (THE_MEAN, lambda w: in_classes(w, lambda limits: 4 / 3 * mean([*limits] or [0]))),
-    ("makes classes of equally many requests. A class is a range of limits: it may be empty, or hold most requests.",
+    ("makes classes with equal numbers of requests. A class is a range of limits: it may be empty or hold nearly "
+     "all.",
      lambda w: in_classes(w, sorted, lambda n, m: 3 * m.index(n) // len(m))),
-    ("divides the range from the smallest to the largest limit. A class is a third of the largest limit itself.",
+    ("divides the range between the smallest and the largest limit. A class is a third of the largest limit itself.",
      lambda w: in_classes(w, sorted, lambda n, m: thirds(n - m[0], m[-1] - m[0]))),
-    ("puts the largest limit into a class of its own: it belongs to the highest third like the others there.",
+    ("puts the largest limit into a class of its own: other limits in the highest third belong to the same class.",
      lambda w: in_classes(w, class_of=lambda n, m: 3 * n // m)),
-    ("makes two classes, and there are three.", lambda w: in_classes(w, class_of=lambda n, m: 2 * n > m)),
-    ("compares with fixed limits. The classes are thirds of the largest limit in this queue, however short.",
+    ("makes two classes: the task asks for three.", lambda w: in_classes(w, class_of=lambda n, m: 2 * n > m)),
+    ("compares with fixed limits. The classes are thirds of the largest limit in this queue.",
      lambda w: in_classes(w, class_of=lambda n, m: thirds(n, 90))),
 ]:  # fmt: skip
     longest_first.misconception(_message, _wrong)
@@ -158,13 +160,11 @@ for _message, _wrong in [
 
 @longest_first.rule
 def is_the_same_queue(arguments, outcome, right):
-    """Report requests that are missing or repeated, and the first one that is out of order."""
+    """Report requests that are missing or repeated, or the first one that is out of order."""
     ids, largest = [one.request_id for one in outcome.result], max((one.max_tokens for one in arguments[0]), default=0)
     for one in arguments[0]:
         if ids.count(one.request_id) != 1:
-            return (
-                f"request {one.request_id} is in the queue {ids.count(one.request_id)} times, and should be there once"
-            )
+            return f"returns {one.request_id} {ids.count(one.request_id)} times, but each request is in the queue once"
     for one, other in zip(outcome.result, right.result, strict=True):
         if thirds(one.max_tokens, largest) != thirds(other.max_tokens, largest):
             return f"puts {one.request_id} before {other.request_id}, which is in a higher third of {largest}"
@@ -185,7 +185,7 @@ most_urgent = Exercise(
 @most_urgent.cases
 def _(random):
     def drawn(ageing):
-        waited = random.sample(range(4 * ageing), 6)  # all different: which request is next is always certain
+        waited = random.sample(range(4 * ageing), 6)  # all different, so exactly one request is next
         return [(name, random.randint(0, 4), each) for name, each in zip("abcdef", waited, strict=True)]
 
     for ageing, requests in [
@@ -214,33 +214,34 @@ def first_by(key):
 
 
 longest_waiting = most_urgent.reference(first_by(lambda level, w, p, a: (level, -w)))
-LEVEL = "Only every *full* `ageing` iterations are worth a level."
-TIES = "Of equally urgent requests, the one that has waited longest is next"
+LEVEL = "Only *full* spans of `ageing` iterations count."
+TIES = "Among equally urgent requests, the one that has waited longest is next"
 for _message, _key in [
-    ("takes the largest number. Here a smaller number is more urgent: priority 0 is served before 1.",
+    ("picks the largest number. A smaller number is more urgent: priority 0 goes before 1.",
      lambda level, w, p, a: -level),
-    ("takes the largest number. Here a smaller number is more urgent: priority 0 is served before 1.",
+    ("picks the largest number. A smaller number is more urgent: priority 0 goes before 1.",
      lambda level, w, p, a: -p - w // a),
     ("makes waiting requests less urgent. Smaller numbers are more urgent, so waiting has to lower them.",
      lambda level, w, p, a: p + w // a),
     ("ignores `waited`: as long as urgent requests keep arriving, the others starve.", lambda level, w, p, a: p),
-    ("lets waiting count too much: `ageing` iterations are worth one level, not one iteration `ageing` levels.",
+    ("lets waiting count too much: all `ageing` iterations together are worth one level.",
      lambda level, w, p, a: p - w * a),
-    ("takes the first to arrive, whatever its priority: that is first come, first served.", lambda level, w, p, a: 0),
-    (f"counts parts of a level. {LEVEL}", lambda level, w, p, a: p - w / a),
+    ("picks the request that arrived first, whatever its priority: that is first come, first served.",
+     lambda level, w, p, a: 0),
+    (f"counts fractions of a level. {LEVEL}", lambda level, w, p, a: p - w / a),
     (f"rounds to the nearest level. {LEVEL}", lambda level, w, p, a: p - round(w / a)),
-    ("is off by one where a level begins: exactly `ageing` iterations are worth a level, and one fewer is worth none.",
+    ("is off by one where a level begins: exactly `ageing` iterations are worth a level.",
      lambda level, w, p, a: p - (w - 1) // a),
     ("stops at level 0: a request that has waited long enough is more urgent than a new one of priority 0.",
      lambda level, w, p, a: max(level, 0)),
-    ("counts one level at most: every full `ageing` iterations are worth another one.",
+    ("counts at most one level: every full `ageing` iterations are worth another one.",
      lambda level, w, p, a: p - (w >= a)),
 ]:  # fmt: skip
     most_urgent.misconception(_message, first_by(lambda *each, key=_key: (key(*each), -each[1])))
     most_urgent.misconception(_message, first_by(_key))
 for _message, _key in [
     (f"breaks ties by priority. {TIES}, however it reached its level.", lambda level, w, p, a: (level, p)),
-    (f"takes the newest of equally urgent requests. {TIES}.", lambda level, w, p, a: (level, w)),
+    (f"picks the newest of equally urgent requests. {TIES}.", lambda level, w, p, a: (level, w)),
     (f"breaks ties by the place in the list, which is in no order. {TIES}.", lambda level, w, p, a: level),
 ]:
     most_urgent.misconception(_message, first_by(_key))
@@ -254,14 +255,14 @@ def takes_the_lowest_level(arguments, outcome, right):
         return None
     one, other = (each.priority - each.waited // ageing for each in (taken, wanted))
     why = f". {TIES}" if one == other else ""
-    return f"takes {taken.request_id}, which counts as {one}, and {wanted.request_id} counts as {other}{why}"
+    return f"picks {taken.request_id}, which counts as {one}, and {wanted.request_id} counts as {other}{why}"
 
 
 # --- worst_waits ----------------------------------------------------------------------------------------------------
 
 worst_waits = Exercise(
     "worst_waits(arrivals, token_times)",
-    "the longest wait for a first token, and the longest stall in the middle of a text",
+    "the longest TTFT shows how long a user waits, and the longest gap how long an output stalls",
     names=("the longest time to a first token", "the longest gap between two tokens"),
 )
 
@@ -294,7 +295,7 @@ def all_gaps(arrival, times):
 
 
 def longest_waits(arrivals, token_times, first=lambda a, times: times[0] - a, gaps=all_gaps, worst=(max, max)):
-    """Return both numbers, with parts to be broken: which waits are taken, and which of all is returned."""
+    """Return both numbers, with replaceable parts: the waits that count, and the statistics."""
     requests = [(arrivals[name], times) for name, times in token_times.items()]
     pooled = [gap for request in requests for gap in gaps(*request)]
     return float(worst[0]([first(*request) for request in requests])), float(worst[1](pooled or [0]))
@@ -302,30 +303,30 @@ def longest_waits(arrivals, token_times, first=lambda a, times: times[0] - a, ga
 
 worst_waits.reference(longest_waits)
 for _message, _parts in [
-    ("measures the time to the first token from time 0. A user waits from the request's own arrival.",
-     {"first": lambda a, times: times[0]}),
-    ("measures until the last token: that is the whole request's time.", {"first": lambda a, times: times[-1] - a}),
-    ("takes the mean of the times to a first token: it hides the request that waits.", {"worst": (mean, max)}),
-    ("takes the median of the times to a first token: it hides the request that waits.", {"worst": (median, max)}),
-    ("takes the shortest time to a first token, and the longest is wanted.", {"worst": (min, max)}),
-    ("has the time to a first token of the last request only: the worst of all is wanted.",
+    ("measures TTFT from time 0. A user waits from the arrival of the request.", {"first": lambda a, times: times[0]}),
+    ("measures until the last token: that is the latency of the whole request.",
+     {"first": lambda a, times: times[-1] - a}),
+    ("returns the mean TTFT: a mean hides the request that waits longest.", {"worst": (mean, max)}),
+    ("returns the median TTFT: a median hides the request that waits longest.", {"worst": (median, max)}),
+    ("returns the shortest TTFT: the task asks for the longest.", {"worst": (min, max)}),
+    ("returns the TTFT of the last request: the task asks for the longest of all.",
      {"worst": (lambda values: values[-1], max)}),
-    ("has the time to a first token of the first request only: the worst of all is wanted.",
+    ("returns the TTFT of the first request: the task asks for the longest of all.",
      {"worst": (lambda values: values[0], max)}),
-    ("counts the wait for the first token as a gap. That is TTFT; a gap lies between two tokens.",
+    ("counts the wait for the first token as a gap. That is TTFT; a gap is between two tokens.",
      {"gaps": lambda a, times: all_gaps(a, [a, *times])}),
-    ("takes each request's mean time between tokens, which is TPOT: one long stall vanishes in it.",
+    ("averages each request's gaps, which gives its TPOT: a mean hides one long stall.",
      {"gaps": lambda a, times: [mean(all_gaps(a, times))] if times[1:] else []}),
-    ("takes the mean of the gaps: one long stall vanishes in it.", {"worst": (max, mean)}),
-    ("takes the median of the gaps: one long stall vanishes in it.", {"worst": (max, median)}),
-    ("takes the shortest gap, and the longest is wanted.", {"worst": (max, min)}),
-    ("goes from the first token to the last: a gap lies between a token and the next one.",
+    ("returns the mean gap: a mean hides one long stall.", {"worst": (max, mean)}),
+    ("returns the median gap: a median hides one long stall.", {"worst": (max, median)}),
+    ("returns the shortest gap: the task asks for the longest.", {"worst": (max, min)}),
+    ("measures from the first token to the last: a gap is the time from one token to the next.",
      {"gaps": lambda a, times: [times[-1] - times[0]]}),
-    ("looks at the first gap of each request only: a text can stall at any token.",
+    ("looks at only the first gap of each request: an output can stall at any token.",
      {"gaps": lambda a, times: all_gaps(a, times)[:1]}),
-    ("looks at the last gap of each request only: a text can stall at any token.",
+    ("looks at only the last gap of each request: an output can stall at any token.",
      {"gaps": lambda a, times: all_gaps(a, times)[-1:]}),
-    ("counts the steps without a token. A gap is the time from one token to the next.",
+    ("counts the steps without a token: a gap is the time from one token to the next.",
      {"gaps": lambda a, times: [gap - 1 for gap in all_gaps(a, times)]}),
 ]:  # fmt: skip
     worst_waits.misconception(_message, lambda *arguments, parts=_parts: longest_waits(*arguments, **parts))
@@ -336,15 +337,14 @@ def own(times):
 
 
 for _message, _wrong in [
-    ("returns the gap first. Wanted are the time to a first token, then the gap.",
-     lambda a, t: longest_waits(a, t)[::-1]),
-    ("pairs arrivals and tokens by their places in the dicts. A request is found by its id.",
+    ("returns the gap first: the task asks for TTFT, then for the gap.", lambda a, t: longest_waits(a, t)[::-1]),
+    ("matches arrivals and token times by their order in the dicts. Requests are identified by their ids.",
      lambda a, t: longest_waits(dict(zip(t, a.values(), strict=True)), t)),
-    ("looks at the gaps between tokens of different requests. A user sees one text, which stalls while others go on.",
+    ("measures gaps between tokens of different requests. A user sees one output, and only its own gaps.",
      lambda a, t: (longest_waits(a, t)[0], own(sorted(time for times in t.values() for time in times)))),
-    ("has the gaps of the last request only: the worst of all is wanted.",
+    ("returns the longest gap of the last request: the task asks for the longest of all.",
      lambda a, t: (longest_waits(a, t)[0], own(list(t.values())[-1]))),
-    ("has the gaps of the first request only: the worst of all is wanted.",
+    ("returns the longest gap of the first request: the task asks for the longest of all.",
      lambda a, t: (longest_waits(a, t)[0], own(next(iter(t.values()))))),
 ]:  # fmt: skip
     worst_waits.misconception(_message, _wrong)

@@ -12,12 +12,12 @@ from ..streams import DONE, ONE, STREAMS, read_stream
 
 read_events = Exercise(
     "read_events(pieces)",
-    "wherever the network cuts a stream, each event is read as soon as it is complete",
+    "wherever the network cuts a stream, each event is yielded as soon as it is complete",
     observe=read_stream,
     forbidden=["helpers.load_test.client:EventStream.feed"],
 )
-ANYWHERE = "A stream is cut anywhere: keep what has come until an empty line ends the event."
-CHARACTER = "The bytes of a character may come in two pieces: decode what is complete."
+ANYWHERE = "The network cuts a stream anywhere: an event is complete only when its empty line has arrived."
+CHARACTER = "The bytes of a character may arrive in two pieces, which cannot be decoded one by one."
 
 
 @read_events.cases
@@ -42,7 +42,7 @@ def data_of(event, prefix="data:", lines_of=lambda text: text.split("\n")):
 
 @read_events.reference
 def by_empty_lines(pieces, data=data_of, parse=json.loads, keep=True, end=b"\n\n", at_end=False):
-    """Read a stream, with parts to be broken."""
+    """Read a stream, with replaceable parts."""
     rest = b""
     for piece in pieces:
         *events, rest = (rest + piece if keep else piece).split(end)
@@ -57,31 +57,34 @@ def by_empty_lines(pieces, data=data_of, parse=json.loads, keep=True, end=b"\n\n
 
 FALSY = "", "null", "0", "false", '""', "[]", "{}"
 for _message, _data in {
-    "parses [DONE]. It is no JSON: it ends the stream.": lambda event: data_of(event).replace("[DONE]", " [DONE]"),
-    "takes comments for data: lines that begin with `:` have none.": lambda event: event.decode()[5:].strip(),
+    "parses [DONE], which is not JSON: it ends the stream.": lambda event: data_of(event).replace("[DONE]", " [DONE]"),
+    "treats comments as data: lines that begin with `:` have none.": lambda event: event.decode()[5:].strip(),
     "drops falsy events: `null` and 0 are data, too.": lambda event: (d := data_of(event)) * (d not in FALSY),
-    "needs the blank behind `data:`, which may be missing.": lambda event: data_of(event, "data: "),
-    "keeps one `data:` line: only all of an event's are JSON.": lambda event: data_of(event).rpartition("\n")[2],
-    "ends at a text that says [DONE]. Only an event whose whole data is [DONE] ends the stream.": (
+    "requires the space after `data:`, which may be missing.": lambda event: data_of(event, "data: "),
+    "keeps one `data:` line of an event: its JSON may need several.": lambda event: data_of(event).rpartition("\n")[2],
+    "ends at a text that contains [DONE]. Only an event whose whole data is [DONE] ends the stream.": (
         lambda event: "[DONE]" if b"[DONE]" in event else data_of(event)
     ),
-    "looks for `data:` in texts: it has a meaning where a line begins.": lambda event: data_of(event).replace(
+    "removes `data:` from texts: it is a field name only where a line begins.": lambda event: data_of(event).replace(
         "data:", ""
     ),
-    "cuts lines where `str.splitlines` does, also in a text: only \\n ends a line.": (
+    "splits lines where `str.splitlines` does, even within a text: only \\n ends a line.": (
         lambda event: data_of(event, lines_of=str.splitlines)
     ),
 }.items():
     read_events.misconception(_message, lambda pieces, _data=_data: by_empty_lines(pieces, _data))
 for _message, _wrong in {
-    f"takes each piece for whole events. {ANYWHERE}": lambda pieces: by_empty_lines(pieces, keep=False),
-    f"decodes each piece. {CHARACTER}": lambda pieces: by_empty_lines(piece.decode().encode() for piece in pieces),
-    "takes every line for an event. Its `data:` lines belong together.": lambda pieces: by_empty_lines(
-        pieces, end=b"\n"
+    f"treats each piece as whole events. {ANYWHERE}": lambda pieces: by_empty_lines(pieces, keep=False),
+    f"decodes each piece by itself. {CHARACTER}": lambda pieces: by_empty_lines(
+        piece.decode().encode() for piece in pieces
     ),
-    "yields texts: wanted is what the JSON of an event says, parsed.": lambda pieces: by_empty_lines(pieces, parse=str),
-    "yields what has no empty line behind it: the connection broke.": lambda pieces: by_empty_lines(
-        pieces, at_end=True
+    "treats every line as an event. An empty line ends an event, so its `data:` lines belong "
+    "together.": lambda pieces: by_empty_lines(pieces, end=b"\n"),
+    "yields text: the task asks for the value that the JSON of an event describes.": lambda pieces: by_empty_lines(
+        pieces, parse=str
+    ),
+    "yields an event without its empty line: the connection broke before it was complete.": lambda pieces: (
+        by_empty_lines(pieces, at_end=True)
     ),
 }.items():
     read_events.misconception(_message, _wrong)
@@ -89,24 +92,25 @@ for _message, _wrong in {
 
 @read_events.rule
 def yields_in_time(arguments, outcome, right):
-    """Report a function that is no generator, and events that come too early or too late."""
+    """Report a function that is not a generator, or events that are yielded too early or too late."""
     got, wanted = outcome.result, right.result
     if "returned" in got:
-        return f"returns {got['returned']}. A client sees each event as soon as it is complete: `yield` it"
+        return f"returns {got['returned']}. A client shows each event as soon as it is complete: `yield` it"
     if got["events"] != wanted["events"]:
         return None
     reads, needs = got["pieces read by then"], wanted["pieces read by then"]
     if reads != needs and all(read >= len(arguments[0]) for read in reads):
-        return "reads the whole stream before anything comes out. A client sees each event as soon as it is complete"
+        return "reads the whole stream before it yields an event. A client shows each event as soon as it is complete"
     for event, read, needed in zip(got["events"], reads, needs, strict=True):
         if read > needed:
-            return f"keeps {event!r} back until more has come. Its empty line completes it: yield it before you read on"
+            return (
+                f"holds {event!r} back until another piece arrives. Its empty line completes it: yield it before "
+                "you ask for more"
+            )
         if read < needed:
-            return f"yields {event!r} before its empty line has come. Another `data:` line may belong to it"
+            return f"yields {event!r} before its empty line has arrived. Another `data:` line may belong to it"
     if got["pieces read in all"] > wanted["pieces read in all"]:
-        return (
-            "goes on reading behind [DONE]. The connection may stay open for the next request: this would wait for ever"
-        )
+        return "keeps reading after [DONE]. The connection may stay open for the next request: this could wait forever"
     return None
 
 
@@ -121,7 +125,7 @@ BoundedQueue = Exercise(
 
 @BoundedQueue.cases
 def _(random):
-    """Yield stories; a minus precedes a request that leaves. Ids are in no order, and one of them is 0."""
+    """Yield stories, in which a minus precedes a request that leaves. Ids are in no order, and one of them is 0."""
     letters = random.sample("abcdefghijklmnopqrstuvwxyz", 9)
     drawn = " ".join(random.choice(["", "-"]) + random.choice(letters) for _ in range(60))
     for what, rows, max_queue, seconds, story in [
@@ -131,7 +135,7 @@ def _(random):
         ("a refused request leaves", 1, 2, 7.25, "d c b a -a 0 e"),
         ("a request leaves twice", 2, 3, 5.5, "d c b -c -c a 0 -a -a e f g"),
         ("a refused request is offered again", 4, 1, 1, "f e d c b 0 -c 0 -b g"),
-        ("no place to wait", 1, 0, 3, "b a -a -b c 0 b"),
+        ("no places in the queue", 1, 0, 3, "b a -a -b c 0 b"),
         ("an empty queue", 3, 2, 10, "-z f -d -f -f a"),
         ("a long story", 2, 3, 6, "d c b a 0 e f -b f g -g h -e i -e j -d -d k l -c -a -f -i -k m -m n o p"),
         ("a long story", random.randint(1, 3), random.randint(0, 3), random.choice([1, 2.5, 7, 40]), drawn),
@@ -139,7 +143,7 @@ def _(random):
         steps, here = [], []
         for step in story.split():
             name = 0 if step.strip("-") == "0" else step.strip("-")
-            if step[0] == "-" or name not in here:  # a request that is here is not offered again
+            if step[0] == "-" or name not in here:  # a request that has a place is not offered again
                 steps.append(("leave" if step[0] == "-" else "offer", name))
                 here = [one for one in here if one != name]
                 here += [name] if step[0] != "-" and len(here) < rows + max_queue else []
@@ -147,7 +151,7 @@ def _(random):
 
 
 class Bounded:
-    """The reference, with the number of seconds as a part to be broken."""
+    """The reference, with the number of seconds as a replaceable part."""
 
     def __init__(self, rows, max_queue, seconds, retry_after=lambda queue: ceil(queue.seconds / queue.rows)):
         self.rows, self.max_queue, self.seconds, self.retry_after = rows, max_queue, seconds, retry_after
@@ -175,8 +179,8 @@ BoundedQueue.reference(Bounded)
 
 
 @BoundedQueue.misconception(
-    "takes it for granted that a request that leaves has a place. It may have left before, or was refused: then there "
-    "is nothing to do."
+    "assumes that a request that leaves has a place. It may have left before, or may have been refused: then "
+    "nothing happens."
 )
 class TakesPlacesForGranted(Bounded):
     def leave(self, request_id):
@@ -185,33 +189,35 @@ class TakesPlacesForGranted(Bounded):
         super().leave(request_id)
 
 
-ROW = "A row is busy for `seconds`, but there are several, and any of them will do."
-EARLY = "A client that comes back too early is refused once more. Round up."
-PLACE = "One that ends makes room for one: a client need not wait until the queue is empty."
+ROW = "Each row is busy for `seconds`, but there are several, and any of them will do."
+EARLY = "A client that retries too early is refused again."
+PLACE = "Each request that finishes makes room for another: a client need not wait until the queue is empty."
 
 for _message, _seconds in {
-    f"says when a certain row is free. {ROW}": lambda queue: ceil(queue.seconds),
-    f"multiplies by the rows. {ROW}": lambda queue: ceil(queue.seconds * queue.rows),
+    f"returns the time until one particular row is free. {ROW}": lambda queue: ceil(queue.seconds),
+    f"multiplies by the number of rows. {ROW}": lambda queue: ceil(queue.seconds * queue.rows),
     f"rounds down. {EARLY}": lambda queue: max(1, int(queue.seconds / queue.rows)),
     f"rounds to the nearest second. {EARLY}": lambda queue: max(1, round(queue.seconds / queue.rows)),
-    "adds a second even to whole ones: round up.": lambda queue: int(queue.seconds / queue.rows) + 1,
-    f"says when all waiting requests have begun. {PLACE}": (
+    "adds a second even to a whole number of seconds, which needs no rounding.": lambda queue: (
+        int(queue.seconds / queue.rows) + 1
+    ),
+    f"returns the time until all waiting requests have started. {PLACE}": (
         lambda queue: max(1, ceil(len(queue.waiting) * queue.seconds / queue.rows))
     ),
-    f"says when all waiting requests and one more have begun. {PLACE}": (
+    f"returns the time until all waiting requests and one more have started. {PLACE}": (
         lambda queue: ceil((len(queue.waiting) + 1) * queue.seconds / queue.rows)
     ),
-    f"says when all requests are done. {PLACE}": (
+    f"returns the time until all requests have finished. {PLACE}": (
         lambda queue: ceil(len(queue.waiting + queue.running) * queue.seconds / queue.rows)
     ),
-    "says 1 second, however fast the server is: it depends on `seconds` and on the rows.": lambda queue: 1,
+    "returns 1 second, however fast the server is: it depends on `seconds` and on the rows.": lambda queue: 1,
 }.items():
     BoundedQueue.misconception(_message, lambda *case, _seconds=_seconds: Bounded(*case, _seconds))
 
 
 @BoundedQueue.rule
 def keeps_its_promises(arguments, outcome, right):
-    """Report what makes a queue unusable, or the first step at which its places are wrong."""
+    """Report what makes a queue unusable, or the first step after which it is wrong."""
     if outcome.result["problem"]:
         return outcome.result["problem"]
     return first_mistake(outcome.result["steps"], right.result["steps"], arguments[0])

@@ -11,7 +11,7 @@ from ..exercise import Exercise
 
 poisson_arrivals = Exercise(
     "poisson_arrivals(rate, duration, random)",
-    "requests are sent when their users want, in bursts and with pauses, and never wait for an output",
+    "requests arrive in bursts and with pauses, and do not wait for earlier outputs",
 )
 
 
@@ -23,7 +23,7 @@ def _(random):
 
 
 def send_times(rate, duration, random, gap=lambda random, rate: random.expovariate(rate), first=None, late=False):
-    """Draw send times, with parts to be broken."""
+    """Draw send times, with replaceable parts."""
     times, now = [], gap(random, rate) if first is None else first
     while now < duration:
         times.append(now)
@@ -32,36 +32,39 @@ def send_times(rate, duration, random, gap=lambda random, rate: random.expovaria
 
 
 poisson_arrivals.reference(lambda rate, duration, random: send_times(rate, duration, random))
-EVEN = "Users do not know of each other: sometimes several requests come at once, and then none for a while."
+EVEN = "Users send independently of each other: sometimes several requests arrive at once, and then none for a while."
 
 for _message, _parts in {
     "sends the first request at 0: there is a gap before it, too.": {"first": 0},
-    f"sends at fixed gaps. {EVEN}": {"gap": lambda random, rate: 1 / rate},
-    f"sends at fixed gaps, from 0 on. {EVEN}": {"gap": lambda random, rate: 1 / rate, "first": 0},
-    "takes `rate` for the mean gap, which is 1 / rate seconds.": {
+    f"sends at fixed intervals. {EVEN}": {"gap": lambda random, rate: 1 / rate},
+    f"sends at fixed intervals, from 0 on. {EVEN}": {"gap": lambda random, rate: 1 / rate, "first": 0},
+    "uses `rate` as the mean gap, which is 1 / rate seconds.": {
         "gap": lambda random, rate: random.expovariate(1 / rate)
     },
-    "never uses the rate: a gap is one second in the mean.": {"gap": lambda random, rate: random.expovariate(1)},
+    "ignores the rate: its mean gap is one second.": {"gap": lambda random, rate: random.expovariate(1)},
     "sends a request after the end: all send times are below `duration`.": {"late": True},
-    "the gaps are drawn evenly: there is a longest one, and short ones are as rare as long ones. Exponential gaps are "
+    "draws gaps from a uniform distribution, in which short gaps are as rare as long ones. Exponential gaps are "
     "mostly short, and now and then very long.": {"gap": lambda random, rate: random.uniform(0, 2 / rate)},
-    "adds a fixed gap to each drawn one.": {"gap": lambda random, rate: 1 / rate + random.expovariate(rate)},
-    "draws exponential gaps, but not with `expovariate`: use it, so that a seed gives the same times everywhere.": {
+    "adds a fixed gap to each drawn one: no two requests could arrive almost together.": {
+        "gap": lambda random, rate: 1 / rate + random.expovariate(rate)
+    },
+    "draws exponential gaps, but not with `expovariate`: then a seed does not give the same times everywhere.": {
         "gap": lambda random, rate: -log(random.random()) / rate
     },
 }.items():
     poisson_arrivals.misconception(_message, lambda *case, _parts=_parts: send_times(*case, **_parts))
 for _message, _wrong in {
-    "returns the gaps. A request is sent one gap after the one before: add them up.": (
+    "returns the gaps: the task asks for the time at which each request is sent.": (
         lambda *case: [b - a for a, b in pairwise([0, *send_times(*case)])]
     ),
-    "sends `rate * duration` requests. How many are sent is chance, too: stop when the time is over.": (
+    "sends exactly `rate * duration` requests. Their number is random, too: the test ends when its time is over.": (
         lambda rate, duration, random: list(accumulate(random.expovariate(rate) for _ in range(int(rate * duration))))
     ),
-    "spreads `rate * duration` requests evenly over the time. Draw the gaps: then the number is chance, too.": (
+    "spreads exactly `rate * duration` requests over the test. The gaps are random, and so is the number of "
+    "requests.": (
         lambda rate, duration, random: sorted(random.uniform(0, duration) for _ in range(int(rate * duration)))
     ),
-    "sets the seed. The seed is the caller's: with this one, every test is the same.": (
+    "sets the seed, which belongs to the caller: every test would be the same.": (
         lambda rate, duration, random: random.seed(0) or send_times(rate, duration, random)
     ),
 }.items():
@@ -70,7 +73,7 @@ for _message, _wrong in {
 
 @poisson_arrivals.rule
 def draws_from_its_argument(arguments, outcome, right):
-    """Report a generator that is left as it was."""
+    """Report a generator that was not used."""
     if right.result and outcome.arguments[2].getstate() == arguments[2].getstate():
         return "never draws from the generator that it is given. With it, the same seed gives the same test"
     return None
@@ -80,7 +83,7 @@ def draws_from_its_argument(arguments, outcome, right):
 
 open_loop_latencies = Exercise(
     "open_loop_latencies(arrivals, service_seconds)",
-    "a request that waits for others waits from the moment at which it should have been sent",
+    "latency starts at the intended send time, so it includes the time that a request waits for others",
 )
 
 
@@ -101,7 +104,7 @@ def _(random):
 
 
 def served(arrivals, service_seconds, begin=max, free=lambda sent, end, seconds: end, rank=None):
-    """Return (send time, begin, end) for each request, with parts to be broken."""
+    """Return (send time, begin, end) for each request, with replaceable parts."""
     waiting, now, times = set(range(len(arrivals))), 0, {}
     while waiting:
         sent = {number for number in waiting if arrivals[number] <= max(now, min(arrivals[n] for n in waiting))}
@@ -119,41 +122,44 @@ def from_intended_send_time(arrivals, service_seconds, **parts):
 
 
 for _message, _wrong in {
-    "no request ever waits here. That is what a client sees that sends only after the response before: a server that "
-    "takes one request at a time makes the next one wait.": lambda sent, service: service,
-    "works on a request before it is sent: when no request waits, the server is idle.": (
+    "returns the service times: a closed loop would measure just that. In an open loop, a request also waits while "
+    "the server is busy with earlier ones.": lambda sent, service: service,
+    "starts a request before it is sent: when no request waits, the server is idle.": (
         lambda *case: from_intended_send_time(*case, begin=lambda sent, now: now)
     ),
-    "adds up all work so far. What was done before a request was sent keeps it no longer.": (
+    "adds up all service times so far. Work that ends before a request is sent does not delay it.": (
         lambda sent, service: list(accumulate(service))
     ),
-    "lets a request wait as if the one before had begun at once: that one may have waited, too.": (
+    "assumes that the previous request started when it was sent: it may have waited, too.": (
         lambda *case: from_intended_send_time(*case, free=lambda sent, end, seconds: sent + seconds)
     ),
-    "serves the latest request first. The server takes them in the order in which they are sent.": (
+    "serves the latest request first. The server runs requests in the order in which they are sent.": (
         lambda *case: from_intended_send_time(*case, rank=lambda service: lambda number: -number)
     ),
-    "serves the shortest request first. The server takes them in the order in which they are sent.": (
+    "serves the shortest request first. The server runs requests in the order in which they are sent.": (
         lambda *case: from_intended_send_time(*case, rank=lambda service: service.__getitem__)
     ),
-    "sorts the latencies: they are in the order of their requests.": lambda *case: sorted(
+    "sorts the latencies: they must be in the order of the requests.": lambda *case: sorted(
         from_intended_send_time(*case)
     ),
-    "reverses the latencies: they are in the order of their requests.": lambda *case: from_intended_send_time(*case)[
+    "reverses the latencies: they must be in the order of the requests.": lambda *case: from_intended_send_time(*case)[
         ::-1
     ],
     "counts from the first send time: each request has its own.": lambda a, s: [end - a[0] for *_, end in served(a, s)],
-    "takes the time between two responses: while the server is busy, no wait shows in it.": (
+    "returns the time between responses, which does not include the wait.": (
         lambda *case: [b - a for a, b in pairwise([0, *(end for *_, end in served(*case))])]
     ),
-    "takes the send times for gaps, and adds them up.": lambda a, s: from_intended_send_time(list(accumulate(a)), s),
+    "treats the send times as gaps, and adds them up.": lambda a, s: from_intended_send_time(list(accumulate(a)), s),
 }.items():
     open_loop_latencies.misconception(_message, _wrong)
 for _message, _each in {
-    "counts the wait only. Latency goes from the send time to the response.": lambda sent, begin, end: begin - sent,
-    "returns when each is done. Latency counts from each request's send time.": lambda sent, begin, end: end,
-    "returns when each begins. Wanted is the time from its send time to the response.": lambda sent, begin, end: begin,
-    "divides by the service time: wanted are seconds.": lambda sent, begin, end: (end - sent) / (end - begin),
+    "counts only the wait. Latency lasts from the send time to the response.": lambda sent, begin, end: begin - sent,
+    "returns the time of each response. Latency counts from the send time of each request.": lambda sent, begin, end: (
+        end
+    ),
+    "returns the time at which each request starts. Latency lasts from the send time to the "
+    "response.": lambda sent, begin, end: begin,
+    "divides by the service time: the task asks for seconds.": lambda sent, begin, end: (end - sent) / (end - begin),
 }.items():
     open_loop_latencies.misconception(_message, lambda *case, _each=_each: [_each(*times) for times in served(*case)])
 
@@ -161,7 +167,7 @@ for _message, _each in {
 
 goodput = Exercise(
     "goodput(requests, seconds, ttft, tpot)",
-    "a request counts if it was served in time, and neither a mean nor a refusal hides one that was not",
+    "only requests that are served in time count, and neither a mean nor a refusal hides the others",
     forbidden=["helpers.metrics:goodput"],
 )
 
@@ -170,13 +176,13 @@ goodput = Exercise(
 def _(random):
     """Yield requests as a send time and the times of their tokens."""
     drawn = ""
-    for sent in random.sample(range(40), 30):  # in another order than they were sent
+    for sent in random.sample(range(40), 30):  # not in the order in which they were sent
         gaps = [random.choice([0.5, 1.25, 2]), *random.choices([0.125, 0.25, 0.5, 0.75, 1.5], k=4)]
         drawn += f";{sent}: " + " ".join(map(str, list(accumulate(gaps, initial=sent))[1 : random.randint(1, 6)]))
     for what, text, *rest in [
         ("in time or late", "0: 0.5 1 1.5; 1: 3.5 4 4.5; 2: 2.5 4.5 6.5; 3: 3.5 3.75", 4, 1, 0.5),
         ("other limits", "0: 0.5 1 1.5; 1: 3.5 4 4.5; 2: 2.5 4.5 6.5; 3: 3.5 3.75", 8, 2.5, 2),
-        ("limits that are just met", "0: 1 1.5 2 2.5; 4: 5 5.25", 10, 1, 0.5),
+        ("limits that are exactly met", "0: 1 1.5 2 2.5; 4: 5 5.25", 10, 1, 0.5),
         ("single tokens", "0: 0.25; 5: 7; 6: 6.5 7; 8: 8.5 10", 10, 1, 0.5),
         ("refused requests", "0: 0.5 1; 1:; 1:; 2:; 3: 3.25 3.5; 3: 3.25 3.5", 5, 1, 0.5),
         ("uneven gaps", "9: 9.5 9.75 10 11.5; 6: 7.5 7.625 7.75 7.875; 8: 8.5 9.25 9.5", 16, 1, 0.5),
@@ -212,58 +218,66 @@ def rate(meets=good, value=lambda number, requests, seconds: number / seconds):
 
 
 goodput.reference(rate())
-GAPS = "TPOT is the mean of the gaps between tokens, and of gaps there is one fewer than of tokens."
+GAPS = "TPOT is the mean gap between tokens, and there is one gap fewer than there are tokens."
 
 for _message, _wrong in {
-    "counts refused requests. Nothing was too late for them, since nothing came.": lambda s, t, *xy: (
+    "counts refused requests. No token of theirs was late, but only because they got none.": lambda s, t, *xy: (
         not t or good(s, t, *xy)
     ),
-    "takes it for granted that a request has tokens. A refused one has none, and does not count.": (
+    "assumes that every request has tokens. A refused one has none, and does not count.": (
         lambda s, t, x, y: t[0] - s <= x and mean_gap(t) <= y
     ),
     "leaves out outputs of one token: without a TPOT, only TTFT has a limit.": lambda *one: (
         len(one[1]) > 1 and good(*one)
     ),
-    "takes it for granted that there is a second token: with one there is no TPOT, and only TTFT has a limit.": (
+    "assumes that there is a second token: an output of one token has no TPOT, and only TTFT has a limit.": (
         lambda s, t, x, y: first(s, t, x) and (t[-1] - t[0]) / (len(t) - 1) <= y
     ),
-    "leaves out requests that just meet a limit: at most means that the limit itself is fine.": (
+    "leaves out requests that exactly meet a limit: *at most* includes the limit itself.": (
         lambda s, t, x, y: t and t[0] - s < x and (len(t) < 2 or mean_gap(t) < y)
     ),
-    "leaves out a TTFT that just meets its limit.": lambda s, t, x, y: t and t[0] - s < x and mean_gap(t) <= y,
-    "leaves out a TPOT that just meets its limit.": lambda s, t, x, y: (
+    "leaves out a TTFT that exactly meets its limit.": lambda s, t, x, y: t and t[0] - s < x and mean_gap(t) <= y,
+    "leaves out a TPOT that exactly meets its limit.": lambda s, t, x, y: (
         first(s, t, x) and (mean_gap(t) < y or not t[1:])
     ),
-    "is content with one of the limits.": lambda s, t, x, y: t and (first(s, t, x) or mean_gap(t) <= y),
-    "looks at the first token only: the others can be too slow.": lambda s, t, x, y: first(s, t, x),
-    "never looks at the wait for the first token.": lambda s, t, x, y: t and mean_gap(t) <= y,
+    "counts requests that meet one limit: both must be met.": lambda s, t, x, y: (
+        t and (first(s, t, x) or mean_gap(t) <= y)
+    ),
+    "checks TTFT only: the later tokens can be too slow.": lambda s, t, x, y: first(s, t, x),
+    "checks TPOT only: the first token can be too late.": lambda s, t, x, y: t and mean_gap(t) <= y,
     "swaps the limits: the first is for TTFT, the second for TPOT.": lambda s, t, x, y: good(s, t, y, x),
-    f"counts the wait for the first token in TPOT. {GAPS}": lambda s, t, x, y: (
+    f"includes the wait for the first token in TPOT. {GAPS}": lambda s, t, x, y: (
         first(s, t, x) and t[-1] - s <= y * len(t)
     ),
-    f"counts the wait for the first token in TPOT, as one of its gaps. {GAPS}": (
+    f"includes the wait for the first token in TPOT, as one of its gaps. {GAPS}": (
         lambda s, t, x, y: first(s, t, x) and (len(t) < 2 or t[-1] - s <= y * (len(t) - 1))
     ),
     f"divides by the number of tokens. {GAPS}": lambda s, t, x, y: first(s, t, x) and t[-1] - t[0] <= y * len(t),
-    "looks at the longest gap: TPOT is the mean.": (
+    "compares the longest gap: TPOT is the mean gap.": (
         lambda s, t, x, y: first(s, t, x) and all(b - a <= y for a, b in pairwise(t))
     ),
-    "looks at the median gap: TPOT is the mean.": (
+    "compares the median gap: TPOT is the mean gap.": (
         lambda s, t, x, y: first(s, t, x) and median([b - a for a, b in pairwise(t)] or [0]) <= y
     ),
-    "forgives a late first token if the others come fast.": lambda s, t, x, y: t and t[-1] - s <= x + (len(t) - 1) * y,
-    "compares the whole request's time with the limit for the first token.": (
+    "lets fast tokens make up for a late first one: TTFT has its own limit.": lambda s, t, x, y: (
+        t and t[-1] - s <= x + (len(t) - 1) * y
+    ),
+    "compares the latency of the whole request with the TTFT limit.": (
         lambda s, t, x, y: t and t[-1] - s <= x and mean_gap(t) <= y
     ),
-    "takes a time on the clock for TTFT, which counts from the send time.": lambda s, t, *xy: good(0, t, *xy),
+    "uses the time of the first token as TTFT, which counts from the send time.": lambda s, t, *xy: good(0, t, *xy),
     "counts all requests that were served, in time or not: that is throughput.": lambda s, t, *xy: t,
-    "counts all requests that were sent: that is the load.": lambda *one: True,
-    "counts requests that miss a limit. Wanted are those that meet both.": lambda s, t, *xy: t and not good(s, t, *xy),
+    "counts all requests that were sent: that is the offered load.": lambda *one: True,
+    "counts requests that miss a limit: the task asks for those that meet both.": lambda s, t, *xy: (
+        t and not good(s, t, *xy)
+    ),
 }.items():
     goodput.misconception(_message, rate(_wrong))
 
 
-@goodput.misconception("judges all requests by their means. Each request meets its limits or misses them.")
+@goodput.misconception(
+    "compares the means of all requests with the limits. Each request meets its limits or misses them."
+)
 def by_means(requests, seconds, ttft, tpot):
     served = [one for one in requests if one[1]]
     waits, gaps = [times[0] - sent for sent, times in served], [mean_gap(times) for _, times in served]
@@ -271,16 +285,14 @@ def by_means(requests, seconds, ttft, tpot):
     return len(served) / seconds if met else 0
 
 
-SHARE = "gives a share of the requests. It does not say how many per second are served well"
-for _message, _value in {
-    "gives their number. Wanted is their number per second.": lambda number, requests, seconds: number,
-    SHARE: lambda number, requests, seconds: number / max(len(requests), 1),
-    f"{SHARE}, and it needs a request to divide by.": lambda number, requests, seconds: number / len(requests),
-    f"{SHARE}. It is a percentage.": lambda number, requests, seconds: 100 * number / max(len(requests), 1),
-    f"{SHARE}, and leaves out refused requests.": (
-        lambda number, requests, seconds: number / max(sum(bool(times) for _, times in requests), 1)
-    ),
-    "rounds to a whole number: half a request per second is 0.5.": lambda number, requests, seconds: number // seconds,
-    "is upside down: wanted are requests per second.": lambda number, requests, seconds: seconds / max(number, 1),
-}.items():
+SHARE = "returns a share of the requests, which does not say how many per second are served in time."
+for _message, _value in [
+    (SHARE, lambda number, requests, seconds: number / max(len(requests), 1)),
+    (SHARE, lambda number, requests, seconds: number / len(requests)),
+    (SHARE, lambda number, requests, seconds: 100 * number / max(len(requests), 1)),
+    (SHARE, lambda number, requests, seconds: number / max(sum(bool(times) for _, times in requests), 1)),
+    ("returns the number of requests: the task asks for requests per second.", lambda number, *_: number),
+    ("rounds to a whole number: half a request per second is 0.5.", lambda number, _, seconds: number // seconds),
+    ("returns seconds per request, the inverse of goodput.", lambda number, _, seconds: seconds / max(number, 1)),
+]:
     goodput.misconception(_message, rate(value=_value))

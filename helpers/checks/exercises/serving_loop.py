@@ -1,4 +1,4 @@
-"""Lesson 3, the loop: the right tokens for every request, and each free row goes to the next request at once."""
+"""Lesson 3, the loop: every request gets the right tokens, and each free row goes to the next request at once."""
 
 from collections import deque
 from itertools import pairwise, zip_longest
@@ -11,7 +11,7 @@ from ..watched_verbs import loop_in_words
 
 continuous_loop = Exercise(
     "continuous_loop(requests, max_batch_size)",
-    "every request has the tokens it gets alone, and a free row goes to the next one at once",
+    "every request gets the tokens that it gets alone, and a free row goes to the next request at once",
     observe=loop_in_words,
     forbidden=[f"helpers.loops:generate_{loop}" for loop in ("alone", "static", "continuous")],
 )
@@ -33,7 +33,7 @@ def _(random):
 
 
 def serve(requests, rows, may_join=lambda free, running: free, together=True, leave_early=False) -> dict:
-    """Run the loop, with parts to be broken: how many may join, in how many prefills; return the outputs by request."""
+    """Run the loop, with replaceable parts: how many may join, in how many prefills; return the outputs by request."""
     waiting = deque(Request(*request, number) for number, request in enumerate(requests))
     running, outputs = {"request_ids": []}, {}
     while waiting or running["request_ids"]:
@@ -59,28 +59,28 @@ def in_order(requests, rows, **broken):
 
 @continuous_loop.ignoring
 def _(result, arguments):
-    """When a prefill ends an output, its row may leave before the next pass or after it."""
+    """A row that finishes in its prefill may leave before the next pass or after it."""
     return result if all(budget > 1 for _, budget in arguments[0]) else result | {PASSES: []}
 
 
 for _message, _loop in {
-    "waits until the whole batch has finished. That is static batching: the next request can have a finished request's "
-    "row before the next pass.": lambda each, n: in_order(each, n, may_join=lambda free, running: free * (not running)),
-    "serves one request at a time, and the other rows stay empty.": lambda each, n: in_order(each, 1),
-    "computes more rows at once than max_batch_size: the server has memory for that many.": lambda each, n: in_order(
+    "waits until the whole batch has finished, which is static batching. A waiting request can take a finished "
+    "request's row before the next pass.": lambda each, n: in_order(
+        each, n, may_join=lambda free, running: free * (not running)
+    ),
+    "serves one request at a time and leaves the other rows empty.": lambda each, n: in_order(each, 1),
+    "runs more than max_batch_size rows at once: the server has no memory for them.": lambda each, n: in_order(
         each, len(each)
     ),
-    "leaves a row empty: max_batch_size requests can run at the same time.": lambda each, n: in_order(each, n - 1),
-    "gives every joining request a prefill of its own: requests that join at the same time can share one.": (
+    "leaves one row empty: max_batch_size requests can run at the same time.": lambda each, n: in_order(each, n - 1),
+    "runs a separate prefill for every joining request: requests that join at the same time can share one.": (
         lambda each, n: in_order(each, n, together=False)
     ),
-    "returns the outputs in the order in which they ended. A client waits for each: output i belongs to request i.": (
-        lambda each, n: list(serve(each, n).values())
-    ),
-    "loses each output's last token: a step's tokens must be noted before its finished rows leave.": lambda each, n: (
-        [output[:-1] for output in in_order(each, n)]
-    ),
-    "loses the output of a request that ends in its prefill: its row leaves before its tokens are noted.": (
+    "returns the outputs in the order in which the requests finished. Output i must belong to request i, because "
+    "its client waits for it.": lambda each, n: list(serve(each, n).values()),
+    "loses the last token of each output: a step's tokens must be recorded before the finished rows "
+    "leave.": lambda each, n: ([output[:-1] for output in in_order(each, n)]),
+    "loses the output of a request that finishes in its prefill: its row leaves before its tokens are recorded.": (
         lambda each, n: in_order(each, n, leave_early=True)
     ),
 }.items():
@@ -89,35 +89,36 @@ for _message, _loop in {
 
 @continuous_loop.rule
 def every_output_is_right(arguments, outcome, right):
-    """Report the request whose output is missing, too short, too long or another one's."""
+    """Report the request whose output is missing, too short, too long or another request's."""
     got, wanted = (list(each.result[OUTPUTS]) for each in (outcome, right))
     lost = len(got) != len(wanted) or None in got
     for number, output in enumerate(wanted):
         if lost and output not in got:
-            ends = " (it ends in its prefill)" if len(output) == 1 else ""
-            return f"the output of request {number} is missing{ends}: each of the {len(wanted)} requests waits for one"
+            ends = "(it finishes in its prefill)" if len(output) == 1 else ""
+            return f"returns no output for request {number}{ends}: each of the {len(wanted)} requests needs one"
         if lost:
             got.remove(output)
         elif isinstance(came := got[number], list) and came != output:
             if came in wanted:
-                return f"the output of request {number} is that of request {wanted.index(came)}: rows were mixed up"
+                return f"returns the output of request {wanted.index(came)} for request {number}: rows were mixed up"
             if came[: len(output)] == output[: len(came)]:
-                return f"the output of request {number} has {len(came)} tokens, and should have {len(output)}"
-            return f"the output of request {number} is not what the model generates for that request alone"
+                return f"returns {len(came)} tokens for request {number}, which should get {len(output)}"
+            return f"returns tokens for request {number} that the model does not generate for that request alone"
     return None
 
 
 @continuous_loop.rule
 def free_rows_are_filled_in_order(arguments, outcome, right):
-    """Report the first forward pass that computes other requests than it should."""
+    """Report the first forward pass that computes the wrong requests."""
     got, wanted = (continuous_loop.ignore(each.result, arguments)[PASSES] for each in (outcome, right))
     joined = [number for kind, numbers in got if kind == "prefill" for number in numbers if number is not None]
     if late := [pair for pair in pairwise(joined) if pair[0] > pair[1]]:
-        return "lets request {} join before request {}. Requests join in the order in which they came".format(*late[0])
+        return "lets request {} join before request {}. Requests join in their order of arrival".format(*late[0])
     for number, (one, other) in enumerate(zip_longest(got, wanted, fillvalue=("missing", []))):
         if one != other:
             came, due = (f"{kind} of requests {numbers}" if numbers else kind for kind, numbers in (one, other))
             return (
-                f"forward pass {number} should be: {due}. It is: {came}. Finished rows leave, and free rows are filled"
+                f"forward pass {number} should be: {due}. It is: {came}. Finished rows leave, and waiting requests "
+                "get free rows"
             )
     return None
