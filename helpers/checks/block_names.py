@@ -61,7 +61,7 @@ def wrong_names(texts: Seq[list[int]], block_size: int, salts: Seq[str], named: 
         if words := [name for name in names if isinstance(name, str)]:
             return f"returns {words[0]} as a name, which cannot be the key of a dict"
         if len(names) != len(own):
-            return f"names {len(names)} blocks of {text}, of which {len(own)} blocks of {block_size} are full"
+            return f"returns {len(names)} names for {text}, which fills {len(own)} blocks of {block_size}"
         where = [f"block {place} of {text} with salt {salt!r}" for place in range(len(own))]
         blocks += zip(names, own, where, strict=True)
     for (name, own, where), (other_name, other_own, other_where) in combinations(blocks, 2):

@@ -161,6 +161,6 @@ WRONG["prefix_hashes"] |= {
     ),
     "returns a list as a name": lambda *case: list(map(list, everything_before_as_the_name(*case))),
     "but returned a set": lambda *case: set(with_sha256(*case)),
-    "of which 1 blocks of 2 are full": lambda ids, size, salt: with_sha256(ids, 4, salt),
+    "returns 0 names for [7, 71], which fills 1 blocks of 2": lambda ids, size, salt: with_sha256(ids, 4, salt),
 }
 ALMOST["prefix_hashes"] |= {"changed its argument: `token_ids`": lambda names, ids, *_: ids.clear() or names}

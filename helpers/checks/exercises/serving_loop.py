@@ -94,7 +94,7 @@ def every_output_is_right(arguments, outcome, right):
     lost = len(got) != len(wanted) or None in got
     for number, output in enumerate(wanted):
         if lost and output not in got:
-            ends = "(it finishes in its prefill)" if len(output) == 1 else ""
+            ends = " (it finishes in its prefill)" if len(output) == 1 else ""
             return f"returns no output for request {number}{ends}: each of the {len(wanted)} requests needs one"
         if lost:
             got.remove(output)
