@@ -82,7 +82,7 @@ notebooks: $(STAMP)  ## run the lessons and store their outputs in notebooks/ [L
 release: $(STAMP)  ## write the student notebooks in notebooks/exercises/release/ from their sources
 	$(RUN) notebooks/exercises/grade.py release
 
-grade: $(STAMP)  ## grade SUBMITTED=folder of <student>/<exercise>.ipynb into build/grades/ [ARGS="--timeout 60 --jobs 2"]
+grade: $(STAMP)  ## grade SUBMITTED=folder of <student>/<exercise>.ipynb into build/grades/ [ARGS="--jobs 2 --seed 7"]
 	@test -n "$(SUBMITTED)" || { echo >&2 'Name the folder of the submissions: make grade SUBMITTED=folder'; exit 1; }
 	@$(RUN) notebooks/exercises/grade.py grade $(ARGS) "$(SUBMITTED)"
 

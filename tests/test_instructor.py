@@ -6,16 +6,16 @@ from pathlib import Path
 
 import nbformat
 
-from helpers.checks import TASKS
+from helpers.checks.exercises import EXERCISES
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "INSTRUCTOR.md").read_text(encoding="utf-8")
-EXERCISES = sorted((ROOT / "notebooks" / "exercises" / "source").glob("*/*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "notebooks" / "exercises" / "source").glob("*/*.ipynb"))
 
 
 def texts_of_the_checks():
     """Every piece of text in the checks' code; those of an f-string are cut where a value is filled in."""
-    for path in (ROOT / "helpers" / "checks").glob("*.py"):
+    for path in (ROOT / "helpers" / "checks").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
@@ -23,7 +23,7 @@ def texts_of_the_checks():
 
 def test_every_message_that_the_page_quotes_is_a_check_s():
     quotes = re.findall(r'\| `(\w+)` \| "(.+)" \|', PAGE)
-    assert len(quotes) > 12 and {task for task, _ in quotes} <= set(TASKS)
+    assert len(quotes) > 12 and {task for task, _ in quotes} <= set(EXERCISES)
     texts = "\n".join(texts_of_the_checks())
     assert [quote for _, quote in quotes if quote not in texts] == []
 
@@ -31,7 +31,7 @@ def test_every_message_that_the_page_quotes_is_a_check_s():
 def test_the_points_are_those_of_the_exercises():
     told = dict(re.findall(r"^\| (lesson \d|codelab) \| (\d+) \|", PAGE, re.MULTILINE))
     points = {}
-    for path in EXERCISES:
+    for path in NOTEBOOKS:
         name = "codelab" if "codelab" in path.stem else f"lesson {path.stem[0]}"
         cells = nbformat.read(path, as_version=4).cells
         points[name] = str(sum(cell.metadata.get("nbgrader", {}).get("points", 0) for cell in cells))
@@ -39,7 +39,7 @@ def test_the_points_are_those_of_the_exercises():
 
 
 def test_the_number_of_lessons_and_tasks_is_that_of_the_exercises():
-    lessons = [path for path in EXERCISES if "codelab" not in path.stem]
+    lessons = [path for path in NOTEBOOKS if "codelab" not in path.stem]
     tasks = sum(
         bool(cell.metadata.get("nbgrader", {}).get("solution"))
         for path in lessons

@@ -28,7 +28,7 @@ class Reader:
         self._parts: list[tuple[Hashable, int, int]] = []  # of the current row
         AttentionInterface.register("exercise", lambda *args, **kwargs: None)
         self.model.set_attn_implementation("exercise")
-        self.model.config.pad_token_id = None  # without pads, no warning of missing masks is needed
+        self.model.config.pad_token_id = None  # a row has no pads, so no warning about a missing mask is needed
 
     def read(self, chunks: Mapping[Hashable, Seq[int]]) -> dict[Hashable, torch.Tensor]:
         """Run a forward pass over {request: its next token ids}; return {request: logits after the last of them}."""
@@ -36,7 +36,7 @@ class Reader:
         ids, positions, columns = self.pack([list(chunk) for chunk in chunks.values()], cached)
         self._parts = [(request, start, end) for request, (start, end) in zip(chunks, columns, strict=True)]
         self.columns.append(len(ids))
-        AttentionInterface.register("exercise", self._attend)  # replaces that of another reader
+        AttentionInterface.register("exercise", self._attend)  # replaces the function of another reader
         device = self.model.device
         with torch.no_grad():
             logits = self.model(
@@ -53,7 +53,7 @@ class Reader:
     def _attend(self, module, query, key, value, attention_mask, scaling=None, **_):
         keys, values = [], []
         for request, start, end in self._parts:
-            pair = tuple(one[0, :, start:end].cpu() for one in (key, value))  # the exercises use the CPU only
+            pair = tuple(one[0, :, start:end].cpu() for one in (key, value))  # the exercises use only the CPU
             if old := self._kept.get((request, module.layer_idx)):
                 pair = tuple(torch.cat(both, dim=1) for both in zip(old, pair, strict=True))
             self._kept[request, module.layer_idx] = pair
@@ -63,5 +63,5 @@ class Reader:
         if scaling is not None:
             query = query * (scaling * query.shape[-1] ** 0.5)  # the exercise divides by the square root
         columns = [(start, end) for _, start, end in self._parts]
-        answer = self.attend_row(query[0].cpu(), keys, values, columns)
-        return answer.transpose(0, 1)[None].to(query.device), None
+        output = self.attend_row(query[0].cpu(), keys, values, columns)
+        return output.transpose(0, 1)[None].to(query.device), None

@@ -1,4 +1,4 @@
-"""The codelab: a student's `schedule()` decides before every iteration which requests join, and is scored on the cost.
+"""The codelab: a student's `schedule()` decides before every iteration which requests join, and its cost is the score.
 
 The course's engine runs the requests on the embedded model, as lesson 3's loop would: prefills and decodes take turns,
 each a forward pass of its own. Latency is counted in forward passes, which are the same on every machine.
@@ -15,24 +15,31 @@ from ..engine import EngineConfig, Plan, SamplingParams, Sequence
 from ..model_engine import Engine
 from ..request import Request
 from ..trace import Trace
-from .attempt import Attempt
-from .differences import Wrong, in_notebook, kind
+from .calling import answer
+from .comparing import in_notebook, kind
+from .examining import examine
+from .exercise import JudgedExercise, Wrong
 from .student_scheduler import StudentScheduler
 
 ROWS = 8
 SIGNATURE = "schedule(waiting, running, free_rows)"
+WORKLOADS = {
+    "race": "32 requests at once, max_tokens 100 for every eighth, 10 for the others",
+    "mixed": "24 requests at once, max_tokens 96 for all, but most outputs end with EOS",
+    "arriving": "32 requests with unequal max_tokens, one every two forward passes",
+}
 
 
 @dataclass(frozen=True)
 class ServerRequest:
-    """What a scheduler knows of a request. The length of its output is not known.
+    """What a scheduler knows about a request. The length of its output is not known.
 
     Attributes:
         request_id: its name.
-        prompt_tokens: how many tokens its prefill computes.
-        max_tokens: at most so many tokens will be generated, fewer if EOS comes.
+        prompt_tokens: the number of tokens that its prefill computes.
+        max_tokens: the most tokens to generate; EOS may come sooner.
         arrived: the forward pass before which it arrived.
-        generated: how many tokens it has so far; 0 while it waits.
+        generated: the number of tokens generated so far; 0 while it waits.
     """
 
     request_id: Hashable
@@ -42,45 +49,45 @@ class ServerRequest:
     generated: int = 0
 
 
-# --- a schedule drives the engine ---------------------------------------------------------------------------------
+# --- a schedule drives the engine -----------------------------------------------------------------------------------
 
 
 class _ScheduledBy(StudentScheduler):
     """A scheduler that asks a schedule which requests join, before every iteration that may be a prefill.
 
     Args:
-        schedule: what a student wrote, or a baseline.
+        schedule: a student's function, or a baseline.
         view: returns what the schedule sees of a sequence.
     """
 
     def __init__(self, schedule: Callable, view: Callable[[Sequence], ServerRequest], *args):
         super().__init__(*args)
-        self._attempt, self._view = Attempt(schedule, SIGNATURE), view
+        self._schedule, self._view = schedule, view
 
     def _admit(self, plan: Plan) -> None:
         waiting, running = list(self.waiting), [self._view(sequence) for sequence in self.running]
         if not waiting and not running:
             return
         views = [self._view(sequence) for sequence in waiting]
-        for joining in decide(self._attempt, views, running, self.max_rows - len(running)):
+        for joining in decide(self._schedule, views, running, self.max_rows - len(running)):
             sequence = waiting[views.index(joining)]
             self.add_chunk(plan, sequence, sequence.num_uncomputed_tokens)
 
 
 def run_schedule(schedule: Callable, requests: Seq[Request], arrivals: Seq[int], rows: int = ROWS) -> Trace:
-    """Run the requests as a schedule decides; the trace's clock counts forward passes.
+    """Run requests as a schedule decides; the trace's clock counts forward passes.
 
     Args:
-        schedule: what a student wrote, or a baseline.
-        requests: with request ids, in the order in which they arrive.
+        schedule: a student's function, or a baseline.
+        requests: with request ids, in order of arrival.
         arrivals: for each request, the forward pass before which it arrives.
-        rows: how many requests can run at once.
+        rows: the most requests that can run at once.
 
     Returns:
         The trace, in which requests are numbered from 0.
 
     Raises:
-        Wrong: the schedule fails, or its decision is impossible.
+        Wrong: the schedule's decision is impossible.
     """
 
     def view(sequence: Sequence) -> ServerRequest:
@@ -101,49 +108,47 @@ def run_schedule(schedule: Callable, requests: Seq[Request], arrivals: Seq[int],
     )
     params = [SamplingParams(request.max_tokens) for request in requests]
     engine.generate([request.prompt for request in requests], params, list(arrivals))
-    # Every step is one forward pass, or a pass's time without requests: a step's number is its time.
+    # Every step lasts one forward pass, also without requests: a step's number is its time.
     trace = Trace(rows)
-    trace.passes = [replace(iteration, start=iteration.step, seconds=1) for iteration in engine.trace.passes]
+    trace.passes = [replace(one, start=one.step, seconds=1) for one in engine.trace.passes]
     return trace
 
 
-def decide(attempt: Attempt, waiting: list, running: list, free_rows: int) -> list[ServerRequest]:
-    """Return which requests join, as the schedule decides. It gets copies of the lists and may change them.
+def decide(schedule: Callable, waiting: list, running: list, free_rows: int) -> list[ServerRequest]:
+    """Return which requests join, as the schedule decides. It receives copies of the lists, which it may change.
 
     Raises:
-        Wrong: more requests than rows, a request that does not wait, or none although no request runs.
+        Wrong: it is not a list of waiting requests, has more requests than free rows, or is empty although none runs.
     """
-    given = f"{len(waiting)} waiting, {len(running)} running, {free_rows} free rows"
-    joining = attempt(list(waiting), list(running), free_rows, given=given, pure=False)
-    if not isinstance(joining, list | tuple):
-        raise Wrong(
-            f"should return a list of waiting requests, an empty one if nobody joins; it returned {kind(joining)} "
-            f"({given})."
-        )
-    for place, request in enumerate(joining):
-        if not isinstance(request, ServerRequest):
-            raise Wrong(f"should return waiting requests as they are, and returned {kind(request)} ({given}).")
-        if any(request.request_id == other.request_id for other in running):
-            raise Wrong(f"lets request {request.request_id} join, which is running already ({given}).")
-        if request not in waiting:
-            raise Wrong(f"lets request {request.request_id} join, which is not waiting ({given}).")
-        if request in joining[:place]:
-            raise Wrong(f"lets request {request.request_id} join twice ({given}): a request has one row.")
-    if len(joining) > free_rows:
-        raise Wrong(
-            f"lets {len(joining)} requests join ({given}): every running request holds a row, and there is memory for "
-            f"no more."
-        )
-    if waiting and not running and not joining:
-        raise Wrong(f"lets nobody join although nobody runs ({given}): this server would stand still for ever.")
+    try:
+        joining = schedule(list(waiting), list(running), free_rows)
+        if not isinstance(joining, list | tuple):
+            raise Wrong(f"should return a list of waiting requests, empty if none joins, but returned {kind(joining)}")
+        for place, request in enumerate(joining):
+            if not isinstance(request, ServerRequest):
+                raise Wrong(f"should return waiting requests as they are, but returned {kind(request)}")
+            if any(request.request_id == other.request_id for other in running):
+                raise Wrong(f"lets request {request.request_id} join, which is already running")
+            if request not in waiting:
+                raise Wrong(f"lets request {request.request_id} join, which is not waiting")
+            if request in joining[:place]:
+                raise Wrong(f"lets request {request.request_id} join twice: a request has one row")
+        if len(joining) > free_rows:
+            many = f"lets {len(joining)} requests join: every running request"
+            raise Wrong(f"{many} holds a row, and there is memory for no more")
+        if waiting and not running and not joining:
+            raise Wrong("lets no request join although none is running: the server would wait forever")
+    except Wrong as wrong:
+        case = f"{len(waiting)} waiting, {len(running)} running, {free_rows} free rows"
+        raise Wrong(f"{str(wrong).rstrip('.')} (given: {case}).") from None
     return list(joining)
 
 
-# --- the score ----------------------------------------------------------------------------------------------------
+# --- the score ------------------------------------------------------------------------------------------------------
 
 
 def static(waiting: list, running: list, free_rows: int) -> list:
-    """Static batching as a schedule: nobody joins until the whole batch is done."""
+    """Static batching as a schedule: no request joins until the whole batch has finished."""
     return [] if running else waiting[:free_rows]
 
 
@@ -156,8 +161,8 @@ BASELINES = {"static": static, "first come, first served": first_come}
 
 
 @cache
-def _workload(name: str) -> tuple[list[Request], list[int]]:
-    """Requests and when they arrive, in forward passes."""
+def workload(name: str) -> tuple[list[Request], list[int]]:
+    """Return a workload's requests, and the forward passes before which they arrive."""
     if name == "race":
         return workloads.race(), [0] * 32
     if name == "mixed":
@@ -165,58 +170,64 @@ def _workload(name: str) -> tuple[list[Request], list[int]]:
     return workloads.budgets(32), [2 * number for number in range(32)]
 
 
-WORKLOADS = {
-    "race": "32 requests at once, every eighth of 100 tokens, the others of 10",
-    "mixed": "24 requests at once, max_tokens 96 for all, but most texts end by themselves",
-    "arriving": "32 requests with unequal budgets, one every two forward passes",
-}
-
-
 @cache
-def _baseline(policy: str, workload: str) -> Trace:
-    return run_schedule(BASELINES[policy], *_workload(workload))
+def baseline(policy: str, name: str) -> Trace:
+    """Return the trace of a baseline on a workload."""
+    return run_schedule(BASELINES[policy], *workload(name))
 
 
 def measure(trace: Trace, arrivals: Seq[int]) -> dict[str, float]:
-    """Forward passes, the share of slot-steps that yielded a token, and the 95th percentile of latency in passes."""
-    ends = [one.e2e for one in metrics.request_metrics(trace, dict(enumerate(arrivals)))]
+    """Return the forward passes, two shares of the slot-steps, and the 95th percentile of latency in passes.
+
+    The shares: slot-steps that yield a token ("useful_share"), and rows left free while requests wait ("left_free").
+    """
+    times = trace.token_times
+    left_free = 0
+    for one in trace.passes:
+        waiting = sum(arrivals[number] <= one.start < came[0] - 1 for number, came in times.items())
+        left_free += min(waiting, sum(row.work == "empty" for row in one.row_steps))
+    latencies = [request.e2e for request in metrics.request_metrics(trace, dict(enumerate(arrivals)))]
     return {
         "forward_passes": trace.forward_passes,
         "useful_share": trace.output_tokens / trace.slot_steps,
-        "p95_latency": metrics.percentile(ends, 95),
+        "left_free": left_free / trace.slot_steps,
+        "p95_latency": metrics.percentile(latencies, 95),
     }
 
 
 def floor(trace: Trace) -> int:
-    """Forward passes that no schedule can undercut: the rows are full, or the longest text takes its time."""
+    """Return a bound on the forward passes of any schedule: all rows always full, or the longest output alone."""
     longest = max(map(len, trace.token_times.values()))
     return max(math.ceil(trace.output_tokens / trace.rows), longest)
 
 
 def score_schedule(schedule: Callable, show: bool = True) -> dict:
-    """Run a schedule on three workloads and print what it costs, beside two baselines and the floor.
+    """Run a schedule on three workloads and print its cost beside two baselines and the floor.
 
     Args:
         schedule: `schedule(waiting, running, free_rows)` returns the waiting requests that join now.
         show: print the table and, in a notebook, draw the race's slot timeline.
 
     Returns:
-        For each workload a dict from policy ("static", "first come, first served", "yours") to its forward_passes,
-        useful_share and p95_latency (in forward passes), and under "floor" the least number of forward passes.
-        Empty if the schedule fails; a message then says why.
+        For each workload a dict from policy ("static", "first come, first served", "yours") to what `measure` returns,
+        and "floor" for the least number of forward passes. Empty if the schedule fails; a message then says why.
     """
-    scores, race = {}, {}
-    try:
-        for workload in WORKLOADS:
-            requests, arrivals = _workload(workload)
-            mine = run_schedule(schedule, requests, arrivals)
-            traces = {policy: _baseline(policy, workload) for policy in BASELINES} | {"yours": mine}
-            scores[workload] = {policy: measure(trace, arrivals) for policy, trace in traces.items()}
-            scores[workload]["floor"] = floor(mine)
-            race = race or traces
-    except Wrong as wrong:
-        print(f"schedule: {wrong.message}")
+    traces = {}
+
+    def run(function: Callable, seed: int) -> None:
+        for name in WORKLOADS:
+            traces[name] = {policy: baseline(policy, name) for policy in BASELINES}
+            traces[name]["yours"] = run_schedule(function, *workload(name))
+
+    possible = JudgedExercise(SIGNATURE, "all decisions are possible", run)
+    verdict = examine(possible, lambda question: answer(question, schedule))
+    if not verdict.passed:
+        print(f"schedule: {verdict.message}")
         return {}
+    scores = {}
+    for name, of in traces.items():
+        scores[name] = {policy: measure(trace, workload(name)[1]) for policy, trace in of.items()}
+        scores[name]["floor"] = floor(of["yours"])
     if show:
         print(_table(scores))
     if show and in_notebook():
@@ -224,48 +235,19 @@ def score_schedule(schedule: Callable, show: bool = True) -> dict:
 
         from .. import plots
 
-        display(plots.slot_timeline(race))
+        display(plots.slot_timeline(traces["race"]))
     return scores
 
 
 def _table(scores: dict) -> str:
     lines = []
-    for workload, score in scores.items():
-        lines += [f"{workload}: {WORKLOADS[workload]}, {ROWS} rows"]
-        lines += [f"  {'':26s}{'forward passes':>16s}{'useful':>9s}{'p95 latency':>14s}"]
+    for name, score in scores.items():
+        lines += [f"{name}: {WORKLOADS[name]}, {ROWS} rows"]
+        lines += [f"  {'':26s}{'forward passes':>16s}{'useful':>9s}{'left free':>11s}{'p95 latency':>13s}"]
         for policy in (*BASELINES, "yours"):
             one = score[policy]
-            lines += [f"  {policy:26s}{one['forward_passes']:16d}{one['useful_share']:9.0%}{one['p95_latency']:14.0f}"]
+            shares = f"{one['useful_share']:9.0%}{one['left_free']:11.1%}"
+            lines += [f"  {policy:26s}{one['forward_passes']:16d}{shares}{one['p95_latency']:13.0f}"]
         lines += [f"  {'floor':26s}{score['floor']:16d}", ""]
+    lines += ["Useful: slot-steps that yield a token. Left free: rows without a request while requests wait."]
     return "\n".join([*lines, "Latency is counted in forward passes, waiting included."])
-
-
-# --- the check ----------------------------------------------------------------------------------------------------
-
-
-def schedule(attempt: Attempt) -> None:
-    """Decisions on a few small queues, then the race."""
-    requests = [ServerRequest(number, 7, 10 + 90 * (number == 2), number) for number in range(8)]
-    busy = [replace(request, generated=3) for request in requests[5:]]
-    for waiting, running, free_rows in [
-        (requests[:5], busy, 2),
-        (requests[:5], busy, 0),
-        ([], busy, 5),
-        (requests[:2], [], 8),
-    ]:
-        decide(attempt, waiting, running, free_rows)
-
-    mine, slow = run_schedule(attempt.function, *_workload("race")), _baseline("static", "race")
-    if mine.forward_passes >= slow.forward_passes:
-        raise Wrong(
-            f"takes {mine.forward_passes} forward passes for the race, static batching takes {slow.forward_passes}: "
-            f"rows stand free while requests wait. A row that is free can be given away before the next pass."
-        )
-    if mine.forward_passes > slow.forward_passes / 2:
-        raise Wrong(
-            f"takes {mine.forward_passes} forward passes for the race, more than half of what static batching takes: "
-            f"{mine.work['empty']:,} of {mine.slot_steps:,} slot-steps had no request, while requests were waiting."
-        )
-
-
-TASKS = {SIGNATURE: (schedule, "only who waits joins, no row is given twice, and the race is run in far fewer passes")}

@@ -1,4 +1,4 @@
-"""Lesson 6, an engine whose blocks and slots are chosen by a student's functions; no token changes."""
+"""Lesson 6, an engine in which a student's functions choose blocks and slots; no token changes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,8 +21,12 @@ class StudentBlockManager(BlockManager):
 
     def __init__(self, num_blocks: int, block_size: int, allocate: Callable, release: Callable):
         super().__init__(num_blocks, block_size, prefix_caching=False)
-        self.free_blocks = list(range(num_blocks))
         self._allocate, self._release = allocate, release
+
+    def clear(self) -> None:
+        """Make all blocks free, and forget all tables."""
+        super().clear()
+        self.free_blocks = list(range(self.num_blocks))
 
     def allocate(self, sequence: Sequence, tokens: int) -> bool:
         """Allocate memory for the next `tokens` tokens, or return False.
@@ -31,12 +35,13 @@ class StudentBlockManager(BlockManager):
             ValueError: the student's function refuses although no sequence has a block: the engine would run forever.
         """
         total = sequence.computed + tokens
-        done = self._allocate(self.free_blocks, self.tables, sequence, total, self.block_size)
-        if not done and not self.tables:
+        new = self._allocate(self.free_blocks, self.tables, sequence, total, self.block_size)
+        if new is None and not self.tables:
             raise ValueError(
-                f"Room for {tokens} tokens is refused, and nobody has any of the {self.num_blocks} blocks."
+                f"`allocate` refuses room for {total} tokens, although no request has any of the {self.num_blocks} "
+                f"blocks. Free blocks: {self.free_blocks}. Does `release` return all blocks?"
             )
-        return bool(done)
+        return new is not None
 
     def free(self, sequence: Sequence) -> None:
         """Free a sequence's blocks."""

@@ -41,17 +41,19 @@ class _PlannedBy(StudentScheduler):
         self._plan_chunks = plan_chunks
 
     def _advance(self, plan: Plan, sequences: Seq[Sequence]) -> None:
-        """Plan nothing here: the student's plan names running sequences, too."""
+        """Plan nothing here: the student's plan includes running sequences."""
 
     def _admit(self, plan: Plan) -> None:
         """Take the student's plan.
 
         Raises:
-            ValueError: the plan is empty although there are requests: the engine would run forever.
+            ValueError: the plan is empty although requests wait or run: the engine would run forever.
         """
         running, waiting = list(self.running), list(self.waiting)
         sequences = {one.request_id: one for one in [*running, *waiting]}
         for request_id, tokens in self._plan_chunks(running, waiting, self.max_rows, self.max_tokens_per_step):
             self.add_chunk(plan, sequences[request_id], tokens)
         if sequences and not plan.chunks:
-            raise ValueError(f"The plan is empty although {len(sequences)} requests are there.")
+            raise ValueError(
+                f"The plan is empty although {len(sequences)} requests wait or run: no token would ever be computed."
+            )

@@ -1,0 +1,74 @@
+"""Names of blocks, for prefix caching. A name can be any key of a dict, so only its sharing is compared."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from itertools import combinations
+
+from torch import Tensor
+
+from .comparing import kind
+
+
+def numbered_names(function: Callable, texts: Seq[list[int]], block_size: int, salts: Seq[str]) -> dict:
+    """Name the blocks of several texts twice; return, for each text, its names as numbers.
+
+    Blocks have the same number if they have the same name. A value that is not a list, or cannot be a key, is described
+    in words. Texts with the first salt are also numbered alone.
+    """
+    pairs = list(zip(texts, salts, strict=True))
+    named = [_usable(function(text, block_size, salt)) for text, salt in pairs]
+    again = [_usable(function(text, block_size, salt)) for text, salt in pairs]
+    return {
+        "one salt": _numbered([names for names, salt in zip(named, salts, strict=True) if salt == salts[0]]),
+        "all salts": _numbered(named),
+        "same names again": named == again,
+    }
+
+
+class _Words(str):
+    """A description of a value that is not a list or not a name."""
+
+
+def _usable(names) -> list | _Words:
+    if not isinstance(names, list):
+        return _Words(kind(names))
+    return [name if _is_key(name) else _Words(kind(name)) for name in names]
+
+
+def _is_key(name) -> bool:
+    """Return whether a name can be the key of a dict, and be found again."""
+    try:
+        return not isinstance(name, Tensor | None) and {name: True}.get(name, False)
+    except Exception:
+        return False
+
+
+def _numbered(named: Seq[list | _Words]) -> list:
+    numbers: dict = {}
+
+    def number(name):
+        return str(name) if isinstance(name, _Words) else numbers.setdefault(name, len(numbers))
+
+    return [str(names) if isinstance(names, _Words) else [number(name) for name in names] for names in named]
+
+
+def wrong_names(texts: Seq[list[int]], block_size: int, salts: Seq[str], named: list, right: list) -> str | None:
+    """Return what is wrong with numbered names: no list, no names, or two blocks that wrongly share one or do not."""
+    blocks = []
+    for text, salt, names, own in zip(texts, salts, named, right, strict=True):
+        if isinstance(names, str):
+            return f"should return a list of names, but returned {names}"
+        if words := [name for name in names if isinstance(name, str)]:
+            return f"returns {words[0]} as a name, which cannot be the key of a dict"
+        if len(names) != len(own):
+            return f"returns {len(names)} names for {text}, which fills {len(own)} blocks of {block_size}"
+        where = [f"block {place} of {text} with salt {salt!r}" for place in range(len(own))]
+        blocks += zip(names, own, where, strict=True)
+    for (name, own, where), (other_name, other_own, other_where) in combinations(blocks, 2):
+        if name == other_name and own != other_own:
+            return f"gives the same name to {where} and {other_where}, although something up to their ends differs"
+        if name != other_name and own == other_own:
+            return (
+                f"gives different names to {where} and {other_where}, although everything up to their ends is the same"
+            )
+    return None

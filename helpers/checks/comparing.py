@@ -1,0 +1,332 @@
+"""Compare what a function returned with what the reference returns, and describe the first difference.
+
+Numbers may differ by float32's rounding, and numpy's numbers count as Python's. Numbers that differ are never printed
+alike.
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+
+import torch
+from transformers import Cache
+
+from ..engine import Sequence as EngineSequence
+
+RELATIVE, ABSOLUTE = 1e-5, 1e-7  # float32 has 24 bits of precision, and a few rounding errors add up
+
+
+@dataclass(frozen=True)
+class Grids:
+    """The expected and the actual rows of cells; cells that hold one of `pads` are padding."""
+
+    expected: Sequence[Sequence]
+    actual: Sequence[Sequence]
+    title: str
+    pads: tuple = (None,)
+
+    def picture(self):
+        """Return both grids as a `plots.Picture`."""
+        from .. import plots  # matplotlib takes a second to import, and most checks pass
+
+        return plots.compare(self.expected, self.actual, self.title, self.pads)
+
+    def __str__(self) -> str:
+        """Return both grids as text; a star marks what differs."""
+        columns = max((len(row) for row in [*self.expected, *self.actual]), default=0)
+        cells = [[], []]
+        for y in range(max(len(self.expected), len(self.actual))):
+            # Rows are aligned at their right edges, as in a batch.
+            one, other = (
+                [None] * (columns - len(row)) + ["." if cell in self.pads else str(cell) for cell in row]
+                for row in (_row(self.expected, y), _row(self.actual, y))
+            )
+            cells[0].append(["" if cell is None else f"{cell} " for cell in one])
+            marked = zip(one, other, strict=True)
+            cells[1].append(["" if b is None else f"{b} " if a == b else f"{b}*" for a, b in marked])
+        wide = max((len(cell) for side in cells for row in side for cell in row), default=1)
+        left, right = ([" ".join(cell.rjust(wide) for cell in row) for row in side] for side in cells)
+        width = max([len(line) for line in left] + [8])
+        lines = [f"  {self.title}  (. is padding, * differs)", f"  {'expected'.ljust(width)}    yours"]
+        return "\n".join(lines + [f"  {a.ljust(width)}    {b}" for a, b in zip(left, right, strict=True)])
+
+
+def _row(grid: Sequence[Sequence], y: int) -> list:
+    return list(grid[y]) if y < len(grid) else []
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first difference.
+
+    Attributes:
+        path: the keys that lead to it, such as ("attention_mask",).
+        message: a sentence without its full stop.
+        grids: what to draw beside it.
+        what: the part that differs, in words.
+        is_of_kind: whether the whole result is of the wrong kind: not a list, not a tensor, a tensor of another shape.
+    """
+
+    path: tuple
+    message: str
+    grids: Grids | None = None
+    what: str = ""
+    is_of_kind: bool = False
+
+
+def difference(got, right, names: tuple[str, ...] = (), *, name: str = "", strict: bool = True) -> Difference | None:
+    """Return the first difference between two values; None if they are equal.
+
+    Args:
+        got: what a student's function returned.
+        right: what the reference returned.
+        names: of the parts of a tuple.
+        name: of the value, for messages; without one it is "the result".
+        strict: whether the types of numbers, tensors and sequences matter, too.
+    """
+    found = _Comparison(names, strict).compare(got, right, name or "the result", ())
+    return found and replace(found, is_of_kind=not found.path and _is_of_another_kind(got, right))
+
+
+class _Comparison:
+    def __init__(self, names: tuple[str, ...], strict: bool):
+        self.names, self.strict = names, strict
+
+    def compare(self, got, right, what: str, path: tuple) -> Difference | None:
+        """Dispatch on the type of the right value."""
+        if right is None or isinstance(right, str | bytes | bool | type):
+            same = type(got) is type(right) and got == right
+            same = same or (not self.strict and isinstance(right, bool) and _is_number(got) and got == right)
+            return None if same else self._differs(got, right, what, path)
+        if isinstance(right, torch.Tensor):
+            return self._tensors(got, right, what, path)
+        if isinstance(right, Cache):
+            return self._caches(got, right, what, path)
+        if _is_number(right):
+            return self._numbers(got, right, what, path)
+        if isinstance(right, EngineSequence):
+            return self._sequences(got, right, what, path)
+        if isinstance(right, Mapping):
+            return self._mappings(got, right, what, path)
+        if isinstance(right, list | tuple | deque):
+            return self._lists(got, right, what, path)
+        if isinstance(right, set | frozenset):
+            return None if got == right else self._differs(got, right, what, path)
+        if dataclasses.is_dataclass(right):
+            if type(got) is not type(right):
+                return self._differs(got, right, what, path)
+            fields = [field.name for field in dataclasses.fields(right)]
+            pairs = (self.compare(getattr(got, f), getattr(right, f), f"`{f}` of {what}", (*path, f)) for f in fields)
+            return next(filter(None, pairs), None)
+        return None  # a model or a generator of random numbers: not compared
+
+    def _differs(self, got, right, what: str, path: tuple, grids: Grids | None = None) -> Difference:
+        if type(got) is type(right) or isinstance(got, str | int | float | list | tuple | None):
+            shown = "None (is a `return` missing?)" if got is None and what == "the result" else _short(got)
+        else:
+            shown = kind(got)
+        return Difference(path, f"{what} should be {_short(right)}, but is {shown}", grids, what)
+
+    # --- numbers and tensors ------------------------------------------------------------------------------------
+
+    def _numbers(self, got, right, what: str, path: tuple) -> Difference | None:
+        if isinstance(got, torch.Tensor) and got.numel() == 1 and got.dtype != torch.bool and not path:
+            got = got.item()  # inside a list, a tensor is not a number: JSON and the next verb refuse it
+        if not _is_number(got):
+            wanted = "an int" if isinstance(right, Integral) else "a number"
+            return Difference(path, f"{what} should be {wanted}, but is {kind(got)}", what=what)
+        if not _close(float(got), float(right)):
+            one, other = _apart(right, got)
+            return Difference(path, f"{what} should be {one}, but is {other}", what=what)
+        if self.strict and isinstance(right, Integral) and not isinstance(got, Integral):
+            return Difference(path, f"{what} should be an int, but is the float {got!r}", what=what)
+        return None
+
+    def _tensors(self, got, right: torch.Tensor, what: str, path: tuple) -> Difference | None:
+        if not isinstance(got, torch.Tensor):
+            return Difference(path, f"{what} should be a tensor, but is {kind(got)}", what=what)
+        if got.shape != right.shape:
+            shapes = f"{what} has shape {list(got.shape)}, but should have {list(right.shape)}"
+            return Difference(path, shapes, _grids(got, right, what), what)
+        if got.device.type != right.device.type:
+            message = f"{what} is on the device {got.device.type!r}, but should be on {right.device.type!r}"
+            return Difference(path, f"{message}: a forward pass cannot mix devices", what=what)
+        one, other = got.detach().cpu(), right.detach().cpu()
+        if right.dtype.is_floating_point or got.dtype.is_floating_point:
+            one, other = one.double(), other.double()
+            largest = other.nan_to_num(posinf=0, neginf=0).abs().max().item() if other.numel() else 0.0
+            # Small numbers may be differences of large ones, and have their rounding errors.
+            same = torch.isclose(one, other, rtol=RELATIVE, atol=max(ABSOLUTE, RELATIVE * largest))
+        else:
+            same = one == other
+        if not same.all():
+            place = (~same).nonzero()[0].tolist()
+            axes = {1: ["row"], 2: ["row", "column"], 4: ["row", "head", "column", "number"]}
+            axes = axes.get(right.dim(), [f"axis {axis}, place" for axis in range(right.dim())])
+            where = ", ".join(f"{axis} {index}" for axis, index in zip(axes, place, strict=True))
+            expected, came = _apart(right[tuple(place)].item(), got[tuple(place)].item())
+            message = f"{what}{where and f', {where}'}: expected {expected}, got {came}"
+            return Difference(path, message, _grids(got, right, what), what)
+        if self.strict and got.dtype != right.dtype:
+            kinds = f"{what} holds {name_of(got.dtype)}, but should hold {name_of(right.dtype)}"
+            why = "ids, positions and masks are integers" if right.dtype == torch.int64 else "dtypes must agree"
+            return Difference(path, f"{kinds}: {why}, and tensors of different dtypes cannot be merged", what=what)
+        return None
+
+    def _caches(self, got, right: Cache, what: str, path: tuple) -> Difference | None:
+        if not hasattr(got, "layers"):
+            message = f"{what} should be a transformers cache, as the model expects, but is {kind(got)}"
+            return Difference(path, message, what=what)
+        if len(got.layers) != len(right.layers):
+            message = f"{what} has {len(got.layers)} layers, but should have {len(right.layers)}"
+            return Difference(path, message, what=what)
+        for number, (one, other) in enumerate(zip(got.layers, right.layers, strict=True)):
+            for part in ("keys", "values"):
+                place = (*path, number, part)
+                found = self.compare(getattr(one, part), getattr(other, part), f"{part} of layer {number}", place)
+                if found:
+                    return found
+        return None
+
+    # --- collections --------------------------------------------------------------------------------------------
+
+    def _lists(self, got, right, what: str, path: tuple) -> Difference | None:
+        pair = isinstance(right, tuple) and len(right) > 1
+        if pair and not path and isinstance(got, list | tuple) and len(got) != len(right):
+            parts = f", {' and '.join(self.names)}" if self.names else ""
+            return Difference(path, f"{what} should be {len(right)} values{parts}, but is {_short(got)}", what=what)
+        is_tuple = type(got) is tuple and isinstance(right, list)
+        if not isinstance(got, list | tuple | deque) or (self.strict and is_tuple):
+            parts = f": {' and '.join(self.names)}" if pair and not path and self.names else ""
+            wanted = f"{len(right)} values{parts}" if pair else "a list"
+            return Difference(path, f"{what} should be {wanted}, but is {kind(got)}", what=what)
+        if len(got) == len(right):
+            for place, (one, other) in enumerate(zip(got, right, strict=True)):
+                named = self.names[place] if isinstance(right, tuple) and not path and self.names else ""
+                found = self.compare(one, other, named or f"{what}, place {place}", (*path, place))
+                if found and not named and _is_plain(got) and _is_plain(right) and not _same_values(got, right):
+                    return self._differs(got, right, what, path, _grids(got, right, what))
+                if found:
+                    return found
+            return None
+        if _is_plain(got) and _is_plain(right) and max(len(got), len(right)) <= 24:
+            return self._differs(got, right, what, path)
+        return Difference(path, f"{what} has {len(got)} entries, but should have {len(right)}", what=what)
+
+    def _mappings(self, got, right: Mapping, what: str, path: tuple) -> Difference | None:
+        if not isinstance(got, Mapping):
+            return Difference(path, f"{what} should be a dict, but is {kind(got)}", what=what)
+        if missing := [key for key in right if key not in got]:
+            return Difference((*path, missing[0]), f"{what} has no {missing[0]!r}", what=what)
+        if extra := [key for key in got if key not in right]:
+            return Difference((*path, extra[0]), f"{what} has {extra[0]!r}, which should not be there", what=what)
+        named = {key: f"{what[:-1]}[{key!r}]`" if what.startswith("`") else f"`{key}`" for key in right}
+        pairs = (self.compare(got[key], right[key], named[key], (*path, key)) for key in right)
+        return next(filter(None, pairs), None)
+
+    def _sequences(self, got, right: EngineSequence, what: str, path: tuple) -> Difference | None:
+        if not isinstance(got, EngineSequence):
+            return Difference(path, f"{what} should be a sequence, but is {kind(got)}", what=what)
+        if got.request_id != right.request_id:
+            message = f"{what} should be the sequence {right.request_id}, but is {got.request_id}"
+            return Difference(path, message, what=what)
+        if vars(got) == vars(right):
+            return None
+        return Difference(path, f"sequence {got.request_id} was changed", what=f"a sequence in {what}")
+
+
+def _is_of_another_kind(got, right) -> bool:
+    if isinstance(right, torch.Tensor):
+        return not isinstance(got, torch.Tensor) or got.shape != right.shape
+    if isinstance(right, tuple):
+        return not isinstance(got, list | tuple) or len(got) != len(right)
+    groups = Real, str, Mapping, list | tuple | deque, EngineSequence
+    return not any(isinstance(got, group) and isinstance(right, group) for group in groups)
+
+
+# --- small pieces -----------------------------------------------------------------------------------------------------
+
+
+def _is_number(value) -> bool:
+    """Return whether a value is a real number; True and False are not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _close(one: float, other: float) -> bool:
+    return one == other or abs(one - other) <= max(RELATIVE * max(abs(one), abs(other)), ABSOLUTE * 1e-5) < float("inf")
+
+
+def _apart(one, other) -> tuple[str, str]:
+    """Return two different numbers as texts that differ."""
+    if isinstance(one, Integral) and isinstance(other, Integral):
+        return str(one), str(other)
+    for digits in (4, 6, 9, 17):
+        texts = f"{float(one):.{digits}g}", f"{float(other):.{digits}g}"
+        if texts[0] != texts[1]:
+            return texts
+    return repr(one), repr(other)
+
+
+def _is_plain(value) -> bool:
+    """Return whether all values can be printed on one line; a dict counts if its own values can."""
+    plain = str | int | float | list | tuple
+    values = (part for one in value for part in (one.values() if isinstance(one, dict) else [one]))
+    return len(repr(value)) <= 160 and all(part is None or isinstance(part, plain) for part in values)
+
+
+def _same_values(one, other) -> bool:
+    return list(one) == list(other)
+
+
+def _grids(got, right, what: str) -> Grids | None:
+    """Return both as grids if they have rows and columns and are small enough to be drawn."""
+    title = what.strip("`")
+    if isinstance(right, torch.Tensor):
+        if isinstance(got, torch.Tensor) and got.dim() == right.dim() == 4 and 0 not in (*got.shape, *right.shape):
+            got, right = got[:, 0, :, 0].round(decimals=3), right[:, 0, :, 0].round(decimals=3)
+            title += " (first head, first number)"
+        if not isinstance(got, torch.Tensor) or got.dim() != 2 or right.dim() != 2 or max(right.numel(), 1) > 400:
+            return None
+        if got.device.type == "meta" or got.numel() > 400:
+            return None
+        got, right = (one.long() if one.dtype == torch.bool else one for one in (got, right))
+        pads = (None, 0) if "mask" in title else (None,)
+        return Grids(right.tolist(), got.tolist(), title, pads)
+    return None
+
+
+def _short(value, limit: int = 160) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def first_line(text: str, limit: int = 160) -> str:
+    """Return the first line of an exception's text."""
+    line = text.strip().splitlines()[0] if text.strip() else ""
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def kind(value) -> str:
+    """Return what a value is, in words: "a list", "a tensor of int64 with shape [2, 3]"."""
+    if value is None:
+        return "None (is a `return` missing?)"
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {name_of(value.dtype)} with shape {list(value.shape)}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return int64 rather than torch.int64."""
+    return str(dtype).removeprefix("torch.")
+
+
+def in_notebook() -> bool:
+    """Return whether pictures can be shown: in a Jupyter kernel, but not in a terminal."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    return hasattr(get_ipython(), "kernel")

@@ -1,0 +1,162 @@
+"""Examine a function: ask all questions, compare with the reference, and find the message that explains the results.
+
+The first of these that applies is reported: a function that is not written yet or does not end, a misconception that
+explains all results, an exception, a changed argument, a result of the wrong kind, a broken invariant, a misconception
+that explains the part with the first difference, the first difference.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from .calling import Outcome, Question
+from .comparing import Difference, Grids, difference, first_line
+from .exercise import Exercise, JudgedExercise, Wrong
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a function passed, the message, and what to draw beside it."""
+
+    passed: bool
+    message: str
+    grids: Grids | None = None
+
+
+def examine(exercise: Exercise | JudgedExercise, ask: Callable[[Question], Outcome], seed: int = 0) -> Verdict:
+    """Examine a function.
+
+    Args:
+        exercise: what the function should do.
+        ask: puts a question to the function, here or in another process.
+        seed: of the cases.
+    """
+    idea = f"passed. {exercise.idea[0].upper()}{exercise.idea[1:]}."
+    if isinstance(exercise, JudgedExercise):
+        message = _judge(exercise, ask, seed)
+        return Verdict(message is None, message or idea)
+    asked = []
+    for question, right in exercise.questions(seed):
+        outcome = ask(question)
+        if outcome.failure and outcome.failure.is_final:
+            return Verdict(False, outcome.failure.message)
+        asked.append((question, outcome, right))
+    try:
+        trials = [_Trial(exercise, *each) for each in asked]
+        return _explain(exercise, trials, [trial for trial in trials if trial.first]) or Verdict(True, idea)
+    except Exception as error:  # raised by methods of the result
+        what = f"{type(error).__name__}: {first_line(str(error))}"
+        return Verdict(False, f"returns something that cannot be compared ({what}).")
+
+
+def _explain(exercise: Exercise, trials: list["_Trial"], wrong: list["_Trial"]) -> Verdict | None:
+    for misconception in exercise.misconceptions if wrong else ():
+        if all(trial.is_explained_by(misconception.function) for trial in trials):
+            return wrong[0].verdict(misconception.message)
+    for trial in wrong:
+        if trial.outcome.failure:
+            return trial.verdict(trial.outcome.failure.message)
+        if trial.first.is_of_kind or trial.first.path[0] != "result":
+            return trial.verdict(trial.first.message)
+    for trial in trials:
+        if message := trial.broken_rule():
+            return trial.verdict(message)
+    if not wrong:
+        return None
+    path = wrong[0].part_of_first
+    only_types_differ = all(trial.is_explained_by(exercise.solution, path) for trial in trials)
+    for misconception in exercise.misconceptions if len(path) > 1 and not only_types_differ else ():
+        if all(trial.is_explained_by(misconception.function, path) for trial in trials):
+            return wrong[0].verdict(misconception.message)
+    return wrong[0].verdict(wrong[0].first.message)
+
+
+def _judge(exercise: JudgedExercise, ask: Callable[[Question], Outcome], seed: int) -> str | None:
+    def function(*arguments, given: str = ""):
+        outcome = ask(Question(exercise.signature, arguments, given))
+        if outcome.failure:
+            raise Wrong(f"{outcome.failure.message} (given: {given})" if given else outcome.failure.message)
+        return outcome.result
+
+    try:
+        return exercise.judge(function, seed)
+    except Wrong as wrong:
+        return str(wrong)
+
+
+class _Trial:
+    """One question, what a student's function did, and what the reference does."""
+
+    def __init__(self, exercise: Exercise, question: Question, outcome: Outcome, right: Outcome):
+        self.exercise, self.question, self.outcome, self.right = exercise, question, outcome, right
+        self.first = self._difference(outcome, right)
+
+    def verdict(self, message: str) -> Verdict:
+        """Return a verdict with the case in words."""
+        given = f" (given: {self.question.given})" if self.question.given else ""
+        first = self.first
+        return Verdict(False, f"{message.rstrip('.')}{given}." if given else message, first and first.grids)
+
+    @property
+    def part_of_first(self) -> tuple:
+        """The path of the part with the first difference: a dict's key, a tuple's place, for a tuple's dict both."""
+        path = self.first.path
+        both = isinstance(self.right.result, tuple) and len(path) > 2 and isinstance(path[2], str)
+        return path[: 3 if both else 2]
+
+    def is_explained_by(self, function: Callable, path: tuple = ()) -> bool:
+        """Return whether another implementation does the same here; with a path, only in that part of the result."""
+        other = self.exercise.outcome_of(function, self.question)
+        if not path:
+            return self._difference(self.outcome, other, strict=False) is None
+        try:
+            got, expected = (_part(self._relevant(each), path[1:]) for each in (self.outcome, other))
+        except (KeyError, IndexError, TypeError):
+            return False
+        return difference(got, expected, strict=False) is None
+
+    def broken_rule(self) -> str | None:
+        """Return the message of the first invariant that is broken."""
+        for rule in self.exercise.rules:
+            try:
+                message = rule(self.question.arguments, self.outcome, self.right)
+            except Exception:
+                if self.first is None:  # otherwise, the result is so different that the difference says more
+                    raise
+                message = None
+            if message:
+                return message
+        return None
+
+    def _relevant(self, outcome: Outcome):
+        try:
+            return self.exercise.ignore(outcome.result, self.question.arguments)
+        except Exception:  # the result is so different that nothing can be blanked out of it
+            return outcome.result
+
+    def _difference(self, outcome: Outcome, other: Outcome, strict: bool = True) -> Difference | None:
+        if outcome.failure or other.failure:
+            same = outcome.failure and other.failure and _kind_of(outcome) == _kind_of(other)
+            return None if same else Difference(("failure",), "")
+        for name, argument, before, after in zip(
+            self.exercise.parameters, outcome.arguments, self.question.arguments, other.arguments, strict=False
+        ):
+            if strict and difference(after, before, strict=False) is None:
+                if changed := difference(argument, before, name=f"`{name}`"):
+                    what = f"changed its argument: {changed.what} is no longer what it was. {self.exercise.pure}"
+                    return Difference((name,), what, changed.grids)
+            elif changed := difference(argument, after, name=f"`{name}`", strict=strict):
+                return Difference((name,), changed.message, changed.grids)
+        found = difference(self._relevant(outcome), self._relevant(other), self.exercise.names, strict=strict)
+        return found and replace(found, path=("result", *found.path))
+
+
+def _part(value, path: tuple):
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _kind_of(outcome: Outcome) -> tuple[str, str]:
+    """Return an exception's type and text, without its numbers and names."""
+    return outcome.failure.error, re.sub(r"\d+|'.*?'", "#", outcome.failure.said)

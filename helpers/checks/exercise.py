@@ -1,0 +1,148 @@
+"""The declaration of an exercise: a reference implementation, cases, and misconceptions, also as implementations.
+
+    double = Exercise("double(number)", "twice the number")
+
+    @double.cases
+    def _(random):
+        yield (3,), "an odd number"
+        yield (random.randrange(0, 100, 2),), "an even number"
+
+    @double.reference
+    def added(number):
+        return number + number
+
+    @double.misconception("squares the number: twice 3 is 6, not 9.")
+    def squared(number):
+        return number * number
+
+The claim: a right answer passes however it is written. A wrong answer gets the message of a misconception if
+that explains all its results; otherwise, the message describes the first difference.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from random import Random
+
+from .calling import Outcome, Question, answer, call
+
+PURE = "Return a new object and leave the arguments unchanged: otherwise, a cell that runs twice gives two results."
+
+
+@dataclass(frozen=True)
+class Misconception:
+    """A plausible wrong implementation, and the message for students whose function does the same."""
+
+    message: str
+    function: Callable
+
+
+class Exercise:
+    """A task for a student.
+
+    Args:
+        signature: how the function is called, such as "left_pad(rows, pad_id)".
+        idea: what a student who passes has understood; it follows "passed." in the message.
+        names: the names of the parts of a result that is a tuple.
+        observe: see `Question`.
+        forbidden: see `Question`; the course's own solutions.
+        binds: see `Question`.
+        pure: the reason in the message for an argument that was changed, although the reference does not change it.
+    """
+
+    def __init__(
+        self,
+        signature: str,
+        idea: str,
+        *,
+        names: tuple[str, ...] = (),
+        observe: Callable = call,
+        forbidden: Iterable[str] = (),
+        binds: bool = True,
+        pure: str = PURE,
+    ):
+        self.signature, self.idea, self.names, self.pure = signature, idea, names, pure
+        self.name, _, parameters = signature.rstrip(")").partition("(")
+        self.parameters = tuple(parameters.split(", "))
+        self.misconceptions: list[Misconception] = []
+        self.rules: list[Callable] = []
+        self.ignore: Callable = lambda result, arguments: result
+        self._observe, self._forbidden, self._binds = observe, tuple(forbidden), binds
+        self._cases: Callable[[Random], Iterable[tuple[tuple, str]]]
+        self.solution: Callable
+        # A student checks a function many times, and each time it is compared with all misconceptions.
+        self.questions = lru_cache(4)(self._questions)
+        self.outcome_of = lru_cache(512)(self._outcome_of)
+
+    # --- the declaration, as decorators -------------------------------------------------------------------------
+
+    def cases(self, function: Callable) -> Callable:
+        """Take a function that yields (arguments, the case in words), some of them drawn from a `Random`."""
+        self._cases = function
+        return function
+
+    def reference(self, function: Callable) -> Callable:
+        """Take the reference implementation."""
+        self.solution = function
+        return function
+
+    def misconception(self, message: str, function: Callable | None = None) -> Callable:
+        """Take a wrong implementation, also as a decorator. The first that explains all results is reported."""
+
+        def note(function: Callable) -> Callable:
+            self.misconceptions.append(Misconception(message, function))
+            return function
+
+        return note if function is None else note(function)
+
+    def rule(self, function: Callable) -> Callable:
+        """Take an invariant, for results that cannot be compared by value.
+
+        It is called with (arguments, outcome, the reference's outcome) and returns what is wrong in words, or None.
+        """
+        self.rules.append(function)
+        return function
+
+    def ignoring(self, function: Callable) -> Callable:
+        """Take a function of (result, arguments) that blanks out what makes no difference, such as the keys of pads."""
+        self.ignore = function
+        return function
+
+    # --- questions ----------------------------------------------------------------------------------------------
+
+    def _questions(self, seed: int = 0) -> list[tuple[Question, Outcome]]:
+        """Return the questions and the right outcomes. Students get seed 0, and grades use other seeds.
+
+        Raises:
+            RuntimeError: the reference fails.
+        """
+        pairs = []
+        for arguments, given in self._cases(Random(seed)):
+            question = Question(self.signature, arguments, given, self._observe, self._forbidden, self._binds)
+            right = self.outcome_of(self.solution, question)
+            if right.failure:
+                raise RuntimeError(f"the reference of {self.name} failed: {right.failure.message} ({given})")
+            pairs.append((question, right))
+        return pairs
+
+    def _outcome_of(self, function: Callable, question: Question) -> Outcome:
+        """Return the outcome of one of the exercise's own implementations, which may use the course's."""
+        return answer(replace(question, forbidden=()), function)
+
+
+class JudgedExercise:
+    """A task in which each question depends on the previous answers, such as a schedule that drives an engine.
+
+    Args:
+        signature, idea: as in `Exercise`.
+        judge: called with a function that behaves like the student's and with a seed; returns what is wrong in words,
+            or None. It may raise `Wrong`.
+    """
+
+    def __init__(self, signature: str, idea: str, judge: Callable[[Callable, int], str | None], name: str = ""):
+        self.signature, self.idea, self.judge = signature, idea, judge
+        self.name = name or signature.partition("(")[0]
+
+
+class Wrong(Exception):
+    """A student's function is wrong; the text is the message."""

@@ -1,0 +1,25 @@
+"""The exercises, by lesson: references, cases and misconceptions. A grader's sandbox does not contain this folder."""
+
+from ..exercise import Exercise, JudgedExercise
+from . import (
+    codelab,
+    iteration_plan,
+    joining_and_leaving,
+    lesson_1,
+    lesson_2,
+    lesson_3,
+    lesson_4,
+    lesson_5,
+    lesson_6,
+    lesson_7,
+    load_testing,
+    serving_loop,
+)
+
+FILES = (
+    *(lesson_1, lesson_2, lesson_3, joining_and_leaving, serving_loop, lesson_4, iteration_plan, codelab),
+    *(lesson_5, lesson_6, lesson_7, load_testing),
+)
+EXERCISES: dict[str, Exercise | JudgedExercise] = {
+    one.name: one for file in FILES for one in vars(file).values() if isinstance(one, Exercise | JudgedExercise)
+}

@@ -1,0 +1,282 @@
+"""Lesson 3, the first two verbs: requests become a batch, and every step gives each row one more token."""
+
+import torch
+from torch.nn.functional import pad
+
+from ... import kv_cache
+from ...loops import generate_continuous
+from ...models import context_length
+from ...tiny_model.corpus import unseen_prompts
+from ..exercise import Exercise
+from ..hand_made import blank, blank_cache, contents
+from ..watch import model_named
+from ..watched_verbs import LETTERS, tokenizer_named, verb_on_model
+
+MODELS = {"course": "the course's model", "other": "a second model"}
+
+
+def _prompts(name: str, count: int, random) -> list[str]:
+    """Return prompts of unequal length for one of the models."""
+    if name == "course":
+        return unseen_prompts(count, random.randrange(10**6))
+    return ["".join(random.choice(LETTERS) for _ in range(random.randint(1, 9))) for _ in range(count)]
+
+
+# --- init_batch -----------------------------------------------------------------------------------------------------
+
+init_batch = Exercise(
+    "init_batch(requests, model, tokenizer)",
+    "the prompts are on the right, the pads on the left, and every row has its own positions",
+    observe=verb_on_model,
+    forbidden=["helpers.batching:init_batch", "helpers.padded_batch:left_padded"],
+)
+
+
+@init_batch.cases
+def _(random):
+    for name, requests in [
+        ("course", [("The rain in Spain", 4), ("The quick brown fox jumped", 2), ("Look", 9)]),
+        ("other", [("a pad<pad>", 7), ("<eos>an EOS<eos>", 5), ("abc", 2), ("a", 1)]),
+        ("course", [("Look<|endoftext|>up", 6), ("<|endoftext|>Many hands make light work", 3)]),
+        ("other", [(prompt, random.randint(1, 9)) for prompt in [*_prompts("other", 4, random), "<pad>tail"]]),
+        ("course", [("What comes", 3)]),
+    ]:
+        counts = [len(tokenizer_named(name)(prompt)["input_ids"]) for prompt, _ in requests]
+        yield (requests, name, name), f"prompts of {', '.join(map(str, counts))} tokens, on {MODELS[name]}"
+
+
+@init_batch.reference
+def init(requests, model, tokenizer, right=False, value=0):
+    """Make a batch, with replaceable parts: the side of the pads, and their id."""
+    prompts = [tokenizer(prompt)["input_ids"] for prompt, _ in requests]
+    width = max(map(len, prompts))
+
+    def padded(rows, value=0):
+        pads = ([value] * (width - len(row)) for row in rows)
+        pairs = zip(rows, pads, strict=True)
+        return torch.tensor([row + extra if right else extra + row for row, extra in pairs], device=model.device)
+
+    return {
+        "request_ids": list(range(len(requests))),
+        "token_ids": [[] for _ in requests],
+        "tokens_remaining": [max_tokens for _, max_tokens in requests],
+        "finish_reasons": [None for _ in requests],
+        "input_ids": padded(prompts, value),
+        "position_ids": padded([list(range(len(prompt))) for prompt in prompts]),
+        "attention_mask": padded([[1] * len(prompt) for prompt in prompts]),
+    }
+
+
+@init_batch.ignoring
+def _(result, arguments):
+    """Accept any distinct request ids, and any pads that the model can look up."""
+    requests, name, _ = arguments
+    model, batch = model_named(name), contents(result)
+    ids = batch["request_ids"]
+    if len(set(ids)) == len(ids) == len(requests):
+        batch["request_ids"] = list(range(len(requests)))
+    hidden = init(requests, model, tokenizer_named(name))["attention_mask"] == 0
+    if batch["attention_mask"].shape == hidden.shape:
+        hidden = hidden | (batch["attention_mask"] == 0)
+    batch["input_ids"] = blank(batch["input_ids"], hidden, model.config.vocab_size)
+    batch["position_ids"] = blank(batch["position_ids"], hidden, context_length(model))
+    return batch
+
+
+FROM_IDS = (
+    "as a pad. A prompt may contain that id (GPT-2 is padded with its EOS): the mask follows from where you padded."
+)
+for _message, _change in {
+    f"treats every token with the pad's id {FROM_IDS}": lambda b, t: {
+        "attention_mask": 1 * (b["input_ids"] != t.pad_token_id)
+    },
+    f"treats every token with the id 0 {FROM_IDS}": lambda b, t: {"attention_mask": 1 * (b["input_ids"] != 0)},
+    "leaves the pads visible: with a mask of 1 everywhere, tokens attend to pads as if they were text.": lambda b, t: {
+        "attention_mask": torch.ones_like(b["input_ids"])
+    },
+    "numbers the columns in `position_ids`, pads included. Positions count a row's own tokens from 0.": lambda b, t: {
+        "position_ids": torch.ones_like(b["input_ids"]).cumsum(dim=1) - 1
+    },
+    "gives pads a position that the model cannot look up. The mask hides a pad, but its position is still looked "
+    "up: any valid one will do.": lambda b, t: {"position_ids": b["attention_mask"].cumsum(dim=1) - 1},
+    "puts the prompts into `token_ids`, which is for generated tokens: there are none yet.": lambda b, t: {
+        "token_ids": [ids[seen == 1].tolist() for ids, seen in zip(b["input_ids"], b["attention_mask"], strict=True)]
+    },
+    "repeats an id in `request_ids`. Rows will move, and only a unique id tells which request a row belongs "
+    "to.": lambda b, t: {"request_ids": [0] * len(b["request_ids"])},
+    "subtracts the prompt's tokens from `tokens_remaining`: max_tokens limits the generated ones.": lambda b, t: {
+        "tokens_remaining": (torch.tensor(b["tokens_remaining"]) - b["attention_mask"].sum(dim=1).cpu()).tolist()
+    },
+}.items():
+    init_batch.misconception(
+        _message, lambda requests, m, t, _change=_change: (batch := init(requests, m, t)) | _change(batch, t)
+    )
+
+for _message, _wrong in {
+    "pads on the right: the last column of a padded row then holds a pad, and the model would continue the pad. A "
+    "row's newest token must be at the right edge.": lambda requests, m, t: init(requests, m, t, right=True),
+    "gives pads an id that is not in the vocabulary: the mask hides them, but the model still looks up their "
+    "embeddings.": lambda requests, m, t: init(requests, m, t, value=-100),
+    "sorts the rows by length: row i belongs to request i, and a client waits for its output.": lambda requests, m, t: (
+        init(sorted(requests, key=lambda request: len(t(request[0])["input_ids"])), m, t)
+    ),
+    "builds a tensor from rows of unequal length: all rows must first be padded to one width.": lambda requests, m, t: (
+        init(requests, m, t) | {"input_ids": torch.tensor([t(prompt)["input_ids"] for prompt, _ in requests])}
+    ),
+}.items():
+    init_batch.misconception(_message, _wrong)
+
+
+@init_batch.rule
+def every_row_has_a_list_of_its_own(arguments, outcome, right):
+    """Report a single list that all rows share."""
+    lists = outcome.result["token_ids"]
+    if len(set(map(id, lists))) == len(lists):
+        return None
+    return "uses one list for every row of `token_ids`: a token appended to one row would appear in all of them"
+
+
+# --- generate_next_token --------------------------------------------------------------------------------------------
+
+generate_next_token = Exercise(
+    "generate_next_token(batch, model, tokenizer)",
+    "one forward pass adds a token to every unfinished row, and the old batch is unchanged",
+    observe=verb_on_model,
+    forbidden=["helpers.batching:generate_next_token", "helpers.padded_batch:forward"],
+)
+
+
+@generate_next_token.cases
+def _(random):
+    for name in MODELS:
+        model, tokenizer = model_named(name), tokenizer_named(name)
+        outputs = generate_continuous([(each, 10) for each in _prompts(name, 32, random)], 32, model, tokenizer).outputs
+        lengths = {each.prompt: len(each.token_ids) for each in outputs}
+        by_eos = [each.prompt for each in outputs if each.finish_reason == "stop" and lengths[each.prompt] > 1]
+        others = [each.prompt for each in outputs if each.finish_reason == "length"]
+        # EOS exactly at the limit, EOS before the limit, no EOS.
+        budgets = [lengths[prompt] for prompt in by_eos[:2]] + [20, 20, 4, 1]
+        requests = list(zip(by_eos[:4] + others[:2], budgets, strict=False))
+        random.shuffle(requests)
+        batch, step = init(requests, model, tokenizer), 0
+        while any(batch["tokens_remaining"]):
+            after = one_pass(batch, model, tokenizer)
+            if step < 2 or batch["finish_reasons"] != after["finish_reasons"]:
+                yield (batch, name, name), f"{f'decode step {step}' if step else 'the prefill'}, on {MODELS[name]}"
+            batch, step = after, step + 1
+
+
+@generate_next_token.reference
+def one_pass(batch, model, tokenizer, without=(), copy=kv_cache.copy, all_continue=False, eos_ends=True, column=-1):
+    """Run one pass, with replaceable parts: the inputs, the cache's copy, the rows that continue, the column."""
+    cache = copy(batch.get("past_key_values", kv_cache.new()))
+    inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "position_ids")} | {"past_key_values": cache}
+    with torch.no_grad():
+        logits = model(**{key: inputs[key] for key in inputs if key not in without}, use_cache=True).logits
+    next_ids = logits[:, column].argmax(dim=-1)
+    after = {key: list(batch[key]) for key in ("token_ids", "tokens_remaining", "finish_reasons")}
+    for row, token in enumerate(next_ids.tolist()):
+        if batch["tokens_remaining"][row] > 0 or all_continue:
+            ends = eos_ends and token == tokenizer.eos_token_id
+            left = 0 if ends else batch["tokens_remaining"][row] - 1
+            after["token_ids"][row] = [*batch["token_ids"][row], token]
+            after["tokens_remaining"][row] = left
+            after["finish_reasons"][row] = "stop" if ends else None if left else "length"
+    after |= {"input_ids": next_ids[:, None], "position_ids": batch["position_ids"][:, -1:] + 1}
+    return batch | after | {"attention_mask": pad(batch["attention_mask"], (0, 1), value=1), "past_key_values": cache}
+
+
+@generate_next_token.ignoring
+def _(result, arguments):
+    """Ignore what a finished row or a hidden column holds, as long as the model can look it up."""
+    before, name, _ = arguments
+    model, batch = model_named(name), contents(result)
+    ended = torch.tensor([left == 0 for left in batch["tokens_remaining"]], device=model.device)[:, None]
+    limits = {"input_ids": model.config.vocab_size, "position_ids": context_length(model), "attention_mask": 2}
+    batch |= {key: blank(batch[key], ended, limits[key]) for key in limits if key in batch}
+    if "past_key_values" in batch:
+        batch["past_key_values"] = blank_cache(batch["past_key_values"], ended | (before["attention_mask"] == 0))
+    return batch
+
+
+NO_CACHE = "calls the model without the cache: in a decode step, it would see only one token."
+for _message, _broken in {
+    "changed its argument: the model grows the cache that it is given, here that of the old batch. If the cell "
+    "runs twice, it computes the step on a cache that already contains it.": {"copy": lambda cache: cache},
+    "calls the model without the mask: rows would attend to pads as if they were text.": {
+        "without": ["attention_mask"]
+    },
+    "calls the model without the position ids: the model would number the columns, and a row's output would depend "
+    "on its padding.": {"without": ["position_ids"]},
+    NO_CACHE: {"without": ["past_key_values"]},
+    "gives a finished row another token. The row is still computed, because the batch is one tensor, but its "
+    "output is complete.": {"all_continue": True},
+    "lets a row continue after EOS: its output is complete, and all further steps for it are wasted.": {
+        "eos_ends": False
+    },
+    "uses the logits of the first column. The next token follows a row's newest token, at the right edge.": {
+        "column": 0
+    },
+}.items():
+    generate_next_token.misconception(_message, lambda batch, m, t, _broken=_broken: one_pass(batch, m, t, **_broken))
+
+for _message, _change in {
+    "drops EOS. EOS is not text, but the model generated it: it belongs to `token_ids`, too.": lambda b, a, t: {
+        "token_ids": [[token for token in row if token != t.eos_token_id] for row in a["token_ids"]]
+    },
+    "keeps only the newest token in `token_ids`: the earlier ones are lost.": lambda b, a, t: {
+        "token_ids": [row[-1:] for row in a["token_ids"]]
+    },
+    "leaves `token_ids` as it was: the new tokens are lost.": lambda b, a, t: {"token_ids": b["token_ids"]},
+    "leaves `tokens_remaining` as it was: the rows would never finish.": lambda b, a, t: {
+        "tokens_remaining": b["tokens_remaining"]
+    },
+    'sets the reason "length" although the model ended the output itself: EOS came exactly at the '
+    "limit.": lambda b, a, t: {
+        "finish_reasons": [
+            "length" if left == 1 else reason
+            for left, reason in zip(b["tokens_remaining"], a["finish_reasons"], strict=True)
+        ]
+    },
+    "puts the whole text into `input_ids`. The cache already holds the earlier tokens: the next pass computes only "
+    "the newest one.": lambda b, a, t: {"input_ids": torch.cat([b["input_ids"], a["input_ids"]], dim=1)},
+    "leaves the old token in `input_ids`. The next pass computes the token that this pass generated.": lambda b, a, t: {
+        "input_ids": b["input_ids"][:, -1:]
+    },
+    "does not widen the attention mask: without a column for it, the next pass cannot attend to the new "
+    "token.": lambda b, a, t: {"attention_mask": b["attention_mask"]},
+    "adds a 0 to the attention mask: the new token is real, and a 0 hides it.": lambda b, a, t: {
+        "attention_mask": pad(b["attention_mask"], (0, 1))
+    },
+    "widens the attention mask on the left: the new token is at the right edge.": lambda b, a, t: {
+        "attention_mask": pad(b["attention_mask"], (1, 0), value=1)
+    },
+    "makes the attention mask 1 everywhere: earlier pads must stay hidden.": lambda b, a, t: {
+        "attention_mask": torch.ones_like(a["attention_mask"])
+    },
+    "leaves the positions as they were: the newest token is one position further on.": lambda b, a, t: {
+        "position_ids": b["position_ids"][:, -1:]
+    },
+    "returns positions that are one too high: they start at 0, so a token after n others has "
+    "position n.": lambda b, a, t: {"position_ids": a["position_ids"] + 1},
+    "uses the column as the position, pads included. A row counts only its own tokens.": lambda b, a, t: {
+        "position_ids": torch.full_like(a["input_ids"], b["attention_mask"].size(1))
+    },
+    "returns the cache as it was before the pass: the keys and values that this pass computed are "
+    "lost.": lambda b, a, t: {"past_key_values": b.get("past_key_values", kv_cache.new())},
+    "assumes that there is a cache. A batch has none before its prefill, which starts with an empty "
+    "one.": lambda b, a, t: {"past_key_values": b["past_key_values"] and a["past_key_values"]},
+}.items():
+    generate_next_token.misconception(
+        _message, lambda batch, m, t, _change=_change: (after := one_pass(batch, m, t)) | _change(batch, after, t)
+    )
+
+
+@generate_next_token.rule
+def one_forward_pass(arguments, outcome, right):
+    """Report more or fewer forward passes than one, or a pass without the cache."""
+    passes, [(_, columns, _)] = outcome.result["forward passes"], right.result["forward passes"]
+    if len(passes) != 1:
+        every = "All rows share one forward pass: that is the purpose of a batch"
+        return f"calls the model {len(passes)} times for one step. {every}"
+    return NO_CACHE if passes[0][1] < columns else None

@@ -1,0 +1,123 @@
+"""Offer requests to a student's queue, let them leave, and report the first promise that the queue breaks."""
+
+import inspect
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from numbers import Integral, Real
+
+from .comparing import kind
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a queue did when a request was offered or left.
+
+    Attributes:
+        event: "offer" or "leave"; "" for a new queue.
+        request_id: of the request.
+        running: the ids of the running requests, sorted, because their order makes no difference.
+        waiting: the ids of the waiting requests, in the queue's order.
+        returned: what `offer` returned.
+    """
+
+    event: str
+    request_id: Hashable
+    running: list
+    waiting: list
+    returned: object = 0
+
+
+def run_story(
+    make: Callable, rows: int, max_queue: int, seconds: float, story: list[tuple[str, Hashable]]
+) -> dict[str, object]:
+    """Return a queue's steps, the seconds that it told refused requests, and what makes it unusable, if anything."""
+    queue = make(rows, max_queue, seconds)
+    for method in ("offer", "leave"):
+        try:
+            inspect.signature(getattr(queue, method)).bind(0)
+        except (AttributeError, TypeError):
+            return {"problem": f"should make an object with the method `{method}(request_id)`, but made {kind(queue)}"}
+    steps = []
+    for event, request_id in [("", None), *story]:
+        returned = getattr(queue, event)(request_id) if event else 0
+        if problem := _missing_attribute(queue):
+            return {"problem": problem}
+        running, waiting = sorted(queue.running, key=str), list(queue.waiting)
+        steps.append(Step(event, request_id, running, waiting, returned if event == "offer" else 0))
+    retry_after = [step.returned for step in steps if step.returned != 0]
+    return {"problem": None, "Retry-After": retry_after, "steps": steps}
+
+
+def _missing_attribute(queue) -> str | None:
+    for name in ("running", "waiting"):
+        value = getattr(queue, name, None)
+        if not isinstance(value, list | deque | dict | set | tuple):
+            others = ", ".join(f"`self.{other}`" for other in vars(queue)) if hasattr(queue, "__dict__") else ""
+            found = f"that is {kind(value)}" if value is not None else f"it has {others or 'no attributes'}"
+            return f"should keep the ids of the {name} requests in `self.{name}`, a list, but {found}"
+    return None
+
+
+def first_mistake(steps: list[Step], right: list[Step], rows: int) -> str | None:
+    """Return the first promise that is broken, in words."""
+    if steps[0].running or steps[0].waiting:
+        return (
+            f"has {steps[0].running} running and {steps[0].waiting} waiting when it is new. Does it share its lists "
+            "with another queue? `__init__` must make new ones"
+        )
+    for step, before, wanted in zip(steps[1:], right, right[1:], strict=False):
+        message = _wrong_places(step, before, rows) or (
+            _wrong_offer(step, before, wanted) if step.event == "offer" else None
+        )
+        if not message and len(step.running) < len(wanted.running):
+            message = f"leaves a row empty although {step.waiting[0]} waits: a waiting request gets a free row at once"
+        if not message and step.running != wanted.running:
+            message = "gives the row to another request than the one that has waited longest"
+        if not message and step.waiting != wanted.waiting:
+            message = f"has {step.waiting} waiting: requests wait in their order of arrival, {wanted.waiting}"
+        if message:
+            happened = "is offered" if step.event == "offer" else "leaves"
+            return f"{message}. Running {before.running}, waiting {before.waiting}, then {step.request_id} {happened}"
+    return None
+
+
+def _wrong_places(step: Step, before: Step, rows: int) -> str | None:
+    name, places, places_before = step.request_id, step.running + step.waiting, before.running + before.waiting
+    if step.event == "leave" and name in step.running:
+        return f"keeps the row of {name}, which has left: the row would stay busy forever"
+    if step.event == "leave" and name in step.waiting:
+        return (
+            f"keeps the place of {name}, which has left: a request whose client disconnects while it waits leaves, too"
+        )
+    if twice := [one for one in places if places.count(one) > 1]:
+        return f"has {twice[0]} twice: a request has one place"
+    if unknown := [one for one in places if one != name and one not in places_before]:
+        return f"has {unknown[0]}, which was never accepted or has left"
+    if lost := [one for one in places_before if one != name and one not in places]:
+        how = f"drops {lost[0]} to make room for {name}" if name in places else f"loses {lost[0]}"
+        return f"{how}: a request that was accepted keeps its place until it leaves"
+    return f"runs {len(step.running)} requests in {rows} rows" if len(step.running) > rows else None
+
+
+def _wrong_offer(step: Step, before: Step, wanted: Step) -> str | None:
+    name, told, inside = step.request_id, step.returned, step.request_id in step.running + step.waiting
+    if isinstance(told, bool) or not isinstance(told, Real):
+        return f"`offer` should return seconds, 0 for an accepted request, but returned {kind(told)}"
+    if wanted.returned == 0 and told != 0:
+        room = "a row is free" if name in wanted.running else "there is a place in the queue"
+        return f"refuses {name}, because `offer` returns {told}, although {room}"
+    if wanted.returned == 0 and not inside:
+        return f"returns 0, which accepts {name}, but has it neither running nor waiting: it would never be served"
+    if wanted.returned != 0 and inside:
+        kept = (
+            "refuses {}, but keeps it: its place would stay taken forever"
+            if told
+            else "accepts {} although all places are taken"
+        )
+        return kept.format(name)
+    if wanted.returned != 0 and told == 0:
+        return f"returns 0, which means accepted, but does not take {name} in. Less than a second is rounded up"
+    if told < 0 or not isinstance(told, Integral):
+        return f"returns {told!r}: the header `Retry-After` takes whole seconds, so return an int"
+    return None

@@ -1,0 +1,17 @@
+"""Grading: a submission runs in a sandbox, and its tasks are examined outside, where it cannot reach.
+
+submissions.py   find the notebooks, and put the release's own cells back into them
+worker.py        the program inside the sandbox: it runs cells, and calls the student's functions
+encoding.py      what the worker sends back, as JSON
+sandbox.py       what the worker can see and use, with bubblewrap
+worker_process.py   the worker seen from outside: time, memory, processes and output are limited
+examination.py   one submission: its cells in order, its tasks examined, the worker replaced when it is lost
+feedback.py      the page for the student
+examiners.py     many submissions at once, each in a process that the others do not share
+release.py       the student notebooks, with nbgrader
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the package `helpers`, which need not be installed

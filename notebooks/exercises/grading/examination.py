@@ -1,0 +1,158 @@
+"""Examine one submission: run its cells in order in a sandbox, and examine its tasks from outside.
+
+A cell or a task that ends the sandbox costs its own points. A new sandbox runs the earlier cells again, but for the
+cell that ended the old one.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from helpers.checks.calling import Outcome, Question
+from helpers.checks.comparing import Grids
+from helpers.checks.examining import Verdict, examine
+from helpers.checks.exercises import EXERCISES
+
+from .submissions import Cell, GradingError
+from .worker_process import Limits, WorkerLostError, WorkerProcess
+
+MAX_WORKERS = 12  # for a submission
+
+
+@dataclass
+class Work:
+    """A cell that the student wrote, and what it printed."""
+
+    source: str
+    printed: str = ""
+
+
+@dataclass
+class Task:
+    """A task of a submission, graded.
+
+    Attributes:
+        name: of the exercise; "" for what follows the last task.
+        points: that it is worth.
+        earned: 0 or all of them.
+        message: the check's.
+        grids: what the check draws beside it.
+        work: the student's cells since the task before.
+    """
+
+    name: str
+    points: float = 0
+    earned: float = 0
+    message: str = ""
+    grids: Grids | None = None
+    work: list[Work] = field(default_factory=list)
+
+    @property
+    def note(self) -> str:
+        """The message in a few words, or "" for full points."""
+        first = re.split(r"\. | \(given", self.message)[0].rstrip(".")
+        short = first if len(first) <= 100 else f"{first[:97]}..."
+        return "" if self.earned or not self.points else f"{self.name}: {short}"
+
+
+def grade_cells(cells: list[Cell], limits: Limits, seed: int, is_sandboxed: bool) -> list[Task]:
+    """Run the cells and return the tasks; what a submission does raises nothing here."""
+    notebook = _Notebook(limits, is_sandboxed)
+    tasks, work, losses = [], [], []
+    try:
+        for cell in cells:
+            if cell.task:
+                verdict = _examine(cell, notebook, seed)
+                message = f"A cell {losses[0]}." if losses and not verdict.passed else verdict.message
+                task = Task(cell.task, cell.points, cell.points * verdict.passed, message, verdict.grids, work)
+                tasks.append(task)
+                work, losses = [], []
+                continue
+            try:
+                printed = notebook.run(cell.source)
+            except WorkerLostError as lost:
+                printed = f"[This cell {lost}. It is left out, and the notebook goes on without it.]"
+                losses.append(str(lost))
+            if cell.is_students:
+                work.append(Work(cell.source, printed))
+    finally:
+        notebook.close()
+    return [*tasks, Task("", work=work)] if work else tasks
+
+
+def _examine(cell: Cell, notebook: "_Notebook", seed: int) -> Verdict:
+    if cell.task not in EXERCISES:
+        raise GradingError(f"there is no exercise {cell.task!r}: is the release up to date?")
+    end = time.monotonic() + notebook.limits.seconds
+
+    def ask(question: Question) -> Outcome:
+        return notebook.ask(question, cell.function, max(end - time.monotonic(), 0.1))
+
+    exercise = EXERCISES[cell.task]
+    if hasattr(exercise, "questions"):
+        exercise.questions(seed)  # if this fails, the course is wrong, not the student
+    try:
+        return examine(exercise, ask, seed)
+    except WorkerLostError as lost:
+        return Verdict(False, f"{lost}.")
+    except Exception as error:  # no check foresaw such a result
+        return Verdict(False, f"returns something that cannot be compared ({type(error).__name__}).")
+
+
+class _Notebook:
+    """A worker and its history: when it is lost, another one runs the same cells."""
+
+    def __init__(self, limits: Limits, is_sandboxed: bool):
+        self.limits = limits
+        deadline = time.monotonic() + limits.total_seconds
+        self._start: Callable[[], WorkerProcess] = lambda: WorkerProcess(limits, is_sandboxed, deadline)
+        self._worker: WorkerProcess | None = None
+        self._started = 0
+        self._history: list[str] = []  # without the cells that ended a worker
+
+    def run(self, source: str) -> str:
+        """Run a cell and return what it printed.
+
+        Raises:
+            WorkerLostError: the worker is gone.
+        """
+        printed = self._use(lambda worker: worker.run(source))
+        self._history.append(source)
+        return printed
+
+    def ask(self, question: Question, function: str, seconds: float) -> Outcome:
+        """Put a question to a function of the notebook.
+
+        Raises:
+            WorkerLostError: the worker is gone.
+        """
+        return self._use(lambda worker: worker.ask(question, function, seconds))
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._worker:
+            self._worker.close()
+
+    def _use(self, action: Callable):
+        try:
+            return action(self._ready())
+        except WorkerLostError:
+            self._worker = None
+            raise
+
+    def _ready(self) -> WorkerProcess:
+        while self._worker is None:
+            if self._started == MAX_WORKERS:
+                raise WorkerLostError(f"is not run, since the notebook has ended {MAX_WORKERS} processes")
+            self._started += 1
+            worker = self._start()
+            for place, source in enumerate(self._history):
+                try:
+                    worker.run(source)
+                except WorkerLostError:  # it did not the first time
+                    del self._history[place]
+                    break
+            else:
+                self._worker = worker
+        return self._worker

@@ -1,0 +1,149 @@
+"""Grade many submissions at once: each job is a process that grades one submission after another.
+
+A submission does not run in this process but in a worker of its own. Should it end this process all the same, the next
+submission gets a new one.
+"""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from . import feedback
+from .examination import Task, grade_cells
+from .submissions import GradingError, Submission, cells_of, release_of
+from .worker_process import Limits
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to grade.
+
+    Attributes:
+        pages: the folder for the students' pages.
+        limits: what a submission may use.
+        seed: of the cases.
+        is_sandboxed: whether submissions run in the sandbox.
+    """
+
+    pages: Path
+    limits: Limits
+    seed: int
+    is_sandboxed: bool = True
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A line of the table. `note` says what went wrong, and `tasks` holds the points of each task."""
+
+    student: str
+    assignment: str
+    score: float = 0
+    max_score: float = 0
+    note: str = ""
+    tasks: str = ""
+
+
+def grade_all(submissions: list[Submission], options: Options, jobs: int) -> Iterator[Grade]:
+    """Yield the grades, in the order in which they are done."""
+    examiners: SimpleQueue[_Examiner] = SimpleQueue()
+    for _ in range(jobs):
+        examiners.put(_Examiner(options))
+
+    def grade(submission: Submission) -> Grade:
+        examiner = examiners.get()
+        try:
+            return examiner.grade(submission)
+        finally:
+            examiners.put(examiner)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in as_completed([pool.submit(grade, submission) for submission in submissions]):
+            yield done.result()
+    while not examiners.empty():
+        examiners.get().close()
+
+
+def grade_one(submission: Submission, options: Options) -> Grade:
+    """Grade a submission and write its page; whatever is wrong with it becomes a note."""
+    tasks: list[Task] = []
+    notes, max_score, seed = [submission.note], 0.0, None
+    try:
+        max_score = sum(cell.points for cell in release_of(submission.assignment))
+        cells = cells_of(submission)
+        tasks = grade_cells(cells, options.limits, options.seed, options.is_sandboxed)
+        seed = options.seed
+    except GradingError as error:
+        notes.append(str(error))
+    except Exception as error:
+        notes.append(f"grading failed: {type(error).__name__}: {error}")
+    text = feedback.page(submission.assignment, tasks, "; ".join(filter(None, notes)), seed)
+    _page(submission, options).write_text(text, encoding="utf-8", errors="replace")
+    note = " ".join("; ".join(filter(None, [*notes, *(task.note for task in tasks)])).split())
+    points = ", ".join(f"{task.name} {task.earned:g}/{task.points:g}" for task in tasks if task.points)
+    score = sum(task.earned for task in tasks)
+    return Grade(submission.student, submission.assignment, score, max_score, note, points)
+
+
+def _page(submission: Submission, options: Options) -> Path:
+    page = options.pages / submission.student / f"{submission.assignment}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    return page
+
+
+class _Examiner:
+    """A process that grades submissions for this one."""
+
+    def __init__(self, options: Options):
+        self.options = options
+        self.process: multiprocessing.process.BaseProcess | None = None
+        self.patience = 2 * options.limits.total_seconds + 600
+
+    def grade(self, submission: Submission) -> Grade:
+        """Grade a submission; if that ends the process, this is what the grade says."""
+        if self.process is None:
+            context = multiprocessing.get_context("spawn")
+            self.connection, theirs = context.Pipe()
+            self.process = context.Process(target=_serve, args=(theirs, grade_one, self.options), daemon=True)
+            self.process.start()
+            theirs.close()
+        try:
+            self.connection.send(submission)
+            if self.connection.poll(self.patience):
+                return self.connection.recv()
+            note = "grading failed: it took too long"
+        except (EOFError, OSError):
+            note = "grading failed: the grader's own process ended"
+        self.close()
+        max_score = sum(cell.points for cell in release_of(submission.assignment))
+        text = feedback.page(submission.assignment, [], note)
+        _page(submission, self.options).write_text(text, encoding="utf-8")
+        return Grade(submission.student, submission.assignment, 0, max_score, note)
+
+    def close(self) -> None:
+        """End the process."""
+        if self.process:
+            self.connection.close()
+            self.process.kill()
+            self.process.join()
+            self.process = None
+
+
+def _serve(connection, grade: Callable, options: Options) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "COURSE_MODEL": ""}  # as for the submissions
+    while True:
+        try:
+            submission = connection.recv()
+        except EOFError:
+            return
+        connection.send(grade(submission, options))
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)  # and the sandbox ends with this process

@@ -1,0 +1,97 @@
+"""Lesson 1: right answers in other styles, and wrong ones that fail in ways of their own."""
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from answers import ALMOST, RIGHT, WRONG, right
+from helpers.checks.exercises.lesson_1 import loop
+
+RIGHT["greedy_step"] |= {
+    "with_topk": lambda logits: logits[:, -1, :].topk(1).indices.squeeze(-1),
+    "row_by_row": lambda logits: torch.tensor([int(torch.softmax(row[-1], dim=0).argmax()) for row in logits]),
+    "with_numpy": lambda logits: torch.from_numpy(logits.numpy()[:, -1].argmax(axis=-1)),
+}
+WRONG["greedy_step"] |= {
+    "should be a tensor, but is a list": lambda logits: logits[:, -1].argmax(dim=-1).tolist(),
+    "involves no randomness": lambda logits: torch.multinomial((3 * logits[:, -1]).softmax(dim=-1), 1)[:, 0],
+}
+
+RIGHT["kv_cache_bytes"] |= {"as_a_numpy_scalar": lambda *shape: np.prod([2, *shape])}
+ALMOST["kv_cache_bytes"] |= {"should be an int, but is the float": lambda result, *shape: float(result)}
+
+RIGHT["decode_floor"] |= {
+    "with_an_if": lambda weights, bandwidth, operations, rate: (
+        weights / bandwidth if weights * rate > operations * bandwidth else operations / rate
+    ),
+    "in_float32": lambda weights, bandwidth, *arithmetic: np.float32(max(weights / bandwidth, np.divide(*arithmetic))),
+}
+
+
+@right("stop")
+def token_by_token(token_ids, eos_id, max_tokens):
+    kept = []
+    for token in token_ids:
+        kept.append(token)
+        if token == eos_id:
+            return kept, "stop"
+        if len(kept) == max_tokens:
+            return kept, "length"
+    return kept, None
+
+
+@right("stop")
+def in_place_on_a_copy(token_ids, eos_id, max_tokens):
+    kept, places = list(token_ids), [place for place, token in enumerate(token_ids) if token == eos_id]
+    del kept[min([max_tokens, *(place + 1 for place in places)]) :]
+    return [kept, "stop" if kept[-1:] == [eos_id] else "length" if len(kept) == max_tokens else None]
+
+
+ALMOST["stop"] |= {
+    "returns the reason 'eos'": lambda result, *case: (result[0], result[1] and "eos"),
+    "returns the list that it was given": lambda result, ids, *case: (min(ids, result[0], key=len), result[1]),
+    "should be 2 values": lambda result, *case: result[0],
+    "changed its argument: `token_ids`": lambda result, ids, *case: ids.clear() or result,
+}
+WRONG["stop"] |= {"the token ids that are kept": lambda ids, eos_id, n: token_by_token(ids, eos_id or None, n)}
+
+
+@right("cached_loop")
+def with_the_model_s_own_cache(model, prompt_ids, max_tokens):
+    cache, ids, generated = None, prompt_ids, []
+    while len(generated) < max_tokens:
+        result = model(ids, past_key_values=cache, use_cache=True)
+        cache = result.past_key_values
+        generated.append(int(result.logits[0, -1].argmax()))
+        ids = torch.tensor([[generated[-1]]], device=model.device)
+    return generated
+
+
+@right("cached_loop")
+def prefill_apart_from_decode(model, prompt_ids, max_tokens):
+    cache = DynamicCache()
+    with torch.inference_mode():
+        text = [model(input_ids=prompt_ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(dim=-1)]
+        for position in range(prompt_ids.size(1), prompt_ids.size(1) + max_tokens - 1):
+            position_ids = torch.tensor([[position]], device=model.device)
+            result = model(input_ids=text[-1], past_key_values=cache, position_ids=position_ids, use_cache=True)
+            text.append(result.logits[:, -1:].argmax(dim=-1))
+    return torch.cat(text, dim=1)[0].tolist()
+
+
+def two_tokens_per_pass(model, prompt_ids, max_tokens):
+    cache, text = DynamicCache(), prompt_ids
+    for number in range(max_tokens):
+        ids = text[:, -2:] if number else text
+        cache.crop(-1)  # the last of the cached tokens, which is computed again
+        token = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(dim=-1)
+        text = torch.cat([text, token], dim=1)
+    return text[0, prompt_ids.size(1) :].tolist()
+
+
+WRONG["cached_loop"] |= {
+    "should be an int, but is a tensor of int64": lambda *case: list(torch.tensor(loop(*case))),
+    "never calls the model": lambda model, prompt_ids, max_tokens: [0] * max_tokens,
+    "gives a decode pass more than the newest token": two_tokens_per_pass,
+    "stopped with": lambda *case: loop(*case, feed=lambda token, text: token[0]),
+}

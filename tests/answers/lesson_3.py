@@ -1,0 +1,266 @@
+"""Lesson 3: the four verbs, masks and rows that are merged and removed, and the loop."""
+
+from itertools import compress
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from answers import ALMOST, WRONG, right
+from helpers import batching, kv_cache, load_model
+from helpers.checks.exercises.joining_and_leaving import layers_of, select, shared_padding, split, with_layers
+from helpers.checks.exercises.lesson_3 import one_pass
+from helpers.checks.exercises.serving_loop import in_order, serve
+
+LISTS = ("request_ids", "token_ids", "tokens_remaining", "finish_reasons")
+
+
+@right("init_batch")
+def with_the_tokenizer_s_padding(requests, model, tokenizer):
+    batch = dict(tokenizer([prompt for prompt, _ in requests], padding=True, return_tensors="pt").to(model.device))
+    batch["position_ids"] = (batch["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
+    batch["request_ids"] = [f"request {number}" for number in range(len(requests))]
+    batch["token_ids"] = [[] for _ in requests]
+    batch["tokens_remaining"] = [max_tokens for _, max_tokens in requests]
+    return batch | {"finish_reasons": [None] * len(requests), "responses": [prompt for prompt, _ in requests]}
+
+
+@right("init_batch")
+def with_numpy(requests, model, tokenizer):
+    prompts = [tokenizer(prompt)["input_ids"] for prompt, _ in requests]
+    shape = len(prompts), max(map(len, prompts))
+    ids, positions, mask = np.full(shape, model.config.vocab_size - 1), np.ones(shape, int), np.zeros(shape, int)
+    for row, prompt in enumerate(prompts):
+        own = row, slice(-len(prompt), None)
+        ids[own], positions[own], mask[own] = prompt, range(len(prompt)), 1
+    tensors = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
+    tensors = {key: torch.from_numpy(value).to(model.device) for key, value in tensors.items()}
+    budgets = [np.int64(max_tokens) for _, max_tokens in requests]
+    lists = [np.arange(len(requests)).tolist(), [[] for _ in requests], budgets, [None] * len(requests)]
+    return tensors | dict(zip(LISTS, lists, strict=True))
+
+
+ALMOST["init_batch"] |= {
+    "uses one list for every row": lambda batch, requests, *_: batch | {"token_ids": [[]] * len(requests)},
+    "`input_ids` has shape [3, 6], but should have [3, 5]": lambda batch, *_: (
+        batch | {key: pad(batch[key], (1, 0)) for key in ("input_ids", "position_ids", "attention_mask")}
+    ),
+    "`forward passes` should be [], but is [(3, 0, 5)]": lambda batch, _, *model: one_pass(batch, *model) and batch,
+}
+
+
+@right("generate_next_token")
+def finished_rows_frozen(batch, model, tokenizer):
+    """A finished row's mask and position stay as they are: it makes no difference to any other row."""
+    after = one_pass(batch, model, tokenizer)
+    on = torch.tensor([[int(left > 0)] for left in after["tokens_remaining"]], device=model.device)
+    mask = torch.cat([batch["attention_mask"], on], dim=1)
+    return after | {"attention_mask": mask, "position_ids": batch["position_ids"][:, -1:] + on}
+
+
+@right("generate_next_token")
+def the_model_s_own_cache(batch, model, tokenizer):
+    """The model makes the first cache; its inputs are given by position, with gradients; the lists are built anew."""
+    cache = with_layers(batch, layers_of(batch))["past_key_values"] if "past_key_values" in batch else None
+    inputs = {key: batch[key] for key in ("attention_mask", "position_ids")}
+    output = model.forward(batch["input_ids"], cache, use_cache=True, logits_to_keep=1, **inputs)
+    after = {"request_ids": batch["request_ids"], "token_ids": [], "tokens_remaining": [], "finish_reasons": []}
+    newest = output.logits[:, -1].max(dim=-1).indices
+    for row, token in enumerate(newest):
+        ids, left, reason = (batch[key][row] for key in LISTS[1:])
+        if left:
+            ids, left = [*ids, int(token)], left - 1
+            if token == model.config.eos_token_id:
+                left, reason = 0, "stop"
+            elif left == 0:
+                reason = "length"
+        for key, value in zip(LISTS[1:], (ids, left, reason), strict=True):
+            after[key].append(value)
+    mask = torch.cat([batch["attention_mask"], batch["attention_mask"].new_ones(len(newest), 1)], dim=1)
+    after |= {"input_ids": newest.unsqueeze(1), "attention_mask": mask, "position_ids": mask.sum(dim=1)[:, None] - 1}
+    return after | {"past_key_values": output.past_key_values}
+
+
+def row_by_row(batch, model, tokenizer):
+    for row in range(2):
+        model(input_ids=batch["input_ids"][[row]])
+    return one_pass(batch, model, tokenizer)
+
+
+def without_the_cache(batch, model, tokenizer):
+    if "past_key_values" not in batch:
+        return one_pass(batch, model, tokenizer)
+    batch = batch | {"attention_mask": torch.ones_like(batch["input_ids"])}  # or the model raises an error
+    return one_pass(batch, model, tokenizer, ["past_key_values"])
+
+
+def finished_rows_hold_no_token(after, *_):
+    left = torch.tensor(after["tokens_remaining"], device=after["input_ids"].device)[:, None]
+    return after | {"input_ids": after["input_ids"].masked_fill(left == 0, -100)}
+
+
+ALMOST["generate_next_token"] |= {
+    "changed its argument: `batch['token_ids']`": lambda after, batch, *_: batch["token_ids"].clear() or after,
+    "`input_ids` has shape [6], but should": lambda after, *_: after | {"input_ids": after["input_ids"][:, 0]},
+    "`input_ids`, row": finished_rows_hold_no_token,
+    "the result has no 'past_key_values'": lambda after, *_: {k: after[k] for k in after if k != "past_key_values"},
+}
+WRONG["generate_next_token"] |= {
+    "calls the model 3 times for one step": row_by_row,
+    "calls the model without the cache": without_the_cache,
+    "should be": lambda batch, model, tokenizer: one_pass(batch, model, load_model()[1]),  # and so its EOS
+}
+
+
+@right("merge_masks")
+def into_zeros(first, second, dtype=torch.long):
+    width = max(first.shape[1], second.shape[1])
+    merged = torch.zeros(len(first) + len(second), width, dtype=dtype)
+    merged[: len(first), width - first.shape[1] :] = first
+    merged[len(first) :, width - second.shape[1] :] = second
+    return merged
+
+
+@right("merge_masks")
+def as_lists(first, second):
+    rows = first.tolist() + second.tolist()
+    width = max(map(len, rows))
+    return torch.tensor([[0] * (width - len(row)) + row for row in rows])
+
+
+WRONG["merge_masks"] |= {"holds float32, but should hold int64": lambda *masks: into_zeros(*masks, torch.float)}
+
+
+@right("merge_batches")
+def with_caches_of_its_own(first, second):
+    """Layer by layer into tensors of ones: what is in hidden columns makes no difference."""
+    merged = {key: first[key] + second[key] for key in LISTS} | {"responses": []}
+    masks = first["attention_mask"], second["attention_mask"]
+    merged["attention_mask"] = as_lists(*masks).to(masks[0].device)
+    for key in ("input_ids", "position_ids"):
+        merged[key] = torch.vstack((first[key], second[key]))
+    layers = []
+    for old in zip(layers_of(first), layers_of(second), strict=True):
+        layers.append([])
+        for one, two in zip(*old, strict=True):
+            new = one.new_ones(len(one) + len(two), one.size(1), max(one.size(2), two.size(2)), one.size(3))
+            new[: len(one), :, new.size(2) - one.size(2) :] = one
+            new[len(one) :, :, new.size(2) - two.size(2) :] = two
+            layers[-1].append(new)
+    return with_layers(merged, layers)
+
+
+@right("merge_batches")
+def with_the_cache_s_functions(first, second):
+    columns = first["attention_mask"].size(1) - second["attention_mask"].size(1)
+    caches = [kv_cache.left_pad(first["past_key_values"], max(0, -columns))]
+    caches.append(kv_cache.left_pad(second["past_key_values"], max(0, columns)))
+    merged = {key: [*first[key], *second[key]] for key in LISTS}
+    merged |= {key: torch.cat([first[key], second[key]]) for key in ("input_ids", "position_ids")}
+    masks = into_zeros(first["attention_mask"], second["attention_mask"]).to(first["input_ids"].device)
+    return merged | {"attention_mask": masks, "past_key_values": kv_cache.concatenate(*caches)}
+
+
+def first_cache_is_reused(merged, first, second):
+    for old, new in zip(first["past_key_values"].layers, merged["past_key_values"].layers, strict=True):
+        old.keys, old.values = new.keys, new.values
+    return merged
+
+
+ALMOST["merge_batches"] |= {
+    "`past_key_values` has 1 layers, but should have 2": lambda merged, *_: with_layers(merged, layers_of(merged)[:1]),
+    "keys of layer 0 holds float64, but should hold float32": lambda merged, *_: with_layers(
+        merged, [[each.double() for each in pair] for pair in layers_of(merged)]
+    ),
+    "should be a transformers cache": lambda merged, *_: merged | {"past_key_values": layers_of(merged)},
+    "changed its argument: `first['request_ids']`": lambda merged, first, _: first["request_ids"].clear() or merged,
+    "changed its argument: keys of layer 0": first_cache_is_reused,
+}
+
+
+@right("filter_rows")
+def with_a_boolean_index(batch):
+    stays = torch.tensor([left > 0 for left in batch["tokens_remaining"]], device=batch["input_ids"].device)
+    filtered = {key: list(compress(batch[key], stays)) for key in LISTS}
+    filtered |= {key: batch[key][stays] for key in ("input_ids", "position_ids", "attention_mask")}
+    layers = [(keys[stays], values[stays]) for keys, values in layers_of(batch)]
+    return with_layers(filtered, layers), (~stays).nonzero().flatten().tolist()
+
+
+@right("filter_rows")
+def popped_from_the_end(batch):
+    removed = [row for row, left in enumerate(batch["tokens_remaining"]) if not left]
+    filtered = {key: list(batch[key]) for key in LISTS}
+    for row in reversed(removed):
+        for key in LISTS:
+            filtered[key].pop(row)
+    stay = np.flatnonzero(batch["tokens_remaining"])
+    filtered |= {key: batch[key][stay] for key in ("input_ids", "position_ids", "attention_mask")}
+    return [filtered | {"past_key_values": kv_cache.select_rows(batch["past_key_values"], stay)}, removed]
+
+
+@right("filter_batch")
+def until_a_column_is_needed(batch):
+    filtered, removed = with_a_boolean_index(batch)
+    if not filtered["request_ids"]:
+        return {"request_ids": []}, removed
+    columns = 0
+    while not filtered["attention_mask"][:, columns].any():
+        columns += 1
+    filtered["attention_mask"] = filtered["attention_mask"][:, columns:]
+    return filtered | {"past_key_values": kv_cache.trim_left(filtered["past_key_values"], columns)}, removed
+
+
+ALMOST["filter_rows"] |= {
+    "changed its argument: `batch['request_ids']`": lambda result, batch: batch["request_ids"].clear() or result,
+    "returns the batch that it was given": lambda result, batch: result if result[1] else (batch, []),
+}
+
+
+def trimmed(batch, columns_of, cache=True):
+    """Remove finished rows, and other columns than the shared ones."""
+    stay, removed = split(batch)
+    new = select(batch, stay)
+    other = select(batch, stay, slice(max(0, columns_of(shared_padding(new["attention_mask"]))) if stay else 0, None))
+    return other if cache else other | {"past_key_values": new["past_key_values"]}, removed
+
+
+WRONG["filter_batch"] |= {
+    "leaves 2 columns of shared padding in the mask": lambda batch: trimmed(batch, lambda columns: 0),
+    "leaves one column of shared padding in the mask": lambda batch: trimmed(batch, lambda columns: columns - 1),
+    "trims one column too many from the mask: row 1's": lambda batch: trimmed(batch, lambda columns: columns + 1),
+    "leaves 2 columns of shared padding in the cache": lambda batch: trimmed(batch, int, cache=False),
+}
+
+
+@right("continuous_loop")
+def newcomers_on_top(requests, max_batch_size):
+    """Ids of the verbs' own making, rows in another order, and outputs noted after every step."""
+    waiting, running, owner, outputs = list(range(len(requests))), {"request_ids": []}, {}, [None] * len(requests)
+    while waiting or running["request_ids"]:
+        free = max_batch_size - len(running["request_ids"])
+        if joining := [waiting.pop(0) for _ in range(min(free, len(waiting)))]:
+            batch = batching.init_batch([requests[number] for number in joining])
+            owner |= dict(zip(batch["request_ids"], joining, strict=True))
+            running = batching.merge_batches(batching.generate_next_token(batch), running)
+        else:
+            running = batching.generate_next_token(running)
+        for request_id, token_ids in zip(running["request_ids"], running["token_ids"], strict=True):
+            outputs[owner[request_id]] = token_ids
+        running, _ = batching.filter_batch(running)
+    return outputs
+
+
+WRONG["continuous_loop"] |= {
+    "lets request 6 join before request 3": lambda requests, n: in_order(requests[::-1], n)[::-1],
+    "forward pass 3 should be: prefill of requests [3]. It is: decode step": lambda *case: in_order(
+        *case, may_join=lambda free, running: free * (free > 1 or not running)
+    ),
+    "should be a list, but is a dict": serve,
+    "returns no output for request 6": lambda requests, n: in_order(requests[:-1], n),
+    "returns no output for request 2": lambda *case: [*(out := in_order(*case))[:2], None, *out[3:]],
+    "it finishes in its prefill": lambda *case: [out if len(out) > 1 else None for out in in_order(*case)],
+    "returns 2 tokens for request 0, which": lambda *case: [out[:2] for out in in_order(*case)],
+    "returns the output of request 1 for request 0": lambda *case: (out := in_order(*case))[1::-1] + out[2:],
+    "does not generate for that request alone": lambda *case: [[token + 1 for token in out] for out in in_order(*case)],
+}

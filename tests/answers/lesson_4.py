@@ -1,0 +1,181 @@
+"""Answers to lesson 4's exercises."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+
+from answers import ALMOST, RIGHT, WRONG, right
+from helpers import metrics
+from helpers.checks.exercises.iteration_plan import planned
+from helpers.checks.exercises.lesson_4 import in_classes
+
+
+@right("what_to_read")
+def token_by_token_until_the_end(prompt_tokens, generated, computed, budget):
+    tokens = 0
+    while tokens < budget and computed + tokens < prompt_tokens + generated:
+        tokens += 1
+    return [tokens, int(computed + tokens == prompt_tokens + generated)]
+
+
+@right("what_to_read")
+def with_numpy(prompt_tokens, generated, computed, budget):
+    uncomputed = np.int64(prompt_tokens) + generated - computed
+    return np.minimum(uncomputed, budget), uncomputed <= budget
+
+
+ALMOST["what_to_read"] |= {
+    "should be True, but is 8": lambda result, p, g, c, b: (result[0], result[1] and c + result[0] + 1),
+    "should be an int, but is the float": lambda result, *case: (float(result[0]), result[1]),
+}
+
+
+RIGHT["longest_first"]["by_the_rounded_third"] = lambda waiting: sorted(
+    waiting, key=lambda one: -math.ceil(3 * one.max_tokens / max(each.max_tokens for each in waiting))
+)
+
+
+@right("longest_first")
+def with_a_stable_argsort(waiting):
+    limits = np.array([sequence.max_tokens for sequence in waiting], dtype=float)
+    return [waiting[place] for place in np.argsort(-np.ceil(3 * limits / max([1, *limits])), kind="stable")]
+
+
+WRONG["longest_first"] |= {
+    "changes the order of arrival": lambda queue: in_classes(sorted(queue, key=lambda one: one.prompt_tokens)),
+    "which is in a higher third of 100": lambda queue: in_classes(
+        queue, class_of=lambda limit, largest: (4 * limit > largest) + (4 * limit > 3 * largest)
+    ),
+    "max() arg is an empty sequence (given": lambda queue: in_classes(queue, max),
+    "'<' not supported": lambda queue: [one for _, one in sorted((-one.max_tokens // 31, one) for one in queue)],
+}
+ALMOST["longest_first"] |= {
+    "returns a 0 times": lambda right, queue: [one for one in right if one.max_tokens > 15],
+    "should be a sequence, but is a str": lambda right, queue: [one.request_id for one in right],
+    "changed its argument: `waiting`, place 0": lambda right, queue: queue.sort(key=right.index) or queue,
+}
+
+
+@right("most_urgent")
+def one_after_the_other(waiting, ageing):
+    best = None
+    for sequence in waiting:
+        urgency = sequence.priority - int(sequence.waited / ageing), -sequence.waited
+        if best is None or urgency < best[0]:
+            best = urgency, sequence
+    return best and best[1]
+
+
+@right("most_urgent")
+def sorted_twice(waiting, ageing):
+    queue = sorted(waiting, key=lambda one: one.waited, reverse=True)
+    queue.sort(key=lambda one: one.priority - one.waited // ageing)
+    return queue[0] if queue else None
+
+
+def priorities_lowered(waiting, ageing):
+    for sequence in waiting:
+        sequence.priority -= sequence.waited // ageing
+    return min(waiting, key=lambda one: (one.priority, -one.waited), default=None)
+
+
+def by(key):
+    return lambda waiting, ageing: min(waiting, key=lambda one: key(one, one.waited // ageing), default=None)
+
+
+WRONG["most_urgent"] |= {
+    "picks a, which counts as 2, and b counts as 0": by(lambda one, levels: (one.priority > 2, -one.priority)),
+    "Among equally urgent requests": by(lambda one, levels: (one.priority - levels, one.request_id)),
+    "min() arg is an empty sequence (given": lambda waiting, ageing: min(waiting, key=lambda one: one.priority),
+    "changed its argument: a sequence in `waiting`": priorities_lowered,
+}
+ALMOST["most_urgent"] |= {
+    "changed its argument: `waiting` is": lambda best, waiting, _: best and (waiting.remove(best) or best)
+}
+
+
+@right("plan_chunks")
+def in_three_loops(running, waiting, rows, tokens):
+    plan, queue = [], list(waiting)
+    for sequence in running:
+        if sequence.is_decode:
+            plan.append([sequence.request_id, 1])
+            tokens -= 1
+    for sequence in running:
+        if not sequence.is_decode and tokens:
+            plan.append([sequence.request_id, min(tokens, sequence.num_uncomputed_tokens)])
+            tokens -= plan[-1][1]
+    free = rows - len(running)
+    while queue and free and tokens:
+        joining = queue.pop(0)
+        plan.append([joining.request_id, min(tokens, len(joining.token_ids) - joining.computed)])
+        tokens, free = tokens - plan[-1][1], free - 1
+    return plan
+
+
+@right("plan_chunks")
+def waiting_requests_listed_first(running, waiting, rows, tokens):
+    return [(name, np.int64(count)) for name, count in in_three_loops(running, waiting, rows, tokens)[::-1]]
+
+
+def broken(**parts):
+    return lambda *case: planned(*case, **parts)
+
+
+def with_empty_chunks(plan, running, waiting, rows, tokens):
+    return [(one.request_id, dict(plan).get(one.request_id, 0)) for one in [*running, *waiting[: rows - len(running)]]]
+
+
+def sequences_for_ids(plan, running, waiting, *_):
+    sequences = {one.request_id: one for one in running + waiting}
+    return [(sequences[name], count) for name, count in plan]
+
+
+def computes_while_it_plans(plan, running, *_):
+    for one in running:
+        one.computed += dict(plan).get(one.request_id, 0)
+    return plan
+
+
+WRONG["plan_chunks"] |= {
+    "exceeds the budget: at the turn of p, only 8": lambda r, w, rows, tokens: planned(r, w, rows, tokens + 1),
+    "leaves out d. Decodes come first": broken(order=lambda d, b, n: b + n + d),
+    "lets a later request overtake v. If": broken(order=lambda d, b, n: d + b + n[::-1]),
+    "lets a later request overtake p. Its prompt": broken(order=lambda d, b, n: d + n),
+    "lets a later request overtake p": broken(order=lambda d, b, n: d + b[::-1] + n),
+    "although q could compute 2 tokens": broken(order=lambda d, b, n: d + b[:1] + (n if len(b) < 2 else [])),
+    "although w could compute 6 tokens": lambda r, w, rows, tokens: planned(r, w[:1], rows, tokens),
+    "than there are free rows (2)": lambda r, w, rows, tokens: planned(r, w, 99, tokens),
+    "also holds a row": lambda r, w, rows, tokens: planned(r, w, rows + sum(not one.is_decode for one in r), tokens),
+    "which has only 4 uncomputed tokens": broken(uncomputed=lambda one: len(one.token_ids)),
+}
+ALMOST["plan_chunks"] |= {
+    "plans 0 tokens for request v": with_empty_chunks,
+    "plans for request d twice": lambda plan, *_: [(name, 1) for name, _ in plan] + plan,
+    "there is no such request": lambda plan, *_: [*plan, ("a", 1)],
+    "plans for a sequence itself": sequences_for_ids,
+    "changed its argument: a sequence in `running`, place 0": computes_while_it_plans,
+    "changed its argument: `waiting` is": lambda plan, running, waiting, *_: waiting.clear() or plan,
+}
+
+
+@right("worst_waits")
+def with_the_course_s_metrics(arrivals, token_times):
+    each = [metrics.RequestMetrics(id, arrivals[id], times) for id, times in token_times.items()]
+    return float(max(one.ttft for one in each)), float(max([0, *(gap for one in each for gap in one.itl)]))
+
+
+@right("worst_waits")
+def in_numpy_s_float32(arrivals, token_times):
+    gaps = np.concatenate([np.diff(np.float32(times)) for times in token_times.values()])
+    return [np.float32(max(times[0] - arrivals[id] for id, times in token_times.items())), gaps.max(initial=0)]
+
+
+ALMOST["worst_waits"] |= {
+    "max() arg is an empty sequence": lambda result, arrivals, token_times: (
+        (result[0], max(later - time for times in token_times.values() for time, later in pairwise(times)))
+    ),
+    "two tokens should be a number, but is None": lambda result, *_: (result[0], result[1] or None),
+    "changed its argument: `token_times`": lambda result, arrivals, token_times: token_times.clear() or result,
+}

@@ -1,0 +1,106 @@
+"""Answers to the exercises of lesson 5."""
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from answers import ALMOST, RIGHT, WRONG, right, solutions
+
+RIGHT["padded_tokens"] |= {
+    "row_by_row": lambda n: [sum(max(n) for _ in n), sum(max(n) - one for one in n), sum(n)],
+    "in_numpy": lambda lengths: ((n := np.array(lengths)).max() * len(n), (n.max() - n).sum(), n.sum()),
+}
+WRONG["padded_tokens"] |= {
+    # Both mistakes at once: the first is named.
+    "counts a single row of the padded batch": lambda lengths: (max(lengths), 0, sum(lengths)),
+    "changed its argument: `lengths`": lambda lengths: (lengths.sort(), solutions.padded_tokens(lengths))[1],
+}
+
+
+@right("pack")
+def with_numpy_s_integers(chunks, cached):
+    borders = np.cumsum([0, *map(len, chunks)])
+    positions = np.concatenate([np.arange(past, past + len(chunk)) for chunk, past in zip(chunks, cached, strict=True)])
+    return list(np.concatenate(chunks)), list(positions), list(map(list, pairwise(borders)))
+
+
+def padded_row(result, chunks, cached):
+    width = max(map(len, chunks))
+    return [token for chunk in chunks for token in [0] * (width - len(chunk)) + chunk], *result[1:]
+
+
+ALMOST["pack"] |= {
+    "pads among them": padded_row,
+    "should be [0, 5, 0, 5, 5, 0], but is [5, 5, 5]": lambda result, *_: (list(filter(None, result[0])), *result[1:]),
+    "changed its argument: `chunks`": lambda result, chunks, _: chunks[0].extend(chunks[-1]) or result,
+    "should be 2 values, but is a range": lambda result, *_: (*result[:2], [range(*each) for each in result[2]]),
+}
+WRONG["pack"] |= {
+    "should be [4, 5, 9, 10, 4, 5], but is [4, 5, 4, 5, 4, 5]": lambda chunks, cached: solutions.pack(
+        chunks, [cached[chunks.index(chunk)] for chunk in chunks]
+    ),
+}
+
+
+@right("block_mask")
+def by_owner(columns):
+    owner = torch.tensor([number for number, (start, end) in enumerate(columns) for _ in range(start, end)])
+    place = torch.arange(len(owner))
+    return (owner[:, None] == owner[None, :]) & (place[None, :] <= place[:, None])
+
+
+@right("block_mask")
+def cell_by_cell(columns):
+    starts = [start for start, end in columns for _ in range(start, end)]
+    return torch.tensor([[start <= j <= i for j in range(len(starts))] for i, start in enumerate(starts)])
+
+
+ALMOST["block_mask"] |= {
+    "hides token 3 of the row from token 3": lambda mask, columns: mask & (torch.arange(len(mask)) < columns[0][1]),
+    "lets token 3 of the row attend to token 0": lambda mask, columns: mask | (torch.arange(len(mask)) == 0),
+    "attend to token 1, which comes after it": lambda mask, columns: mask | (mask.roll(1, 1) & mask.T),
+    "returns a mask of int64": lambda mask, columns: mask.long(),
+    "has shape [1, 1, 5, 5], but should have [5, 5]": lambda mask, columns: mask[None, None],
+}
+
+
+@right("attend_row")
+def one_call_with_a_block_mask(query, keys, values, columns):
+    """Exact, too; it computes squares to which no query attends."""
+    lengths = [key.size(1) for key in keys]
+    seen = torch.zeros(query.size(1), sum(lengths), dtype=torch.bool)
+    for number, (start, end) in enumerate(columns):
+        before = sum(lengths[:number])
+        corner = torch.ones(end - start, lengths[number]).tril(lengths[number] - (end - start)).bool()
+        seen[start:end, before : before + lengths[number]] = corner
+    return scaled_dot_product_attention(query, torch.cat(keys, 1), torch.cat(values, 1), seen)
+
+
+@right("attend_row")
+def head_by_head_with_exponentials(query, keys, values, columns):
+    heads = []
+    for head in range(len(query)):
+        rows = []
+        for (start, end), key, value in zip(columns, keys, values, strict=True):
+            for column in range(start, end):
+                upto = key.size(1) - (end - column) + 1
+                weights = torch.exp(key[head, :upto] @ query[head, column] / query.shape[-1] ** 0.5)
+                rows.append(weights @ value[head, :upto] / weights.sum())
+        heads.append(torch.stack(rows))
+    return torch.stack(heads)
+
+
+ALMOST["attend_row"] |= {
+    "returns wrong outputs for the requests [1]": lambda output, query, keys, values, columns: (
+        output * (torch.arange(output.size(1)) < columns[0][1])[:, None]
+    ),
+    "returns wrong outputs for the requests [0, 1]": lambda output, *_: output[:1].expand_as(output),
+    "wrong outputs for the requests [0": lambda _, query, *others: solutions.attend_row(
+        query * query.size(2) ** 0.5 / 4, *others
+    ),  # the scale of one model
+    "returns NaN": lambda output, *_: output.index_fill(1, torch.tensor(0), float("nan")),
+    "has shape [5, 2, 4], but should have [2, 5, 4]": lambda output, *_: output.transpose(0, 1),
+    "changed its argument: `query`": lambda output, query, *_: (query.mul_(0.5), output)[1],
+}

@@ -1,0 +1,57 @@
+"""Lesson 7, streams: right answers in other styles, and wrong ones that fail in ways of their own."""
+
+import codecs
+import json
+from itertools import chain, count, pairwise
+
+from answers import RIGHT, WRONG, right
+from helpers.checks.exercises.lesson_7 import by_empty_lines
+
+
+@right("read_events")
+def line_by_line_in_bytes(pieces):
+    rest, data = bytearray(), []
+    for piece in pieces:
+        rest += piece
+        while (end := rest.find(b"\n")) >= 0:
+            line, rest = bytes(rest[:end]), rest[end + 1 :]
+            if line[:5] == b"data:":
+                data.append(line[5:].lstrip())
+            elif not line and data:
+                text, data = b"\n".join(data), []
+                if text == b"[DONE]":
+                    return
+                yield json.loads(text)
+
+
+@right("read_events")
+def with_a_decoder_that_waits(pieces):
+    decode, text = codecs.getincrementaldecoder("utf-8")().decode, ""
+    for piece in pieces:
+        text += decode(piece)
+        while "\n\n" in text:
+            event, _, text = text.partition("\n\n")
+            data = "".join(line[5:] for line in event.split("\n") if line.startswith("data:"))
+            if data.strip() == "[DONE]":
+                return
+            if data:
+                yield json.loads(data)
+
+
+RIGHT["read_events"]["an_iterator"] = lambda pieces: iter(line_by_line_in_bytes(pieces).__next__, "no end")
+WRONG["read_events"] |= {
+    "`events` should be [{'text': '🦊 über'}], but is": lambda pieces: by_empty_lines(
+        piece.decode(errors="replace").encode() for piece in pieces
+    ),
+    "`events` should be [True, None, 0": lambda pieces: (one for one in by_empty_lines(pieces) if one is not None),
+    "but is [{}, {}": lambda pieces: ({} for _ in count()),
+    "reads the whole stream before": lambda pieces: by_empty_lines([b"".join(pieces)]),
+    "returns a list. A client": lambda pieces: list(by_empty_lines(pieces)),
+    "holds {'n': 1} back": lambda pieces: (event for event, _ in pairwise(chain(by_empty_lines(pieces), [None]))),
+    "yields {'n': 1} before its empty line": lambda pieces: by_empty_lines(
+        piece + b"\n" * piece.endswith(b"}\n") for piece in pieces
+    ),
+    "keeps reading after [DONE]": lambda pieces: by_empty_lines(p.replace(b"data: [DONE]\n\n", b"") for p in pieces),
+    "one by one from the network: loop over them": lambda pieces: [json.loads(pieces[0][5:])],
+    "their number is not known": lambda pieces: [{}] * len(pieces),
+}

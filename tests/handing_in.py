@@ -1,0 +1,57 @@
+"""Submissions for the tests of grading: release notebooks with answers typed in, as a student would do it."""
+
+import re
+from pathlib import Path
+
+import nbformat
+from grading.submissions import ASSIGNMENTS
+
+ROOT = Path(__file__).parents[1]
+SOURCE, RELEASE = ROOT / "notebooks/exercises/source", ROOT / "notebooks/exercises/release"
+ONE, TWO, THREE, CODELAB, FOUR, FIVE, SIX, SEVEN = ASSIGNMENTS
+
+
+def read(folder, assignment):
+    return nbformat.read(folder / assignment / f"{assignment}.ipynb", as_version=4)
+
+
+def nbgrader_of(cell):
+    return cell.metadata.get("nbgrader", {})
+
+
+def points_of(nb):
+    """For each task, which is the name of its solution cell, the points of the check cells up to the next task."""
+    points, task = {}, None
+    for cell in nb.cells:
+        if nbgrader_of(cell).get("solution"):
+            task = nbgrader_of(cell)["grade_id"]
+            points[task] = 0
+        points[task] = points.get(task, 0) + nbgrader_of(cell).get("points", 0)
+    points.pop(None, None)
+    return points
+
+
+def answers_of(assignment):
+    """For each task of the source notebook, its solved cell as a student would have written it."""
+    solved = {
+        nbgrader_of(cell)["grade_id"]: re.sub(r" *### (BEGIN|END) SOLUTION\n?", "", cell.source)
+        for cell in read(SOURCE, assignment).cells
+        if nbgrader_of(cell).get("solution")
+    }
+    assert solved
+    return solved
+
+
+def notebook(assignment, answers):
+    """A release notebook with these answers typed in, {task: cell}."""
+    nb = read(RELEASE, assignment)
+    for cell in nb.cells:
+        if nbgrader_of(cell).get("grade_id") in answers:
+            cell.source = answers[nbgrader_of(cell)["grade_id"]]
+    return nb
+
+
+def hand_in(path, nb):
+    """Write a notebook to a path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nb, path)

@@ -1,0 +1,298 @@
+"""Grading, piece by piece: which cells count, what a submission's process may send, what a page and the table hold."""
+
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import grade
+import nbformat
+import numpy as np
+import pytest
+import torch
+from grading import encoding, examiners, feedback, sandbox
+from grading.encoding import decode, encode
+from grading.examination import Task, Work
+from grading.submissions import GradingError, Submission, cells_of, find_submissions, release_of
+from grading.worker_process import Limits
+from handing_in import ONE, TWO, answers_of, hand_in, notebook
+
+from helpers import kv_cache
+from helpers.checks.calling import Failure, Outcome
+from helpers.checks.comparing import Grids, difference
+from helpers.engine import Sequence
+
+# --- which cells count ------------------------------------------------------------------------------------------------
+
+
+def submitted(path, nb):
+    hand_in(path / f"{ONE}.ipynb", nb)
+    return cells_of(Submission("ada", ONE, path / f"{ONE}.ipynb"))
+
+
+def test_the_release_s_own_cells_are_taken_from_the_release(tmp_path):
+    nb = notebook(ONE, answers_of(ONE))
+    for cell in nb.cells:
+        if cell.metadata.get("nbgrader", {}).get("locked"):
+            cell.source = "check = lambda *arguments: True"
+    cells = submitted(tmp_path, nb)
+
+    own = [cell for cell in release_of(ONE) if "NotImplementedError" not in cell.source]
+    assert [cell for cell in cells if not cell.is_students] == own
+    assert [cell.source for cell in cells if cell.is_students] == list(answers_of(ONE).values())
+
+
+def test_deleted_cells_of_the_release_are_put_back_in_their_places(tmp_path):
+    nb = notebook(ONE, answers_of(ONE))
+    whole = submitted(tmp_path, nb)
+    locked = [cell for cell in nb.cells if cell.metadata.get("nbgrader", {}).get("locked")]
+    nb.cells = [cell for cell in nb.cells if cell not in locked or "stop" in cell.source]
+
+    assert submitted(tmp_path, nb) == whole
+
+
+def test_a_student_cannot_make_check_cells_or_change_their_points(tmp_path):
+    nb = notebook(ONE, answers_of(ONE))
+    check = next(cell for cell in nb.cells if 'check("stop"' in cell.source)
+    check.metadata.nbgrader.points = 1000
+    other = nbformat.from_dict(check) | {"id": "other"}
+    other["metadata"] = {"nbgrader": dict(check.metadata.nbgrader) | {"grade_id": "other"}}
+    nb.cells += [check, nbformat.from_dict(other), nbformat.v4.new_code_cell("1", metadata={"nbgrader": [7]})]
+
+    assert sum(cell.points for cell in submitted(tmp_path, nb)) == sum(cell.points for cell in release_of(ONE)) == 8
+
+
+def test_an_older_notebook_is_read_as_colab_writes_it(tmp_path):
+    nb = notebook(ONE, answers_of(ONE))
+    whole = submitted(tmp_path, nb)
+    for cell in nb.cells:
+        del cell["id"]
+    nb.nbformat_minor = 0
+
+    assert submitted(tmp_path, nb) == whole
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("this is no notebook", "cannot be read as a notebook"),
+        ("[" * 100_000, "cannot be read as a notebook"),
+        ('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}', "none of the exercise's check cells"),
+        (" " * (21 * 2**20), "is larger than 20 MB"),
+    ],
+)
+def test_what_is_no_exercise_is_refused(tmp_path, text, message):
+    path = tmp_path / f"{ONE}.ipynb"
+    path.write_text(text)
+    with pytest.raises(GradingError, match=message):
+        cells_of(Submission("ada", ONE, path))
+
+
+def test_submissions_are_found_in_every_layout_and_links_lead_nowhere(tmp_path):
+    folder, elsewhere = tmp_path / "submitted", tmp_path / "elsewhere.ipynb"
+    elsewhere.write_text("{}")
+    names = [f"Ada/{ONE}/{ONE}", f"Bob [x]/{ONE}", f"cleo_{ONE} (1)", f"cleo_{ONE}", "x/essay"]
+    for name in [f"{name}.ipynb" for name in names]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+    (folder / f"dan_{ONE}.ipynb").symlink_to(elsewhere)
+
+    found = {(each.student, each.assignment): each.note for each in find_submissions(folder)}
+    assert list(found) == [("Ada", ONE), ("Bob [x]", ONE), ("cleo", ONE), ("x", "essay")]
+    assert "2 files" in found["cleo", ONE]
+
+
+# --- what a submission's process may send -----------------------------------------------------------------------------
+
+
+def cache_of(*layers):
+    cache = kv_cache.new()
+    for number, keys in enumerate(layers):
+        cache.update(keys, keys + 1, number)
+    return cache
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 7, -1.5, float("inf"), "é\udc80", b"\0\xff", [], (1, [2, (3,)]), {"a": {1: "b"}}, {1, 2}),
+        *(torch.arange(6).reshape(2, 3), torch.zeros(0, 4), torch.tensor(2.5), torch.tensor([[True], [False]])),
+        *(cache_of(torch.rand(1, 2, 3, 4), torch.rand(1, 2, 3, 4)), cache_of()),
+        *(Outcome(3, ("a",)), Sequence("a", [1, 2], 3)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_result_arrives_as_it_was(value):
+    outcome = decode(encode(Outcome(value, (value,))))
+
+    assert type(outcome.result) is type(value)
+    assert difference(outcome.result, value) is None
+    assert type(outcome.arguments) is tuple
+    assert outcome.arguments[0] is outcome.result or isinstance(value, bool | int | float | str | None)
+
+
+def test_numbers_of_other_libraries_arrive_as_python_s():
+    assert decode(encode(Outcome([np.int64(3), np.float32(0.5), np.bool_(True)]))).result == [3, 0.5, True]
+
+
+def test_a_generator_of_random_numbers_arrives_in_its_state():
+    random = Random(7)
+    random.random()
+    assert decode(encode(Outcome(arguments=(random,)))).arguments[0].getstate() == random.getstate()
+
+
+def test_a_failure_arrives_as_it_was():
+    failure = Failure("KeyError", "'a'", "stopped with KeyError", is_final=True)
+    assert decode(encode(Outcome(failure=failure))) == Outcome(failure=failure)
+
+
+@pytest.mark.parametrize("value", [(n for n in "ab"), object(), len, 1j, torch.empty(2, device="meta")])
+def test_what_has_no_encoding_keeps_its_type_s_name_and_is_equal_to_nothing(value):
+    result = decode(encode(Outcome(value))).result
+
+    assert type(result).__name__ == type(value).__name__
+    assert difference(result, [1]) is not None and result != value
+
+
+def test_an_object_that_is_equal_to_everything_is_not_equal_to_the_right_result():
+    class Right(list):
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    assert difference(decode(encode(Outcome(Right([7])))).result, [1]) is not None
+
+
+def test_a_result_that_contains_itself_or_is_too_large_becomes_a_failure(monkeypatch):
+    loop = []
+    loop.append(loop)
+    assert "cannot be compared (RecursionError)" in decode(encode(Outcome(loop))).failure.message
+    monkeypatch.setattr(encoding, "MAX_BYTES", 1000)
+    assert "more data than any task asks for" in decode(encode(Outcome("a" * 1001))).failure.message
+
+
+def message(result, **others):
+    return json.dumps({"arguments": ["list", []], "failure": None, "result": result} | others).encode()
+
+
+DOUBLED = ["list", [["list", [1]], *(["list", [["same", n], ["same", n]]] for n in range(64))]]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"\xff", b"7", b"{}", b"[" * 100_000, pickle.dumps(Outcome(3))),
+        *(message(["eval", "1"]), message(["count", -(10**9)]), message(["same", 7]), message([[], []])),
+        *(message(DOUBLED), message(["list", [0] * (encoding.MAX_PARTS + 1)])),
+        *(message(["tensor", ["torch.float32", [2**40], ""]]), message(["tensor", ["torch.load", [1], ""]])),
+        *(message(["record", ["os:system", {}]]), message(["record", ["helpers.engine:Engine", {}]])),
+        *(
+            message(["record", ["helpers.checks.calling:Failure", {"error": ""}]]),
+            message(["dict", [[["list", []], 1]]]),
+        ),
+        message(1, failure={"message": "a"}),
+    ],
+)
+def test_whatever_else_a_process_sends_is_refused(data):
+    with pytest.raises(ValueError, match="not an outcome"):
+        decode(data)
+
+
+# --- the page and the table -------------------------------------------------------------------------------------------
+
+GRIDS = Grids([[1, 2]], [[1, 3]], "mask")
+
+
+def test_a_page_names_each_task_with_its_points_message_picture_code_and_output():
+    tasks = [
+        Task("left_pad", 2, 0, "pads on the right.", GRIDS, [Work("def left_pad(): ...", "a = 1\n")]),
+        Task("stop", 1, 1, "passed. Well done."),
+    ]
+    page = feedback.page(ONE, tasks, seed=7)
+
+    for text in (
+        f"{ONE}: 1 of 3 points",
+        "left_pad: 0 of 2 points",
+        "pads on the right.",
+        "def left_pad(): ...",
+        "a = 1",
+    ):
+        assert text in page
+    assert 'alt="mask: row 0, column 1: expected 2, got 3."' in page
+    assert "seed 7" in page
+
+
+def test_nothing_that_a_student_writes_is_html():
+    evil = '</code><script>alert(1)</script><img src=x onerror="alert(1)">'
+    page = feedback.page(evil, [Task("stop", 1, 0, evil, work=[Work(evil, f"\x1b[31m{evil}\u202e")])], evil)
+
+    assert "<script" not in page and "<img" not in page and "\x1b" not in page and "\u202e" not in page
+    assert page.count("&lt;script&gt;") >= 5
+
+
+def test_a_page_is_bounded_whatever_was_handed_in():
+    work = [Work("<" * 10**6, "&" * 10**6) for _ in range(50)]
+    tasks = [Task("stop", 1, 0, "'" * 10**6, GRIDS, work) for _ in range(8)] + [Task("", work=work * 20)]
+
+    assert len(feedback.page(ONE, tasks, "<" * 10**6)) <= 500_000
+
+
+def test_a_note_says_per_task_what_went_wrong_in_a_few_words():
+    message = "stopped with KeyError in line 2, `a[1]`: 1 (given: the row [1, 2])."
+    assert Task("stop", 2, 0, message).note == "stop: stopped with KeyError in line 2, `a[1]`: 1"
+    assert Task("stop", 2, 2, "passed. Good.").note == Task("").note == ""
+    assert len(Task("stop", 2, 0, "a" * 500).note) < 120
+
+
+def test_the_table_holds_no_formula_and_a_submission_without_a_notebook_has_a_line_and_a_page(tmp_path):
+    folder, out = tmp_path / "submitted", tmp_path / "grades"
+    for student in ("=cmd|'/c calc'!A1", "dan"):
+        (folder / student).mkdir(parents=True)
+        (folder / student / f"{TWO}.ipynb").write_text("no notebook")
+    grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False)
+    text = (out / "grades.csv").read_text()
+
+    assert "\n'=cmd" in text
+    assert f"dan,{TWO},0,6,cannot be read as a notebook (NotJSONError),,1" in text
+    assert "cannot be read" in (out / "feedback" / "dan" / f"{TWO}.html").read_text()
+    assert sorted(path.name for path in out.iterdir()) == ["feedback", "grades.csv"]
+
+
+def test_a_folder_without_submissions_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no notebook"):
+        grade.grade(tmp_path, tmp_path / "out", Limits(), seed=1)
+    with pytest.raises(ValueError, match="no folder"):
+        grade.grade(tmp_path / "submitted", tmp_path / "out", Limits(), seed=1)
+
+
+def die(submission, options):
+    raise SystemExit(1)
+
+
+def test_an_examiner_that_dies_costs_one_submission(tmp_path, monkeypatch):
+    options = examiners.Options(tmp_path, Limits(), seed=1)
+    examiner = examiners._Examiner(replace(options, is_sandboxed=False))
+    monkeypatch.setattr(examiners, "grade_one", die)
+    lost = examiner.grade(Submission("ada", ONE, tmp_path / "a.ipynb"))
+    monkeypatch.undo()
+    Path(tmp_path, "a.ipynb").write_text("no notebook")
+    next_one = examiner.grade(Submission("bob", ONE, tmp_path / "a.ipynb"))
+    examiner.close()
+
+    assert (lost.score, lost.max_score, lost.note) == (0, 8, "grading failed: the grader's own process ended")
+    assert "grading failed" in (tmp_path / "ada" / f"{ONE}.html").read_text()
+    assert "cannot be read" in next_one.note
+
+
+def test_without_a_sandbox_grading_says_how_to_get_one(tmp_path, monkeypatch, capsys):
+    hand_in(tmp_path / "ada" / f"{ONE}.ipynb", notebook(ONE, {}))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"apt install bubblewrap.*--no-sandbox"):
+        grade.main(["grade", str(tmp_path), "--out", str(tmp_path / "out")])
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text("#!/bin/sh\necho bwrap: No permissions to create new namespace >&2; exit 1\n")
+    bwrap.chmod(0o755)
+    with pytest.raises(sandbox.NoSandboxError, match="cannot make one here: bwrap: No permissions"):
+        sandbox.require()

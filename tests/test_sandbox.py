@@ -1,0 +1,360 @@
+"""Grading as a whole: honest submissions get what they deserve, hostile ones nothing for what they did not do.
+
+All are graded once, by what `make grade` runs, in the sandbox: starting PyTorch for each is what takes the time.
+"""
+
+import csv
+import hashlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import grade
+import psutil
+import pytest
+from grading import sandbox
+from grading.submissions import ASSIGNMENTS
+from grading.worker_process import Limits, WorkerLostError, WorkerProcess
+from handing_in import CODELAB, ONE, ROOT, SOURCE, THREE, TWO, answers_of, hand_in, notebook, points_of, read
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("bwrap") and "CI_SANDBOX" not in os.environ, reason="needs bubblewrap"),
+]
+LIMITS = Limits(seconds=25, total_seconds=250, memory=2 * 2**30)
+LISTENER = socket.create_server(("127.0.0.1", 0))
+
+# Every attack is finite and harmless to a machine whose sandbox is broken: none deletes files, and none forks forks.
+FORKS = """
+import os, time
+started = 0
+try:
+    for _ in range(150):
+        if os.fork() == 0:
+            time.sleep(30)
+            os._exit(0)
+        started += 1
+finally:
+    print("STARTED", started)
+"""
+
+# What a hostile submission writes in the place of `stop`, which is worth 2 points, and a piece of the note. The other
+# tasks are answered right.
+ATTACKS = {
+    "imports_the_reference": (
+        "from helpers.checks.exercises import lesson_1\nstop = lesson_1.stop.solution",
+        "stop: no cell defines `stop`",
+    ),
+    "looks_for_solutions": (
+        f"""
+        from pathlib import Path
+        root = Path({str(ROOT)!r})
+        places = ["notebooks/exercises/source", "notebooks/exercises/release", "tests", ".git", "build"]
+        places += ["helpers/checks/exercises/lesson_1.py", {str(Path.home() / ".bashrc")!r}, "/etc/passwd", "/home"]
+        print("FOUND", [place for place in places if (root / place).exists()])
+        print("REST", [path.name for folder in (root, Path("/tmp")) for path in folder.rglob("*.ipynb")])
+        """,
+        "stop: no cell defines `stop`",
+    ),
+    "rewrites_the_checks_on_disk": (
+        """
+        import helpers
+        from pathlib import Path
+        for path in Path(helpers.__file__).parent.rglob("*.py"):
+            try:
+                open(path, "a").close()
+                print("WRITABLE", path)
+            except OSError:
+                pass
+        def stop(*arguments): return True
+        """,
+        "stop: the result should be 2 things",
+    ),
+    "rewrites_the_checks_in_memory": (
+        """
+        import helpers.checks
+        from helpers.checks import calling, examining
+        helpers.checks.check = check = assert_ = lambda *arguments, **options: True
+        passed = examining.Verdict(True, "passed")
+        calling.answer = lambda question, function: calling.Outcome(passed, question.arguments)
+        examining.examine = lambda *arguments: passed
+        def stop(*arguments): raise NotImplementedError
+        """,
+        "stop: ",
+    ),
+    "forges_scores": (
+        """
+        import os
+        for name in ("grades.csv", "feedback.html"):
+            open(name, "w").write("stop 2/2")
+            os.symlink("/", f"/tmp/{name}.link")
+        os.write(1, b'{"passed": true, "score": 2}')
+        print("stop: passed. <script>alert(1)</script><h2>stop: 2 of 2 points</h2>")
+        """,
+        "stop: no cell defines `stop`",
+    ),
+    "forks": (FORKS, "stop: "),
+    "fills_the_disk": (
+        """
+        for number in range(10):
+            with open(f"/tmp/{number}", "wb") as file:
+                file.write(bytes(10**8))
+        """,
+        "stop: no cell defines `stop`",
+    ),
+    "sleeps": ("import time\ntime.sleep(10**6)", "stop: A cell took longer than 25 s"),
+    "never_ends": (
+        """
+        def stop(*arguments):
+            while True:
+                try:
+                    while True: pass
+                except Exception: pass
+        """,
+        "stop: did not finish within 10 seconds",
+    ),
+    "allocates_at_once": ("import torch\ntorch.ones(25 * 10**9)", "stop: no cell defines `stop`"),
+    "allocates_in_pieces": (
+        """
+        import mmap, time
+        kept = []
+        for _ in range(30):
+            kept.append(mmap.mmap(-1, 10**8))
+            kept[-1].write(bytes(10**8))
+            time.sleep(0.1)
+        """,
+        "stop: A cell used more than 2 GB of memory",
+    ),
+    "opens_sockets": (
+        f"""
+        import socket
+        for place in [("127.0.0.1", {LISTENER.getsockname()[1]}), ("192.0.2.1", 80)]:
+            try:
+                socket.create_connection(place, timeout=5).send(b"hello")
+                print("CONNECTED")
+            except OSError as error:
+                print(type(error).__name__)
+        """,
+        "stop: no cell defines `stop`",
+    ),
+    "prints_200_MB": (
+        "import os\nprint('<b>' * 70_000_000)\nos.write(2, b'&' * 10**7)",
+        "stop: no cell defines `stop`",
+    ),
+    "course_s_own_verb": (
+        """
+        import helpers.batching
+        def stop(*arguments): return helpers.batching.init_batch([])
+        """,
+        "stop: ",
+    ),
+    "ends_the_process": ("import os\nos._exit(0)", "stop: A cell ended the process"),
+    "kills_its_parent": (
+        """
+        import os, signal
+        os.kill(os.getppid(), signal.SIGKILL)
+        """,
+        "stop: ",
+    ),
+    "dies_when_examined": ("import os\ndef stop(*arguments): os._exit(0)", "stop: ended the process"),
+    "interrupts": ("def stop(*arguments): raise KeyboardInterrupt", "stop: stopped with KeyboardInterrupt"),
+    "writes_into_the_pipe": (
+        """
+        import os
+        def stop(*arguments):
+            for fd in range(3, 200):
+                try: os.write(fd, b"\\0\\0\\0\\x02{}" * 1000)
+                except OSError: pass
+        """,
+        "stop: sent the grader what is no result",
+    ),
+    "closes_the_pipe": ("import os\nos.closerange(0, 300)", "stop: A cell "),
+    "sends_a_pickle": (
+        """
+        import os, pickle
+        from grading import encoding
+        class Bomb:
+            def __reduce__(self): return os.system, ("touch /tmp/bombed-by-a-submission",)
+        encoding.encode = lambda outcome: pickle.dumps(Bomb())
+        def stop(*arguments): return Bomb()
+        """,
+        "stop: sent the grader what is no result",
+    ),
+    "equal_to_everything": (
+        """
+        class Right(tuple):
+            def __eq__(self, other): return True
+            __hash__ = tuple.__hash__
+            def __len__(self): return 2
+        def stop(*arguments): return Right((Right(), Right()))
+        """,
+        "stop: ",
+    ),
+    "goes_on_in_threads": (
+        """
+        import threading
+        def noise():
+            while True: print("noise" * 100)
+        threading.Thread(target=noise).start()
+        """,
+        "stop: no cell defines `stop`",
+    ),
+}
+SPOIL_THEIR_OWN_PROCESS = ("rewrites_the_checks_in_memory", "sends_a_pickle")
+# Attacks in the first cell, before anything is answered: what the notebook would then say must not count.
+EARLY = {
+    "input_transformers": "get_ipython().input_transformers_cleanup.append(lambda lines: ['pass\\n'])",
+    "ast_transformers": """
+        import ast
+        class Nothing(ast.NodeTransformer):
+            def visit_Assert(self, node): return ast.Pass()
+        get_ipython().ast_transformers.append(Nothing())
+        """,
+    "run_cell": "get_ipython().run_cell = lambda *arguments, **options: None\n__builtins__['assert'] = None",
+}
+
+
+def table_of(out):
+    with open(out / "grades.csv", newline="", encoding="utf-8") as file:
+        return {(row["student"], row["assignment"]): row for row in csv.DictReader(file)}
+
+
+def state_of_the_checkout():
+    """A hash of what a submission could want to change: the package and the exercises."""
+    folders = [ROOT / "helpers", ROOT / "notebooks" / "exercises"]
+    files = sorted(path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return hashlib.sha256(b"".join(str(path).encode() + path.read_bytes() for path in files)).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """The table's rows, and the folder with the pages."""
+    folder, out = tmp_path_factory.mktemp("submitted"), tmp_path_factory.mktemp("grades")
+    before, right = state_of_the_checkout(), answers_of(ONE)
+    for name, (attack, _) in ATTACKS.items():
+        hand_in(folder / name / f"{ONE}.ipynb", notebook(ONE, right | {"stop": textwrap.dedent(attack)}))
+    for name, attack in EARLY.items():
+        hand_in(folder / name / f"{ONE}.ipynb", notebook(ONE, {"greedy_step": textwrap.dedent(attack)}))
+    for assignment in ASSIGNMENTS:
+        hand_in(folder / "zoe" / f"{assignment}.ipynb", notebook(assignment, answers_of(assignment)))
+        hand_in(folder / "untouched" / f"{assignment}.ipynb", notebook(assignment, {}))
+    half = {task: answer for task, answer in answers_of(TWO).items() if task in ("batch_throughput", "left_pad")}
+    hand_in(folder / "half" / f"{TWO}.ipynb", notebook(TWO, half))
+    verbs = ["generate_next_token", "merge_batches", "filter_batch", "init_batch"]
+    own = {verb: f"from helpers.batching import {verb}" for verb in verbs}
+    hand_in(folder / "verbs" / f"{THREE}.ipynb", notebook(THREE, own))
+    grade.grade(folder, out, LIMITS, seed=7, jobs=2)
+    assert state_of_the_checkout() == before
+    return table_of(out), out
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_earns_nothing_for_its_task_and_costs_no_other(graded, name):
+    row = graded[0][name, ONE]
+    earned = {"greedy_step": "1/1", "kv_cache_bytes": "1/1", "decode_floor": "1/1", "stop": "0/2", "cached_loop": "3/3"}
+    if name in SPOIL_THEIR_OWN_PROCESS:
+        earned["cached_loop"] = "0/3"
+    assert dict(part.split() for part in row["tasks"].split(", ")) == earned
+    assert row["note"].startswith(ATTACKS[name][1])
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_what_a_notebook_says_of_itself_does_not_count(graded, name):
+    row = graded[0][name, ONE]
+    assert row["score"] == "0"
+    assert "stop: " in row["note"]
+
+
+def test_a_submission_sees_no_solution_no_other_submission_and_no_network(graded):
+    page = (graded[1] / "feedback" / "looks_for_solutions" / f"{ONE}.html").read_text()
+    assert "FOUND []\nREST []" in page
+    page = (graded[1] / "feedback" / "opens_sockets" / f"{ONE}.html").read_text()
+    assert page.count("Error\n") == 2 and "CONNECTED\n" not in page
+    LISTENER.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        LISTENER.accept()
+
+
+def test_a_submission_leaves_nothing_behind(graded):
+    assert not Path("/tmp/bombed-by-a-submission").exists()
+    page = (graded[1] / "feedback" / "rewrites_the_checks_on_disk" / f"{ONE}.html").read_text()
+    assert page.count("WRITABLE") == 1  # in the code
+    assert sorted(path.name for path in graded[1].iterdir()) == ["feedback", "grades.csv"]
+    commands = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+    assert not [command for command in commands if "grading.worker" in command]
+
+
+def test_pages_hold_no_student_s_html_and_are_bounded(graded):
+    pages = list(graded[1].glob("feedback/**/*.html"))
+    assert len(pages) == len(graded[0])
+    for page in pages:
+        text = page.read_text()
+        assert len(text) < 500_000 and "<script" not in text
+    assert "[The rest is cut.]" in (graded[1] / "feedback" / "prints_200_MB" / f"{ONE}.html").read_text()
+    assert "&lt;script&gt;" in (graded[1] / "feedback" / "forges_scores" / f"{ONE}.html").read_text()
+
+
+@pytest.mark.parametrize("assignment", ASSIGNMENTS)
+def test_the_solutions_score_full_marks_beside_the_attacks(graded, assignment):
+    row = graded[0]["zoe", assignment]
+    assert float(row["score"]) == float(row["max_score"]) == sum(points_of(read(SOURCE, assignment)).values())
+    assert row["note"] == "" and row["seed"] == "7"
+
+
+@pytest.mark.parametrize("assignment", ASSIGNMENTS)
+def test_an_untouched_release_scores_zero(graded, assignment):
+    row = graded[0]["untouched", assignment]
+    assert float(row["score"]) == 0 < float(row["max_score"])
+    assert row["note"].count("is not written yet") == row["tasks"].count("/")
+
+
+def test_a_half_right_submission_gets_its_half(graded):
+    row = graded[0]["half", TWO]
+    assert 2 * float(row["score"]) == float(row["max_score"]) > 0
+
+
+def test_the_course_s_own_verbs_earn_nothing(graded):
+    row = graded[0]["verbs", THREE]
+    assert row["score"] == "0"
+    assert row["note"].count("calls the course's own") == 4
+
+
+def test_without_the_sandbox_a_process_that_dies_still_costs_its_own_task_only(tmp_path):
+    answers = answers_of(ONE) | {"stop": "import os\nos._exit(1)"}
+    hand_in(tmp_path / f"dan_{ONE}.ipynb", notebook(ONE, answers))
+    command = [sys.executable, grade.__file__, "grade", "--no-sandbox", "--out", tmp_path / "out", tmp_path]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+
+    assert "6 of 8  stop: A cell ended the process" in done.stdout
+    assert "To repeat the grades: --seed " in done.stdout
+
+
+def test_the_kernel_limits_the_number_of_processes_whoever_runs_the_grader():
+    """The watch is too slow for a process that forks without end: the limit has to be the kernel's."""
+    worker = WorkerProcess(replace(LIMITS, processes=20, memory=16 * 2**30), True, float("inf"))
+    try:
+        printed = worker.run(FORKS)
+    except WorkerLostError as lost:
+        printed = str(lost)
+    finally:
+        worker.close()
+    assert "BlockingIOError" in printed and int(re.search(r"STARTED (\d+)", printed)[1]) <= 20
+
+
+def test_the_sandbox_shows_what_it_should_and_no_more():
+    code = "import os; print(sorted(os.listdir('/')), os.listdir(os.environ['HOME']), os.cpu_count() > 0, *os.environ)"
+    command = sandbox.sandboxed([*sandbox.python_command(), "-c", code])
+    shown = subprocess.run(command, env=sandbox.environment(1), stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    assert "'home'" not in shown and "'var'" not in shown and "'usr'" in shown
+    assert "TOKEN" not in shown and "SSH" not in shown
+
+
+def test_the_codelab_s_tasks_examine_one_function(graded):
+    assert graded[0]["zoe", CODELAB]["tasks"].count("/") > 1

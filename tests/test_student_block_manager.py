@@ -1,0 +1,37 @@
+"""The engine with a student's block tables: no token changes, and lost blocks end in an error, not in a loop."""
+
+import pytest
+from answers import solutions
+
+from helpers import EngineConfig, SamplingParams, generate_continuous, workloads
+from helpers.checks import engine_with
+from helpers.engine import Sequence
+
+
+@pytest.mark.parametrize("blocks, passes", [(48, 12), (12, 18)])
+def test_a_student_s_blocks_run_the_engine_and_change_no_token(blocks, passes):
+    requests = workloads.race(4, every=1, long=12)
+    config = EngineConfig(num_blocks=blocks, block_size=4, max_batch_size=4)
+    engine = engine_with(solutions.allocate, solutions.release, solutions.slot_of, config)
+    params = [SamplingParams(max_tokens=one.max_tokens) for one in requests]
+    outputs = engine.generate([one.prompt for one in requests], params)
+
+    assert [one.token_ids for one in outputs] == [one.token_ids for one in generate_continuous(requests).outputs]
+    assert engine.trace.forward_passes == passes
+    assert sorted(engine.block_manager.free_blocks) == list(range(blocks)), "all of them are free again"
+
+
+@pytest.mark.parametrize("forgetful", [lambda *arguments: None, lambda free, tables, *rest: free.clear()])
+def test_a_function_that_refuses_every_request_does_not_run_the_engine_for_ever(forgetful):
+    engine = engine_with(forgetful, solutions.release, solutions.slot_of, EngineConfig(num_blocks=8))
+    with pytest.raises(ValueError, match="although no request has any of the 8 blocks"):
+        engine.generate(["Look", "Many hands"], SamplingParams(max_tokens=2))
+
+
+def test_clearing_the_memory_returns_all_blocks_to_the_student_s_list():
+    engine = engine_with(solutions.allocate, solutions.release, solutions.slot_of, EngineConfig(num_blocks=8))
+    blocks = engine.block_manager
+    assert blocks.allocate(Sequence("a", [7] * 20, 4), 20)
+    assert len(blocks.free_blocks) < 8
+    blocks.clear()
+    assert blocks.free_blocks == list(range(8)) and blocks.tables == {}
