@@ -52,8 +52,9 @@ def test_the_prompts_of_clients_that_have_left_are_not_tokenized(path):
     with serving() as server:
         tokenizer, tokenized, proceed = server.thread.prompt_tokenizer, [], threading.Event()
         for name in ("_validate", "_tokenize"):
+            function = getattr(tokenizer, name)
 
-            def slow(prompts, *others, tokenize=getattr(tokenizer, name)):
+            def slow(prompts, *others, tokenize=function):
                 tokenized.extend(prompts)
                 assert proceed.wait(PATIENCE)
                 return tokenize(prompts, *others)

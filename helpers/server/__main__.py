@@ -21,15 +21,18 @@ import threading
 import warnings
 from pathlib import Path
 
-import torch
-import uvicorn
+try:
+    import torch
+    import uvicorn
 
-from ..engine import POLICIES, EngineConfig
-from ..model_engine import Engine
-from ..models import load_model
-from .app import make_app
-from .connections import ConnectionLimits
-from .engine_thread import EngineThread
+    from ..engine import POLICIES, EngineConfig
+    from ..model_engine import Engine
+    from ..models import load_model
+    from .app import make_app
+    from .connections import ConnectionLimits
+    from .engine_thread import EngineThread
+except KeyboardInterrupt:  # these imports take seconds
+    sys.exit(130)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TRACE_LENGTH = 1000  # iterations that the engine remembers
@@ -117,6 +120,8 @@ def _serve(options: argparse.Namespace, listening: socket.socket) -> None:
         _warn_if_memory_is_small(app.state.thread.engine)
     except ValueError as error:
         sys.exit(f"helpers.server: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     if options.stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
     config = uvicorn.Config(
