@@ -48,6 +48,7 @@ async def bytes_unread(max_tokens: int, **settings) -> int:
         try:
             stream = await submit(thread, "a", max_tokens, ignore_eos=True, logprobs=3, id="unread")
             await wait_until(lambda: is_empty(thread))
+            await (await submit(thread, "a", 1)).__anext__()  # the engine forgets a sequence in the next iteration
             with_stream, _ = tracemalloc.get_traced_memory()
             await stream.__anext__()
             stream.fail(RuntimeError())  # drops the rest
@@ -61,7 +62,7 @@ async def bytes_unread(max_tokens: int, **settings) -> int:
 async def test_the_memory_of_an_unread_response_grows_with_its_tokens_not_with_their_square():
     short, long = await bytes_unread(300), await bytes_unread(1200)
     assert 3 < long / short < 6, (short, long)
-    assert long / 1200 < 2000, "bytes per token, with four log-probabilities each"
+    assert 300 < long / 1200 < 900, "bytes per token, with three or four log-probabilities each"
 
 
 @in_loop

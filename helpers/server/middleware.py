@@ -37,8 +37,7 @@ class AllowedHosts:
         self.app, self.hosts = app, {host.lower().strip("[]") for host in hosts}
 
     async def __call__(self, scope, receive, send) -> None:
-        host = _header(scope, b"host") if scope["type"] == "http" else b""
-        if scope["type"] == "http" and (name := _host_name(host)) not in self.hosts:
+        if scope["type"] == "http" and (name := _host_name(host := _header(scope, b"host"))) not in self.hosts:
             name = name or host.decode("latin-1")
             message = f"This server is not called {name!a}: to allow that name, start it with --allowed-host."
             await as_response(APIError(403, message, code="unknown_host"))(scope, receive, send)
