@@ -180,7 +180,7 @@ def check_nothing_is_left(engine: EngineCore) -> None:
     assert not engine.outputs._emitted and not engine.outputs.pending
     assert engine.block_manager is None or engine.block_manager.used == 0
     assert set(trace._holders) <= {None, *trace._done}, "a row of the trace has a request that has left"
-    assert set(runner.rows) <= set(scheduler._released), "the runner keeps a row that nobody told it to drop"
+    assert set(runner.rows) <= set(scheduler._released), "the runner keeps a row that it was not told to drop"
 
 
 def admission():
