@@ -100,6 +100,7 @@ class RestartingServer:
         options = {"port": self.port, "rows": ROWS, "max-queue": MAX_QUEUE, "client-timeout": CLIENT_TIMEOUT}
         self._launching = launch(*[f"--{name}={value}" for name, value in options.items()])
         self.process = psutil.Process(self._launching.__enter__().process.pid)
+        self.descriptors = self.process.num_fds()  # of a server that has no client yet
 
     def kill_and_restart(self) -> None:
         self.process.kill()
@@ -142,7 +143,7 @@ def clients(plan: dict):
 
 
 def run(requests: int, times_capacity: float, seed: int = 0, restarts: int = 2) -> Figures:
-    """Serve requests: first a fifth as many, by well-behaved clients alone, to compare; then all of them."""
+    """Serve the well-behaved clients alone, then all of them; the server is restarted as often in both runs."""
     engine = embedded_engine(max_batch_size=ROWS)
     pool = [(prompt, limit) for prompt in PROMPTS for limit in LIMITS]
     prompts, params = [prompt for prompt, _ in pool], [SamplingParams(limit) for _, limit in pool]
@@ -152,7 +153,6 @@ def run(requests: int, times_capacity: float, seed: int = 0, restarts: int = 2) 
     capacity = len(pool) / (time.perf_counter() - start)
 
     server = RestartingServer()
-    descriptors = server.process.num_fds()
     try:
         plan = {
             "url": server.url,
@@ -162,29 +162,32 @@ def run(requests: int, times_capacity: float, seed: int = 0, restarts: int = 2) 
         }
         rate = times_capacity * capacity
         good = 1 - sum(MISBEHAVIOUR.values())
-        well_behaved = {"requests": requests // 5, "rate": rate * good, "misbehaviour": {}, "marks": []}
-        with clients(plan | well_behaved) as process:
-            alone = json.loads(process.stdout.readline())
-        # At each of these numbers of requests, the server is restarted or, the last time, its memory noted.
-        kills = [requests * (number + 1) // (restarts + 1) for number in range(restarts)]
-        halfway = (max(kills, default=0) + requests) // 2
-        everything = {"requests": requests, "rate": rate, "misbehaviour": MISBEHAVIOUR, "marks": [*kills, halfway]}
-        with clients(plan | everything) as process:
-            for number in range(restarts + 1):
-                assert process.stdout.readline() == "mark\n"
-                if number < restarts:
-                    server.kill_and_restart()
-                    descriptors = server.process.num_fds()
-                else:
-                    memory = server.memory()
-                print("continue", file=process.stdin, flush=True)
-            together = json.loads(process.stdout.readline())
-        left_over, descriptors_after = server.settled(descriptors)
+        well_behaved = {"requests": round(requests * good), "rate": rate * good, "misbehaviour": {}}
+        alone, _ = _send(server, plan | well_behaved, restarts)
+        everything = {"requests": requests, "rate": rate, "misbehaviour": MISBEHAVIOUR}
+        together, memory = _send(server, plan | everything, restarts)
+        left_over, descriptors_after = server.settled(server.descriptors)
         return _figures(alone, together, capacity=capacity, restarts=restarts, left_over=left_over,
-            descriptors_before=descriptors, descriptors_after=descriptors_after,
+            descriptors_before=server.descriptors, descriptors_after=descriptors_after,
             memory_halfway=memory, memory_after=server.memory())  # fmt: skip
     finally:
         server.end()
+
+
+def _send(server: RestartingServer, plan: dict, restarts: int) -> tuple[dict, float]:
+    """Send a plan's requests; return what became of them, and the memory in the middle of the last server's life."""
+    requests = plan["requests"]
+    kills = [requests * (number + 1) // (restarts + 1) for number in range(restarts)]
+    halfway = (max(kills, default=0) + requests) // 2
+    with clients(plan | {"marks": [*kills, halfway]}) as process:
+        for _ in kills:
+            assert process.stdout.readline() == "mark\n"
+            server.kill_and_restart()
+            print("continue", file=process.stdin, flush=True)
+        assert process.stdout.readline() == "mark\n"
+        memory = server.memory()
+        print("continue", file=process.stdin, flush=True)
+        return json.loads(process.stdout.readline()), memory
 
 
 def _figures(alone: dict, together: dict, **measured) -> Figures:

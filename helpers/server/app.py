@@ -21,7 +21,7 @@ from .formats import ChatFormatter, CompletionFormatter
 from .http_errors import HANDLED, APIError, error_response
 from .live_view import LiveView
 from .metrics import ServerMetrics
-from .middleware import AllowedHosts, BodyLimit, RequireKey, StatusCount
+from .middleware import AllowedHosts, BodyLimit, RefuseIfFull, RequireKey, StatusCount
 from .protocol import ChatPrompt, ChatRequest, CompletionRequest, ErrorBody, Pace, TokenizeRequest
 from .reference import PAGE_HEADERS, reference_page, version
 from .responses import EVENT_STREAM, EventStream, respond, while_connected
@@ -74,6 +74,7 @@ def make_app(
     app.state.thread = thread
     # The last one that is added sees a request first. A browser asks for leave (CORS) without the key.
     app.add_middleware(BodyLimit, limit=max_body)
+    app.add_middleware(RefuseIfFull, refuse=thread.refuse_if_unable)
     if api_key is not None:
         app.add_middleware(RequireKey, key=api_key)
     if allowed_origins := list(allowed_origins):

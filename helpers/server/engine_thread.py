@@ -106,11 +106,11 @@ class EngineThread:
                 f"at a time: split the request."
             )
         accepted = time.perf_counter()
-        self._refuse_if_unable(num_sequences)
+        self.refuse_if_unable(num_sequences)
         self.num_in_flight += num_sequences  # before any work for it: more requests arrive during the await below
         try:
             validated = await self.prompt_tokenizer.validate(prompts, params)
-            self._refuse_if_unable(0)  # the server may have begun to drain
+            self.refuse_if_unable(0)  # the server may have begun to drain
         except BaseException:
             self.num_in_flight -= num_sequences
             raise
@@ -157,7 +157,12 @@ class EngineThread:
         gaps = [later - earlier for earlier, later in itertools.pairwise(self._finish_times)]
         return min(60, max(1, math.ceil(median(gaps)))) if gaps else 1
 
-    def _refuse_if_unable(self, num_sequences: int) -> None:
+    def refuse_if_unable(self, num_sequences: int = 1) -> None:
+        """Return if that many more sequences can be accepted now.
+
+        Raises:
+            QueueFull, ShuttingDown, EngineFailed: see `submit`.
+        """
         if not self.alive:
             raise EngineFailed("The engine has stopped, and the server must be restarted.")
         if self.draining:

@@ -2,6 +2,7 @@
 
     AllowedHosts    the name by which the client calls this server
     RequireKey      the API key
+    RefuseIfFull    whether the server can take a request to generate
     BodyLimit       the length of the body
     StatusCount     counts the responses, refusals included
 
@@ -10,13 +11,15 @@ the server neither memory nor a parsed body.
 """
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from prometheus_client import Counter
 
-from .http_errors import APIError, as_response
+from .errors import EngineFailed, Refused
+from .http_errors import APIError, as_response, to_api_error
 
+GENERATING = ("/v1/completions", "/v1/chat/completions")
 PUBLIC = ("/", "/health", "/docs", "/openapi.json")  # and the files of the page: these need no key
 PUBLIC_FILES = "/page/"
 
@@ -63,6 +66,28 @@ class RequireKey:
     def _has_key(self, scope) -> bool:
         scheme, _, key = _header(scope, b"authorization").partition(b" ")
         return hmac.compare_digest(key, self.key) and scheme.lower() == b"bearer"
+
+
+class RefuseIfFull:
+    """Refuses a request to generate, before its body is read, while the server has no room for another sequence.
+
+    Overload makes refusals the most frequent responses, so they should cost little: a body is not parsed in vain.
+
+    Args:
+        app: the application.
+        refuse: raises why no request can be taken now, if that is so.
+    """
+
+    def __init__(self, app, refuse: Callable[[], None]):
+        self.app, self.refuse = app, refuse
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in GENERATING:
+            try:
+                self.refuse()
+            except (Refused, EngineFailed) as error:
+                return await as_response(to_api_error(error))(scope, receive, send)
+        await self.app(scope, receive, send)
 
 
 class BodyLimit:
