@@ -16,6 +16,7 @@ does the bookkeeping only, without torch. `runners/kv_pool.py` holds the tensors
 
 from array import array
 from collections import OrderedDict
+from collections.abc import KeysView
 from hashlib import sha256
 from typing import Protocol
 
@@ -179,6 +180,11 @@ class BlockManager:
     def cached(self) -> int:
         """The number of blocks that are in no table, but kept for requests with the same prefix."""
         return len(self._cached)
+
+    @property
+    def cached_blocks(self) -> KeysView[int]:
+        """These blocks, the one that will be evicted first at the beginning."""
+        return self._cached.keys()
 
     @property
     def unused_tokens(self) -> int:

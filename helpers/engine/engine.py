@@ -18,8 +18,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Seq
 
-from tqdm.auto import tqdm
-
 from ..trace import RowStep, Trace
 from .block_manager import BlockManager
 from .config import EngineConfig
@@ -285,6 +283,8 @@ class EngineCore:
         place_of: dict[Hashable, int] = {}
         undelivered: deque[RequestOutput] = deque()
         ended: dict[tuple[int, int], RequestOutput] = {}
+        from tqdm.auto import tqdm  # only here: an engine that steps needs nothing but Python, and runs in a browser
+
         expected = sum(one.n for one in params)
         try:
             with tqdm(total=expected, unit="output", disable=not progress) as bar:

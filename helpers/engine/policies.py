@@ -62,7 +62,7 @@ class ShortestFirst(Policy):
 
 
 class Priority(Policy):
-    """Admits the most urgent requests first: those with the smallest number. Waiting lowers it, so none starves.
+    """Admits the most urgent requests first: those with the smallest number. Waiting lowers it, so no request starves.
 
     Args:
         ageing: the number of iterations since its arrival that make a request more urgent by 1.

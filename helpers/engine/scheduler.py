@@ -284,7 +284,7 @@ class Scheduler:
             self.finish(sequence, reason)
 
     def decode(self, sequence: Sequence, token_id: int) -> str | None:
-        """Extend a sequence's text by a new token, and return why the sequence finishes with it; None if it goes on."""
+        """Extend a sequence's text by a token, and return why the sequence finishes with it; None if it continues."""
         ignore_eos, stopped = sequence.params.ignore_eos, False
         if sequence.detokenizer is not None and (ignore_eos or token_id not in self.eos_token_ids):
             sequence.detokenizer.push(token_id)

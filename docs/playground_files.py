@@ -1,0 +1,80 @@
+"""The files that the playground needs on the site: the course's own Python files, and Pyodide, which runs them.
+
+Pyodide is a build of Python for browsers. It comes from npm, so without npm or a network the site has no playground.
+"""
+
+import io
+import json
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+PYODIDE = "314.0.7"
+PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+MODULES = (
+    "__init__.py",
+    "metrics.py",
+    "trace.py",
+    "engine/*.py",
+    "simulator/*.py",
+)  # of helpers; a test imports them without the rest
+
+
+def course_zip() -> bytes:
+    """Return a ZIP file with playground.py and the modules that it imports, the same bytes for the same files."""
+    files = {
+        path.relative_to(ROOT).as_posix(): path for pattern in MODULES for path in (ROOT / "helpers").glob(pattern)
+    }
+    files["playground.py"] = DOCS / "playground" / "playground.py"
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            archive.writestr(zipfile.ZipInfo(name), files[name].read_bytes(), zipfile.ZIP_DEFLATED)
+    return content.getvalue()
+
+
+def pyodide(cache: Path) -> tuple[dict[str, bytes], str]:
+    """Return Pyodide's files, and why there are none, or "".
+
+    Args:
+        cache: the folder that keeps them between builds.
+    """
+    folder = cache / f"pyodide-{PYODIDE}"
+    if not folder.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            return {}, "npm is not installed"
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as temporary:
+            command = [
+                npm,
+                "pack",
+                f"pyodide@{PYODIDE}",
+                "--json",
+                "--fetch-retries=0",
+                "--pack-destination",
+                temporary,
+            ]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+            except (OSError, subprocess.SubprocessError):
+                return {}, f"npm could not fetch pyodide {PYODIDE}"
+            packed, unpacked = Path(temporary, json.loads(done.stdout)[0]["filename"]), Path(temporary, "unpacked")
+            with tarfile.open(packed) as archive:
+                archive.extractall(unpacked, filter="data")
+            (unpacked / "package").replace(folder)
+    return {name: (folder / name).read_bytes() for name in PYODIDE_FILES}, ""
+
+
+def playground(cache: Path) -> tuple[dict[str, bytes], str]:
+    """Return the playground's files below _static/playground/ by name, and why there is no playground, or ""."""
+    runtime, reason = pyodide(cache)
+    if reason:
+        return {}, reason
+    pages = {name: (DOCS / "playground" / name).read_bytes() for name in ("playground.js", "playground.css")}
+    return pages | {"course.zip": course_zip()} | {f"pyodide/{name}": data for name, data in runtime.items()}, ""

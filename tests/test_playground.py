@@ -1,0 +1,156 @@
+"""The playground runs the course's own files, and plans what an engine with a model plans."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import playground
+import playground_files
+import pytest
+from browsing import browser, window  # noqa: F401  (fixtures)
+
+from helpers import Engine, load_model
+
+ROOT = Path(__file__).parents[1]
+
+
+def plans_of_an_engine(settings):
+    """Return the plans of an engine that runs the embedded model."""
+    run = playground.Playground(settings)
+    run.engine = Engine(*load_model(), run.engine.config)
+    while not run.finished:
+        run.step()
+    return run.engine.scheduler.plans
+
+
+@pytest.mark.parametrize("name", playground.PRESETS)
+def test_an_example_plans_what_an_engine_with_a_model_plans(name):
+    plans = playground.run(playground.PRESETS[name])
+
+    assert plans == plans_of_an_engine(playground.PRESETS[name])
+    assert len(plans) > 20
+
+
+def test_the_examples_show_what_their_names_promise():
+    last = {}
+    for name, settings in playground.PRESETS.items():
+        run = playground.Playground(settings)
+        while not run.finished:
+            last[name] = run.step()
+    counts = [state["counts"] for state in last.values()]
+    static, continuous, longest, unchunked, chunked, preempted, shared = counts
+    iterations = [state["iteration"] for state in last.values()]
+
+    assert iterations[0] > iterations[1] > iterations[2]
+    assert static["row-steps without work"] > continuous["row-steps without work"] > longest["row-steps without work"]
+    assert unchunked["tokens computed in prefills"] == chunked["tokens computed in prefills"]
+    assert preempted["preemptions"] > 0 == shared["preemptions"]
+    assert shared["tokens computed in prefills"] < 10 * 24  # otherwise each of 10 requests computes the prefix
+    assert all(count["finished requests"] == "10 of 10" for count in counts)
+
+
+def test_the_examples_count_what_the_lessons_say_of_them():
+    def counted(name, **changes):
+        run = playground.Playground(playground.PRESETS[name] | changes)
+        states = []
+        while not run.finished:
+            states.append(run.step())
+        most = max(sum(chunk["tokens"] for chunk in state["plan"]["chunks"]) for state in states)
+        return most, len(states), states[-1]["counts"]["preemptions"]
+
+    assert counted("Long prompts delay decodes (lesson 4)")[:2] == (43, 42)
+    assert counted("Chunked prefill (lesson 4)")[:2] == (12, 53)
+    assert counted("Too little memory: preemption (lesson 6)")[1] == 131
+    assert counted("Too little memory: preemption (lesson 6)", blocks=36)[1:] == (80, 0)
+
+
+def test_settings_that_contradict_each_other_are_refused_with_the_reason():
+    with pytest.raises(ValueError, match="allow more tokens or fewer rows"):
+        playground.Playground({"rows": 8, "token_budget": 4})
+    with pytest.raises(ValueError, match="block"):
+        playground.Playground({"blocks": 16, "prompt": 40, "output": 24, "shared_prefix": 24})
+
+
+def test_the_files_on_the_site_are_enough_to_run_the_engine(tmp_path):
+    zipfile.ZipFile(io.BytesIO(playground_files.course_zip())).extractall(tmp_path)
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import playground; print(len(playground.run()))"
+    program += "; print(sorted({'torch', 'numpy', 'tqdm'} & set(sys.modules)))"
+
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, cwd=tmp_path)
+
+    assert done.stdout.split("\n")[:2] == [str(len(playground.run())), "[]"], done.stderr
+
+
+def test_without_npm_there_is_no_playground_and_the_reason_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(playground_files.shutil, "which", lambda name: None)
+
+    assert playground_files.playground(tmp_path / "cache") == ({}, "npm is not installed")
+
+
+def test_without_a_network_there_is_no_playground_and_the_reason_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(playground_files.shutil, "which", lambda name: "false")  # a program that fails
+
+    assert playground_files.playground(tmp_path / "cache") == (
+        {},
+        f"npm could not fetch pyodide {playground_files.PYODIDE}",
+    )
+
+
+@pytest.fixture
+def address(tmp_path):
+    """Serve a page with nothing but the playground, and return its address."""
+    files, reason = playground_files.playground(ROOT / "build" / "cache")
+    if reason:
+        (pytest.fail if os.environ.get("CI_BROWSER") == "1" else pytest.skip)(f"No playground: {reason}.")
+    for name, content in files.items():
+        target = tmp_path / "_static" / "playground" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    html = re.search(r"```\{raw\} html\n(.*?)```", (ROOT / "docs" / "playground.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "docs").mkdir()
+    icon = '<link rel="icon" href="data:,">'
+    (tmp_path / "docs" / "playground.html").write_text(f'<!doctype html><meta charset="utf-8">{icon}{html}')
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+
+
+@pytest.mark.slow
+def test_every_plan_in_the_browser_is_the_engines_own(window, address):  # noqa: F811
+    page = window(address + "docs/playground.html", site=address)
+    page.locator("#pg-app").wait_for(timeout=60_000)
+
+    for name, settings in playground.PRESETS.items():
+        assert page.evaluate("settings => playgroundPlans(settings)", settings) == plans_of_an_engine(settings), name
+
+
+@pytest.mark.slow
+def test_a_visitor_steps_through_an_example_and_sees_queue_rows_blocks_and_counts(window, address):  # noqa: F811
+    page = window(
+        address + "docs/playground.html#too_little_memory", site=address, viewport={"width": 390, "height": 800}
+    )
+    page.locator("#pg-app").wait_for(timeout=60_000)
+    states = playground.Playground(playground.PRESETS["Too little memory: preemption (lesson 6)"])
+
+    for _ in range(30):
+        page.get_by_role("button", name="Step").click()
+        state = states.step()
+
+    assert page.locator("#pg-panel-queue").inner_text().split() == [str(request) for request in state["waiting"]]
+    assert page.locator("#pg-panel-blocks .used").count() == sum(isinstance(users, list) for users in state["blocks"])
+    assert page.locator(".pg-column").count() == 30
+    assert f"{state['counts']['preemptions']}" in page.get_by_role("row", name="preemptions").inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.get_by_label("token budget per iteration").fill("8")  # a change starts again
+    page.get_by_label("rows").first.fill("8")
+    assert page.locator(".pg-column").count() == 0
+    page.get_by_role("button", name="Step").click()
+    assert "of at most 8 tokens" in page.get_by_role("status").last.inner_text()
