@@ -1,7 +1,7 @@
-"""Draw every figure of this folder from a real run of the embedded model: `make images`.
+"""Draw every figure of this folder: `make images`. Runs are real runs of the embedded model.
 
-The figures are for the README and for slides. The lessons do not link these files, because Colab cannot show relative
-pictures; their cells draw the same pictures as outputs.
+The figures are for the README, the site and slides. The lessons do not link these files, because Colab cannot show
+relative pictures; their cells draw the same pictures as outputs.
 """
 
 import argparse
@@ -71,7 +71,23 @@ def merge_and_filter() -> plots.Picture:
     )
 
 
-FIGURES = {figure.__name__: figure for figure in (race, slot_steps, left_padding, merge_and_filter)}
+FIGURES = {
+    figure.__name__: figure
+    for figure in (
+        race,
+        slot_steps,
+        left_padding,
+        merge_and_filter,
+        plots.system_map,
+        plots.with_and_without_cache,
+        plots.shared_pass,
+        plots.static_and_continuous,
+        plots.token_budget,
+        plots.padded_and_ragged,
+        plots.block_lookup,
+        plots.life_of_a_request,
+    )
+}
 
 
 def main() -> None:

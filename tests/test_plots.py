@@ -3,9 +3,11 @@
 import base64
 import json
 import re
+from itertools import combinations
 
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.text import Text
 
 from helpers import Trace, filter_batch, generate_next_token, init_batch, metrics, plots
 from helpers.trace import WORK, RowStep, TracedPass
@@ -29,6 +31,34 @@ def a_batch():
     return generate_next_token(init_batch([("Look", 2), ("The quick brown fox", 1)]))
 
 
+def overlapping_texts(picture):
+    """Return the pairs of texts that cover each other, and the texts that the edge of the picture cuts."""
+    figure = picture.figure
+    figure.draw_without_rendering()
+    unseen = set()  # ticks beyond the limits of an axis exist, but are not drawn
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]:
+                if not (ax.axison and low <= tick.get_loc() <= high):
+                    unseen |= {tick.label1, tick.label2}
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    boxes = [(text.get_text(), text.get_window_extent().padded(-1)) for text in texts if text not in unseen]
+    pairs = [(one, other) for (one, box), (other, room) in combinations(boxes, 2) if box.overlaps(room)]
+    edge = figure.bbox.padded(1)
+    cut = [name for name, box in boxes if not (edge.contains(box.x0, box.y0) and edge.contains(box.x1, box.y1))]
+    return pairs + cut
+
+
+DRAWINGS = (
+    "block_lookup",
+    "life_of_a_request",
+    "padded_and_ragged",
+    "shared_pass",
+    "static_and_continuous",
+    "token_budget",
+    "with_and_without_cache",
+)
 PICTURES = {
     "bars": lambda: plots.bars({" lazy": 0.9, " dog": 0.1}, "probability"),
     "lines": lambda: plots.lines({"a": ([1, 2], [3, 4])}, "tokens", "milliseconds"),
@@ -39,11 +69,13 @@ PICTURES = {
     "slot_timeline": lambda: plots.slot_timeline({"run": small_trace()}),
     "work_bars": lambda: plots.work_bars({"run": small_trace()}),
     "latencies": lambda: plots.latencies({"run": metrics.request_metrics(small_trace())}),
-    "who_waits": lambda: plots.who_waits({"run": metrics.request_metrics(small_trace())}, {"all": {0, 1, 2}}),
+    "waiting_requests": lambda: plots.waiting_requests(
+        {"run": metrics.request_metrics(small_trace())}, {"all": {0, 1, 2}}
+    ),
     "tokens_read": lambda: plots.tokens_read({"run": small_trace()}),
     "padding": lambda: plots.padding({"run": ([3, 2], [1, 0])}, "keys"),
     "token_row": lambda: plots.token_row({"pass": [(" a", "x", 0), (" b", "y", 4)]}),
-    "who_sees_whom": lambda: plots.who_sees_whom({"all": [[True, False], [True, True]]}, ["a", "b"], [0, 1]),
+    "visible_keys": lambda: plots.visible_keys({"all": [[True, False], [True, True]]}, ["a", "b"], [0, 1]),
     "tradeoff": lambda: plots.tradeoff({"one": (1, 2), "other": (2, 1)}, "seconds", "milliseconds"),
     "memory_timeline": lambda: plots.memory_timeline({"paged": ([3, 4, 5], [4, 8, 8])}, 12),
     "memory_shares": lambda: plots.memory_shares({"a": [1, 2, 2], "b": [1, 0, 1]}, 3, "blocks"),
@@ -51,7 +83,24 @@ PICTURES = {
     "grouped_bars": lambda: plots.grouped_bars(
         ["x", "y"], {"a": [1, 2], "b": [3, 4]}, "group", "times", line=(2, "all")
     ),
-}
+    "lines compared": lambda: plots.lines(
+        {"same": ([1, 2, 4], [3, 4, 5]), "as this": ([1, 2, 4], [[3, 4, 9], [4, 4], [5]]), "bound": ([1, 4], [1, 1])},
+        "tokens",
+        "milliseconds",
+        "A takeaway",
+        xscale="log2",
+        dashed={"bound"},
+        measured={"same": ([1, 4], [3.1, 5.2])},
+        rings={"as this": 1},
+    ),
+    "waiting_requests side by side": lambda: plots.waiting_requests(
+        {"one": [metrics.RequestMetrics(id, 0.0, [when]) for id, when in enumerate([4, 4, 4, 10, 10])]},
+        {"10 tokens": {0, 1, 2}, "100 tokens": {3, 4}},
+        unit="iterations",
+    ),
+    "token_budget of few chunks": lambda: plots.token_budget(36, decoding=3, budget=16),
+    "slot_timeline enlarged": lambda: plots.slot_timeline({"run": small_trace()}, "A takeaway", zoom=(1, 2)),
+} | {name: getattr(plots, name) for name in DRAWINGS}
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -62,7 +111,7 @@ def test_a_picture_shows_itself_with_a_text_and_labelled_axes(name):
     assert base64.b64decode(data["image/png"]).startswith(PNG)
     assert len(picture.alt) > 20
     assert metadata["image/png"]["alt"] == picture.alt
-    if name not in ("token_grid", "batches", "compare", "token_row"):  # grids name their rows instead
+    if name.split()[0] not in ("token_grid", "batches", "compare", "token_row", *DRAWINGS):  # they name their rows
         assert all(ax.get_xlabel() or ax.get_ylabel() for ax in picture.figure.axes)
 
 
@@ -86,9 +135,9 @@ def test_a_line_plot_says_the_highest_point_where_it_is_neither_end():
     assert alt == "Line plot of gap over token: flat from 4 to 5; peak from 4 to 5, at most 90."
 
 
-def test_who_waits_says_the_range_and_the_median_of_each_group():
+def test_waiting_requests_says_the_range_and_the_median_of_each_group():
     requests = [metrics.RequestMetrics(id, 0.0, [latency]) for id, latency in enumerate([9, 1, 2, 6])]
-    picture = plots.who_waits({"fair": requests}, {"short": {1, 2, 3}, "long": {0}}, unit="iterations")
+    picture = plots.waiting_requests({"fair": requests}, {"short": {1, 2, 3}, "long": {0}}, unit="iterations")
 
     assert "fair, short: 1 to 6, median 2; fair, long: 9 to 9, median 9." in picture.alt
     assert picture.figure.axes[0].get_xlabel() == "latency (iterations)"
@@ -96,7 +145,7 @@ def test_who_waits_says_the_range_and_the_median_of_each_group():
 
 def test_equal_latencies_are_stacked():
     requests = [metrics.RequestMetrics(id, 0.0, [5]) for id in range(3)]
-    (ax,) = plots.who_waits({"all the same": requests}, {"any": {0, 1, 2}}).figure.axes
+    (ax,) = plots.waiting_requests({"all the same": requests}, {"any": {0, 1, 2}}).figure.axes
     dots = [(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines if line.get_marker() == "o"]
 
     assert dots == [(5, 0.6), (5, 1.6), (5, 2.6)]
@@ -132,7 +181,7 @@ def test_a_request_keeps_its_colour_from_row_to_row():
 
 def test_attention_to_another_request_is_counted_and_marked_by_more_than_colour():
     causal, split = [[True, False], [True, True]], [[True, False], [False, True]]
-    picture = plots.who_sees_whom({"causal": causal, "split": split}, ["a", "b"], [0, 1])
+    picture = plots.visible_keys({"causal": causal, "split": split}, ["a", "b"], [0, 1])
 
     assert "causal: 3 of 4 pairs attend, 1 of them across requests; split: 2 of 4" in picture.alt
     assert [[text.get_text() for text in ax.texts] for ax in picture.figure.axes] == [["×"], []]
@@ -168,11 +217,11 @@ def test_an_empty_batch_can_be_drawn():
 
 def test_the_player_holds_a_frame_for_every_iteration_and_fetches_nothing():
     page = plots.play(small_trace())._repr_html_()
-    frames = json.loads(re.search(r"frames = (\[\[.*?\]\]\]), colors", page)[1])
+    frames = json.loads(re.search(r"frames = (\[\[.*?\]\]\]), fills", page)[1])
 
     assert len(frames) == 4
     assert frames[2] == [["0", WORK.index("decode"), 2], ["2", WORK.index("finished"), 1]]
-    assert not re.search(r"(src|href)=|import\(|fetch\(|url\(", page)
+    assert not re.search(r"""(src|href)="(?!data:)|import\(|fetch\(|url\((?!#)""", page)
     assert page == plots.play(small_trace())._repr_html_()
 
 
@@ -210,3 +259,99 @@ def test_block_tables_colour_a_block_by_its_request_and_a_shared_one_gray():
     assert of_a == [*[to_rgb(plots.SKY)] * 2, *[to_rgb(white)] * 2]
     assert free == [to_rgb(white)] * 4
     assert "now: a has [0, 2], b has [0, 1]." in plots.block_tables({"now": tables}, blocks=4, block_size=4).alt
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_no_label_covers_another_one_or_leaves_the_picture(name):
+    assert overlapping_texts(PICTURES[name]()) == []
+
+
+def test_the_map_of_the_whole_course_names_the_lessons_of_each_part():
+    picture = plots.system_map()
+
+    assert "Scheduler (lessons 3, 4, 12)" in picture.alt
+    assert overlapping_texts(picture) == []
+
+
+@pytest.mark.parametrize("lesson", range(1, 13))
+def test_the_map_of_each_lesson_names_what_it_builds_and_nothing_overlaps(lesson):
+    picture = plots.system_map(lesson)
+    framed = [patch for patch in picture.figure.axes[0].patches if patch.get_linewidth() > 2]
+
+    assert overlapping_texts(picture) == []
+    assert re.search(rf"Lesson {lesson}: .* It builds: ", picture.alt)
+    assert len(framed) == picture.alt.split("It builds: ")[1].count(" (") >= 1
+
+
+def test_a_map_of_a_lesson_that_does_not_exist_is_an_error():
+    with pytest.raises(ValueError, match="from 1 to 12, not 13"):
+        plots.system_map(13)
+
+
+def test_each_part_of_the_system_is_built_by_a_lesson_and_later_parts_say_which():
+    texts = [text.get_text() for text in plots.system_map(1).figure.axes[0].texts]
+
+    assert {"lesson 2", "lesson 4", "lesson 6", "lesson 7", "lesson 9", "lesson 10", "lesson 11"} - set(texts) == {
+        "lesson 4"  # the scheduler is begun in lesson 3
+    }
+
+
+def test_a_request_has_its_number_and_the_same_colour_in_every_panel_of_a_timeline():
+    trace = small_trace()
+    upper, lower = plots.slot_timeline({"run": trace}, zoom=(0, 1)).figure.axes
+    used = [
+        {to_rgb(bar.get_facecolor()[0]) for bar in ax.collections if len(bar.get_facecolor())} for ax in (upper, lower)
+    ]
+
+    assert to_rgb(plots.SKY) in used[0]  # decodes of request 0
+    assert {text.get_text() for text in upper.texts} == {"0", "1", "2"}
+    assert lower.get_xlim() == (0, 2)
+
+
+def test_a_line_through_measurements_is_their_median():
+    picture = plots.lines({"noisy": ([1, 2], [[1, 2, 90], [3, 3, 4]])}, "token", "milliseconds")
+
+    assert list(picture.figure.axes[0].lines[0].get_ydata()) == [2, 3]
+    assert "noisy from 2 to 3" in picture.alt
+
+
+def test_latency_is_drawn_against_throughput_with_batch_sizes_as_labels():
+    (ax,) = plots.throughput_latency([1, 2, 4], [10, 20, 30], [1, 1.5, 2]).figure.axes
+
+    assert [text.get_text() for text in ax.texts] == ["1 row", "2", "4 rows"]
+    assert list(ax.lines[0].get_xdata()) == [10, 20, 30] and list(ax.lines[0].get_ydata()) == [1, 1.5, 2]
+
+
+def test_the_toy_of_lesson_3_refills_rows_without_losing_a_token():
+    alt = plots.static_and_continuous((6, 2, 3, 2, 4, 1), 2).alt
+
+    assert "static batches: 13 forward passes on 2 rows; 12 decode, 8 finished, 6 prefill" in alt
+    assert "rows refilled at once: 10 forward passes on 2 rows; 12 decode, 2 empty, 6 prefill" in alt
+
+
+def test_a_block_lookup_finds_the_slot_that_its_numbers_give():
+    assert "in slot 29." in plots.block_lookup([4, 6, 7, 8], 9, 4, 12).alt
+    assert "in slot 0." in plots.block_lookup([0], 0, 4, 2).alt
+
+
+def test_the_chunks_of_a_budget_add_up_to_the_prompt():
+    alt = plots.token_budget(100, decoding=4, budget=34).alt
+
+    assert "a pass of 104 tokens" in alt and "chunks of 30, 30, 30, 10," in alt
+
+
+def test_without_scripts_a_player_is_a_still_picture_and_a_line_that_says_what_to_do():
+    for moving in (plots.play(small_trace()), plots.block_lookup_steps()):
+        page = re.sub(r"<script>.*?</script>", "", moving._repr_html_(), flags=re.S)
+
+        assert re.search(r'<img src="data:image/(png|svg\+xml);base64,[\w+/=]{500,}" alt="[^"]{20,}"', page)
+        assert "Run the cell to" in page
+        assert not re.search("<(button|input|svg|text)", page)  # a notebook that is not trusted would keep them
+
+
+def test_a_flip_book_has_a_caption_for_each_picture():
+    picture = plots.block_lookup()
+
+    assert plots.flip_book([picture], ["One."], "Title")._repr_html_().count('class=\\"leaf\\"') == 1
+    with pytest.raises(ValueError, match="not 1 for 2"):
+        plots.flip_book([picture, picture], ["One."], "Title")

@@ -1,11 +1,21 @@
-"""The pictures of the lessons: masks, caches, timelines of rows, latencies, and throughput against latency.
+"""The pictures of the lessons: maps, masks, caches, timelines of rows, latencies, and latency against throughput.
 
-Every function returns a `Picture`, except `play`, which returns a `Player`. A notebook displays both when they are the
-last expression of a cell. Both carry a text that describes what they show.
+Every function returns a `Picture`, except `play` and `flip_book`, which return pictures that move. A notebook displays
+them when they are the last expression of a cell. All carry a text that describes what they show.
 """
 
 from .charts import bars, grouped_bars, latencies, lines, throughput_latency, tradeoff
-from .grids import batches, compare, token_grid, token_row, who_sees_whom
+from .drawings import (
+    block_lookup,
+    block_lookup_steps,
+    life_of_a_request,
+    padded_and_ragged,
+    shared_pass,
+    static_and_continuous,
+    token_budget,
+    with_and_without_cache,
+)
+from .grids import batches, compare, token_grid, token_row, visible_keys
 from .load import load_run, load_sweep, request_timeline
 from .memory import block_tables, memory_shares, memory_timeline
 from .picture import (
@@ -19,13 +29,12 @@ from .picture import (
     RED,
     REQUEST_COLORS,
     SKY,
-    WORK_COLORS,
-    WORK_MEANING,
     YELLOW,
     Picture,
 )
-from .player import Player, play
-from .rows import padding, slot_timeline, tokens_read, who_waits, work_bars
+from .player import FlipBook, Player, flip_book, play
+from .rows import padding, slot_timeline, tokens_read, waiting_requests, work_bars
+from .system_map import system_map
 
 __all__ = [
     "BLUE",
@@ -38,32 +47,41 @@ __all__ = [
     "RED",
     "REQUEST_COLORS",
     "SKY",
-    "WORK_COLORS",
-    "WORK_MEANING",
     "YELLOW",
+    "FlipBook",
     "Picture",
     "Player",
     "bars",
     "batches",
+    "block_lookup",
+    "block_lookup_steps",
     "block_tables",
     "compare",
+    "flip_book",
     "grouped_bars",
     "latencies",
+    "life_of_a_request",
     "lines",
     "load_run",
     "load_sweep",
     "memory_shares",
     "memory_timeline",
+    "padded_and_ragged",
     "padding",
     "play",
     "request_timeline",
+    "shared_pass",
     "slot_timeline",
+    "static_and_continuous",
+    "system_map",
     "throughput_latency",
+    "token_budget",
     "token_grid",
     "token_row",
     "tokens_read",
     "tradeoff",
-    "who_sees_whom",
-    "who_waits",
+    "visible_keys",
+    "waiting_requests",
+    "with_and_without_cache",
     "work_bars",
 ]

@@ -1,43 +1,105 @@
 """Bar charts, line plots and scatter plots, for numbers of any kind."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from ..metrics import RequestMetrics
-from .picture import BLUE, GRAY, GREEN, INK, ORANGE, PALE, PURPLE, RED, REQUEST_COLORS, SKY, Picture, new_figure
+from matplotlib.lines import Line2D
+
+from ..metrics import RequestMetrics, percentile
+from .picture import (
+    BLUE,
+    GRAY,
+    INK,
+    LABEL,
+    ORANGE,
+    PALE,
+    PURPLE,
+    REQUEST_COLORS,
+    SERIES_COLORS,
+    SKY,
+    SMALL,
+    Picture,
+    add_key,
+    label_ends,
+    new_figure,
+)
 
 
 def bars(values: Mapping[str, float], xlabel: str, title: str = "") -> Picture:
     """Draw horizontal bars from top to bottom, the first one highlighted."""
-    figure, (ax,) = new_figure(7, 0.34 * len(values) + 1.1)
+    figure, (ax,) = new_figure(0.32 * len(values) + 1.1, title=title)
     names = list(values)
     colors = [BLUE] + [SKY] * (len(names) - 1)
     drawn = ax.barh(names, list(values.values()), color=colors)
-    ax.bar_label(drawn, fmt="%.3g", padding=3, fontsize=9)
+    ax.bar_label(drawn, labels=[_short(value) for value in values.values()], padding=3, fontsize=LABEL)
     ax.invert_yaxis()
     ax.margins(x=0.12)
+    ax.tick_params(axis="y", labelsize=LABEL, length=0)
     ax.set_xlabel(xlabel)
-    ax.set_title(title, loc="left", fontsize=11)
     # Tests compare stored outputs with new ones, and more decimals would differ between processors.
     listed = ", ".join(f"{name} {value:.2f}" for name, value in values.items())
     return Picture(figure, f"Bar chart, {title or xlabel}: {listed}.")
 
 
-def lines(series: Mapping[str, tuple[Sequence, Sequence]], xlabel: str, ylabel: str, title: str = "") -> Picture:
-    """Draw a line with markers for each named (xs, ys), at most four."""
-    figure, (ax,) = new_figure(7.5, 3.6)
-    for (name, (xs, ys)), color, marker in zip(series.items(), (RED, BLUE, GREEN, PURPLE), "os^D", strict=False):
-        ax.plot(xs, ys, color=color, marker=marker, markersize=3, linewidth=1.2, label=name)
+def _short(value: float) -> str:
+    return "under 0.001" if 0 < value < 0.001 else f"{value:.3g}"
+
+
+def lines(
+    series: Mapping[str, tuple[Sequence, Sequence]],
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    xscale: str = "linear",
+    dashed: Collection[str] = (),
+    measured: Mapping[str, tuple[Sequence, Sequence]] | None = None,
+    rings: Mapping[str, int] | None = None,
+) -> Picture:
+    """Draw a line for each named (xs, ys), at most four, with its name at its end.
+
+    Args:
+        series: xs and ys for each name. A y is a number, or a list of measurements: then the line goes through their
+            medians, and a band spans the middle half of them.
+        xlabel, ylabel, title: the labels of the axes and the title of the picture.
+        xscale: "linear", or "log2" for xs that double.
+        dashed: the names of series that are not measured, for example bounds; they are dashed and have no markers.
+        measured: (xs, ys) to compare with the series of that name, drawn as large hollow markers.
+        rings: the index of the knee of a series, which a ring marks.
+    """
+    figure, (ax,) = new_figure(3.6, title=title)
+    ends, described = [], []
+    for (name, (xs, ys)), color, marker in zip(series.items(), SERIES_COLORS, "os^D", strict=False):
+        if isinstance(ys[0], Sequence):
+            low, ys, high = ([percentile(many, percent) for many in ys] for percent in (25, 50, 75))
+            ax.fill_between(xs, low, high, color=color, alpha=0.2, linewidth=0)
+        look = {"marker": marker if len(xs) <= 40 else "", "markersize": 3.5, "linewidth": 1.4}
+        if name in dashed:
+            look = {"linestyle": "--", "linewidth": 1.1}
+        ax.plot(xs, ys, color=color, label=name, **look)
+        ends.append((xs[-1], ys[-1], name, color))
+        peak = f", at most {max(ys):.3g}" if max(ys) > max(ys[0], ys[-1]) else ""
+        described.append(f"{name} from {ys[0]:.3g} to {ys[-1]:.3g}{peak}")
+        if measured and name in measured:
+            ax.plot(*measured[name], marker, color=color, markersize=9, fillstyle="none")
+            many = zip(*measured[name], strict=True)
+            described.append(f"{name}, measured: {', '.join(f'{y:.3g} at {x:.3g}' for x, y in many)}")
+        if rings and name in rings:
+            knee = xs[rings[name]], ys[rings[name]]
+            ax.plot(*knee, "o", color=INK, markersize=14, fillstyle="none")
+            ax.annotate("knee", knee, (0, -19), textcoords="offset points", ha="center", fontsize=LABEL)
+            described.append(f"knee of {name} at {knee[0]:.3g} and {knee[1]:.3g}")
+    if measured:
+        shape = {"linestyle": "", "marker": "o", "markersize": 9, "fillstyle": "none", "color": GRAY}
+        add_key(figure, {"large and hollow: measured": Line2D([], [], **shape)})
+    if xscale == "log2":
+        ax.set_xscale("log", base=2)
+        ticks = sorted({x for xs, _ in series.values() for x in xs})
+        ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
-    ax.set_ylim(bottom=0)
-    ax.set_title(title, loc="left", fontsize=11)
     ax.grid(axis="y", color=PALE)
-    ax.legend(frameon=False)
-    ends = []
-    for name, (_, ys) in series.items():
-        peak = f", at most {max(ys):.3g}" if max(ys) > max(ys[0], ys[-1]) else ""
-        ends.append(f"{name} from {ys[0]:.3g} to {ys[-1]:.3g}{peak}")
-    return Picture(figure, f"Line plot of {ylabel} over {xlabel}: {'; '.join(ends)}.")
+    ax.set_ylim(bottom=0)
+    label_ends(figure, ax, ends)
+    return Picture(figure, f"Line plot of {ylabel} over {xlabel}: {'; '.join(described)}.")
 
 
 def grouped_bars(
@@ -56,33 +118,32 @@ def grouped_bars(
         xlabel, ylabel, title: the labels of the axes and the title of the picture.
         line: a value to compare the bars with, drawn as a horizontal line, and its name.
     """
-    figure, (ax,) = new_figure(9, 3.8)
+    figure, (ax,) = new_figure(3.9, title=title)
     width = 0.84 / len(series)
     for number, ((name, values), color) in enumerate(zip(series.items(), REQUEST_COLORS, strict=False)):
         centers = [group + (number - (len(series) - 1) / 2) * width for group in range(len(groups))]
         drawn = ax.bar(centers, values, 0.92 * width, color=color, label=name)
-        ax.bar_label(drawn, fmt="%.1f", padding=2, fontsize=8.5)
+        ax.bar_label(drawn, fmt="%.1f", padding=2, fontsize=SMALL)
     if line:
-        ax.axhline(line[0], color=INK, linestyle="--", linewidth=1, label=f"{line[1]}: {line[0]:g}", zorder=0)
+        ax.axhline(line[0], color=INK, linestyle="--", linewidth=1, zorder=0)
+        ax.annotate(f"{line[1]}: {line[0]:g}", (-0.42, line[0]), (0, 4), textcoords="offset points", fontsize=LABEL)
     ax.set_xticks(range(len(groups)), groups)
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
-    ax.set_title(title, loc="left", fontsize=11)
-    handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=4, frameon=False, fontsize=9)
+    add_key(figure, {name: {"facecolor": color} for name, color in zip(series, REQUEST_COLORS, strict=False)}, 2)
     listed = "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, values in series.items())
     return Picture(figure, f"Bars of {ylabel} by {xlabel} ({', '.join(groups)}). {listed}.")
 
 
-def tradeoff(points: Mapping[str, tuple[float, float]], xlabel: str, ylabel: str) -> Picture:
+def tradeoff(points: Mapping[str, tuple[float, float]], xlabel: str, ylabel: str, title: str = "") -> Picture:
     """Draw a named point for each of at most four configurations on two axes; on both, less is better."""
-    figure, (ax,) = new_figure(6.5, 3.8)
+    figure, (ax,) = new_figure(3.8, title=title)
     for (name, (x, y)), color, marker in zip(points.items(), (GRAY, ORANGE, PURPLE, BLUE), "soD^", strict=False):
         ax.plot(x, y, marker, color=color, markersize=9)
-        ax.annotate(name, (x, y), xytext=(9, 5), textcoords="offset points", fontsize=10)
+        ax.annotate(name, (x, y), xytext=(9, 5), textcoords="offset points", fontsize=LABEL)
     ax.set_xlim(0, 1.3 * max(x for x, _ in points.values()))
     ax.set_ylim(0, 1.2 * max(y for _, y in points.values()))
-    ax.text(0.01, 0.02, "↙ better", transform=ax.transAxes, color=GRAY, fontsize=9)
+    ax.text(0.01, 0.02, "↙ better", transform=ax.transAxes, color="#666666", fontsize=LABEL)
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
     ax.grid(color=PALE)
@@ -90,41 +151,51 @@ def tradeoff(points: Mapping[str, tuple[float, float]], xlabel: str, ylabel: str
     return Picture(figure, f"Points by {xlabel} and {ylabel}: {listed}.")
 
 
-def throughput_latency(batch_sizes: Sequence[int], throughput: Sequence[float], latency: Sequence[float]) -> Picture:
-    """Draw tokens per second (left axis) and seconds until a batch finishes (right axis) over the batch size."""
-    figure, (left,) = new_figure(7.5, 3.8)
-    right = left.twinx()
-    (first,) = left.plot(batch_sizes, throughput, color=BLUE, marker="o", label="throughput (left)")
-    (second,) = right.plot(batch_sizes, latency, color=RED, marker="s", linestyle="--", label="latency (right)")
-    left.set_xscale("log", base=2)
-    left.set_xticks(batch_sizes, [str(size) for size in batch_sizes])
-    left.set_xlabel("batch size (rows)")
-    left.set_ylabel("throughput (output tokens per second)", color=BLUE)
-    right.set_ylabel("latency (seconds until the batch finishes)", color=RED)
-    left.set_ylim(bottom=0)
-    right.set_ylim(bottom=0)
-    left.legend(handles=[first, second], frameon=False, loc="upper left")
+def throughput_latency(
+    batch_sizes: Sequence[int], throughput: Sequence[float], latency: Sequence[float], title: str = ""
+) -> Picture:
+    """Draw the latency of a batch against its throughput, one point per batch size.
+
+    Args:
+        batch_sizes: rows of each batch, in ascending order.
+        throughput: output tokens per second of each batch.
+        latency: seconds until each batch finishes.
+    """
+    figure, (ax,) = new_figure(3.9, title=title)
+    ax.plot(throughput, latency, color=BLUE, marker="o", linewidth=1.2)
+    for size, x, y in zip(batch_sizes, throughput, latency, strict=True):
+        text = f"{size} row{'s' * (size != 1)}" if size in (batch_sizes[0], batch_sizes[-1]) else str(size)
+        ax.annotate(text, (x, y), (-4, 7), textcoords="offset points", ha="right", fontsize=LABEL)
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.margins(x=0.12)
+    ax.set_ylim(0, 1.15 * max(latency))
+    ax.set_xlabel("throughput (output tokens per second, log scale)")
+    ax.set_ylabel("latency (seconds until the batch finishes)")
+    ax.grid(color=PALE)
     alt = (
-        f"Two curves over batch sizes {batch_sizes[0]} to {batch_sizes[-1]}: throughput goes from {throughput[0]:.0f} "
-        f"to {throughput[-1]:.0f} tokens per second, latency from {latency[0]:.2g} to {latency[-1]:.2g} seconds."
+        f"Latency against throughput for batch sizes {batch_sizes[0]} to {batch_sizes[-1]}: throughput goes from "
+        f"{throughput[0]:.0f} to {throughput[-1]:.0f} tokens per second, latency from {latency[0]:.2g} to "
+        f"{latency[-1]:.2g} seconds."
     )
     return Picture(figure, alt)
 
 
-def latencies(named: Mapping[str, Sequence[RequestMetrics]]) -> Picture:
+def latencies(named: Mapping[str, Sequence[RequestMetrics]], title: str = "") -> Picture:
     """Draw a marker at the end-to-end latency of every request, for at most four runs.
 
     Request ids must be numbers in order of arrival.
     """
-    figure, (ax,) = new_figure(8, 3.4)
-    for (name, metrics), color, marker in zip(named.items(), (RED, BLUE, GREEN, PURPLE), "sov^", strict=False):
+    figure, (ax,) = new_figure(3.4, title=title)
+    ends = []
+    for (name, metrics), color, marker in zip(named.items(), SERIES_COLORS, "sov^", strict=False):
         ordered = sorted(metrics, key=lambda one: one.request_id)
-        xs, ys = [one.request_id for one in ordered], [one.e2e for one in ordered]
-        ax.plot(xs, ys, marker, color=color, label=name, markersize=5)
+        ax.plot([one.request_id for one in ordered], [one.e2e for one in ordered], marker, color=color, markersize=5)
+        ends.append((ordered[-1].request_id, ordered[-1].e2e, name, color))
     ax.set_xlabel("request, in order of arrival")
     ax.set_ylabel("latency (seconds)")
     ax.set_ylim(bottom=0)
     ax.grid(axis="y", color=PALE)
-    ax.legend(frameon=False)
+    label_ends(figure, ax, ends)
     described = "; ".join(f"{name}: up to {max(one.e2e for one in metrics):.2g} s" for name, metrics in named.items())
     return Picture(figure, f"Latency of {len(next(iter(named.values())))} requests. {described}.")

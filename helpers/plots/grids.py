@@ -1,17 +1,36 @@
 """Grids: batches token by token, and attention masks."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import groupby
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
-from .picture import GRAY, INK, PALE, RED, REQUEST_COLORS, SKY, Picture, new_figure
+from .picture import (
+    INK,
+    LABEL,
+    PALE,
+    RED,
+    REQUEST_COLORS,
+    SKY,
+    SMALL,
+    WIDTH,
+    Picture,
+    add_key,
+    ink_on,
+    new_figure,
+    request_colors,
+    set_panel_title,
+    set_title,
+    wasted,
+)
 
 
 def token_grid(
     grids: Mapping[str, Sequence[Sequence[str]]],
     masks: Mapping[str, Sequence[Sequence[int]]],
     positions: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    title: str = "",
 ) -> Picture:
     """Draw tokens as grids with one row per request: real tokens in colour, pads hatched.
 
@@ -19,61 +38,67 @@ def token_grid(
         grids: for each panel, the texts of the tokens.
         masks: for each panel, its attention mask: 1 for a real token, 0 for a pad.
         positions: for each panel, the position ids, drawn in small digits below the tokens.
+        title: what the picture shows.
     """
-    height = sum(0.5 * len(grid) + 0.55 for grid in grids.values())
+    height = sum(0.5 * len(grid) + 0.45 for grid in grids.values()) + 0.3 * bool(title)
     columns = max(len(row) for grid in grids.values() for row in grid)
-    figure, axes = new_figure(min(11, 0.95 * columns + 1), height, len(grids))
-    for ax, (title, grid) in zip(axes, grids.items(), strict=True):
+    width = min(WIDTH, 0.95 * columns + 1)
+    figure, axes = new_figure(height, len(grids), title, width)
+    size = _font_size([token for grid in grids.values() for row in grid for token in row], (width - 0.9) / columns)
+    for ax, (name, grid) in zip(axes, grids.items(), strict=True):
         for y, row in enumerate(grid):
             for x, token in enumerate(row):
-                real = masks[title][y][x]
-                draw_cell(ax, x, y, REQUEST_COLORS[y % 7] if real else None)
-                style = {"ha": "center", "va": "center", "color": INK if real else GRAY}
-                ax.text(x + 0.5, y + (0.4 if positions else 0.5), token, fontsize=9, **style)
+                real, color = masks[name][y][x], REQUEST_COLORS[y % 7]
+                draw_cell(ax, x, y, color if real else None)
+                style = {"ha": "center", "va": "center", "color": ink_on(color) if real else "#666666"}
+                ax.text(x + 0.5, y + (0.4 if positions else 0.5), token.strip(), fontsize=size, **style)
                 if positions:
-                    ax.text(x + 0.5, y + 0.8, str(positions[title][y][x]), fontsize=7, **style)
-        set_up_grid(ax, max(map(len, grid)), len(grid), title)
+                    ax.text(x + 0.5, y + 0.78, str(positions[name][y][x]), fontsize=SMALL - 1, **style)
+        set_up_grid(ax, max(map(len, grid)), len(grid), name)
         ax.set_yticks([y + 0.5 for y in range(len(grid))], [f"request {y}" for y in range(len(grid))])
     described = []
-    for title in grids:
-        pads = [len(row) - sum(row) for row in masks[title]]
-        described.append(f"{title}: pads per row {pads}")
+    for name in grids:
+        pads = [len(row) - sum(row) for row in masks[name]]
+        described.append(f"{name}: pads per row {pads}")
     return Picture(figure, f"Grid of tokens. {'; '.join(described)}.")
 
 
-def batches(named: Mapping[str, Mapping]) -> Picture:
+def _font_size(texts: Sequence[str], inches: float) -> float:
+    """Return the size at which the longest text fits into this many inches, at most LABEL."""
+    return min(LABEL, 72 * 0.92 * inches / (0.62 * max([1, *(len(text.strip()) for text in texts)])))
+
+
+def batches(named: Mapping[str, Mapping], title: str = "") -> Picture:
     """Draw batches below each other, for example before and after a verb: a row per request and a column per token.
 
     Tokens are coloured, those that the next forward pass reads are framed, and left padding is hatched.
     """
     columns = max(batch["attention_mask"].size(1) for batch in named.values())
     rows = [max(1, len(batch["request_ids"])) + 0.9 for batch in named.values()]
-    figure, axes = new_figure(min(10, 0.42 * columns + 3.4), 0.38 * sum(rows) + 0.45, len(named), height_ratios=rows)
-    ids = list(dict.fromkeys(request_id for batch in named.values() for request_id in batch["request_ids"]))
-    color = {request_id: REQUEST_COLORS[index % 7] for index, request_id in enumerate(ids)}
-    for ax, (title, batch) in zip(axes, named.items(), strict=True):
+    height = 0.38 * sum(rows) + 0.45 + 0.3 * bool(title)
+    figure, axes = new_figure(height, len(named), title, min(WIDTH, 0.42 * columns + 3.4), height_ratios=rows)
+    color = request_colors(request_id for batch in named.values() for request_id in batch["request_ids"])
+    for ax, (name, batch) in zip(axes, named.items(), strict=True):
         mask = batch["attention_mask"].tolist()
         cached = batch["attention_mask"].size(1) - batch["input_ids"].size(1)
         for y, request_id in enumerate(batch["request_ids"]):
             for x, real in enumerate(mask[y]):
                 draw_cell(ax, x, y, color[request_id] if real else None, framed=bool(real) and x >= cached)
-        set_up_grid(ax, columns, max(1, len(mask)), title)
+        set_up_grid(ax, columns, max(1, len(mask)), name)
         labels = [
             f"{request_id}: {'done' if left == 0 else f'{left} to go'}"
             for request_id, left in zip(batch["request_ids"], batch["tokens_remaining"], strict=True)
         ]
         ax.set_yticks([y + 0.5 for y in range(len(labels))], labels)
         if not labels:
-            ax.text(columns / 2, 0.5, "no rows", ha="center", va="center", color=GRAY)
-    figure.legend(
-        handles=[
-            Patch(facecolor=SKY, edgecolor="white", label="key and value in the cache"),
-            Patch(facecolor="white", edgecolor=INK, linewidth=1.6, label="token to read next"),
-            Patch(facecolor="white", edgecolor=GRAY, hatch="////", label="left padding (mask 0)"),
-        ],
-        loc="outside lower left", ncols=3, frameon=False, fontsize=8,
-    )  # fmt: skip
-    return Picture(figure, " ".join(f"{title}: {_describe(batch)}." for title, batch in named.items()))
+            ax.text(columns / 2, 0.5, "no rows", ha="center", va="center", color="#666666")
+    key = {
+        "in the cache": {"facecolor": next(iter(color.values()), SKY), "edgecolor": "white"},
+        "token to read next": {"facecolor": "white", "edgecolor": INK, "linewidth": 1.6},
+        "left padding (mask 0)": wasted(),
+    }
+    add_key(figure, key)
+    return Picture(figure, " ".join(f"{name}: {_describe(batch)}." for name, batch in named.items()))
 
 
 def compare(
@@ -136,7 +161,7 @@ def _describe(batch: Mapping) -> str:
 def draw_cell(ax, x: int, y: int, color: str | None, framed: bool = False) -> None:
     """Draw a cell in a colour, or hatched if the colour is None."""
     if color is None:
-        look = {"facecolor": "white", "edgecolor": "#BBBBBB", "hatch": "////", "linewidth": 0}
+        look = wasted("#BBBBBB")
     else:
         look = {"facecolor": color, "edgecolor": INK, "linewidth": 1.8 if framed else 0}
     ax.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, **look))
@@ -149,39 +174,47 @@ def set_up_grid(ax, columns: int, rows: int, title: str) -> None:
     ax.set_xticks([])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    ax.set_title(title, loc="left", fontsize=10)
+    set_panel_title(ax, title)
 
 
-def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]]) -> Picture:
+def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]], title: str = "") -> Picture:
     """Draw the tokens of several requests side by side in one row per panel, coloured by request.
 
-    A request keeps its colour from panel to panel.
+    A request keeps its colour from panel to panel, and its name stands below its tokens.
 
     Args:
         named: for each panel, (text, request, position) of each token. The position is drawn below the text.
+        title: what the picture shows.
     """
     columns = max(len(cells) for cells in named.values())
-    figure, axes = new_figure(min(11, 0.85 * columns + 0.6), 0.95 * len(named) + 0.4, len(named))
-    requests = list(dict.fromkeys(request for cells in named.values() for _, request, _ in cells))
-    color = {request: REQUEST_COLORS[index % 7] for index, request in enumerate(requests)}
-    for ax, (title, cells) in zip(axes, named.items(), strict=True):
+    width = min(WIDTH, max(3.2, 0.85 * columns + 0.2))
+    figure, axes = new_figure(1.15 * len(named) + 0.1 + 0.3 * bool(title), len(named), title, width)
+    color = request_colors(request for cells in named.values() for _, request, _ in cells)
+    size = _font_size([token for cells in named.values() for token, _, _ in cells], width / columns)
+    for ax, (name, cells) in zip(axes, named.items(), strict=True):
         for x, (token, request, position) in enumerate(cells):
             draw_cell(ax, x, 0, color[request])
-            ax.text(x + 0.5, 0.4, token, ha="center", va="center", fontsize=9, color=INK)
-            ax.text(x + 0.5, 0.8, str(position), ha="center", va="center", fontsize=7, color=INK)
-        set_up_grid(ax, columns, 1, title)
+            style = {"ha": "center", "va": "center", "color": ink_on(color[request])}
+            ax.text(x + 0.5, 0.38, token.strip(), fontsize=size, **style)
+            ax.text(x + 0.5, 0.78, str(position), fontsize=SMALL - 1, **style)
+        start = 0
+        for request, group in groupby(cells, key=lambda cell: cell[1]):
+            end = start + len(list(group))
+            ax.plot([start + 0.08, end - 0.08], [1.06, 1.06], color=color[request], linewidth=2)
+            ax.text((start + end) / 2, 1.32, str(request), ha="center", va="center", fontsize=LABEL)
+            start = end
+        set_up_grid(ax, columns, 1, name)
+        ax.set_ylim(1.5, 0)
         ax.set_yticks([])
-    handles = [Patch(facecolor=color[request], label=str(request)) for request in requests]
-    figure.legend(handles=handles, loc="outside lower left", ncols=6, frameon=False, fontsize=9)
     described = [
-        f"{title}: " + ", ".join(f"{token.strip()} ({request}, {position})" for token, request, position in cells)
-        for title, cells in named.items()
+        f"{name}: " + ", ".join(f"{token.strip()} ({request}, {position})" for token, request, position in cells)
+        for name, cells in named.items()
     ]
     return Picture(figure, f"Tokens in one row, each with its request and position. {'; '.join(described)}.")
 
 
-def who_sees_whom(
-    named: Mapping[str, Sequence[Sequence[bool]]], tokens: Sequence[str], owners: Sequence[int]
+def visible_keys(
+    named: Mapping[str, Sequence[Sequence[bool]]], tokens: Sequence[str], owners: Sequence[int], title: str = ""
 ) -> Picture:
     """Draw attention masks side by side: rows are queries, columns are the keys that they attend to.
 
@@ -189,11 +222,16 @@ def who_sees_whom(
         named: masks [tokens, tokens], True where a query attends to a key.
         tokens: the texts of the tokens.
         owners: the number of each token's request. A cross marks attention to a token of another request.
+        title: what the picture shows.
     """
     count = len(tokens)
-    figure = Figure(figsize=(min(11, 0.44 * count * len(named) + 2), 0.34 * count + 1.4), layout="constrained")
+    width = min(WIDTH, 0.44 * count * len(named) + 2)
+    figure = Figure(figsize=(width, width / len(named) + 0.5 + 0.3 * bool(title)), layout="constrained")
+    if title:
+        set_title(figure, title)
     described = []
-    for ax, (title, mask) in zip(figure.subplots(1, len(named), squeeze=False)[0], named.items(), strict=True):
+    panels = figure.subplots(1, len(named), squeeze=False)[0]
+    for ax, (name, mask) in zip(panels, named.items(), strict=True):
         ax.spines[:].set_visible(False)
         across = 0
         for y in range(count):
@@ -203,16 +241,19 @@ def who_sees_whom(
                 ax.add_patch(Rectangle((x, y), 0.94, 0.94, facecolor=color if mask[y][x] else PALE, linewidth=0))
                 if mask[y][x] and not own:
                     across += 1
-                    ax.text(x + 0.47, y + 0.47, "×", ha="center", va="center", color="white", fontsize=10)
+                    ax.text(x + 0.47, y + 0.47, "×", ha="center", va="center", color="white", fontsize=LABEL)
         ax.set_xlim(0, count)
         ax.set_ylim(count, 0)
-        ax.set_xticks([x + 0.5 for x in range(count)], [token.strip() for token in tokens], rotation=90, fontsize=8)
-        ax.set_yticks([y + 0.5 for y in range(count)], [token.strip() for token in tokens], fontsize=8)
+        ax.set_aspect("equal")
+        ax.set_xticks([x + 0.5 for x in range(count)], [token.strip() for token in tokens], rotation=90, fontsize=SMALL)
+        names = [token.strip() for token in tokens] if ax is panels[0] else []
+        ax.set_yticks([y + 0.5 for y in range(len(names))], names, fontsize=SMALL)
         ax.tick_params(length=0)
         ax.xaxis.tick_top()
-        ax.set_ylabel("query token")
+        if ax is panels[0]:
+            ax.set_ylabel("query token")
         ax.set_xlabel("key token")
-        ax.set_title(title, loc="left", fontsize=10)
+        set_panel_title(ax, name)
         attended = sum(map(sum, mask))
-        described.append(f"{title}: {attended} of {count * count} pairs attend, {across} of them across requests")
+        described.append(f"{name}: {attended} of {count * count} pairs attend, {across} of them across requests")
     return Picture(figure, f"Attention masks, queries by keys. {'; '.join(described)}.")

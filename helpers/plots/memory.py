@@ -3,47 +3,66 @@
 from collections.abc import Hashable, Mapping, Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
 from .grids import draw_cell, set_up_grid
-from .picture import BLUE, GRAY, INK, ORANGE, REQUEST_COLORS, Picture, new_figure
+from .picture import (
+    BLUE,
+    GRAY,
+    INK,
+    LABEL,
+    SMALL,
+    WIDTH,
+    Picture,
+    add_key,
+    ink_on,
+    label_area,
+    new_figure,
+    request_colors,
+    set_panel_title,
+    set_title,
+    wasted,
+)
 
 
-def memory_timeline(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], capacity: int) -> Picture:
+def memory_timeline(
+    named: Mapping[str, tuple[Sequence[int], Sequence[int]]], capacity: int, title: str = ""
+) -> Picture:
     """Draw how much of a KV cache is allocated in each iteration, and how much of that holds tokens.
 
     Args:
         named: for each panel, two counts per iteration: the tokens held, and the tokens for which memory is allocated.
         capacity: the tokens for which there is memory.
+        title: what the picture shows.
     """
-    figure, axes = new_figure(9, 1.6 * len(named) + 0.7, len(named), sharex=True, sharey=True)
+    figure, axes = new_figure(1.6 * len(named) + 0.7, len(named), title, sharex=True, sharey=True)
     described = []
-    for ax, (title, (held, room)) in zip(axes, named.items(), strict=True):
+    for ax, (name, (held, room)) in zip(axes, named.items(), strict=True):
         # Each value lasts until the next iteration begins, so the last one is repeated.
         iterations, held, room = range(len(held) + 1), [*held, held[-1]], [*room, room[-1]]
         ax.fill_between(iterations, held, step="post", color=BLUE, linewidth=0)
-        ax.fill_between(iterations, held, room, step="post", facecolor="white", edgecolor=ORANGE, hatch="////", lw=0)
+        ax.fill_between(iterations, held, room, step="post", **wasted())
         ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
         share = sum(held[:-1]) / max(1, sum(room[:-1]))
-        heading = f"{title}: {len(held) - 1} iterations, {share:.0%} of the allocated memory is used"
-        ax.set_title(heading, loc="left", fontsize=10)
+        set_panel_title(ax, f"{name}: {len(held) - 1} iterations, {share:.0%} of the allocated memory is used")
         ax.set_ylabel("tokens")
-        ax.set_ylim(0, 1.08 * capacity)
-        described.append(f"{title}: {len(held) - 1} iterations, {share:.0%} of the allocated memory holds tokens")
-    axes[0].set_xlim(left=0)
+        ax.set_ylim(0, 1.3 * capacity)
+        described.append(f"{name}: {len(held) - 1} iterations, {share:.0%} of the allocated memory holds tokens")
+    axes[0].set_xlim(0, max(len(held) for held, _ in named.values()))
+    wasted_named = held_named = False
+    for ax, (held, room) in zip(axes, named.values(), strict=True):
+        held_named = held_named or label_area(ax, [0] * len(held), held, "holds tokens", BLUE, 0.16 * capacity)
+        wasted_named = wasted_named or label_area(ax, held, room, "allocated, but empty", "white", 0.16 * capacity)
+        right = ax.get_xlim()[1]
+        ax.text(right, 1.05 * capacity, f"whole memory: {capacity:,}", ha="right", va="bottom", fontsize=SMALL)
     axes[-1].set_xlabel("iteration")
-    handles = [
-        Patch(facecolor=BLUE, label="holds tokens"),
-        Patch(facecolor="white", edgecolor=ORANGE, hatch="////", label="allocated, but empty"),
-        Line2D([], [], color=INK, linestyle="--", linewidth=1, label="whole memory"),
-    ]
-    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    if not (held_named and wasted_named):
+        add_key(figure, {"holds tokens": {"facecolor": BLUE}, "allocated, but empty": wasted()})
     return Picture(figure, f"Memory over iterations, room for {capacity:,} tokens. {'; '.join(described)}.")
 
 
 def block_tables(
-    named: Mapping[str, Mapping[Hashable, tuple[Sequence[int], int]]], blocks: int, block_size: int
+    named: Mapping[str, Mapping[Hashable, tuple[Sequence[int], int]]], blocks: int, block_size: int, title: str = ""
 ) -> Picture:
     """Draw block tables on the left and the memory that they point into on the right, coloured by request.
 
@@ -51,15 +70,17 @@ def block_tables(
         named: for each panel, the block table of each request and its number of tokens.
         blocks: the number of blocks.
         block_size: the number of tokens that fit in a block.
+        title: what the picture shows.
     """
-    requests = list(dict.fromkeys(request for tables in named.values() for request in tables))
-    color = {request: REQUEST_COLORS[index % 7] for index, request in enumerate(requests)}
+    color = request_colors(request for tables in named.values() for request in tables)
     longest = max([1, *(len(table) for tables in named.values() for table, _ in tables.values())])
     heights = [0.34 * max(2, len(tables)) + 0.5 for tables in named.values()]
-    figure = Figure(figsize=(10.5, sum(heights) + 0.35), layout="constrained")
-    grid = figure.subplots(len(named), 2, squeeze=False, height_ratios=heights, width_ratios=[longest + 1, 11])
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.7 + 0.3 * bool(title)), layout="constrained")
+    if title:
+        set_title(figure, title)
+    grid = figure.subplots(len(named), 2, squeeze=False, height_ratios=heights, width_ratios=[longest + 1, 12])
     described, shared_somewhere = [], False
-    for (left, right), (title, tables) in zip(grid, named.items(), strict=True):
+    for (left, right), (name, tables) in zip(grid, named.items(), strict=True):
         owners: dict[int, list] = {}
         for request, (table, tokens) in tables.items():
             for index, block in enumerate(table):
@@ -70,9 +91,10 @@ def block_tables(
         for y, (table, _) in enumerate(tables.values()):
             for x, block in enumerate(table):
                 draw_cell(left, x, y, fill[block])
-                left.text(x + 0.5, y + 0.52, str(block), ha="center", va="center", fontsize=9, color=INK)
-        set_up_grid(left, longest, max(1, len(tables)), title)
-        left.set_yticks([y + 0.5 for y in range(len(tables))], [str(request) for request in tables], fontsize=9)
+                style = {"ha": "center", "va": "center", "fontsize": SMALL, "color": ink_on(fill[block])}
+                left.text(x + 0.5, y + 0.52, str(block), **style)
+        set_up_grid(left, longest, max(1, len(tables)), name)
+        left.set_yticks([y + 0.5 for y in range(len(tables))], [str(request) for request in tables], fontsize=SMALL)
         for block in range(blocks):
             filled = max((tokens for _, tokens in owners.get(block, [])), default=0)
             for slot in range(block_size):
@@ -81,46 +103,56 @@ def block_tables(
                 hatch = "/////" if block in owners and slot >= filled else None
                 edge = fill.get(block, "#CCCCCC") if slot >= filled else "white"
                 right.add_patch(Rectangle(corner, 0.88 / block_size, height, edgecolor=edge, hatch=hatch, **look))
-            right.text(block + 0.48, 0.98, str(block), ha="center", va="center", fontsize=8, color=INK)
-        set_up_grid(right, blocks, 1, "memory, block by block")
+            right.text(block + 0.48, 0.98, str(block), ha="center", va="center", fontsize=SMALL, color=INK)
+            # The last word is enough for "answer 0" and "answer 1".
+            holders = " ".join(str(request).split()[-1] for request, _ in owners.get(block, []))
+            if len(holders) < 7:
+                right.text(block + 0.48, 0.12, holders, ha="center", va="center", fontsize=SMALL - 2, color=INK)
+        set_up_grid(right, blocks, 1, "")
         right.set_ylim(1.15, 0)
         right.set_yticks([])
-        described.append(f"{title}: " + (", ".join(f"{name} has {list(table)}" for name, (table, _) in tables.items())))
+        described.append(f"{name}: " + (", ".join(f"{name} has {list(table)}" for name, (table, _) in tables.items())))
     for ax in grid[-1]:
-        ax.set_xlabel("block table" if ax is grid[-1][0] else "block number", fontsize=9)
-    handles = [Patch(facecolor=color[request], label=str(request)) for request in requests]
-    handles += [Patch(facecolor=GRAY, label="shared")] * shared_somewhere
-    handles += [Patch(facecolor="white", edgecolor=GRAY, hatch="/////", label="allocated, no token yet")]
-    handles += [Patch(facecolor="white", edgecolor="#CCCCCC", label="free")]
-    figure.legend(handles=handles, loc="outside lower left", ncols=8, frameon=False, fontsize=9)
+        ax.set_xlabel("block table" if ax is grid[-1][0] else "memory: block number", fontsize=SMALL)
+    key = {"holds tokens": {"facecolor": color[next(iter(color))]}} if color else {}
+    key |= {"shared": {"facecolor": GRAY}} if shared_somewhere else {}
+    key |= {"allocated, no token yet": wasted() | {"hatch": "/////"}, "free": {"facecolor": "white"}}
+    add_key(figure, key, 4)
     return Picture(figure, f"Block tables and {blocks} blocks of {block_size} tokens. {'; '.join(described)}.")
 
 
-def memory_shares(named: Mapping[str, Sequence[int]], capacity: int, unit: str) -> Picture:
-    """Draw how much memory each request holds in each iteration, as stacked areas.
+def memory_shares(named: Mapping[str, Sequence[int]], capacity: int, unit: str, title: str = "") -> Picture:
+    """Draw how much memory each request holds in each iteration, as stacked areas with the requests' names in them.
 
     Args:
         named: for each request, the amount of memory that it holds in each iteration.
         capacity: the total amount of memory.
         unit: the unit of these amounts.
+        title: what the picture shows.
     """
-    figure, (ax,) = new_figure(9, 2.9)
+    figure, (ax,) = new_figure(3.2, title=title)
     count = max(map(len, named.values()))
-    below, described = [0] * (count + 1), []
-    for index, (name, shares) in enumerate(named.items()):
+    color = request_colors(named)
+    below, described, areas = [0] * (count + 1), [], []
+    for name, shares in named.items():
         top = [under + more for under, more in zip(below, [*shares, shares[-1]], strict=True)]
-        color = REQUEST_COLORS[index % 7]
-        ax.fill_between(range(count + 1), below, top, step="post", color=color, linewidth=0, label=name)
-        below = top
+        ax.fill_between(range(count + 1), below, top, step="post", color=color[name], linewidth=0)
         held = [(iteration, iteration + 1) for iteration, share in enumerate(shares) if share]
+        starts = [first for first, _ in held if first - 1 not in dict(held)]
+        for start in starts:
+            end = next(last for first, last in held if first >= start and last not in dict(held))
+            areas.append((str(name), color[name], start, end, below, top))
+        below = top
         times = "".join(f"{first} to " * (first - 1 not in dict(held)) + f"{last}, " * (last not in dict(held))
                         for first, last in held)  # fmt: skip
         described.append(f"{name} from iteration {times}at most {max(shares)}")
-    ax.axhline(capacity, color=INK, linestyle="--", linewidth=1, label=f"all {capacity} {unit}")
+    ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
     ax.set_xlim(0, count)
-    ax.set_ylim(0, 1.12 * capacity)
+    ax.set_ylim(0, 1.2 * capacity)
+    for name, fill, start, end, low, high in areas:  # a request that was preempted has a name in each of its stretches
+        within = [high[x] if start <= x < end else low[x] for x in range(count)]
+        label_area(ax, low[:count], within, name, fill, 0.06 * capacity)
+    ax.text(count, 1.02 * capacity, f"all {capacity} {unit}", ha="right", va="bottom", fontsize=LABEL)
     ax.set_xlabel("iteration")
     ax.set_ylabel(unit)
-    handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=6, frameon=False, fontsize=9)
     return Picture(figure, f"Stacked areas of {unit} over iterations, {capacity} in all. {'; '.join(described)}.")

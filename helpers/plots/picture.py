@@ -1,25 +1,35 @@
-"""A picture with a text that describes it, and the colours and axes that all pictures share.
+"""A picture with a text that describes it, and the language of colours and axes that all pictures share.
 
-The colours are those of Okabe and Ito, which colour-blind readers can tell apart.
+A request keeps its colour and carries its number. A solid colour is useful work or memory in use, and its dark shade
+is a prefill. Hatching marks waste: pads, memory without a token, a row that computes for nothing. Gray waits, and pale
+is empty. The colours are those of Okabe and Ito, which colour-blind readers can tell apart.
+
+Pictures are narrow, because a phone shows them as wide as its screen: the letters must stay large enough to read.
 """
 
 import base64
 import io
+import textwrap
+from collections.abc import Hashable, Iterable, Sequence
 
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 BLUE, SKY, ORANGE, GREEN = "#0072B2", "#56B4E9", "#E69F00", "#009E73"
 RED, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
 INK, GRAY, PALE = "#222222", "#8C8C8C", "#EFEFEF"
 REQUEST_COLORS = (SKY, ORANGE, GREEN, PURPLE, YELLOW, RED, BLUE)
-WORK_COLORS = {"prefill": ORANGE, "decode": BLUE, "finished": GRAY, "stalled": PURPLE, "empty": PALE}
+SERIES_COLORS = (RED, BLUE, GREEN, PURPLE)
 WORK_MEANING = {
-    "prefill": "prefill: reads a prompt, yields the first token",
-    "decode": "decode: yields one more token",
-    "finished": "finished: waits for the longest request",
-    "stalled": "stalled: waits for a prefill",
-    "empty": "empty: no request",
+    "prefill": "prefill",
+    "decode": "decode",
+    "finished": "finished, still computed",
+    "stalled": "stalled by a prefill",
+    "empty": "empty row",
 }
+WIDTH = 6.4  # of a picture, in inches
+TITLE, LABEL, SMALL = 11, 10, 9  # font sizes in points
 
 
 class Picture:
@@ -32,11 +42,14 @@ class Picture:
         return f"Picture: {self.alt}"
 
     def _repr_mimebundle_(self, include=None, exclude=None):
+        width = round(self.figure.get_figwidth() * 96)
+        return {"image/png": self.png(), "text/plain": repr(self)}, {"image/png": {"alt": self.alt, "width": width}}
+
+    def png(self) -> str:
+        """Return the picture as a PNG file, in Base64."""
         buffer = io.BytesIO()
         self.figure.savefig(buffer, format="png", dpi=144, metadata={"Software": None})
-        width = round(self.figure.get_figwidth() * 96)
-        png = base64.b64encode(buffer.getvalue()).decode()
-        return {"image/png": png, "text/plain": repr(self)}, {"image/png": {"alt": self.alt, "width": width}}
+        return base64.b64encode(buffer.getvalue()).decode()
 
     def save(self, path) -> None:
         """Write the picture as SVG, with the describing text as its title. Equal pictures give equal bytes."""
@@ -46,10 +59,94 @@ class Picture:
             self.figure.savefig(path, format="svg", metadata={"Date": None, "Title": self.alt})
 
 
-def new_figure(width: float, height: float, panels: int = 1, **options):
+def new_figure(height: float, panels: int = 1, title: str = "", width: float = WIDTH, **options):
     """Return a figure with panels below each other, and the panels' axes. Width and height are in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(panels, 1, squeeze=False, **options)[:, 0]
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
+        ax.tick_params(labelsize=SMALL)
+    if title:
+        set_title(figure, title)
     return figure, axes
+
+
+def set_title(figure: Figure, title: str) -> None:
+    """Write the title of a picture above it, on as many lines as it needs."""
+    figure.suptitle(textwrap.fill(title, round(12 * figure.get_figwidth())), x=0.01, ha="left", fontsize=TITLE)
+
+
+def set_panel_title(ax, title: str) -> None:
+    """Write the title of a panel above it, on as many lines as it needs."""
+    ax.set_title(textwrap.fill(title, round(13 * WIDTH)), loc="left", fontsize=LABEL)
+
+
+def request_colors(request_ids: Iterable[Hashable]) -> dict:
+    """Return a colour for each request: a number always has the same one, other ids take them in turn."""
+    ids = list(dict.fromkeys(request_ids))
+    return {id: REQUEST_COLORS[(id if isinstance(id, int) else turn) % 7] for turn, id in enumerate(ids)}
+
+
+def shade(color: str, share: float = 0.55) -> str:
+    """Return a darker shade of a colour, with this share of its brightness."""
+    return to_hex([share * part for part in to_rgb(color)])
+
+
+def ink_on(color: str) -> str:
+    """Return the colour of letters that can be read on a colour."""
+    red, green, blue = to_rgb(color)
+    return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.4 else "white"
+
+
+def wasted(color: str = GRAY) -> dict:
+    """Return the look of waste: hatching in a colour."""
+    return {"facecolor": "white", "edgecolor": color, "hatch": "////", "linewidth": 0}
+
+
+def work_look(work: str, color: str = BLUE) -> dict:
+    """Return the look of a kind of work in the colour of its request."""
+    if work == "finished":
+        return wasted(color)
+    looks = {"prefill": shade(color), "decode": color, "stalled": GRAY, "empty": PALE}
+    return {"facecolor": looks[work], "linewidth": 0}
+
+
+def add_key(figure: Figure, entries: dict, columns: int = 3) -> None:
+    """Write what looks mean below a figure: {meaning: look of a patch, or a line}."""
+    handles = [
+        Patch(**{"edgecolor": "#BBBBBB", **look, "label": name}) if isinstance(look, dict) else look
+        for name, look in entries.items()
+    ]
+    figure.legend(
+        handles=handles, labels=list(entries), loc="outside lower left", ncols=columns, frameon=False, fontsize=SMALL
+    )
+
+
+def label_ends(figure: Figure, ax, ends: Iterable[tuple[float, float, str, str]]) -> None:
+    """Write (x, y, text, colour) beside their points, and move labels up that would cover each other."""
+    figure.draw_without_rendering()
+    points = 72 / figure.dpi
+    placed: list[tuple[float, float, int]] = []
+    for x, y, text, color in sorted(ends, key=lambda end: end[1]):
+        text = textwrap.fill(text, 17)
+        across, up = ax.transData.transform((x, y)) * points
+        at, count = up, text.count("\n") + 1
+        for other_across, other_at, other_count in placed:
+            if abs(across - other_across) < 100:
+                at = max(at, other_at + 6.2 * (count + other_count))
+        placed.append((across, at, count))
+        place = {"xytext": (7, at - up), "textcoords": "offset points", "va": "center", "fontsize": LABEL}
+        ax.annotate(text, (x, y), color=shade(color, 0.75), annotation_clip=False, **place)
+
+
+def label_area(ax, low: Sequence[float], high: Sequence[float], text: str, color: str, least: float) -> bool:
+    """Write a text where the area between two stepped curves has most room; say whether it has at least `least`."""
+    wide = max(1, round(ax.get_xlim()[1] * 0.016 * len(text)))
+    rooms = [(min(high[x : x + wide]) - max(low[x : x + wide]), x) for x in range(len(low) - wide + 1)]
+    room, x = max(rooms, default=(0, 0))
+    if room < least:
+        return False
+    box = {"facecolor": color, "linewidth": 0, "pad": 1}
+    place = {"ha": "center", "va": "center", "fontsize": LABEL, "color": ink_on(color), "bbox": box}
+    ax.text(x + wide / 2, max(low[x : x + wide]) + room / 2, text, **place)
+    return True

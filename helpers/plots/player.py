@@ -1,21 +1,94 @@
-"""An animation of a trace that plays in a notebook without a kernel."""
+"""Pictures that move: a trace that plays iteration by iteration, and a series of pictures to leaf through.
 
+They consist of HTML and a few lines of script, and need no server, no kernel and no download. Where scripts do not run
+(on paper, in a preview, or in a notebook that is not trusted yet), a still picture is shown instead, and a line says
+what to do. The controls are a button and a slider, which a keyboard operates as well.
+"""
+
+import base64
 import html
 import json
-import textwrap
+from collections.abc import Hashable, Mapping, Sequence
 from hashlib import sha256
+from string import Template
 
 from ..trace import WORK, Trace
-from .picture import SKY, WORK_COLORS, WORK_MEANING
+from .picture import GRAY, PALE, WORK_MEANING, Picture, ink_on, request_colors, shade
 from .rows import runs_of
+
+UNIT, LEFT, RIGHT = 24, 168, 446  # the height of a row, and the widths of its label and of its timeline, in pixels
+
+# The script builds the controls, because a notebook that is not trusted keeps buttons and loses what they do.
+PAGE = Template("""\
+<div id="$id" style="max-width:${width}px;font:14px sans-serif;color:#222;background:#fff;\
+color-scheme:light;padding:6px">
+<div style="margin-bottom:4px"><b>$title</b></div>
+<div class="show"><img src="$still" alt="$text" style="width:100%">
+<div style="font-style:italic">$hint</div></div>
+$below
+<script>(() => {
+const root = document.getElementById("$id"), last = $last;
+root.querySelector(".show").innerHTML = $moving;
+const [button, slider, label] = ["button", "input", "output"].map((name) => root.querySelector(name));
+let timer = null;
+$script
+function show() { label.textContent = "$unit " + slider.value + " of " + last; draw(+slider.value); }
+function stop() {
+  clearInterval(timer); timer = null;
+  button.textContent = +slider.value >= last ? "Play again" : "Play";
+}
+button.onclick = () => {
+  if (timer) return stop();
+  if (+slider.value >= last) { slider.value = 1; show(); }
+  button.textContent = "Pause";
+  timer = setInterval(() => {
+    slider.value = +slider.value + 1; show();
+    if (+slider.value >= last) stop();
+  }, $milliseconds);
+};
+slider.oninput = () => { stop(); show(); };
+addEventListener("beforeprint", () => { slider.value = last; stop(); show(); });
+show();
+})()</script></div>""")
+
+CONTROLS = Template("""\
+<div style="display:flex;flex-wrap:wrap;gap:8px;align-items:center;margin-bottom:4px">
+<button type="button" style="width:92px;padding:4px">Play</button>
+<input type="range" min="1" max="$last" value="1" style="flex:1;min-width:120px" aria-label="$unit">
+<output style="min-width:120px">$unit 1 of $last</output></div>
+""")
+
+TRACE_SCRIPT = Template("""\
+const frames = $frames, fills = $fills, inks = $inks, kinds = $kinds;
+const [now, veil] = [root.querySelector(".now"), root.querySelector(".veil")];
+function mark(name, attributes, text) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const key in attributes) node.setAttribute(key, attributes[key]);
+  if (text) node.textContent = text;
+  now.appendChild(node);
+}
+function draw(n) {
+  const edge = $left + $right * n / frames.length;
+  veil.setAttribute("x", edge); veil.setAttribute("width", $width - edge);
+  now.replaceChildren();
+  frames[n - 1].forEach(([name, kind, tokens], row) => {
+    const y = row * $unit + 2;
+    mark("rect", {x: 0, y, width: $left - 8, height: $unit - 4, fill: fills[name][kind]});
+    if (name == "") return mark("text", {x: 6, y: y + 15, "font-size": 13, fill: "#666"}, "empty row");
+    if (kinds[kind] == "finished")
+      mark("rect", {x: 4, y: y + 2, width: $left - 16, height: $unit - 8, fill: "#fff"});
+    mark("text", {x: 6, y: y + 15, "font-size": 13, fill: inks[name][kind]},
+      name + ": " + kinds[kind] + ", " + tokens + (tokens == 1 ? " token" : " tokens"));
+  });
+}""")
+
+LEAF_SCRIPT = """\
+const leaves = [...root.querySelectorAll(".leaf")];
+function draw(n) { leaves.forEach((leaf, index) => leaf.hidden = index != n - 1); }"""
 
 
 class Player:
-    """A timeline that plays in the browser: iteration by iteration, rows prefill, decode and become free.
-
-    It consists of HTML and a few lines of script, and needs no server and no download. Where scripts do not run (in a
-    preview, or in a notebook that is not trusted yet), the whole timeline is shown as a still picture.
-    """
+    """A timeline that plays in the browser: iteration by iteration, rows prefill, decode and become free."""
 
     def __init__(self, trace: Trace, title: str):
         self.trace, self.title = trace, title
@@ -24,14 +97,7 @@ class Player:
         return f"Player: {self.title}, {self.trace.forward_passes} iterations on {self.trace.rows} rows"
 
     def _repr_html_(self) -> str:
-        trace, unit, left, right = self.trace, 22, 190, 700
-        scale = right / max(1, trace.forward_passes)
-        marks = []
-        for row in range(trace.rows):
-            for start, length, work, nth in runs_of(trace, row):
-                color = SKY if work == "decode" and nth % 2 else WORK_COLORS[work]
-                geometry = f'x="{left + start * scale:.2f}" y="{row * unit + 2}" width="{length * scale:.2f}"'
-                marks.append(f'<rect {geometry} height="{unit - 4}" fill="{color}"/>')
+        trace = self.trace
         # One frame per iteration: for each row, the name of its request, its kind of work and its tokens so far.
         generated: dict = {}
         frames = []
@@ -42,71 +108,123 @@ class Player:
                 name = "" if row.request_id is None else str(row.request_id)
                 frame.append([name, WORK.index(row.work), generated[row.request_id] if name else 0])
             frames.append(frame)
-        data = json.dumps(frames, separators=(",", ":")).replace("</", "<\\/")
-        legend = "".join(
-            f'<span style="margin-right:14px"><span style="display:inline-block;width:11px;height:11px;'
-            f'background:{WORK_COLORS[kind]};border:1px solid #999"></span> {html.escape(WORK_MEANING[kind])}</span>'
-            for kind in WORK
+        id = "play" + sha256((_json(frames) + self.title).encode()).hexdigest()[:10]
+        colors = request_colors(request_id for request_id in generated if request_id is not None)
+        fills = {str(name): [_fill(work, color, id) for work in WORK] for name, color in colors.items()}
+        fills[""] = [PALE] * len(WORK)
+        inks = {
+            str(name): [ink_on({"prefill": shade(color), "decode": color}.get(work, "#ffffff")) for work in WORK]
+            for name, color in colors.items()
+        }
+        script = TRACE_SCRIPT.substitute(
+            frames=_json(frames), fills=_json(fills), inks=_json(inks), kinds=_json(WORK),
+            left=LEFT, right=RIGHT, width=LEFT + RIGHT, unit=UNIT,
+        )  # fmt: skip
+        height, text = trace.rows * UNIT + 4, html.escape(repr(self))
+        marks = _marks(trace, colors, id)
+        moving = (
+            f'<svg viewBox="0 0 {LEFT + RIGHT} {height}" width="100%" role="img" aria-label="{text}">{marks}'
+            f'<rect class="veil" x="{LEFT}" y="0" width="{RIGHT}" height="{height}" fill="#fff" fill-opacity="0.75"/>'
+            '<g class="now"></g></svg>'
         )
-        id = "play" + sha256((data + self.title).encode()).hexdigest()[:10]
-        return PLAYER.format(
-            id=id, title=html.escape(self.title), marks="".join(marks), data=data, legend=legend,
-            width=left + right, height=trace.rows * unit + 4, left=left, right=right, unit=unit, last=len(frames),
-            colors=json.dumps([WORK_COLORS[kind] for kind in WORK]), kinds=json.dumps(list(WORK)),
-            text=html.escape(repr(self)),
+        still = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{LEFT} 0 {RIGHT} {height}" width="{RIGHT}" '
+            f'height="{height}" font-family="sans-serif">{marks}</svg>'
+        )
+        controls = CONTROLS.substitute(last=len(frames), unit="iteration")
+        return PAGE.substitute(
+            id=id, title=html.escape(self.title), text=text, width=LEFT + RIGHT, last=len(frames), unit="iteration",
+            still="data:image/svg+xml;base64," + base64.b64encode(still.encode()).decode(),
+            hint="This is the whole timeline. Run the cell to play it iteration by iteration.",
+            moving=_json(controls + moving), below=_key(trace, id), script=script, milliseconds=120,
         )  # fmt: skip
 
 
-PLAYER = textwrap.dedent("""\
-    <div id="{id}" style="max-width:{width}px;font:13px sans-serif;color:#222;background:#fff;padding:6px">
-    <div style="margin-bottom:4px"><b>{title}</b></div>
-    <div style="display:flex;gap:8px;align-items:center;margin-bottom:4px">
-    <button type="button" style="width:70px">Play</button>
-    <input type="range" min="1" max="{last}" value="{last}" style="flex:1" aria-label="iteration">
-    <span style="width:130px;text-align:right">iteration {last} of {last}</span></div>
-    <svg viewBox="0 0 {width} {height}" width="100%" role="img" aria-label="{text}">
-    <g class="timeline">{marks}</g><rect class="veil" x="{width}" y="0" width="0" height="{height}" fill="#fff"/>
-    <g class="now"></g></svg>
-    <div style="font-size:11px;margin-top:2px">{legend}</div>
-    <script>(() => {{
-    const root = document.getElementById("{id}"), frames = {data}, colors = {colors}, kinds = {kinds};
-    const [button, slider] = [root.querySelector("button"), root.querySelector("input")];
-    const label = root.querySelector("span"), now = root.querySelector(".now"), veil = root.querySelector(".veil");
-    let timer = null;
-    function mark(name, attributes, text) {{
-      const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-      for (const key in attributes) node.setAttribute(key, attributes[key]);
-      if (text) node.textContent = text;
-      now.appendChild(node);
-    }}
-    function show() {{
-      const n = +slider.value, edge = {left} + {right} * n / frames.length;
-      label.textContent = "iteration " + n + " of " + frames.length;
-      veil.setAttribute("x", edge); veil.setAttribute("width", {width} - edge);
-      now.replaceChildren();
-      frames[n - 1].forEach(([name, kind, tokens], row) => {{
-        const y = row * {unit} + 2;
-        mark("rect", {{x: 0, y, width: {left} - 12, height: {unit} - 4, fill: colors[kind], stroke: "#999"}});
-        const dark = kinds[kind] == "decode" || kinds[kind] == "finished";
-        mark("text", {{x: 6, y: y + 13, "font-size": 11, fill: dark ? "#fff" : "#222"}},
-          name == "" ? "empty" : "request " + name + ": " + kinds[kind] + ", " + tokens + " tok");
-      }});
-    }}
-    function stop() {{ clearInterval(timer); timer = null; button.textContent = "Play"; }}
-    button.onclick = () => {{
-      if (timer) return stop();
-      if (+slider.value >= frames.length) slider.value = 1;
-      button.textContent = "Pause";
-      timer = setInterval(() => {{
-        if (+slider.value >= frames.length) return stop();
-        slider.value = +slider.value + 1; show();
-      }}, 80);
-    }};
-    slider.oninput = () => {{ stop(); show(); }};
-    show();
-    }})()</script></div>""")
+def _json(value) -> str:
+    return json.dumps(value, separators=(",", ":")).replace("</", "<\\/")
+
+
+def _fill(work: str, color: str, id: str) -> str:
+    hatched = f"url(#{id}{color[1:]})"
+    return {"prefill": shade(color), "decode": color, "finished": hatched, "stalled": GRAY, "empty": PALE}[work]
+
+
+def _marks(trace: Trace, colors: Mapping[Hashable, str], id: str) -> str:
+    """Return the timeline as SVG: a rectangle per stretch of work, and the number of its request where it fits."""
+    used = {colors[held] for row in range(trace.rows) for *_, work, held in runs_of(trace, row) if work == "finished"}
+    marks = [
+        f'<pattern id="{id}{color[1:]}" width="5" height="5" patternUnits="userSpaceOnUse">'
+        f'<rect width="5" height="5" fill="#fff"/><path d="M0,5 5,0" stroke="{color}"/></pattern>'
+        for color in sorted(used | {colors[first] for first in list(colors)[:1]})
+    ]
+    scale = RIGHT / max(1, trace.forward_passes)
+    for row in range(trace.rows):
+        for start, length, work, request_id in runs_of(trace, row):
+            x, y, color = LEFT + start * scale, row * UNIT + 2, colors.get(request_id, PALE)
+            geometry = f'x="{x:.2f}" y="{y}" width="{length * scale:.2f}" height="{UNIT - 4}"'
+            marks.append(f'<rect {geometry} fill="{_fill(work, color, id)}"/>')
+            name = html.escape(str(request_id))
+            if work == "decode" and 7 * len(name) + 4 < length * scale:
+                place = f'x="{x + length * scale / 2:.2f}" y="{y + 14}" text-anchor="middle" font-size="11"'
+                marks.append(f'<text {place} fill="{ink_on(color)}">{name}</text>')
+    return "".join(marks)
+
+
+def _key(trace: Trace, id: str) -> str:
+    """Return what the colours mean, as HTML: the looks of the first request's work."""
+    color = next(iter(request_colors(held for *_, held in runs_of(trace, 0) if held is not None).values()), GRAY)
+    looks = {"prefill": shade(color), "decode": color, "stalled": GRAY, "empty": PALE}
+    looks["finished"] = f"repeating-linear-gradient(135deg,{color} 0 1px,#fff 1px 4px)"
+    entries = [
+        f'<span style="margin-right:14px;white-space:nowrap"><span style="display:inline-block;width:12px;height:12px;'
+        f'background:{looks[kind]};border:1px solid #999"></span> {WORK_MEANING[kind]}</span>'
+        for kind in WORK
+        if trace.work[kind]
+    ]
+    return f'<div style="font-size:12px;margin-top:2px">{" ".join(entries)}</div>'
+
+
+class FlipBook:
+    """Pictures of one thing at several moments, to leaf through in the browser."""
+
+    def __init__(self, pictures: Sequence[Picture], captions: Sequence[str], title: str):
+        if len(pictures) != len(captions) or not pictures:
+            raise ValueError(f"Give one caption per picture, not {len(captions)} for {len(pictures)}.")
+        self.pictures, self.captions, self.title = pictures, captions, title
+
+    def __repr__(self) -> str:
+        steps = " ".join(f"{number}. {caption}" for number, caption in enumerate(self.captions, 1))
+        return f"Flip book: {self.title}. {steps}"
+
+    def _repr_html_(self) -> str:
+        images = ["data:image/png;base64," + picture.png() for picture in self.pictures]
+        leaves = "\n".join(
+            f'<div class="leaf"{" hidden" * bool(number)}>'
+            f'<div style="min-height:2.5em" aria-live="polite">{html.escape(caption)}</div>'
+            f'<img src="{image}" alt="{html.escape(picture.alt)}" style="width:100%"></div>'
+            for number, (image, caption, picture) in enumerate(zip(images, self.captions, self.pictures, strict=True))
+        )
+        id = "leaf" + sha256(repr(self).encode()).hexdigest()[:10]
+        controls = CONTROLS.substitute(last=len(images), unit="step")
+        return PAGE.substitute(
+            id=id, title=html.escape(self.title), text=html.escape(repr(self)), last=len(images), unit="step",
+            still=images[-1], hint=html.escape(self.captions[-1]) + " Run the cell to leaf through all steps.",
+            moving=_json(controls + leaves), below="", script=LEAF_SCRIPT, milliseconds=1600,
+            width=max(round(picture.figure.get_figwidth() * 96) for picture in self.pictures),
+        )  # fmt: skip
 
 
 def play(trace: Trace, title: str = "Rows, iteration by iteration") -> Player:
     """Return an animation of a trace, with a play button and a slider."""
     return Player(trace, title)
+
+
+def flip_book(pictures: Sequence[Picture], captions: Sequence[str], title: str) -> FlipBook:
+    """Return pictures to leaf through, with a play button and a slider.
+
+    Args:
+        pictures: what to show at each step, all of the same size.
+        captions: a sentence per picture, which says what has just happened.
+        title: what the pictures show together.
+    """
+    return FlipBook(pictures, captions, title)

@@ -1,87 +1,141 @@
 """Pictures of what the rows of a batch do in each iteration, and of how long requests wait."""
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 from ..metrics import RequestMetrics, percentile
 from ..trace import WORK, Trace
-from .picture import BLUE, GRAY, GREEN, INK, RED, SKY, WORK_COLORS, WORK_MEANING, Picture, new_figure
+from .picture import (
+    BLUE,
+    GREEN,
+    INK,
+    RED,
+    SMALL,
+    WIDTH,
+    WORK_MEANING,
+    Picture,
+    add_key,
+    ink_on,
+    label_area,
+    new_figure,
+    request_colors,
+    set_panel_title,
+    shade,
+    wasted,
+    work_look,
+)
 
 
-def slot_timeline(traces: Mapping[str, Trace]) -> Picture:
+def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int, int] | None = None) -> Picture:
     """Draw what every row did in every forward pass, with one panel per trace on a common axis.
 
-    Two alternating blues mark the decodes of consecutive requests on a row, to show where one follows another.
+    A request has the same colour in all panels, and its number where that fits.
+
+    Args:
+        traces: the runs by name.
+        title: what the picture shows.
+        zoom: the first and the last forward pass of one more panel, which shows a part of the last trace in detail.
     """
     longest = max(trace.forward_passes for trace in traces.values())
-    rows = sum(trace.rows for trace in traces.values())
-    figure, axes = new_figure(10, 0.22 * rows + 0.75 * len(traces) + 0.5, len(traces), sharex=True)
-    for ax, (title, trace) in zip(axes, traces.items(), strict=True):
-        for row in range(trace.rows):
-            for start, length, work, nth in runs_of(trace, row):
-                color = SKY if work == "decode" and nth % 2 else WORK_COLORS[work]
-                ax.broken_barh([(start, length)], (row + 0.08, 0.84), facecolors=color, linewidth=0)
-        ax.set_xlim(0, longest)
+    panels = [(_summary(name, trace), trace, 0, longest) for name, trace in traces.items()]
+    if zoom:
+        name, trace = list(traces.items())[-1]
+        last = min(zoom[1], trace.forward_passes - 1)
+        panels.append((f"{name}, enlarged: forward passes {zoom[0]} to {last}", trace, zoom[0], last + 1))
+    height = sum(0.24 * trace.rows + 0.5 for _, trace, _, _ in panels) + 0.75
+    ratios = [trace.rows for _, trace, _, _ in panels]
+    figure, axes = new_figure(height, len(panels), title, height_ratios=ratios)
+    colors = request_colors(
+        row.request_id
+        for trace in traces.values()
+        for one in trace.passes
+        for row in one.row_steps
+        if row.request_id is not None
+    )
+    for ax, (heading, trace, first, end) in zip(axes, panels, strict=True):
+        _draw_rows(ax, trace, first, end, colors)
+        ax.set_xlim(first, end)
         ax.set_ylim(trace.rows, 0)
-        ax.set_yticks([row + 0.5 for row in range(trace.rows)], [str(row) for row in range(trace.rows)], fontsize=8)
+        ax.set_yticks([row + 0.5 for row in range(trace.rows)], [str(row) for row in range(trace.rows)])
         ax.set_ylabel("row")
-        share = trace.output_tokens / trace.slot_steps
-        ax.set_title(
-            f"{title}: {trace.forward_passes} forward passes x {trace.rows} rows = {trace.slot_steps:,} slot-steps, "
-            f"{trace.output_tokens:,} of them useful ({share:.0%})",
-            loc="left", fontsize=10,
-        )  # fmt: skip
         ax.tick_params(length=2)
-    axes[-1].set_xlabel("forward pass")
+        set_panel_title(ax, heading)
+    axes[-1].set_xlabel("forward pass (the numbers on the bars are requests)")
     seen = [kind for kind in WORK if any(trace.work[kind] for trace in traces.values())]
-    figure.legend(
-        handles=[Patch(facecolor=WORK_COLORS[kind], label=WORK_MEANING[kind]) for kind in seen],
-        loc="outside lower left", ncols=3, frameon=False, fontsize=8,
-    )  # fmt: skip
+    add_key(figure, {WORK_MEANING[kind]: work_look(kind) for kind in seen})
     described = [
-        f"{title}: {trace.forward_passes} forward passes on {trace.rows} rows; {_counts(trace)}"
-        for title, trace in traces.items()
+        f"{name}: {trace.forward_passes} forward passes on {trace.rows} rows; {_counts(trace)}"
+        for name, trace in traces.items()
     ]
     return Picture(figure, f"Timeline of rows, slot-steps by kind. {'; '.join(described)}.")
 
 
-def runs_of(trace: Trace, row: int) -> Iterable[tuple[int, int, str, int]]:
-    """Yield the stretches of iterations in which a row's request and work stay the same.
+def _summary(name: str, trace: Trace) -> str:
+    share = trace.output_tokens / max(1, trace.slot_steps)
+    useful = f"{trace.output_tokens:,} of {trace.slot_steps:,} slot-steps useful ({share:.0%})"
+    return f"{name}: {trace.forward_passes} forward passes, {useful}"
+
+
+def _draw_rows(ax, trace: Trace, first: int, end: int, colors: Mapping[Hashable, str]) -> None:
+    """Draw the forward passes `first` to `end` of each row, and the number of each request where it fits."""
+    points = 72 * (WIDTH - 0.65) / (end - first)  # of one forward pass on the page
+    for row in range(trace.rows):
+        for request_id, stretches in groupby(runs_of(trace, row), key=lambda run: run[3]):
+            parts = []
+            for start, length, work, _ in stretches:
+                start, stop = max(start, first), min(start + length, end)
+                if start < stop:
+                    color = colors.get(request_id, BLUE)
+                    ax.broken_barh([(start, stop - start)], (row + 0.08, 0.84), **work_look(work, color))
+                    parts.append((stop - start, start, work))
+            if not parts or request_id is None:
+                continue
+            ax.vlines(parts[0][1], row + 0.08, row + 0.92, color="white", linewidth=1)
+            length, start, work = max(parts)
+            text = str(request_id)
+            if 5.5 * len(text) + 2 < length * points:
+                look = {"ha": "center", "va": "center", "fontsize": SMALL - 0.5}
+                if work == "finished":
+                    look |= {"bbox": {"facecolor": "white", "linewidth": 0, "pad": 0.8}, "color": INK}
+                else:
+                    look |= {"color": ink_on(work_look(work, color)["facecolor"])}
+                ax.text(start + length / 2, row + 0.52, text, **look)
+
+
+def runs_of(trace: Trace, row: int) -> Iterator[tuple[int, int, str, Hashable]]:
+    """Yield the stretches of forward passes in which a row's request and work stay the same.
 
     Yields:
-        (start, length, work, number of the row's latest request) for each stretch; the number is -1 before the first.
+        (start, length, work, request id) for each stretch; the id is None where the row is empty.
     """
-    start, last, nth = 0, None, -1
-    for index, iteration in enumerate([*trace.passes, None]):
-        row_step = iteration.row_steps[row] if iteration else None
-        key = (row_step.work, row_step.request_id) if row_step else None
-        if key != last:
-            if last is not None:
-                yield start, index - start, last[0], nth
-            if key is not None and key[1] is not None and (last is None or key[1] != last[1]):
-                nth += 1
-            start, last = index, key
+    steps = [(one.row_steps[row].work, one.row_steps[row].request_id) for one in trace.passes]
+    start = 0
+    for (work, request_id), stretch in groupby(steps):
+        length = len(list(stretch))
+        yield start, length, work, request_id
+        start += length
 
 
-def work_bars(traces: Mapping[str, Trace]) -> Picture:
+def work_bars(traces: Mapping[str, Trace], title: str = "") -> Picture:
     """Draw how the slot-steps of each trace were spent, as one stacked bar per trace."""
-    figure, (ax,) = new_figure(9, 0.5 * len(traces) + 1.5)
+    figure, (ax,) = new_figure(0.5 * len(traces) + 1.5, title=title)
+    longest = max(trace.slot_steps for trace in traces.values())
     for y, trace in enumerate(traces.values()):
         left = 0
         for kind in WORK:
             count = trace.work[kind]
-            ax.barh(y, count, left=left, color=WORK_COLORS[kind], label=WORK_MEANING[kind] if y == 0 else None)
-            if count > 0.04 * max(t.slot_steps for t in traces.values()):
-                ax.text(left + count / 2, y, f"{count:,}", ha="center", va="center", fontsize=9,
-                        color="white" if kind in ("decode", "finished") else INK)  # fmt: skip
+            ax.barh(y, count, left=left, label=WORK_MEANING[kind] if y == 0 else None, **work_look(kind))
+            if count > 0.07 * longest:
+                box = {"facecolor": "white", "linewidth": 0, "pad": 1} if kind == "finished" else None
+                place = {"ha": "center", "va": "center", "fontsize": SMALL, "bbox": box}
+                ax.text(left + count / 2, y, f"{count:,}", color="white" if kind == "decode" else INK, **place)
             left += count
     ax.set_yticks(range(len(traces)), list(traces))
     ax.invert_yaxis()
     ax.set_xlabel("slot-steps (rows x forward passes)")
-    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=8)
+    seen = [kind for kind in WORK if any(trace.work[kind] for trace in traces.values())]
+    add_key(figure, {WORK_MEANING[kind]: work_look(kind) for kind in seen})
     described = "; ".join(f"{name}: {_counts(trace)}" for name, trace in traces.items())
     return Picture(figure, f"Stacked bars of slot-steps. {described}.")
 
@@ -90,8 +144,11 @@ def _counts(trace: Trace) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(trace.work.items()))
 
 
-def who_waits(
-    named: Mapping[str, Sequence[RequestMetrics]], groups: Mapping[str, Collection[Hashable]], unit: str = "seconds"
+def waiting_requests(
+    named: Mapping[str, Sequence[RequestMetrics]],
+    groups: Mapping[str, Collection[Hashable]],
+    unit: str = "seconds",
+    title: str = "",
 ) -> Picture:
     """Draw a marker at the end-to-end latency of each request, with a panel per policy. Dashed lines are medians.
 
@@ -99,81 +156,90 @@ def who_waits(
         named: the metrics of the requests under each policy.
         groups: the request ids of each group, at most three; each group has its own colour and marker.
         unit: the unit of the latencies.
+        title: what the picture shows.
     """
-    figure, axes = new_figure(8, 1.15 * len(named) + 0.9, len(named), sharex=True, sharey=True)
+    figure, axes = new_figure(1.55 * len(named) + 0.6, len(named), title, sharex=True, sharey=True)
     looks = list(zip(groups.items(), (BLUE, RED, GREEN), "osD", strict=False))
-    described = []
-    for ax, (title, metrics) in zip(axes, named.items(), strict=True):
+    described, labels = [], []
+    tallest = 0
+    for ax, (name, metrics) in zip(axes, named.items(), strict=True):
         height: Counter = Counter()
-        for (group, ids), color, marker in looks:
+        for level, ((group, ids), color, marker) in enumerate(looks):
             values = sorted(one.e2e for one in metrics if one.request_id in ids)
             for value in values:
                 ax.plot(value, height[value] + 0.6, marker, color=color, markersize=4.5)
                 height[value] += 1
             median = percentile(values, 50)
             ax.axvline(median, color=color, linestyle="--", linewidth=1, zorder=0)
-            described.append(f"{title}, {group}: {values[0]:.3g} to {values[-1]:.3g}, median {median:.3g}")
-        ax.set_title(title, loc="left", fontsize=10)
+            labels.append((ax, median, level, f"{group}: median {median:.3g}", shade(color, 0.8)))
+            described.append(f"{name}, {group}: {values[0]:.3g} to {values[-1]:.3g}, median {median:.3g}")
+        tallest = max(tallest, *height.values())
+        set_panel_title(ax, name)
         ax.set_yticks([])
         ax.spines["left"].set_visible(False)
     axes[0].set_xlim(left=0)
-    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylim(0, (tallest + 0.6) * (1.1 + 0.27 * len(looks)))
+    right = axes[0].get_xlim()[1]
+    for ax, median, level, text, color in labels:
+        y = (tallest + 0.6) * (1.08 + 0.27 * level)
+        side = "right" if median > 0.6 * right else "left"
+        box = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
+        place = {"textcoords": "offset points", "ha": side, "va": "bottom", "fontsize": SMALL, "bbox": box}
+        ax.annotate(text, (median, y), (-4 if side == "right" else 4, 0), color=color, **place)
     axes[-1].set_xlabel(f"latency ({unit})")
-    handles = [Line2D([], [], linestyle="", marker=m, color=color, label=group) for (group, _), color, m in looks]
-    handles.append(Line2D([], [], linestyle="--", linewidth=1, color=INK, label="median"))
-    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
     return Picture(figure, f"Dots for the latency of each request, in {unit}. {'; '.join(described)}.")
 
 
-def tokens_read(traces: Mapping[str, Trace], first: int = 0, last: int | None = None) -> Picture:
+def tokens_read(traces: Mapping[str, Trace], first: int = 0, last: int | None = None, title: str = "") -> Picture:
     """Draw how many tokens each forward pass read: those of decodes below, and those of prefills on top.
 
     Args:
         traces: the runs, one panel each.
         first, last: the first and the last pass to draw.
+        title: what the picture shows.
     """
-    figure, axes = new_figure(9, 1.5 * len(traces) + 0.7, len(traces), sharex=True, sharey=True)
+    figure, axes = new_figure(1.5 * len(traces) + 0.7, len(traces), title, sharex=True, sharey=True)
     described = []
-    for ax, (title, trace) in zip(axes, traces.items(), strict=True):
-        shown = trace.passes[first : None if last is None else last + 1]
+    for ax, (name, trace) in zip(axes, traces.items(), strict=True):
+        shown = list(trace.passes)[first : None if last is None else last + 1]
         totals, prompts = [0] * len(shown), 0
         for kind in ("decode", "prefill"):
             read = [sum(row.tokens for row in one.row_steps if row.work == kind) for one in shown]
-            ax.bar(range(first, first + len(read)), read, bottom=totals, width=0.85, color=WORK_COLORS[kind])
+            ax.bar(range(first, first + len(read)), read, bottom=totals, width=0.85, **work_look(kind))
             totals = [below + more for below, more in zip(totals, read, strict=True)]
             prompts = sum(tokens > 0 for tokens in read)  # those of the last kind, prefill
-        described.append(f"{title}: at most {max(totals)} per pass, passes with prompt tokens: {prompts}")
-        ax.set_title(title, loc="left", fontsize=10)
+        described.append(f"{name}: at most {max(totals)} per pass, passes with prompt tokens: {prompts}")
+        set_panel_title(ax, name)
         ax.set_ylabel("tokens read")
     axes[-1].set_xlabel("forward pass")
-    handles = [Patch(facecolor=WORK_COLORS[kind], label=f"tokens of a {kind}") for kind in ("prefill", "decode")]
-    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    add_key(figure, {f"tokens of a {kind}": work_look(kind) for kind in ("prefill", "decode")})
     return Picture(figure, f"Bars of the tokens that each forward pass read. {'; '.join(described)}.")
 
 
-def padding(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], ylabel: str) -> Picture:
+def padding(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], ylabel: str, title: str = "") -> Picture:
     """Draw what each forward pass computed for requests and for padding, stacked, with one panel per run.
 
     Args:
         named: for each run, the useful and the padding count of each pass.
         ylabel: what is counted.
+        title: what the picture shows.
     """
-    figure, axes = new_figure(9, 1.7 * len(named) + 0.7, len(named))
-    described = []
-    for ax, (title, (useful, pads)) in zip(axes, named.items(), strict=True):
+    figure, axes = new_figure(1.7 * len(named) + 0.7, len(named), title)
+    described, labelled = [], set()
+    for ax, (name, (useful, pads)) in zip(axes, named.items(), strict=True):
         passes, both = range(len(useful)), [one + other for one, other in zip(useful, pads, strict=True)]
         ax.fill_between(passes, useful, step="post", color=BLUE, linewidth=0)
-        ax.fill_between(passes, useful, both, step="post", facecolor="white", edgecolor=GRAY, hatch="////", linewidth=0)
+        ax.fill_between(passes, useful, both, step="post", **wasted())
         share = sum(pads) / max(1, sum(both))
-        ax.set_title(f"{title}: {share:.0%} padding", loc="left", fontsize=10)
+        set_panel_title(ax, f"{name}: {share:.0%} padding")
         ax.set_ylabel(ylabel)
         ax.set_xlim(0, max(1, len(useful) - 1))
         ax.set_ylim(bottom=0)
-        described.append(f"{title}: {sum(useful):,} for the requests' tokens and {sum(pads):,} for padding")
+        least = 0.16 * max([1, *both])
+        names = (([0] * len(useful), useful, "for tokens", BLUE), (useful, both, "for pads", "white"))
+        labelled |= {text for low, high, text, fill in names if label_area(ax, low, high, text, fill, least)}
+        described.append(f"{name}: {sum(useful):,} for the requests' tokens and {sum(pads):,} for padding")
     axes[-1].set_xlabel("forward pass")
-    handles = [
-        Patch(facecolor=BLUE, label="for the requests' tokens"),
-        Patch(facecolor="white", edgecolor=GRAY, hatch="////", label="for padding"),
-    ]
-    figure.legend(handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=9)
+    if len(labelled) < 2:
+        add_key(figure, {"for tokens": {"facecolor": BLUE}, "for pads": wasted()})
     return Picture(figure, f"Areas over forward passes, {ylabel}. {'; '.join(described)}.")

@@ -1,0 +1,348 @@
+"""Drawings that explain an idea before its code: nothing in them is measured, and everything in them is counted."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from matplotlib.patches import ConnectionPatch, Rectangle
+
+from ..trace import RowStep, Trace
+from .grids import draw_cell, set_up_grid
+from .picture import (
+    GRAY,
+    INK,
+    LABEL,
+    ORANGE,
+    PALE,
+    REQUEST_COLORS,
+    SKY,
+    SMALL,
+    Picture,
+    add_key,
+    ink_on,
+    new_figure,
+    set_panel_title,
+    shade,
+    wasted,
+)
+from .player import FlipBook
+from .rows import slot_timeline
+
+CACHED = "#BFE0F5"  # a light SKY
+
+
+def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3) -> Picture:
+    """Draw which tokens each forward pass computes for one request, without and with a KV cache."""
+    panels = {
+        "without a cache, each pass computes every token again": False,
+        "with a cache, each pass computes only the new token": True,
+    }
+    width = prompt_tokens + passes - 1
+    figure, axes = new_figure(0.34 * passes * 2 + 1.5, 2)
+    totals = []
+    for ax, (name, cache) in zip(axes, panels.items(), strict=True):
+        totals.append(0)
+        for y in range(passes):
+            length = prompt_tokens + y
+            known = length - 1 if y else 0  # an earlier pass has computed these
+            for x in range(length):
+                look = {"facecolor": SKY, "linewidth": 0}
+                if x < known:
+                    look = {"facecolor": CACHED, "linewidth": 0} if cache else wasted(shade(SKY))
+                ax.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, **look))
+            computed = length - known if cache else length
+            totals[-1] += computed
+            text = f"computes {computed}"
+            ax.text(width + 0.2, y + 0.5, text, va="center", fontsize=LABEL)
+        set_up_grid(ax, width, passes, name)
+        ax.set_xlim(0, width + 2.4)
+        ax.set_yticks([y + 0.5 for y in range(passes)], [f"pass {y + 1}" for y in range(passes)])
+    key = {
+        "computed": {"facecolor": SKY},
+        "computed again": wasted(shade(SKY)),
+        "read from the cache": {"facecolor": CACHED},
+    }
+    add_key(figure, key)
+    alt = (
+        f"A grid with a row per forward pass and a column per token, for a prompt of {prompt_tokens} tokens. Without a "
+        f"cache, {passes} passes compute {totals[0]} tokens; with one, {totals[1]}: each new token reads the others "
+        "from the cache."
+    )
+    return Picture(figure, alt)
+
+
+def shared_pass(rows: int = 4) -> Picture:
+    """Draw that requests which share a forward pass share one reading of the weights."""
+    figure, axes = new_figure(2.9, 2, height_ratios=[1, rows * 0.45])
+    for ax, shared in zip(axes, (False, True), strict=True):
+        groups = [list(range(rows))] if shared else [[row] for row in range(rows)]
+        step = 10 / rows
+        for number, group in enumerate(groups):
+            left = number * step
+            tall = max(1, len(group))
+            ax.add_patch(Rectangle((left, 0.05), step * 0.56, tall - 0.1, facecolor=GRAY, linewidth=0))
+            place = {"ha": "center", "va": "center", "fontsize": LABEL}
+            ax.text(left + step * 0.28, tall / 2, "weights", color="white", **place)
+            for y, row in enumerate(group):
+                color = REQUEST_COLORS[row % 7]
+                ax.add_patch(Rectangle((left + step * 0.6, y + 0.05), step * 0.24, 0.9, facecolor=color, linewidth=0))
+                ax.text(left + step * 0.72, y + 0.5, str(row), color=ink_on(color), **place)
+        passes = (
+            "1 forward pass reads the weights once"
+            if shared
+            else f"{rows} forward passes read the weights {rows} times"
+        )
+        set_up_grid(ax, 10, rows if shared else 1, f"{passes}, for {rows} new tokens")
+        ax.set_yticks([])
+    alt = (
+        f"Two drawings of {rows} requests that each get a token. Alone, {rows} forward passes read the weights {rows} "
+        "times. In one batch, one forward pass reads the weights once for all of them."
+    )
+    return Picture(figure, alt)
+
+
+def static_and_continuous(lengths: Sequence[int] = (6, 2, 3, 2, 4, 1), rows: int = 2) -> Picture:
+    """Draw the same requests in static batches and with rows that are refilled as soon as they are free.
+
+    Args:
+        lengths: the output tokens of each request, in order of arrival.
+        rows: the number of rows of a batch.
+    """
+    static, start = Trace(rows), 0
+    while start < len(lengths):
+        batch = range(start, min(start + rows, len(lengths)))
+        for step in range(max(lengths[id] for id in batch)):
+            _add_step(static, [(id, step, lengths[id]) for id in batch])
+        static.free(batch)
+        start += rows
+    continuous, waiting, running = Trace(rows), list(range(len(lengths))), {}
+    while waiting or running:
+        while waiting and len(running) < rows:
+            running[waiting.pop(0)] = 0
+        _add_step(continuous, [(id, step, lengths[id]) for id, step in running.items()])
+        running = {id: step + 1 for id, step in running.items() if step + 1 < lengths[id]}
+        continuous.free(set(range(len(lengths))) - set(running) - set(waiting))
+    return slot_timeline({"static batches": static, "rows refilled at once": continuous})
+
+
+def _add_step(trace: Trace, states: Sequence[tuple[int, int, int]]) -> None:
+    steps = []
+    for id, step, length in states:
+        work = "prefill" if step == 0 else "decode" if step < length else "finished"
+        steps.append(RowStep(work, id, int(step < length), int(step >= length), int(step < length)))
+    trace.add(steps, float(trace.forward_passes), 1.0, trace.forward_passes)
+
+
+def token_budget(prompt_tokens: int = 397, decoding: int = 7, budget: int = 64) -> Picture:
+    """Draw the tokens of each forward pass while a prompt is computed: in one piece, and in chunks within a budget."""
+    chunks = []
+    while sum(chunks) < prompt_tokens:
+        chunks.append(min(budget - decoding, prompt_tokens - sum(chunks)))
+    width = 2 * budget
+    figure, axes = new_figure(0.34 * len(chunks) + 1.95, 2, sharex=True, height_ratios=[1, len(chunks)])
+    heading = f"in one piece: a pass of {prompt_tokens + decoding} tokens, and every running request waits for it"
+    for ax, name, prompts in zip(
+        axes, (heading, f"in chunks: no pass exceeds {budget} tokens"), ([prompt_tokens], chunks), strict=True
+    ):
+        for y, tokens in enumerate(prompts):
+            for request in range(decoding):
+                ax.barh(y, 1, 0.76, left=request, color=REQUEST_COLORS[request % 7])
+            ax.barh(y, tokens, 0.76, left=decoding, color=INK)
+            fits = decoding + tokens <= width
+            text = f"{tokens} prompt tokens" + ("" if fits else " →")
+            side = {"ha": "center" if fits else "right", "va": "center", "color": "white", "fontsize": LABEL}
+            ax.text(decoding + tokens / 2 if fits else width - 1, y, text, **side)
+        ax.axvline(budget, color=shade(ORANGE, 0.8), linestyle="--", linewidth=1.4)
+        ax.set_xlim(0, width)
+        ax.set_ylim(len(prompts) - 0.5, -0.5)
+        ax.set_yticks(range(len(prompts)), [f"pass {y + 1}" for y in range(len(prompts))])
+        ax.tick_params(axis="y", length=0)
+        set_panel_title(ax, name)
+    axes[1].text(budget + 2, 0, f"budget: {budget} tokens", va="center", fontsize=LABEL, color=shade(ORANGE, 0.6))
+    note = f"colours: one token of each of\n{decoding} requests that already decode"
+    axes[1].text(budget + 2, 1 + (len(chunks) - 1) / 2, note, va="center", fontsize=SMALL, linespacing=1.4)
+    axes[-1].set_xlabel("tokens computed in the pass")
+    listed = ", ".join(map(str, chunks))
+    alt = (
+        f"Bars of the tokens of each forward pass. {decoding} requests decode when a prompt of {prompt_tokens} tokens "
+        f"arrives. In one piece, it makes a pass of {prompt_tokens + decoding} tokens. With a budget of {budget}, it "
+        f"is computed in chunks of {listed}, and no pass exceeds the budget."
+    )
+    return Picture(figure, alt)
+
+
+def padded_and_ragged(lengths: Sequence[int] = (1, 1, 1, 7)) -> Picture:
+    """Draw a forward pass over requests of these lengths: as padded rows, and as one row that attention splits."""
+    width, rows, total = max(lengths), len(lengths), sum(lengths)
+    figure, (upper, middle, lower) = new_figure(0.34 * rows + 2.35, 3, height_ratios=[rows, 1.1, 1.1])
+    pads = width * rows - total
+    columns = max(width, total + 0.5 * (rows - 1))
+    for y, length in enumerate(lengths):
+        for x in range(width):
+            draw_cell(upper, x, y, REQUEST_COLORS[y % 7] if x >= width - length else None)
+    set_up_grid(upper, columns, rows, f"padded: {rows} x {width} = {width * rows} tokens computed, {pads} of them pads")
+    upper.set_yticks([y + 0.5 for y in range(rows)], [f"request {y}" for y in range(rows)])
+    for ax, gap, name in (
+        (middle, 0, f"ragged: the linear layers compute {total} tokens, in one row"),
+        (lower, 0.5, "attention splits the row by request, and its results are joined again"),
+    ):
+        left = 0.0
+        for request, length in enumerate(lengths):
+            color = REQUEST_COLORS[request % 7]
+            for x in range(length):
+                draw_cell(ax, left + x, 0, color)
+            place = {"ha": "center", "va": "center", "fontsize": LABEL, "color": ink_on(color)}
+            ax.text(left + length / 2, 0.52, str(request), **place)
+            left += length + gap
+        set_up_grid(ax, columns, 1, name)
+        ax.set_yticks([])
+    alt = (
+        f"A pass over {rows} requests with {', '.join(map(str, lengths))} tokens. Padded to one width, it computes "
+        f"{width * rows} tokens, {pads} of them pads. Side by side in one row, it computes {total} tokens. Only "
+        "attention splits the row by request."
+    )
+    return Picture(figure, alt)
+
+
+def block_lookup(
+    table: Sequence[int] = (4, 6, 7, 8),
+    token: int = 9,
+    block_size: int = 4,
+    blocks: int = 12,
+    color: str = SKY,
+    stage: int = 3,
+) -> Picture:
+    """Draw how a block table leads from the position of a token to its slot in the memory of the KV cache.
+
+    Args:
+        table: the block numbers of the request, in the order of its tokens.
+        token: the position whose slot is looked up; all blocks are drawn as full.
+        block_size: the number of tokens that fit in a block.
+        blocks: the number of blocks in the memory.
+        color: the colour of the request.
+        stage: how far the look-up is drawn: 1 for the position, 2 for the table, 3 for the memory.
+    """
+    index, offset = divmod(token, block_size)
+    slot, width = table[index] * block_size + offset, len(table) * block_size
+    figure, (top, middle, bottom) = new_figure(4.1, 3)
+    for x in range(width):
+        draw_cell(top, x, 0, color, framed=x == token)
+        weight = "bold" if x == token else "normal"
+        top.text(x + 0.5, 0.52, str(x), ha="center", va="center", fontsize=SMALL, color=ink_on(color), weight=weight)
+    heading = f"1. Token {token}: {token} // {block_size} = {index} and {token} % {block_size} = {offset}, "
+    set_up_grid(top, width, 1, heading + f"so place {offset} in entry {index} of the table")
+    for x, block in enumerate(table):
+        look = {"facecolor": color, "edgecolor": INK, "linewidth": 1.8 if x == index and stage > 1 else 0}
+        middle.add_patch(Rectangle((x * block_size + 0.06, 0.06), block_size - 0.12, 0.88, **look))
+        place = {"ha": "center", "va": "center", "fontsize": LABEL, "color": ink_on(color)}
+        middle.text((x + 0.5) * block_size, 0.52, f"{x}: block {block}", **place)
+    heading = f"2. The block table: entry {index} is block {table[index]}" if stage > 1 else "2. The block table"
+    set_up_grid(middle, width, 1, "")
+    aside = "left" if 2 * token >= width else "right"  # where no arrow crosses it
+    middle.set_title(heading, loc=aside, fontsize=LABEL)
+    for block in range(blocks):
+        for place in range(block_size):
+            here = stage > 2 and block * block_size + place == slot
+            look = {"facecolor": color if block in table else "white", "edgecolor": INK if here else "#BBBBBB"}
+            look |= {"linewidth": 1.8 if here else 0.6, "zorder": 3 if here else 1}
+            cell = 0.92 / block_size
+            bottom.add_patch(Rectangle((block + 0.04 + place * cell, 0.06), cell, 0.7, **look))
+        bottom.text(block + 0.5, 1.02, str(block), ha="center", va="center", fontsize=LABEL)
+    heading = f"3. The memory: slot {table[index]} x {block_size} + {offset} = {slot} holds its key and value"
+    set_up_grid(bottom, blocks, 1, "")  # its heading is below it, where no arrow crosses it
+    bottom.set_xlabel(heading if stage > 2 else "3. The memory, block by block", loc="left", fontsize=LABEL)
+    bottom.set_ylim(1.2, 0)
+    for ax in (top, middle, bottom):
+        ax.set_yticks([])
+    arrow = {"arrowstyle": "->", "color": INK, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 2}
+    ends = (
+        (top, (token + 0.5, 0.97), middle, ((index + 0.5) * block_size, 0.06)),
+        (middle, ((index + 0.5) * block_size, 0.97), bottom, (table[index] + 0.04 + (offset + 0.5) * cell, 0.06)),
+    )
+    for start, from_point, end, to_point in ends[: stage - 1]:
+        places = {"coordsA": start.transData, "coordsB": end.transData, "zorder": 5}
+        figure.add_artist(ConnectionPatch(from_point, to_point, **places, **arrow))
+    alt = (
+        f"Token {token} is in entry {index} of the block table {list(table)}, at place {offset}. The entry names block "
+        f"{table[index]} of the memory, so the token's key and value are in slot {slot}."
+    )
+    return Picture(figure, alt)
+
+
+def block_lookup_steps(**options) -> FlipBook:
+    """Return `block_lookup` as a flip book: the position, the table, the memory. The options are those of a lookup."""
+    captions = (
+        "Divide the token's position by the block size.",
+        "The quotient is an entry of the block table, and the entry names a block of the memory.",
+        "The remainder is the token's place in that block: there lie its key and value.",
+    )
+    pictures = [block_lookup(**options, stage=stage) for stage in (1, 2, 3)]
+    return FlipBook(pictures, captions, "From a token to its key and value")
+
+
+LANES = ("clients", "server's event loop", "engine thread")
+LIFE = (  # (from lane, to lane, what happens, the requests): a step within one lane, or a message to another one
+    (0, 1, "POST A", "A"),
+    (1, 1, "validate A", "A"),
+    (1, 2, "inbox: add A", "A"),
+    (2, 2, "step(): prefill A", "A"),
+    (0, 1, "POST B", "B"),
+    (2, 1, "token 1 of A", "A"),
+    (1, 0, "A: chunk 1", "A"),
+    (1, 2, "inbox: add B", "B"),
+    (2, 2, "step(): decode A, prefill B", "AB"),
+    (2, 1, "tokens of A and B", "AB"),
+    (1, 0, "A: chunk 2, B: chunk 1", "AB"),
+    (0, 1, "B disconnects", "B"),
+    (1, 2, "inbox: abort B", "B"),
+    (2, 2, "step(): decode A", "A"),
+    (2, 1, "token 3 of A, finished", "A"),
+    (1, 0, "A: chunk 3, done", "A"),
+)
+
+
+def life_of_a_request() -> Picture:
+    """Draw two requests in a server from top to bottom: A runs to its end, and B's client disconnects."""
+    figure, (ax,) = new_figure(6)
+    ax.set_axis_off()
+    xs, colors = (2.5, 6.1, 9.9), {"A": SKY, "B": ORANGE, "AB": INK}
+    for x, lane in zip(xs, LANES, strict=True):
+        ax.text(x, -0.9, lane, ha="center", va="center", fontsize=LABEL, weight="bold")
+        ax.plot([x, x], [-0.4, len(LIFE) - 0.4], color=PALE, linewidth=8, zorder=0, solid_capstyle="round")
+    chunks = []
+    for y, (start, end, text, owner) in enumerate(LIFE):
+        if start == end:
+            parts = sorted(set(owner))
+            for number, part in enumerate(parts):
+                wide = 3.5 / len(parts)
+                corner = (xs[start] - 1.75 + number * wide, y - 0.38)
+                ax.add_patch(Rectangle(corner, wide, 0.76, facecolor=colors[part], linewidth=0))
+            ax.text(xs[start], y, text, ha="center", va="center", fontsize=SMALL, color=INK)
+        else:
+            look = {
+                "arrowstyle": "->",
+                "color": shade(colors[owner], 0.8),
+                "shrinkA": 0,
+                "shrinkB": 0,
+                "linewidth": 1.5,
+            }
+            ax.annotate("", (xs[end], y), (xs[start], y), arrowprops=look)
+            ax.text((xs[start] + xs[end]) / 2, y - 0.08, text, ha="center", va="bottom", fontsize=SMALL, color=INK)
+            if end == 0:
+                chunks.append(y)
+    arrow = {"arrowstyle": "<->", "color": shade(SKY), "shrinkA": 0, "shrinkB": 0}
+    spans = [("TTFT", 0, chunks[0], 1.7), ("E2E", 0, chunks[-1], 0.5)]
+    spans += [("ITL", top, bottom, 1.7) for top, bottom in pairwise(chunks)]
+    for name, top, bottom, x in spans:
+        ax.annotate("", (x, bottom), (x, top), arrowprops=arrow)
+        ax.text(x - 0.1, (top + bottom) / 2, f"{name}\nof A", ha="right", va="center", fontsize=SMALL)
+    ax.set_xlim(-0.6, 11.7)
+    ax.set_ylim(len(LIFE) - 0.3, -1.3)
+    steps = "; ".join(
+        f"{LANES[start]}: {text}" if start == end else f"{LANES[start]} to {LANES[end]}: {text}"
+        for start, end, text, _ in LIFE
+    )
+    alt = (
+        f"Two requests in a server, from top to bottom. {steps}. TTFT of A ends with its first chunk, ITL is the time "
+        "between two chunks, and E2E ends with the last one."
+    )
+    return Picture(figure, alt)
