@@ -12,7 +12,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = [*sorted((ROOT / "notebooks").glob("*.ipynb")), *sorted((ROOT / "notebooks" / "extra").glob("*.ipynb"))]
 
 MOST_BYTES = 1_500_000
 MOST_IGNORED = 5  # cells whose output is not compared: each one is a hole in the test
@@ -177,3 +177,144 @@ def test_the_check_finds(nb, problem):
 
 def test_the_check_finds_a_notebook_that_is_too_large():
     assert problems_of(lesson(), MOST_BYTES + 1) == ["1500001 bytes, the most is 1500000"]
+
+
+# --- counts in prose --------------------------------------------------------------------------------------------
+
+NUMBER = re.compile(r"(?<![\w.,/])\d+(?:,\d{3})*(?:\.\d+)?(?![\w/⁰¹²³⁴-⁹]|[.,]\d)")
+YEAR = re.compile(r"(19|20)\d\d")
+NO_PROSE = re.compile(
+    r"`[^`\n]*`|\]\([^)]*\)|^\|.*$|<details>.*?</details>|\*\*Time:\*\* .*$", re.DOTALL | re.MULTILINE
+)
+# Numbers that a lesson takes from elsewhere, with their sources.
+GIVEN = {
+    "4_scheduling": {
+        **dict.fromkeys(("126", "132"), "lesson 3"),
+        "85": "680 tokens / 8 rows",
+        "28": "the short ones of 32 requests, of which every eighth is long",
+        "80": "several runs of the cell on an AMD EPYC (Zen 4)",
+        "312": "NVIDIA's data sheet of the A100",
+        "156": "312 / 2",
+        **dict.fromkeys(("114", "342", "1,594"), "sums of 57, which is printed, in the sentence itself"),
+    },
+    "5_padding_free_batching": {"31": "the mixed requests in bfloat16, run on an AMD EPYC (Zen 4)"},
+    "6_paged_kv_cache": dict.fromkeys(("20.4", "38.2"), "Kwon et al., SOSP 2023"),
+    "anyscale_23x": {
+        **dict.fromkeys(("400", "132"), "lesson 3"),
+        "40": "the article's GPU",
+        "8,000": "the four products, which are printed, in round numbers",
+    },
+}
+
+
+def unprinted_counts(nb):
+    """Return (cell id, number) for every number of 20 or more in prose that no code and no output of the notebook has.
+
+    Numbers below 20, years, and numbers in tables and in folded answers are not looked at.
+    """
+    shown = set()
+    for cell in nb.cells:
+        if cell.cell_type == "code":
+            text = " ".join([cell.source, *map(text_of, cell.outputs)])
+            shown |= {
+                number.replace(",", "") for number in re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", text.replace("_", ""))
+            }
+    for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            for found in NUMBER.findall(NO_PROSE.sub(" ", cell.source)):
+                number = found.replace(",", "")
+                if number not in shown and float(number) >= 20 and not YEAR.fullmatch(found):
+                    yield cell.id, found
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_count_in_prose_is_that_of_the_code_or_of_an_output(path):
+    given = GIVEN.get(path.stem, {})
+    found = list(unprinted_counts(nbformat.read(path, as_version=4)))
+
+    assert [(cell, number) for cell, number in found if number not in given] == []
+    assert set(given) <= {number for _, number in found}, "GIVEN lists numbers that the prose does not have"
+
+
+def test_the_check_of_counts_finds_a_number_that_is_not_printed():
+    nb = lesson("rows = 8", stream("132 passes\n"))
+    nb.cells.append(
+        new_markdown_cell("In 2022, 132 passes, not 1,400.5 (10%, `999`, version 0.32.0).\n\n| 77 |\n| --- |")
+    )
+    assert list(unprinted_counts(nb)) == [(nb.cells[-1].id, "1,400.5")]
+
+
+# --- predictions, and what a lesson has -------------------------------------------------------------------------
+
+MOST_PREDICTIONS = 5
+SECTIONS = ("## What it costs", "## Where this lives in vLLM")
+
+
+def problems_of_predictions(nb):
+    """Yield what is wrong with the cells in which a reader writes a guess, and with those that answer them."""
+    cells = [cell for cell in nb.cells if cell.cell_type == "code"]
+    guesses = [number for number, cell in enumerate(cells) if re.match(r"guess\w* = ", cell.source)]
+    if len(guesses) > MOST_PREDICTIONS:
+        yield f"{len(guesses)} predictions, the most is {MOST_PREDICTIONS}"
+    for number in guesses:
+        if not all(re.match(r"guess\w* = \.\.\.", line) for line in cells[number].source.splitlines()):
+            yield f"cell [{number + 1}] holds more than a reader's guess"
+        answer = cells[number + 1]
+        if "compare_guess(" not in answer.source:
+            yield f"cell [{number + 2}] does not compare the guess"
+        if "hide-output" not in tags_of(answer):
+            yield f"cell [{number + 2}] shows its answer"
+    for number, cell in enumerate(cells, start=1):
+        jupyter = cell.metadata.get("jupyter", {})
+        for tag, setting in (("hide-output", "outputs_hidden"), ("hide-input", "source_hidden")):
+            if (tag in tags_of(cell)) != jupyter.get(setting, False) and "bootstrap" not in tags_of(cell):
+                yield f"cell [{number}]: the tag {tag} and the setting {setting} disagree"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_predictions_are_recorded_and_their_answers_are_collapsed(path):
+    assert list(problems_of_predictions(nbformat.read(path, as_version=4))) == []
+
+
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.name[0].isdecimal()], ids=lambda path: path.name)
+def test_a_lesson_opens_with_the_map_and_ends_with_its_costs_and_vllm(path):
+    nb = nbformat.read(path, as_version=4)
+    first = next(cell for cell in nb.cells if cell.cell_type == "code" and "bootstrap" not in tags_of(cell))
+    assert f"plots.system_map({path.name.split('_')[0]})" in first.source
+    prose = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
+    assert [section for section in SECTIONS if not re.search(rf"^{section}$", prose, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_the_minutes_to_read_are_those_of_200_words_or_5_lines_of_code_per_minute(path):
+    nb = nbformat.read(path, as_version=4)
+    words = sum(len(cell.source.split()) for cell in nb.cells if cell.cell_type == "markdown")
+    lines = sum(
+        sum(bool(line.strip()) for line in cell.source.splitlines())
+        for cell in nb.cells
+        if cell.cell_type == "code" and not {"bootstrap", "hide-input"} & set(tags_of(cell))
+    )
+    stated = re.search(r"^\*\*Time:\*\* about (\d+) minutes to read", nb.cells[0].source, re.MULTILINE)
+    assert abs(int(stated[1]) - (words / 200 + lines / 5)) <= 5
+
+
+def with_predictions(count=1, answer="print(compare_guess(guess, 3))", tags=("hide-output",), **metadata):
+    nb = lesson()
+    for _ in range(count):
+        nb.cells += [new_code_cell("guess = ...  # rows"), new_code_cell(answer)]
+        nb.cells[-1].metadata = nbformat.from_dict({"tags": list(tags), "jupyter": metadata})
+    return nb
+
+
+@pytest.mark.parametrize(
+    "nb, problem",
+    [
+        (with_predictions(6, outputs_hidden=True), "6 predictions"),
+        (with_predictions(answer="print(3)", outputs_hidden=True), "does not compare"),
+        (with_predictions(tags=()), "shows its answer"),
+        (with_predictions(), "disagree"),
+    ],
+)
+def test_the_check_of_predictions_finds(nb, problem):
+    found = list(problems_of_predictions(nb))
+    assert len(found) == 1 and problem in found[0]

@@ -6,30 +6,35 @@ no message gives the answer away.
 `exercises` declares each task: a reference, cases and misconceptions. `examining` compares a student's function with
 them: `calling` calls it safely, and `comparing` compares its results by value. Where a plain call is not enough, the
 other files observe the function: with the model, in the engine, on a stream, as a queue.
+
+`predictions` compares a reader's guess with what a lesson measures.
 """
 
+import importlib
 from collections.abc import Callable
 
-from .calling import answer
-from .comparing import Grids, in_notebook
-from .examining import examine
-from .queue_simulation import simulate_queue
-from .reader import Reader
-from .scheduling import ServerRequest, first_come, run_schedule, score_schedule
-from .student_block_manager import engine_with
-from .student_scheduler import planned_by
+# Imported when first used: a lesson that only compares a guess needs none of the others.
+_HOME = {
+    "Reader": "reader",
+    "ServerRequest": "scheduling",
+    "compare_guess": "predictions",
+    "engine_with": "student_block_manager",
+    "first_come": "scheduling",
+    "planned_by": "student_scheduler",
+    "run_schedule": "scheduling",
+    "score_schedule": "scheduling",
+    "simulate_queue": "queue_simulation",
+}
 
-__all__ = [
-    "Reader",
-    "ServerRequest",
-    "check",
-    "engine_with",
-    "first_come",
-    "planned_by",
-    "run_schedule",
-    "score_schedule",
-    "simulate_queue",
-]
+__all__ = ["check", *_HOME]
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
 
 
 def check(task: str, attempt: Callable, show: bool = True) -> bool:
@@ -46,7 +51,9 @@ def check(task: str, attempt: Callable, show: bool = True) -> bool:
     Raises:
         ValueError: the task does not exist.
     """
-    from .exercises import EXERCISES  # here, because a grader's sandbox has this package without the exercises
+    from .calling import answer
+    from .examining import examine
+    from .exercises import EXERCISES  # a grader's sandbox has this package without the exercises
 
     if task not in EXERCISES:
         raise ValueError(f"There is no exercise {task!r}. There are: {', '.join(EXERCISES)}.")
@@ -57,7 +64,9 @@ def check(task: str, attempt: Callable, show: bool = True) -> bool:
     return verdict.passed
 
 
-def _draw(grids: Grids) -> None:
+def _draw(grids) -> None:
+    from .comparing import in_notebook
+
     if in_notebook():
         from IPython.display import display
 

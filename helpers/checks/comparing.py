@@ -319,7 +319,7 @@ def kind(value) -> str:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return int64 rather than torch.int64."""
+    """Return a dtype's short name: int64 rather than torch.int64."""
     return str(dtype).removeprefix("torch.")
 
 
