@@ -10,7 +10,9 @@ RUN    := $(VENV)/bin/python
 # The oldest supported transformers is installed here and comes first on the path; torch is shared with .venv.
 OLDEST := $(CURDIR)/build/oldest
 OLDEST_TESTS := families models kv_cache batching batching_exactness loops linear sampling ragged ragged_exactness
-LESSON_FILES := $(sort $(wildcard notebooks/[0-9]*.ipynb))
+LESSON_FILES := $(sort $(wildcard notebooks/[0-9]*.ipynb notebooks/extra/*.ipynb))
+# Copies, because running a notebook changes its file. `make lab` never overwrites them, and `make clean` keeps them.
+LAB_FILES := $(patsubst notebooks/%,%,$(LESSON_FILES) $(sort $(wildcard notebooks/exercises/release/*/*.ipynb)))
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
@@ -35,16 +37,27 @@ bench: export THP_MEM_ALLOC_ENABLE := 1
 test test-slow soak test-oldest: export COURSE_MODEL :=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab serve test test-slow soak test-oldest support-matrix bench notebooks images release grade colab tiny-model clean
+.PHONY: help course site lab serve test test-slow soak test-oldest support-matrix bench notebooks images release grade colab tiny-model clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-course: $(STAMP)  ## run the lessons and write them as web pages to build/course/ [LESSONS="1 3"] [MODEL=folder-or-hub-id]
-	@$(RUN) notebooks/run_course.py $(if $(LESSONS),--lessons "$(LESSONS)") $(if $(MODEL),--model "$(MODEL)")
+course: $(STAMP)  ## run the lessons and build a site from them in build/site/ [LESSONS="1 3"] [MODEL=folder-or-hub-id]
+	@rm -rf build/course
+	@$(RUN) notebooks/run_course.py $(if $(LESSONS),--lessons "$(LESSONS)") $(if $(MODEL),--model "$(MODEL)"); ran=$$?; \
+	[ $$ran -gt 1 ] || $(RUN) docs/build_site.py --notebooks build/course --show || exit; \
+	exit $$ran
 
-lab: $(STAMP)  ## open lesson 1 in JupyterLab
-	$(VENV)/bin/jupyter lab $(ARGS) $(firstword $(LESSON_FILES))
+site: $(STAMP)  ## build the site in build/site/ from the stored outputs, without running the lessons [ARGS=--serve] [REPO=owner/name]
+	@$(RUN) docs/build_site.py --strict $(if $(REPO),--repo "$(REPO)") $(ARGS)
+
+# Without nbgrader's menus and the question about Jupyter's news. Your own settings of Jupyter still apply.
+lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/.jupyter
+lab: $(STAMP)  ## open lesson 1 in JupyterLab; your copies of the notebooks are in lab/
+	@cd notebooks && for copy in $(LAB_FILES); do \
+	    [ -e ../lab/$$copy ] || { mkdir -p ../lab/$$(dirname $$copy) && cp $$copy ../lab/$$copy; }; \
+	done
+	$(VENV)/bin/jupyter lab $(ARGS) $(addprefix lab/,$(firstword $(LAB_FILES)))
 
 serve: $(STAMP)  ## serve the embedded model to OpenAI clients, with a live view at http://127.0.0.1:8000 [ARGS="--rows 16"]
 	$(RUN) -m helpers.server $(ARGS)
@@ -98,7 +111,7 @@ tiny-model: $(STAMP)  ## retrain the embedded model, which takes under half an h
 build/cache:
 	@mkdir -p $@
 
-clean:  ## remove everything that the commands wrote, except .venv
+clean:  ## remove everything that the commands wrote, except .venv and lab/
 	rm -rf build *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name .venv -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
 

@@ -1,7 +1,7 @@
-"""Run the lessons from top to bottom and write pages that anybody can open: what `make course` does.
+"""Run the lessons from top to bottom: the first half of `make course`; docs/build_site.py then makes the site.
 
-Each lesson becomes an executed notebook and an HTML page that needs no network, in build/course/, and an index.html
-links them. A failing cell ends the run with the lesson, the cell and the error; what ran up to there is written, too.
+The executed notebooks go to build/course/, so that the lessons in notebooks/ stay as they are. A failing cell ends the
+run with the lesson, the cell and the error; what ran up to there is written, too.
 """
 
 import argparse
@@ -13,42 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
-from jinja2 import DictLoader, Template
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
-from nbconvert import HTMLExporter
-from nbconvert.preprocessors import TagRemovePreprocessor
 from nbformat import NotebookNode
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-
-# nbconvert's page without the scripts that it would fetch, with the alternative texts that it would forget, and with
-# long lines of code wrapped rather than cut off.
-PAGE = """
-{%- extends "index.html.j2" -%}
-{%- block html_head_js -%}{%- endblock -%}
-{%- block html_head_js_mathjax -%}{%- endblock -%}
-{%- block html_head_js_mermaidjs -%}{%- endblock -%}
-{%- block html_head_css -%}{{ super() }}<style>div.highlight pre { white-space: pre-wrap }</style>{%- endblock -%}
-{%- block extra_css -%}
-<style>main { margin: auto; max-width: 80em } .cm-editor pre { overflow: auto }</style>
-{%- endblock -%}
-{%- block data_png -%}
-{%- set alt = (output | get_metadata("alt", "image/png")) or "" -%}
-{{ super() | replace("<img ", '<img alt="' ~ (alt | e) ~ '" ', 1) }}
-{%- endblock -%}
-"""
-INDEX = """<!DOCTYPE html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Continuous batching</title>
-<style>:root { color-scheme: light dark } body { font: 1.1em/1.6 system-ui; margin: 2em auto; max-width: 90% }</style>
-<h1>Continuous batching</h1>
-{% for stem, title, headline in lessons -%}
-<p><a href="{{ stem }}.html">{{ title }}</a> (<a href="{{ stem }}.ipynb">notebook</a>)<br>{{ headline }}</p>
-{% endfor -%}
-</html>
-"""
 
 
 class LessonError(Exception):
@@ -67,26 +37,23 @@ class LessonError(Exception):
 
 
 def select(folder: Path, wanted: str = "") -> list[Path]:
-    """The lessons in reading order: all of them, or those whose numbers `wanted` lists ("3", "1 3", "1,3").
+    """The notebooks in reading order: all of them, or those that `wanted` lists.
+
+    A lesson is named by its number, and a notebook in extra/ by its file name: "3", "1 3", "1,3 anyscale_23x".
 
     Raises:
-        ValueError: the folder has no lessons, or none with a wanted number.
+        ValueError: the folder has no lessons, or none with a wanted name.
     """
     lessons = {re.match(r"\d+", path.name)[0]: path for path in folder.glob("[0-9]*.ipynb")}
-    there_are = sorted(lessons, key=int)
+    extra = {path.stem: path for path in sorted(folder.glob("extra/*.ipynb"))}
+    notebooks = {number: lessons[number] for number in sorted(lessons, key=int)} | extra
     if not lessons:
         raise ValueError(f"There are no lessons in {folder}.")
-    numbers = re.findall(r"[^\s,]+", wanted) or there_are
-    for number in numbers:
-        if number not in lessons:
-            raise ValueError(f"There is no lesson {number}; there are {', '.join(there_are)}.")
-    return [lessons[number] for number in there_are if number in numbers]
-
-
-def title_of(nb: NotebookNode) -> str | None:
-    """The lesson's first heading."""
-    headings = (re.search(r"^# +(.+)", cell.source, re.M) for cell in nb.cells if cell.cell_type == "markdown")
-    return next((heading[1].strip() for heading in headings if heading), None)
+    names = re.findall(r"[^\s,]+", wanted) or list(notebooks)
+    for name in names:
+        if name not in notebooks:
+            raise ValueError(f"There is no lesson {name}; there are {', '.join(notebooks)}.")
+    return [path for name, path in notebooks.items() if name in names]
 
 
 def headline_of(nb: NotebookNode) -> str:
@@ -123,25 +90,6 @@ def failed_line(cell: NotebookNode) -> int | None:
     return int(found[1]) if found else None
 
 
-def write_pages(nb: NotebookNode, source: Path, out: Path) -> None:
-    """The executed notebook and its HTML page, which holds its images and styles itself."""
-    nbformat.write(nb, out / source.name)
-    exporter = HTMLExporter(extra_loaders=[DictLoader({"page.html.j2": PAGE})], template_file="page.html.j2")
-    # A page runs nothing, so it needs no cell that fetches the course (bootstrap.py).
-    exporter.register_preprocessor(TagRemovePreprocessor(remove_cell_tags={"bootstrap"}, enabled=True))
-    page, _ = exporter.from_notebook_node(nb, resources={"metadata": {"name": title_of(nb) or source.stem}})
-    (out / f"{source.stem}.html").write_text(page, encoding="utf-8")
-
-
-def write_index(out: Path) -> Path:
-    """Link all lessons that were ever run, so that running one of them again does not hide the others."""
-    ran = [(path.stem, nbformat.read(path, as_version=4)) for path in select(out)]
-    lessons = [(stem, title_of(nb) or stem, headline_of(nb) or "stopped early") for stem, nb in ran]
-    index = out / "index.html"
-    index.write_text(Template(INDEX, autoescape=True).render(lessons=lessons), encoding="utf-8")
-    return index
-
-
 def normalise(nb: NotebookNode) -> NotebookNode:
     """An executed notebook in the form that is committed: nothing in it tells on which machine and when it ran.
 
@@ -175,34 +123,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="", help="a model's folder or Hub id, instead of the embedded model")
     parser.add_argument("--save", action="store_true", help="store the outputs in the lessons themselves, too")
     parser.add_argument("--notebooks", type=Path, default=HERE, help="the folder of the lessons")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "course", help="where the pages go")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "course", help="where executed lessons go")
     args = parser.parse_args(argv)
     if args.save and args.model:
         parser.error("--save stores the embedded model's outputs, so it goes without --model")
     try:
         lessons = select(args.notebooks, args.lessons)
     except ValueError as error:
-        sys.exit(str(error))
+        parser.error(str(error))
 
     local = Path(args.model).expanduser()  # relative to where the reader is, which is not where the kernel works
     model = str(local.resolve()) if args.model and local.exists() else args.model
-    args.out.mkdir(parents=True, exist_ok=True)
-    exit_code = 0
     for path in lessons:
         nb, start = nbformat.read(path, as_version=4), time.perf_counter()
+        nb.metadata["course"] = {"model": args.model}
         try:
-            execute(nb, args.notebooks, model, label=path.stem)
+            execute(nb, path.parent, model, label=path.stem)
             print(f"{path.stem:32} {time.perf_counter() - start:6.1f} s   {headline_of(nb)}", flush=True)
             if args.save:
                 nbformat.write(normalise(nb), path)
         except LessonError as error:
             print(f"{path.name} stopped in {error}", file=sys.stderr)
-            exit_code = 1
-            break
+            return 1
         finally:
-            write_pages(nb, path, args.out)
-    print(f"To read them, open {os.path.relpath(write_index(args.out))}")
-    return exit_code
+            executed = args.out / path.relative_to(args.notebooks)
+            executed.parent.mkdir(parents=True, exist_ok=True)
+            nbformat.write(nb, executed)
+    return 0
 
 
 if __name__ == "__main__":

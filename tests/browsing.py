@@ -1,4 +1,4 @@
-"""What the page's tests do in a browser: open the page, fill in its forms, and measure what it shows."""
+"""What the tests of pages do in a browser: open a page, fill in its forms, and measure what it shows."""
 
 import json
 import os
@@ -30,17 +30,22 @@ def browser():
 
 @pytest.fixture
 def window(browser):
-    """Open the page. At the end, the console must have no errors but those that the test expects."""
+    """Open a page. At the end, the console must have no errors but those that the test expects.
+
+    Every request must go to the page's address or below it, or to `site`.
+    """
     errors, expected, contexts = [], [], []
 
-    def open_window(url: str, expect_errors: str = "", events_fail=False, message=None, **settings) -> Page:
+    def open_window(url: str, expect_errors: str = "", events_fail=False, message=None, site="", **settings) -> Page:
         expected.append(expect_errors)
         contexts.append(browser.new_context(**settings))
         page = contexts[-1].new_page()
         page.set_default_timeout(10_000)
         page.on("console", lambda entry: entry.type in ("error", "warning") and errors.append(entry.text))
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(url) or errors.append(f"requested {request.url}"))
+        page.on(
+            "request", lambda request: request.url.startswith(site or url) or errors.append(f"requested {request.url}")
+        )
         if events_fail:
             page.route("**/events", lambda route: route.abort())
         if message:

@@ -1,14 +1,9 @@
-"""The course runner, on lessons of a few cells: what it shows, what it writes, and how it stops."""
+"""The course runner, on lessons of a few cells: what it prints, what it writes, and how it stops."""
 
 import nbformat
 import pytest
 import run_course
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-
-PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
-IMAGE = f"""import base64
-from IPython.display import Image, display
-display(Image(base64.b64decode("{PIXEL}"), format="png"), metadata={{"image/png": {{"alt": "A \\"gray\\" pixel"}}}})"""
 
 
 def code(source, *tags):
@@ -21,11 +16,9 @@ def lesson(tmp_path):
 
     def write(number, *cells):
         folder = tmp_path / "notebooks"
-        folder.mkdir(exist_ok=True)
-        title = new_markdown_cell(
-            f"# Lesson {number}: rows & columns\n\n<details><summary>Why?</summary>\n\n*So.*</details>"
-        )
-        path = folder / f"{number}_rows.ipynb"
+        title = new_markdown_cell(f"# Lesson {number}: rows & columns")
+        path = folder / (f"{number}_rows.ipynb" if isinstance(number, int) else f"extra/{number}.ipynb")
+        path.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(new_notebook(cells=[title, *cells]), path)
         return path
 
@@ -34,18 +27,21 @@ def lesson(tmp_path):
 
 @pytest.fixture
 def run(tmp_path):
-    """Run the course on those lessons; return the exit code and the folder of the pages."""
+    """Run the course on those lessons; return the exit code and the folder of the executed notebooks."""
 
     def main(*arguments):
-        out = tmp_path / "pages"
+        out = tmp_path / "executed"
         return run_course.main(["--notebooks", str(tmp_path / "notebooks"), "--out", str(out), *arguments]), out
 
     return main
 
 
-def test_each_lesson_gets_a_line_and_pages_that_need_no_network(lesson, run, capsys, monkeypatch, tmp_path):
-    lesson(1, code("print(2 * 21, 'tokens')", "headline"), code(IMAGE))
-    lesson(2, code("import os, pathlib\nprint(os.environ['COURSE_MODEL'], pathlib.Path.cwd().name)", "headline"))
+def test_each_lesson_gets_a_line_and_an_executed_copy_that_names_the_model(lesson, run, capsys, monkeypatch, tmp_path):
+    path = lesson(1, code("print(2 * 21, 'tokens')", "headline"))
+    before = path.read_text()
+    where = "import os, pathlib\nprint(os.environ['COURSE_MODEL'], pathlib.Path.cwd().name)"
+    lesson(2, code(where, "headline"))
+    lesson("a_paper", code(where, "headline"))
     (tmp_path / "my_model").mkdir()
     monkeypatch.chdir(tmp_path)
     exit_code, out = run("--model", "my_model")
@@ -55,19 +51,14 @@ def test_each_lesson_gets_a_line_and_pages_that_need_no_network(lesson, run, cap
     assert first.startswith("1_rows") and " s " in first and first.endswith("42 tokens")
     # The relative folder still names the model, although the kernel works beside the lessons.
     assert second.endswith(f"{tmp_path / 'my_model'} notebooks")
-    assert last == "To read them, open pages/index.html"
+    assert last.startswith("a_paper") and last.endswith(f"{tmp_path / 'my_model'} extra")
     assert "1/1" not in shown.out and "cell" in shown.err  # the progress bar
 
-    index = (out / "index.html").read_text()
-    for text in ('href="1_rows.html"', 'href="2_rows.ipynb"', "Lesson 1: rows &amp; columns", "42 tokens"):
-        assert text in index
-    page = (out / "1_rows.html").read_text()
-    assert '<html lang="en">' in page and "<title>Lesson 1: rows &amp; columns</title>" in page
-    assert "<summary>Why?</summary>" in page and "<em>So.</em>" in page
-    assert "alt='A \"gray\" pixel'" in page and f"data:image/png;base64,{PIXEL}" in page
-    assert "<script" not in page and "<link" not in page
+    assert path.read_text() == before
     executed = nbformat.read(out / "1_rows.ipynb", as_version=4)
     assert executed.cells[1].outputs[0].text == "42 tokens\n"
+    assert executed.metadata.course.model == "my_model"
+    assert (out / "extra" / "a_paper.ipynb").exists()
 
 
 def test_a_failing_cell_stops_the_course_and_is_named(lesson, run, capsys):
@@ -79,10 +70,9 @@ def test_a_failing_cell_stops_the_course_and_is_named(lesson, run, capsys):
     shown = capsys.readouterr()
     assert "1_rows.ipynb stopped in cell [2], line 2\n    x['missing']\nKeyError: 'missing'" in shown.err
     assert "Traceback" not in shown.err + shown.out
-    page = (out / "1_rows.html").read_text()
-    assert "before" in page and "KeyError" in page and "of an earlier run" not in page
-    assert not (out / "2_rows.html").exists()
-    assert "stopped early" in (out / "index.html").read_text()
+    executed = (out / "1_rows.ipynb").read_text()
+    assert "before" in executed and "KeyError" in executed and "of an earlier run" not in executed
+    assert not (out / "2_rows.ipynb").exists()
 
 
 def test_the_line_that_fails_is_quoted_if_it_calls_a_function_of_another_cell(lesson, run, capsys):
@@ -105,19 +95,27 @@ def test_a_kernel_that_ends_stops_the_course(lesson, run, capsys):
 
 
 @pytest.mark.parametrize(
-    "wanted, names", [("", "1 2 10"), ("2", "2"), ("10 1", "1 10"), ("1,2", "1 2"), (" 2, 10", "2 10")]
+    ("wanted", "names"),
+    [
+        ("", "1_rows 2_rows 10_rows a_paper"),
+        ("2", "2_rows"),
+        ("10 1", "1_rows 10_rows"),
+        ("1,2", "1_rows 2_rows"),
+        (" a_paper, 10", "10_rows a_paper"),
+    ],
 )
-def test_lessons_are_selected_by_number_and_run_in_reading_order(lesson, tmp_path, wanted, names):
-    for number in (10, 2, 1):
+def test_notebooks_are_selected_by_number_or_name_and_run_in_reading_order(lesson, tmp_path, wanted, names):
+    for number in (10, "a_paper", 2, 1):
         lesson(number)
     selected = run_course.select(tmp_path / "notebooks", wanted)
-    assert [path.name for path in selected] == [f"{number}_rows.ipynb" for number in names.split()]
+    assert [path.stem for path in selected] == names.split()
 
 
-def test_an_unknown_lesson_is_an_error_that_lists_those_there_are(lesson, run):
+def test_an_unknown_lesson_is_an_error_that_lists_those_there_are(lesson, run, capsys):
     lesson(1), lesson(2)
-    with pytest.raises(SystemExit, match="no lesson 7; there are 1, 2"):
+    with pytest.raises(SystemExit, match="2"):  # not 1, after which `make course` would build the site
         run("--lessons", "1 7")
+    assert "no lesson 7; there are 1, 2" in capsys.readouterr().err
 
 
 def test_save_stores_the_same_notebook_whenever_it_runs(lesson, run):

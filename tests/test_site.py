@@ -1,0 +1,325 @@
+"""The site: what a page shows, where its links lead, and that it needs nothing from anywhere else.
+
+The first tests build a site of two small lessons. The slow ones build the whole site and read it in a browser.
+"""
+
+import functools
+import http.server
+import re
+import subprocess
+import sys
+import threading
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+
+import build_site
+import nbformat
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browsing import browser, window  # noqa: F401  (fixtures)
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+import helpers
+
+ROOT = Path(__file__).resolve().parents[1]
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+BADGE = "[![Open in Colab](https://colab.example/assets/colab-badge.svg)](https://colab.example/1)"
+
+
+def build(out: Path, *arguments) -> Path:
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "build_site.py", "--strict", "--out", out, *arguments],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def code(source: str, *outputs, tags=()):
+    return new_code_cell(source, outputs=list(outputs), metadata={"tags": list(tags)})
+
+
+def printed(text: str):
+    return new_output("stream", text=text)
+
+
+PICTURE = new_output("display_data", {"image/png": PIXEL}, metadata={"image/png": {"alt": "A gray pixel"}})
+ERROR = new_output("error", ename="KeyError", evalue="'missing'", traceback=["KeyError: 'missing'"])
+LESSONS = {
+    "3_continuous_batching.ipynb": [
+        new_markdown_cell(
+            f"# 3. Rows & columns\n\n{BADGE}\n\nA preemption, then another preemption. About 35 minutes."
+            "\n\n[Next](4_scheduling.ipynb), [read](../helpers/batching.py), [text](../LICENSE)"
+        ),
+        code("the_set_up_cell = 1", tags=["bootstrap"]),
+        code("draw_the_map()", PICTURE, tags=["hide-input"]),
+        code("print(answer)", printed("42 rows"), tags=["hide-output"]),
+        code("print(headline)", printed("132 passes\n"), printed("instead of 400\n"), tags=["headline"]),
+    ],
+    "extra/a_paper.ipynb": [new_markdown_cell("# A paper\n\n[Lesson](../3_continuous_batching.ipynb)")],
+    "10_stopped.ipynb": [new_markdown_cell("# 10. Stopped"), code("x['missing']", ERROR)],
+}
+
+
+@pytest.fixture(scope="module")
+def small_site(tmp_path_factory):
+    """Build a site of two lessons, one of which failed."""
+    folder = tmp_path_factory.mktemp("course")
+    for name, cells in LESSONS.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        metadata = {"language_info": {"name": "python"}, "course": {"model": "some/model"}}
+        nb = new_notebook(cells=cells, metadata=metadata)
+        nbformat.write(nb, folder / name)
+    return build(folder / "site", "--notebooks", folder, "--without-playground")
+
+
+@pytest.fixture(scope="module")
+def lesson(small_site):
+    return (small_site / "notebooks" / "3_continuous_batching.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def home(small_site):
+    return (small_site / "index.html").read_text()
+
+
+class Links(HTMLParser):
+    """The addresses that a page names, and its anchors."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.links, self.loaded, self.anchors = [], [], {"", "top"}
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.anchors.add(attributes.get("id") or attributes.get("name") or "")
+        if tag == "a" and "href" in attributes:
+            self.links.append(attributes["href"])
+        elif tag == "link" and attributes.get("rel") in ("stylesheet", "icon", "preload"):
+            self.loaded.append(attributes["href"])
+        elif attributes.get("src"):
+            self.loaded.append(attributes["src"])
+
+
+def broken_links(site: Path) -> list[str]:
+    """Return the links and anchors within the site that lead nowhere, and what a page would load from elsewhere."""
+    pages = {path: Links(path.read_text()) for path in site.rglob("*.html")}
+    broken = []
+    for path, page in pages.items():
+        for link in page.loaded + page.links:
+            address, anchor = urldefrag(urljoin(path.as_uri(), link))
+            if urlsplit(address).scheme != "file":
+                if link in page.loaded and not link.startswith("data:"):
+                    broken.append(f"{path.relative_to(site)} loads {link}")
+                continue
+            target = Path(unquote(urlsplit(address).path))
+            if not target.is_file() or (target in pages and unquote(anchor) not in pages[target].anchors):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    return broken
+
+
+def test_the_home_page_lists_the_lessons_of_this_run_and_names_the_model(home):
+    row = re.search(r'<tr[^>]*><td><p><a [^>]*href="notebooks/3_continuous_batching.html">.*?</tr>', home, re.S)[0]
+    for text in ("3. Rows &amp; columns", "<p>35</p>", "132 passes instead of 400"):
+        assert text in row
+    assert "with the model <code" in home and "some/model" in home
+    assert home.index("3. Rows") < home.index("10. Stopped") < home.index("The lesson stopped early.")
+    assert "4_scheduling.html" not in home.replace("exercises/release/4_scheduling/4_scheduling.html", "")
+    assert 'href="notebooks/extra/a_paper.html"' in home
+
+
+def test_a_lesson_that_stopped_shows_its_error(small_site):
+    assert "KeyError" in (small_site / "notebooks" / "10_stopped.html").read_text()
+
+
+def test_a_lesson_has_no_set_up_cell_and_keeps_the_texts_of_its_pictures(lesson):
+    assert "the_set_up_cell" not in lesson
+    assert re.search(r'<img alt="A gray pixel"', lesson)
+
+
+def test_folded_cells_can_be_unfolded_without_a_script(lesson):
+    folded = re.findall(r"<details.*?</details>", lesson, re.S)
+    assert any("draw_the_map" in part and "<img" not in part for part in folded)
+    assert any("42 rows" in part and "print" not in part for part in folded)
+    assert not any("132 passes" in part for part in folded)
+
+
+def test_a_lesson_links_its_exercises_its_notebook_and_colab(lesson, small_site):
+    assert re.search(r'href="exercises/release/3_\w+/3_\w+\.html"[^>]*><span[^>]*>Exercises</span>', lesson)
+    assert 'href="3_continuous_batching.ipynb" download' in lesson
+    assert 'href="https://colab.example/1"' in lesson and "colab-badge" not in lesson
+    downloaded = nbformat.read(small_site / "notebooks" / "3_continuous_batching.ipynb", as_version=4)
+    assert [cell.source for cell in downloaded.cells] == [
+        cell.source for cell in LESSONS["3_continuous_batching.ipynb"]
+    ]
+
+
+def test_links_to_files_without_a_page_lead_to_the_api_or_become_text(lesson):
+    assert re.search(r'href="../api/helpers.html#module-helpers.batching"[^>]*><span[^>]*>read', lesson)
+    assert re.search(r"\bNext, <a", lesson) and re.search(r"</a>, text", lesson)
+
+
+def test_the_first_mention_of_a_term_links_to_its_sentence(lesson):
+    mentions = re.findall(r"<a [^>]*>preemption</a>", lesson)
+    assert len(mentions) == 1 and lesson.count("preemption") > 1
+    assert 'href="../docs/glossary.html#preemption"' in mentions[0] and "recomputed later" in mentions[0]
+
+
+def test_no_link_is_broken_and_nothing_is_loaded_from_elsewhere(small_site):
+    assert broken_links(small_site) == []
+
+
+def test_the_api_lists_every_exported_name_with_its_first_line(small_site):
+    index = (small_site / "api" / "index.html").read_text()
+    for name in helpers.__all__:
+        assert re.search(rf'title="helpers\.[\w.]+\.{name}"', index), name
+
+
+def test_the_api_keeps_the_columns_of_a_docstring_and_links_its_names(small_site):
+    page = (small_site / "api" / "helpers.engine.html").read_text()
+    blocks = [re.sub(r"<[^>]+>", "", block) for block in re.findall(r"<pre>.*?</pre>", page, re.S)]
+    assert any(re.search(r"engine\.py {6,}add_request, abort_request", block) for block in blocks)
+    assert re.search(r'href="#helpers.engine.config.EngineConfig"[^>]*><code', page)
+    assert 'id="helpers.engine.scheduler.Scheduler.schedule"' in page
+
+
+def test_a_build_removes_the_site_before_it_and_no_other_folder(tmp_path):
+    site, other = tmp_path / "site", tmp_path / "other"
+    for folder, file in [(site, ".buildinfo"), (other, "thesis.txt")]:
+        folder.mkdir()
+        (folder / file).touch()
+        build_site.remove_site(folder)
+    assert not site.exists() and (other / "thesis.txt").exists()
+
+
+# --- the whole site, in a browser -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Serve the site of the stored notebooks; return its folder and its address."""
+    folder = build(tmp_path_factory.mktemp("site") / "site")
+    handler = functools.partial(QuietHandler, directory=folder)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield folder, f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@pytest.mark.slow
+def test_no_link_of_the_whole_site_is_broken(site):
+    assert broken_links(site[0]) == []
+
+
+PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+KINDS = [  # one page of each kind
+    "index.html",
+    "README.html",
+    "SUPPORT.html",
+    "api/index.html",
+    "api/helpers.engine.html",
+    "docs/glossary.html",
+    "docs/playground.html",
+    "notebooks/3_continuous_batching.html",
+    "notebooks/exercises/release/3_continuous_batching/3_continuous_batching.html",
+    "search.html?q=preemption",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_has_an_error_or_scrolls_to_the_side_on_a_phone(site, window, scheme):  # noqa: F811
+    folder, address = site
+    page = window(address, site=address, viewport=PHONE, color_scheme=scheme)
+    scrolls = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    wide = []
+    for path in sorted(folder.rglob("*.html")):
+        page.goto(address + path.relative_to(folder).as_posix())
+        if page.evaluate(scrolls):
+            wide.append(page.url)
+    assert wide == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("viewport", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")])
+def test_each_kind_of_page_meets_the_rules_of_accessibility(site, window, viewport, scheme):  # noqa: F811
+    folder, address = site
+    page = window(address, site=address, viewport=viewport, color_scheme=scheme)
+    page.set_default_timeout(60_000)
+    problems = []
+    for name in filter(lambda name: (folder / name.partition("?")[0]).exists(), KINDS):  # no npm, no playground
+        page.goto(address + name)
+        for violation in Axe().run(page).response["violations"]:
+            problems.append(f"{name}: {violation['id']}: {violation['nodes'][0]['html'][:200]}")
+    assert problems == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opened_as", ["http", "file"])
+def test_search_finds_a_term(site, window, opened_as):  # noqa: F811
+    folder, address = site
+    address = address if opened_as == "http" else folder.as_uri() + "/"
+    page = window(address + "index.html", site=address)
+    page.get_by_role("textbox", name="Search").fill("preemption")
+    page.keyboard.press("Enter")
+    page.locator("ul.search a").filter(has_text="Preemption").click()
+    assert page.url.endswith("docs/glossary.html#preemption")
+    assert page.get_by_role("heading", name="Preemption").is_visible()
+
+
+@pytest.mark.slow
+def test_next_leads_through_the_lessons_and_home_is_on_every_page(site, window):  # noqa: F811
+    address = site[1]
+    page = window(address + "notebooks/1_single_token_generation.html", site=address)
+    for number in range(2, 8):
+        page.get_by_role("link", name=re.compile("^Next")).click()
+        assert f"/notebooks/{number}_" in page.url
+    page.get_by_role("link", name="Continuous batching", exact=True).first.click()
+    assert page.url == address + "index.html"
+
+
+@pytest.mark.slow
+def test_the_keyboard_skips_the_navigation_and_unfolds_a_cell(site, window):  # noqa: F811
+    address = site[1]
+    page = window(address + "notebooks/3_continuous_batching.html", site=address)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent.trim()") == "Skip to content"
+    cell = page.locator("details.hide").first
+    cell.locator("summary").first.focus()
+    assert cell.get_attribute("open") is None
+    page.keyboard.press("Enter")
+    assert cell.get_attribute("open") is not None
+
+
+@pytest.mark.slow
+def test_players_play_without_a_kernel(site, window):  # noqa: F811
+    address = site[1]
+    page = window(address + "notebooks/3_continuous_batching.html", site=address)
+    player = page.locator("[id^=play]").first
+    player.scroll_into_view_if_needed()
+    before = player.screenshot()
+    player.get_by_role("button").first.click()
+    page.wait_for_timeout(1500)
+    assert player.screenshot() != before
+
+
+@pytest.mark.slow
+def test_the_playground_runs_below_the_pages_of_the_site(site, window):  # noqa: F811
+    folder, address = site
+    if not (folder / "docs" / "playground.html").exists():
+        pytest.skip("Without npm, the site has no playground.")
+    page = window(address + "docs/playground.html", site=address)
+    page.set_default_timeout(60_000)
+    page.get_by_role("button", name="Step").click()
+    page.get_by_text(re.compile("^Iteration 1")).wait_for()
