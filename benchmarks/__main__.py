@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from . import machine, report
 from .engines import BenchEngine, all_engines
 from .install import HOME
-from .measure import TokensDiffer, count_runs, measure
+from .measure import Measurement, TokensDiffer, count_runs, measure
 from .models import find_model
 from .worker import WorkerError
 from .workloads import WORKLOADS, shortened
@@ -40,30 +40,40 @@ def main(arguments: list[str] | None = None, engines: list[BenchEngine] | None =
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    file = options.output / "benchmark.json"
+    try:
+        measurements = _earlier(file, workloads, options.dtype) if options.keep else []
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     setting = {
         "model": model.description,
-        "weight bytes": {dtype: model.weight_bytes(dtype) for dtype in options.dtype},
-        "machine": machine.describe(),  # before any engine is loaded: memory is idle
+        "weight bytes": {dtype: model.weight_bytes(dtype) for dtype in ("float32", "bfloat16")},
+        "machine": machine.describe(),
         "skipped": skipped | too_long,
     }
     for line in report.skipped_lines(setting["skipped"]):
         print(line, file=sys.stderr)
 
     options.output.mkdir(parents=True, exist_ok=True)
-    measurements = []
     cases = [(workload, dtype) for dtype in options.dtype for workload in workloads]
     with tqdm(total=len(cases) * count_runs(engines, options.repeats), unit="run") as bar:
         for workload, dtype in cases:
             try:
-                measurements += measure(engines, workload, model.folder, dtype, options.repeats, bar, settle)
+                measured = measure(engines, workload, model.folder, dtype, options.repeats, bar, settle)
             except (TokensDiffer, WorkerError) as error:
                 bar.close()
                 print(error, file=sys.stderr)
                 return 1
+            if (warning := report.warning(measured[0])) and not (options.force or options.smoke):
+                bar.close()
+                print(f"No figures for {workload.name}, {dtype}.{warning} End them, or use --force.", file=sys.stderr)
+                return 1
+            measurements += measured
             for engine in engines:
                 setting["machine"]["versions"] |= engine.versions()
             # After every case: an interrupted run keeps the results so far.
-            report.write_json(options.output / "benchmark.json", measurements, setting)
+            report.write_json(file, measurements, setting)
             report.plot(measurements, setting).save(options.output / "benchmark.svg")
     text = report.markdown(measurements, setting)
     (options.output / "benchmark.md").write_text(text + "\n")
@@ -80,8 +90,17 @@ def _parser(names: list[str]) -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", type=int, help="rows, instead of each workload's own number")
     parser.add_argument("--smoke", action="store_true", help="tiny model and workloads, once: does everything run?")
+    parser.add_argument("--force", action="store_true", help="report figures taken beside other programs, and say so")
+    parser.add_argument("--keep", action="store_true", help="keep an earlier run's results for all other cases")
     parser.add_argument("--output", type=Path, default=HOME / "results", help="folder for the report")
     return parser
+
+
+def _earlier(file: Path, workloads: list, dtypes: list[str]) -> list[Measurement]:
+    """Return the measurements in a report of this program, if there is one, except those of the cases to be run."""
+    rerun = {(workload.name, dtype) for workload in workloads for dtype in dtypes}
+    earlier = report.read_json(file)[0] if file.exists() else []
+    return [one for one in earlier if (one.workload, one.dtype) not in rerun]
 
 
 def _choose(engines: list[BenchEngine], names: list[str]) -> tuple[list[BenchEngine], dict[str, str]]:

@@ -217,10 +217,21 @@ class ExternalEngine:
             self.worker = None
 
 
+def vllm_environment() -> dict[str, str]:
+    """Return the environment variables with which vLLM uses all cores, 4 GiB of KV cache and no network."""
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{os.cpu_count() - 1}",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(HOME / "cache" / "vllm"),  # what it compiles stays out of the home folder
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
 def all_engines() -> list[BenchEngine]:
     """Return all engines, the reference first: the others must give its tokens, and its speed is 1."""
     logging.set_verbosity_error()  # transformers warns of settings that are intended here
-    cores = os.cpu_count()
     return [
         TransformersStatic(),
         TransformersContinuous(),
@@ -233,12 +244,7 @@ def all_engines() -> list[BenchEngine]:
             # vLLM preloads OpenMP into the processes that it starts. Here it starts none, and would use one core.
             preload="lib/libiomp5.so",
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
-            VLLM_CPU_OMP_THREADS_BIND=f"0-{cores - 1}",
-            VLLM_CPU_NUM_OF_RESERVED_CPU="0",
-            VLLM_CPU_KVCACHE_SPACE="4",  # GiB
-            VLLM_NO_USAGE_STATS="1",
-            VLLM_CACHE_ROOT=str(HOME / "cache" / "vllm"),  # what it compiles stays out of the home folder
-            HF_HUB_OFFLINE="1",
+            **vllm_environment(),
         ),
         ExternalEngine("llama"),
     ]

@@ -1,4 +1,4 @@
-"""What the figures were measured on: processor, versions, and how fast memory can be read."""
+"""What the figures were measured on: processor, matrix units, versions."""
 
 import datetime
 import importlib.metadata
@@ -8,21 +8,21 @@ from pathlib import Path
 
 import torch
 
-from helpers.hardware import memory_bandwidth
+# Instructions that multiply matrices or bfloat16 numbers, as Linux names them: x86's, then ARM's.
+MATRIX_UNITS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx_vnni", "sme", "i8mm", "bf16", "sve")
 
 
 def describe() -> dict:
-    """Return what a reader needs to know of the machine to judge a figure. Bandwidth is in bytes per second."""
+    """Return what a reader needs to know of the machine to judge a figure."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "matrix units": matrix_units(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "system": platform.platform(),
-        "load average": list(os.getloadavg()),  # above 0.5 or so, other programs were running
         **{name: os.environ.get(name, "not set") for name in ("OMP_WAIT_POLICY", "THP_MEM_ALLOC_ENABLE")},
-        "memory bandwidth": memory_bandwidth(),
         "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")},
     }
@@ -30,9 +30,20 @@ def describe() -> dict:
 
 def processor() -> str:
     """Return the processor's name."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def matrix_units() -> list[str]:
+    """Return the processor's instructions for matrices and bfloat16; an empty list where Linux does not tell."""
+    flags = (_cpuinfo("flags") or _cpuinfo("Features") or "").split()
+    return [unit for unit in MATRIX_UNITS if unit in flags]
+
+
+def _cpuinfo(field: str) -> str | None:
+    """Return a field of the first core in /proc/cpuinfo, or None if there is none or this is not Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    except OSError:
+        return None
+    values = (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == field)
+    return next(values, None)

@@ -18,8 +18,10 @@ import torch
 from tqdm.auto import tqdm
 
 from helpers import load_model
+from helpers.hardware import memory_bandwidth
 
 from .engines import BenchEngine
+from .other_programs import OtherPrograms, Watch
 from .workloads import TokenRequest, Workload
 
 # A near tie: a token falls short of the best one by at most this share of the logits' range. With random weights, the
@@ -43,6 +45,8 @@ class Measurement:
         identical: the share of requests with exactly the reference's tokens.
         shortfall: the largest shortfall of a token in the other requests; see `make_shortfall`.
         seconds: one time per repeat.
+        bandwidth: the bytes per second at which memory was read right before and right after all engines' repeats.
+        other_programs: what else ran on this machine during the repeats.
     """
 
     engine: str
@@ -56,6 +60,8 @@ class Measurement:
     identical: float
     shortfall: float
     seconds: list[float]
+    bandwidth: tuple[float, float]
+    other_programs: OtherPrograms
 
 
 def measure(
@@ -90,6 +96,7 @@ def measure(
             engine.load(folder, dtype, workload.rows)
         checked = _compare_tokens(engines, workload, dtype, bar, shortfall or make_shortfall(folder))
         seconds = {engine.name: [] for engine in engines}
+        watch, bandwidth_before = Watch(), memory_bandwidth()
         for repeat in range(repeats):
             # The order rotates, so no engine always runs right after the one that heats up the processor most.
             shift = repeat % len(engines)
@@ -101,13 +108,15 @@ def measure(
                 engine.run(workload.requests)
                 seconds[engine.name].append(time.perf_counter() - start)
                 bar.update()
+        bandwidth, others = (bandwidth_before, memory_bandwidth()), watch.stop()
     finally:
         for engine in loaded:
             engine.close()
     return [
         Measurement(
             engine.name, engine.ours, workload.name, dtype, workload.rows, len(workload.requests),
-            workload.prompt_tokens, workload.output_tokens, *checked[engine.name], seconds[engine.name],
+            workload.prompt_tokens, workload.output_tokens, *checked[engine.name], seconds[engine.name], bandwidth,
+            others,
         )
         for engine in engines
     ]  # fmt: skip

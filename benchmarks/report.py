@@ -7,7 +7,7 @@ report gives the median, the smallest and the largest of these ratios.
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from pathlib import Path
 
@@ -17,6 +17,11 @@ from matplotlib.patches import Patch
 from helpers.plots import BLUE, INK, ORANGE, SKY, Picture
 
 from .measure import Measurement
+from .other_programs import OtherPrograms
+
+MOST_OTHER_CORES = (
+    0.25  # other programs may keep this many cores busy: a system's services, and this program's watching
+)
 
 LABELS = {
     "transformers": "transformers generate, static",
@@ -56,10 +61,11 @@ def tokens_per_second(measurement: Measurement) -> Spread:
     return Spread.of([measurement.output_tokens / seconds for seconds in measurement.seconds])
 
 
-def bandwidth_share(measurement: Measurement, weight_bytes: int, bandwidth: float) -> Spread:
+def bandwidth_share(measurement: Measurement, weight_bytes: int) -> Spread:
     """Return the share (0 to 1) of the memory bandwidth at which the decoding of a single request reads the weights."""
     passes = measurement.output_tokens  # one forward pass per token, the first token included
-    return Spread.of([weight_bytes * passes / seconds / bandwidth for seconds in measurement.seconds])
+    readable = statistics.mean(measurement.bandwidth)
+    return Spread.of([weight_bytes * passes / seconds / readable for seconds in measurement.seconds])
 
 
 def panels(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
@@ -76,11 +82,10 @@ def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
             and workloads with the reasons.
     """
     machine = setting["machine"]
-    bandwidth = machine["memory bandwidth"]
     lines = [
         f"Model: {setting['model']}.",
-        f"Machine: {machine['processor']}, {machine['cores']} cores, memory read at {bandwidth / 1e9:.1f} GB/s; load "
-        f"average {machine['load average'][0]:.1f} before the run.",
+        f"Machine: {machine['processor']}, {machine['cores']} cores, "
+        f"matrix units: {', '.join(machine['matrix units']) or 'none known'}.",
         "Versions: " + ", ".join(f"{name} {version}" for name, version in machine["versions"].items()) + ".",
         "Median (least–greatest) of the repeats. Ratios are taken within a repeat.",
         "Same tokens: the share of requests with exactly the tokens of the first engine. In all other requests, every "
@@ -97,6 +102,9 @@ def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
             f"{first.prompt_tokens} prompt tokens, {first.output_tokens} output tokens, rows: {first.rows}, "
             f"repeats: {len(first.seconds)}",
             "",
+            "Memory was read at {:.1f} GB/s before and {:.1f} GB/s after.".format(*(b / 1e9 for b in first.bandwidth))
+            + warning(first),
+            "",
             f"| engine | output tokens per second | times {LABELS.get(first.engine, first.engine)} | same tokens |"
             + (" share of memory bandwidth |" if single else ""),
             "| --- | --- | --- | --- |" + (" --- |" if single else ""),
@@ -105,9 +113,18 @@ def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
             row = f"| {LABELS.get(one.engine, one.engine)} | {tokens_per_second(one):.0f} | {ratios(first, one):.2f} |"
             row += f" {one.identical:.0%}" + (f" ({one.shortfall:.2%})" if one.identical < 1 else "") + " |"
             if single:
-                row += f" {bandwidth_share(one, setting['weight bytes'][one.dtype], bandwidth):.0%} |"
+                row += f" {bandwidth_share(one, setting['weight bytes'][one.dtype]):.0%} |"
             lines.append(row)
     return "\n".join(lines)
+
+
+def warning(measurement: Measurement) -> str:
+    """Return a sentence that begins with a space if other programs ran beside the engines, otherwise ""."""
+    others = measurement.other_programs
+    if others.cores <= MOST_OTHER_CORES:
+        return ""
+    busiest = f", {others.busiest} most of all" if others.busiest else ""
+    return f" **Not idle**: other programs kept {others.cores:.1f} cores busy{busiest}."
 
 
 def skipped_lines(skipped: dict[str, str]) -> list[str]:
@@ -123,6 +140,23 @@ def write_json(file: Path, measurements: Sequence[Measurement], setting: dict) -
         for one in panel
     ]
     file.write_text(json.dumps(setting | {"results": results}, indent=1) + "\n")
+
+
+def read_json(file: Path) -> tuple[list[Measurement], dict]:
+    """Return the measurements and the setting that `write_json` wrote.
+
+    Raises:
+        ValueError: it is not such a file.
+    """
+    try:
+        setting = json.loads(file.read_text())
+        names = {field.name for field in fields(Measurement)}
+        results = [{name: one[name] for name in names} for one in setting.pop("results")]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{file} is no report of this benchmark ({type(error).__name__}: {error}).") from None
+    for one in results:
+        one |= {"bandwidth": tuple(one["bandwidth"]), "other_programs": OtherPrograms(**one["other_programs"])}
+    return [Measurement(**one) for one in results], setting
 
 
 def plot(measurements: Sequence[Measurement], setting: dict) -> Picture:

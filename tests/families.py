@@ -267,10 +267,11 @@ class CountingScheduler(Scheduler):
         return plan
 
 
-def serve_ragged(
-    model, requests: list[Request], seed: int, kernels: bool | None = None
-) -> tuple[list[list[int]], Engine]:
+def serve_ragged(model, requests: list[Request], seed: int, **settings) -> tuple[list[list[int]], Engine]:
     """Serve requests that arrive at random in an engine with few tokens per iteration and few blocks of four tokens.
+
+    Args:
+        settings: more fields of the engine's config.
 
     Returns:
         Each request's token ids, and the engine; its `scheduler` is a `CountingScheduler`.
@@ -283,8 +284,8 @@ def serve_ragged(
         execution="ragged",
         block_size=4,
         num_blocks=-(-longest // 4) + rng.randint(0, 3),
-        kernels=kernels,
         scheduler_cls=CountingScheduler,
+        **settings,
     )
     engine = Engine(model, tokenizer(), config)
     outputs = engine.generate(

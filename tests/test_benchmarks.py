@@ -5,23 +5,27 @@ No test asserts how fast anything is.
 
 import io
 import json
+import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tqdm import tqdm
 
 from benchmarks import __main__ as program
-from benchmarks import report, scheduling_cost, workloads
+from benchmarks import compare, machine, other_programs, report, scheduling_cost, workloads
 from benchmarks.engines import ExternalEngine, TransformersStatic
 from benchmarks.measure import Measurement, TokensDiffer, count_runs, make_shortfall, measure
 from benchmarks.models import find_model
+from benchmarks.other_programs import OtherPrograms, Watch, _Snapshot
 from benchmarks.worker import Worker, WorkerError
 from helpers import load_model
 
 VOCABULARY = 50257
-MACHINE = {"processor": "p", "cores": 2, "memory bandwidth": 1e9, "load average": [0.0], "versions": {}}
+MACHINE = {"processor": "p", "cores": 2, "matrix units": ["amx_bf16"], "date": "today", "versions": {}}
+IDLE = OtherPrograms(0.0, "")
 
 
 class CountingEngine:
@@ -56,7 +60,7 @@ class CountingEngine:
 
 def measurement(engine, seconds, **changes):
     fields = dict(ours=False, workload="race", dtype="float32", rows=8, requests=32, prompt_tokens=224)
-    fields |= dict(output_tokens=680, identical=1.0, shortfall=0.0)
+    fields |= dict(output_tokens=680, identical=1.0, shortfall=0.0, bandwidth=(1e6, 1e6), other_programs=IDLE)
     return Measurement(engine=engine, seconds=seconds, **(fields | changes))
 
 
@@ -104,11 +108,112 @@ def test_ratios_are_taken_within_a_repeat():
 
 
 def test_the_share_of_bandwidth_is_bytes_read_over_bytes_that_could_have_been_read():
-    one = measurement("transformers", [2.0, 4.0], requests=1, rows=1)
+    one = measurement("transformers", [2.0, 4.0], requests=1, rows=1, bandwidth=(500_000, 1_500_000))
 
-    share = report.bandwidth_share(one, weight_bytes=1000, bandwidth=1_000_000)
+    share = report.bandwidth_share(one, weight_bytes=1000)
 
     assert (share.greatest, share.least) == (0.34, 0.17)  # 680 passes of 1000 bytes in 2 s and in 4 s
+
+
+def test_a_report_that_is_read_again_is_the_same(tmp_path):
+    measured = [
+        measurement("vllm", [2.0, 4.0]),
+        measurement("ragged", [1.0, 4.0], other_programs=OtherPrograms(1, "x")),
+    ]
+    setting = {"model": "m", "machine": MACHINE}
+
+    report.write_json(tmp_path / "benchmark.json", measured, setting)
+
+    assert report.read_json(tmp_path / "benchmark.json") == (measured, setting)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"results": [{}]}', '{"results": 3}'])
+def test_a_file_that_is_no_report_is_named(tmp_path, capsys, content):
+    (tmp_path / "other.json").write_text(content)
+
+    assert compare.main([str(tmp_path / "other.json")]) == 2
+    assert "other.json is no report" in capsys.readouterr().err
+
+
+def test_machines_are_compared_side_by_side(tmp_path, capsys):
+    here = [measurement("vllm", [2.0, 2.0]), measurement("ragged", [1.0, 1.0]), measurement("llama", [4.0, 4.0])]
+    there = [measurement("vllm", [1.0, 1.0]), measurement("ragged", [2.0, 2.0])]
+    for name, measured in {"here": here, "there": there}.items():
+        report.write_json(tmp_path / f"{name}.json", measured, {"machine": MACHINE | {"processor": name}})
+
+    assert compare.main([str(tmp_path / "here.json"), str(tmp_path / "there.json")]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("1. here, 2 cores, matrix units: amx_bf16; memory read at 0 GB/s")
+    assert "| float32 | race | course, ragged | 680 (2.00) | 340 (0.50) |" in lines
+    assert "| float32 | race | llama.cpp | 170 (0.50) |  |" in lines
+
+
+# --- other programs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_time_of_this_programs_children_is_its_own_and_that_of_others_is_not(own):
+    spin = "import sys, time\nwhile time.process_time() < 0.7: pass\nprint(flush=True)\nsys.stdin.read()"
+    detached = ["sh", "-c", 'exec 3<&0; "$@" <&3 &', "sh"]  # the parent of its command has ended
+    command = [*([] if own else detached), sys.executable, "-c", spin]
+    before = _Snapshot()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        after = _Snapshot()
+
+    new = [seconds for other, seconds in after.others.items() if other not in before.others]
+    assert (after.own - before.own > 0.5) == own
+    assert any(seconds > 0.5 for seconds in new) != own
+
+
+def test_other_programs_used_what_was_not_this_programs_and_the_busiest_is_named(monkeypatch):
+    quiet, video = (type(name, (), {"info": {"name": name}})() for name in ("quiet", "video"))
+    snapshots = [
+        SimpleNamespace(time=0.0, busy=100.0, own=50.0, others={quiet: 30.0}),
+        SimpleNamespace(time=10.0, busy=119.0, own=61.0, others={quiet: 31.0, video: 7.0}),
+    ]
+    monkeypatch.setattr(other_programs, "_Snapshot", lambda: snapshots.pop(0))
+
+    assert Watch().stop() == OtherPrograms(cores=0.8, busiest="video")
+
+
+def test_figures_taken_beside_another_program_are_refused_and_with_force_marked(tmp_path, capsys, monkeypatch):
+    busy = OtherPrograms(0.8, "a video")
+    monkeypatch.setattr(Watch, "stop", lambda self: busy)
+    arguments = ["--model", "embedded", "--workloads", "one", "--repeats", "1", "--output", str(tmp_path)]
+
+    assert program.main(arguments, [CountingEngine("first")]) == 1
+    refused = capsys.readouterr()
+    assert program.main([*arguments, "--force"], [CountingEngine("first")]) == 0
+    forced = capsys.readouterr()
+
+    assert refused.out == ""
+    assert "other programs kept 0.8 cores busy, a video most of all. End them, or use --force." in refused.err
+    assert "**Not idle**: other programs kept 0.8 cores busy" in forced.out
+
+
+def test_with_keep_the_cases_of_an_earlier_run_stay_in_the_report(tmp_path, capsys):
+    arguments = ["--smoke", "--keep", "--output", str(tmp_path), "--workloads"]
+    for name in ("race", "one", "race"):
+        assert program.main([*arguments, name], [CountingEngine("first")]) == 0
+
+    measured, _ = report.read_json(tmp_path / "benchmark.json")
+    assert [one.workload for one in measured] == ["one", "race"]
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "units"),
+    [
+        ("model name\t: A B\nflags\t\t: fpu avx512_bf16 amx_bf16 bf16x\n", ["amx_bf16", "avx512_bf16"]),
+        ("processor\t: 0\nFeatures\t: fp asimd i8mm bf16\n", ["i8mm", "bf16"]),
+        ("", []),
+    ],
+)
+def test_matrix_units_are_read_from_what_linux_says_of_the_processor(monkeypatch, cpuinfo, units):
+    monkeypatch.setattr(machine.Path, "read_text", lambda path: cpuinfo)
+
+    assert machine.matrix_units() == units
 
 
 def test_a_token_reads_all_weights_but_the_position_embeddings():
@@ -224,7 +329,7 @@ def test_an_engine_that_is_not_installed_is_named_with_the_reason(tmp_path, caps
 def test_a_workload_longer_than_the_context_is_skipped_with_the_reason(tmp_path, capsys):
     arguments = ["--model", "embedded", "--workloads", "long", "one", "--repeats", "1", "--output", str(tmp_path)]
 
-    assert program.main(arguments, [CountingEngine("first")]) == 0
+    assert program.main([*arguments, "--force"], [CountingEngine("first")]) == 0
 
     assert "the model has 512" in capsys.readouterr().err
 
@@ -245,7 +350,7 @@ def test_a_smoke_run_works_end_to_end_and_writes_report_json_and_plot(tmp_path, 
         (workload, dtype, name) for workload in ("mixed", "one") for dtype in ("float32", "bfloat16") for name in names
     }
     assert all(one["identical"] == 1 for one in written["results"] if one["dtype"] == "float32")
-    assert written["machine"]["memory bandwidth"] > 0
+    assert all(bandwidth > 0 for one in written["results"] for bandwidth in one["bandwidth"])
     assert "random weights" in (tmp_path / "benchmark.svg").read_text()
     assert (tmp_path / "benchmark.md").read_text().startswith("Model: ")
 

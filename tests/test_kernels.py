@@ -16,7 +16,7 @@ from conftest import PROMPTS, random_pair, spied
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from helpers import Engine, EngineConfig, SamplingParams, kernels
-from helpers.kernels import Decodes, compiled
+from helpers.kernels import Segments, compiled
 
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
 
@@ -135,7 +135,7 @@ def test_every_decode_attends_to_its_own_keys_in_any_blocks(dtype, tolerance, di
     tables = [[next(free_blocks) for _ in range(-(-length // block_size))] for length in lengths]
     tables[1].append(next(free_blocks))  # allocated for tokens that are still to come
 
-    output = attention(query, keys, values, Decodes(columns, lengths, tables, block_size), 0.3, window)
+    output = attention(query, keys, values, Segments(columns, [1] * 4, lengths, tables, block_size), 0.3, window)
 
     for column, length, table in zip(columns, lengths, tables, strict=True):
         first = 0 if window is None else max(0, length - window)
@@ -155,7 +155,7 @@ def test_blocks_of_any_size(block_size):
     keys, values = torch.randn(2, blocks * block_size, 8), torch.randn(2, blocks * block_size, 8)
     keys[:, :length, 0] = torch.linspace(-40, 40, length)
     query = torch.ones(2, 1, 8)
-    output = attention(query, keys, values, Decodes([0], [length], [list(range(blocks))], block_size), 1.0)
+    output = attention(query, keys, values, Segments([0], [1], [length], [list(range(blocks))], block_size), 1.0)
     expected = scaled_dot_product_attention(query[None], keys[None, :, :length], values[None, :, :length], scale=1.0)
     torch.testing.assert_close(output[0], expected[0, :, 0], rtol=1e-4, atol=1e-5)
 
@@ -174,7 +174,7 @@ def test_scores_of_minus_infinity_and_nan_give_what_they_give_in_pytorch(dtype, 
     keys, values, query = torch.zeros(1, 12, 8), torch.randn(1, 12, 8).to(dtype), torch.zeros(1, 1, 8).to(dtype)
     keys[0, first:last, 0], query[..., 0] = score, 1
     keys = keys.to(dtype)
-    output = attention(query, keys, values, Decodes([0], [12], [[0, 1, 2]], 4), 1.0)
+    output = attention(query, keys, values, Segments([0], [1], [12], [[0, 1, 2]], 4), 1.0)
     expected = scaled_dot_product_attention(query[None], keys[None], values[None], scale=1.0)
     torch.testing.assert_close(output[0], expected[0, :, 0], rtol=tolerance, atol=tolerance, equal_nan=True)
 
@@ -183,8 +183,8 @@ def test_scores_of_minus_infinity_and_nan_give_what_they_give_in_pytorch(dtype, 
 def test_the_result_of_a_decode_does_not_depend_on_other_decodes_or_on_its_blocks():
     keys, values, query = torch.randn(2, 64, 8), torch.randn(2, 64, 8), torch.randn(2, 3, 8)
     keys[:, 40:50], values[:, 40:50] = keys[:, 8:18], values[:, 8:18]
-    alone = attention(query, keys, values, Decodes([1], [10], [[2, 3, 4]], 4), 1.0)
-    others = Decodes([0, 1, 2], [20, 10, 3], [[7, 6, 5, 4, 3], [10, 11, 12], [0]], 4)
+    alone = attention(query, keys, values, Segments([1], [1], [10], [[2, 3, 4]], 4), 1.0)
+    others = Segments([0, 1, 2], [1, 1, 1], [20, 10, 3], [[7, 6, 5, 4, 3], [10, 11, 12], [0]], 4)
     together = attention(query, keys, values, others, 1.0)
     assert torch.equal(alone[1], together[1])
 
@@ -194,13 +194,14 @@ def test_unsupported_queries_keys_and_values_are_recognised():
         return torch.ones(2, 3, dim, dtype=dtype)
 
     assert kernels.is_supported(vectors(512), vectors(512), vectors(512))
-    assert not kernels.is_supported(vectors(513), vectors(513), vectors(513)), "512 numbers per head at most"
+    assert not kernels.is_supported(vectors(514), vectors(514), vectors(514)), "512 numbers per head at most"
+    assert not kernels.is_supported(vectors(7), vectors(7), vectors(7)), "two bfloat16 numbers are read at a time"
     assert not kernels.is_supported(vectors(8), vectors(8), vectors(4))
     assert not kernels.is_supported(*[vectors(8).to("meta")] * 3), "the kernels are for the CPU"
     assert not kernels.is_supported(torch.ones(7, 3, 8), torch.ones(3, 9, 8), torch.ones(3, 9, 8)), "heads share evenly"
     assert not kernels.is_supported(vectors(8), vectors(8, torch.bfloat16), vectors(8, torch.bfloat16))
     assert not kernels.is_supported(vectors(8, torch.float16), vectors(8, torch.float16), vectors(8, torch.float16))
-    assert not kernels.is_supported(vectors(3).transpose(1, 2), vectors(3), vectors(3)), "strided numbers"
+    assert not kernels.is_supported(torch.ones(2, 4, 4).transpose(1, 2), *[torch.ones(2, 4, 4)] * 2), "strided numbers"
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------

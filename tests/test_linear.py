@@ -1,6 +1,7 @@
-"""A packed layer computes what the original layer computes: in every shape and precision, and with any product.
+"""A replaced layer computes what the original layer computes: in every shape and precision, and with every backend.
 
-No test asserts how much faster it is.
+No test asserts how much faster it is. test_linear_choice.py tests how backends are chosen, and test_ragged_exactness.py
+that they change no token while requests arrive, leave and are preempted.
 """
 
 import copy
@@ -14,39 +15,39 @@ from torch.nn.functional import linear
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-from helpers import generate_continuous, kernels, load_model
+from helpers import Engine, EngineConfig, generate_continuous, kernels, load_model
 from helpers.models import clone_sharing_weights
-from helpers.runners.linear import CompiledProduct, OneDNNProduct, PackedLinear, prepack, product_for
+from helpers.runners import linear_choice
+from helpers.runners.linear import FastLinear, choose_linear_backends, unchanged_layers
+from helpers.runners.linear_backends import BACKENDS, available_backends
+from helpers.runners.linear_choice import ROWS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-needs_operators = pytest.mark.skipif(
-    not product_for(torch.ones(1), compiled=False),
-    reason="no oneDNN linear layer on reordered weights",
-)
-by_both = pytest.mark.parametrize("product", [CompiledProduct, OneDNNProduct], indirect=True)
+FAST = [name for name in BACKENDS if name != "pytorch"]
+by_all = pytest.mark.parametrize("backend", FAST, indirect=True)
+needs_onednn = pytest.mark.skipif("onednn_packed" not in available_backends(torch.float32), reason="no oneDNN")
 
 
 @pytest.fixture(scope="module", params=["embedded", "gpt2", "llama"])
 def pair(request):
-    """A model on the CPU, even if there is a GPU: layers are packed only there."""
+    """A model on the CPU, even if there is a GPU: layers are replaced only there."""
     model, tokenizer = load_model() if request.param == "embedded" else random_pair(request.param)
     return copy.deepcopy(model).to("cpu"), tokenizer
 
 
 @pytest.fixture
-def product(request):
-    if request.param is CompiledProduct and kernels.unavailable():
-        pytest.skip(f"no compiled kernels: {kernels.unavailable()}")
-    if request.param is OneDNNProduct and not product_for(torch.ones(1), compiled=False):
-        pytest.skip("no oneDNN linear layer on reordered weights")
+def backend(request):
+    if request.param not in available_backends(torch.float32):
+        pytest.skip(f"{request.param} is not available here")
     return request.param
 
 
-def packed(model, product=OneDNNProduct):
-    """Return a clone of the model with all of its linear layers packed."""
+def fast(model, backend="onednn_packed"):
+    """Return a clone of the model in which this backend computes all linear layers."""
     clone = clone_sharing_weights(model)
-    assert prepack(clone, min_bytes=0, compiled=product is CompiledProduct) > 0
-    assert all(type(module.product) is product for module in clone.modules() if isinstance(module, PackedLinear))
+    assert choose_linear_backends(clone, backend) > 0
+    assert not unchanged_layers(clone)
+    assert all(module.backends == [backend] * len(ROWS) for module in clone.modules() if isinstance(module, FastLinear))
     return clone
 
 
@@ -66,44 +67,64 @@ KINDS = ["Linear with bias", "Linear without bias", "Conv1D"]
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.01)])
-@by_both
-def test_a_packed_layer_computes_the_original_layers_output_in_every_shape(kind, dtype, tolerance, product):
+@by_all
+def test_a_replaced_layer_computes_the_original_layers_output_in_every_shape(kind, dtype, tolerance, backend):
+    if backend not in available_backends(dtype):
+        pytest.skip(f"{backend} does not compute {dtype} here")
     original = layer_of(kind, dtype)
-    fast = packed(original, product)
-    assert type(fast[0]) is PackedLinear and fast[0].layer.weight is original[0].weight
-    for rows in (1, 2, 3, 8, 33, 200):
+    replaced = fast(original, backend)
+    assert type(replaced[0]) is FastLinear and replaced[0].layer.weight is original[0].weight
+    for rows in (1, 2, 3, 8, 33, 200, 300):
         for shape in [(1, rows, 24), (rows, 1, 24), (rows, 24)]:
-            check(fast, original, torch.randn(shape).to(dtype), tolerance)
+            check(replaced, original, torch.randn(shape).to(dtype), tolerance)
         last_tokens = torch.randn(rows, 2, 24).to(dtype)[:, -1:]  # not contiguous
-        check(fast, original, last_tokens, tolerance)
+        check(replaced, original, last_tokens, tolerance)
     no_rows = torch.randn(0, 1, 24).to(dtype)
-    check(fast, original, no_rows, tolerance)
+    check(replaced, original, no_rows, tolerance)
 
 
-def check(fast, original, x, tolerance):
-    torch.testing.assert_close(fast(x), original(x), rtol=tolerance, atol=tolerance)
+def check(replaced, original, x, tolerance):
+    torch.testing.assert_close(replaced(x), original(x), rtol=tolerance, atol=tolerance)
 
 
-@by_both
-def test_packing_changes_no_greedy_token(pair, product):
+@torch.no_grad()
+@needs_onednn
+def test_the_backend_follows_the_number_of_rows(monkeypatch):
+    """The backend of 8 rows, say, is used from 6 to 11 rows: the nearest measured number counts, by ratio."""
+    names = [f"for {rows} rows" for rows in ROWS]
+    called = []
+    for name in names:
+        recorder = lambda layer, name=name: lambda x: called.append(name) or layer(x)  # noqa: E731
+        monkeypatch.setitem(BACKENDS, name, recorder)
+    layer = FastLinear(layer_of("Conv1D")[0], names)
+    for rows in (0, 1, 2, 3, 5, 6, 11, 12, 31, 33, 127, 129, 256, 1000):
+        layer(torch.zeros(1, rows, 24))
+    used = [1, 1, 1, 4, 4, 8, 8, 16, 16, 64, 64, 256, 256, 256]
+    assert called == [f"for {rows} rows" for rows in used]
+
+
+@by_all
+def test_replacing_layers_changes_no_greedy_token(pair, backend):
     model, tokenizer = pair
     requests = [(prompt, 5 + 3 * row) for row, prompt in enumerate(PROMPTS[:6])]
     expected = generate_continuous(requests, 4, model, tokenizer).outputs
-    actual = generate_continuous(requests, 4, packed(model, product), tokenizer).outputs
+    actual = generate_continuous(requests, 4, fast(model, backend), tokenizer).outputs
     assert [output.token_ids for output in actual] == [output.token_ids for output in expected]
 
 
 @torch.no_grad()
-@by_both
-def test_logits_in_bfloat16_are_as_close_as_rounding_allows(pair, product):
+@by_all
+def test_logits_in_bfloat16_are_as_close_as_rounding_allows(pair, backend):
+    if backend not in available_backends(torch.bfloat16):
+        pytest.skip(f"{backend} does not compute bfloat16 here")
     model = pair[0]
     ids = torch.arange(1, 31).view(3, 10)
     exact, half = model(ids).logits, copy.deepcopy(model).to(torch.bfloat16)
-    error, packed_error = ((m(ids).logits.float() - exact).abs().max() for m in (half, packed(half, product)))
-    assert 0 < packed_error < 2 * error
+    error, fast_error = ((m(ids).logits.float() - exact).abs().max() for m in (half, fast(half, backend)))
+    assert 0 < fast_error < 2 * error
 
 
-@needs_operators
+@needs_onednn
 @torch.no_grad()
 def test_the_original_model_stays_unchanged(pair):
     model = pair[0]
@@ -112,27 +133,27 @@ def test_the_original_model_stays_unchanged(pair):
     weights, logits = copy.deepcopy(model.state_dict()), model(ids).logits
     addresses = {name: weight.data_ptr() for name, weight in model.state_dict().items()}
 
-    fast = packed(model)
-    fast(ids)
+    replaced = fast(model)
+    replaced(ids)
 
     assert dict(model.named_modules()) == modules
     assert torch.equal(model(ids).logits, logits)
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, weights[name]) and weight.data_ptr() == addresses[name]
-    own = {parameter.data_ptr() for parameter in fast.parameters()}
-    assert own == {parameter.data_ptr() for parameter in model.parameters()}, "a packed model copies no original weight"
+    own = {parameter.data_ptr() for parameter in replaced.parameters()}
+    assert own == {parameter.data_ptr() for parameter in model.parameters()}, "a fast model has no other parameters"
 
 
-@needs_operators
+@needs_onednn
 @torch.no_grad()
-def test_a_head_tied_to_the_embedding_is_packed_and_the_embedding_stays():
+def test_a_head_tied_to_the_embedding_is_replaced_and_the_embedding_stays():
     model = copy.deepcopy(load_model()[0]).to("cpu")
-    fast = packed(model)
-    assert type(fast.lm_head) is PackedLinear
-    assert type(fast.transformer.wte) is nn.Embedding
-    assert fast.lm_head.weight is fast.transformer.wte.weight is model.transformer.wte.weight
+    replaced = fast(model)
+    assert type(replaced.lm_head) is FastLinear
+    assert type(replaced.transformer.wte) is nn.Embedding
+    assert replaced.lm_head.weight is replaced.transformer.wte.weight is model.transformer.wte.weight
     ids = torch.tensor([[5, 6, 7]])
-    assert torch.equal(fast.transformer.wte(ids), model.transformer.wte(ids))
+    assert torch.equal(replaced.transformer.wte(ids), model.transformer.wte(ids))
 
 
 class TwoParents(nn.Module):
@@ -147,59 +168,81 @@ class TwoParents(nn.Module):
         return self.second["other"](self.second["one"](self.first(x)))
 
 
-@needs_operators
+@needs_onednn
 @torch.no_grad()
-def test_a_layer_with_several_parents_is_replaced_by_one_packed_layer_in_all_of_them():
+def test_a_layer_with_several_parents_is_replaced_by_one_layer_in_all_of_them():
     model = clone_sharing_weights(original := TwoParents())
-    assert prepack(model, min_bytes=0) == 1
-    assert type(model.first[0]) is PackedLinear
+    assert choose_linear_backends(model, "onednn_packed") == 1
+    assert type(model.first[0]) is FastLinear
     assert model.first[0] is model.second["one"] is model.second["other"]
     x = torch.randn(3, 24)
     check(model, original, x, 1e-5)
 
 
-@needs_operators
+@needs_onednn
 def test_gelu_in_one_pass_is_the_same_gelu():
     original = nn.Sequential(nn.Linear(24, 40), NewGELUActivation())
-    fast = packed(original)
-    assert type(fast[1]) is nn.GELU and type(original[1]) is NewGELUActivation
+    replaced = fast(original)
+    assert type(replaced[1]) is nn.GELU and type(original[1]) is NewGELUActivation
     x = torch.linspace(-6, 6, 1000)
-    torch.testing.assert_close(fast[1](x), original[1](x), rtol=0, atol=2e-6)  # the exact GELU differs by up to 5e-4
+    torch.testing.assert_close(
+        replaced[1](x), original[1](x), rtol=0, atol=2e-6
+    )  # the exact GELU differs by up to 5e-4
 
 
-@needs_operators
-def test_prepack_replaces_only_layers_that_are_large_enough_and_of_a_known_class():
-    class Special(nn.Linear):
-        """A subclass may do more than multiply."""
-
-    model = nn.ModuleList([nn.Linear(16, 16), nn.Linear(512, 512), Special(512, 512), nn.Embedding(512, 512)])
-    assert prepack(model) == 1
-    assert [type(layer) for layer in model] == [nn.Linear, PackedLinear, Special, nn.Embedding]
+class Special(nn.Linear):
+    """A subclass may do more than multiply."""
 
 
-@needs_operators
+@needs_onednn
+def test_only_layers_of_a_known_class_are_replaced():
+    model = nn.ModuleList([nn.Linear(16, 16), Special(512, 512), nn.Embedding(512, 512)])
+    assert choose_linear_backends(model, "onednn_packed") == 1
+    assert [type(layer) for layer in model] == [FastLinear, Special, nn.Embedding]
+    assert unchanged_layers(model) == ["1"]
+
+
+@needs_onednn
+def test_a_weight_of_another_class_may_be_quantized_and_stays():
+    class Quantized(nn.Parameter):
+        pass
+
+    model = nn.Sequential(nn.Linear(24, 40))
+    model[0].weight = Quantized(model[0].weight.detach())
+    assert choose_linear_backends(model, "onednn_packed") == 0
+
+
+@needs_onednn
 def test_gradients_are_those_of_the_original_layer():
     original = layer_of("Linear with bias")
-    fast = packed(original)
+    replaced = fast(original)
     x = torch.randn(8, 24, requires_grad=True)
-    (expected,), (actual,) = (torch.autograd.grad(model(x).square().sum(), x) for model in (original, fast))
+    (expected,), (actual,) = (torch.autograd.grad(model(x).square().sum(), x) for model in (original, replaced))
     assert torch.equal(actual, expected)
 
 
-@needs_operators
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
-def test_once_a_weight_has_changed_its_packed_copy_is_no_longer_used(kind):
+@by_all
+def test_once_a_weight_has_changed_the_original_layer_computes(kind, backend):
     original = layer_of(kind)
-    fast = packed(original)
+    replaced = fast(original, backend)
     x = torch.randn(8, 24)
-    before = fast(x)
+    before = replaced(x)
     original[0].weight.mul_(2)  # as training the original does, whose tensors the clone shares
-    assert not torch.allclose(fast(x), before)
-    assert torch.equal(fast(x), original(x))
+    assert not torch.allclose(replaced(x), before)
+    assert torch.equal(replaced(x), original(x))
 
 
-def refuse(weight, rows):
+@torch.no_grad()
+@by_all
+def test_once_a_weight_has_been_exchanged_the_original_layer_computes(backend):
+    replaced = fast(layer_of("Linear with bias"), backend)
+    replaced[0].layer.weight = nn.Parameter(torch.zeros(40, 24))
+    assert torch.equal(replaced(torch.ones(8, 24)), replaced[0].bias.expand(8, -1))
+
+
+def refuse(*arguments):
     raise RuntimeError("mkldnn_reorder_linear_weight: this path needs another CPU")
 
 
@@ -207,20 +250,34 @@ def operators(reorder, multiply):
     return SimpleNamespace(_reorder_linear_weight=reorder, _linear_pointwise=multiply)
 
 
+def of_another_layout(x, weight, *others):
+    """Ignore strides, so that the view of a `Conv1D`'s weight is misread."""
+    return linear(x, weight.as_strided(weight.shape, (weight.shape[1], 1)))
+
+
 BROKEN = {
     "are missing": SimpleNamespace(),
-    "refuse this CPU": operators(refuse, None),
-    "take other arguments": operators(lambda weight: weight, None),
+    "refuse this CPU": operators(refuse, refuse),
+    "take other arguments": operators(lambda weight: weight, lambda x, weight: x),
     "compute something else": operators(lambda weight, rows: weight, lambda x, *others: torch.zeros_like(x)),
+    "misread a transposed weight": operators(lambda weight, rows: weight, of_another_layout),
 }
 
 
+@pytest.fixture
+def no_kernels(monkeypatch):
+    monkeypatch.setattr(kernels, "unavailable", lambda *of: "there is no C++ compiler")
+
+
 @pytest.mark.parametrize("how", BROKEN)
-def test_if_the_operators_do_not_work_the_model_stays_as_it_is(monkeypatch, how):
+def test_if_the_operators_do_not_work_the_model_stays_as_it_is(monkeypatch, no_kernels, how):
     monkeypatch.setattr(torch.ops, "mkldnn", BROKEN[how])
+    monkeypatch.setattr(linear_choice, "measure", lambda *of: pytest.fail("there is nothing to choose"))
+    monkeypatch.setattr("helpers.runners.linear.MIN_MODEL_BYTES", 0)
+    assert available_backends(torch.float32) == available_backends(torch.bfloat16) == ["pytorch"]
     model = copy.deepcopy(load_model()[0]).to("cpu")
     before = str(model)
-    assert prepack(model, min_bytes=0, compiled=False) == 0
+    assert choose_linear_backends(model) == 0
     assert str(model) == before, "the activations stay, too"
 
 
@@ -229,34 +286,58 @@ def test_layers_of_other_dtypes_and_devices_stay_as_they_are(monkeypatch, option
     # Unlike the real operators, these work in any dtype.
     any_dtype = operators(lambda weight, rows: weight, lambda x, weight, bias, *others: linear(x, weight, bias))
     monkeypatch.setattr(torch.ops, "mkldnn", any_dtype)
-    model = nn.Sequential(nn.Linear(24, 40, **options))
-    assert prepack(model, min_bytes=0) == 0
+    model = nn.Sequential(nn.Linear(2000, 2000, **options))
+    assert choose_linear_backends(model) == 0
     assert type(model[0]) is nn.Linear
+    with pytest.raises(ValueError, match=r"'onednn' does not work for float.. on (cpu|meta) here: .* 'pytorch'"):
+        choose_linear_backends(model, "onednn")
 
 
 def test_layers_whose_weights_were_made_in_inference_mode_stay_as_they_are():
     with torch.inference_mode():
         model = nn.Sequential(nn.Linear(24, 40))
-    assert prepack(model, min_bytes=0) == 0  # such a weight does not show that it has changed
+    assert choose_linear_backends(model, "pytorch") == 0  # such a weight does not show that it has changed
+    assert unchanged_layers(model) == ["0"]
 
 
-@needs_operators
+@needs_onednn
 def test_a_layer_with_a_hook_stays_as_it_is():
     calls = []
     model = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 24))
     model[0].register_forward_hook(lambda *_: calls.append("after"))
     model[1].register_forward_pre_hook(lambda *_: calls.append("before"))
-    assert prepack(model, min_bytes=0) == 0
+    assert choose_linear_backends(model, "onednn") == 0
     with torch.no_grad():
         model(torch.randn(2, 24))
     assert calls == ["after", "before"]
 
 
-@needs_operators
-def test_a_packed_layer_has_the_attributes_of_the_original():
+@needs_onednn
+def test_a_replaced_layer_has_the_attributes_of_the_original():
     original = layer_of("Linear with bias")
-    fast = packed(original)[0]
-    assert fast.weight is original[0].weight and fast.bias is original[0].bias
-    assert (fast.in_features, fast.out_features) == (24, 40)
+    replaced = fast(original)[0]
+    assert replaced.weight is original[0].weight and replaced.bias is original[0].bias
+    assert (replaced.in_features, replaced.out_features) == (24, 40)
     with pytest.raises(AttributeError):
-        _ = fast.no_such_attribute
+        _ = replaced.no_such_attribute
+
+
+@pytest.mark.parametrize("name", ["mkl", "", "Compiled"])
+def test_an_unknown_backend_is_an_error_that_lists_the_known_ones(name):
+    config = EngineConfig(linear_backend=name)
+    with pytest.raises(ValueError, match=f"no linear backend '{name}': choose one of 'auto', 'pytorch', 'onednn', "):
+        Engine(*random_pair("llama"), config)
+
+
+def test_an_unavailable_backend_is_an_error_that_lists_the_available_ones(no_kernels):
+    config = EngineConfig(linear_backend="compiled")
+    with pytest.raises(ValueError, match="'compiled' does not work for float32 on cpu here: choose one of 'auto', 'py"):
+        Engine(*random_pair("llama"), config)
+
+
+@by_all
+@pytest.mark.parametrize("execution", ["ragged", "padded"])
+def test_the_configured_backend_computes_all_layers_of_an_engine(backend, execution):
+    engine = Engine(*random_pair("gpt2"), EngineConfig(linear_backend=backend, execution=execution))
+    layers = [module for module in engine.runner.model.modules() if isinstance(module, FastLinear)]
+    assert len(layers) == 9 and all(set(layer.backends) == {backend} for layer in layers)

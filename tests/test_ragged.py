@@ -16,7 +16,7 @@ from helpers import Engine, EngineConfig, SamplingParams
 from helpers.engine import BlockManager, Chunk, Plan, Sequence
 from helpers.models import clone_sharing_weights
 from helpers.runners import PaddedRunner, RaggedRunner, choice, why_not_ragged
-from helpers.runners.attention import QuerySegment, attend_one
+from helpers.runners.attention import AttentionSettings, QuerySegment, attend_one
 from helpers.runners.kv_pool import KVPool, key_slots, slot_mapping
 from tests.families import GROUPED, build, by_name, tokenizer
 
@@ -85,13 +85,13 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
 )
 def test_a_query_attends_to_its_own_key_and_those_before_it_within_the_window(past, tokens, window, visible):
     for start in (0, 5):  # in any columns of the row
-        mask = QuerySegment(start, tokens, past, slice(0, past + tokens)).mask(window, "cpu")
+        mask = QuerySegment(start, tokens, past, []).mask(window, "cpu")
         drawn = None if mask is None else ["".join(".x"[attends] for attends in row) for row in mask.tolist()]
         assert drawn == visible
 
 
 def test_a_segment_has_a_mask_for_every_window_that_a_layer_asks_for():
-    segment = QuerySegment(0, 3, 0, slice(0, 3))
+    segment = QuerySegment(0, 3, 0, [])
     for window in (None, 1, 2, None, 1):
         assert segment.mask(window, "cpu").sum() == {None: 6, 1: 3, 2: 5}[window]
 
@@ -125,8 +125,8 @@ def test_attention_of_a_sequence_is_what_its_definition_says(kv_heads, with_sink
         for shape in ((4, tokens, 8), (kv_heads, 7, 8), (kv_heads, 7, 6))
     )
     sinks = torch.randn(4, generator=generator, dtype=torch.float64) if with_sinks else None
-    mask = QuerySegment(0, tokens, 7 - tokens, slice(0, 7)).mask(window, "cpu")
-    actual = attend_one(query, key, value, mask, scaling, softcap, sinks)
+    mask = QuerySegment(0, tokens, 7 - tokens, []).mask(window, "cpu")
+    actual = attend_one(query, key, value, mask, AttentionSettings(scaling, window, softcap, sinks))
     assert torch.allclose(actual, reference_attention(query, key, value, mask, scaling, softcap, sinks), atol=1e-6)
 
 
@@ -136,8 +136,8 @@ def test_in_bfloat16_attention_is_as_close_to_its_definition_as_rounding_allows(
     query, key, value = (
         torch.randn(*shape, generator=generator).bfloat16() for shape in ((4, tokens, 8), (2, keys, 8), (2, keys, 6))
     )
-    mask = QuerySegment(0, tokens, keys - tokens, slice(0, keys)).mask(window, "cpu")
-    actual = attend_one(query, key, value, mask)
+    mask = QuerySegment(0, tokens, keys - tokens, []).mask(window, "cpu")
+    actual = attend_one(query, key, value, mask, AttentionSettings())
     exact = reference_attention(query.double(), key.double(), value.double(), mask, None, None, None)
     assert actual.dtype == torch.bfloat16
     assert torch.allclose(actual.double(), exact, atol=0.01)
@@ -211,7 +211,7 @@ def test_the_pool_has_the_dtype_of_the_model(llama):
 def test_a_block_is_copied_in_every_layer_and_no_other_block_changes():
     pool = KVPool(num_blocks=4, block_size=2)
     for layer in range(2):
-        pool.write(layer, torch.rand(1, 3, 8, 5), torch.rand(1, 3, 8, 7), torch.arange(8))
+        pool.write(layer, torch.rand(3, 8, 5), torch.rand(3, 8, 7), torch.arange(8))
     before = [[tensor.clone() for tensor in layer] for layer in pool.layers.values()]
     pool.copy_block(2, 1)
     for old, new in zip(before, pool.layers.values(), strict=True):

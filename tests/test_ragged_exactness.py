@@ -8,6 +8,7 @@ models.
 from collections import Counter
 
 import pytest
+import torch
 import transformers
 from conftest import LONGEST, PROMPTS, alone, random_pair, spied
 from hypothesis import Phase, settings
@@ -23,6 +24,7 @@ from hypothesis.stateful import (
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
 from helpers.runners.kv_pool import KVPool
+from helpers.runners.linear_backends import BACKENDS, available_backends
 from tests.families import FAMILIES, CountingScheduler, not_ragged_because, reference, serve_ragged, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,11 +42,15 @@ def family(request):
 
 
 @of_every_family
-@pytest.mark.parametrize("kernels", [None, False], ids=["compiled kernels", "PyTorch alone"])
-def test_chunks_preemptions_and_caching_change_no_token(family, kernels):
+@pytest.mark.parametrize("linear_backend", BACKENDS)
+def test_chunks_preemptions_and_caching_change_no_token(family, linear_backend):
+    """With each backend of the linear layers in turn, and with PyTorch alone."""
+    if linear_backend not in available_backends(torch.float32):
+        pytest.skip("this backend is not available here")
+    kernels = False if linear_backend == "pytorch" else None
     alone = reference(family)
     requests, expected = alone.requests[:8] * 2, alone.tokens[:8] * 2  # every request arrives twice
-    tokens, engine = serve_ragged(alone.model, requests, seed=0, kernels=kernels)
+    tokens, engine = serve_ragged(alone.model, requests, seed=0, kernels=kernels, linear_backend=linear_backend)
     assert tokens == expected
     events = engine.scheduler
     assert events.num_preempted > 3 and events.num_partial_chunks > 10 and events.num_cached_tokens > 20
@@ -84,8 +90,9 @@ class RaggedMachine(RuleBasedStateMachine):
         spare_blocks=st.integers(0, 4),
         caching=st.booleans(),
         kernels=st.sampled_from([None, False]),  # None: if they can be compiled
+        linear_backend=st.sampled_from(available_backends(torch.float32)),
     )
-    def begin(self, rows, tokens, spare_blocks, caching, kernels):
+    def begin(self, rows, tokens, spare_blocks, caching, kernels, linear_backend):
         self.model, self.tokenizer = self.pair()
         longest = max(len(self.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS) + LONGEST
         config = EngineConfig(
@@ -96,6 +103,7 @@ class RaggedMachine(RuleBasedStateMachine):
             num_blocks=-(-longest // 4) + spare_blocks,
             prefix_caching=caching,
             kernels=kernels,
+            linear_backend=linear_backend,
             scheduler_cls=CountingScheduler,
         )
         self.engine = Engine(self.model, self.tokenizer, config)

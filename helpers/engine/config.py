@@ -31,11 +31,14 @@ class EngineConfig:
         num_blocks: the number of blocks, in ragged execution; None for as many as all rows need at the model's context
             length, up to 1 GiB.
         prefix_caching: whether a request reuses the keys and values of an earlier one with the same prefix.
-        prepack: on a CPU, whether to keep a second copy of the weights in the order that is read fastest
-            (`runners/linear.py`); None does so for models of up to 1 GiB.
-        kernels: on a CPU, whether to compile the kernels in `kernels/` for prepacked linear layers and the attention
-            of decodes; None does so where possible, False uses PyTorch's operators, True raises an error if the
-            kernels are unavailable.
+        linear_backend: what computes the linear layers on a CPU: "auto" chooses by measurement
+            (`runners/linear_choice.py`); "pytorch", "onednn", "onednn_packed" or "compiled" computes all of them.
+        prepack: on a CPU, whether "auto" may keep second copies of weights in an order that is read faster; None allows
+            that for models of up to 1 GiB.
+        kernels: on a CPU, whether to compile the kernels in `kernels/` for attention and elementwise operations; None
+            does so where possible, False uses PyTorch's operators, True raises an error if the kernels are unavailable.
+        batch_invariant: whether a request's logits must not depend on its company, bit for bit
+            (`runners/batch_invariant.py`). It requires a CPU, a C++ compiler and a model that runs ragged.
         dtype: the torch dtype of the engine's copy of the model; None to run the model as it is.
         trace_length: how many of the latest forward passes the trace keeps, for an engine that never stops; None for
             all of them.
@@ -57,8 +60,10 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int | None = None
     prefix_caching: bool = True
+    linear_backend: str = "auto"
     prepack: bool | None = None
     kernels: bool | None = None
+    batch_invariant: bool = False
     dtype: Any = None
     trace_length: int | None = None
     scheduler_cls: "Callable[..., Scheduler] | None" = None

@@ -1,14 +1,16 @@
-"""Two C++ kernels, for work that PyTorch's operators do more slowly on a CPU.
+"""C++ kernels, for work that PyTorch's operators do more slowly on a CPU.
 
     linear            multiplies a few rows by a large weight, as fast as memory can be read
-    paged_attention   computes the attention of all decodes of an iteration in one call, through their block tables
+    paged_attention   computes the attention of all sequences of an iteration in one call, through their block tables
+    add_norm, gelu_   compute what lies between linear layers in one pass over memory
 
 The first use compiles them, which takes some seconds; the result is kept on disk. Without a compiler, on other devices
 and for dtypes other than float32 and bfloat16, PyTorch's operators do this work. `unavailable` returns the reason.
 """
 
 from .compiled import unavailable
+from .elementwise import add_norm, gelu_
 from .linear import linear, pack
-from .paged_attention import Decodes, is_supported, paged_attention
+from .paged_attention import Segments, is_supported, paged_attention
 
-__all__ = ["Decodes", "is_supported", "linear", "pack", "paged_attention", "unavailable"]
+__all__ = ["Segments", "add_norm", "gelu_", "is_supported", "linear", "pack", "paged_attention", "unavailable"]

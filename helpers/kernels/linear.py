@@ -41,7 +41,7 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     """
     panels, inputs, outputs = weight
     for tensor in (x,) if bias is None else (x, bias):
-        if tensor.dtype != panels.dtype or tensor.device.type != "cpu":
+        if tensor.dtype is not panels.dtype or not tensor.is_cpu:
             raise ValueError(
                 f"The weight is {panels.dtype} on the CPU, but an argument is {tensor.dtype} on {tensor.device}: "
                 f"move x and bias to the weight's dtype and device."

@@ -2,12 +2,15 @@
 
 choice.py        chooses a runner: ragged where the model supports it, otherwise padded, with the reason
 ragged.py        all tokens of an iteration in one row, without padding
-attention.py     attention of each sequence over its own keys and values
+lean.py          the forward pass of GPT-2's and Llama's blocks, written out; lean_recognition.py finds such models
+attention.py     attention of each sequence over its own keys and values; attention_choice.py times both ways
 kv_pool.py       the tensors behind the blocks
 layer_masks.py   which tokens a model's layers attend to
 padded.py        left-padded batches, for every other model
 sampling.py      samples the tokens, greedily or at random
-linear.py        linear layers on reordered copies of the weights
+linear.py        linear layers that use the fastest backend: linear_backends.py lists the backends, linear_choice.py
+                 times them, linear_report.py shows the times
+batch_invariant.py   the same bits in any company, on request
 """
 
 from .attention import attend

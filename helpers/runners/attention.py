@@ -1,7 +1,8 @@
 """Attention over a ragged row: the queries of each sequence attend to the sequence's own keys and values.
 
 transformers calls `attend` in every layer of a model whose attention implementation is "ragged". Because transformers
-knows nothing about sequences, a context variable passes the row's metadata to `attend`.
+knows nothing about sequences, a context variable passes the row's metadata to `attend`. `attend_row` does the work: for
+all sequences in one call of a compiled kernel (`kernels/paged_attention.cpp`), or for one sequence after another.
 """
 
 import contextlib
@@ -13,23 +14,48 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from .. import kernels
-from .kv_pool import KVPool
+from .attention_choice import kernel_wins_chunks
+from .kv_pool import KVPool, key_slots
+
+
+@dataclass(frozen=True)
+class AttentionSettings:
+    """What a layer asks for beyond plain attention.
+
+    Attributes:
+        scaling: the factor of the scores; 1 / sqrt(head dim) if None.
+        window: the most keys that a query attends to, its own included (Mistral, Gemma); None for all.
+        softcap: the bound of the scores, which are passed through a scaled tanh (Gemma 2).
+        sinks: [heads]: one additional score per head, without a value (gpt-oss).
+    """
+
+    scaling: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 class QuerySegment:
-    """The columns of the row that belong to one sequence, and the slots of its keys and values.
+    """The columns of the row that belong to one sequence, and where its keys and values are.
 
     Args:
         start: the first column.
         tokens: the number of columns.
         past: how many of the sequence's tokens were computed in earlier passes.
-        key_slots: the slots of all the sequence's keys, old and new: a slice, or an int64 tensor.
+        block_table: the blocks of the sequence's keys and values, old and new.
     """
 
-    def __init__(self, start: int, tokens: int, past: int, key_slots: slice | torch.Tensor):
+    def __init__(self, start: int, tokens: int, past: int, block_table: list[int]):
         self.start, self.end, self.tokens, self.past = start, start + tokens, tokens, past
-        self.key_slots = key_slots
+        self.block_table = block_table
+        self._key_slots: slice | torch.Tensor | None = None
         self._masks: dict[int | None, torch.Tensor | None] = {}
+
+    def key_slots(self, pool: KVPool, device) -> slice | torch.Tensor:
+        """Return the slots of the sequence's keys; computed once, because all layers use the same."""
+        if self._key_slots is None:
+            self._key_slots = key_slots(self.block_table, pool.block_size, self.past + self.tokens, device)
+        return self._key_slots
 
     def mask(self, window: int | None, device) -> torch.Tensor | None:
         """Return which keys each query attends to, bool [tokens, keys]; None for all of them.
@@ -48,21 +74,37 @@ class QuerySegment:
         return self._masks[window]
 
 
-@dataclass
 class AttentionMetadata:
-    """What `attend` needs to know about the row that is being computed.
+    """What attention needs to know about the row that is being computed.
 
-    Attributes:
+    Args:
         pool: the keys and values of all sequences.
         segments: the row's segments, from left to right.
         slots: int64 [T], the slots to which the keys and values of the row's tokens are written.
-        decodes: the segments of one token, in the kernel's format; None if the kernel is not used.
+        compiled: whether the kernel computes the attention that it supports.
+
+    Attributes:
+        settings: those of each layer that has computed its attention, by its number.
     """
 
-    pool: KVPool
-    segments: list[QuerySegment]
-    slots: torch.Tensor
-    decodes: kernels.Decodes | None = None
+    def __init__(self, pool: KVPool, segments: list[QuerySegment], slots: torch.Tensor, compiled: bool = False):
+        self.pool, self.segments, self.slots = pool, segments, slots
+        self.settings: dict[int, AttentionSettings] = {}
+        self.compiled = compiled
+        self._kernel_segments: dict[bool, kernels.Segments] = {}
+
+    def kernel_segments(self, with_chunks: bool) -> kernels.Segments:
+        """Return the segments that the kernel computes, all or only the decodes; made once for all layers."""
+        if with_chunks not in self._kernel_segments:
+            chosen = [segment for segment in self.segments if with_chunks or segment.tokens == 1]
+            self._kernel_segments[with_chunks] = kernels.Segments(
+                [segment.start for segment in chosen],
+                [segment.tokens for segment in chosen],
+                [segment.past + segment.tokens for segment in chosen],
+                [segment.block_table for segment in chosen],
+                self.pool.block_size,
+            )
+        return self._kernel_segments[with_chunks]
 
 
 _metadata: ContextVar[AttentionMetadata] = ContextVar("attention_metadata")
@@ -85,37 +127,55 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
         module: the model's attention layer.
         query: [1, heads, T, head dim]; `key` and `value`: [1, kv heads, T, head dim], for the row's tokens.
         attention_mask: not used; each sequence's mask follows from its segment.
-        scaling: the factor of the scores; 1 / sqrt(head dim) if None.
-        sliding_window: the most keys that a query attends to, its own included (Mistral, Gemma).
-        softcap: the bound of the scores, which are passed through a scaled tanh (Gemma 2).
-        s_aux: attention sinks [heads]: one additional score per head, without a value (gpt-oss).
+        scaling, sliding_window, softcap, s_aux: see `AttentionSettings`.
 
     Returns:
         The output [1, T, heads, head dim of the values], and None in place of the attention weights.
     """
-    row = _metadata.get()
-    keys, values = row.pool.write(module.layer_idx, key, value, row.slots)
-    output = query.new_empty(query.shape[2], query.shape[1], values.shape[2])
-    segments = row.segments
-    if row.decodes is not None and softcap is None and s_aux is None and kernels.is_supported(query, keys, values):
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        kernels.paged_attention(query[0], keys, values, row.decodes, output, scale, sliding_window)
-        segments = [segment for segment in segments if segment.tokens > 1]
+    settings = AttentionSettings(scaling, sliding_window, softcap, s_aux)
+    return attend_row(_metadata.get(), module.layer_idx, query[0], key[0], value[0], settings)[None], None
+
+
+def attend_row(
+    row: AttentionMetadata,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    settings: AttentionSettings,
+) -> torch.Tensor:
+    """Compute a layer's attention, as `attend` does.
+
+    Args:
+        query: [heads, T, head dim]; `key` and `value`: [kv heads, T, head dim], for the row's tokens.
+
+    Returns:
+        The output [T, heads, head dim of the values].
+    """
+    row.settings[layer] = settings
+    keys, values = row.pool.write(layer, key, value, row.slots)
+    output = query.new_empty(query.shape[1], query.shape[0], values.shape[2])
+    segments, plain = row.segments, settings.softcap is None and settings.sinks is None
+    if row.compiled and plain and kernels.is_supported(query, keys, values):
+        with_chunks = len(segments) == query.shape[1] or kernel_wins_chunks(query, keys)
+        scale = query.shape[-1] ** -0.5 if settings.scaling is None else settings.scaling
+        kernels.paged_attention(query, keys, values, row.kernel_segments(with_chunks), output, scale, settings.window)
+        segments = [] if with_chunks else [segment for segment in segments if segment.tokens > 1]
     for segment in segments:
-        q, k, v = query[0, :, segment.start : segment.end], keys[:, segment.key_slots], values[:, segment.key_slots]
-        own = attend_one(q, k, v, segment.mask(sliding_window, query.device), scaling, softcap, s_aux)
+        slots, mask = segment.key_slots(row.pool, query.device), segment.mask(settings.window, query.device)
+        own = attend_one(query[:, segment.start : segment.end], keys[:, slots], values[:, slots], mask, settings)
         output[segment.start : segment.end] = own.transpose(0, 1)
-    return output[None], None
+    return output
 
 
-def attend_one(query, key, value, mask, scaling=None, softcap=None, sinks=None) -> torch.Tensor:
+def attend_one(query, key, value, mask, settings: AttentionSettings) -> torch.Tensor:
     """Return the attention output of one sequence, [heads, T, head dim of the values].
 
     Args:
         query: [heads, T, head dim]; `key` and `value`: [kv heads, keys, head dim].
-        mask: bool [T, keys], True to attend; None for all keys.
-        scaling, softcap, sinks: as for `attend`.
+        mask: bool [T, keys], True to attend; None for all keys. It includes the window.
     """
+    scaling, softcap, sinks = settings.scaling, settings.softcap, settings.sinks
     groups = query.shape[0] // key.shape[0]
     if softcap is None and sinks is None:
         q, k, v = query[None], key[None], value[None]

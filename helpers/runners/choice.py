@@ -1,6 +1,6 @@
 """Choose how a model is run: ragged where the model supports it, otherwise padded, with the reason.
 
-On a CPU, linear layers are prepacked and two kernels are compiled, where that is possible.
+On a CPU, the fastest backends of the linear layers are chosen, and kernels are compiled, where that is possible.
 """
 
 import logging
@@ -12,13 +12,15 @@ from transformers.utils import logging as transformers_logging
 from .. import kernels
 from ..engine import Chunk, EngineConfig, Plan, Sequence
 from ..models import bytes_per_token, clone_sharing_weights, context_length
+from .batch_invariant import BatchInvariantRunner, why_not_invariant
 from .layer_masks import UnsupportedAttention, check_layer_masks
-from .linear import prepack
+from .linear import choose_linear_backends, unchanged_layers
+from .linear_backends import BATCH_INVARIANT
 from .padded import PaddedRunner
 from .ragged import RaggedRunner
 
 MAX_KV_BYTES = 2**30  # size of the KV cache, unless the configuration sets num_blocks
-MAX_PREPACKED_BYTES = 2**30  # larger models are not prepacked, unless the configuration sets prepack
+MAX_COPIED_BYTES = 2**30  # of a larger model, weights are copied only if the configuration sets prepack
 log = logging.getLogger(__name__)
 
 
@@ -26,7 +28,8 @@ def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | Ragged
     """Return the runner for a model.
 
     Raises:
-        ValueError: the configuration requires ragged execution or kernels, but they are unavailable.
+        ValueError: the configuration requires ragged or batch-invariant execution, kernels or a linear backend, but
+            they are unavailable.
     """
     if config.execution == "padded":
         reason = 'the configuration says execution="padded"'
@@ -34,17 +37,44 @@ def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | Ragged
         if config.execution == "ragged":
             raise ValueError(f'{type(model).__name__} cannot run ragged: {reason}. Use execution="padded" or "auto".')
         log.warning("%s runs padded, which is slower: %s.", type(model).__name__, reason)
+    if config.batch_invariant and reason:
+        raise ValueError(f"Batch-invariant execution must be ragged, but {reason}. Use batch_invariant=False.")
     compiled = _use_kernels(model, config)
     num_blocks = None if reason else _num_blocks(model, config)
     if isinstance(model, PreTrainedModel):
         clone = clone_sharing_weights(model)  # later changes affect the engine's clone only
-        size = sum(parameter.nbytes for parameter in model.parameters())
-        wanted = size <= MAX_PREPACKED_BYTES if config.prepack is None else config.prepack
-        packed = wanted and prepack(clone, compiled=compiled)
-        model = clone if packed or not reason else model
+        replaced = _choose_linear_backends(clone, config)
+        model = clone if replaced or not reason else model
     if reason:
         return PaddedRunner(model, tokenizer, reason)
-    return RaggedRunner(model, num_blocks, config.block_size, compiled)
+    if config.batch_invariant:
+        _require_invariance(model, compiled)
+        return BatchInvariantRunner(model, num_blocks, config.block_size, compiled)
+    return RaggedRunner(model, num_blocks, config.block_size, compiled, lean=True)
+
+
+def _choose_linear_backends(clone: PreTrainedModel, config: EngineConfig) -> int:
+    size = sum(parameter.nbytes for parameter in clone.parameters())
+    copies = size <= MAX_COPIED_BYTES if config.prepack is None else config.prepack
+    if not config.batch_invariant:
+        return choose_linear_backends(clone, config.linear_backend, copies)
+    if config.linear_backend not in ("auto", BATCH_INVARIANT):
+        raise ValueError(
+            f"With the linear backend {config.linear_backend!r}, a row depends on the number of rows. "
+            f"batch_invariant=True requires {BATCH_INVARIANT!r}."
+        )
+    return choose_linear_backends(clone, BATCH_INVARIANT)
+
+
+def _require_invariance(model: PreTrainedModel, compiled: bool) -> None:
+    name = type(model).__name__
+    if layers := unchanged_layers(model):
+        raise ValueError(
+            f"{name} cannot run batch-invariant: its layer {layers[0]} is not a plain linear layer, so its products "
+            f"may depend on the number of rows. Use batch_invariant=False."
+        )
+    if problem := why_not_invariant(model, compiled=compiled):
+        raise ValueError(f"{name} cannot run batch-invariant: {problem}. Use batch_invariant=False.")
 
 
 def _use_kernels(model, config: EngineConfig) -> bool:

@@ -22,18 +22,18 @@ class KVPool:
     def write(
         self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the keys and values [1, kv heads, T, head dim] of new tokens in their slots [T].
+        """Store the keys and values [kv heads, T, head dim] of new tokens in their slots [T].
 
         Returns:
             The layer's keys and values, [kv heads, slots, head dim] each. The first call for a layer allocates them,
             because their shapes are not known before.
         """
         if layer not in self.layers:
-            shapes = [(one.shape[1], self.num_slots, one.shape[3]) for one in (key, value)]
+            shapes = [(one.shape[0], self.num_slots, one.shape[2]) for one in (key, value)]
             self.layers[layer] = key.new_zeros(shapes[0]), value.new_zeros(shapes[1])
         keys, values = self.layers[layer]
-        keys.index_copy_(1, slots, key[0])
-        values.index_copy_(1, slots, value[0])
+        keys.index_copy_(1, slots, key)
+        values.index_copy_(1, slots, value)
         return keys, values
 
     def copy_block(self, source: int, destination: int) -> None:

@@ -1,12 +1,10 @@
-"""Linear layers on weights that are reordered once, so that they can be read as fast as memory allows.
+"""Replace a model's linear layers with the backend that is fastest on this machine for the number of rows at hand.
 
 Decoding multiplies a few rows by every weight of the model. That is little arithmetic, so it takes as long as reading
-the weights. PyTorch's default product on a CPU reads them in the order in which they are stored, at a fifth to a half
-of the memory bandwidth. Two products use an order of their own. The one in `kernels/linear.cpp` must be compiled.
-oneDNN's comes with PyTorch and reads at two thirds to three quarters of the bandwidth.
+the weights. A prefill multiplies hundreds of rows, which takes as long as the arithmetic. `linear_backends.py` lists
+the backends, and `linear_choice.py` finds out by measurement which is fastest for which shape and number of rows.
 
-`prepack` changes no output by more than rounding, and it writes into no tensor of the model. It skips layers that it
-cannot speed up. oneDNN's operators are private to PyTorch, so each product is tried out before it is used.
+`choose_linear_backends` changes no output by more than rounding, and it writes into no tensor of the model.
 """
 
 import torch
@@ -14,35 +12,51 @@ from torch import nn
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-from .. import kernels
+from .linear_backends import BACKENDS, available_backends
+from .linear_choice import ROWS, nearest, shape_of, times_of
+
+MIN_LAYER_BYTES = 1_000_000  # smaller weights fit in a core's cache
+MIN_MODEL_BYTES = 10_000_000  # the large layers of a smaller model fit in the last-level cache together
 
 
-def prepack(model: nn.Module, min_bytes: int = 1_000_000, compiled: bool = True) -> int:
-    """Replace linear layers, including the LM head, with layers on reordered copies of their weights.
+def choose_linear_backends(model: nn.Module, backend: str = "auto", copies: bool = True) -> int:
+    """Replace linear layers, including the LM head, with layers that use the fastest backends.
 
     This replaces modules of `model` and changes none of its tensors. To keep the original, pass a clone that shares its
     weights (`clone_sharing_weights`). transformers' `gelu_new` is replaced, too, with PyTorch's faster operator.
 
-    The copies take as many bytes as these layers' weights (494 MB for GPT-2 with 124M parameters in float32). No layer
-    can be packed on a GPU, in a dtype other than float32 and bfloat16, or if neither product works. A packed layer
-    uses its copy while gradients are disabled, as under `torch.no_grad()`. While gradients are recorded, or once its
-    weight has been written to, the original layer computes.
+    A layer for which PyTorch's own product wins stays as it is. So do all layers on a GPU and in dtypes other than
+    float32 and bfloat16. A replaced layer uses its backends while gradients are disabled, as under `torch.no_grad()`.
+    While gradients are recorded, or once its weight has been written to, the original layer computes.
 
     Args:
-        min_bytes: smaller weights stay as they are: they fit in a cache, and a packed call has a higher fixed cost.
-        compiled: use the compiled kernel if it is available.
+        backend: "auto" to choose by measurement, for large layers of large models only; or a name in `BACKENDS`, which
+            then computes all layers.
+        copies: whether "auto" may keep second copies of weights. They take as many bytes as the weights (494 MB for
+            GPT-2 with 124M parameters in float32).
 
     Returns:
         The number of layers that were replaced.
+
+    Raises:
+        ValueError: the backend is unknown, or unavailable for this model.
     """
+    if backend not in ("auto", *BACKENDS):
+        names = ", ".join(repr(name) for name in ["auto", *BACKENDS])
+        raise ValueError(f"There is no linear backend {backend!r}: choose one of {names}.")
     # A layer may have several parents, and several names in one of them.
     modules = [(path, module) for path, module in model.named_modules(remove_duplicate=False) if path]
+    layers = list(dict.fromkeys(module for _, module in modules if is_plain(module)))
+    if backend == "auto":
+        layers = [layer for layer in layers if layer.weight.nbytes >= MIN_LAYER_BYTES]
+        if sum(layer.weight.nbytes for layer in layers) < MIN_MODEL_BYTES:
+            return 0
     replacements: dict[nn.Module, nn.Module] = {}
-    for _, layer in modules:
-        if layer not in replacements and _is_plain(layer) and layer.weight.nbytes >= min_bytes:
-            product = product_for(layer.weight, compiled)
-            if product is not None:
-                replacements[layer] = PackedLinear(layer, product)
+    for kind in dict.fromkeys((layer.weight.dtype, layer.weight.device) for layer in layers):
+        alike = [layer for layer in layers if (layer.weight.dtype, layer.weight.device) == kind]
+        for layer, chosen in zip(alike, _choose(alike, backend, copies, available_backends(*kind)), strict=True):
+            if set(chosen) != {"pytorch"}:
+                replacements[layer] = FastLinear(layer, chosen)
     num_layers = len(replacements)
     if num_layers:  # transformers' `gelu_new` makes eight passes over its input
         activations = {module for _, module in modules if type(module) is NewGELUActivation}
@@ -53,70 +67,59 @@ def prepack(model: nn.Module, min_bytes: int = 1_000_000, compiled: bool = True)
     return num_layers
 
 
-def _is_plain(layer: nn.Module) -> bool:
-    """Return whether a layer multiplies and does nothing else: a subclass or a hook might."""
-    return type(layer) in (nn.Linear, Conv1D) and not layer._forward_hooks and not layer._forward_pre_hooks
+def is_plain(layer: nn.Module) -> bool:
+    """Return whether a layer multiplies and does nothing else: a subclass or a hook might.
+
+    A weight of another class may be quantized. One made in inference mode counts no writes, so a stale copy could not
+    be detected.
+    """
+    if type(layer) not in (nn.Linear, Conv1D) or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    return type(layer.weight) is nn.Parameter and not layer.weight.is_inference()
 
 
-class CompiledProduct:
-    """Multiplies x [..., in] by a weight [out, in] with the compiled kernel."""
-
-    def __init__(self, weight: torch.Tensor):
-        self.packed = kernels.pack(weight)
-
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return kernels.linear(x, self.packed, bias)
+def unchanged_layers(model: nn.Module) -> list[str]:
+    """Return the paths of the linear layers that `choose_linear_backends` did not replace, subclasses included."""
+    replaced = {module.layer for module in model.modules() if isinstance(module, FastLinear)}
+    layers = (nn.Linear, Conv1D)
+    return [path for path, module in model.named_modules() if isinstance(module, layers) and module not in replaced]
 
 
-class OneDNNProduct:
-    """Multiplies x [..., in] by a weight [out, in] with oneDNN, which reorders the weight into an opaque tensor."""
-
-    ROWS = 8  # a hint: values from 4 to 512 make no difference, and any number of rows is accepted
-    FEWEST_ROWS = 4  # in float32, repeating 1 or 2 rows to make 4 takes 15% or 30% less time
-
-    def __init__(self, weight: torch.Tensor):
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), self.ROWS)
-
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        rows = x.shape[:-1].numel()
-        if rows not in (1, 2) or x.dtype != torch.float32:
-            return self._multiply(x, bias)
-        repeated = x.reshape(1, rows, -1).expand(self.FEWEST_ROWS // rows, -1, -1).reshape(self.FEWEST_ROWS, -1)
-        return self._multiply(repeated, bias)[:rows].view(*x.shape[:-1], -1)
-
-    def _multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
-
-
-def product_for(weight: torch.Tensor, compiled: bool = True) -> type[CompiledProduct] | type[OneDNNProduct] | None:
-    """Return the product for a weight of this dtype and device, compiled if possible; None if neither works."""
-    if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
-        return None
-    if weight.is_inference():  # it counts no writes, so a stale copy could not be detected
-        return None
-    example = torch.eye(16, dtype=weight.dtype, device="cpu")
-    for product in [CompiledProduct] * (compiled and not kernels.unavailable(weight.dtype)) + [OneDNNProduct]:
-        try:
-            if torch.equal(product(example)(example, None), example):
-                return product
-        except (AttributeError, RuntimeError, TypeError):  # missing, not for this CPU, or with another signature
-            continue
-    return None
+def _choose(layers: list, backend: str, copies: bool, available: list[str]) -> list[list[str]]:
+    """Return for each layer the backend for every number in `ROWS`."""
+    if backend != "auto":
+        if backend not in available:
+            weight = layers[0].weight
+            names = ", ".join(repr(name) for name in ["auto", *available])
+            raise ValueError(
+                f"The linear backend {backend!r} does not work for {str(weight.dtype).removeprefix('torch.')} on "
+                f"{weight.device} here: choose one of {names}."
+            )
+        return [[backend] * len(ROWS)] * len(layers)
+    if not copies:
+        available = [name for name in available if not BACKENDS[name].copies_weight]
+    if available == ["pytorch"]:
+        return [available * len(ROWS)] * len(layers)
+    times = times_of(layers, available)
+    return [times[shape_of(layer)].choose(available) for layer in layers]
 
 
-class PackedLinear(nn.Module):
-    """A linear layer on a reordered copy of its weight. It keeps the original layer, with its weight and bias.
+class FastLinear(nn.Module):
+    """A linear layer that computes with one of several backends. It keeps the original layer, with weight and bias.
 
     Args:
         layer: an `nn.Linear`, or GPT-2's `Conv1D`, whose weight is [in, out].
-        product: the class that multiplies by a weight [out, in].
+        backends: the name of the backend for each number of rows in `ROWS`.
     """
 
-    def __init__(self, layer: nn.Linear | Conv1D, product: "type[CompiledProduct] | type[OneDNNProduct]"):
+    def __init__(self, layer: nn.Linear | Conv1D, backends: list[str]):
         super().__init__()
-        self.layer = layer
-        self.product = product(layer.weight.T if isinstance(layer, Conv1D) else layer.weight)
-        self.packed_version = layer.weight._version
+        self.layer, self.backends = layer, backends
+        products = {name: BACKENDS[name](layer) for name in dict.fromkeys(backends)}
+        self.products = [products[backends[nearest(rows)]] for rows in range(ROWS[-1] + 1)]  # by the number of rows
+        self.last = len(self.products) - 1
+        self.inputs = layer.weight.shape[0 if isinstance(layer, Conv1D) else 1]
+        self.used = layer.weight, layer.weight._version  # in a tuple, or it would be registered as a second parameter
 
     def __getattr__(self, name: str):
         """Look up `weight`, `bias`, `in_features`, ... in the original layer."""
@@ -124,7 +127,8 @@ class PackedLinear(nn.Module):
         return modules[name] if name in modules else getattr(modules["layer"], name)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # The products would drop gradients without an error, and the copy does not follow changes to the weight.
-        if torch.is_grad_enabled() or self.weight._version != self.packed_version:
-            return self.layer(x)
-        return self.product(x, self.bias)
+        # The products would drop gradients without an error, and a copy does not follow changes to the weight.
+        layer, (weight, version) = self._modules["layer"], self.used
+        if torch.is_grad_enabled() or layer._parameters["weight"] is not weight or weight._version != version:
+            return layer(x)
+        return self.products[min(x.numel() // self.inputs, self.last)](x)

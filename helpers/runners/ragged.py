@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import torch
 
-from .. import kernels
-from ..engine import Chunk, ForwardPass, Plan, RunnerOutput
+from ..engine import ForwardPass, Plan, RunnerOutput
 from ..engine.runner import Clock, run_passes
-from .attention import AttentionMetadata, QuerySegment, attending_with
-from .kv_pool import KVPool, key_slots, slot_mapping
+from .attention import AttentionMetadata, AttentionSettings, QuerySegment, attending_with
+from .kv_pool import KVPool, slot_mapping
+from .lean_recognition import recognise
 from .sampling import BatchSampler
 
 
@@ -26,24 +26,29 @@ class RaggedRunner:
     Args:
         model: a clone of a model (see `clone_sharing_weights`), because its attention and its config are changed.
         num_blocks, block_size: the size of the KV cache, and the number of tokens per block.
-        compiled: whether a compiled kernel computes the attention of decodes (`kernels/paged_attention.cpp`).
+        compiled: whether a compiled kernel computes the attention (`kernels/paged_attention.cpp`).
+        lean: whether to look for a lean forward for the model (`lean.py`); it is used while no hooks are registered.
 
     Attributes:
         pool: the tensors of the KV cache.
         slot_mapping: the function that returns the slots of a sequence's tokens; a lesson's checks replace it.
+        lean: the lean forward, or None if the model is called as usual.
+        attention_settings: what each layer of the model asked of attention in the latest pass.
     """
 
     name = "ragged"
     not_ragged_because = None
 
-    def __init__(self, model, num_blocks: int, block_size: int, compiled: bool = False):
+    def __init__(self, model, num_blocks: int, block_size: int, compiled: bool = False, lean: bool = False):
         self.model, self.num_blocks, self.block_size, self.compiled = model, num_blocks, block_size, compiled
         self.model.set_attn_implementation("ragged")
         self.model.config.pad_token_id = None  # no pads: transformers need not warn about a missing mask
         self.pool = KVPool(num_blocks, block_size)
         self.sampler = BatchSampler()
         self.slot_mapping = slot_mapping
+        self.attention_settings: dict[int, AttentionSettings] = {}
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.lean = recognise(self) if lean else None
 
     def run(self, plan: Plan, clock: Clock) -> RunnerOutput:
         """Compute all chunks in one forward pass and sample from its logits."""
@@ -62,36 +67,27 @@ class RaggedRunner:
         token_ids, positions, slots, segments, sampled_columns = [], [], [], [], []
         for chunk in plan.chunks:
             start, end = chunk.start, chunk.start + chunk.tokens
-            own_slots = key_slots(chunk.block_table, self.block_size, end, device)
-            segments.append(QuerySegment(len(token_ids), chunk.tokens, start, own_slots))
+            segments.append(QuerySegment(len(token_ids), chunk.tokens, start, chunk.block_table))
             token_ids += chunk.token_ids
             positions += range(start, end)
             slots += self.slot_mapping(chunk.block_table, self.block_size, start, end)
             if chunk.samples_token:
                 sampled_columns.append(len(token_ids) - 1)
 
-        columns = torch.tensor(sampled_columns, dtype=torch.long, device=device)
-        slots = torch.tensor(slots, device=device)
-        metadata = AttentionMetadata(self.pool, segments, slots, self._decodes(plan.chunks, segments))
-        with torch.inference_mode(), attending_with(metadata):
+        token_ids, positions = torch.tensor([token_ids, positions], device=device)
+        columns, slots = (torch.tensor(one, dtype=torch.long, device=device) for one in (sampled_columns, slots))
+        metadata = AttentionMetadata(self.pool, segments, slots, self.compiled)
+        with torch.inference_mode():
             for source, destination in plan.block_copies:
                 self.pool.copy_block(source, destination)
-            logits = self.model(
-                input_ids=torch.tensor([token_ids], device=device),
-                position_ids=torch.tensor([positions], device=device),
-                use_cache=False,
-                **({"logits_to_keep": columns} if self._selects_rows else {}),
-            ).logits[0]
-        return logits if self._selects_rows else logits[columns]
+            if self.lean is not None and not self.lean.is_hooked():
+                return self.lean(token_ids, positions, columns, metadata)
+            return self._call_model(token_ids, positions, columns, metadata)
 
-    def _decodes(self, chunks: list[Chunk], segments: list[QuerySegment]) -> kernels.Decodes | None:
-        """Return the segments of one token in the kernel's format; None without a kernel or such segments."""
-        ones = [(chunk, segment) for chunk, segment in zip(chunks, segments, strict=True) if chunk.tokens == 1]
-        if not self.compiled or not ones:
-            return None
-        return kernels.Decodes(
-            [segment.start for _, segment in ones],
-            [segment.past + 1 for _, segment in ones],
-            [chunk.block_table for chunk, _ in ones],
-            self.block_size,
-        )
+    def _call_model(self, token_ids, positions, columns, metadata: AttentionMetadata) -> torch.Tensor:
+        """Run the forward pass through transformers' modules."""
+        keep = {"logits_to_keep": columns} if self._selects_rows else {}
+        with attending_with(metadata):
+            output = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **keep)
+        self.attention_settings = metadata.settings
+        return output.logits[0] if self._selects_rows else output.logits[0, columns]

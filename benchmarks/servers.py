@@ -1,0 +1,159 @@
+"""The course's server and vLLM's, under the same load, in turns: `python -m benchmarks.servers`.
+
+Both serve the same model to clients of `helpers.load_test` with the same number of rows. No prompt is sent twice, so
+prefix caches find nothing. At each rate, one server is tested right after the other, while the other is idle. The
+rates are multiples of what the faster of the two completes under constant load. The report marks each server's knee.
+It also compares a client that is alone with the engine itself: the difference is what HTTP, JSON and threads cost.
+"""
+
+import argparse
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from helpers import Engine, EngineConfig, Request, SamplingParams, load_model
+from helpers.load_test import run_load
+from helpers.load_test.lengths import lengths
+from helpers.load_test.prompts import token_ids
+from helpers.load_test.report import LoadResult
+from helpers.load_test.sweep import capacity, table
+from helpers.server import launch
+
+from . import machine
+from .engines import vllm_environment
+from .install import HOME, python_of
+from .models import find_model
+
+PROMPTS, OUTPUTS = "uniform:16-128", "uniform:16-64"
+SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.4)  # of the faster server's capacity
+BODY = {"temperature": 0, "ignore_eos": True}
+
+
+def main() -> int:
+    """Run the comparison and print it; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.servers", description=__doc__.partition(": ")[0])
+    parser.add_argument("--model", default="gpt2", help="gpt2 (124M, random weights), embedded, or a folder")
+    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=60, help="per rate and server")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    model = find_model(options.model)
+    about = machine.describe()
+    print(f"{model.description}, {options.dtype}, {options.rows} rows, prompts {PROMPTS}, outputs {OUTPUTS}.")
+    print(f"{about['processor']}, {about['cores']} cores, matrix units: {', '.join(about['matrix units'])}.")
+
+    def requests(number: int) -> list[Request]:
+        prompts = lengths(PROMPTS, options.requests, [options.seed, 1])
+        outputs = lengths(OUTPUTS, options.requests, [options.seed, 2])
+        contents = token_ids(prompts, 1000 * options.seed + number)
+        return [Request(prompt, tokens) for prompt, tokens in zip(contents, outputs, strict=True)]
+
+    with ExitStack() as stack:
+        urls = {"course": stack.enter_context(course_server(model.folder, options.dtype, options.rows))}
+        if python_of("vllm").exists():
+            urls["vLLM"] = stack.enter_context(vllm_server(model.folder, options.dtype, options.rows))
+        most = {name: capacity(url, requests, body=BODY, progress=False) for name, url in urls.items()}
+        print("Capacity, requests per second:", ", ".join(f"{name} {rate:.2f}" for name, rate in most.items()))
+        results: dict[str, list[LoadResult]] = {name: [] for name in urls}
+        for number, share in enumerate(SHARES):
+            for name, url in urls.items():
+                rate = share * max(most.values())
+                results[name].append(run_load(url, requests(number), rate, body=BODY, warm_up=4, progress=False))
+        for name, measured in results.items():
+            print(f"\n{name}\n{table(measured)}")
+    print(f"\n{alone(model.folder, options.dtype)}")
+    return 0
+
+
+@contextmanager
+def course_server(folder: Path, dtype: str, rows: int) -> Iterator[str]:
+    """Start the course's server, and return its address."""
+    options = {"model": folder, "dtype": dtype, "rows": rows, "max-queue": 1000}
+    with launch(*(f"--{name}={value}" for name, value in options.items())) as server:
+        yield server.url
+
+
+@contextmanager
+def vllm_server(folder: Path, dtype: str, rows: int, patience: float = 300) -> Iterator[str]:
+    """Start vLLM's server from its own environment, and return its address once it answers.
+
+    Raises:
+        RuntimeError: it ended, or did not answer within `patience` seconds; its log is in build/bench/logs.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    python, url = python_of("vllm"), f"http://127.0.0.1:{port}"
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--dtype", dtype]
+    command += ["--max-num-seqs", str(rows), "--host", "127.0.0.1", "--port", str(port)]
+    # Compiling the model needs ninja and others from the environment's folder.
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    log = HOME / "logs" / "vllm_server.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            [str(part) for part in command],
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            | vllm_environment()
+            | {"PATH": path},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        try:
+            end = time.monotonic() + patience
+            while not _answers(url):
+                if process.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError(f"vLLM's server did not start; its log is {log}.")
+                time.sleep(0.5)
+            yield url
+        finally:
+            process.terminate()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url + "/health", timeout=2) as response:
+            return response.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def alone(folder: Path, dtype: str, repeats: int = 15) -> str:
+    """Compare requests of a single client with the same requests on an engine in this process, in turns."""
+    import torch
+
+    model, tokenizer = load_model(folder, dtype=getattr(torch, dtype))
+    engine = Engine(model, tokenizer, EngineConfig(max_batch_size=1, prefix_caching=False))
+    params = SamplingParams(max_tokens=32, ignore_eos=True)
+    times: dict[str, list[float]] = {"engine": [], "client": []}
+    with course_server(folder, dtype, rows=1) as url:
+        for prompt in token_ids([32] * (repeats + 1), seed=7):
+            time.sleep(0.3)  # the threads of the turn before spin for a while
+            start = time.perf_counter()
+            engine.generate([prompt], [params])
+            times["engine"].append(time.perf_counter() - start)
+            time.sleep(0.3)
+            (result,) = run_load(url, [Request(prompt, 32)], users=1, body=BODY, progress=False).requests
+            times["client"].append(result.e2e)
+    engine_time, client_time = (statistics.median(times[name][1:]) for name in ("engine", "client"))
+    pairs = zip(times["client"][1:], times["engine"][1:], strict=True)
+    extra = sorted(client - engine for client, engine in pairs)
+    return (
+        f"One client alone, 32 prompt and 32 output tokens, medians of {repeats}: engine {1000 * engine_time:.1f} ms, "
+        f"through the server {1000 * client_time:.1f} ms; the difference is {1000 * statistics.median(extra):.1f} ms "
+        f"({1000 * extra[0]:.1f} to {1000 * extra[-1]:.1f})."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

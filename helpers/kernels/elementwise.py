@@ -1,0 +1,57 @@
+"""Compute what lies between two linear layers in one pass over memory: a residual and its norm, and GELU."""
+
+import functools
+from ctypes import c_float, c_int, c_long, c_void_p
+
+import torch
+
+from .compiled import DTYPES, library
+
+
+def add_norm(
+    x: torch.Tensor,
+    update: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    rms: bool,
+) -> torch.Tensor:
+    """Add `update` to x in place, and return the norm of the result. No gradients are recorded.
+
+    The arguments are not checked: all must be contiguous, on the CPU and of one dtype.
+
+    Args:
+        x: [T, size], which is changed; `update`: the same shape, or None.
+        weight, bias: [size].
+        eps: the number that is added to the variance.
+        rms: whether the norm is RMSNorm (Llama's), else LayerNorm.
+    """
+    y = torch.empty_like(x)
+    rows, size = x.shape
+    _kernel("add_norm", x.dtype, (c_void_p,) * 5 + (c_long, c_long, c_float, c_int, c_int))(
+        x.data_ptr(),
+        None if update is None else update.data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        rows,
+        size,
+        eps,
+        rms,
+        torch.get_num_threads(),
+    )
+    return y
+
+
+def gelu_(x: torch.Tensor) -> torch.Tensor:
+    """Replace a contiguous x by its GELU in the tanh form (GPT-2's `gelu_new`), and return it."""
+    arguments = (c_void_p, c_long, c_int)
+    _kernel("gelu", x.dtype, arguments)(x.data_ptr(), x.numel(), torch.get_num_threads())
+    return x
+
+
+@functools.cache
+def _kernel(name: str, dtype: torch.dtype, arguments: tuple):
+    kernel = getattr(library(), f"{name}_{DTYPES[dtype]}")
+    kernel.argtypes, kernel.restype = arguments, None
+    return kernel

@@ -1,0 +1,69 @@
+// Vectors of float32 numbers, as wide as the processor's registers, in the notation that GCC and Clang share.
+
+#pragma once
+#include "numbers.h"
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+
+static inline Floats load(const float* x) {
+  Floats v;
+  memcpy(&v, x, sizeof v);
+  return v;
+}
+
+static inline Floats load(const uint16_t* x) {
+  Halves v;
+  memcpy(&v, x, sizeof v);
+  return bit_cast<Floats>(__builtin_convertvector(v, Words) << 16);
+}
+
+static inline void store(float* y, Floats x) { memcpy(y, &x, sizeof x); }
+
+static inline void store(uint16_t* y, Floats x) {
+  Words word = bit_cast<Words>(x);
+  Halves rounded = __builtin_convertvector((word + 0x7fff + (word >> 16 & 1)) >> 16, Halves);
+  memcpy(y, &rounded, sizeof rounded);
+}
+
+static inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
+
+// Return the sum of all lanes: the halves are added until four are left.
+static inline float sum(Floats x) {
+  typedef float Eight __attribute__((vector_size(32)));
+  typedef float Four __attribute__((vector_size(16)));
+  Eight parts[LANES / 8];
+  memcpy(parts, &x, sizeof x);
+  if constexpr (LANES == 16) parts[0] += parts[LANES / 8 - 1];
+  Four halves[2];
+  memcpy(halves, parts, sizeof halves);
+  Four four = halves[0] + halves[1];
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// e^x to about one unit in the last place, for x up to 88; 0 below -87. NaN stays NaN. x = n ln 2 + r, and a polynomial
+// (Cephes) approximates e^r.
+static inline Floats exp(Floats x) {
+  const float rounder = 12582912;  // 1.5 * 2^23: adding it rounds to an integer
+  Floats n = x * 1.44269504f + rounder - rounder;
+  Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  Floats power = bit_cast<Floats>((__builtin_convertvector(n, Ints) + 127) << 23);
+  return x < -87 ? Floats{} : (p * r * r + r + 1) * power;
+}

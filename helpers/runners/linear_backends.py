@@ -1,0 +1,101 @@
+"""The implementations of a linear layer, of which the fastest is chosen by measurement (`linear_choice.py`).
+
+    pytorch         the layer itself
+    onednn          oneDNN, on the layer's own weight
+    onednn_packed   oneDNN, on a copy of the weight that oneDNN has reordered
+    compiled        the kernel in `kernels/linear.cpp`, on a copy of the weight in the kernel's order
+
+No processor runs one of them fastest for every shape. With a few rows a product waits for memory, and the order in
+which the weight is read matters. With many rows it waits for arithmetic, and the matrix units of the processor matter.
+
+oneDNN's operators are private to PyTorch and differ between versions, and the kernel needs a compiler. So a backend is
+available if it multiplies correctly on a trial.
+"""
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from .. import kernels
+
+
+def weight_of(layer: nn.Linear | Conv1D) -> torch.Tensor:
+    """Return a layer's weight as a view [out, in]; GPT-2's `Conv1D` stores [in, out]."""
+    return layer.weight.detach().T if isinstance(layer, Conv1D) else layer.weight.detach()
+
+
+class PyTorch:
+    """Calls the layer."""
+
+    copies_weight = False
+
+    def __init__(self, layer: nn.Linear | Conv1D):
+        self.layer = layer
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+class OneDNN:
+    """Multiplies with oneDNN, in float32 up to twice as fast as PyTorch's default product on the same weight."""
+
+    copies_weight = False
+
+    def __init__(self, layer: nn.Linear | Conv1D):
+        self.weight, self.bias = weight_of(layer), layer.bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+
+
+class OneDNNPacked(OneDNN):
+    """Multiplies with oneDNN by an opaque, reordered copy of the weight."""
+
+    copies_weight = True
+    ROWS = 8  # a hint: values from 4 to 512 make no difference, and any number of rows is accepted
+
+    def __init__(self, layer: nn.Linear | Conv1D):
+        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight_of(layer), self.ROWS), layer.bias
+
+
+class Compiled:
+    """Multiplies with the compiled kernel by a copy of the weight. A row does not depend on the others, bit for bit."""
+
+    copies_weight = True
+
+    def __init__(self, layer: nn.Linear | Conv1D):
+        if problem := kernels.unavailable(layer.weight.dtype, layer.weight.device):
+            raise RuntimeError(problem)
+        self.weight, self.bias = kernels.pack(weight_of(layer)), layer.bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return kernels.linear(x, self.weight, self.bias)
+
+
+BACKENDS = {"pytorch": PyTorch, "onednn": OneDNN, "onednn_packed": OneDNNPacked, "compiled": Compiled}
+BATCH_INVARIANT = "compiled"  # the only backend in which a row never depends on the number of rows (test_linear.py)
+
+
+def available_backends(dtype: torch.dtype, device: torch.device | str = "cpu") -> list[str]:
+    """Return the names of the backends that work for layers of this dtype and device; "pytorch" always does.
+
+    The first call may compile the kernels.
+    """
+    if torch.device(device).type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+        return ["pytorch"]
+    return ["pytorch"] + [name for name in BACKENDS if name != "pytorch" and _multiplies(name, dtype)]
+
+
+@torch.no_grad()
+def _multiplies(name: str, dtype: torch.dtype) -> bool:
+    """Return whether a backend multiplies by a weight in either layout."""
+    x = torch.arange(32).view(2, 16).to("cpu", dtype)
+    expected = torch.cat([x, torch.zeros_like(x[:, :8])], dim=1)
+    for layer in (nn.Linear(16, 24, bias=False, device="cpu"), Conv1D(24, 16).to("cpu")):
+        nn.init.eye_(layer.weight)
+        try:
+            if not torch.equal(BACKENDS[name](layer.to(dtype))(x), expected):
+                return False
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+            return False  # the operator is missing, refuses this processor, or has another signature
+    return True

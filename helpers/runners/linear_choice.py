@@ -1,0 +1,240 @@
+"""Choose the backend of every linear layer by timing the available ones on this machine.
+
+For each shape of weight, each backend is timed with a few numbers of rows. Between two calls a buffer as large as the
+last-level cache is read, so the weight has left the cache, as it has when the other layers of a model have run in
+between. The backends take turns. Other programs can only slow a call down, so the fastest of a few rounds counts.
+
+A copy of a weight costs memory. It is kept only if for some number of rows it saves at least `MIN_SAVING` of the time
+that the fastest backend takes without it. If several copies do, the one that saves most in all comes first.
+
+The times are kept as a JSON file beside the compiled kernels, under a fingerprint of everything that they depend on. So
+a machine measures a model's shapes once. Files that are damaged or were made elsewhere are ignored and replaced. Times
+that were measured while other programs took a core are used, but not kept.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from ..kernels import compiled
+from .linear_backends import BACKENDS
+
+ROWS = (1, 4, 8, 16, 64, 256)  # other numbers of rows use the choice for the nearest of these
+ROUNDS = 3
+BUDGET = 3.0  # seconds; once it is spent, one round is enough, and more rows than FEW are not timed
+FEW = 16
+MIN_SAVING = 0.15
+TOLERATED = 0.2  # cores that other programs may take from this one during a measurement that is kept
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Times:
+    """What was measured for one shape of weight.
+
+    Attributes:
+        seconds: for each backend, the seconds per call with the first numbers in `ROWS`. All lists are equally long.
+    """
+
+    seconds: dict[str, list[float]]
+
+    def choose(self, backends: Sequence[str]) -> list[str]:
+        """Return the backend for each number in `ROWS`, among these backends, while keeping few copies."""
+        kept = [name for name in backends if not BACKENDS[name].copies_weight]
+        candidates = [name for name in backends if BACKENDS[name].copies_weight]
+        while candidates:
+            best = [min(times) for times in zip(*(self.seconds[name] for name in kept), strict=True)]
+            savings = {
+                name: [max(0, 1 - new / old) for new, old in zip(self.seconds[name], best, strict=True)]
+                for name in candidates
+                if any(new <= (1 - MIN_SAVING) * old for new, old in zip(self.seconds[name], best, strict=True))
+            }
+            if not savings:
+                break
+            kept.append(max(savings, key=lambda name: sum(savings[name])))
+            candidates.remove(kept[-1])
+        timed = len(self.seconds[kept[0]])
+        chosen = [min(kept, key=lambda name: self.seconds[name][index]) for index in range(timed)]
+        return chosen + chosen[-1:] * (len(ROWS) - timed)
+
+
+def nearest(rows: int) -> int:
+    """Return the index of the number in `ROWS` that is nearest to this number of rows, by their ratio."""
+    return min(range(len(ROWS)), key=lambda index: abs(math.log(max(rows, 1) / ROWS[index])))
+
+
+def shape_of(layer: nn.Linear | Conv1D) -> str:
+    """Return what the times of a layer depend on: its class, which tells the order of its weight, and its sizes."""
+    return f"{type(layer).__name__} {'x'.join(map(str, layer.weight.shape))}"
+
+
+def times_of(layers: Sequence[nn.Linear | Conv1D], backends: Sequence[str], fresh: bool = False) -> dict[str, Times]:
+    """Return the times of every shape among the layers, which have one dtype: kept ones, or measured now.
+
+    Args:
+        backends: names of available backends, "pytorch" among them.
+        fresh: measure, even if times were kept.
+    """
+    examples = {shape_of(layer): layer for layer in layers}
+    machine = fingerprint(layers[0].weight.dtype, sorted(examples), backends)
+    if not fresh and (kept := load(machine)) is not None:
+        return kept
+    start, busy = time.perf_counter(), busy_elsewhere()
+    times = measure(examples, backends, sum(layer.weight.nbytes for layer in layers))
+    took = time.perf_counter() - start
+    log.info("Timed %d shapes of linear layers in %.1f s.", len(times), took)
+    if torch.get_num_threads() + (busy_elsewhere() - busy) / took <= (os.cpu_count() or 1) + TOLERATED:
+        save(machine, times)
+    else:
+        log.warning("The times of linear layers are not kept, because other programs were running.")
+    return times
+
+
+def busy_elsewhere() -> float:
+    """Return the CPU seconds that other programs have taken since the system started; 0 if it does not tell."""
+    try:
+        fields = Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
+    except OSError:  # not Linux
+        return 0.0
+    user, nice, system, _idle, _waiting, irq, softirq, stolen = map(int, fields)
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def measure(examples: dict[str, nn.Linear | Conv1D], backends: Sequence[str], model_bytes: int) -> dict[str, Times]:
+    """Time the backends on a layer of each shape, small ones first, within a budget of seconds."""
+    evict = evictor(min(last_level_cache(), model_bytes))
+    begin, times = time.perf_counter(), {}
+    by_size = sorted(examples.items(), key=lambda item: item[1].weight.nbytes)
+    for number, (shape, layer) in enumerate(by_size, 1):
+        times[shape] = _measure_layer(layer, backends, evict, begin + BUDGET * number / len(by_size))
+    return times
+
+
+def _measure_layer(layer, backends: Sequence[str], evict: Callable[[], object], deadline: float) -> Times:
+    products = {name: BACKENDS[name](layer) for name in backends}
+    inputs = layer.weight.shape[0 if isinstance(layer, Conv1D) else 1]
+    seconds: dict[str, list[float]] = {name: [] for name in backends}
+    last_rows, took = 1, 0.0
+    for rows in ROWS:
+        start = time.perf_counter()
+        if rows > FEW and start + took * rows / last_rows > deadline:
+            break
+        x = torch.randn(rows, inputs).to(layer.weight.dtype)
+        for product in products.values():
+            product(x)  # the first call with a shape prepares the later ones
+        rounds = []
+        while not rounds or (len(rounds) < ROUNDS and time.perf_counter() < deadline):
+            rounds.append([_seconds(product, x, evict) for product in products.values()])
+        for name, samples in zip(backends, zip(*rounds, strict=True), strict=True):
+            seconds[name].append(min(samples))
+        last_rows, took = rows, time.perf_counter() - start
+    return Times(seconds)
+
+
+def _seconds(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, evict: Callable[[], object]) -> float:
+    evict()
+    start = time.perf_counter()
+    product(x)
+    return time.perf_counter() - start
+
+
+def evictor(num_bytes: int) -> Callable[[], object]:
+    """Return a function that reads this many bytes, so that other data leaves the cache."""
+    return torch.ones(max(1, num_bytes // 4)).sum
+
+
+def last_level_cache() -> int:
+    """Return the bytes of the last-level cache of the first core, or 32 MiB if the system does not tell."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        number = path.read_text().strip()
+        sizes.append(int(number[:-1]) * {"K": 2**10, "M": 2**20}[number[-1]])
+    return max(sizes, default=32 * 2**20)
+
+
+# --- keeping ----------------------------------------------------------------------------------------------------------
+
+
+def fingerprint(dtype: torch.dtype, shapes: Sequence[str], backends: Sequence[str]) -> dict:
+    """Return everything that the times depend on."""
+    return {
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "waiting threads": os.environ.get("OMP_WAIT_POLICY", ""),
+        "torch": torch.__version__,
+        "kernels": Path(compiled.library()._name).name if "compiled" in backends else None,
+        "dtype": str(dtype).removeprefix("torch."),
+        "shapes": list(shapes),
+        "backends": list(backends),
+        "rows": list(ROWS),
+    }
+
+
+def processor() -> str:
+    """Return the processor's name and its instructions, as far as the system tells them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return f"{platform.machine()} {platform.processor()}"
+    # Reversed, so that the fields of the first core overwrite those of the others.
+    fields = dict(line.replace("\t", "").split(": ", 1) for line in reversed(lines) if ": " in line)
+    names = ("model name", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features")  # x86, then ARM
+    return "; ".join(fields[name] for name in names if name in fields)
+
+
+def path_of(machine: dict) -> Path:
+    """Return the file that keeps the times measured under this fingerprint."""
+    digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:16]
+    return compiled.cache_folder() / f"linear-{digest}.json"
+
+
+def load(machine: dict) -> dict[str, Times] | None:
+    """Return the times kept under this fingerprint; None if there are none, or if they are not what was saved."""
+    try:
+        kept = json.loads(path_of(machine).read_text())
+        times = {shape: Times(**fields) for shape, fields in kept["times"].items()}
+        complete = all(_is_complete(one, machine["backends"]) for one in times.values())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return times if kept["machine"] == machine and sorted(times) == machine["shapes"] and complete else None
+
+
+def _is_complete(times: Times, backends: list[str]) -> bool:
+    lengths = {len(seconds) for seconds in times.seconds.values()}
+    numbers = [number for seconds in times.seconds.values() for number in seconds]
+    return (
+        sorted(times.seconds) == sorted(backends)
+        and len(lengths) == 1
+        and 1 <= min(lengths) <= len(ROWS)
+        and all(isinstance(number, float) and 0 < number < math.inf for number in numbers)
+    )
+
+
+def save(machine: dict, times: dict[str, Times]) -> None:
+    """Keep times for later processes, if the cache folder can be written."""
+    path = path_of(machine)
+    contents = {"machine": machine, "times": {shape: asdict(one) for shape, one in times.items()}}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # another process may be writing the same file
+            temporary = Path(folder, path.name)
+            temporary.write_text(json.dumps(contents, indent=1))
+            temporary.replace(path)
+    except OSError as error:
+        log.info("The times of linear layers are not kept: %s", error)

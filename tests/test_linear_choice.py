@@ -1,0 +1,294 @@
+"""The backend of a linear layer is chosen by measurement, once per machine; copies of weights are kept if they pay.
+
+No test asserts which backend wins, or how long a measurement takes.
+"""
+
+import json
+import time
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from helpers import kernels
+from helpers.kernels import compiled
+from helpers.runners import linear, linear_backends, linear_choice, linear_report
+from helpers.runners.linear import FastLinear, choose_linear_backends
+from helpers.runners.linear_choice import ROUNDS, ROWS, Times, fingerprint, load, save, times_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NAMES = ["pytorch", "onednn", "onednn_packed", "compiled"]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    """An empty cache folder, as on a new machine. The compiled kernels are where they were."""
+    monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Replace the backends with two that record each call and its number of rows; the second one copies the weight."""
+    calls = []
+
+    class Recorder:
+        copies_weight, name = False, "pytorch"
+
+        def __init__(self, layer):
+            self.layer = layer
+
+        def __call__(self, x):
+            calls.append((self.name, x.shape[0]))
+            return self.layer(x)
+
+    class Copier(Recorder):
+        copies_weight, name = True, "onednn_packed"
+
+    for backend in (Recorder, Copier):
+        monkeypatch.setitem(linear_backends.BACKENDS, backend.name, backend)
+    monkeypatch.setattr(linear, "available_backends", lambda *kind: ["pytorch", "onednn_packed"])
+    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
+    monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 0)
+    monkeypatch.setattr(linear_choice, "busy_elsewhere", lambda: 0.0)
+    return calls
+
+
+def layers():
+    """Return two layers of one shape, and one of another class and the same sizes."""
+    return nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 24), Conv1D(24, 24))
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------------
+
+
+def chosen(**milliseconds):
+    """Return the choice for backends with these times for 1, 4, 8 rows; later ones take the last choice."""
+    return Times(milliseconds).choose(list(milliseconds))
+
+
+def test_the_fastest_backend_is_chosen_for_each_number_of_rows():
+    names = chosen(pytorch=[1.0, 4.0, 9.0], onednn=[2.0, 3.0, 8.0])
+    assert names == ["pytorch"] + ["onednn"] * 5
+
+
+def test_a_copy_is_kept_if_it_saves_15_percent_for_some_number_of_rows():
+    assert set(chosen(pytorch=[10.0, 10.0], compiled=[10.0, 8.6])) == {"pytorch"}
+    assert chosen(pytorch=[10.0, 10.0], compiled=[10.1, 8.4]) == ["pytorch"] + ["compiled"] * 5
+
+
+def test_once_a_copy_is_kept_it_is_used_wherever_it_is_faster():
+    assert set(chosen(pytorch=[10.0, 10.0], compiled=[9.9, 5.0])) == {"compiled"}
+
+
+def test_a_second_copy_must_save_15_percent_over_the_first():
+    times = {"pytorch": [10.0, 10.0, 10.0], "onednn_packed": [7.0, 7.0, 7.0]}
+    assert set(chosen(**times, compiled=[4.0, 4.0, 6.5])) == {"compiled"}
+    assert chosen(**times, compiled=[4.0, 4.0, 9.0]) == ["compiled"] * 2 + ["onednn_packed"] * 4
+
+
+def test_the_copy_that_saves_most_in_all_comes_first():
+    """The other one saves more for a single number of rows, and then not enough over the first."""
+    times = {"pytorch": [10.0] * 3, "onednn_packed": [9.0, 9.0, 4.5], "compiled": [5.0, 5.0, 5.0]}
+    assert set(chosen(**times)) == {"compiled"}
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def test_a_shape_is_timed_once_however_many_layers_have_it(calls):
+    choose_linear_backends(layers())
+    assert len(calls) == 2 * 2 * len(ROWS) * (1 + ROUNDS)  # shapes, backends, numbers of rows, a call to warm up
+    assert {rows for _, rows in calls} == set(ROWS)
+
+
+def test_backends_take_turns(calls):
+    choose_linear_backends(layers())
+    measured = [name for name, rows in calls[: 2 * (1 + ROUNDS)]]
+    assert measured == ["pytorch", "onednn_packed"] * (1 + ROUNDS)
+
+
+def test_without_time_left_few_rows_are_timed_in_one_round_and_many_not_at_all(calls, monkeypatch):
+    monkeypatch.setattr(linear_choice, "BUDGET", 0.0)
+    model = layers()
+    times = times_of(list(model), ["pytorch", "onednn_packed"])
+    few = [rows for rows in ROWS if rows <= linear_choice.FEW]
+    assert len(calls) == 2 * 2 * len(few) * 2
+    assert all(len(seconds) == len(few) for one in times.values() for seconds in one.seconds.values())
+
+
+def test_copies_are_not_made_if_they_are_not_wanted(calls):
+    choose_linear_backends(layers(), copies=False)
+    assert not calls, "there is nothing to choose from"
+
+
+def test_small_layers_and_small_models_are_not_measured(calls, monkeypatch):
+    monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 1_000_000)
+    assert choose_linear_backends(layers()) == 0
+    monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 0)
+    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 10_000_000)
+    assert choose_linear_backends(layers()) == 0
+    assert not calls
+
+
+def test_layers_get_what_was_chosen_for_their_shape_and_stay_where_pytorch_wins(calls, monkeypatch):
+    slow, quick = [2.0] * len(ROWS), [1.0] * len(ROWS)
+    times = {
+        "Linear 24x24": Times({"pytorch": quick, "onednn_packed": slow}),
+        "Conv1D 24x24": Times({"pytorch": slow, "onednn_packed": quick}),
+    }
+    monkeypatch.setattr(linear, "times_of", lambda layers, backends: times)
+    model = layers()
+    assert choose_linear_backends(model) == 1
+    assert [type(layer) for layer in model] == [nn.Linear, nn.Linear, FastLinear]
+    assert model[2].backends == ["onednn_packed"] * len(ROWS)
+
+
+# --- keeping ----------------------------------------------------------------------------------------------------------
+
+TIMES = {"Linear 24x24": Times({"pytorch": [0.5, 0.25]})}
+
+
+def machine(**changes):
+    return fingerprint(torch.float32, list(TIMES), ["pytorch"]) | changes
+
+
+def test_times_are_measured_once(calls, cache):
+    first = times_of(list(layers()), ["pytorch", "onednn_packed"])
+    calls.clear()
+    assert times_of(list(layers()), ["pytorch", "onednn_packed"]) == first
+    assert not calls
+    assert [path.suffix for path in cache.iterdir()] == [".json"], "no temporary files remain"
+
+
+def test_times_are_measured_anew_on_request_and_replace_the_old_ones(calls, cache):
+    times_of(list(layers()), ["pytorch", "onednn_packed"])
+    (path,) = cache.iterdir()
+    before = path.read_text()
+    times_of(list(layers()), ["pytorch", "onednn_packed"], fresh=True)
+    assert list(cache.iterdir()) == [path] and path.read_text() != before
+
+
+@pytest.mark.parametrize("what", ["processor", "threads", "waiting threads", "torch", "kernels", "dtype", "backends"])
+def test_times_of_another_machine_are_not_used(what):
+    save(machine(), TIMES)
+    assert load(machine()) == TIMES
+    assert load(machine(**{what: "another"})) is None
+
+
+def test_the_fingerprint_names_the_kernels_only_where_they_compete(monkeypatch):
+    monkeypatch.setattr(compiled, "library", lambda: pytest.fail("the kernels need not be compiled"))
+    assert machine()["kernels"] is None
+
+
+DAMAGED = {
+    "cut": lambda text: text[:40],
+    "empty": lambda text: "",
+    "no object": lambda text: "[]",
+    "without times": lambda text: json.dumps(json.loads(text) | {"times": {}}),
+    "a shape too many": lambda text: text.replace(
+        '"Linear 24x24": {', '"Linear 1x1": {"seconds": {}}, "Linear 24x24": {'
+    ),
+    "copied from another machine": lambda text: text.replace('"threads": 1', '"threads": 7'),
+    "no number": lambda text: text.replace("0.25", '"fast"'),
+    "not positive": lambda text: text.replace("0.25", "-0.25"),
+    "infinite": lambda text: text.replace("0.25", "Infinity"),
+    "no times of a backend": lambda text: text.replace("0.5,", "").replace("0.25", ""),
+    "an unknown backend": lambda text: text.replace('"pytorch": [', '"cutlass": ['),
+    "an unknown field": lambda text: text.replace('"seconds": {', '"speed": 1, "seconds": {'),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_damaged_and_foreign_files_are_ignored_and_replaced(cache, how):
+    save(machine(), TIMES)
+    (path,) = cache.iterdir()
+    damaged = DAMAGED[how](path.read_text())
+    assert damaged != path.read_text()
+    path.write_text(damaged)
+    assert load(machine()) is None
+    save(machine(), TIMES)
+    assert load(machine()) == TIMES
+
+
+def test_a_cache_folder_that_cannot_be_written_keeps_nothing(calls, cache, monkeypatch):
+    (cache / "file").write_text("")
+    monkeypatch.setattr(compiled, "cache_folder", lambda: cache / "file")
+    assert len(times_of(list(layers()), ["pytorch", "onednn_packed"])) == 2
+
+
+@pytest.mark.parametrize("cores, kept", [(0.9, True), (1.5, False)])
+def test_times_are_used_but_not_kept_if_other_programs_took_a_core(calls, cache, monkeypatch, cores, kept):
+    """With one thread on two cores, there is one core for others."""
+    monkeypatch.setattr(linear_choice.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(linear_choice, "busy_elsewhere", lambda: cores * time.perf_counter())
+    assert len(times_of(list(layers()), ["pytorch", "onednn_packed"])) == 2
+    assert len(list(cache.iterdir())) == kept
+
+
+def test_the_time_of_other_programs_leaves_out_this_one(monkeypatch, tmp_path):
+    (tmp_path / "stat").write_text("cpu  100 20 30 9999 9999 5 6 7 0 0\ncpu0 1 2 3\n")
+    monkeypatch.setattr(linear_choice, "Path", lambda path: tmp_path / "stat")
+    monkeypatch.setattr(linear_choice.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(linear_choice.time, "process_time", lambda: 0.5)
+    assert linear_choice.busy_elsewhere() == pytest.approx(1.68 - 0.5)
+
+
+# --- on this and other machines ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lacking", ["nothing", "a compiler", "oneDNN", "both"])
+def test_the_choice_falls_back_to_what_the_machine_has(monkeypatch, dtype, lacking):
+    """As on ARM or macOS, or without a compiler."""
+    if lacking in ("a compiler", "both"):
+        monkeypatch.setattr(kernels, "unavailable", lambda *of: "there is no C++ compiler")
+    if lacking in ("oneDNN", "both"):
+        monkeypatch.setattr(torch.ops, "mkldnn", object())
+    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
+    model = nn.Sequential(nn.Linear(600, 900), Conv1D(600, 900)).to(dtype)
+    x = torch.randn(5, 600).to(dtype)
+    with torch.no_grad():
+        expected = model(x)
+        choose_linear_backends(model)
+        torch.testing.assert_close(model(x), expected, rtol=0.05, atol=0.05)
+    forbidden = {"a compiler": {"compiled"}, "oneDNN": {"onednn", "onednn_packed"}, "nothing": set()}
+    forbidden["both"] = {"compiled", "onednn", "onednn_packed"}
+    used = {name for layer in model if isinstance(layer, FastLinear) for name in layer.backends}
+    assert not used & forbidden[lacking]
+
+
+def test_without_proc_and_sys_the_processor_has_a_name_and_the_cache_a_size(monkeypatch):
+    class Missing:
+        def __init__(self, path):
+            pass
+
+        def glob(self, pattern):
+            return []
+
+        def read_text(self):
+            raise FileNotFoundError
+
+    monkeypatch.setattr(linear_choice, "Path", Missing)
+    assert linear_choice.processor()
+    assert linear_choice.last_level_cache() == 32 * 2**20
+    assert linear_choice.busy_elsewhere() == 0
+
+
+def test_the_report_shows_each_rate_and_marks_the_choice():
+    times = {"Linear 50x20": Times({"pytorch": [2e-6, 4e-6], "compiled": [1e-6, 8e-6]})}
+    lines = linear_report.table(times, {"Linear 50x20": 4000}, ["pytorch", "compiled"], bandwidth=8e9)
+    assert [line.split() for line in lines[1:]] == [
+        ["Linear", "50x20", "1", "2.0", "4.0*", "50%"],
+        ["Linear", "50x20", "4", "1.0*", "0.5", "12%"],
+    ]
+
+
+def test_the_command_measures_and_prints_a_table(capsys, calls, monkeypatch):
+    monkeypatch.setattr(linear_report, "available_backends", lambda *kind: ["pytorch", "onednn_packed"])
+    monkeypatch.setattr(linear_report, "memory_bandwidth", lambda: 2e10)
+    linear_report.app(["--dtype", "bfloat16"])
+    output = capsys.readouterr().out
+    assert "bfloat16" in output and "Memory is read at 20 GB/s" in output
+    assert output.count("Conv1D") == 4 * len(ROWS) and output.count("*") == 1 + 5 * len(ROWS)
