@@ -7,7 +7,7 @@ first token.
 A batch is a plain dict:
 
     request_ids       list, B                  the request of each row
-    input_ids         int64 [B, L] or [B, 1]   what the next forward pass reads: the prompts, then one token per row
+    input_ids         int64 [B, L] or [B, 1]   what the next forward pass computes: the prompts, then one token per row
     position_ids      int64, as input_ids      a row's own positions; 0 is its first real token
     attention_mask    int64 [B, KV length + L] 1 real, 0 left padding
     past_key_values   transformers Cache       keys and values [B, kv heads, KV length, head dim] per layer; absent

@@ -4,8 +4,8 @@ Most iterations take one forward pass. Where prefills and decodes cannot share o
 server has a fixed number of rows, and in every forward pass each row does one of five things. Two of them yield tokens.
 The other three are the waste that this course removes.
 
-    prefill   reads a prompt and yields the first token, or reads a chunk of the prompt and yields nothing yet
-    decode    reads one token and yields the next
+    prefill   computes a prompt and yields the first token, or computes a chunk of it and yields nothing yet
+    decode    computes one token and yields the next
     finished  is computed although its request is finished: the row waits for the longest request in its batch
     stalled   is not computed: its request waits while others are prefilled
     empty     has no request
@@ -27,8 +27,8 @@ class RowStep:
     Attributes:
         work: the kind of work, one of WORK.
         request_id: the request that holds the row, or the label of its sequence; None if the row is empty.
-        tokens: real tokens that the forward pass read in this row.
-        padding: wasted tokens that it read in this row: pads, and the input of a finished row.
+        tokens: real tokens that the forward pass computed in this row.
+        padding: wasted tokens that it computed in this row: pads, and the input of a finished row.
         new_tokens: output tokens that the row yielded.
     """
 
@@ -148,12 +148,12 @@ class Trace:
 
     @property
     def prompt_tokens(self) -> int:
-        """The number of tokens that prefills read, including those recomputed after a preemption."""
+        """The number of tokens that prefills computed, including those recomputed after a preemption."""
         return sum(row.tokens for one in self.passes for row in one.row_steps if row.work == "prefill")
 
     @property
     def prompt_padding(self) -> int:
-        """The number of pad tokens that prefills read in addition to the prompts' own tokens."""
+        """The number of pad tokens that prefills computed in addition to the prompts' own tokens."""
         return sum(row.padding for one in self.passes for row in one.row_steps if row.work == "prefill")
 
     # --- seconds: illustration -------------------------------------------------------------------------------

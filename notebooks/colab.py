@@ -1,14 +1,16 @@
-"""Write the repository's name into all notebooks and README.md: what `make colab` does.
+"""Write the set-up cell and the repository's name into all notebooks and README.md: what `make colab` does.
 
-Every notebook begins with the code in bootstrap.py, which fetches the course where there is none, and has a badge that
-opens it in Colab. Both have to name the repository. Without one there are no badges, and the first cell says what is
-missing: nothing ever points at a repository that does not exist. Running this twice changes nothing.
+Every notebook begins with the same cell. It does nothing in a copy of the course; elsewhere it installs the package
+`helpers` from the repository, at the tag of this version. A badge opens the notebook in Colab at the same tag. Without
+a repository there are no badges, and the cell says what is missing: nothing ever points at a repository that does not
+exist. Running this twice changes nothing.
 """
 
 import argparse
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,24 +18,34 @@ import nbformat
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
-BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
-TAG = "bootstrap"
+TAG = "bootstrap"  # of the cell
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+
+# pip leaves the requirements alone; helpers/set_up.py then installs those that are missing, and never touches torch.
+SET_UP = """
+# @title Set up: run this cell first
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(f) for f in [Path.cwd(), *Path.cwd().parents] if (f / "helpers" / "set_up.py").is_file()]
+if not any((Path(f) / "helpers" / "set_up.py").is_file() for f in sys.path):  # elsewhere, this needs a network
+    {install}
+%reload_ext helpers.set_up
+""".strip()
+INSTALL = "%pip install --quiet --no-deps {archive}"
+REFUSE = 'raise FileNotFoundError("This notebook needs the rest of the course: open it inside a copy of the course.")'
+ARCHIVE = re.compile(r"https://github\.com/(?P<repository>[^/\s]+/[^/\s]+)/archive/refs/tags/v(?P<version>\S+)\.zip")
 
 GITHUB = re.compile(r"(?:^|[@/])(?:www\.)?github\.com[:/]+(?P<repository>[\w.-]+/[\w.-]+?)(?:\.git)?/*$")
-REPOSITORY_LINE = re.compile(r'^REPOSITORY = "(?P<repository>.*?)"', re.MULTILINE)
 BADGE_IMAGE = "https://colab.research.google.com/assets/colab-badge.svg"
 BADGE = re.compile(
     r"\[!\[[^\]]*\]\(" + re.escape(BADGE_IMAGE) + r"\)\]"
-    r"\(https://colab\.research\.google\.com/github/(?P<repository>[^/]+/[^/]+)/blob/main/(?P<path>[^)]*)\)"
-)
-# How a new notebook, which was never stamped, may find the package `helpers`: some lines that end with sys.path.
-OWN_WAY = re.compile(
-    r"\A(?:(?:import sys|from pathlib import Path|(?:here|above) = .*|#.*)?\n)*sys\.path(?:\.insert\(|\[:0\]).*\n*"
+    r"\(https://colab\.research\.google\.com/github/(?P<repository>[^/]+/[^/]+)/blob/[^/]+/(?P<path>[^)]*)\)"
 )
 
 
 def repository_of_remote(root: Path = ROOT) -> str:
-    """owner/name of the git remote `origin`, or "" where there is none or it is not on GitHub."""
+    """Return owner/name of the git remote `origin`; "" if there is none or it is not on GitHub."""
     command = ["git", "-C", str(root), "remote", "get-url", "origin"]
     try:
         address = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -44,34 +56,33 @@ def repository_of_remote(root: Path = ROOT) -> str:
 
 
 def notebooks_of(root: Path = ROOT) -> list[Path]:
-    """The lessons and all notebooks of the exercises."""
-    folder = root / "notebooks"
-    found = [*folder.glob("*.ipynb"), *(folder / "exercises").rglob("*.ipynb")]
+    """Return the lessons, the extra notebooks and those of the exercises."""
+    found = (root / "notebooks").rglob("*.ipynb")
     return sorted(path for path in found if ".ipynb_checkpoints" not in path.parts)
 
 
-def first_cell(repository: str) -> str:
-    """The source of a notebook's first code cell."""
-    source = BOOTSTRAP.read_text(encoding="utf-8").rstrip()
-    return REPOSITORY_LINE.sub(f'REPOSITORY = "{repository}"', source, count=1)
+def set_up_cell(repository: str) -> str:
+    """Return the source of a notebook's first code cell; "" is no repository."""
+    archive = f"https://github.com/{repository}/archive/refs/tags/v{VERSION}.zip"
+    return SET_UP.format(install=INSTALL.format(archive=archive) if repository else REFUSE)
 
 
 def badge(repository: str, path: str) -> str:
-    """The badge as Markdown. `path` is the notebook's, from the root; "" without a repository.
+    """Return the badge as Markdown; "" without a repository. `path` is the notebook's, from the root.
 
     The badge of an exercise's source opens its release: the two differ in nothing but the solutions.
     """
     if not repository:
         return ""
     path = path.replace("notebooks/exercises/source/", "notebooks/exercises/release/")
-    target = f"https://colab.research.google.com/github/{repository}/blob/main/{path}"
+    target = f"https://colab.research.google.com/github/{repository}/blob/v{VERSION}/{path}"
     return f"[![Open in Colab]({BADGE_IMAGE})]({target})"
 
 
 def stamp_notebook(nb: NotebookNode, repository: str, path: str) -> None:
     """Give a notebook its badge and its first code cell, in place; `path` is where it is, from the root."""
     _stamp_badge(nb, badge(repository, path))
-    _stamp_first_cell(nb, first_cell(repository))
+    _stamp_set_up_cell(nb, set_up_cell(repository))
 
 
 def _stamp_badge(nb: NotebookNode, text: str) -> None:
@@ -87,19 +98,16 @@ def _stamp_badge(nb: NotebookNode, text: str) -> None:
     cell.source = source
 
 
-def _stamp_first_cell(nb: NotebookNode, source: str) -> None:
+def _stamp_set_up_cell(nb: NotebookNode, source: str) -> None:
     code = [cell for cell in nb.cells if cell.cell_type == "code" and cell.source.strip()]
     first = next((cell for cell in code if TAG in cell.metadata.get("tags", [])), None)
-    if first is None and code:
-        code[0].source = OWN_WAY.sub("", code[0].source)
-        if not code[0].source:  # it did nothing but find the package
-            first = code[0]
     if first is None:  # with an id that is always the same, so that stamping is repeatable
         first = nbformat.v4.new_code_cell(id=TAG)
         nb.cells.insert(nb.cells.index(code[0]) if code else len(nb.cells), first)
     first.source, first.outputs, first.execution_count = source, [], None
     first.metadata["tags"] = [TAG]
-    first.metadata["jupyter"] = {"source_hidden": True}  # JupyterLab folds it: it is no part of the lesson
+    # It is no part of the lesson: the first folds it in JupyterLab, the second in Colab.
+    first.metadata["jupyter"], first.metadata["cellView"] = {"source_hidden": True}, "form"
     if "checksum" in first.metadata.get("nbgrader", {}):  # a release, with locked cells
         from nbgrader.utils import compute_checksum
 
@@ -114,7 +122,7 @@ def _stamp_first_cell(nb: NotebookNode, source: str) -> None:
 
 
 def stamp_readme(text: str, repository: str) -> str:
-    """README.md with a badge behind each link to a notebook in its tables."""
+    """Return README.md with a badge behind each link to a notebook in its tables."""
     text = re.sub(" ?" + BADGE.pattern, "", text)
     link = re.compile(r"\[[^\]]*\]\((?P<path>[^):]+\.ipynb)\)")
 
@@ -127,12 +135,13 @@ def stamp_readme(text: str, repository: str) -> str:
 
 
 def stamps(root: Path = ROOT) -> Iterator[tuple[str, str, str]]:
-    """All that names the repository: (file, repository, the notebook that a badge opens, or "" for a first cell)."""
+    """Yield all that names a repository: (file, repository, the notebook that a badge opens, or "" for a cell)."""
     for path in notebooks_of(root):
         name = path.relative_to(root).as_posix()
         for cell in nbformat.read(path, as_version=4).cells:
             if TAG in cell.metadata.get("tags", []):
-                yield name, REPOSITORY_LINE.search(cell.source)["repository"], ""
+                found = ARCHIVE.search(cell.source)
+                yield name, found["repository"] if found else "", ""
             yield from ((name, found["repository"], found["path"]) for found in BADGE.finditer(cell.source))
     for found in BADGE.finditer((root / "README.md").read_text(encoding="utf-8")):
         yield "README.md", found["repository"], found["path"]
@@ -174,6 +183,8 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     if repository and repository != remote:
         # Badges that lead nowhere are worse than none.
         print(f"The git remote is {remote or 'not on GitHub'}. Until {repository} exists, these badges lead nowhere.")
+    if repository:
+        print(f"Notebooks and badges name the tag v{VERSION}: git tag v{VERSION} && git push origin v{VERSION}")
     return 0
 
 

@@ -1,28 +1,36 @@
-"""A notebook runs on any machine: the first cell, the badge, and the repository that they name.
+"""A notebook runs on any machine: the set-up cell, the badge, and the repository that they name.
 
 The end-to-end tests put a lone notebook into an empty folder of a machine that looks like Colab's: `google.colab` can
-be imported, torch is there, the repository is a clone of this working tree. By default one lesson runs to its end, the
+be imported, torch is there, and pip installs a wheel of this working tree. By default one lesson runs to its end, the
 others and one exercise up to where they have a model; with COLAB_FULL=1 in the environment all lessons run to their
 ends, and all exercises with their solutions.
 """
 
+import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
+import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import colab
-import install_missing
 import nbformat
 import pytest
 import torch
+from building import build_wheel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from helpers import set_up
+
 ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NOTEBOOKS = colab.notebooks_of()
 FULL = bool(os.environ.get("COLAB_FULL"))
 SHORTEST = "notebooks/2_static_batching.ipynb"  # the lesson that runs to its end in every test run
@@ -35,7 +43,6 @@ def name_of(path):
 
 # --- stamping ------------------------------------------------------------------------------------------------------
 
-OWN_WAY = 'import sys\nfrom pathlib import Path\n\nsys.path.insert(0, str(Path.cwd().parent))  # "helpers"'
 README = """# Course
 
 See [lesson 1](notebooks/1_one.ipynb).
@@ -60,10 +67,10 @@ def notebook(*code, title="# One\n\nText.", executed=True):
 @pytest.fixture
 def course(tmp_path):
     """A folder with a README, an executed lesson, and an exercise that was never run."""
-    exercise = notebook(f"# Find it.\n{OWN_WAY}", "from helpers import load_model", "answer = 3", executed=False)
-    exercise.cells[1].metadata["nbgrader"] = {"grade_id": "setup", "locked": True}
+    exercise = notebook("# an earlier set-up", "from helpers import load_model", "answer = 3", executed=False)
+    exercise.cells[1].metadata |= {"nbgrader": {"grade_id": "setup", "locked": True}, "tags": ["bootstrap"]}
     for name, nb in {
-        "1_one.ipynb": notebook(f"{OWN_WAY}\n\nimport time", "1 + 2"),
+        "1_one.ipynb": notebook("import time", "1 + 2"),
         "exercises/source/one/one.ipynb": exercise,
         "exercises/release/one/one.ipynb": exercise,
     }.items():
@@ -89,12 +96,15 @@ def test_a_stamped_lesson_has_a_badge_and_a_first_cell_and_is_otherwise_the_same
     nb = read(course)
     nbformat.validate(nb)
     badge = colab.badge("someone/course", "notebooks/1_one.ipynb")
-    assert badge.endswith("(https://colab.research.google.com/github/someone/course/blob/main/notebooks/1_one.ipynb)")
+    assert badge.endswith(
+        f"(https://colab.research.google.com/github/someone/course/blob/v{colab.VERSION}/notebooks/1_one.ipynb)"
+    )
     title, first, imports, last = nb.cells
     assert title.source == f"# One\n\n{badge}\n\nText."
-    assert first.source == colab.first_cell("someone/course") and 'REPOSITORY = "someone/course"' in first.source
-    assert first.metadata.tags == ["bootstrap"]
-    assert imports.source == "import time"  # without the lesson's own way to `helpers`
+    assert first.source == colab.set_up_cell("someone/course")
+    assert f"https://github.com/someone/course/archive/refs/tags/v{PROJECT['version']}.zip\n" in first.source
+    assert first.metadata == {"tags": ["bootstrap"], "jupyter": {"source_hidden": True}, "cellView": "form"}
+    assert imports.source == "import time"
     assert last.source == "1 + 2" and last.outputs[0].data == before.cells[2].outputs[0].data
     assert nb.metadata == before.metadata
     # As if the new cell had run with the others, and had printed nothing.
@@ -108,10 +118,10 @@ def test_a_notebook_that_was_never_run_stays_so(course):
     assert [cell.execution_count for cell in nb.cells[1:]] == [None, None, None]
 
 
-def test_a_cell_that_only_finds_the_package_becomes_the_first_cell_and_stays_locked(course):
+def test_a_cell_that_was_stamped_before_is_replaced_and_stays_locked(course):
     colab.stamp(course, "someone/course")
     _, first, imports, _ = read(course, "exercises/source/one/one.ipynb").cells
-    assert first.source == colab.first_cell("someone/course")
+    assert first.source == colab.set_up_cell("someone/course")
     assert (first.id, first.metadata.nbgrader.locked, first.metadata.tags) == ("cell-1", True, ["bootstrap"])
     assert imports.source == "from helpers import load_model"
 
@@ -161,7 +171,7 @@ def test_the_source_of_an_exercise_is_stamped_like_its_release(course):
     colab.stamp(course, "someone/course")
     source, release = (read(course, f"exercises/{kind}/one/one.ipynb") for kind in ("source", "release"))
     assert source == release
-    assert "/blob/main/notebooks/exercises/release/one/one.ipynb)" in source.cells[0].source
+    assert f"/blob/v{colab.VERSION}/notebooks/exercises/release/one/one.ipynb)" in source.cells[0].source
 
 
 @pytest.mark.parametrize(
@@ -205,6 +215,7 @@ def test_a_repository_that_is_not_the_git_remote_is_pointed_out(course, capsys):
     shown = capsys.readouterr().out
     assert shown.startswith("3 notebooks and README.md name github.com/someone/course. Files changed: 4.\n")
     assert "Until someone/course exists, these badges lead nowhere." in shown
+    assert f"git tag v{PROJECT['version']}" in shown
 
 
 @pytest.mark.parametrize("name", ["course", "https://github.com/someone/course", "some one/course", 'a/b"'])
@@ -253,7 +264,14 @@ def test_the_repository_exists_as_far_as_this_checkout_knows():
     assert repositories() <= known | {""}, "make colab names the git remote; or add this repository as a git remote"
 
 
-# --- the first cell ------------------------------------------------------------------------------------------------
+def test_the_tag_exists_as_far_as_this_checkout_knows():
+    if not (ROOT / ".git").exists() or repositories() == {""}:
+        pytest.skip("no notebook names a repository")
+    tags = subprocess.run(["git", "-C", ROOT, "tag"], capture_output=True, text=True, check=True).stdout.split()
+    assert f"v{colab.VERSION}" in tags, "the set-up cell installs this version from its tag: git tag, then git push"
+
+
+# --- the set-up cell -------------------------------------------------------------------------------------------------
 
 
 def git(folder, *arguments):
@@ -263,18 +281,36 @@ def git(folder, *arguments):
     subprocess.run(["git", "-C", folder, *identity, *arguments], check=True, capture_output=True, env=environment)
 
 
+PIP = """
+import pathlib, sys, zipfile
+here = pathlib.Path(__file__).parent
+with open(here / "asked", "a") as asked:
+    print(*sys.argv[1:], file=asked)
+if (here / "fails").exists():
+    sys.exit("ERROR: no network")
+if "://" in sys.argv[-1]:
+    for wheel in here.glob("*.whl"):
+        zipfile.ZipFile(wheel).extractall(here.parent)
+"""
+RUN_TWICE = """
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance(colors="nocolor", history_manager_class="IPython.core.history.HistoryManager")
+shell.history_manager.enabled = False
+for _ in range(2):
+    if not shell.run_cell({cell!r}).success:
+        raise SystemExit(1)
+"""
+
+
 @pytest.fixture
 def machine(tmp_path):
-    """Like Colab: `google.colab` can be imported, torch is there. pip only writes down what it is asked for."""
+    """Like Colab: `google.colab` can be imported, torch is there. pip writes down its arguments and unpacks a wheel."""
     packages = tmp_path / "packages"
     for package in ("google/colab", "pip"):
         (packages / package).mkdir(parents=True)
         (packages / package / "__init__.py").touch()
-    (packages / "pip" / "__main__.py").write_text(
-        "import pathlib, sys\n"
-        "pathlib.Path(__file__).with_name('asked').write_text('\\n'.join(sys.argv[1:]))\n"
-        "sys.exit('ERROR: no network' if pathlib.Path(__file__).with_name('fails').exists() else 0)"
-    )
+    (packages / "pip" / "__main__.py").write_text(PIP)
     (tmp_path / "empty").mkdir()
     return Machine(tmp_path)
 
@@ -283,140 +319,132 @@ class Machine:
     """A folder to work in, packages that Python finds first, and a record of what pip was asked for."""
 
     def __init__(self, folder):
-        self.cwd, self.pip = folder / "empty", folder / "packages" / "pip"
-        self.environment = os.environ | {"PYTHONPATH": str(folder / "packages")}
+        self.cwd, self.packages = folder / "empty", folder / "packages"
+        self.pip = self.packages / "pip"
+        self.environment = os.environ | {"PYTHONPATH": str(self.packages), "IPYTHONDIR": str(folder / "ipython")}
 
     def asked_of_pip(self):
-        return (self.pip / "asked").read_text().split("\n") if (self.pip / "asked").exists() else []
+        return (self.pip / "asked").read_text().splitlines() if (self.pip / "asked").exists() else []
 
-    def start(self, repository="", cwd=None, **changes):
-        """Run the first cell; what it printed, or the message with which it stopped."""
-        # Twice, as a learner may run a cell: the second time there is nothing left to do.
-        cell = colab.first_cell("") + "\nassert has_course(course) and sys.path[0] == str(course)\n"
-        environment = self.environment | {"COURSE_REPOSITORY": str(repository)} | changes
-        command = [sys.executable, "-c", cell + cell]
+    def start(self, repository="someone/course", cwd=None, **changes):
+        """Run the set-up cell twice, as a learner may. Return whether that succeeds, and what is printed."""
+        command = [sys.executable, "-c", RUN_TWICE.format(cell=colab.set_up_cell(repository))]
+        environment = self.environment | changes
         done = subprocess.run(command, cwd=cwd or self.cwd, env=environment, capture_output=True, text=True)
-        return done.stdout if done.returncode == 0 else done.stderr.splitlines()[-1]
+        shown = done.stdout.replace("Note: you may need to restart the kernel to use updated packages.\n", "")
+        return done.returncode == 0, shown + done.stderr
 
 
-def small_course(folder, requirements="torch>=2.6\nnumpy>=1.26  # arrays\n\n-c constraints.txt\n"):
-    """A git repository with just what the first cell looks for."""
-    for name in ("notebooks/install_missing.py", "helpers/batching.py"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, folder / name)
-    (folder / "requirements.txt").write_text(requirements)
-    for arguments in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message=all"]):
-        git(folder, *arguments)
-    return folder
+def small_wheel(machine, *requirements):
+    """Give pip a wheel with the set-up module and these requirements."""
+    lines = "".join(f"Requires-Dist: {line}\n" for line in requirements)
+    with zipfile.ZipFile(machine.pip / "small.whl", "w") as wheel:
+        wheel.writestr("helpers/__init__.py", "")
+        wheel.write(ROOT / "helpers" / "set_up.py", "helpers/set_up.py")
+        folder = f"{set_up.PACKAGE.replace('-', '_')}-1.dist-info"
+        wheel.writestr(f"{folder}/METADATA", f"Metadata-Version: 2.4\nName: {set_up.PACKAGE}\nVersion: 1\n{lines}")
 
 
-@pytest.mark.parametrize("folder", ["", "notebooks", "tests"])
-def test_in_a_checkout_the_first_cell_does_nothing(machine, folder):
-    assert machine.start(cwd=ROOT / folder) == ""
+def test_the_set_up_cell_has_at_most_eight_lines_and_a_title():
+    for repository in ("", "someone/course"):
+        lines = colab.set_up_cell(repository).splitlines()
+        assert len(lines) <= 8 and lines[0] == "# @title Set up: run this cell first"
+
+
+@pytest.mark.parametrize("folder", ["", "notebooks", "notebooks/exercises/source", "tests"])
+def test_in_a_copy_of_the_course_the_cell_does_nothing(machine, folder):
+    assert machine.start(cwd=ROOT / folder) == (True, "")
     assert machine.asked_of_pip() == []
 
 
-def test_where_helpers_can_be_imported_the_first_cell_does_nothing(machine):
-    assert machine.start(PYTHONPATH=f"{machine.environment['PYTHONPATH']}{os.pathsep}{ROOT}") == ""
+def test_where_helpers_can_be_imported_the_cell_does_nothing(machine):
+    changes = {"PYTHONPATH": f"{machine.packages}{os.pathsep}{ROOT}"}
+    assert machine.start("", **changes) == (True, "")
 
 
-def test_elsewhere_it_fetches_the_course_once(machine, tmp_path):
-    course = small_course(tmp_path / "a.course")
-    torch_stays = f"Nothing had to be installed. torch {install_missing.metadata.version('torch')} stays as it is."
-    for repository in (course, course.as_uri()):
-        shown = machine.start(repository)
-        assert shown == f"The course from {repository} is in the folder a.course.\n{torch_stays}\n"
-        assert (machine.cwd / "a.course" / "helpers" / "batching.py").is_file()
-    assert machine.asked_of_pip() == []
+def test_elsewhere_it_installs_the_package_once_and_from_its_tag(machine):
+    small_wheel(machine, "torch>=2.6", 'numpy>=1.26; extra == "server"')
+    assert machine.start() == (True, "")
+    archive = f"https://github.com/someone/course/archive/refs/tags/v{PROJECT['version']}.zip"
+    assert machine.asked_of_pip() == [f"install --quiet --no-deps {archive}"]
 
 
-def test_it_installs_what_is_missing_or_too_old_and_never_torch(machine, tmp_path):
-    course = small_course(tmp_path / "course", "torch>=99\nnumpy>=99\ntqdm>=4\nno-such-package>=1\n")
-    shown = machine.start(course)
-    assert "\nInstalling numpy>=99, no-such-package>=1. torch" in shown
-    asked = machine.asked_of_pip()
-    assert asked[0] == "install" and [word for word in asked if not word.startswith("-")][1:] == [
-        "numpy>=99",
-        "no-such-package>=1",
-    ]
+def test_it_installs_what_is_missing_or_too_old_and_never_torch(machine):
+    small_wheel(machine, "torch>=99", 'numpy>=99; extra == "server"', "tqdm>=4", "no-such-package>=1,<2")
+    succeeds, shown = machine.start()
+    assert succeeds and f"Installing numpy>=99, no-such-package<2,>=1. torch {metadata.version('torch')} stays" in shown
+    assert machine.asked_of_pip()[1].split()[-2:] == ["numpy>=99", "no-such-package<2,>=1"]
 
 
 def test_a_missing_torch_is_installed(monkeypatch):
-    monkeypatch.setattr(install_missing.util, "find_spec", lambda name: None)
-
     def version(name):
         if name == "torch":
-            raise install_missing.metadata.PackageNotFoundError(name)
+            raise metadata.PackageNotFoundError(name)
         return "2.0"
 
-    monkeypatch.setattr(install_missing.metadata, "version", version)
-    assert install_missing.missing("torch>=2.6\nnumpy>=1.26") == ["torch>=2.6"]
+    monkeypatch.setattr(set_up.metadata, "requires", lambda name: ["torch>=2.6", "numpy>=1.26"])
+    monkeypatch.setattr(set_up.metadata, "version", version)
+    monkeypatch.setattr(set_up.util, "find_spec", lambda name: None)
+    assert set_up.missing() == ["torch>=2.6"]
 
 
-def test_what_only_opens_notebooks_is_in_the_requirements():
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    names = {install_missing.name_of(line) for line in lines if line and line[0] not in "#-"}
-    assert names > install_missing.NEEDED_BY_NO_CELL
+def test_a_package_in_use_asks_for_a_new_kernel(monkeypatch, capsys):
+    monkeypatch.setattr(set_up, "missing", lambda: ["nbformat>=99"])
+    monkeypatch.setattr(set_up.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))
+    set_up.install_missing()
+    assert capsys.readouterr().out.endswith("nbformat was in use already: restart the kernel, then run all cells.\n")
 
 
-def test_a_pip_that_fails_gives_a_message_with_what_is_missing(machine, tmp_path):
+def test_a_requirement_that_cannot_be_installed_gives_a_message_without_a_traceback(machine):
+    small_wheel(machine, "no-such-package>=1")
+    with zipfile.ZipFile(machine.pip / "small.whl") as wheel:
+        wheel.extractall(machine.packages)
     (machine.pip / "fails").touch()
-    shown = machine.start(small_course(tmp_path / "course", "no-such-package>=1"))
+    succeeds, shown = machine.start()
+    assert not succeeds and "Traceback" not in shown
     assert shown.endswith(
-        "CannotStart: pip could not install no-such-package>=1 (ERROR: no network). Is there a network? Once they are "
-        "installed, by whatever means, run this cell again."
+        "Cannot start: pip could not install no-such-package>=1 (ERROR: no network). Is there a network? (On Kaggle, "
+        "switch it on in the notebook's settings.) Then run this cell again.\n"
     )
 
 
+def test_a_course_that_cannot_be_installed_stops_the_cell_below_the_message_of_pip(machine):
+    (machine.pip / "fails").touch()
+    succeeds, shown = machine.start()
+    assert not succeeds and shown.startswith("ERROR: no network") and "No module named 'helpers'" in shown
+
+
 def test_without_a_repository_it_says_what_to_do(machine):
-    shown = machine.start()
-    assert "CannotStart: " in shown and "Open it inside a copy of the course. Or " in shown
-    assert "%env COURSE_REPOSITORY=owner/name" in shown
+    succeeds, shown = machine.start("")
+    assert not succeeds and "This notebook needs the rest of the course: open it inside a copy of the course." in shown
+    assert machine.asked_of_pip() == []
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:9/someone/course", "file:///no/such/course"])
-def test_without_a_network_or_a_course_it_says_what_to_do(machine, address):
-    shown = machine.start(address)
-    assert shown.startswith(f"CannotStart: the course could not be fetched from {address} (fatal: ")
-    assert "Is there a network?" in shown and "open this notebook inside that copy" in shown
+def test_the_package_requires_what_the_notebooks_import():
+    extras = PROJECT["optional-dependencies"].values()
+    lines = [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]
+    known = {re.match(r"[\w-]+", line)[0] for line in lines} | sys.stdlib_module_names | {"helpers", "IPython"}
+    for path in NOTEBOOKS:
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.cell_type == "code" and re.search(r"^\s*(?:import|from) ", cell.source, re.MULTILINE):
+                source = re.sub(r"^\s*[%!].*", "pass", cell.source, flags=re.MULTILINE)
+                assert imported(source) <= known, f"{name_of(path)}: {cell.source}"
 
 
-@pytest.mark.parametrize("folder", ["/no/such/course", "../cuorse", "~/no-such-course", "course", "no/such/course"])
-def test_a_folder_that_does_not_exist_is_not_taken_for_a_name_on_github(machine, folder):
-    shown = machine.start(folder)
-    assert shown.startswith(f"CannotStart: there is no folder {folder}")
-    assert "%env COURSE_REPOSITORY=" in shown and "github.com" not in shown
-
-
-def test_a_folder_in_the_home_directory_may_be_named_with_a_tilde(machine, tmp_path):
-    course = small_course(tmp_path / "course")
-    assert machine.start("~/course", HOME=str(tmp_path)).startswith(f"The course from {course} is in the folder")
-
-
-def test_without_git_it_says_so(machine):
-    assert "(" + "[Errno 2] No such file or directory: 'git')" in machine.start("someone/course", PATH="")
+def imported(source):
+    """Return the top-level packages that a cell imports."""
+    nodes = list(ast.walk(ast.parse(source)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
 
 
 # --- a lone notebook -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
-def published(tmp_path_factory):
-    """The address of a repository that holds this working tree, as it would be pushed."""
-    folder = tmp_path_factory.mktemp("remote") / "course"
-    list_files = ["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    try:
-        names = subprocess.run(list_files, capture_output=True, text=True, check=True).stdout.split("\0")
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("not a git checkout")
-    for name in filter(None, names):
-        if (ROOT / name).is_file():  # and not deleted since the last commit
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    colab.stamp(folder, "")
-    for arguments in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message=all"]):
-        git(folder, *arguments)
-    return folder
+def wheel(tmp_path_factory):
+    return build_wheel(tmp_path_factory.mktemp("build"))
 
 
 PROBE = """
@@ -424,11 +452,11 @@ import json, google.colab, helpers, torch
 print(json.dumps([helpers.__file__, torch.__file__, torch.__version__]))"""
 
 
-def run_alone(machine, published, path, to_the_end):
+def run_alone(machine, wheel, path, to_the_end):
     """Run a copy of a notebook in the empty folder, to the end or up to where it has a model, then the probe."""
-    copy = machine.cwd / path.name
-    shutil.copy(published / path.relative_to(ROOT), copy)
-    nb = nbformat.read(copy, as_version=4)
+    shutil.copy(wheel, machine.pip)
+    nb = nbformat.read(path, as_version=4)
+    colab.stamp_notebook(nb, "someone/course", path.relative_to(ROOT).as_posix())
     code = [cell for cell in nb.cells if cell.cell_type == "code" and cell.source.strip()]
     if not to_the_end:
         loads = [number for number, cell in enumerate(code) if "load_model()" in cell.source]
@@ -437,11 +465,10 @@ def run_alone(machine, published, path, to_the_end):
     for cell in nb.cells:
         cell.outputs = []
     client = NotebookClient(nb, kernel_name="python3", resources={"metadata": {"path": str(machine.cwd)}})
-    with client.setup_kernel(env=machine.environment | {"COURSE_REPOSITORY": published.as_uri()}):
+    with client.setup_kernel(env=machine.environment):
         for index, cell in enumerate(nb.cells):
             client.execute_cell(cell, index)
-    first, *_, probe = nb.cells
-    return first.outputs[0].text.splitlines(), json.loads(probe.outputs[0].text)
+    return json.loads(nb.cells[-1].outputs[0].text)
 
 
 RELEASES = [path for path in NOTEBOOKS if "release" in path.parts]
@@ -450,24 +477,34 @@ LESSONS = [path for path in NOTEBOOKS if "exercises" not in path.parts]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS if FULL else [*LESSONS, RELEASES[0]], ids=name_of)
-def test_a_lone_notebook_runs_in_an_empty_folder(machine, published, path):
+def test_a_lone_notebook_runs_in_an_empty_folder(machine, wheel, path):
     # A release has yet to be filled in: only its beginning can run.
     to_the_end = path == ROOT / SHORTEST or (FULL and "release" not in path.parts)
-    shown, (helpers, torch_file, torch_version) = run_alone(machine, published, path, to_the_end)
-    assert shown == [
-        f"The course from {published.as_uri()} is in the folder course.",
-        f"Nothing had to be installed. torch {torch_version} stays as it is.",
-    ]
-    assert Path(helpers).parent == machine.cwd / "course" / "helpers"
+    helpers, torch_file, torch_version = run_alone(machine, wheel, path, to_the_end)
+    assert Path(helpers).parent == machine.packages / "helpers"
     assert (torch_file, torch_version) == (torch.__file__, torch.__version__)
-    assert machine.asked_of_pip() == []
+    assert len(machine.asked_of_pip()) == 1  # nothing but the course
 
 
 @pytest.mark.slow
-def test_a_lone_notebook_that_cannot_start_says_why_without_a_traceback(machine):
-    nb = notebook(colab.first_cell(""), executed=False)
+def test_a_copy_of_the_course_needs_no_network(machine, tmp_path):
+    copy = tmp_path / "copy" / "course"
+    shutil.copytree(ROOT / "helpers", copy / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "notebooks").mkdir()
+    (machine.pip / "fails").touch()
+    machine.cwd = copy / "notebooks"
+    nb = notebook(colab.set_up_cell("someone/course"), PROBE, executed=False)
     client = NotebookClient(nb, kernel_name="python3", resources={"metadata": {"path": str(machine.cwd)}})
-    with pytest.raises(CellExecutionError), client.setup_kernel(env=machine.environment | {"COURSE_REPOSITORY": ""}):
+    with client.setup_kernel(env=machine.environment):
+        for index, cell in enumerate(nb.cells):
+            client.execute_cell(cell, index)
+    assert Path(json.loads(nb.cells[-1].outputs[0].text)[0]).parent == copy / "helpers"
+    assert machine.asked_of_pip() == [] and nb.cells[1].outputs == []
+
+
+@pytest.mark.slow
+def test_a_lone_notebook_that_cannot_start_stops_at_its_first_cell(machine):
+    nb = notebook(colab.set_up_cell(""), executed=False)
+    client = NotebookClient(nb, kernel_name="python3", resources={"metadata": {"path": str(machine.cwd)}})
+    with pytest.raises(CellExecutionError, match="open it inside a copy"), client.setup_kernel(env=machine.environment):
         client.execute_cell(nb.cells[1], 1)
-    (output,) = nb.cells[1].outputs
-    assert len(output.traceback) == 1 and output.traceback[0].startswith("Cannot start: this notebook needs")

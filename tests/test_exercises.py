@@ -1,6 +1,7 @@
 """The exercises: what students get is up to date, is well-formed and holds no answer."""
 
 import re
+from itertools import pairwise
 
 import nbformat
 import pytest
@@ -103,3 +104,22 @@ def test_half_of_the_tasks_are_worth_half_of_the_points(assignment):
 def test_the_codelab_is_one_function_in_several_tasks():
     assert list(answers_of(CODELAB)) == ["schedule"]
     assert len([cell for cell in release_of(CODELAB) if cell.task]) > 1
+
+
+@pytest.mark.parametrize("assignment", [ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN])
+def test_every_task_has_an_example_and_the_solution_returns_what_it_says(assignment):
+    """An example `call` is `value` is evaluated; others are in words."""
+    cells = read(SOURCE, assignment).cells
+    imports = [
+        line for cell in cells[:4] for line in cell.source.splitlines() if re.match(r"import |from \S+ import ", line)
+    ]
+    namespace = {}
+    exec("\n".join(["import torch", *imports]), namespace)
+    for text, cell in pairwise(cells):
+        if nbgrader_of(cell).get("solution"):
+            exec(cell.source, namespace)
+            name = nbgrader_of(cell)["grade_id"]
+            example = re.search(r"^\*\*Examples?:\*\* (.*?)\n\n", text.source, re.MULTILINE | re.DOTALL)
+            assert example or "An example" in text.source, f"{name} has no example"
+            for call, value in re.findall(rf"`((?:list\()?{name}\(.*?\))` is `(.*?)`", example[1] if example else ""):
+                assert repr(eval(call, namespace)) == repr(eval(value, namespace)), call

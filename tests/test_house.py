@@ -27,7 +27,7 @@ INCLUDED = {
     "fastapi": {"pydantic", "starlette"},
     "uvicorn": {"h11"},
 }
-NOTEBOOK = {"IPython"}  # imported only inside a notebook, where it is always there
+NOTEBOOK = {"IPython", "packaging"}  # imported only inside a notebook, where Jupyter's kernel requires them
 
 
 def path_of(module: Path) -> str:
@@ -58,6 +58,7 @@ def test_modules_are_attributes_of_the_package():
 HEAVY = {"torch", "transformers", "numpy"}
 LIGHT = {
     "import helpers": HEAVY,
+    "import helpers.set_up; from helpers.checks import compare_guess": HEAVY,
     "import helpers.engine, helpers.metrics, helpers.request, helpers.trace, helpers.workloads": HEAVY,
     "from helpers import EngineConfig, Request, RequestOutput, SamplingParams, Trace": HEAVY,
     "run('helpers', '--help')": HEAVY,

@@ -4,7 +4,6 @@ Nothing is downloaded. The new environment borrows torch and all other packages 
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,30 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from building import ROOT, build_wheel, pip
 from conftest import alone
 
 from helpers import kernels
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).resolve().parents[1]
 PROMPT, MAX_TOKENS = "The quick brown fox", 8
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Build the wheel from a copy of the sources, because a build leaves files beside them."""
-    folder = tmp_path_factory.mktemp("build")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "helpers", folder / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
-    pip("wheel", "--no-build-isolation", "--wheel-dir", folder / "dist", folder)
-    (wheel,) = (folder / "dist").glob("*.whl")
-    return wheel
-
-
-def pip(command, *arguments, python=sys.executable):
-    options = ["--no-index", "--no-deps", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([sys.executable, "-m", "pip", "--python", python, command, *options, *arguments], check=True)
+    return build_wheel(tmp_path_factory.mktemp("build"))
 
 
 class Installation:

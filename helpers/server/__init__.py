@@ -15,7 +15,7 @@
     reference.py        the page /docs, which describes all addresses
     launch.py           a server in its own process, for lessons and load tests
 
-The server never decides which request runs when. That is the scheduler's task, in the engine of lesson 6.
+The server never decides which request runs when. That is the task of the engine's scheduler (lesson 4).
 """
 
 from .launch import launch

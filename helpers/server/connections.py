@@ -83,7 +83,7 @@ class GuardedConnection(H11Protocol):
     Attributes:
         awaited: what the server awaits of the client: "head", "body", or how many bytes it has not read; None if the
             client waits for the server.
-        since: since when, on the event loop's clock.
+        since: when that began, on the event loop's clock.
     """
 
     def __init__(self, *args, limits: ConnectionLimits, **named):

@@ -90,7 +90,7 @@ class LiveView:
         return Listener(self)
 
     def leave(self) -> None:
-        """Count a listener less."""
+        """Count one listener fewer."""
         self._num_listeners -= 1
 
     async def events(self) -> AsyncIterator[str]:

@@ -3,7 +3,7 @@
 A prompt with too many characters for the model's context is refused before it is tokenized (`engine/validation.py`).
 Other long prompts still take a while, and short requests would wait behind them. With a thread of their own, short
 requests wait only behind each other, because the tokenizers library can run on both threads at once. Each thread
-takes its prompts in the order in which they arrive, so none waits for ever.
+takes its prompts in the order in which they arrive, so no prompt waits forever.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class PromptTokenizer:
         return await self._run(self._validate, prompts, params)
 
     async def tokenize(self, prompt: PromptSource) -> list[int]:
-        """Return the token ids of a prompt that nothing continues.
+        """Return the token ids of a prompt that is not to be continued.
 
         Raises:
             ValueError: a prompt whose characters cannot fit into the model's context.

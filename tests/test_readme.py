@@ -1,0 +1,97 @@
+"""README.md says what is true: its examples run, its tables are the server's, its links lead somewhere."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from helpers import Engine
+from helpers.server.app import make_app
+from helpers.server.protocol import ChatRequest, CompletionRequest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
+PARAMETERS = CompletionRequest.model_fields | ChatRequest.model_fields
+
+
+def table(title: str) -> list[list[str]]:
+    """Return the cells of the rows below a title, with the code in the first one as a list."""
+    section = re.search(rf"^#+ {title}\n(.*?)(?=^#)", PAGE, re.MULTILINE | re.DOTALL)[1]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def app():
+    return make_app(Engine())
+
+
+def test_the_table_of_addresses_has_every_address_of_the_server(app):
+    told = {address for row in table("Addresses") for address in re.findall(r"`((?:GET|POST) \S+)`", row[0])}
+    routes = [route for route in app.routes if hasattr(route, "methods")]
+    here = {f"{method} {route.path}" for route in routes for method in route.methods - {"HEAD"}}
+    assert told == {address.replace("{name:path}", "{name}") for address in here}
+
+
+def test_the_table_of_parameters_has_every_parameter_and_says_which_request_it_is_of():
+    told = {name: row[1] for row in table("Parameters") for name in re.findall(r"`(\w+)`", row[0])}
+    assert set(told) == set(PARAMETERS)
+    of = {"completions": [CompletionRequest], "chat": [ChatRequest], "both": [CompletionRequest, ChatRequest], "": []}
+    for name, requests in told.items():
+        assert all(name in request.model_fields for request in of[requests]), name
+        both = name in CompletionRequest.model_fields and name in ChatRequest.model_fields
+        assert not both or requests in ("both", ""), name
+
+
+def test_the_statuses_are_those_of_the_documented_responses(app):
+    told = set(re.findall(r"\b([45]\d\d) \(", PAGE))
+    documented = {
+        status
+        for path in app.openapi()["paths"].values()
+        for operation in path.values()
+        for status in operation["responses"]
+        if status >= "400"
+    }
+    assert told == documented | {"403", "408"}  # those come before an address is looked up
+
+
+def test_the_examples_run():
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    namespace, ran = {}, 0
+    for block in blocks:
+        if "self." not in block and "openai" not in block:  # no stages of an engine, and no server
+            namespace = {} if "import" in block else namespace  # a block without imports continues the one before it
+            exec(block.replace("path/to/folder", str(ROOT / "helpers" / "tiny_model")), namespace)
+            ran += 1
+    assert ran == 4
+
+
+def test_a_link_leads_to_a_file_or_a_title_of_the_page():
+    titles = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", PAGE, re.M)}
+    for target in re.findall(r"\]\(([^)\s]+)\)", PAGE):
+        if target.startswith("#"):
+            assert target[1:] in titles, target
+        elif "://" not in target:
+            assert (ROOT / target).exists(), target
+
+
+def test_the_list_of_files_is_that_of_the_package():
+    listing = re.search(r"^helpers/\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[1]
+    told = {line.split()[0].rstrip("/") for line in listing.splitlines()}
+    files = {path.name for path in (ROOT / "helpers").glob("*.py")} - {"__init__.py"}
+    folders = {path.parent.name for path in (ROOT / "helpers").glob("*/__init__.py")}
+    assert files | folders <= told, "a module of helpers/ is not in the list"
+
+
+def test_the_citation_file_is_valid_and_of_this_version():
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.citation-file-format"]
+    done = subprocess.run([*command, ROOT / "CITATION.cff"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    assert PAGE.startswith(f"# {citation['title']}\n")

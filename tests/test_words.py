@@ -1,0 +1,138 @@
+"""The course's English: patterns that never read well, searched for in every text that is meant for readers.
+
+A pattern is here only if it can be decided without understanding the sentence. Code, links and addresses are not
+searched.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+THINGS = r"(?:tokens|requests|iterations|passes|steps|bytes|[KMGT]i?B|times|arrivals|users|outputs|blocks|rows)"
+TIMES = r"(?:second|minute|hour|day)"
+PATTERNS = {
+    'a rate is "per second", not "a second"': (
+        rf"\b{THINGS} an? {TIMES}\b|\bonce an? {TIMES}\b|\b(?:bytes|[KMGT]i?B) an? (?:token|layer|row|block|sequence)\b"
+        r"|\b(?:tokens|requests|rows|blocks) an? (?:iteration|pass|step)\b(?! \w+s\b)"
+    ),
+    "a free-standing pronoun names nothing: name the request, the sequence, the client": (
+        r"\b(?:somebody|nobody|everybody|whoever|whomever|whosever|those who)\b"
+    ),
+    'a statement does not begin with "Who": name the subject': r"(?:^|(?<=[.!?:] ))Who [^.?!]*[.!](?=\s|$)",
+    "no comma separates a subject from its verb": (
+        r"\b(?:What|Who|Whatever|Which|How many|How much) [^.,?!:]{3,80}, (?:is|are|was|has|have|does|costs|gets)\b"
+    ),
+    "a private metaphor: use the field's term": (
+        r"\b(?:c[oa]mes? along|had back|have back|gets? peace|the business of|come and go|comes and goes|has to go"
+        r"|sits?|sat|sitting)\b"
+    ),
+    "a kernel is requested, not wished": r"\bwish(?:ed|es)?\b",
+    "no dash for drama: use a comma, a colon or a new sentence": r"(?<=\w) [–—] |\w—\w",
+}
+MARKDOWN = ["README.md", "INSTRUCTOR.md", "SUPPORT.md", "benchmarks/README.md", "helpers/tiny_model/README.md"]
+DATA = {"corpus.py"}  # the grammar of the embedded model's training text
+PAGES = ["*.html", "*.js"]
+
+
+def prose(markdown: str) -> str:
+    """Return the text of Markdown or HTML in lines of one paragraph each, without code, links' addresses and tags."""
+    text = re.sub(r"^(`{3,}|~{3,}).*?^\1", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`\n]*`|(?<=\])\([^)]*\)|https?://\S+|\$[^$\n]+\$", "X", text)
+    text = re.sub(r">\s*–\s*<", "><", text)  # a place without a value
+    text = re.sub(r"<(?:script|style)\b.*?</(?:script|style)>|<[^<>]+>", " ", text, flags=re.DOTALL)
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#>]|\d+\.) ?)", text)
+    return "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def strings(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of every string in Python source: docstrings, messages and the parts of f-strings."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        elif isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "X" for part in node.values)
+            yield node.lineno, "".join(map(str, parts))
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Yield every place and its text."""
+    for path in [*map(ROOT.joinpath, MARKDOWN), *(ROOT / "docs").rglob("*.md")]:
+        yield path.relative_to(ROOT).as_posix(), prose(path.read_text(encoding="utf-8"))
+    for path in (ROOT / "notebooks").rglob("*.ipynb"):
+        if ".ipynb_checkpoints" not in path.parts:
+            for cell in nbformat.read(path, as_version=4).cells:
+                if cell.cell_type == "markdown":
+                    yield f"{path.relative_to(ROOT).as_posix()}, cell {cell.id}", prose(cell.source)
+    modules = [*(ROOT / "helpers").rglob("*.py"), *(ROOT / "notebooks").rglob("*.py")]
+    for path in modules:
+        if path.name not in DATA:
+            for line, text in strings(path.read_text(encoding="utf-8")):
+                yield f"{path.relative_to(ROOT).as_posix()}:{line}", prose(text)
+    for pattern in PAGES:
+        for path in (ROOT / "helpers" / "server" / "page").glob(pattern):
+            yield path.relative_to(ROOT).as_posix(), prose(path.read_text(encoding="utf-8"))
+
+
+def found(pattern: str, text: str) -> list[str]:
+    """Return each match with some words around it."""
+    matches = re.finditer(pattern, text, re.IGNORECASE | re.MULTILINE)
+    return [text[max(match.start() - 40, 0) : match.end() + 30].replace("\n", " | ") for match in matches]
+
+
+@pytest.mark.parametrize("rule", PATTERNS)
+def test_no_text_has_a_pattern_that_reads_badly(rule):
+    places = {place: hits for place, text in texts() if (hits := found(PATTERNS[rule], text))}
+    assert not places, f"{rule}:\n" + "\n".join(f"{place}: {hits}" for place, hits in places.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("It makes 40 tokens a second.", "per second"),
+        ("Whoever waits longest runs next.", "pronoun"),
+        ("If none is free, somebody has to leave.", "pronoun"),
+        ("It ends.\n\nWho waits gets a row.", "Who"),
+        ("What a pass would have changed, is unchanged.", "subject from its verb"),
+        ("Requests sit in the queue.", "metaphor"),
+        ("It is slow — and wrong.", "dash"),
+    ],
+)
+def test_each_pattern_finds_its_example(text, rule):
+    (pattern,) = (pattern for name, pattern in PATTERNS.items() if rule in name)
+    assert found(pattern, prose(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It makes 40 tokens per second.",
+        "Who waits longest? The newest request does.",
+        "A client who leaves early frees its row.",
+        "What does it cost, and when?",
+        "Pages 3–4 give each request a row.",
+        "```\nWho waits gets 3 tokens a second.\n```\n`somebody` and [this](nobody.md)",
+    ],
+)
+def test_plain_english_passes(text):
+    assert not [rule for rule, pattern in PATTERNS.items() if found(pattern, prose(text))]
+
+
+MOST_WORDS = 35
+
+
+def test_no_sentence_of_a_notebook_is_too_long_to_be_read_once():
+    long = [
+        f"{place}: {sentence}"
+        for place, text in texts()
+        if ".ipynb" in place
+        for line in text.splitlines()
+        if "|" not in line  # a table
+        for sentence in re.split(r"(?<=[.!?:;]) ", line)
+        if len(sentence.split()) > MOST_WORDS
+    ]
+    assert not long, "\n".join(long)
