@@ -94,7 +94,7 @@ def batches(named: Mapping[str, Mapping], title: str = "") -> Picture:
             ax.text(columns / 2, 0.5, "no rows", ha="center", va="center", color="#666666")
     key = {
         "in the cache": {"facecolor": next(iter(color.values()), SKY), "edgecolor": "white"},
-        "token to read next": {"facecolor": "white", "edgecolor": INK, "linewidth": 1.6},
+        "token to compute next": {"facecolor": "white", "edgecolor": INK, "linewidth": 1.6},
         "left padding (mask 0)": wasted(),
     }
     add_key(figure, key)
@@ -155,7 +155,7 @@ def _describe(batch: Mapping) -> str:
     rows = ", ".join(
         f"request {id} with {n} pad{'s' * (n != 1)}" for id, n in zip(batch["request_ids"], pads, strict=True)
     )
-    return f"{cached} cached columns, {batch['input_ids'].size(1)} to read; {rows}"
+    return f"{cached} cached columns, {batch['input_ids'].size(1)} to compute; {rows}"
 
 
 def draw_cell(ax, x: int, y: int, color: str | None, framed: bool = False) -> None:
