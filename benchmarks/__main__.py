@@ -99,7 +99,9 @@ def _parser(names: list[str]) -> argparse.ArgumentParser:
 def _earlier(file: Path, workloads: list, dtypes: list[str]) -> list[Measurement]:
     """Return the measurements in a report of this program, if there is one, except those of the cases to be run."""
     rerun = {(workload.name, dtype) for workload in workloads for dtype in dtypes}
-    earlier = report.read_json(file)[0] if file.exists() else []
+    earlier, setting = report.read_json(file) if file.exists() else ([], {})
+    if earlier and setting["machine"]["processor"] != machine.processor():
+        raise ValueError(f"{file} is from another machine, {setting['machine']['processor']}: name another --output.")
     return [one for one in earlier if (one.workload, one.dtype) not in rerun]
 
 

@@ -19,9 +19,8 @@ from helpers.plots import BLUE, INK, ORANGE, SKY, Picture
 from .measure import Measurement
 from .other_programs import OtherPrograms
 
-MOST_OTHER_CORES = (
-    0.25  # other programs may keep this many cores busy: a system's services, and this program's watching
-)
+# How many cores other programs may keep busy: a system's services do, and so does the watching itself.
+MOST_OTHER_CORES = 0.25
 
 LABELS = {
     "transformers": "transformers generate, static",

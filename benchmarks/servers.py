@@ -118,6 +118,10 @@ def vllm_server(folder: Path, dtype: str, rows: int, patience: float = 300) -> I
             yield url
         finally:
             process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _answers(url: str) -> bool:

@@ -4,6 +4,7 @@ The scheduler is the engine's. Its runner computes nothing: every chunk succeeds
 iteration, `Simulation` checks what every plan must respect.
 """
 
+import gc
 import sys
 from collections.abc import Callable
 
@@ -176,9 +177,11 @@ def operations(function: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # a collection calls functions of libraries
     sys.settrace(trace)
     try:
         function()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count

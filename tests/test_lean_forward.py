@@ -8,7 +8,7 @@ import torch
 import transformers
 from conftest import PROMPTS, alone, spied
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from helpers import Engine, EngineConfig, SamplingParams, kernels
 from helpers.engine import Chunk, Plan, Sequence
@@ -52,6 +52,15 @@ def test_the_families_that_are_run_lean_are_those_of_the_list(family, compiled):
     if not family.available or not_ragged_because(family):
         pytest.skip("not ragged with this version of transformers")
     assert (lean_runner(build(family), compiled).lean is not None) == (family.name in LEAN)
+
+
+def test_a_model_of_another_type_is_called_as_usual_even_if_a_short_trial_finds_no_difference():
+    """OLMo clips large queries, which the trial's short texts do not have."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    config = AutoConfig.for_model("olmo", num_hidden_layers=2, clip_qkv=10.0, max_position_embeddings=64, **sizes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+
+    assert lean_runner(model).lean is None
 
 
 @pytest.mark.parametrize("name", sorted(LEAN))

@@ -242,6 +242,36 @@ def test_once_a_weight_has_been_exchanged_the_original_layer_computes(backend):
     assert torch.equal(replaced(torch.ones(8, 24)), replaced[0].bias.expand(8, -1))
 
 
+@torch.no_grad()
+@by_all
+@pytest.mark.parametrize("change", ["bias", "data"])
+def test_once_a_bias_or_the_memory_of_a_weight_has_been_exchanged_the_original_layer_computes(backend, change):
+    model = layer_of("Linear with bias")
+    replaced, layer = FastLinear(model[0], [backend] * len(ROWS)), model[0]
+    if change == "bias":
+        layer.bias = nn.Parameter(torch.randn(40))
+    else:
+        layer.weight.data = torch.randn(40, 24)
+    x = torch.randn(3, 24)
+
+    assert torch.equal(replaced(x), layer(x))
+
+
+@torch.no_grad()
+@needs_onednn
+def test_backends_can_be_chosen_a_second_time(pair):
+    model, _ = pair
+    replaced = fast(model)
+    ids = torch.arange(1, 9)[None]
+    expected = model(input_ids=ids, use_cache=False).logits
+
+    choose_linear_backends(replaced, "onednn")
+
+    assert {tuple(set(one.backends)) for one in replaced.modules() if isinstance(one, FastLinear)} == {("onednn",)}
+    assert not any(isinstance(one.layer, FastLinear) for one in replaced.modules() if isinstance(one, FastLinear))
+    check(lambda ids: replaced(input_ids=ids, use_cache=False).logits, lambda ids: expected, ids, 1e-4)
+
+
 def refuse(*arguments):
     raise RuntimeError("mkldnn_reorder_linear_weight: this path needs another CPU")
 

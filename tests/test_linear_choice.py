@@ -15,7 +15,8 @@ from helpers import kernels
 from helpers.kernels import compiled
 from helpers.runners import linear, linear_backends, linear_choice, linear_report
 from helpers.runners.linear import FastLinear, choose_linear_backends
-from helpers.runners.linear_choice import ROUNDS, ROWS, Times, fingerprint, load, save, times_of
+from helpers.runners.linear_backends import available_backends
+from helpers.runners.linear_choice import ROUNDS, ROWS, Times, fingerprint, load, measure, save, shape_of, times_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ["pytorch", "onednn", "onednn_packed", "compiled"]
@@ -183,6 +184,8 @@ def test_the_fingerprint_names_the_kernels_only_where_they_compete(monkeypatch):
 
 
 DAMAGED = {
+    "without the machine": lambda text: json.dumps({"times": json.loads(text)["times"]}),
+    "nested too deeply": lambda text: "[" * 100_000,
     "cut": lambda text: text[:40],
     "empty": lambda text: "",
     "no object": lambda text: "[]",
@@ -292,3 +295,24 @@ def test_the_command_measures_and_prints_a_table(capsys, calls, monkeypatch):
     output = capsys.readouterr().out
     assert "bfloat16" in output and "Memory is read at 20 GB/s" in output
     assert output.count("Conv1D") == 4 * len(ROWS) and output.count("*") == 1 + 5 * len(ROWS)
+
+
+def test_without_a_home_folder_the_times_are_measured_and_not_kept(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(compiled, "cache_folder", no_home)
+    save(machine(), TIMES)
+
+    assert load(machine()) is None
+
+
+def test_choosing_draws_no_random_numbers_that_a_program_would_draw():
+    examples = {shape_of(layer): layer for layer in list(layers())[:1]}
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+
+    measure(examples, available_backends(torch.float32), 1000)
+
+    assert torch.equal(torch.rand(3), expected)

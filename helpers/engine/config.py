@@ -37,7 +37,8 @@ class EngineConfig:
             that for models of up to 1 GiB.
         kernels: on a CPU, whether to compile the kernels in `kernels/` for attention and elementwise operations; None
             does so where possible, False uses PyTorch's operators, True raises an error if the kernels are unavailable.
-        batch_invariant: whether a request's logits must not depend on its company, bit for bit
+            Linear layers are set by `linear_backend`; "auto" may compile a kernel for them, too.
+        batch_invariant: whether a request's logits must not depend on its batch, bit for bit
             (`runners/batch_invariant.py`). It requires a CPU, a C++ compiler and a model that runs ragged.
         dtype: the torch dtype of the engine's copy of the model; None to run the model as it is.
         trace_length: how many of the latest forward passes the trace keeps, for an engine that never stops; None for

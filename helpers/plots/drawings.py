@@ -33,8 +33,8 @@ CACHED = "#BFE0F5"  # a light SKY
 def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3) -> Picture:
     """Draw which tokens each forward pass computes for one request, without and with a KV cache."""
     panels = {
-        "without a cache, each pass computes every token again": False,
-        "with a cache, each pass computes only the new token": True,
+        "without a cache, each later pass computes every token again": False,
+        "with a cache, each later pass computes only the new token": True,
     }
     width = prompt_tokens + passes - 1
     figure, axes = new_figure(0.34 * passes * 2 + 1.5, 2)
@@ -273,7 +273,7 @@ def block_lookup_steps(**options) -> FlipBook:
     captions = (
         "Divide the token's position by the block size.",
         "The quotient is an entry of the block table, and the entry names a block of the memory.",
-        "The remainder is the token's place in that block: there lie its key and value.",
+        "The remainder is the token's place in that block. Its key and value are stored there.",
     )
     pictures = [block_lookup(**options, stage=stage) for stage in (1, 2, 3)]
     return FlipBook(pictures, captions, "From a token to its key and value")

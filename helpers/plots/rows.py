@@ -210,10 +210,10 @@ def tokens_read(traces: Mapping[str, Trace], first: int = 0, last: int | None = 
             prompts = sum(tokens > 0 for tokens in read)  # those of the last kind, prefill
         described.append(f"{name}: at most {max(totals)} per pass, passes with prompt tokens: {prompts}")
         set_panel_title(ax, name)
-        ax.set_ylabel("tokens read")
+        ax.set_ylabel("tokens computed")
     axes[-1].set_xlabel("forward pass")
     add_key(figure, {f"tokens of a {kind}": work_look(kind) for kind in ("prefill", "decode")})
-    return Picture(figure, f"Bars of the tokens that each forward pass read. {'; '.join(described)}.")
+    return Picture(figure, f"Bars of the tokens that each forward pass computed. {'; '.join(described)}.")
 
 
 def padding(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], ylabel: str, title: str = "") -> Picture:

@@ -1,16 +1,20 @@
 """How a planned iteration is executed on a model: forward passes, and the tokens sampled from them.
 
-choice.py        chooses a runner: ragged where the model supports it, otherwise padded, with the reason
-ragged.py        all tokens of an iteration in one row, without padding
-lean.py          the forward pass of GPT-2's and Llama's blocks, written out; lean_recognition.py finds such models
-attention.py     attention of each sequence over its own keys and values; attention_choice.py times both ways
-kv_pool.py       the tensors behind the blocks
-layer_masks.py   which tokens a model's layers attend to
-padded.py        left-padded batches, for every other model
-sampling.py      samples the tokens, greedily or at random
-linear.py        linear layers that use the fastest backend: linear_backends.py lists the backends, linear_choice.py
-                 times them, linear_report.py shows the times
-batch_invariant.py   the same bits in any company, on request
+choice.py             chooses a runner: ragged where the model supports it, otherwise padded, with the reason
+ragged.py             all tokens of an iteration in one row, without padding
+lean.py               the forward pass of GPT-2's and Llama's blocks, written out
+lean_recognition.py   which models it is used for
+attention.py          attention of each sequence over its own keys and values
+attention_choice.py   whether the kernel or PyTorch computes it, by measurement
+kv_pool.py            the tensors behind the blocks
+layer_masks.py        which tokens a model's layers attend to
+padded.py             left-padded batches, for every other model
+sampling.py           samples the tokens, greedily or at random
+linear.py             linear layers that use the fastest backend
+linear_backends.py    the backends
+linear_choice.py      which of them is fastest, by measurement
+linear_report.py      the measured times as a table
+batch_invariant.py    the same bits in every batch, on request
 """
 
 from .attention import attend

@@ -24,9 +24,13 @@ def kernel_wins_chunks(query: torch.Tensor, keys: torch.Tensor) -> bool:
 
 @functools.cache
 def _measure(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, _threads: int) -> bool:
-    query, key, value = (torch.randn(n, TOKENS, dim).to(dtype) for n in (heads, kv_heads, kv_heads))
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(n, TOKENS, dim, device="cpu", generator=generator).to(dtype) for n in (heads, kv_heads, kv_heads)
+    )
     segments = kernels.Segments([0], [TOKENS], [TOKENS], [list(range(TOKENS // 16))], 16)
-    output, mask = query.new_empty(TOKENS, heads, dim), torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+    output = query.new_empty(TOKENS, heads, dim)
+    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device="cpu").tril()
 
     def compiled():
         kernels.paged_attention(query, key, value, segments, output, dim**-0.5)

@@ -1,9 +1,10 @@
 """Recognise the models whose forward pass is written out in `lean.py`.
 
-Three conditions must hold. The modules that a lean forward bypasses are transformers' own, with the children and
-attributes that it knows. No hook waits for a call that would not be made. And the model itself is asked: on a trial
-with two sequences, chunks and decodes included, both ways must give the same logits up to rounding. On the way, the
-trial notes what each layer asks of attention: its window, its scaling.
+Four conditions must hold. The model is of a type whose code was compared with the lean forward: others may have the
+same modules, and differ where a short trial does not look, in far positions or large activations. The modules that are
+bypassed are transformers' own, with the children and attributes that are known. No hook is registered on a module that
+is not called. And on a trial with two sequences, chunks and decodes included, both ways give the same logits up to
+rounding. On the way, the trial notes what each layer asks of attention: its window, its scaling.
 """
 
 import copy
@@ -31,12 +32,14 @@ class Structure:
 
     Attributes:
         forward: their lean forward.
+        types: the `model_type` of these models.
         base: the name of the model without its LM head; `children`: those of the base.
         blocks, norm: the children of the base that hold the blocks and the last norm.
         block: the children of a block (under "") and of its bypassed modules.
     """
 
     forward: type[LeanForward]
+    types: set[str]
     base: str
     children: set[str]
     blocks: str
@@ -46,6 +49,7 @@ class Structure:
 
 GPT2 = Structure(
     GPT2Forward,
+    types={"gpt2"},
     base="transformer",
     children={"drop", "h", "ln_f", "wpe", "wte"},
     blocks="h",
@@ -60,6 +64,7 @@ GPT2 = Structure(
 )
 LLAMA = Structure(
     LlamaForward,
+    types={"llama", "mistral", "qwen2", "gemma"},
     base="model",
     children={"embed_tokens", "layers", "norm", "rotary_emb"},
     blocks="layers",
@@ -72,12 +77,13 @@ LLAMA = Structure(
         "post_attention_layernorm": set(),
     },
 )
-QWEN3 = replace(LLAMA, block=LLAMA.block | {"self_attn": LLAMA.block["self_attn"] | {"k_norm", "q_norm"}})
+QWEN3_BLOCK = LLAMA.block | {"self_attn": LLAMA.block["self_attn"] | {"k_norm", "q_norm"}}
+QWEN3 = replace(LLAMA, types={"qwen3"}, block=QWEN3_BLOCK)
 
 
 def recognise(runner) -> LeanForward | None:
     """Return the lean forward of a ragged runner's model, or None if the model must be called as usual."""
-    structure = next((one for one in (GPT2, LLAMA, QWEN3) if _is_made_so(runner.model, one)), None)
+    structure = next((one for one in (GPT2, LLAMA, QWEN3) if _has_structure(runner.model, one)), None)
     if structure is None or runner.model.training:
         return None
     lean = structure.forward(runner.model, runner.compiled)
@@ -95,18 +101,22 @@ def recognise(runner) -> LeanForward | None:
     return lean if (actual - expected).abs().max() <= tolerance else None
 
 
-def _is_made_so(model: nn.Module, structure: Structure) -> bool:
-    """Return whether all modules that a lean forward would bypass are known."""
+def _has_structure(model: nn.Module, structure: Structure) -> bool:
+    """Return whether the model's type and all modules that a lean forward would bypass are known."""
+    if getattr(getattr(model, "config", None), "model_type", None) not in structure.types:
+        return False
     base = getattr(model, structure.base, None)
-    if not (_is_own(model, {structure.base, "lm_head"}) and _is_own(base, structure.children)):
+    if not (_is_unmodified(model, {structure.base, "lm_head"}) and _is_unmodified(base, structure.children)):
         return False
     bypassed = [(getattr(base, structure.norm), set())]
     for block in getattr(base, structure.blocks):
         bypassed += [(block._modules.get(path) if path else block, names) for path, names in structure.block.items()]
-    return all(_is_own(module, names) and _public_attributes(module) <= KNOWN_ATTRIBUTES for module, names in bypassed)
+    return all(
+        _is_unmodified(module, names) and _public_attributes(module) <= KNOWN_ATTRIBUTES for module, names in bypassed
+    )
 
 
-def _is_own(module: nn.Module | None, children: set[str]) -> bool:
+def _is_unmodified(module: nn.Module | None, children: set[str]) -> bool:
     """Return whether a module has these children and transformers' code: a subclass might do anything."""
     if module is None or module._modules.keys() != children or "forward" in vars(module):
         return False

@@ -44,6 +44,9 @@ def choose_linear_backends(model: nn.Module, backend: str = "auto", copies: bool
     if backend not in ("auto", *BACKENDS):
         names = ", ".join(repr(name) for name in ["auto", *BACKENDS])
         raise ValueError(f"There is no linear backend {backend!r}: choose one of {names}.")
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(module, FastLinear):  # of an earlier call: choose anew
+            model.set_submodule(path, module.layer)
     # A layer may have several parents, and several names in one of them.
     modules = [(path, module) for path, module in model.named_modules(remove_duplicate=False) if path]
     layers = list(dict.fromkeys(module for _, module in modules if is_plain(module)))
@@ -117,9 +120,10 @@ class FastLinear(nn.Module):
         self.layer, self.backends = layer, backends
         products = {name: BACKENDS[name](layer) for name in dict.fromkeys(backends)}
         self.products = [products[backends[nearest(rows)]] for rows in range(ROWS[-1] + 1)]  # by the number of rows
-        self.last = len(self.products) - 1
+        self.max_rows = len(self.products) - 1
         self.inputs = layer.weight.shape[0 if isinstance(layer, Conv1D) else 1]
-        self.used = layer.weight, layer.weight._version  # in a tuple, or it would be registered as a second parameter
+        # In a tuple, or the weight would be registered as a second parameter.
+        self.made_from = layer.weight, layer.weight._version, layer.weight.data_ptr(), layer.bias
 
     def __getattr__(self, name: str):
         """Look up `weight`, `bias`, `in_features`, ... in the original layer."""
@@ -128,7 +132,13 @@ class FastLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # The products would drop gradients without an error, and a copy does not follow changes to the weight.
-        layer, (weight, version) = self._modules["layer"], self.used
-        if torch.is_grad_enabled() or layer._parameters["weight"] is not weight or weight._version != version:
+        layer, (weight, version, address, bias) = self._modules["layer"], self.made_from
+        if (
+            torch.is_grad_enabled()
+            or layer._parameters["weight"] is not weight
+            or layer._parameters["bias"] is not bias
+            or weight._version != version
+            or weight.data_ptr() != address
+        ):
             return layer(x)
-        return self.products[min(x.numel() // self.inputs, self.last)](x)
+        return self.products[min(x.numel() // self.inputs, self.max_rows)](x)

@@ -89,9 +89,11 @@ def available_backends(dtype: torch.dtype, device: torch.device | str = "cpu") -
 @torch.no_grad()
 def _multiplies(name: str, dtype: torch.dtype) -> bool:
     """Return whether a backend multiplies by a weight in either layout."""
-    x = torch.arange(32).view(2, 16).to("cpu", dtype)
+    x = torch.arange(32, device="cpu").view(2, 16).to(dtype)
     expected = torch.cat([x, torch.zeros_like(x[:, :8])], dim=1)
-    for layer in (nn.Linear(16, 24, bias=False, device="cpu"), Conv1D(24, 16).to("cpu")):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # making a layer draws random numbers
+        layers = nn.Linear(16, 24, bias=False), Conv1D(24, 16)
+    for layer in layers:
         nn.init.eye_(layer.weight)
         try:
             if not torch.equal(BACKENDS[name](layer.to(dtype))(x), expected):

@@ -12,6 +12,7 @@ a machine measures a model's shapes once. Files that are damaged or were made el
 that were measured while other programs took a core are used, but not kept.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -19,6 +20,7 @@ import math
 import os
 import platform
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -38,6 +40,7 @@ FEW = 16
 MIN_SAVING = 0.15
 TOLERATED = 0.2  # cores that other programs may take from this one during a measurement that is kept
 log = logging.getLogger(__name__)
+_measuring = threading.Lock()  # engines that are made in several threads would slow down each other's products
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,16 @@ def times_of(layers: Sequence[nn.Linear | Conv1D], backends: Sequence[str], fres
         fresh: measure, even if times were kept.
     """
     examples = {shape_of(layer): layer for layer in layers}
-    machine = fingerprint(layers[0].weight.dtype, sorted(examples), backends)
+    with _measuring:
+        return _kept_or_measured(examples, backends, sum(layer.weight.nbytes for layer in layers), fresh)
+
+
+def _kept_or_measured(examples: dict, backends: Sequence[str], model_bytes: int, fresh: bool) -> dict[str, Times]:
+    machine = fingerprint(next(iter(examples.values())).weight.dtype, sorted(examples), backends)
     if not fresh and (kept := load(machine)) is not None:
         return kept
     start, busy = time.perf_counter(), busy_elsewhere()
-    times = measure(examples, backends, sum(layer.weight.nbytes for layer in layers))
+    times = measure(examples, backends, model_bytes)
     took = time.perf_counter() - start
     log.info("Timed %d shapes of linear layers in %.1f s.", len(times), took)
     if torch.get_num_threads() + (busy_elsewhere() - busy) / took <= (os.cpu_count() or 1) + TOLERATED:
@@ -103,12 +111,12 @@ def times_of(layers: Sequence[nn.Linear | Conv1D], backends: Sequence[str], fres
 
 
 def busy_elsewhere() -> float:
-    """Return the CPU seconds that other programs have taken since the system started; 0 if it does not tell."""
+    """Return the CPU seconds that other programs have taken since the system started; 0 if unknown."""
     try:
         fields = Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
-    except OSError:  # not Linux
+        user, nice, system, _idle, _waiting, irq, softirq, stolen = map(int, fields)
+    except (OSError, ValueError):  # not Linux, or another format
         return 0.0
-    user, nice, system, _idle, _waiting, irq, softirq, stolen = map(int, fields)
     return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
@@ -135,7 +143,7 @@ def _measure_layer(layer, backends: Sequence[str], evict: Callable[[], object], 
         start = time.perf_counter()
         if rows > FEW and start + took * rows / last_rows > deadline:
             break
-        x = torch.randn(rows, inputs).to(layer.weight.dtype)
+        x = torch.randn(rows, inputs, device="cpu", generator=torch.Generator().manual_seed(0)).to(layer.weight.dtype)
         for product in products.values():
             product(x)  # the first call with a shape prepares the later ones
         rounds = []
@@ -156,15 +164,16 @@ def _seconds(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, e
 
 def evictor(num_bytes: int) -> Callable[[], object]:
     """Return a function that reads this many bytes, so that other data leaves the cache."""
-    return torch.ones(max(1, num_bytes // 4)).sum
+    return torch.ones(max(1, num_bytes // 4), dtype=torch.float32, device="cpu").sum
 
 
 def last_level_cache() -> int:
-    """Return the bytes of the last-level cache of the first core, or 32 MiB if the system does not tell."""
+    """Return the bytes of the last-level cache of the first core, or 32 MiB if unknown."""
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        number = path.read_text().strip()
-        sizes.append(int(number[:-1]) * {"K": 2**10, "M": 2**20}[number[-1]])
+        with contextlib.suppress(OSError, ValueError, LookupError):
+            number = path.read_text().strip()
+            sizes.append(int(number[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[number[-1]])
     return max(sizes, default=32 * 2**20)
 
 
@@ -208,11 +217,12 @@ def load(machine: dict) -> dict[str, Times] | None:
     """Return the times kept under this fingerprint; None if there are none, or if they are not what was saved."""
     try:
         kept = json.loads(path_of(machine).read_text())
+        is_own = kept["machine"] == machine
         times = {shape: Times(**fields) for shape, fields in kept["times"].items()}
         complete = all(_is_complete(one, machine["backends"]) for one in times.values())
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):  # the last: no home folder
         return None
-    return times if kept["machine"] == machine and sorted(times) == machine["shapes"] and complete else None
+    return times if is_own and sorted(times) == machine["shapes"] and complete else None
 
 
 def _is_complete(times: Times, backends: list[str]) -> bool:
@@ -228,13 +238,13 @@ def _is_complete(times: Times, backends: list[str]) -> bool:
 
 def save(machine: dict, times: dict[str, Times]) -> None:
     """Keep times for later processes, if the cache folder can be written."""
-    path = path_of(machine)
     contents = {"machine": machine, "times": {shape: asdict(one) for shape, one in times.items()}}
     try:
+        path = path_of(machine)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # another process may be writing the same file
             temporary = Path(folder, path.name)
             temporary.write_text(json.dumps(contents, indent=1))
             temporary.replace(path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the latter: there is no home folder
         log.info("The times of linear layers are not kept: %s", error)
