@@ -211,6 +211,6 @@ def make_app(
 def documented(*statuses: int, stream: bool = False) -> dict[int, dict[str, Any]]:
     """Describe an address's responses for the OpenAPI page: errors with these statuses, and whether it streams."""
     errors = {status: {"model": ErrorBody, "description": "An error."} for status in statuses}
-    content = {"application/json": {"schema": {"type": "object"}}, EVENT_STREAM: {"schema": {"type": "string"}}}
+    content = {"application/json": {"schema": {"type": "object"}}, EVENT_STREAM: {}}
     success = {200: {"description": "The response, complete or as a stream of events.", "content": content}}
     return errors | (success if stream else {})
