@@ -4,9 +4,10 @@ import datetime
 import importlib.metadata
 import os
 import platform
-from pathlib import Path
 
 import torch
+
+from helpers.hardware import cpuinfo
 
 # Instructions that multiply matrices or bfloat16 numbers, as Linux names them: x86's, then ARM's.
 MATRIX_UNITS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx_vnni", "sme", "i8mm", "bf16", "sve")
@@ -30,20 +31,11 @@ def describe() -> dict:
 
 def processor() -> str:
     """Return the processor's name."""
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
+    return cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
 def matrix_units() -> list[str]:
     """Return the processor's instructions for matrices and bfloat16; an empty list where Linux does not tell."""
-    flags = (_cpuinfo("flags") or _cpuinfo("Features") or "").split()
+    fields = cpuinfo()
+    flags = (fields.get("flags") or fields.get("Features") or "").split()
     return [unit for unit in MATRIX_UNITS if unit in flags]
-
-
-def _cpuinfo(field: str) -> str | None:
-    """Return a field of the first core in /proc/cpuinfo, or None if there is none or this is not Linux."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return None
-    values = (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == field)
-    return next(values, None)

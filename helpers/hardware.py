@@ -7,6 +7,7 @@ measurements differ from run to run and from machine to machine, so no test asse
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -22,6 +23,16 @@ def seconds(function: Callable[[], object], repeats: int = 5) -> float:
         _synchronize()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def cpuinfo() -> dict[str, str]:
+    """Return what Linux says about the first core (/proc/cpuinfo), by field; an empty dict on other systems."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return {}
+    fields = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in fields}
 
 
 def _synchronize() -> None:

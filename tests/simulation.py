@@ -1,24 +1,15 @@
 """What the scheduler's tests share: a simulation without a model, a memory of some tokens, and a count of operations.
 
-The scheduler is the engine's. Its runner computes nothing: every chunk succeeds and every sampled token is 0. In every
-iteration, `Simulation` checks what every plan must respect.
+The scheduler is the engine's. The runner is the simulator's, which computes nothing. In every iteration, `Simulation`
+checks what every plan must respect.
 """
 
 import gc
 import sys
 from collections.abc import Callable
 
-from helpers.engine import (
-    EngineConfig,
-    ForwardPass,
-    Plan,
-    RunnerOutput,
-    SampledToken,
-    Scheduler,
-    Sequence,
-    Static,
-    UnlimitedMemory,
-)
+from helpers.engine import EngineConfig, Plan, RunnerOutput, Scheduler, Sequence, Static, UnlimitedMemory
+from helpers.simulator import SimulatedRunner
 
 
 def by_arrival(sequence: Sequence, longest: int) -> int:
@@ -37,15 +28,9 @@ KEYS: dict[str, Callable[[Sequence, int], int]] = {
 }
 
 
-class NoModel:
-    """A `Runner` that computes nothing."""
-
-    name, num_blocks, block_size, not_ragged_because = "none", None, 1, "there is no model"
-
-    def run(self, plan: Plan, clock: Callable[[], float] = lambda: 0.0) -> RunnerOutput:
-        sampled = {chunk.sequence: SampledToken(0) for chunk in plan.chunks if chunk.samples_token}
-        done = ForwardPass(plan.chunks, [0] * len(plan.chunks), sampled, clock(), 0.0)
-        return RunnerOutput([done] if plan.chunks else [])
+def run_without_a_model(plan: Plan) -> RunnerOutput:
+    """Return the results of a plan for which every chunk succeeds and every sampled token is 0."""
+    return SimulatedRunner().run(plan, clock=lambda: 0.0)
 
 
 class TokenMemory(UnlimitedMemory):
@@ -106,7 +91,7 @@ class Simulation:
         self.check_plan(plan, running, decoding, waiting)
         self.plans.append([(chunk.sequence.request_id, chunk.tokens) for chunk in plan.chunks])
         self.num_preemptions += len(plan.preempted)
-        self.finished += scheduler.update(plan, NoModel().run(plan))
+        self.finished += scheduler.update(plan, run_without_a_model(plan))
         return plan
 
     def run(self, most: int = 2000) -> list:

@@ -21,7 +21,7 @@ from benchmarks.measure import Measurement, TokensDiffer, count_runs, make_short
 from benchmarks.models import find_model
 from benchmarks.other_programs import OtherPrograms, Watch, _Snapshot
 from benchmarks.worker import Worker, WorkerError
-from helpers import load_model
+from helpers import hardware, load_model
 
 VOCABULARY = 50257
 MACHINE = {"processor": "p", "cores": 2, "matrix units": ["amx_bf16"], "date": "today", "versions": {}}
@@ -211,7 +211,7 @@ def test_with_keep_the_cases_of_an_earlier_run_stay_in_the_report(tmp_path, caps
     ],
 )
 def test_matrix_units_are_read_from_what_linux_says_of_the_processor(monkeypatch, cpuinfo, units):
-    monkeypatch.setattr(machine.Path, "read_text", lambda path: cpuinfo)
+    monkeypatch.setattr(hardware.Path, "read_text", lambda path: cpuinfo)
 
     assert machine.matrix_units() == units
 

@@ -15,8 +15,9 @@ from conftest import PROMPTS, CountingModel, alone, letter_tokenizer, random_pai
 from helpers import Engine, EngineConfig, SamplingParams, generate_continuous, generate_static
 from helpers.engine import POLICIES, EngineCore, FirstComeFirstServed, ModelInfo, Scheduler
 from helpers.engine.detokenizer import text_of
+from helpers.simulator import SimulatedRunner
 from tests import families
-from tests.simulation import NoModel, operations
+from tests.simulation import operations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -772,7 +773,7 @@ def test_an_interrupt_while_tokens_are_decoded_loses_no_request():
 
 
 def without_a_model(**config) -> EngineCore:
-    return EngineCore(NoModel(), letter_tokenizer(), ModelInfo(10, 1000), EngineConfig(**config))
+    return EngineCore(SimulatedRunner(), letter_tokenizer(), ModelInfo(10, 1000), EngineConfig(**config))
 
 
 def test_a_step_costs_no_more_when_ten_thousand_requests_wait():

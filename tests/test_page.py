@@ -62,7 +62,7 @@ def test_several_prompts_run_at_once_in_a_row_each(window, server):
     with slow_motion(page):
         send(page, STORY, "", "There was once a poor miller", "<img src=x onerror=alert(1)>", max_tokens="30")
         expect(busy(page)).to_have_count(3)
-        assert page.get_by_role("button", name="Stop").count() == 3
+        expect(page.get_by_role("button", name="Stop")).to_have_count(3)
     expect(page.locator("article[data-state=done]")).to_have_count(3)
     expect(page.get_by_role("heading", level=3, name="Request #")).to_have_count(3)
     assert page.locator(".prompt").all_text_contents()[2] == "<img src=x onerror=alert(1)>"
@@ -85,7 +85,7 @@ def test_a_burst_fills_the_queue_and_all_of_it_ends(window, server):
     expect(page.locator("#queue li")).to_have_count(0)
     expect(busy(page)).to_have_count(0)
     expect(page.locator("#news")).to_have_text("All 32 requests have ended.")
-    assert page.get_by_role("button", name=re.compile("^Stop")).count() == 0
+    expect(page.get_by_role("button", name=re.compile("^Stop"))).to_have_count(0)
     shares = painted(page)  # how large each is depends on the outputs
     assert shares["decode"] > 0.1 and shares["empty"] > 0.01 and shares["prefill"] > 0
     assert re.fullmatch(r"\d+ %", page.locator("#row-use").text_content())
@@ -115,7 +115,7 @@ def test_stop_frees_the_row(window, server):
         expect(busy(page)).to_have_count(2)
         page.get_by_role("button", name="Stop").first.click()
         expect(busy(page)).to_have_count(1)
-        assert page.locator(".state").all_text_contents() == ["stopped", "running"]
+        expect(page.locator(".state")).to_have_text(["stopped", "running"])
         page.get_by_role("button", name="Stop").click()
         expect(busy(page)).to_have_count(0)
     expect(page.locator("#connection")).to_have_text("Connected.")
@@ -131,7 +131,7 @@ def test_stopping_a_burst_empties_rows_and_queue(window, server):
         expect(busy(page)).to_have_count(0)
         expect(page.locator("#queue-count")).to_have_text("0 waiting, room for 64")
     expect(page.locator("article[data-state=stopped]").first).to_be_visible()
-    assert page.locator("article:is([data-state=waiting], [data-state=running])").count() == 0
+    expect(page.locator("article:is([data-state=waiting], [data-state=running])")).to_have_count(0)
 
 
 def test_more_sends_than_connections_wait_for_their_turn(window, server):
@@ -193,7 +193,7 @@ def test_every_kind_of_work_and_a_gap_are_drawn(window, server):
     expect(page.get_by_label("Speed")).to_have_value("0.25")
     shares = painted(page)
     assert min(shares.values()) > 0.01
-    assert page.locator("#legend li").count() == 5
+    expect(page.locator("#legend li")).to_have_count(5)
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------

@@ -355,7 +355,7 @@ def test_a_trial_that_raises_is_a_reason(llama, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("out of memory\nsecond line")
 
-    monkeypatch.setattr(choice, "_probe_alone", fail)
+    monkeypatch.setattr(choice, "_try_alone", fail)
     assert why_not_ragged(llama[0]) == "a trial on a few tokens failed with RuntimeError: out of memory"
 
 

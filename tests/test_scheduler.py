@@ -22,7 +22,7 @@ from helpers.engine import (
     ShortestFirst,
     UnlimitedMemory,
 )
-from tests.simulation import NoModel, Simulation, TokenMemory, operations
+from tests.simulation import Simulation, TokenMemory, operations, run_without_a_model
 
 SWITCHES = [(mixed, chunked) for mixed in (True, False) for chunked in (True, False)]
 
@@ -371,7 +371,7 @@ def test_a_failed_pass_ends_its_sequences_and_those_of_later_passes():
     for sequence in sequences:
         scheduler.add(sequence)
     plan = scheduler.schedule()
-    (done,) = NoModel().run(plan).passes
+    (done,) = run_without_a_model(plan).passes
     first = type(done)(plan.chunks[:1], [0], {sequences[0]: SampledToken(0)}, 0.0, 0.0)
     assert scheduler.update(plan, RunnerOutput([first], MemoryError("no room"))) == sequences[1:]
     assert [(one.finish_reason, one.error) for one in sequences] == [(None, None)] + [
@@ -427,7 +427,7 @@ def busy(policy, waiting: int, memory=None, rows: int = 4) -> Simulation:
 def iteration(simulation: Simulation):
     scheduler = simulation.scheduler
     plan = scheduler.schedule()
-    scheduler.update(plan, NoModel().run(plan))
+    scheduler.update(plan, run_without_a_model(plan))
 
 
 def test_with_no_free_row_ten_thousand_waiting_sequences_are_not_looked_at():

@@ -19,6 +19,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from browsing import browser, window  # noqa: F401  (fixtures)
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from playwright.sync_api import expect
 
 import helpers
 
@@ -274,8 +275,8 @@ def test_search_finds_a_term(site, window, opened_as):  # noqa: F811
     page.get_by_role("textbox", name="Search").fill("preemption")
     page.keyboard.press("Enter")
     page.locator("ul.search a").filter(has_text="Preemption").click()
-    assert page.url.endswith("docs/glossary.html#preemption")
-    assert page.get_by_role("heading", name="Preemption").is_visible()
+    page.wait_for_url("**/docs/glossary.html*#preemption")
+    expect(page.get_by_role("heading", name="Preemption")).to_be_visible()
 
 
 @pytest.mark.slow
@@ -284,9 +285,9 @@ def test_next_leads_through_the_lessons_and_home_is_on_every_page(site, window):
     page = window(address + "notebooks/1_single_token_generation.html", site=address)
     for number in range(2, 8):
         page.get_by_role("link", name=re.compile("^Next")).click()
-        assert f"/notebooks/{number}_" in page.url
+        page.wait_for_url(f"**/notebooks/{number}_*")
     page.get_by_role("link", name="Continuous batching", exact=True).first.click()
-    assert page.url == address + "index.html"
+    page.wait_for_url(address + "index.html")
 
 
 @pytest.mark.slow
@@ -294,12 +295,12 @@ def test_the_keyboard_skips_the_navigation_and_unfolds_a_cell(site, window):  # 
     address = site[1]
     page = window(address + "notebooks/3_continuous_batching.html", site=address)
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent.trim()") == "Skip to content"
+    expect(page.locator(":focus")).to_have_text("Skip to content")
     cell = page.locator("details.hide").first
     cell.locator("summary").first.focus()
-    assert cell.get_attribute("open") is None
+    expect(cell).not_to_have_attribute("open", "")
     page.keyboard.press("Enter")
-    assert cell.get_attribute("open") is not None
+    expect(cell).to_have_attribute("open", "")
 
 
 @pytest.mark.slow

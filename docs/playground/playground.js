@@ -10,7 +10,7 @@ const SWITCHES = { chunked: "chunked prefill", mixed: "prefills and decodes shar
 const $ = (id) => document.getElementById(`pg-${id}`);
 const panel = (id) => $(`panel-${id}`);
 const color = (request) => COLORS[request % COLORS.length];
-let python, game, timer, latest, history = [];
+let python, game, timer, latest;
 
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -61,7 +61,7 @@ function restart() {
   pause();
   game?.destroy();
   game = undefined;
-  history = [];
+  latest = undefined;
   try {
     game = python.pyimport("playground").Playground(python.toPy(chosen()));
     $("status").textContent = "Ready. Step through the iterations, or play them.";
@@ -80,14 +80,13 @@ function pause() {
 
 function play() {
   if (timer) return pause();
-  if (latest?.finished && history.length) restart();
+  if (latest?.finished) restart();
   $("play").textContent = "Pause";
   timer = setInterval(step, 1000 / Number($("speed").value));
 }
 
 function step() {
   latest = toJS(game.step());
-  history.push(latest);
   draw(latest);
   if (latest.finished) {
     pause();
@@ -107,7 +106,7 @@ function draw(state) {
   panel("queue").replaceChildren(...(state.waiting.length ? state.waiting.flatMap((request) => [chip(request), " "]) : ["empty"]));
   panel("running").replaceChildren(...state.running.map((one) => {
     const total = one.prompt + one.max_tokens;
-    const bar = element("span", { className: "pg-progress", style: `--c:${color(one.request)};--done:${100 * (one.prompt + one.generated) / total}%;--computed:${100 * one.computed / total}%` });
+    const bar = element("span", { className: "pg-progress", style: `--c:${color(one.request)};--computed:${100 * one.computed / total}%` });
     return element("div", { className: "pg-row" }, chip(one.request), bar, `${one.generated} of ${one.max_tokens} tokens`);
   }));
   panel("budget").replaceChildren(...chunks.map((chunk) => element("span", {

@@ -9,35 +9,11 @@
 // ROWS x COLUMNS sums stay in registers while a panel is read. With more rows the panel is read again, from the cache. A
 // row is always summed in the same order, so its numbers do not depend on the other rows of the batch.
 
-#include "numbers.h"
+#include "vectors.h"
 
-#if defined(__AVX512F__)
-constexpr int LANES = 16, ROWS = 8;  // the sums take 16 of 32 registers
-#else
-constexpr int LANES = 8, ROWS = 4;  // the sums take 8 of AVX2's 16 registers
-#endif
+constexpr int ROWS = LANES == 16 ? 8 : 4;  // the sums take 16 of AVX-512's 32 registers, or 8 of AVX2's 16
 constexpr int VECTORS = 2, COLUMNS = VECTORS * LANES;
 constexpr long AHEAD = 4096;
-
-typedef float Floats __attribute__((vector_size(4 * LANES)));
-typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
-
-// A word of weights or inputs has 32 bits: one float32, or the bfloat16 numbers of two neighbouring inputs.
-
-static inline Floats add_products(Floats sum, Floats w, float x) { return sum + w * x; }
-
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-static inline Floats add_products(Floats sum, Words w, uint32_t x) {
-  return bit_cast<Floats>(
-      _mm512_dpbf16_ps(bit_cast<__m512>(sum), bit_cast<__m512bh>(w), bit_cast<__m512bh>(_mm512_set1_epi32(x))));
-}
-#else
-static inline Floats add_products(Floats sum, Words w, uint32_t x) {
-  sum += bit_cast<Floats>(w << 16) * bit_cast<float>(x << 16);
-  return sum + bit_cast<Floats>(w & 0xffff0000u) * bit_cast<float>(x & 0xffff0000u);
-}
-#endif
 
 // Multiply R rows by one panel: x [R, in], w [in, COLUMNS], y [R, columns] in a matrix with `out` columns. All loops over
 // r and v are unrolled; otherwise the sums would not stay in registers.

@@ -106,21 +106,6 @@ constexpr int QUERIES = LANES == 16 ? 8 : 4;  // of a tile, whose sums fit in th
 constexpr int COLUMNS = 2 * LANES;            // of a panel
 constexpr int TASK_QUERIES = 128;             // queries that share packed keys and values
 
-// A word of a packed matrix has 32 bits: one float32, or the bfloat16 numbers of two neighbouring rows.
-static inline Floats add_products(Floats sums, Floats w, float x) { return sums + w * x; }
-
-#if defined(__AVX512BF16__)
-static inline Floats add_products(Floats sums, Words w, uint32_t x) {
-  return bit_cast<Floats>(
-      _mm512_dpbf16_ps(bit_cast<__m512>(sums), bit_cast<__m512bh>(w), bit_cast<__m512bh>(_mm512_set1_epi32(x))));
-}
-#else
-static inline Floats add_products(Floats sums, Words w, uint32_t x) {
-  sums += bit_cast<Floats>(w << 16) * bit_cast<float>(x << 16);
-  return sums + bit_cast<Floats>(w & 0xffff0000u) * bit_cast<float>(x & 0xffff0000u);
-}
-#endif
-
 // y [QUERIES, y_step] = x [QUERIES, x_step] times a panel w [size, COLUMNS], plus y * shrink [QUERIES] if that is given.
 template <typename Vector, typename Word>
 static inline void multiply_panel(const Word* x, long x_step, const Word* w, long size, const float* shrink, float* y,

@@ -38,6 +38,22 @@ static inline void store(uint16_t* y, Floats x) {
   memcpy(y, &rounded, sizeof rounded);
 }
 
+// Add w * x. A word has 32 bits: one float32, or the bfloat16 numbers of two neighbouring inputs, both products of which
+// are added.
+static inline Floats add_products(Floats sums, Floats w, float x) { return sums + w * x; }
+
+#if defined(__AVX512BF16__)
+static inline Floats add_products(Floats sums, Words w, uint32_t x) {
+  return bit_cast<Floats>(
+      _mm512_dpbf16_ps(bit_cast<__m512>(sums), bit_cast<__m512bh>(w), bit_cast<__m512bh>(_mm512_set1_epi32(x))));
+}
+#else
+static inline Floats add_products(Floats sums, Words w, uint32_t x) {
+  sums += bit_cast<Floats>(w << 16) * bit_cast<float>(x << 16);
+  return sums + bit_cast<Floats>(w & 0xffff0000u) * bit_cast<float>(x & 0xffff0000u);
+}
+#endif
+
 static inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
 // Return the sum of all lanes: the halves are added until four are left.

@@ -133,13 +133,13 @@ def _add_step(trace: Trace, states: Sequence[tuple[int, int, int]]) -> None:
 
 
 def token_budget(prompt_tokens: int = 397, decoding: int = 7, budget: int = 64) -> Picture:
-    """Draw the tokens of each forward pass while a prompt is computed: in one piece, and in chunks within a budget."""
+    """Draw the tokens of each forward pass while a prompt is computed: whole, and in chunks within a budget."""
     chunks = []
     while sum(chunks) < prompt_tokens:
         chunks.append(min(budget - decoding, prompt_tokens - sum(chunks)))
     width = 2 * budget
     figure, axes = new_figure(0.34 * len(chunks) + 1.95, 2, sharex=True, height_ratios=[1, len(chunks)])
-    heading = f"in one piece: a pass of {prompt_tokens + decoding} tokens, and every running request waits for it"
+    heading = f"whole: a pass of {prompt_tokens + decoding} tokens, and every running request waits for it"
     for ax, name, prompts in zip(
         axes, (heading, f"in chunks: no pass exceeds {budget} tokens"), ([prompt_tokens], chunks), strict=True
     ):

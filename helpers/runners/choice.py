@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from .. import kernels
-from ..engine import Chunk, EngineConfig, Plan, Sequence
+from ..engine import EngineConfig
 from ..models import bytes_per_token, clone_sharing_weights, context_length
 from .batch_invariant import BatchInvariantRunner, why_not_invariant
 from .layer_masks import UnsupportedAttention, check_layer_masks
@@ -18,6 +18,7 @@ from .linear import choose_linear_backends, unchanged_layers
 from .linear_backends import BATCH_INVARIANT
 from .padded import PaddedRunner
 from .ragged import RaggedRunner
+from .trial import BLOCK_SIZE, NUM_BLOCKS, tolerance, trial_passes, trial_texts
 
 MAX_KV_BYTES = 2**30  # size of the KV cache, unless the configuration sets num_blocks
 MAX_COPIED_BYTES = 2**30  # of a larger model, weights are copied only if the configuration sets prepack
@@ -109,7 +110,7 @@ def why_not_ragged(model) -> str | None:
     transformers_logging.set_verbosity_error()  # warnings about a mere trial would mislead
     try:
         check_layer_masks(model)
-        ragged, alone = _probe_ragged(model), _probe_alone(model)
+        ragged, alone = _try_ragged(model), _try_alone(model)
     except UnsupportedAttention as reason:
         return str(reason)
     except Exception as error:  # a model that cannot run this way may raise anything
@@ -117,31 +118,24 @@ def why_not_ragged(model) -> str | None:
         return f"a trial on a few tokens failed with {type(error).__name__}: {message}"
     finally:
         transformers_logging.set_verbosity(verbosity)
-    tolerance = (0.001 if alone.dtype == torch.float32 else 0.05) * (alone.max() - alone.min())
     difference = (ragged - alone).abs().max()
-    if not difference <= tolerance:  # `not` with `<=`, so that NaN counts as a difference
+    if not difference <= tolerance(alone):  # `not` with `<=`, so that NaN counts as a difference
         return f"in one row with others, its logits differ by {difference:.2g} from those it gives alone"
     return None
 
 
-def _probe_ragged(model) -> torch.Tensor:
-    """Return logits [3, vocabulary] from two passes over two sequences, in blocks 0-1 and 2-3 of 4 tokens each."""
-    runner = RaggedRunner(clone_sharing_weights(model), num_blocks=4, block_size=4)
-    first, second = Sequence("first", list(range(1, 6)), 2), Sequence("second", list(range(1, 8)), 2)
-    tables, logits = {first: [0, 1], second: [2, 3]}, []
-    for sizes in ({first: 5, second: 3}, {first: 1, second: 4}):
-        chunks = [Chunk(sequence, tokens, tables[sequence]) for sequence, tokens in sizes.items()]
-        logits.append(runner.forward(Plan(chunks)))
+def _try_ragged(model) -> torch.Tensor:
+    """Return the logits of the trial, [3, vocabulary]."""
+    runner = RaggedRunner(clone_sharing_weights(model), NUM_BLOCKS, BLOCK_SIZE)
+    passes = []
+    for logits in trial_passes(runner.forward):
         if not runner.pool.layers:
             raise UnsupportedAttention("its layers do not use transformers' attention interface")
-        for chunk in chunks:
-            chunk.sequence.computed += chunk.tokens
-        first.token_ids.append(6)
-    return torch.cat(logits)
+        passes.append(logits)
+    return torch.cat(passes)
 
 
-def _probe_alone(model) -> torch.Tensor:
+def _try_alone(model) -> torch.Tensor:
     """Return logits [3, vocabulary] after the same tokens, each text in a forward pass of its own."""
-    texts = [range(1, 6), range(1, 7), range(1, 8)]
     with torch.no_grad():
-        return torch.cat([model(torch.tensor([list(text)], device=model.device)).logits[0, -1:] for text in texts])
+        return torch.cat([model(torch.tensor([text], device=model.device)).logits[0, -1:] for text in trial_texts()])

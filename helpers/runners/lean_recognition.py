@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ..engine import Chunk, Plan, Sequence
 from .kv_pool import KVPool
 from .lean import GPT2Forward, LeanForward, LlamaForward
+from .trial import BLOCK_SIZE, NUM_BLOCKS, tolerance, trial_passes
 
 # The attributes that a module of a block may have. Those that change its numbers are asked for on the trial.
 KNOWN_ATTRIBUTES = (
@@ -91,14 +91,15 @@ def recognise(runner) -> LeanForward | None:
         return None
     usual, trial = copy.copy(runner), copy.copy(runner)
     usual.lean, trial.lean = None, lean
+    for one in (usual, trial):
+        one.pool, one.block_size = KVPool(NUM_BLOCKS, BLOCK_SIZE), BLOCK_SIZE
     try:
-        expected = _probe(usual)
+        expected = torch.cat(list(trial_passes(usual.forward)))
         lean.settings = [usual.attention_settings[layer] for layer in range(len(usual.attention_settings))]
-        actual = _probe(trial)
+        actual = torch.cat(list(trial_passes(trial.forward)))
     except Exception:  # another kind of model with these modules may raise anything
         return None
-    tolerance = (0.001 if expected.dtype == torch.float32 else 0.05) * (expected.max() - expected.min())
-    return lean if (actual - expected).abs().max() <= tolerance else None
+    return lean if (actual - expected).abs().max() <= tolerance(expected) else None
 
 
 def _has_structure(model: nn.Module, structure: Structure) -> bool:
@@ -125,17 +126,3 @@ def _is_unmodified(module: nn.Module | None, children: set[str]) -> bool:
 
 def _public_attributes(module: nn.Module) -> set[str]:
     return {name for name in vars(module).keys() - vars(nn.Module()).keys() if not name.startswith("_")}
-
-
-def _probe(runner) -> torch.Tensor:
-    """Return logits [3, vocabulary] of two passes over two sequences, in blocks 0-1 and 2-3 of 4 tokens each."""
-    runner.pool, runner.block_size = KVPool(num_blocks=4, block_size=4), 4
-    first, second = Sequence("first", list(range(1, 6)), 2), Sequence("second", list(range(1, 8)), 2)
-    tables, logits = {first: [0, 1], second: [2, 3]}, []
-    for sizes in ({first: 5, second: 3}, {first: 1, second: 4}):
-        chunks = [Chunk(sequence, tokens, tables[sequence]) for sequence, tokens in sizes.items()]
-        logits.append(runner.forward(Plan(chunks)))
-        for chunk in chunks:
-            chunk.sequence.computed += chunk.tokens
-        first.token_ids.append(6)
-    return torch.cat(logits)

@@ -30,6 +30,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from ..hardware import cpuinfo
 from ..kernels import compiled
 from .linear_backends import BACKENDS
 
@@ -197,12 +198,9 @@ def fingerprint(dtype: torch.dtype, shapes: Sequence[str], backends: Sequence[st
 
 def processor() -> str:
     """Return the processor's name and its instructions, as far as the system tells them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
+    fields = cpuinfo()
+    if not fields:  # not Linux
         return f"{platform.machine()} {platform.processor()}"
-    # Reversed, so that the fields of the first core overwrite those of the others.
-    fields = dict(line.replace("\t", "").split(": ", 1) for line in reversed(lines) if ": " in line)
     names = ("model name", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features")  # x86, then ARM
     return "; ".join(fields[name] for name in names if name in fields)
 

@@ -1,5 +1,5 @@
 """The engine without a model: the same plans, from a clock that a cost function moves. Nothing here imports torch."""
 
-from .simulator import Simulator
+from .simulator import SimulatedRunner, Simulator
 
-__all__ = ["Simulator"]
+__all__ = ["SimulatedRunner", "Simulator"]

@@ -33,13 +33,17 @@ class Simulator(EngineCore):
         context_length: int | None = None,
     ):
         config = config or EngineConfig()
-        runner = _SimulatedRunner(config.num_blocks, config.block_size, seconds)
+        runner = SimulatedRunner(config.num_blocks, config.block_size, seconds)
         info = ModelInfo(vocab_size=2**31, context_length=context_length)
         super().__init__(runner, _NoText(), info, config, clock=lambda: runner.time)
 
 
-class _SimulatedRunner:
+class SimulatedRunner:
     """A `Runner` for which every forward pass succeeds and every sampled token is TOKEN.
+
+    Args:
+        num_blocks, block_size: as for every runner.
+        seconds: returns the simulated seconds of an iteration, given its plan.
 
     Attributes:
         time: the simulated seconds since the runner was made.
@@ -47,7 +51,12 @@ class _SimulatedRunner:
 
     name, not_ragged_because = "simulated", None
 
-    def __init__(self, num_blocks: int | None, block_size: int, seconds: Callable[[Plan], float]):
+    def __init__(
+        self,
+        num_blocks: int | None = None,
+        block_size: int = 1,
+        seconds: Callable[[Plan], float] = lambda plan: 1.0,
+    ):
         self.num_blocks, self.block_size, self._seconds, self.time = num_blocks, block_size, seconds, 0.0
 
     def run(self, plan: Plan, clock: Clock) -> RunnerOutput:
