@@ -87,7 +87,7 @@ def generate_next_token(batch: Batch, model=None, tokenizer=None) -> Batch:
         if left > 0:
             prompt = response.removesuffix(text_of(ids, tokenizer))
             ids, left = [*ids, token], left - 1
-            reason = finish_reason(token, left, eos)
+            reason = finish_reason(token in eos, left)
             left = left if reason is None else 0
             response = prompt + text_of(ids[:-1] if token in eos else ids, tokenizer)
         responses.append(response)

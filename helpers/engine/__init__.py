@@ -2,6 +2,7 @@
 
 engine.py            add_request, abort_request, step, generate, stream
 validation.py        refuses requests that can never run
+token_rules.py       the token ids behind a request's parameters
 token_length.py      how much text a token can hold, and so the least number of tokens of a text
 scheduler.py         plans how many tokens each sequence computes, and applies the results
 policies.py          the order in which waiting requests are admitted
@@ -28,6 +29,7 @@ from .runner import ForwardPass, ModelInfo, Runner, RunnerOutput, SampledToken
 from .sampling_params import SamplingParams
 from .scheduler import Chunk, Plan, Scheduler
 from .sequence import Prompt, Sequence
+from .token_rules import TokenRules
 from .waiting_queue import WaitingQueue
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "Sequence",
     "ShortestFirst",
     "Static",
+    "TokenRules",
     "UnlimitedMemory",
     "WaitingQueue",
 ]

@@ -180,8 +180,9 @@ class EngineCore:
                 request_id, list(token_ids), max_tokens, index, priority, sequences[0] if sequences else None,
                 prompt=prompt,
                 params=params,
-                detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop),
+                detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop, params.min_tokens),
                 arrival=arrival,
+                token_rules=self.validator.token_rules.make(params),
                 logprobs=None if params.logprobs is None else [],
             )  # fmt: skip
             sequences.append(sequence)

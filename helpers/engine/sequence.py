@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .sampling_params import SamplingParams
+from .token_rules import TokenRules
 
 if TYPE_CHECKING:
     from .detokenizer import IncrementalDetokenizer
@@ -34,6 +35,7 @@ class Sequence:
         waited: the iterations since it was added, updated whenever a policy reads it from the queue.
         prompt: the prompt as the user gave it.
         params: how its tokens are sampled, and when it finishes.
+        token_rules: the token ids behind `params`.
         detokenizer: decodes its text, as far as it is certain.
         arrival: when it was added, in seconds on the engine's clock.
         token_times: when each generated token was available, on the same clock.
@@ -55,6 +57,7 @@ class Sequence:
     waited: int = 0
     prompt: Prompt = ""
     params: SamplingParams = GREEDY
+    token_rules: TokenRules = TokenRules()
     detokenizer: "IncrementalDetokenizer | None" = None
     arrival: float = 0.0
     token_times: list[float] = field(default_factory=list)
