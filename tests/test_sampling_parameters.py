@@ -286,7 +286,7 @@ def test_the_error_for_a_value_out_of_range_names_the_parameter(name, value):
 
 
 def test_no_tokens_at_all_are_only_for_scoring_and_for_one_output():
-    with pytest.raises(ValueError, match="max_tokens is 0.*prompt_logprobs to score the prompt"):
+    with pytest.raises(ValueError, match=r"max_tokens is 0.*prompt_logprobs to score the prompt"):
         SamplingParams(0)
     with pytest.raises(ValueError, match="all 2 outputs would be empty"):
         SamplingParams(0, prompt_logprobs=1, temperature=1.0, n=2)

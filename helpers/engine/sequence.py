@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .detokenizer import IncrementalDetokenizer
 
 Prompt = str | list[int]  # text, or token ids
-GREEDY = SamplingParams()
+GREEDY, NO_RULES = SamplingParams(), TokenRules()
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class Sequence:
     waited: int = 0
     prompt: Prompt = ""
     params: SamplingParams = GREEDY
-    token_rules: TokenRules = TokenRules()
+    token_rules: TokenRules = NO_RULES
     detokenizer: "IncrementalDetokenizer | None" = None
     arrival: float = 0.0
     token_times: list[float] = field(default_factory=list)
