@@ -40,6 +40,8 @@ class Sequence:
         arrival: when it was added, in seconds on the engine's clock.
         token_times: when each generated token was available, on the same clock.
         logprobs: for each generated token, the requested log-probabilities by token id; None if none were requested.
+        prompt_logprobs: for each prompt token, the requested log-probabilities by token id, as far as they are
+            computed, and None for the first; None if none were requested. All sequences of a request share the list.
         finish_reason: None until it is finished, then "stop", "length", "abort" or "error".
         error: the error message if the finish reason is "error", otherwise None.
         prompt_tokens: the number of tokens in the prompt.
@@ -62,6 +64,7 @@ class Sequence:
     arrival: float = 0.0
     token_times: list[float] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
     finish_reason: str | None = None
     error: str | None = None
     prompt_tokens: int = field(init=False)
