@@ -107,7 +107,7 @@ class SamplingParams:
         n: how many outputs to generate for the prompt.
         presence_penalty: subtracted from the logit of every token that has been generated; from -2 to 2.
         frequency_penalty: subtracted as many times as the token has been generated; from -2 to 2.
-        logit_bias: added to the logits of these token ids; from -100 to 100.
+        logit_bias: added to the logits of these token ids, which may be texts as in JSON; from -100 to 100.
         stop_token_ids: tokens that end the output, like EOS; its text does not include them.
         min_tokens: before this many tokens, neither EOS nor a stop token can be chosen, and stop strings are ignored.
         allowed_token_ids: choose from these tokens only; None for all.
@@ -133,7 +133,7 @@ class SamplingParams:
     n: int = 1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    logit_bias: dict[str, float] | None = field(default=None, hash=False)  # kept as dict[int, float]
     stop_token_ids: Seq[int] = ()
     min_tokens: int = 0
     allowed_token_ids: Seq[int] | None = None

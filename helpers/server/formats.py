@@ -109,7 +109,7 @@ class CompletionFormatter:
         return {str(id): {"logprob": logprob, "decoded_token": self.token_text(id)} for id, logprob in logprobs.items()}
 
     def brings_prompt(self, output: OutputDelta) -> bool:
-        """Return whether an output comes with a whole prompt, or its log-probabilities, which take a while to format."""
+        """Return whether an output comes with a whole prompt or its log-probabilities, which are slow to format."""
         return _is_first(output) and (bool(self.echoes) or output.prompt_logprobs is not None)
 
     def token_text(self, token_id: int) -> str:
