@@ -77,7 +77,7 @@ def generate_next_token(batch: Batch, model=None, tokenizer=None) -> Batch:
     # Only finished rows can be longer than the context, and GPT-Neo and MPT cannot attend to more columns than that.
     batch = trim(batch, context_length(model) or sys.maxsize)
     logits, cache = forward(batch, model)
-    next_ids = logits.argmax(dim=-1)
+    next_ids = logits[:, -1].argmax(dim=-1)
 
     eos = eos_token_ids(model, tokenizer)
     responses, token_ids, remaining, reasons = [], [], [], []

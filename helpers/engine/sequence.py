@@ -93,6 +93,20 @@ class Sequence:
         return len(self.token_ids) - self.prompt_tokens
 
     @property
+    def num_shareable_tokens(self) -> int:
+        """How many tokens, from the first, need not be computed if their keys and values are cached.
+
+        The last token's logits give the next token. In a prompt to score, each token's logits score the next one.
+        """
+        if self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_tokens:
+            return len(self.prompt_logprobs) - 1
+        return len(self.token_ids) - 1
+
+    def add_prompt_logprobs(self, start: int, logprobs: list[dict[int, float]]) -> None:
+        """Enter the log-probabilities of the prompt's tokens from `start` on, as far as they are missing."""
+        self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - start :]
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         """The number of tokens to compute before the next one can be sampled."""
         return len(self.token_ids) - self.computed

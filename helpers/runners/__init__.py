@@ -11,6 +11,7 @@ kv_pool.py            the tensors behind the blocks
 layer_masks.py        which tokens a model's layers attend to
 padded.py             left-padded batches, for every other model
 sampling.py           samples the tokens, greedily or at random
+scoring.py            log-probabilities of the tokens of prompts
 logits_processors.py  what a request's parameters do to the logits
 linear.py             linear layers that use the fastest backend
 linear_backends.py    the backends
