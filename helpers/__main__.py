@@ -82,7 +82,8 @@ def as_record(output: RequestOutput) -> dict[str, Any]:
     names = ("prompt", "request_id", "index", "text", "token_ids", "finish_reason")
     record = {name: getattr(output, name) for name in names}
     record |= {name: getattr(output.metrics, name) if output.token_times else None for name in ("ttft", "e2e")}
-    return record | {name: value for name in ("logprobs", "error") if (value := getattr(output, name)) is not None}
+    optional = ("logprobs", "prompt_logprobs", "error")
+    return record | {name: value for name in optional if (value := getattr(output, name)) is not None}
 
 
 def answer(engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: bool, as_json: bool) -> bool:
@@ -191,8 +192,9 @@ def prepare(
         max_tokens_per_step: the most tokens that an iteration computes, decodes and prefills together.
         policy: which waiting requests are admitted first.
     """
-    if sampling.logprobs is not None and not as_json:
-        raise ValueError("--logprobs needs --json: plain text has no room for them.")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(sampling, name) is not None and not as_json:
+            raise ValueError(f"--{name.replace('_', '-')} needs --json: plain text has no room for them.")
     if prompts and file:
         raise ValueError("Give prompts or --file, not both.")
     lines = {f"prompt {number}": text for number, text in enumerate(prompts, start=1)} or read_prompts(file)

@@ -2,6 +2,7 @@
 
 engine.py            add_request, abort_request, step, generate, stream
 validation.py        refuses requests that can never run
+token_rules.py       the token ids behind a request's parameters
 token_length.py      how much text a token can hold, and so the least number of tokens of a text
 plan.py              the work of one iteration: chunks of sequences
 scheduler.py         plans how many tokens each sequence computes, and applies the results
@@ -36,6 +37,7 @@ from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sequence import Prompt, Sequence
 from .speculation import accept_drafts
+from .token_rules import TokenRules
 from .waiting_queue import WaitingQueue
 
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
     "Sequence",
     "ShortestFirst",
     "Static",
+    "TokenRules",
     "UnlimitedMemory",
     "WaitingQueue",
     "accept_drafts",

@@ -223,7 +223,7 @@ class BlockManager:
 
     def _shared(self, sequence: Sequence) -> tuple[list[int], int]:
         """Return the blocks that already hold a prefix of a waiting sequence, and the prefix's length in tokens."""
-        usable = len(sequence.token_ids) - 1  # the last token is always computed: its logits give the next one
+        usable = sequence.num_shareable_tokens
         parent = sequence.parent
         if parent in self.tables and parent.computed >= usable and sequence.generated == 0:
             return self.tables[parent][: self.blocks_for(usable)], usable

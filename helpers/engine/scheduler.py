@@ -22,7 +22,7 @@ from .plan import Chunk, Plan
 from .policies import make_policy
 from .sequence import Sequence
 from .speculation import Speculation
-from .stop_conditions import finish_reason
+from .stop_conditions import finish_reason, is_end_token
 from .waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
@@ -227,8 +227,12 @@ class Scheduler:
         """Apply the results of a forward pass to one sequence, and return whether it finished."""
         sequence, drafted = chunk.sequence, len(chunk.draft_token_ids)
         sequence.computed = chunk.end
+        if sequence in done.prompt_logprobs:
+            sequence.add_prompt_logprobs(chunk.scored.start, done.prompt_logprobs[sequence])
         if sequence.prompt_is_computed:
             self._enqueue_siblings(sequence)
+        if sequence.max_tokens == 0 and sequence.prompt_is_computed:
+            self.finish(sequence, "length")
         sampled = done.sampled.get(sequence)
         if isinstance(sampled, Exception):
             self.finish(sequence, "error", sampled)
@@ -259,12 +263,12 @@ class Scheduler:
 
     def decode(self, sequence: Sequence, token_id: int) -> str | None:
         """Extend a sequence's text by a token, and return why the sequence finishes with it; None if it continues."""
-        ignore_eos, stopped = sequence.params.ignore_eos, False
-        if sequence.detokenizer is not None and (ignore_eos or token_id not in self.eos_token_ids):
+        ignore_eos, stop_token_ids = sequence.params.ignore_eos, sequence.token_rules.stop_token_ids
+        stopped = is_end_token(token_id, self.eos_token_ids, ignore_eos, stop_token_ids)
+        if sequence.detokenizer is not None and not stopped:
             sequence.detokenizer.push(token_id)
             stopped = sequence.detokenizer.stopped
-        remaining = sequence.max_tokens - sequence.generated
-        return finish_reason(token_id, remaining, self.eos_token_ids, ignore_eos, stopped)
+        return finish_reason(stopped, sequence.max_tokens - sequence.generated)
 
     def _release(self, sequence: Sequence) -> None:
         self.memory.free(sequence)
