@@ -12,6 +12,7 @@ block_manager.py     the blocks of the KV cache: block tables, prefix sharing, e
 free_blocks.py       the free blocks
 sequence.py          the tokens of one output, and how many of them are computed
 runner.py            the contract between an engine and its runner
+grammar.py           structured outputs, compiled for a vocabulary
 speculation.py       how many drafts a sequence gets, and how they are verified
 proposer.py          the contract between speculation and its proposers
 ngram.py             drafts that are copied from the sequence's own text
@@ -22,11 +23,13 @@ outputs.py           what is new for each request, and which caller gets it
 detokenizer.py       the text of an output, as far as it is certain
 config.py            the settings of an engine
 sampling_params.py   the settings of a request
+structured_outputs.py  what an output must match
 """
 
 from .block_manager import BlockManager, UnlimitedMemory
 from .config import EngineConfig
 from .engine import EngineCore
+from .grammar import Grammar
 from .ngram import NgramProposer
 from .outputs import OutputDelta, RequestOutput
 from .plan import Chunk, Plan
@@ -37,6 +40,7 @@ from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sequence import Prompt, Sequence
 from .speculation import accept_drafts
+from .structured_outputs import StructuredOutputs
 from .token_rules import TokenRules
 from .waiting_queue import WaitingQueue
 
@@ -50,6 +54,7 @@ __all__ = [
     "EngineCore",
     "FirstComeFirstServed",
     "ForwardPass",
+    "Grammar",
     "LongestFirst",
     "ModelInfo",
     "NgramProposer",
@@ -68,6 +73,7 @@ __all__ = [
     "Sequence",
     "ShortestFirst",
     "Static",
+    "StructuredOutputs",
     "TokenRules",
     "UnlimitedMemory",
     "WaitingQueue",

@@ -178,6 +178,7 @@ class EngineCore:
             raise ValueError(f"priority must be an integer, not {priority!r}.")
         if self._start is None:
             self._start = self._clock()
+        grammar = self.validator.grammar(params)
         arrival, sequences = self.now(), []
         prompt_logprobs = None if params.prompt_logprobs is None else [None]
         for index in range(params.n):
@@ -186,6 +187,7 @@ class EngineCore:
                 prompt=prompt,
                 params=params,
                 detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop, params.min_tokens),
+                grammar=grammar,
                 arrival=arrival,
                 token_rules=self.validator.token_rules.make(params),
                 logprobs=None if params.logprobs is None else [],

@@ -6,6 +6,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 
+from .structured_outputs import StructuredOutputs
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -115,6 +117,8 @@ class SamplingParams:
             spelling in tokens is possible. At most `MAX_BAD_WORDS` of at most `MAX_STOP_LENGTH` characters.
         prompt_logprobs: report the log-probability of each prompt token but the first, and of the k best ones in its
             place; None for no report.
+        structured_outputs: what the text must match. EOS is possible only where the text is complete. An output that
+            max_tokens or a stop string ends may be incomplete.
 
     Raises:
         ValueError: a value is outside its range.
@@ -139,6 +143,7 @@ class SamplingParams:
     allowed_token_ids: Seq[int] | None = None
     bad_words: Seq[str] = ()
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self):
         for name in ("stop", "bad_words"):
@@ -173,6 +178,10 @@ class SamplingParams:
             raise ValueError(
                 f"{self.n} greedy outputs would all be the same: set a temperature above 0, or leave n at 1."
             )
+        if not isinstance(self.structured_outputs, StructuredOutputs | None):
+            raise ValueError(f"structured_outputs must be StructuredOutputs, not {self.structured_outputs!r}.")
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise ValueError("Leave out ignore_eos or structured_outputs: an output that is complete must end.")
 
 
 def _texts(given: str | Iterable[str] | None) -> tuple[str, ...]:

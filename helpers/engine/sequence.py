@@ -15,6 +15,7 @@ from .token_rules import TokenRules
 
 if TYPE_CHECKING:
     from .detokenizer import IncrementalDetokenizer
+    from .grammar import Grammar
 
 Prompt = str | list[int]  # text, or token ids
 GREEDY, NO_RULES = SamplingParams(), TokenRules()
@@ -37,6 +38,7 @@ class Sequence:
         params: how its tokens are sampled, and when it finishes.
         token_rules: the token ids behind `params`.
         detokenizer: decodes its text, as far as it is certain.
+        grammar: what its text must match; None if any text will do.
         arrival: when it was added, in seconds on the engine's clock.
         token_times: when each generated token was available, on the same clock.
         logprobs: for each generated token, the requested log-probabilities by token id; None if none were requested.
@@ -61,6 +63,7 @@ class Sequence:
     params: SamplingParams = GREEDY
     token_rules: TokenRules = NO_RULES
     detokenizer: "IncrementalDetokenizer | None" = None
+    grammar: "Grammar | None" = None
     arrival: float = 0.0
     token_times: list[float] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None

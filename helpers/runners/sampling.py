@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..engine import Chunk, SampledToken, SamplingParams, Sequence, TokenRules, accept_drafts
+from .grammar_state import GrammarState
 from .logits_processors import make_processors, make_warpers
 
 
@@ -58,7 +59,11 @@ class BatchSampler:
         """Return the sequence's sampler, which keeps its random generator across preemptions."""
         if sequence not in self._samplers:
             self._samplers[sequence] = Sampler(
-                sequence.params, sequence.index, sequence.prompt_tokens, sequence.token_rules
+                sequence.params,
+                sequence.index,
+                sequence.prompt_tokens,
+                sequence.token_rules,
+                GrammarState.of(sequence),
             )
         return self._samplers[sequence]
 
@@ -71,10 +76,18 @@ class Sampler:
         index: which of the request's outputs this is; its seed is `seed + index`, so outputs differ.
         prompt_tokens: how many tokens of the sequence are the prompt.
         rules: the token ids behind the parameters.
+        grammar: where its text is in the grammar of a structured output; None if the text is free.
     """
 
-    def __init__(self, params: SamplingParams, index: int = 0, prompt_tokens: int = 0, rules: TokenRules | None = None):
-        self.params = params
+    def __init__(
+        self,
+        params: SamplingParams,
+        index: int = 0,
+        prompt_tokens: int = 0,
+        rules: TokenRules | None = None,
+        grammar: GrammarState | None = None,
+    ):
+        self.params, self.grammar = params, grammar
         self.processors = make_processors(params, prompt_tokens, rules or TokenRules())
         self.warpers = make_warpers(params)
         self.generator = torch.Generator()
@@ -99,12 +112,17 @@ class Sampler:
         Raises:
             ValueError: the parameters exclude every token.
         """
-        if not self.processors and not self.warpers and self.params.logprobs is None:
+        is_best = not self.processors and not self.warpers and self.params.logprobs is None
+        if is_best and (self.grammar is None or self.grammar.allows(token_ids, best)):
             return SampledToken(best)
         raw = logits.float().cpu()[None]
         scores = self.processors(torch.tensor([token_ids]), raw.clone())
-        if self.processors and scores.max() == -torch.inf:
-            raise ValueError("Parameters such as bad_words and allowed_token_ids exclude every token here: relax them.")
+        if self.grammar is not None:
+            scores = self.grammar.mask(token_ids, scores)
+        if (self.processors or self.grammar) and scores.max() == -torch.inf:
+            raise ValueError(
+                "Parameters such as bad_words, min_tokens and structured_outputs exclude every token: relax them."
+            )
         if self.warpers:
             probabilities = self.warpers(None, scores).softmax(dim=-1)
             token = self._draw(probabilities, len(token_ids))
