@@ -10,6 +10,7 @@ _HOME = {
     "Request": "request",
     "RequestOutput": "engine",
     "SamplingParams": "engine",
+    "StructuredOutputs": "engine",
     "Trace": "trace",
     "filter_batch": "batching",
     "generate_alone": "loops",

@@ -10,6 +10,7 @@ block_manager.py     the blocks of the KV cache: block tables, prefix sharing, e
 free_blocks.py       the free blocks
 sequence.py          the tokens of one output, and how many of them are computed
 runner.py            the contract between an engine and its runner
+grammar.py           structured outputs, compiled for a vocabulary
 stop_conditions.py   the conditions that end an output
 stop_strings.py      the search for stop strings
 recovery.py          what is derived again after an interrupt
@@ -17,17 +18,20 @@ outputs.py           what is new for each request, and which caller gets it
 detokenizer.py       the text of an output, as far as it is certain
 config.py            the settings of an engine
 sampling_params.py   the settings of a request
+structured_outputs.py  what an output must match
 """
 
 from .block_manager import BlockManager, UnlimitedMemory
 from .config import EngineConfig
 from .engine import EngineCore
+from .grammar import Grammar
 from .outputs import OutputDelta, RequestOutput
 from .policies import POLICIES, Balanced, FirstComeFirstServed, LongestFirst, Policy, Priority, ShortestFirst, Static
 from .runner import ForwardPass, ModelInfo, Runner, RunnerOutput, SampledToken
 from .sampling_params import SamplingParams
 from .scheduler import Chunk, Plan, Scheduler
 from .sequence import Prompt, Sequence
+from .structured_outputs import StructuredOutputs
 from .waiting_queue import WaitingQueue
 
 __all__ = [
@@ -39,6 +43,7 @@ __all__ = [
     "EngineCore",
     "FirstComeFirstServed",
     "ForwardPass",
+    "Grammar",
     "LongestFirst",
     "ModelInfo",
     "OutputDelta",
@@ -55,6 +60,7 @@ __all__ = [
     "Sequence",
     "ShortestFirst",
     "Static",
+    "StructuredOutputs",
     "UnlimitedMemory",
     "WaitingQueue",
 ]

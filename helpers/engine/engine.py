@@ -174,6 +174,7 @@ class EngineCore:
             raise ValueError(f"priority must be an integer, not {priority!r}.")
         if self._start is None:
             self._start = self._clock()
+        grammar = self.validator.grammar(params)
         arrival, sequences = self.now(), []
         for index in range(params.n):
             sequence = Sequence(
@@ -181,6 +182,7 @@ class EngineCore:
                 prompt=prompt,
                 params=params,
                 detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop),
+                grammar=grammar,
                 arrival=arrival,
                 logprobs=None if params.logprobs is None else [],
             )  # fmt: skip

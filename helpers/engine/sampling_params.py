@@ -6,6 +6,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+from .structured_outputs import StructuredOutputs
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -80,6 +82,8 @@ class SamplingParams:
         ignore_eos: continue to max_tokens even if the model generates EOS.
         logprobs: report the log-probability of each token and of the k best ones; None for no report.
         n: how many outputs to generate for the prompt.
+        structured_outputs: what the text must match. EOS is possible only where the text is complete. An output that
+            max_tokens or a stop string ends may be incomplete.
 
     Raises:
         ValueError: a value is outside its range.
@@ -96,6 +100,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     n: int = 1
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self):
         if isinstance(self.stop, str) or not isinstance(self.stop, Iterable):
@@ -121,3 +126,7 @@ class SamplingParams:
             raise ValueError(
                 f"{self.n} greedy outputs would all be the same: set a temperature above 0, or leave n at 1."
             )
+        if not isinstance(self.structured_outputs, StructuredOutputs | None):
+            raise ValueError(f"structured_outputs must be StructuredOutputs, not {self.structured_outputs!r}.")
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise ValueError("Leave out ignore_eos or structured_outputs: an output that is complete must end.")

@@ -14,6 +14,7 @@ from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from .detokenizer import IncrementalDetokenizer
+    from .grammar import Grammar
 
 Prompt = str | list[int]  # text, or token ids
 GREEDY = SamplingParams()
@@ -35,6 +36,7 @@ class Sequence:
         prompt: the prompt as the user gave it.
         params: how its tokens are sampled, and when it finishes.
         detokenizer: decodes its text, as far as it is certain.
+        grammar: what its text must match; None if any text will do.
         arrival: when it was added, in seconds on the engine's clock.
         token_times: when each generated token was available, on the same clock.
         logprobs: for each generated token, the requested log-probabilities by token id; None if none were requested.
@@ -56,6 +58,7 @@ class Sequence:
     prompt: Prompt = ""
     params: SamplingParams = GREEDY
     detokenizer: "IncrementalDetokenizer | None" = None
+    grammar: "Grammar | None" = None
     arrival: float = 0.0
     token_times: list[float] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None

@@ -9,6 +9,7 @@ from numbers import Integral
 
 from .block_manager import BlockManager
 from .config import EngineConfig
+from .grammar import Grammar, GrammarCompiler
 from .runner import ModelInfo
 from .sampling_params import SamplingParams
 from .sequence import Prompt
@@ -29,13 +30,14 @@ class RequestValidator:
 
     def __init__(self, tokenizer, config: EngineConfig, model: ModelInfo, block_manager: BlockManager | None):
         self.tokenizer, self.config, self.model, self.block_manager = tokenizer, config, model, block_manager
+        self._grammar_compiler = GrammarCompiler(tokenizer, model)
 
     def validate(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], int]:
         """Return the prompt's token ids, and how many tokens the request may generate.
 
         Raises:
             ValueError: the prompt is empty, is not valid text or has token ids outside the vocabulary; the request is
-                too long; or `params` is not a `SamplingParams`.
+                too long; `params` is not a `SamplingParams`; or no text can match its structured outputs.
         """
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, not {params!r}.")
@@ -43,7 +45,17 @@ class RequestValidator:
         token_ids = self._token_ids(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
         self._check_memory(len(token_ids), max_tokens)
+        self.grammar(params)
         return token_ids, max_tokens
+
+    def grammar(self, params: SamplingParams) -> Grammar | None:
+        """Return the compiled grammar of a request; None if its text is free.
+
+        Raises:
+            ValueError: the grammar is invalid or too complex, or no text matches it.
+        """
+        described = params.structured_outputs
+        return None if described is None else self._grammar_compiler.compile(described)
 
     def check_length(self, prompt: Prompt, params: SamplingParams = GREEDY) -> None:
         """Refuse a prompt that is certainly too long for the model's context, without looking at its tokens.

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from ..engine import Chunk, SampledToken, SamplingParams, Sequence
+from .grammar_state import GrammarState
 
 
 class BatchSampler:
@@ -50,7 +51,7 @@ class BatchSampler:
     def for_sequence(self, sequence: Sequence) -> "Sampler":
         """Return the sequence's sampler, which keeps its random generator across preemptions."""
         if sequence not in self._samplers:
-            self._samplers[sequence] = Sampler(sequence.params, sequence.index)
+            self._samplers[sequence] = Sampler(sequence.params, sequence.index, grammar=GrammarState.of(sequence))
         return self._samplers[sequence]
 
 
@@ -60,10 +61,11 @@ class Sampler:
     Args:
         params: the request's parameters.
         index: which of the request's outputs this is; its seed is `seed + index`, so outputs differ.
+        grammar: where its text is in the grammar of a structured output; None if the text is free.
     """
 
-    def __init__(self, params: SamplingParams, index: int = 0):
-        self.params = params
+    def __init__(self, params: SamplingParams, index: int = 0, grammar: GrammarState | None = None):
+        self.params, self.grammar = params, grammar
         self.penalties, self.warpers = LogitsProcessorList(), LogitsProcessorList()
         if params.repetition_penalty != 1:
             self.penalties.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
@@ -95,10 +97,13 @@ class Sampler:
             The token. If the request asks for log-probabilities, those of this token and of the `logprobs` best ones
             are included. They are computed from the model's logits, before penalties, temperature and truncation.
         """
-        if not self.penalties and not self.warpers and self.params.logprobs is None:
+        is_best = not self.penalties and not self.warpers and self.params.logprobs is None
+        if is_best and (self.grammar is None or self.grammar.allows(token_ids, best)):
             return SampledToken(best)
         raw = logits.float().cpu()[None]
         scores = self.penalties(torch.tensor([token_ids]), raw.clone())
+        if self.grammar is not None:
+            scores = self.grammar.mask(token_ids, scores)
         if self.warpers:
             probabilities = self.warpers(None, scores).softmax(dim=-1)
             token = self._draw(probabilities, len(token_ids))
