@@ -156,10 +156,11 @@ def test_waiting_requests_says_the_range_and_the_median_of_each_group():
 
 def test_a_number_on_a_border_draws_the_token_that_begins_there():
     rows = {"all": {"fox": 0.5, "owl": 0.25}, "mask": {"fox": 0.4, "owl": 0.6}, "rare": {"fox": 0.1, "owl": 0.1}}
-    alt = plots.probability_strips(rows, number=0.5).alt
+    picture = plots.probability_strips(rows, number=0.5)
 
-    assert "all: fox 0.50, owl 0.25, draws owl; mask: fox 0.40, owl 0.60, draws owl; rare: " in alt
-    assert alt.endswith("draws another.")
+    assert "all: fox 0.50, owl 0.25, draws owl; mask: fox 0.40, owl 0.60, draws owl; rare: " in picture.alt
+    assert picture.alt.endswith("draws another.")
+    assert [patch.get_linewidth() for patch in picture.figure.axes[0].patches].count(2) == 3
 
 
 def test_a_constrained_text_says_how_many_tokens_were_allowed_for_each():

@@ -18,6 +18,8 @@ from .picture import (
     new_figure,
 )
 
+OTHERS = "all others"
+
 
 def probability_strips(
     rows: Mapping[str, Mapping[str, float]], title: str = "", number: float | None = None
@@ -37,7 +39,7 @@ def probability_strips(
     described = []
     for y, (name, row) in enumerate(rows.items()):
         left, drawn = 0.0, ""
-        for token, width in {**row, "another": 1 - sum(row.values())}.items():
+        for token, width in {**row, OTHERS: 1 - sum(row.values())}.items():
             if width <= 1e-6:
                 continue
             color = colors.get(token, PALE)
@@ -45,11 +47,14 @@ def probability_strips(
             look = {"edgecolor": INK, "linewidth": 2, "zorder": 3} if hit else {"edgecolor": "white", "linewidth": 0.5}
             ax.barh(y, width, left=left, height=0.66, color=color, **look)
             place = {"va": "center", "fontsize": SMALL, "zorder": 4}
-            if 0.024 * len(token) + 0.01 < width:
+            if 0.016 * len(token) + 0.008 < width:
                 ax.text(left + width / 2, y, token, ha="center", color=ink_on(color), **place)
             if hit:
-                drawn = f", draws {token}"
-                ax.annotate(f"→ {token}", (1, y), (6, 0), textcoords="offset points", annotation_clip=False, **place)
+                hit_token = "another" if token == OTHERS else token
+                drawn = f", draws {hit_token}"
+                ax.annotate(
+                    f"→ {hit_token}", (1, y), (6, 0), textcoords="offset points", annotation_clip=False, **place
+                )
             left += width
         listed = ", ".join(f"{token} {width:.2f}" for token, width in row.items())
         described.append(f"{name}: {listed}{drawn}")
