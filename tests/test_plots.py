@@ -98,6 +98,10 @@ PICTURES = {
         {"10 tokens": {0, 1, 2}, "100 tokens": {3, 4}},
         unit="iterations",
     ),
+    "probability_strips": lambda: plots.probability_strips(
+        {"all": {"fox": 0.5, "owl": 0.25, "cat": 0.02}, "mask": {"fox": 0.4, "owl": 0.6}}, "A takeaway", number=0.5
+    ),
+    "constrained_text": lambda: plots.constrained_text(["{", ' "', "na", "me", '"}'] * 5, [1, 2, 30, 1, 1] * 5),
     "token_budget of few chunks": lambda: plots.token_budget(36, decoding=3, budget=16),
     "slot_timeline enlarged": lambda: plots.slot_timeline({"run": small_trace()}, "A takeaway", zoom=(1, 2)),
 } | {name: getattr(plots, name) for name in DRAWINGS}
@@ -111,7 +115,14 @@ def test_a_picture_shows_itself_with_a_text_and_labelled_axes(name):
     assert base64.b64decode(data["image/png"]).startswith(PNG)
     assert len(picture.alt) > 20
     assert metadata["image/png"]["alt"] == picture.alt
-    if name.split()[0] not in ("token_grid", "batches", "compare", "token_row", *DRAWINGS):  # they name their rows
+    if name.split()[0] not in (
+        "token_grid",
+        "batches",
+        "compare",
+        "token_row",
+        "constrained_text",
+        *DRAWINGS,
+    ):  # they name their rows
         assert all(ax.get_xlabel() or ax.get_ylabel() for ax in picture.figure.axes)
 
 
@@ -141,6 +152,22 @@ def test_waiting_requests_says_the_range_and_the_median_of_each_group():
 
     assert "fair, short: 1 to 6, median 2; fair, long: 9 to 9, median 9." in picture.alt
     assert picture.figure.axes[0].get_xlabel() == "latency (iterations)"
+
+
+def test_a_number_on_a_border_draws_the_token_that_begins_there():
+    rows = {"all": {"fox": 0.5, "owl": 0.25}, "mask": {"fox": 0.4, "owl": 0.6}, "rare": {"fox": 0.1, "owl": 0.1}}
+    picture = plots.probability_strips(rows, number=0.5)
+
+    assert "all: fox 0.50, owl 0.25, draws owl; mask: fox 0.40, owl 0.60, draws owl; rare: " in picture.alt
+    assert picture.alt.endswith("draws another.")
+    assert [patch.get_linewidth() for patch in picture.figure.axes[0].patches].count(2) == 3
+
+
+def test_a_constrained_text_says_how_many_tokens_were_allowed_for_each():
+    picture = plots.constrained_text(["{", ' "', "na"], [1, 2, 30])
+
+    assert "3 tokens, 2 of them chosen from several" in picture.alt and "'na' 30" in picture.alt
+    assert {text.get_text() for text in picture.figure.axes[0].texts} == {"{", "␣", '"', "n", "a", "2", "30"}
 
 
 def test_equal_latencies_are_stacked():

@@ -5,6 +5,7 @@ them when they are the last expression of a cell. All carry a text that describe
 """
 
 from .charts import bars, grouped_bars, latencies, lines, throughput_latency, tradeoff
+from .choices import constrained_text, probability_strips
 from .drawings import (
     block_lookup,
     block_lookup_steps,
@@ -59,6 +60,7 @@ __all__ = [
     "block_tables",
     "cache_growth_steps",
     "compare",
+    "constrained_text",
     "flip_book",
     "grouped_bars",
     "latencies",
@@ -71,6 +73,7 @@ __all__ = [
     "padded_and_ragged",
     "padding",
     "play",
+    "probability_strips",
     "request_timeline",
     "shared_pass",
     "slot_timeline",

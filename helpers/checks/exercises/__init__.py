@@ -12,6 +12,7 @@ from . import (
     lesson_5,
     lesson_6,
     lesson_7,
+    lesson_8,
     load_testing,
     serving_loop,
 )
@@ -19,6 +20,7 @@ from . import (
 FILES = (
     *(lesson_1, lesson_2, lesson_3, joining_and_leaving, serving_loop, lesson_4, iteration_plan, codelab),
     *(lesson_5, lesson_6, lesson_7, load_testing),
+    *(lesson_8,),
 )
 EXERCISES: dict[str, Exercise | JudgedExercise] = {
     one.name: one for file in FILES for one in vars(file).values() if isinstance(one, Exercise | JudgedExercise)
