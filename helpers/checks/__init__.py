@@ -26,6 +26,7 @@ _HOME = {
     "score_eviction": "eviction",
     "score_schedule": "scheduling",
     "simulate_queue": "queue_simulation",
+    "try_design": "capacity",
 }
 
 __all__ = ["check", *_HOME]

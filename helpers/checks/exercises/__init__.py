@@ -4,6 +4,7 @@ from ..exercise import Exercise, JudgedExercise
 from . import (
     codelab,
     codelab_eviction,
+    design_memo,
     iteration_plan,
     joining_and_leaving,
     lesson_1,
@@ -19,7 +20,7 @@ from . import (
 
 FILES = (
     *(lesson_1, lesson_2, lesson_3, joining_and_leaving, serving_loop, lesson_4, iteration_plan, codelab),
-    *(lesson_5, codelab_eviction, lesson_6, lesson_7, load_testing),
+    *(lesson_5, codelab_eviction, lesson_6, design_memo, lesson_7, load_testing),
 )
 EXERCISES: dict[str, Exercise | JudgedExercise] = {
     one.name: one for file in FILES for one in vars(file).values() if isinstance(one, Exercise | JudgedExercise)
