@@ -197,7 +197,9 @@ def standing(tokens: int, trace: str, seed: int = 0) -> str:
     """Return where a number of tokens stands, in words."""
     known = ", ".join(f"{name} {value:,}" for name, value in baselines(trace, seed).items())
     closed = distance_closed(tokens, trace, seed)
-    return f"{tokens:,} prompt tokens computed on {trace!r} ({known}): {closed:.0%} of the distance from LRU to the bound"
+    return (
+        f"{tokens:,} prompt tokens computed on {trace!r} ({known}): {closed:.0%} of the distance from LRU to the bound"
+    )
 
 
 def score_eviction(evict: Callable, show: bool = True) -> dict[str, dict[str, int]]:

@@ -139,7 +139,9 @@ class JudgedExercise:
             or else None or `Passed`. It may raise `Wrong`.
     """
 
-    def __init__(self, signature: str, idea: str, judge: Callable[[Callable, int], "str | Passed | None"], name: str = ""):
+    def __init__(
+        self, signature: str, idea: str, judge: Callable[[Callable, int], "str | Passed | None"], name: str = ""
+    ):
         self.signature, self.idea, self.judge = signature, idea, judge
         self.name = name or signature.partition("(")[0]
 

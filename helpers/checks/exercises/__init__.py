@@ -16,11 +16,12 @@ from . import (
     lesson_7,
     load_testing,
     serving_loop,
+    shared_prefixes,
 )
 
 FILES = (
     *(lesson_1, lesson_2, lesson_3, joining_and_leaving, serving_loop, lesson_4, iteration_plan, codelab),
-    *(lesson_5, codelab_eviction, lesson_6, design_memo, lesson_7, load_testing),
+    *(lesson_5, codelab_eviction, lesson_6, shared_prefixes, design_memo, lesson_7, load_testing),
 )
 EXERCISES: dict[str, Exercise | JudgedExercise] = {
     one.name: one for file in FILES for one in vars(file).values() if isinstance(one, Exercise | JudgedExercise)

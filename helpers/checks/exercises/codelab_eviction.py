@@ -1,4 +1,4 @@
-"""The eviction contest: one function, judged four times, by the four rules in the task's text. Any function may be right.
+"""The eviction contest: one function, judged four times, by the four rules in the task's text. Any one may be right.
 
 A grade runs traces of the same kind with other texts, lengths and orders.
 """
@@ -61,7 +61,12 @@ def _costs_the_chats(tokens: int, seed: int) -> str | None:
 evict, evict_lru, evict_bound, evict_chats = (
     JudgedExercise(SIGNATURE, idea, _judge(trace, failing), name)
     for name, trace, failing, idea in [
-        ("evict", "assistants", _at_least_fifo, "every choice is possible, and popular blocks stay longer than with FIFO"),
+        (
+            "evict",
+            "assistants",
+            _at_least_fifo,
+            "every choice is possible, and popular blocks stay longer than with FIFO",
+        ),
         ("evict_lru", "assistants", _at_least_lru, "what will be used again tells more than what was used last"),
         ("evict_bound", "assistants", _far_from_the_bound, "one-off questions no longer evict the system prompts"),
         ("evict_chats", "chats", _costs_the_chats, "the conversations keep the blocks of their last turns"),
