@@ -4,9 +4,11 @@ from ..exercise import Exercise, JudgedExercise
 from . import (
     codelab,
     codelab_eviction,
+    conversation,
     design_memo,
     iteration_plan,
-    joining_and_leaving,
+    joining,
+    leaving,
     lesson_1,
     lesson_2,
     lesson_3,
@@ -20,7 +22,7 @@ from . import (
 )
 
 FILES = (
-    *(lesson_1, lesson_2, lesson_3, joining_and_leaving, serving_loop, lesson_4, iteration_plan, codelab),
+    *(lesson_1, conversation, lesson_2, lesson_3, joining, leaving, serving_loop, lesson_4, iteration_plan, codelab),
     *(lesson_5, codelab_eviction, lesson_6, shared_prefixes, design_memo, lesson_7, load_testing),
 )
 EXERCISES: dict[str, Exercise | JudgedExercise] = {
