@@ -121,10 +121,6 @@ class Sampler:
             raise ValueError("Parameters such as bad_words and allowed_token_ids exclude every token here: relax them.")
         if self.grammar is not None:
             scores = self.grammar.mask(token_ids, scores)
-        if (self.processors or self.grammar) and scores.max() == -torch.inf:
-            raise ValueError(
-                "Parameters such as bad_words, min_tokens and structured_outputs exclude every token: relax them."
-            )
         if self.warpers:
             probabilities = self.warpers(None, scores).softmax(dim=-1)
             token = self._draw(probabilities, len(token_ids))

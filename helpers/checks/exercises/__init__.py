@@ -3,8 +3,12 @@
 from ..exercise import Exercise, JudgedExercise
 from . import (
     codelab,
+    codelab_eviction,
+    conversation,
+    design_memo,
     iteration_plan,
-    joining_and_leaving,
+    joining,
+    leaving,
     lesson_1,
     lesson_2,
     lesson_3,
@@ -15,12 +19,12 @@ from . import (
     lesson_8,
     load_testing,
     serving_loop,
+    shared_prefixes,
 )
 
 FILES = (
-    *(lesson_1, lesson_2, lesson_3, joining_and_leaving, serving_loop, lesson_4, iteration_plan, codelab),
-    *(lesson_5, lesson_6, lesson_7, load_testing),
-    *(lesson_8,),
+    *(lesson_1, conversation, lesson_2, lesson_3, joining, leaving, serving_loop, lesson_4, iteration_plan, codelab),
+    *(lesson_5, codelab_eviction, lesson_6, shared_prefixes, design_memo, lesson_7, load_testing, lesson_8),
 )
 EXERCISES: dict[str, Exercise | JudgedExercise] = {
     one.name: one for file in FILES for one in vars(file).values() if isinstance(one, Exercise | JudgedExercise)
