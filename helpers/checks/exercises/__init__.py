@@ -3,6 +3,7 @@
 from ..exercise import Exercise, JudgedExercise
 from . import (
     codelab,
+    draft_budgets,
     iteration_plan,
     joining_and_leaving,
     lesson_1,
@@ -12,13 +13,14 @@ from . import (
     lesson_5,
     lesson_6,
     lesson_7,
+    lesson_9,
     load_testing,
     serving_loop,
 )
 
 FILES = (
     *(lesson_1, lesson_2, lesson_3, joining_and_leaving, serving_loop, lesson_4, iteration_plan, codelab),
-    *(lesson_5, lesson_6, lesson_7, load_testing),
+    *(lesson_5, lesson_6, lesson_7, load_testing, lesson_9, draft_budgets),
 )
 EXERCISES: dict[str, Exercise | JudgedExercise] = {
     one.name: one for file in FILES for one in vars(file).values() if isinstance(one, Exercise | JudgedExercise)
