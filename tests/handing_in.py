@@ -8,7 +8,7 @@ from grading.submissions import ASSIGNMENTS
 
 ROOT = Path(__file__).parents[1]
 SOURCE, RELEASE = ROOT / "notebooks/exercises/source", ROOT / "notebooks/exercises/release"
-ONE, TWO, THREE, CODELAB, FOUR, FIVE, SIX, SEVEN = ASSIGNMENTS
+ONE, TWO, THREE, CODELAB, FOUR, FIVE, SIX, SEVEN, NINE = ASSIGNMENTS
 
 
 def read(folder, assignment):

@@ -1,4 +1,4 @@
-"""Lesson 9, speculative decoding: how many guesses fit into a pass, and how many pay."""
+"""Lesson 9, speculative decoding: how many draft tokens fit into a pass, and how many pay."""
 
 from ..exercise import Exercise
 
@@ -6,7 +6,7 @@ from ..exercise import Exercise
 
 draft_lengths = Exercise(
     "draft_lengths(budget, prefill_tokens, wanted)",
-    "guesses take only what decodes and prompts leave, so speculation fades as load rises",
+    "drafts take only what decodes and prompts leave, so speculation fades as load rises",
 )
 
 
@@ -26,7 +26,7 @@ def _(random):
         (11, 0, [1, 4, 1, 4]),
         (random.randint(12, 22), 2, drawn),
     ]:
-        given = f"budget {budget}, {prefill} prompt tokens, guesses wanted {wanted}"
+        given = f"budget {budget}, {prefill} prompt tokens, draft tokens wanted {wanted}"
         yield (budget, prefill, wanted), given
 
 
@@ -50,28 +50,28 @@ def in_order(left, wanted):
 
 @draft_lengths.reference
 def share(budget, prefill, wanted, left=lambda b, p, n: b - p - n, give=one_by_one):
-    """Share the budget, with replaceable parts: what is left for guesses, and who gets it."""
+    """Share the budget, with replaceable parts: what is left for drafts, and which requests get it."""
     return give(left(budget, prefill, len(wanted)), wanted)
 
 
 for _part, _wrongs in {
     "left": {
         "forgets the decodes: each running request computes its newest token first.": lambda b, p, n: b - p,
-        "lets guesses take the budget of the prompt: it would be computed later, for guesses that may be wrong.":
+        "lets drafts take the budget of the prompt: it would be computed later, for tokens that may be rejected.":
             lambda b, p, n: b - n,
-        "gives the whole budget to guesses: decodes and prompts come first.": lambda b, p, n: b,
+        "gives the whole budget to drafts: decodes and prompts come first.": lambda b, p, n: b,
         "leaves one token of the budget unused.": lambda b, p, n: b - p - n - 1,
     },
     "give": {
-        "serves the first request in full, then the next: take turns, one guess at a time.": in_order,
+        "serves the first request in full, then the next: let them take turns, one draft token at a time.": in_order,
         "ignores the budget: no pass may compute more tokens.": lambda left, wanted: list(wanted),
         "gives every request the same share, and loses what is left over: a request that wants less leaves the rest "
         "to the others.": lambda left, wanted: [min(most, max(0, left) // len(wanted)) for most in wanted],
-        "gives a request more guesses than it wants.":
+        "gives a request more draft tokens than it wants.":
             lambda left, wanted: one_by_one(left, [max(wanted)] * len(wanted)),
-        "drafts for all or for none: some guesses are better than none.":
+        "drafts for all or for none: some draft tokens are better than none.":
             lambda left, wanted: list(wanted) if sum(wanted) <= left else [0] * len(wanted),
-        "takes turns from the last request to the first: the first ones come first.":
+        "starts with the last request: the first one has the first turn.":
             lambda left, wanted: one_by_one(left, wanted[::-1])[::-1],
     },
 }.items():  # fmt: skip
@@ -112,7 +112,7 @@ def _(random):
 
 
 def yielded(a, k):
-    return sum(a**guesses for guesses in range(k + 1))
+    return sum(a**before for before in range(k + 1))
 
 
 @best_k.reference
@@ -123,16 +123,16 @@ def fastest(a, rows, seconds, tokens=yielded, width=lambda r, k: r * (k + 1), fi
 
 
 for _message, _parts in {
-    "counts every guess with the same probability. A guess counts only if all before it were accepted, too.":
+    "counts every draft token with the same probability. One counts only if all before it are accepted, too.":
         {"tokens": lambda a, k: 1 + a * k},
     "forgets the token that the model chooses itself: a pass yields at least one.":
         {"tokens": lambda a, k: yielded(a, k) - 1},
-    "treats all guesses as accepted.": {"tokens": lambda a, k: k + 1},
+    "treats all draft tokens as accepted.": {"tokens": lambda a, k: k + 1},
     "counts a draft as accepted as a whole or not at all.": {"tokens": lambda a, k: 1 + k * a**k},
-    "takes the time of a pass with a single row: all rows compute their guesses in the same pass.":
+    "takes the time of a pass with a single row: all rows compute their drafts in the same pass.":
         {"width": lambda r, k: k + 1},
-    "computes the guesses only: each request also computes its newest token.": {"width": lambda r, k: r * max(k, 1)},
-    "adds the guesses of a single row to the pass: every row has some.": {"width": lambda r, k: r + k},
+    "computes the drafts only: each request also computes its newest token.": {"width": lambda r, k: r * max(k, 1)},
+    "adds the draft of a single row to the pass: every row has one.": {"width": lambda r, k: r + k},
     "always drafts: where nothing is accepted or the pass is already expensive, k is 0.": {"first": 1},
     "ignores what a pass costs: more tokens take longer.": {"cost": lambda s: 1},
 }.items():  # fmt: skip
@@ -151,7 +151,7 @@ def largest(a, rows, seconds):
     return max(range(most + 1), key=lambda k: (yielded(a, k) / seconds[rows * (k + 1)], k))
 
 
-@best_k.misconception("returns the speed: the task asks for the number of guesses.")
+@best_k.misconception("returns the speed: the task asks for the number of draft tokens.")
 def speed(a, rows, seconds):
     k = fastest(a, rows, seconds)
     return rows * yielded(a, k) / seconds[rows * (k + 1)]

@@ -6,7 +6,7 @@ from ..exercise import Exercise
 
 propose = Exercise(
     "propose(token_ids, k, remaining)",
-    "a longer match is a better guess, and no draft exceeds what the output can still take",
+    "a longer match gives a better draft, and no draft exceeds what the output can still take",
 )
 
 
@@ -29,14 +29,14 @@ def _(random):
         ([8], 4, 9),
         (few, 3, random.randint(2, 6)),
     ]:
-        yield (ids, k, remaining), f"tokens {ids}, at most {k} guesses, {remaining} tokens remaining"
+        yield (ids, k, remaining), f"tokens {ids}, at most {k} draft tokens, {remaining} tokens remaining"
 
 
 @propose.reference
 def longest_first(
     ids, k, remaining, sizes=(3, 2, 1), starts=lambda end: range(end - 1, -1, -1), first=lambda n: n, most=None
 ):
-    """Guess, with replaceable parts: the sizes of the match, where to look, the first guess, and how many."""
+    """Draft, with replaceable parts: the sizes of the match, where to look, the first draft token, and how many."""
     most = min(k, remaining - 1) if most is None else most(k, remaining)
     for n in sizes:
         for start in starts(len(ids) - n):
@@ -48,20 +48,21 @@ def longest_first(
 for _message, _parts in {
     "finds the last tokens themselves: nothing follows them yet. Look for an earlier place.":
         {"starts": lambda end: range(end, -1, -1)},
-    "takes the earliest match: what was said last is the better guess.": {"starts": range},
+    "takes the earliest match: the latest one is more likely to continue in the same way.": {"starts": range},
     "looks only for the last three tokens: where they are new, the last two or the last one can still match.":
         {"sizes": (3,)},
-    "looks only for the last two tokens: three that match are a better guess, and one is better than none.":
+    "looks only for the last two tokens: three that match give a better draft, and one is better than none.":
         {"sizes": (2,)},
-    "looks first for the last token alone: where two or three tokens match, the guess is better.": {"sizes": (1,)},
+    "looks first for the last token alone: where two or three tokens match, the draft is better.": {"sizes": (1,)},
     "ignores a match that overlaps with the last tokens. Such a match is how a repetition is found.":
         {"starts": lambda end: (start for start in range(end - 1, -1, -1) if end - start > 1)},
-    "guesses the matching tokens themselves: the guess is what came after them.": {"first": lambda n: 0},
-    "leaves out the token right after the match: it is the first guess.": {"first": lambda n: n + 1},
-    "guesses beyond the end of the output: `remaining` is the most that it can still take.": {"most": lambda k, r: k},
-    "guesses `remaining` tokens. A pass over accepted guesses yields one token more, so the last one would exceed "
+    "drafts the matching tokens themselves: the draft is what came after them.": {"first": lambda n: 0},
+    "leaves out the token right after the match: it is the first draft token.": {"first": lambda n: n + 1},
+    "drafts beyond the end of the output: `remaining` is the most that it can still take.": {"most": lambda k, r: k},
+    "drafts `remaining` tokens. If all are accepted, the pass yields one token more, and that one would exceed "
     "max_tokens.": {"most": min},
-    "guesses one token less than k: the newest token of the text is not a guess.": {"most": lambda k, r: min(k, r) - 1},
+    "drafts one token less than k: the newest token of the text is not a draft token.":
+        {"most": lambda k, r: min(k, r) - 1},
 }.items():  # fmt: skip
     propose.misconception(_message, lambda *case, parts=_parts: longest_first(*case, **parts))
 
@@ -69,7 +70,7 @@ for _message, _parts in {
 
 verify = Exercise(
     "verify(drafts, chosen, eos)",
-    "a guess counts only as long as all before it were right, and the model's own next token comes on top",
+    "a draft token counts only if all before it are accepted, and the model's own next token comes on top",
 )
 
 
@@ -123,31 +124,31 @@ def as_drafted(draft, chosen):
     return draft[: right + 1] + (chosen[-1:] if right == len(draft) else [])
 
 
-CONTEXT = "The model chose the later tokens for a text that contains the wrong guess."
+CONTEXT = "The model chose the later tokens for a text that contains the rejected one."
 for _message, _parts in {
-    f"accepts guesses after the first wrong one. {CONTEXT}": {
-        "accept": lambda d, c: [one for guess, one in zip(d, c, strict=False) if guess == one] + c[-1:]
+    f"accepts draft tokens after the first mismatch. {CONTEXT}": {
+        "accept": lambda d, c: [one for token, one in zip(d, c, strict=False) if token == one] + c[-1:]
     },
-    f"takes all of the model's tokens, also those after a wrong guess. {CONTEXT}": {"accept": lambda d, c: c},
-    f"skips a wrong guess and goes on. {CONTEXT}": {
-        "accept": lambda d, c: [one for guess, one in zip(d, c, strict=False) if guess == one]
+    f"takes all of the model's tokens, also those after a mismatch. {CONTEXT}": {"accept": lambda d, c: c},
+    f"skips a rejected token and goes on. {CONTEXT}": {
+        "accept": lambda d, c: [one for token, one in zip(d, c, strict=False) if token == one]
     },
-    "forgets the bonus token: after the last accepted guess, the same pass has also chosen the token that follows.":
+    "forgets the bonus token: if the whole draft is accepted, the same pass has also chosen the token that follows.":
         {"accept": lambda d, c: until_the_first_mismatch(d, c)[: len(d)]},
-    "drops the model's token at the first wrong guess: it is right, because everything before it is.":
+    "drops the model's token at the first mismatch: it is right, because everything before it is.":
         {"accept": lambda d, c: agreed(d, c) if len(agreed(d, c)) < len(d) else c},
-    "returns the accepted guesses only: the pass has also chosen the token that follows them.": {"accept": agreed},
-    "keeps the wrong guess: in its place, the output gets the token that the model chose.": {"accept": as_drafted},
-    "accepts a draft as a whole or not at all: the guesses before the first wrong one are right.":
+    "returns the accepted tokens only: the pass has also chosen the token that follows them.": {"accept": agreed},
+    "keeps the rejected token: in its place, the output gets the token that the model chose.": {"accept": as_drafted},
+    "accepts a draft as a whole or not at all: the tokens before the first mismatch are right.":
         {"accept": lambda d, c: c if c[:-1] == d else c[:1]},
-    "compares a guess with the model's token for the place after it: the first guess and the model's first token "
-    "have the same place.": {"accept": lambda d, c: until_the_first_mismatch(d, [*c[1:], None])},
+    "compares a draft token with the model's token for the place after it: the first draft token and the model's first "
+    "token have the same place.": {"accept": lambda d, c: until_the_first_mismatch(d, [*c[1:], None])},
     "returns the drafts: the model decides which of them are right.": {"accept": lambda d, c: d},
-    "takes only the first token of each request: accepted guesses are tokens, too.": {"accept": lambda d, c: c[:1]},
+    "takes only the first token of each request: accepted ones are tokens, too.": {"accept": lambda d, c: c[:1]},
     "continues after EOS: an accepted EOS ends the output, as any other EOS does.": {"end": lambda tokens, eos: tokens},
     "leaves out EOS: it is a token of the output, its last one.":
         {"end": lambda tokens, eos: tokens[: tokens.index(eos)] if eos in tokens else tokens},
-    "gives each request as many of the model's tokens as it has guesses. It has one more, and without guesses it "
+    "gives each request as many of the model's tokens as its draft has. It has one more, and without a draft it "
     "still has one.": {"rows": len},
 }.items():  # fmt: skip
     verify.misconception(_message, lambda *case, parts=_parts: by_request(*case, **parts))
@@ -189,7 +190,9 @@ def _(random):
     ]:
         blocks = -(-(computed + 1 + drafted) // size)
         table = random.sample(range(40), blocks)
-        given = f"{computed} tokens computed, {drafted} guesses, {accepted} accepted, table {table}, blocks of {size}"
+        given = (
+            f"{computed} tokens computed, {drafted} draft tokens, {accepted} accepted, table {table}, blocks of {size}"
+        )
         yield (computed, drafted, accepted, table, size), given
 
 
