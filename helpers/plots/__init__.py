@@ -5,6 +5,7 @@ them when they are the last expression of a cell. All carry a text that describe
 """
 
 from .charts import bars, grouped_bars, latencies, lines, throughput_latency, tradeoff
+from .drafts import draft_staircase, draft_timeline, verified_draft
 from .drawings import (
     block_lookup,
     block_lookup_steps,
@@ -57,6 +58,8 @@ __all__ = [
     "block_lookup_steps",
     "block_tables",
     "compare",
+    "draft_staircase",
+    "draft_timeline",
     "flip_book",
     "grouped_bars",
     "latencies",
@@ -80,6 +83,7 @@ __all__ = [
     "token_row",
     "tokens_read",
     "tradeoff",
+    "verified_draft",
     "visible_keys",
     "waiting_requests",
     "with_and_without_cache",
