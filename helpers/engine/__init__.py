@@ -12,6 +12,7 @@ free_blocks.py       the free blocks
 sequence.py          the tokens of one output, and how many of them are computed
 runner.py            the contract between an engine and its runner
 speculation.py       how many drafts a sequence gets, and how they are verified
+proposer.py          the contract between speculation and its proposers
 ngram.py             drafts that are copied from the sequence's own text
 stop_conditions.py   the conditions that end an output
 stop_strings.py      the search for stop strings
@@ -29,11 +30,12 @@ from .ngram import NgramProposer
 from .outputs import OutputDelta, RequestOutput
 from .plan import Chunk, Plan
 from .policies import POLICIES, Balanced, FirstComeFirstServed, LongestFirst, Policy, Priority, ShortestFirst, Static
+from .proposer import Context, Proposer
 from .runner import ForwardPass, ModelInfo, Runner, RunnerOutput, SampledToken
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sequence import Prompt, Sequence
-from .speculation import Proposer, accept_drafts
+from .speculation import accept_drafts
 from .waiting_queue import WaitingQueue
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "Balanced",
     "BlockManager",
     "Chunk",
+    "Context",
     "EngineConfig",
     "EngineCore",
     "FirstComeFirstServed",

@@ -24,12 +24,13 @@ from .config import EngineConfig
 from .detokenizer import IncrementalDetokenizer
 from .outputs import OutputCollector, RequestOutput
 from .plan import Plan
+from .proposer import Proposer
 from .recovery import recover
 from .runner import ModelInfo, Runner, RunnerOutput
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sequence import Prompt, Sequence
-from .speculation import Proposer, make_speculation, num_matching
+from .speculation import make_speculation, num_matching
 from .validation import RequestValidator
 
 

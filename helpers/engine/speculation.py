@@ -17,11 +17,12 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from numbers import Integral
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from .config import EngineConfig
 from .ngram import NgramProposer
+from .proposer import Context, Proposer
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -30,23 +31,6 @@ if TYPE_CHECKING:
 FREE_TOKENS = 16  # a pass over this many tokens takes about twice as long as a pass over hardly any
 DECAY, DECAY_OVERALL = 0.8, 0.98  # how much of the old counts an estimate keeps at each verification
 EXPLORED = 1 / 64  # the share of decodes that get a draft although none is expected to pay
-
-
-class Proposer(Protocol):
-    """Guesses the next tokens of a sequence.
-
-    A proposer may also have a method `propose_batch(token_ids: list[list[int]], k: list[int]) -> list[list[int]]`,
-    which proposes for several sequences at once.
-    """
-
-    def propose(self, token_ids: list[int], k: int) -> list[int]:
-        """Return at most `k` ids that may follow `token_ids`; an empty list for no guess.
-
-        Args:
-            token_ids: the prompt and the tokens generated so far. A sequence's list is the same object in every call,
-                extended by its new tokens.
-            k: the most ids that can be verified.
-        """
 
 
 def accept_drafts(
@@ -111,7 +95,7 @@ class Speculation:
         self.proposer, self.num_tokens, self.vocab_size = proposer, num_tokens, vocab_size
         self._overall = _Acceptance(4, 5)
         self._of_sequence: WeakKeyDictionary[Sequence, _Acceptance] = WeakKeyDictionary()
-        self._contexts: WeakKeyDictionary[Sequence, list[int]] = WeakKeyDictionary()
+        self._contexts: WeakKeyDictionary[Sequence, Context] = WeakKeyDictionary()
         self._random = random.Random(0)
         self._warned = False
 
@@ -166,13 +150,13 @@ class Speculation:
                 counts[place], left = 1, left - 1
         return counts
 
-    def _context(self, sequence: Sequence) -> list[int]:
-        """Return a copy of a sequence's tokens, which a proposer cannot damage; the same list in every call."""
-        context = self._contexts.setdefault(sequence, [])
+    def _context(self, sequence: Sequence) -> Context:
+        """Return a copy of a sequence's tokens: a proposer that writes into it cannot damage the sequence."""
+        context = self._contexts.setdefault(sequence, Context())
         context += sequence.token_ids[len(context) :]
         return context
 
-    def _ask(self, contexts: list[list[int]], counts: list[int]) -> list[list[int]]:
+    def _ask(self, contexts: list[Context], counts: list[int]) -> list[list[int]]:
         if not contexts:
             return []
         if hasattr(self.proposer, "propose_batch"):
@@ -184,7 +168,7 @@ class Speculation:
                 return [[] for _ in contexts]
         return [self._ask_one(*pair) for pair in zip(contexts, counts, strict=True)]
 
-    def _ask_one(self, context: list[int], count: int) -> list[int]:
+    def _ask_one(self, context: Context, count: int) -> list[int]:
         try:
             return self._checked(self.proposer.propose(context, count), count)
         except Exception as error:
