@@ -12,6 +12,7 @@ from handing_in import (
     EIGHT,
     FIVE,
     FOUR,
+    NINE,
     ONE,
     RELEASE,
     SEVEN,
@@ -77,7 +78,7 @@ def test_a_check_cell_examines_one_task(assignment):
 
 
 def test_every_lesson_has_at_least_four_tasks():
-    assert all(len(answers_of(assignment)) >= 4 for assignment in (ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN, EIGHT))
+    assert all(len(answers_of(assignment)) >= 4 for assignment in LESSONS)
 
 
 def test_every_check_has_one_task():
@@ -94,6 +95,7 @@ HALVES = {  # tasks that are worth half of the points
     SIX: ["allocate", "release"],
     SEVEN: ["read_events", "BoundedQueue"],
     EIGHT: ["top_p", "allowed_tokens"],
+    NINE: ["propose", "verify"],
 }
 
 
@@ -108,7 +110,7 @@ def test_the_codelab_is_one_function_in_several_tasks():
     assert len([cell for cell in release_of(CODELAB) if cell.task]) > 1
 
 
-@pytest.mark.parametrize("assignment", [ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN, EIGHT])
+@pytest.mark.parametrize("assignment", LESSONS)
 def test_every_task_has_an_example_and_the_solution_returns_what_it_says(assignment):
     """An example `call` is `value` is evaluated; others are in words."""
     cells = read(SOURCE, assignment).cells

@@ -45,7 +45,7 @@ def test_the_number_of_lessons_and_tasks_is_that_of_the_exercises():
         for path in lessons
         for cell in nbformat.read(path, as_version=4).cells
     )
-    words = {7: "Seven", 8: "Eight", 35: "thirty-five", 40: "forty"}  # and those that more lessons will need
+    words = {7: "Seven", 8: "Eight", 9: "Nine", 35: "thirty-five", 40: "forty"}  # and those that more lessons will need
     assert f"{words[len(lessons)]} lessons, {words[tasks]} small tasks and a codelab." in PAGE
 
 

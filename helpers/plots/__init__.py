@@ -6,6 +6,7 @@ them when they are the last expression of a cell. All carry a text that describe
 
 from .charts import bars, grouped_bars, latencies, lines, throughput_latency, tradeoff
 from .choices import constrained_text, probability_strips
+from .drafts import draft_staircase, draft_timeline, verified_draft
 from .drawings import (
     block_lookup,
     block_lookup_steps,
@@ -61,6 +62,8 @@ __all__ = [
     "cache_growth_steps",
     "compare",
     "constrained_text",
+    "draft_staircase",
+    "draft_timeline",
     "flip_book",
     "grouped_bars",
     "latencies",
@@ -85,6 +88,7 @@ __all__ = [
     "token_row",
     "tokens_read",
     "tradeoff",
+    "verified_draft",
     "visible_keys",
     "waiting_requests",
     "with_and_without_cache",

@@ -6,6 +6,7 @@ from . import (
     codelab_eviction,
     conversation,
     design_memo,
+    draft_budgets,
     iteration_plan,
     joining,
     leaving,
@@ -17,6 +18,7 @@ from . import (
     lesson_6,
     lesson_7,
     lesson_8,
+    lesson_9,
     load_testing,
     serving_loop,
     shared_prefixes,
@@ -24,7 +26,8 @@ from . import (
 
 FILES = (
     *(lesson_1, conversation, lesson_2, lesson_3, joining, leaving, serving_loop, lesson_4, iteration_plan, codelab),
-    *(lesson_5, codelab_eviction, lesson_6, shared_prefixes, design_memo, lesson_7, load_testing, lesson_8),
+    *(lesson_5, codelab_eviction, lesson_6, shared_prefixes, design_memo, lesson_7, load_testing, lesson_8, lesson_9),
+    *(draft_budgets,),
 )
 EXERCISES: dict[str, Exercise | JudgedExercise] = {
     one.name: one for file in FILES for one in vars(file).values() if isinstance(one, Exercise | JudgedExercise)
