@@ -37,6 +37,9 @@ class KVMemory(Protocol):
         number.
         """
 
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Let a sequence share all memory of another one instead of its own, or return False and change nothing."""
+
     def free(self, sequence: Sequence) -> None:
         """Free all memory of a sequence and set its `computed` to 0."""
 
@@ -58,6 +61,9 @@ class UnlimitedMemory:
 
     def allocate(self, sequence: Sequence, tokens: int) -> bool:
         return True
+
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        return False
 
     def free(self, sequence: Sequence) -> None:
         sequence.computed = 0
@@ -143,6 +149,16 @@ class BlockManager:
             table.append(self._new(after=table[-1] if table else None))
         return True
 
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Let a sequence share all blocks of another one instead of its own, or return False if that one has none."""
+        if parent not in self.tables:
+            return False
+        self.free(child)
+        self.tables[child], child.computed = list(self.tables[parent]), parent.computed
+        for block in self.tables[child]:
+            self._refer(block)
+        return True
+
     def free(self, sequence: Sequence) -> None:
         """Free a sequence's blocks. With prefix caching, full ones stay cached, and the first ones are evicted last."""
         self._register(sequence)
@@ -197,7 +213,7 @@ class BlockManager:
         """Return the blocks that already hold a prefix of a waiting sequence, and the prefix's length in tokens."""
         usable = len(sequence.token_ids) - 1  # the last token is always computed: its logits give the next one
         parent = sequence.parent
-        if parent in self.tables and parent.computed >= usable and sequence.generated == 0:
+        if parent in self.tables and usable <= parent.computed and parent.token_ids[:usable] == sequence.token_ids[:usable]:
             return self.tables[parent][: self.blocks_for(usable)], usable
         blocks = []
         if self.prefix_caching:
