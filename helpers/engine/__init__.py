@@ -1,6 +1,6 @@
 """One iteration of an LLM server, stage by stage, without a model: nothing here imports torch, transformers or numpy.
 
-engine.py            add_request, abort_request, step, generate, stream
+engine.py            add_request, abort_request, step, generate, stream, beam_search
 validation.py        refuses requests that can never run
 token_length.py      how much text a token can hold, and so the least number of tokens of a text
 scheduler.py         plans how many tokens each sequence computes, and applies the results
@@ -9,6 +9,7 @@ waiting_queue.py     the queue that policies order
 block_manager.py     the blocks of the KV cache: block tables, prefix sharing, eviction
 free_blocks.py       the free blocks
 sequence.py          the tokens of one output, and how many of them are computed
+beam_search.py       beam search: beams are sequences, and a beam with several successors is forked
 runner.py            the contract between an engine and its runner
 stop_conditions.py   the conditions that end an output
 stop_strings.py      the search for stop strings
@@ -19,6 +20,7 @@ config.py            the settings of an engine
 sampling_params.py   the settings of a request
 """
 
+from .beam_search import BeamOutput
 from .block_manager import BlockManager, UnlimitedMemory
 from .config import EngineConfig
 from .engine import EngineCore
@@ -33,6 +35,7 @@ from .waiting_queue import WaitingQueue
 __all__ = [
     "POLICIES",
     "Balanced",
+    "BeamOutput",
     "BlockManager",
     "Chunk",
     "EngineConfig",

@@ -213,7 +213,11 @@ class BlockManager:
         """Return the blocks that already hold a prefix of a waiting sequence, and the prefix's length in tokens."""
         usable = len(sequence.token_ids) - 1  # the last token is always computed: its logits give the next one
         parent = sequence.parent
-        if parent in self.tables and usable <= parent.computed and parent.token_ids[:usable] == sequence.token_ids[:usable]:
+        if (
+            parent in self.tables
+            and parent.computed >= usable
+            and parent.token_ids[:usable] == sequence.token_ids[:usable]
+        ):
             return self.tables[parent][: self.blocks_for(usable)], usable
         blocks = []
         if self.prefix_caching:

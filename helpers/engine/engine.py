@@ -169,9 +169,7 @@ class EngineCore:
         """Return a number that is not in use; outputs that are not delivered yet must not be confused with new ones."""
         return next(id for id in self._ids if id not in self.scheduler.requests and not self.outputs.holds(id))
 
-    def _add(
-        self, prompt: Prompt, params: SamplingParams, request_id: Hashable, priority: int = 0, beam_width: int = 1
-    ) -> Hashable:
+    def _add(self, prompt: Prompt, params: SamplingParams, request_id: Hashable, priority=0, beam_width=1) -> Hashable:
         token_ids, max_tokens = self.validator.validate(prompt, params)
         if not isinstance(priority, int):
             raise ValueError(f"priority must be an integer, not {priority!r}.")

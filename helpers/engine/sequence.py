@@ -80,7 +80,7 @@ class Sequence:
 
     @property
     def label(self) -> Hashable:
-        """The name in the trace: the request's id, with the index if it is one of several outputs, or a further beam."""
+        """The name in the trace: the request's id, with the index if there are several outputs or beams."""
         return self.request_id if self.params.n == 1 and not self.index else (self.request_id, self.index)
 
     @property
