@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from .engine import EngineConfig, EngineCore, ModelInfo
+from .engine.beam_search import beam_search
 from .models import context_length, default_pair, eos_token_ids
 from .runners import make_runner
 
@@ -43,3 +44,5 @@ class Engine(EngineCore):
             eos_token_ids=frozenset(eos_token_ids(model, tokenizer)),
         )
         super().__init__(make_runner(model, tokenizer, config), tokenizer, info, config, clock)
+
+    beam_search = beam_search  # in engine/beam_search.py

@@ -16,8 +16,7 @@ from test_interrupts import Caller, ContextRunner, check_nothing_is_left, check_
 
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.engine import POLICIES, SampledToken
-from helpers.engine.beam_search import BeamRules
-from helpers.simulator import Simulator
+from helpers.engine.beam_search import BeamRules, beam_search
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -136,7 +135,7 @@ def found_alone(prompt: list[int], width: int, max_tokens: int, length_penalty=1
 
 
 def search(caller: Caller, prompt: list[int], width: int, max_tokens: int, *rules) -> None:
-    outputs = caller.engine.beam_search(prompt, width, max_tokens, *rules)
+    outputs = beam_search(caller.engine, prompt, width, max_tokens, *rules)
     assert [(one.score, one.token_ids) for one in outputs] == found_alone(prompt, width, max_tokens, *rules)
     assert outputs[0].text == "".join(" abcdefghi"[token_id] for token_id in outputs[0].token_ids if token_id)
 
@@ -206,7 +205,7 @@ def test_one_row_or_memory_for_one_beam_is_enough():
 
 
 def test_without_max_tokens_beams_run_until_eos_or_the_end_of_the_context():
-    outputs = caller_of(200).engine.beam_search([3, 1, 4], 2)
+    outputs = beam_search(caller_of(200).engine, [3, 1, 4], 2)
     assert [(one.score, one.token_ids) for one in outputs] == found_alone([3, 1, 4], 2, 97)
 
 
@@ -264,7 +263,7 @@ def test_a_failed_pass_ends_the_search_and_no_request_outside_of_that_pass(rando
 def test_bad_arguments_are_refused_and_leave_nothing_behind(arguments, message):
     caller = caller_of(60)
     with pytest.raises(ValueError, match=message):
-        caller.engine.beam_search(**({"prompt": [3, 4]} | arguments))
+        beam_search(caller.engine, **({"prompt": [3, 4]} | arguments))
     check_nothing_is_left(caller.engine)
 
 
@@ -272,12 +271,5 @@ def test_a_search_that_could_never_recompute_a_beam_is_refused():
     caller = caller_of(chunked_prefill=False, max_tokens_per_step=8)
     search(caller, [3, 4, 5, 6], 2, 5)
     with pytest.raises(ValueError, match="compute 9 tokens at once, but an iteration computes at most 8"):
-        caller.engine.beam_search([3, 4, 5, 6], 2, 6)
+        beam_search(caller.engine, [3, 4, 5, 6], 2, 6)
     check_nothing_is_left(caller.engine)
-
-
-def test_a_simulator_has_no_beams():
-    simulator = Simulator()
-    with pytest.raises(ValueError, match="The simulated runner has no log-probabilities"):
-        simulator.beam_search([1, 2], 2, 3)
-    assert not simulator.has_unfinished_requests()

@@ -1,6 +1,6 @@
 """One iteration of an LLM server, stage by stage, without a model: nothing here imports torch, transformers or numpy.
 
-engine.py            add_request, abort_request, step, generate, stream, beam_search
+engine.py            add_request, abort_request, step, generate, stream
 validation.py        refuses requests that can never run
 token_length.py      how much text a token can hold, and so the least number of tokens of a text
 scheduler.py         plans how many tokens each sequence computes, and applies the results

@@ -177,12 +177,7 @@ def _run_rounds(engine: "EngineCore", sequences: list[Sequence], rules: BeamRule
             sequence.paused = sequence.generated > length  # until all beams have a new token
         if all(sequence.paused for sequence in beams):
             generated = [sequence.token_ids[sequence.prompt_tokens : -1] for sequence in beams]
-            logprobs = [sequence.logprobs[-1] for sequence in beams]
-            if None in logprobs:
-                raise ValueError(
-                    f"The {engine.runner.name} runner has no log-probabilities: use an engine with a model."
-                )
-            extensions = rules.extend(generated, logprobs)
+            extensions = rules.extend(generated, [sequence.logprobs[-1] for sequence in beams])
             try:
                 beams, length = _extend(engine, sequences, beams, extensions), length + 1
             except BaseException:  # an interrupt, perhaps in the middle of a fork

@@ -19,7 +19,6 @@ from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Seq
 
 from ..trace import RowStep, Trace
-from .beam_search import beam_search
 from .block_manager import BlockManager
 from .config import EngineConfig
 from .detokenizer import IncrementalDetokenizer
@@ -169,18 +168,19 @@ class EngineCore:
         """Return a number that is not in use; outputs that are not delivered yet must not be confused with new ones."""
         return next(id for id in self._ids if id not in self.scheduler.requests and not self.outputs.holds(id))
 
-    def _add(self, prompt: Prompt, params: SamplingParams, request_id: Hashable, priority=0, beam_width=1) -> Hashable:
+    def _add(self, prompt: Prompt, params: SamplingParams, request_id: Hashable, priority=0, beam_width=0) -> Hashable:
         token_ids, max_tokens = self.validator.validate(prompt, params)
         if not isinstance(priority, int):
             raise ValueError(f"priority must be an integer, not {priority!r}.")
         if self._start is None:
             self._start = self._clock()
         arrival, sequences = self.now(), []
-        for index in range(max(params.n, beam_width)):
+        for index in range(beam_width or params.n):
             sequence = Sequence(
                 request_id, list(token_ids), max_tokens, index, priority, sequences[0] if sequences else None,
                 prompt=prompt,
                 params=params,
+                is_beam=beam_width > 0,
                 detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop),
                 arrival=arrival,
                 logprobs=None if params.logprobs is None else [],
@@ -339,8 +339,6 @@ class EngineCore:
         stream = outputs()
         next(stream)
         return stream
-
-    beam_search = beam_search  # beam_search.py
 
     def _leave(self, request_id: Hashable) -> None:
         """Cancel a request whose reader has left, and drop its outputs."""

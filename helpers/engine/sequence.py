@@ -31,7 +31,8 @@ class Sequence:
         priority: for the policy "priority"; a smaller number is more urgent.
         parent: the request's first sequence, whose computed prompt this one shares; None for the first one.
         computed: how many tokens, from the first, have their keys and values in the KV cache.
-        paused: whether it must not compute more tokens for now: a beam waits until all beams have their candidates.
+        is_beam: whether it is a beam of a beam search, which decides its tokens.
+        paused: whether it computes no more tokens for now: a beam waits until the other beams of its round are done.
         waited: the iterations since it was added, updated whenever a policy reads it from the queue.
         prompt: the prompt as the user gave it.
         params: how its tokens are sampled, and when it finishes.
@@ -53,6 +54,7 @@ class Sequence:
     priority: int = 0
     parent: "Sequence | None" = None
     computed: int = 0
+    is_beam: bool = False
     paused: bool = False
     waited: int = 0
     prompt: Prompt = ""
@@ -81,7 +83,8 @@ class Sequence:
     @property
     def label(self) -> Hashable:
         """The name in the trace: the request's id, with the index if there are several outputs or beams."""
-        return self.request_id if self.params.n == 1 and not self.index else (self.request_id, self.index)
+        is_single = self.params.n == 1 and not self.is_beam
+        return self.request_id if is_single else (self.request_id, self.index)
 
     @property
     def generated(self) -> int:
