@@ -64,6 +64,20 @@ def test_outputs_their_order_and_their_scores_are_transformers(random_pairs, wid
         check_beams(outputs, by_transformers(*random_pairs, prompt, width, 12, length_penalty, early_stopping))
 
 
+@pytest.mark.parametrize(
+    ("family", "place", "width", "length_penalty"),
+    [("gpt2", 8, 2, 2.0), ("gpt2", 0, 2, -1.0), ("llama", 8, 4, 1.0), ("llama", 0, 2, -1.0), ("llama", 5, 1, 2.0)],
+)
+def test_a_search_stops_when_transformers_stops(family, place, width, length_penalty):
+    model, tokenizer = random_pair(family)
+    engine, prompt, found = Engine(model, tokenizer), PROMPTS[place], {}
+    for early_stopping in [False, True, "never"]:
+        found[early_stopping] = engine.beam_search(prompt, width, 30, length_penalty, early_stopping)
+        expected = by_transformers(model, tokenizer, prompt, width, 30, length_penalty, early_stopping)
+        check_beams(found[early_stopping], expected)
+    assert (found[False] != found["never"]) == (width > 1 and length_penalty > 0), "these prompts show the difference"
+
+
 def test_on_the_embedded_model_beams_are_transformers_and_better_than_greedy(embedded):
     engine, prompt = Engine(*embedded), PROMPTS[2]
     (greedy,), outputs = engine.beam_search(prompt, 1, 20), engine.beam_search(prompt, 4, 20)
