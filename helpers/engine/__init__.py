@@ -3,6 +3,7 @@
 engine.py            add_request, abort_request, step, generate, stream
 validation.py        refuses requests that can never run
 token_length.py      how much text a token can hold, and so the least number of tokens of a text
+plan.py              the work of one iteration: chunks of sequences
 scheduler.py         plans how many tokens each sequence computes, and applies the results
 policies.py          the order in which waiting requests are admitted
 waiting_queue.py     the queue that policies order
@@ -11,6 +12,9 @@ free_blocks.py       the free blocks
 sequence.py          the tokens of one output, and how many of them are computed
 beam_search.py       beam search: beams are sequences, and a beam with several successors is forked
 runner.py            the contract between an engine and its runner
+speculation.py       how many drafts a sequence gets, and how they are verified
+proposer.py          the contract between speculation and its proposers
+ngram.py             drafts that are copied from the sequence's own text
 stop_conditions.py   the conditions that end an output
 stop_strings.py      the search for stop strings
 recovery.py          what is derived again after an interrupt
@@ -24,12 +28,16 @@ from .beam_search import BeamOutput
 from .block_manager import BlockManager, UnlimitedMemory
 from .config import EngineConfig
 from .engine import EngineCore
+from .ngram import NgramProposer
 from .outputs import OutputDelta, RequestOutput
+from .plan import Chunk, Plan
 from .policies import POLICIES, Balanced, FirstComeFirstServed, LongestFirst, Policy, Priority, ShortestFirst, Static
+from .proposer import Context, Proposer
 from .runner import ForwardPass, ModelInfo, Runner, RunnerOutput, SampledToken
 from .sampling_params import SamplingParams
-from .scheduler import Chunk, Plan, Scheduler
+from .scheduler import Scheduler
 from .sequence import Prompt, Sequence
+from .speculation import accept_drafts
 from .waiting_queue import WaitingQueue
 
 __all__ = [
@@ -38,17 +46,20 @@ __all__ = [
     "BeamOutput",
     "BlockManager",
     "Chunk",
+    "Context",
     "EngineConfig",
     "EngineCore",
     "FirstComeFirstServed",
     "ForwardPass",
     "LongestFirst",
     "ModelInfo",
+    "NgramProposer",
     "OutputDelta",
     "Plan",
     "Policy",
     "Priority",
     "Prompt",
+    "Proposer",
     "RequestOutput",
     "Runner",
     "RunnerOutput",
@@ -60,4 +71,5 @@ __all__ = [
     "Static",
     "UnlimitedMemory",
     "WaitingQueue",
+    "accept_drafts",
 ]

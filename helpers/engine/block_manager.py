@@ -37,6 +37,12 @@ class KVMemory(Protocol):
         number.
         """
 
+    def allocate_drafts(self, sequence: Sequence, tokens: int) -> int:
+        """Allocate memory for drafts that follow a decode, as far as it is free; return how many of them fit."""
+
+    def trim(self, sequence: Sequence) -> None:
+        """Free the memory after a sequence's computed tokens, which was allocated for drafts."""
+
     def fork(self, parent: Sequence, child: Sequence) -> bool:
         """Let a sequence share all memory of another one instead of its own, or return False and change nothing."""
 
@@ -61,6 +67,12 @@ class UnlimitedMemory:
 
     def allocate(self, sequence: Sequence, tokens: int) -> bool:
         return True
+
+    def allocate_drafts(self, sequence: Sequence, tokens: int) -> int:
+        return tokens
+
+    def trim(self, sequence: Sequence) -> None:
+        pass
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
         return False
@@ -148,6 +160,22 @@ class BlockManager:
         for _ in range(self.blocks_for(computed + tokens) - len(table)):
             table.append(self._new(after=table[-1] if table else None))
         return True
+
+    def allocate_drafts(self, sequence: Sequence, tokens: int) -> int:
+        """Allocate blocks for drafts that follow a decode, and return how many of them fit.
+
+        Only free blocks are taken: drafts may be wrong, so they evict no cached block and preempt no sequence.
+        """
+        table, end = self.tables[sequence], sequence.computed + 1
+        for _ in range(min(self.blocks_for(end + tokens) - len(table), len(self._free))):
+            table.append(self._new(after=table[-1]))
+        return min(tokens, len(table) * self.block_size - end)
+
+    def trim(self, sequence: Sequence) -> None:
+        """Free the blocks after a sequence's computed tokens; they held rejected drafts only."""
+        table = self.tables[sequence]
+        while len(table) > self.blocks_for(sequence.computed):
+            self._drop(table.pop())
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
         """Let a sequence share all blocks of another one instead of its own, or return False if that one has none."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 from ..metrics import RequestMetrics
-from .scheduler import Plan
+from .plan import Plan
 from .sequence import Prompt, Sequence
 
 

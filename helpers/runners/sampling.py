@@ -2,7 +2,8 @@
 
 A seeded request gets the same tokens whichever other requests run. Each sequence has a random generator of its own, on
 the CPU, and draws from it exactly once per token. A token that an interrupt has lost is drawn again, with the same
-result. Greedy decoding (temperature 0) takes the best token.
+result. Drafts are verified by the same draws, so speculation changes no token either. Greedy decoding (temperature 0)
+takes the best token.
 """
 
 from weakref import WeakKeyDictionary
@@ -17,7 +18,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ..engine import Chunk, SampledToken, SamplingParams, Sequence
+from ..engine import Chunk, SampledToken, SamplingParams, Sequence, accept_drafts
 
 
 class BatchSampler:
@@ -26,26 +27,39 @@ class BatchSampler:
     def __init__(self):
         self._samplers: WeakKeyDictionary[Sequence, Sampler] = WeakKeyDictionary()
 
-    def sample(self, chunks: list[Chunk], logits: torch.Tensor) -> dict[Sequence, SampledToken | Exception]:
-        """Return a new token for every chunk with `samples_token`.
+    def sample(self, chunks: list[Chunk], logits: torch.Tensor) -> dict[Sequence, list[SampledToken] | Exception]:
+        """Return new tokens for every chunk with `samples_token`: one, and one more for each accepted draft.
 
         Args:
             chunks: the chunks of a forward pass.
-            logits: [chunks that sample a token, vocabulary], in their order.
+            logits: [sum of `num_logits`, vocabulary], in the order of the chunks.
 
         Returns:
-            The token of each of these sequences, or the exception raised while sampling it: the parameters of one
-            request must not make others fail.
+            The tokens of each of these sequences, or the exception raised while sampling the first one: the parameters
+            of one request must not make others fail.
         """
-        sequences = [chunk.sequence for chunk in chunks if chunk.samples_token]
         best = logits.float().argmax(dim=-1).tolist()  # for all rows at once; in bfloat16 it would be slow on a CPU
-        sampled: dict[Sequence, SampledToken | Exception] = {}
-        for sequence, row, token_id in zip(sequences, logits, best, strict=True):
-            try:
-                sampled[sequence] = self.for_sequence(sequence).choose(sequence.token_ids, row, token_id)
-            except Exception as error:
-                sampled[sequence] = error
+        sampled: dict[Sequence, list[SampledToken] | Exception] = {}
+        first = 0
+        for chunk in chunks:
+            if chunk.samples_token:
+                rows = slice(first, first + chunk.num_logits)
+                sampled[chunk.sequence] = self._sample_chunk(chunk, logits[rows], best[rows])
+                first += chunk.num_logits
         return sampled
+
+    def _sample_chunk(self, chunk: Chunk, logits: torch.Tensor, best: list[int]) -> list[SampledToken] | Exception:
+        """Sample a chunk's tokens: each is chosen as without drafts, after the tokens that were chosen before it."""
+        token_ids, drafts = chunk.sequence.token_ids, chunk.draft_token_ids
+
+        def choose(accepted: int) -> SampledToken:
+            sampler = self.for_sequence(chunk.sequence)
+            if accepted == 0:
+                sampler.forget_before(len(token_ids))
+            chosen_before = token_ids + drafts[:accepted] if accepted else token_ids
+            return sampler.choose(chosen_before, logits[accepted], best[accepted])
+
+        return accept_drafts(drafts, choose)
 
     def for_sequence(self, sequence: Sequence) -> "Sampler":
         """Return the sequence's sampler, which keeps its random generator across preemptions."""
@@ -81,7 +95,7 @@ class Sampler:
             self.generator.seed()
         else:
             self.generator.manual_seed((int(params.seed) + index) % 2**63)
-        self._place, self._state = -1, self.generator.get_state()  # of the newest draw, and before it
+        self._states: dict[int, torch.Tensor] = {}  # of the generator before the draw at each of the newest places
 
     def choose(self, token_ids: list[int], logits: torch.Tensor, best: int) -> SampledToken:
         """Return the next token of a sequence.
@@ -110,9 +124,14 @@ class Sampler:
         top = logprobs.topk(min(self.params.logprobs, len(logprobs))).indices.tolist()
         return SampledToken(token, {id: float(logprobs[id]) for id in dict.fromkeys([token, *top])})
 
+    def forget_before(self, place: int) -> None:
+        """Forget how the tokens before a place were drawn; the sequence has got them."""
+        self._states = {drawn: state for drawn, state in self._states.items() if drawn >= place}
+
     def _draw(self, probabilities: torch.Tensor, place: int) -> int:
         """Draw the token at a place in the sequence; drawing again at the same place gives the same number."""
-        if place == self._place:
-            self.generator.set_state(self._state)
-        self._place, self._state = place, self.generator.get_state()
+        if place in self._states:
+            self.generator.set_state(self._states[place])
+        else:
+            self._states[place] = self.generator.get_state()
         return int(torch.multinomial(probabilities, 1, generator=self.generator))

@@ -1,0 +1,53 @@
+"""N-gram lookup: the newest tokens have occurred before, and what followed them then is proposed again.
+
+Texts that are edited, quoted or summarized repeat their prompts (prompt lookup decoding, Saxena, 2023). A lookup costs
+no forward pass. A dictionary of all n-grams of a text grows with it, so a lookup takes the same time in any text.
+"""
+
+from .proposer import Context
+
+
+class NgramProposer:
+    """Proposes what followed the latest earlier occurrence of the newest tokens; a `Proposer`.
+
+    Args:
+        longest, shortest: how many of the newest tokens must occur earlier. Longer n-grams are looked up first.
+
+    Raises:
+        ValueError: `shortest` is below 1, or above `longest`.
+    """
+
+    def __init__(self, longest: int = 3, shortest: int = 1):
+        if not 1 <= shortest <= longest:
+            raise ValueError(f"shortest must be from 1 to longest, not {shortest} with longest {longest}.")
+        self.sizes = range(longest, shortest - 1, -1)
+
+    def propose(self, token_ids: list[int], k: int) -> list[int]:
+        """Return at most `k` ids that followed the newest tokens earlier in the text."""
+        context = Context.of(token_ids)
+        index = context.notes.setdefault(self, _Index())
+        index.extend(context, self.sizes)
+        for size in self.sizes:
+            follower = index.followers.get(tuple(context[-size:]))
+            if follower is not None:
+                drafts = context[follower : follower + k]
+                while len(drafts) < k:  # the text repeats itself, up to its end
+                    drafts += context[follower : follower + k - len(drafts)]
+                return drafts
+        return []
+
+
+class _Index:
+    """For each n-gram of a text, the position after its latest occurrence that is followed by a token."""
+
+    def __init__(self):
+        self.followers: dict[tuple[int, ...], int] = {}
+        self.end = 1
+
+    def extend(self, token_ids: list[int], sizes: range) -> None:
+        """Add the n-grams that were not added before."""
+        for end in range(self.end, len(token_ids)):
+            for size in sizes:
+                if size <= end:
+                    self.followers[tuple(token_ids[end - size : end])] = end
+        self.end = max(self.end, len(token_ids))
