@@ -4,6 +4,7 @@ import importlib
 from importlib.util import find_spec
 
 _HOME = {
+    "BeamOutput": "engine",
     "Engine": "model_engine",
     "EngineConfig": "engine",
     "Generation": "loops",

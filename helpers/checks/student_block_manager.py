@@ -43,6 +43,10 @@ class StudentBlockManager(BlockManager):
             )
         return new is not None
 
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Share nothing, because the student's functions copy no shared block."""
+        return False
+
     def free(self, sequence: Sequence) -> None:
         """Free a sequence's blocks."""
         if sequence in self.tables:

@@ -11,6 +11,7 @@ waiting_queue.py     the queue that policies order
 block_manager.py     the blocks of the KV cache: block tables, prefix sharing, eviction
 free_blocks.py       the free blocks
 sequence.py          the tokens of one output, and how many of them are computed
+beam_search.py       beam search: beams are sequences, and a beam with several successors is forked
 runner.py            the contract between an engine and its runner
 grammar.py           structured outputs, compiled for a vocabulary
 speculation.py       how many drafts a sequence gets, and how they are verified
@@ -26,6 +27,7 @@ sampling_params.py   the settings of a request
 structured_outputs.py  what an output must match
 """
 
+from .beam_search import BeamOutput
 from .block_manager import BlockManager, UnlimitedMemory
 from .config import EngineConfig
 from .engine import EngineCore
@@ -47,6 +49,7 @@ from .waiting_queue import WaitingQueue
 __all__ = [
     "POLICIES",
     "Balanced",
+    "BeamOutput",
     "BlockManager",
     "Chunk",
     "Context",

@@ -172,7 +172,7 @@ class EngineCore:
         """Return a number that is not in use; outputs that are not delivered yet must not be confused with new ones."""
         return next(id for id in self._ids if id not in self.scheduler.requests and not self.outputs.holds(id))
 
-    def _add(self, prompt: Prompt, params: SamplingParams, request_id: Hashable, priority: int = 0) -> Hashable:
+    def _add(self, prompt: Prompt, params: SamplingParams, request_id: Hashable, priority=0, beam_width=0) -> Hashable:
         token_ids, max_tokens = self.validator.validate(prompt, params)
         if not isinstance(priority, int):
             raise ValueError(f"priority must be an integer, not {priority!r}.")
@@ -181,11 +181,12 @@ class EngineCore:
         grammar = self.validator.grammar(params)
         arrival, sequences = self.now(), []
         prompt_logprobs = None if params.prompt_logprobs is None else [None]
-        for index in range(params.n):
+        for index in range(beam_width or params.n):
             sequence = Sequence(
                 request_id, list(token_ids), max_tokens, index, priority, sequences[0] if sequences else None,
                 prompt=prompt,
                 params=params,
+                is_beam=beam_width > 0,
                 detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop, params.min_tokens),
                 grammar=grammar,
                 arrival=arrival,

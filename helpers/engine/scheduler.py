@@ -93,6 +93,19 @@ class Scheduler:
         if not samples:
             del self.requests[sequence.request_id]
 
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Let a sequence continue from the tokens of another one, and share its memory if that is possible.
+
+        Returns:
+            Whether the child still has its row. Without memory to share, it returns to the queue and recomputes.
+        """
+        is_running = child in self.running
+        if is_running and not self.memory.fork(parent, child):
+            self._preempt(Plan(), child)
+            is_running = False
+        child.token_ids[:], child.block_hashes[:] = parent.token_ids, parent.block_hashes
+        return is_running
+
     def recover(self, sequences: Iterable[Sequence]) -> None:
         """Rebuild the queue, the rows and the memory after an interrupt, which may have come between any two changes.
 
@@ -125,6 +138,9 @@ class Scheduler:
         """
         plan = Plan()
         self.choose_chunks(plan)
+        while not plan.chunks and self.running and all(sequence.paused for sequence in self.running):
+            self._preempt(plan, self.running[-1])  # they wait for a sequence that has no row or no memory beside them
+            self._admit(plan)
         if self.speculation is not None:
             self._add_drafts(plan, self.speculation)
         self.waiting.step += 1
@@ -175,7 +191,8 @@ class Scheduler:
         free_rows, admitted = self.max_rows - len(self.running), []
         if free_rows <= 0 or not self.waiting:
             return
-        for sequence in itertools.islice(self.policy.order(self.waiting, self.running), free_rows):
+        ready = (sequence for sequence in self.policy.order(self.waiting, self.running) if not sequence.paused)
+        for sequence in itertools.islice(ready, free_rows):
             if sequence not in self.waiting or sequence in admitted:
                 raise ValueError(f"The policy admits sequence {sequence.label!r}, which is not waiting.")
             uncomputed = len(sequence.token_ids) - self.memory.cached_tokens(sequence)
@@ -192,7 +209,7 @@ class Scheduler:
 
     def _add_drafts(self, plan: Plan, speculation: Speculation) -> None:
         """Add drafts to decodes, within what is left of the token budget and of the free blocks."""
-        chunks = [chunk for chunk in plan.chunks if chunk.is_decode]
+        chunks = [chunk for chunk in plan.chunks if chunk.is_decode and not chunk.sequence.is_beam]
         sequences = [chunk.sequence for chunk in chunks]
         limits = [sequence.max_tokens - sequence.generated - 1 for sequence in sequences]
         drafts = speculation.propose(sequences, limits, self.max_tokens_per_step - plan.tokens)
@@ -277,7 +294,7 @@ class Scheduler:
     def _enqueue(self, sequence: Sequence) -> None:
         """Put a sequence into the queue. A further sample of a prompt waits beside it until the prompt is computed."""
         parent = sequence.parent
-        if parent is None or parent.finish_reason is not None or parent.prompt_is_computed:
+        if parent is None or parent.finish_reason is not None or parent.prompt_is_computed or parent.paused:
             self.waiting.add(sequence)
         else:
             self._siblings.setdefault(parent, []).append(sequence)

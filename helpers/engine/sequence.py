@@ -33,6 +33,8 @@ class Sequence:
         priority: for the policy "priority"; a smaller number is more urgent.
         parent: the request's first sequence, whose computed prompt this one shares; None for the first one.
         computed: how many tokens, from the first, have their keys and values in the KV cache.
+        is_beam: whether it is a beam of a beam search, which decides its tokens.
+        paused: whether it computes no more tokens for now: a beam waits until the other beams of its round are done.
         waited: the iterations since it was added, updated whenever a policy reads it from the queue.
         prompt: the prompt as the user gave it.
         params: how its tokens are sampled, and when it finishes.
@@ -58,6 +60,8 @@ class Sequence:
     priority: int = 0
     parent: "Sequence | None" = None
     computed: int = 0
+    is_beam: bool = False
+    paused: bool = False
     waited: int = 0
     prompt: Prompt = ""
     params: SamplingParams = GREEDY
@@ -87,8 +91,9 @@ class Sequence:
 
     @property
     def label(self) -> Hashable:
-        """The name in the trace: the request's id, with the index if the request has several outputs."""
-        return self.request_id if self.params.n == 1 else (self.request_id, self.index)
+        """The name in the trace: the request's id, with the index if there are several outputs or beams."""
+        is_single = self.params.n == 1 and not self.is_beam
+        return self.request_id if is_single else (self.request_id, self.index)
 
     @property
     def generated(self) -> int:
@@ -111,8 +116,8 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """The number of tokens to compute before the next one can be sampled."""
-        return len(self.token_ids) - self.computed
+        """The number of tokens to compute before the next one can be sampled; 0 while it is paused."""
+        return 0 if self.paused else len(self.token_ids) - self.computed
 
     @property
     def is_decode(self) -> bool:
