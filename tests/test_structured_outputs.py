@@ -283,8 +283,8 @@ def test_a_complete_text_ends_even_if_other_parameters_exclude_eos():
     a, b = tokenizer("ab")["input_ids"]
     scores = torch.zeros(1, 264)
     scores[0, 0] = -torch.inf  # as before min_tokens
-    assert state.mask([a], scores)[0].isfinite().nonzero().flatten().tolist() == [b]
-    assert state.mask([a, b], scores)[0].isfinite().nonzero().flatten().tolist() == [0]
+    assert state.mask([a], scores.clone())[0].isfinite().nonzero().flatten().tolist() == [b]
+    assert state.mask([a, b], scores.clone())[0].isfinite().nonzero().flatten().tolist() == [0]
 
 
 def test_parameters_that_exclude_all_that_the_grammar_allows_are_an_error_of_their_request_only(embedded):
