@@ -148,7 +148,7 @@ def schemas(depth: int = 2):
 SOME_SCHEMAS = settings(
     max_examples=8, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck], database=None
 )
-MANY_SCHEMAS = settings(SOME_SCHEMAS, max_examples=170)  # of 6 schemas: 1,020 for each tokenizer
+MANY_SCHEMAS = settings(SOME_SCHEMAS, max_examples=56)  # of 6 schemas, on three tokenizers: 1,008
 
 
 def check_random_schemas(pair, examples) -> Counter:
@@ -179,7 +179,7 @@ def test_sampled_texts_parse_and_match_random_schemas(pair):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_sampled_texts_parse_and_match_a_thousand_random_schemas(pair):
+def test_sampled_texts_parse_and_match_many_random_schemas(pair):
     reasons = check_random_schemas(pair, MANY_SCHEMAS)
     assert reasons["length"] < 0.1 * reasons.total(), reasons
 
@@ -283,8 +283,8 @@ def test_a_complete_text_ends_even_if_other_parameters_exclude_eos():
     a, b = tokenizer("ab")["input_ids"]
     scores = torch.zeros(1, 264)
     scores[0, 0] = -torch.inf  # as before min_tokens
-    assert state.mask([a], scores)[0].isfinite().nonzero().flatten().tolist() == [b]
-    assert state.mask([a, b], scores)[0].isfinite().nonzero().flatten().tolist() == [0]
+    assert state.mask([a], scores.clone())[0].isfinite().nonzero().flatten().tolist() == [b]
+    assert state.mask([a, b], scores.clone())[0].isfinite().nonzero().flatten().tolist() == [0]
 
 
 def test_parameters_that_exclude_all_that_the_grammar_allows_are_an_error_of_their_request_only(embedded):
