@@ -19,6 +19,7 @@ proposer.py          the contract between speculation and its proposers
 ngram.py             drafts that are copied from the sequence's own text
 stop_conditions.py   the conditions that end an output
 stop_strings.py      the search for stop strings
+recording.py         what an iteration did, for the trace
 recovery.py          what is derived again after an interrupt
 outputs.py           what is new for each request, and which caller gets it
 detokenizer.py       the text of an output, as far as it is certain
