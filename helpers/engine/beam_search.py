@@ -128,7 +128,8 @@ def beam_search(
         ValueError: an argument is outside its range, or the request can never run.
         RuntimeError: a forward pass failed.
     """
-    Bound(1, integer=True).check("beam_width", beam_width)
+    for name, value in (("beam_width", beam_width), ("max_tokens", 1 if max_tokens is None else max_tokens)):
+        Bound(1, integer=True).check(name, value)
     Bound(-10, 10).check("length_penalty", length_penalty)
     if not isinstance(early_stopping, bool) and early_stopping != "never":
         raise ValueError(f'early_stopping must be True, False or "never", not {early_stopping!r}.')

@@ -11,7 +11,6 @@ from .drawings import (
     block_lookup,
     block_lookup_steps,
     cache_growth_steps,
-    life_of_a_request,
     padded_and_ragged,
     shared_pass,
     static_and_continuous,
@@ -19,6 +18,7 @@ from .drawings import (
     with_and_without_cache,
 )
 from .grids import batches, compare, token_grid, token_row, visible_keys
+from .life_of_a_request import life_of_a_request
 from .load import load_run, load_sweep, request_timeline
 from .memory import block_tables, memory_shares, memory_timeline
 from .picture import (
