@@ -14,6 +14,7 @@ from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from .detokenizer import IncrementalDetokenizer
+    from .speculation import Drafting
 
 Prompt = str | list[int]  # text, or token ids
 GREEDY = SamplingParams()
@@ -43,6 +44,7 @@ class Sequence:
         prompt_tokens: the number of tokens in the prompt.
         number: its position in the order of arrival, set by the scheduler.
         block_hashes: a hash for each full block of tokens, set by the block manager.
+        drafting: what speculation knows about it; None before its first decode with speculation.
     """
 
     request_id: Hashable
@@ -64,6 +66,7 @@ class Sequence:
     prompt_tokens: int = field(init=False)
     number: int = field(default=0, init=False)
     block_hashes: list[bytes] = field(default_factory=list, init=False, repr=False)
+    drafting: "Drafting | None" = field(default=None, init=False, repr=False)
 
     def __post_init__(self):
         self.prompt_tokens = len(self.token_ids)
