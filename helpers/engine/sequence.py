@@ -16,6 +16,7 @@ from .token_rules import TokenRules
 if TYPE_CHECKING:
     from .detokenizer import IncrementalDetokenizer
     from .grammar import Grammar
+    from .speculation import Drafting
 
 Prompt = str | list[int]  # text, or token ids
 GREEDY, NO_RULES = SamplingParams(), TokenRules()
@@ -51,6 +52,7 @@ class Sequence:
         prompt_tokens: the number of tokens in the prompt.
         number: its position in the order of arrival, set by the scheduler.
         block_hashes: a hash for each full block of tokens, set by the block manager.
+        drafting: what speculation knows about it; None before its first decode with speculation.
     """
 
     request_id: Hashable
@@ -77,6 +79,7 @@ class Sequence:
     prompt_tokens: int = field(init=False)
     number: int = field(default=0, init=False)
     block_hashes: list[bytes] = field(default_factory=list, init=False, repr=False)
+    drafting: "Drafting | None" = field(default=None, init=False, repr=False)
 
     def __post_init__(self):
         self.prompt_tokens = len(self.token_ids)
