@@ -178,7 +178,6 @@ class EngineCore:
         if self._start is None:
             self._start = self._clock()
         arrival, sequences = self.now(), []
-        prompt_logprobs = None if params.prompt_logprobs is None else [None]
         for index in range(params.n):
             sequence = Sequence(
                 request_id, list(token_ids), max_tokens, index, priority, sequences[0] if sequences else None,
@@ -187,8 +186,6 @@ class EngineCore:
                 detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop, params.min_tokens),
                 arrival=arrival,
                 token_rules=self.validator.token_rules.make(params),
-                logprobs=None if params.logprobs is None else [],
-                prompt_logprobs=prompt_logprobs,
             )  # fmt: skip
             sequences.append(sequence)
         try:
