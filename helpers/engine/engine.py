@@ -165,7 +165,6 @@ class EngineCore:
             self._start = self._clock()
         grammar = self.validator.grammar(params)
         arrival, sequences = self.now(), []
-        prompt_logprobs = None if params.prompt_logprobs is None else [None]
         for index in range(beam_width or params.n):
             sequence = Sequence(
                 request_id, list(token_ids), max_tokens, index, priority, sequences[0] if sequences else None,
@@ -176,8 +175,6 @@ class EngineCore:
                 grammar=grammar,
                 arrival=arrival,
                 token_rules=self.validator.token_rules.make(params),
-                logprobs=None if params.logprobs is None else [],
-                prompt_logprobs=prompt_logprobs,
             )  # fmt: skip
             sequences.append(sequence)
         try:
