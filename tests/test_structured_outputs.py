@@ -23,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from helpers import Engine, EngineConfig, SamplingParams, StructuredOutputs
 from helpers.engine import ModelInfo
 from helpers.engine.grammar import GrammarCompiler
+from helpers.engine.schema_recursion import can_end
 from helpers.runners.grammar_state import GrammarState
 from helpers.runners.sampling import Sampler
 
@@ -226,6 +227,32 @@ def test_a_schema_may_refer_to_itself(embedded):
         jsonschema.validate(json.loads(text), TREE)
 
 
+LINK = {"type": "object", "properties": {"next": {"$ref": "#/$defs/link"}}, "required": ["next"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (TREE, True),
+        ({"$ref": "#/$defs/link", "$defs": {"link": LINK}}, False),
+        ({"$ref": "#/$defs/link", "$defs": {"link": LINK | {"required": []}}}, True),
+        ({"$ref": "#/$defs/link", "$defs": {"link": {"anyOf": [LINK, {"type": "null"}]}}}, True),
+        ({"oneOf": [{"$ref": "#/$defs/link"}], "$defs": {"link": {"anyOf": [LINK, LINK]}}}, False),
+        ({"allOf": [{"type": "object"}, {"$ref": "#/$defs/link"}], "$defs": {"link": LINK}}, False),
+        ({"type": "array", "items": {"$ref": "#"}}, True),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, False),
+        ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 1}, True),
+        ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 2}, False),
+        ({"$ref": "#/a~1b", "a/b": {"$ref": "#/c/0"}, "c": [{"$ref": "#/d"}], "d": {"type": "null"}}, True),
+        ({"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}, False),
+        ({"$ref": "#/nowhere"}, True),  # llguidance's error
+    ],
+    ids=str,
+)
+def test_a_schema_whose_values_cannot_be_finite_is_found(schema, expected):
+    assert can_end(schema) == expected
+
+
 # --- the mask ---------------------------------------------------------------------------------------------------------
 
 
@@ -423,6 +450,21 @@ IMPOSSIBLE = {
     "a required property that cannot be": (
         {"json": {"type": "object", "properties": {"a": False}, "required": ["a"]}},
         "unsatisfiable",
+    ),
+    "a list that never ends": (
+        {
+            "json": {
+                "$ref": "#/$defs/a",
+                "$defs": {
+                    "a": {
+                        "type": "object",
+                        "properties": {"value": {"type": "integer"}, "next": {"$ref": "#/$defs/a"}},
+                        "required": ["value", "next"],
+                    }
+                },
+            }
+        },
+        "No finite text matches json",
     ),
     "another site's schema": ({"json": {"$ref": "http://127.0.0.1:9/x"}}, "does not fetch"),
     "an invalid expression": ({"regex": "(("}, "unclosed group"),

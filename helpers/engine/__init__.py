@@ -14,6 +14,7 @@ sequence.py          the tokens of one output, and how many of them are computed
 beam_search.py       beam search: beams are sequences, and a beam with several successors is forked
 runner.py            the contract between an engine and its runner
 grammar.py           structured outputs, compiled for a vocabulary
+schema_recursion.py  finds JSON schemas that no finite text can match
 speculation.py       how many drafts a sequence gets, and how they are verified
 proposer.py          the contract between speculation and its proposers
 ngram.py             drafts that are copied from the sequence's own text
