@@ -23,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from helpers import Engine, EngineConfig, SamplingParams, StructuredOutputs
 from helpers.engine import ModelInfo
 from helpers.engine.grammar import GrammarCompiler
+from helpers.engine.schema_recursion import can_end
 from helpers.runners.grammar_state import GrammarState
 from helpers.runners.sampling import Sampler
 
@@ -148,7 +149,7 @@ def schemas(depth: int = 2):
 SOME_SCHEMAS = settings(
     max_examples=8, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck], database=None
 )
-MANY_SCHEMAS = settings(SOME_SCHEMAS, max_examples=170)  # of 6 schemas: 1,020 for each tokenizer
+MANY_SCHEMAS = settings(SOME_SCHEMAS, max_examples=56)  # of 6 schemas, on three tokenizers: 1,008
 
 
 def check_random_schemas(pair, examples) -> Counter:
@@ -179,7 +180,7 @@ def test_sampled_texts_parse_and_match_random_schemas(pair):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_sampled_texts_parse_and_match_a_thousand_random_schemas(pair):
+def test_sampled_texts_parse_and_match_many_random_schemas(pair):
     reasons = check_random_schemas(pair, MANY_SCHEMAS)
     assert reasons["length"] < 0.1 * reasons.total(), reasons
 
@@ -224,6 +225,32 @@ def test_a_schema_may_refer_to_itself(embedded):
     assert any("below" in text for text in texts) and len(texts) > 4
     for text in texts:
         jsonschema.validate(json.loads(text), TREE)
+
+
+LINK = {"type": "object", "properties": {"next": {"$ref": "#/$defs/link"}}, "required": ["next"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (TREE, True),
+        ({"$ref": "#/$defs/link", "$defs": {"link": LINK}}, False),
+        ({"$ref": "#/$defs/link", "$defs": {"link": LINK | {"required": []}}}, True),
+        ({"$ref": "#/$defs/link", "$defs": {"link": {"anyOf": [LINK, {"type": "null"}]}}}, True),
+        ({"oneOf": [{"$ref": "#/$defs/link"}], "$defs": {"link": {"anyOf": [LINK, LINK]}}}, False),
+        ({"allOf": [{"type": "object"}, {"$ref": "#/$defs/link"}], "$defs": {"link": LINK}}, False),
+        ({"type": "array", "items": {"$ref": "#"}}, True),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, False),
+        ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 1}, True),
+        ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 2}, False),
+        ({"$ref": "#/a~1b", "a/b": {"$ref": "#/c/0"}, "c": [{"$ref": "#/d"}], "d": {"type": "null"}}, True),
+        ({"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}, False),
+        ({"$ref": "#/nowhere"}, True),  # llguidance's error
+    ],
+    ids=str,
+)
+def test_a_schema_whose_values_cannot_be_finite_is_found(schema, expected):
+    assert can_end(schema) == expected
 
 
 # --- the mask ---------------------------------------------------------------------------------------------------------
@@ -283,8 +310,8 @@ def test_a_complete_text_ends_even_if_other_parameters_exclude_eos():
     a, b = tokenizer("ab")["input_ids"]
     scores = torch.zeros(1, 264)
     scores[0, 0] = -torch.inf  # as before min_tokens
-    assert state.mask([a], scores)[0].isfinite().nonzero().flatten().tolist() == [b]
-    assert state.mask([a, b], scores)[0].isfinite().nonzero().flatten().tolist() == [0]
+    assert state.mask([a], scores.clone())[0].isfinite().nonzero().flatten().tolist() == [b]
+    assert state.mask([a, b], scores.clone())[0].isfinite().nonzero().flatten().tolist() == [0]
 
 
 def test_parameters_that_exclude_all_that_the_grammar_allows_are_an_error_of_their_request_only(embedded):
@@ -423,6 +450,21 @@ IMPOSSIBLE = {
     "a required property that cannot be": (
         {"json": {"type": "object", "properties": {"a": False}, "required": ["a"]}},
         "unsatisfiable",
+    ),
+    "a list that never ends": (
+        {
+            "json": {
+                "$ref": "#/$defs/a",
+                "$defs": {
+                    "a": {
+                        "type": "object",
+                        "properties": {"value": {"type": "integer"}, "next": {"$ref": "#/$defs/a"}},
+                        "required": ["value", "next"],
+                    }
+                },
+            }
+        },
+        "No finite text matches json",
     ),
     "another site's schema": ({"json": {"$ref": "http://127.0.0.1:9/x"}}, "does not fetch"),
     "an invalid expression": ({"regex": "(("}, "unclosed group"),

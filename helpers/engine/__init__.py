@@ -11,6 +11,7 @@ free_blocks.py       the free blocks
 sequence.py          the tokens of one output, and how many of them are computed
 runner.py            the contract between an engine and its runner
 grammar.py           structured outputs, compiled for a vocabulary
+schema_recursion.py  finds JSON schemas that no finite text can match
 stop_conditions.py   the conditions that end an output
 stop_strings.py      the search for stop strings
 recovery.py          what is derived again after an interrupt

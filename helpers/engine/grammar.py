@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .runner import ModelInfo
+from .schema_recursion import can_end
 from .structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class GrammarCompiler:
         start = LLMatcher(vocabulary, _source(structured_outputs), log_level=0, limits=limits)
         if start.is_error():
             raise ValueError(f"{kind} cannot be compiled: {reason(start)}")
+        if kind == "json" and not can_end(json.loads(structured_outputs.json)):
+            raise ValueError("No finite text matches json: a part that it requires always contains itself.")
         self._probe(start.deep_copy(), kind)
         return Grammar(start, self.model.eos_token_ids)
 

@@ -45,8 +45,10 @@ class StructuredOutputs:
         text = getattr(self, self.kind)
         if not isinstance(text, str | tuple):
             raise ValueError(f"{self.kind} must be a text, not {text!r}.")
-        if (length := sum(map(len, text)) if self.kind == "choice" else len(text)) > MAX_LENGTH:
-            raise ValueError(f"{self.kind} has {length} characters, and at most {MAX_LENGTH} are allowed: shorten it.")
+        if self.length > MAX_LENGTH:
+            raise ValueError(
+                f"{self.kind} has {self.length} characters, and at most {MAX_LENGTH} are allowed: shorten it."
+            )
         try:
             "".join(text).encode()
         except UnicodeEncodeError as error:
@@ -56,6 +58,11 @@ class StructuredOutputs:
     def kind(self) -> str:
         """The name of the attribute that is given."""
         return next(field.name for field in fields(self) if getattr(self, field.name) is not None)
+
+    @property
+    def length(self) -> int:
+        """The number of characters in the description."""
+        return len("".join(getattr(self, self.kind)))
 
 
 def _json_text(schema: str | Mapping[str, Any]) -> str:

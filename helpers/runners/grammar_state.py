@@ -43,14 +43,14 @@ class GrammarState:
         return allowed
 
     def mask(self, token_ids: list[int], scores: torch.Tensor) -> torch.Tensor:
-        """Return the scores with those of all tokens that may not come next set to minus infinity.
+        """Set the scores of all tokens that may not come next to minus infinity, and return the scores.
 
         If other parameters exclude all of the others, the output ends where the grammar may end: `min_tokens` cannot
         extend a text that is complete.
 
         Args:
             token_ids: the prompt and the tokens generated so far.
-            scores: float [1, vocabulary].
+            scores: float [1, vocabulary], on the CPU; changed in place.
 
         Raises:
             ValueError: no token is left, or the grammar has become too complex.
@@ -58,13 +58,14 @@ class GrammarState:
         self._follow(token_ids)
         bits = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
-        allowed = np.unpackbits(bits, bitorder="little", count=scores.shape[1]).view(bool)
-        masked = scores.where(torch.from_numpy(allowed), -torch.inf)
-        if masked.max() == -torch.inf:
+        values = scores.numpy()[0]  # NumPy unpacks bits, and takes less time per operation than torch
+        allowed = np.unpackbits(bits, bitorder="little", count=len(values)).view(bool)
+        np.copyto(values, -np.inf, where=~allowed)
+        if values.max() == -np.inf:
             if not self.matcher.is_accepting():
                 raise ValueError("The structured output and parameters such as bad_words exclude every token here.")
-            masked[:, list(self.grammar.eos_token_ids)] = 0.0
-        return masked
+            values[list(self.grammar.eos_token_ids)] = 0.0
+        return scores
 
     def _follow(self, token_ids: list[int]) -> None:
         """Move to the end of the generated tokens."""
