@@ -102,6 +102,7 @@ PICTURES = {
         {"all": {"fox": 0.5, "owl": 0.25, "cat": 0.02}, "mask": {"fox": 0.4, "owl": 0.6}}, "A takeaway", number=0.5
     ),
     "constrained_text": lambda: plots.constrained_text(["{", ' "', "na", "me", '"}'] * 5, [1, 2, 30, 1, 1] * 5),
+    "tokens_over_states": lambda: plots.tokens_over_states([' "', "but"], ('."', "."), first=8, title="A takeaway"),
     "token_budget of few chunks": lambda: plots.token_budget(36, decoding=3, budget=16),
     "slot_timeline enlarged": lambda: plots.slot_timeline({"run": small_trace()}, "A takeaway", zoom=(1, 2)),
 } | {name: getattr(plots, name) for name in DRAWINGS}
@@ -121,6 +122,7 @@ def test_a_picture_shows_itself_with_a_text_and_labelled_axes(name):
         "compare",
         "token_row",
         "constrained_text",
+        "tokens_over_states",
         *DRAWINGS,
     ):  # they name their rows
         assert all(ax.get_xlabel() or ax.get_ylabel() for ax in picture.figure.axes)

@@ -5,7 +5,7 @@ them when they are the last expression of a cell. All carry a text that describe
 """
 
 from .charts import bars, grouped_bars, latencies, lines, throughput_latency, tradeoff
-from .choices import constrained_text, probability_strips
+from .choices import constrained_text, probability_strips, tokens_over_states
 from .drafts import draft_staircase, draft_timeline, verified_draft
 from .drawings import (
     block_lookup,
@@ -86,6 +86,7 @@ __all__ = [
     "token_budget",
     "token_grid",
     "token_row",
+    "tokens_over_states",
     "tokens_read",
     "tradeoff",
     "verified_draft",

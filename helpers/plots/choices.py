@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import Circle, FancyBboxPatch
 
 from .picture import (
     GRAY,
@@ -10,12 +10,15 @@ from .picture import (
     LABEL,
     ORANGE,
     PALE,
+    RED,
     REQUEST_COLORS,
+    SKY,
     SMALL,
     Picture,
     add_key,
     ink_on,
     new_figure,
+    shade,
 )
 
 OTHERS = "all others"
@@ -113,3 +116,44 @@ def constrained_text(tokens: Sequence[str], allowed: Sequence[int], title: str =
     listed = ", ".join(f"{token!r} {count}" for token, count in zip(tokens, allowed, strict=True))
     alt = f"An output of {len(tokens)} tokens, {free} of them chosen from several. Token, allowed tokens: {listed}."
     return Picture(figure, alt)
+
+
+def tokens_over_states(tokens: Sequence[str], refused: tuple[str, str], first: int = 0, title: str = "") -> Picture:
+    """Draw the states of an automaton as a chain, a character on each edge, and the tokens that span several edges.
+
+    Args:
+        tokens: the texts of tokens that the automaton reads one after the other.
+        refused: the text of a token that may not follow, and its character without an edge.
+        first: the number of the first state.
+        title: what the picture shows.
+    """
+    figure, (ax,) = new_figure(1.75, title=title)
+    ax.set_axis_off()
+    ax.set_aspect("equal")
+    characters = "".join(tokens)
+    ax.set_xlim(-0.5, len(characters) + 1.4)
+    ax.set_ylim(-0.95, 0.5)
+    middle = {"ha": "center", "va": "center"}
+    arrow = {"arrowstyle": "->", "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
+    for place in range(len(characters) + 1):
+        ax.add_patch(Circle((place, 0), 0.24, facecolor=PALE, edgecolor=INK, linewidth=1))
+        ax.text(place, 0, str(first + place), fontsize=LABEL, color=INK, **middle)
+        if place < len(characters):
+            ax.annotate("", (place + 0.74, 0), (place + 0.26, 0), arrowprops=arrow)
+            shown = characters[place].replace(" ", "␣")
+            ax.text(place + 0.5, 0.24, shown, fontsize=LABEL, family="monospace", color=INK, **middle)
+    left = 0
+    for token, color in zip([*tokens, refused[0]], [SKY] * len(tokens) + [RED], strict=True):
+        width = len(token) if color == SKY else 1
+        ends = left + 0.08, left + width - 0.08
+        ax.plot([ends[0], *ends, ends[1]], [-0.4, -0.5, -0.5, -0.4], color=color)
+        shown = token.replace(" ", "␣") if color == SKY else f"{refused[0]} refused"
+        ax.text(left + width / 2, -0.72, shown, fontsize=LABEL, family="monospace", color=shade(color, 0.7), **middle)
+        left += width
+    end = len(characters)
+    ax.annotate("", (end + 0.74, 0), (end + 0.26, 0), arrowprops=arrow | {"color": RED, "linestyle": "--"})
+    ax.text(end + 0.5, 0.24, refused[1], fontsize=LABEL, family="monospace", color=RED, **middle)
+    ax.text(end + 0.9, 0, "×", fontsize=16, color=RED, **middle)
+    listed = ", ".join(f"{token!r} over {len(token)} edges" for token in tokens)
+    alt = f"States {first} to {first + end} in a chain, the characters {characters!r} on the edges. Tokens: {listed}."
+    return Picture(figure, f"{alt} The token {refused[0]!r} is refused: no edge has the character {refused[1]!r}.")
