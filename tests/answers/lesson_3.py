@@ -276,12 +276,12 @@ def newcomers_on_top(requests, max_batch_size):
             owner |= dict(zip(batch["request_ids"], joining, strict=True))
             running = batching.merge_batches(batching.generate_next_token(batch), running)
             passes += 1
+        passes += 1  # also if nothing runs
         if running["request_ids"]:
             running = batching.generate_next_token(running)
-        passes += 1  # or nothing happens for as long as a pass takes
-        for place, request_id in enumerate(running["request_ids"]):
-            outputs[owner[request_id]] = running["token_ids"][place]
-        running, _ = batching.filter_batch(running)
+            for request_id, token_ids in zip(running["request_ids"], running["token_ids"], strict=True):
+                outputs[owner[request_id]] = token_ids
+            running, _ = batching.filter_batch(running)
     return outputs
 
 

@@ -28,6 +28,7 @@ def _(random):
         ([*budgets.items(), ("A rolling stone", 4)], [0] * 7, 3),
         (list(drawn.items()), sorted(random.randint(0, 30) for _ in drawn), random.randint(3, 5)),
         (list(budgets.items())[:4], [0, 2, 4, 7], 4),
+        (list(budgets.items())[:3], [0, 2, 5], 3),
         (list(drawn.items())[:5], [3, 5, 7, 9, 40], 4),
         ([("Look", 1), (story, 5), ("Many hands", 1), (saying, 1), ("What goes up", 20), ("A rolling stone", 2)],
          [0, 0, 0, 2, 2, 3], 2),
