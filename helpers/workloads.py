@@ -71,6 +71,39 @@ def one_beginning(requests: int = 16, words: int = 100, max_tokens: int = 40, se
     return [Request(f"{beginning} Then {hero}", max_tokens, request_id=i) for i, hero in enumerate(heroes)]
 
 
+def told_again(requests: int = 4, max_tokens: int = 80) -> list[Request]:
+    """Make prompts that tell a story and then begin it again: the embedded model repeats most of it in its own output.
+
+    The best token leads clearly at every step of the outputs. They end with EOS after 60 to 64 tokens.
+
+    Raises:
+        ValueError: there are fewer stories than `requests`.
+    """
+    if requests > len(TOLD_AGAIN):
+        raise ValueError(f"There are {len(TOLD_AGAIN)} stories to tell again, not {requests}.")
+    prompts = []
+    for hero, name, she, her, place, day, friend in TOLD_AGAIN[:requests]:
+        opening = (
+            f"Once upon a time, {hero} named {name} lived near {place}. "
+            f'"I want to see the winter market before winter comes," {she} said, and one {day} {she} left.'
+        )
+        rest = (
+            f'Soon {she} came to a field of deep snow. "I will sink up to my ears," thought {name}. '
+            f"But a {friend} lent {her} two broad pieces of bark. At last {she} reached the winter market, and it was "
+            f"more beautiful than any picture. And when {she} came home, {she} was tired and very happy."
+        )
+        prompts.append(f"{opening} {rest} {opening}")
+    return [Request(prompt, max_tokens, request_id=i) for i, prompt in enumerate(prompts)]
+
+
+TOLD_AGAIN = [
+    ("a proud gardener", "Ida", "she", "her", "a wide green valley", "misty afternoon", "frog"),
+    ("a shy crow", "Oskar", "he", "him", "the foot of a mountain", "rainy evening", "badger"),
+    ("a happy crow", "Rosa", "she", "her", "the old stone bridge", "golden evening", "badger"),
+    ("a shy badger", "Mila", "she", "her", "a quiet lake", "cold morning", "badger"),
+]
+
+
 def copying() -> list[tuple[str, str]]:
     """Make prompts that ask for an edit, for quotes or for an extract, each with the answer that a good model gives.
 
