@@ -90,8 +90,8 @@ class FixedLengthRunner:
             done.sampled.update(sampled)
         return output
 
-    def _token(self, sequence: Sequence) -> SampledToken:
-        return SampledToken(self.eos if sequence.generated + 1 == OUTPUT_TOKENS else 1)
+    def _token(self, sequence: Sequence) -> list[SampledToken]:
+        return [SampledToken(self.eos if sequence.generated + 1 == OUTPUT_TOKENS else 1)]
 
 
 @dataclass

@@ -92,7 +92,8 @@ def as_record(output: RequestOutput) -> dict[str, Any]:
     names = ("prompt", "request_id", "index", "text", "token_ids", "finish_reason")
     record = {name: getattr(output, name) for name in names}
     record |= {name: getattr(output.metrics, name) if output.token_times else None for name in ("ttft", "e2e")}
-    return record | {name: value for name in ("logprobs", "error") if (value := getattr(output, name)) is not None}
+    optional = ("logprobs", "prompt_logprobs", "error")
+    return record | {name: value for name in optional if (value := getattr(output, name)) is not None}
 
 
 def answer(engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: bool, as_json: bool) -> bool:
@@ -217,8 +218,9 @@ def prepare(
         choice: every text is one of these; give the option once for each.
         grammar: a file with a grammar for every text, in the notation of Lark or of llama.cpp (GBNF).
     """
-    if sampling.logprobs is not None and not as_json:
-        raise ValueError("--logprobs needs --json: plain text has no room for them.")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(sampling, name) is not None and not as_json:
+            raise ValueError(f"--{name.replace('_', '-')} needs --json: plain text has no room for them.")
     if prompts and file:
         raise ValueError("Give prompts or --file, not both.")
     if any(given is not None for given in (json_schema, regex, choice, grammar)):

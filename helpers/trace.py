@@ -5,7 +5,7 @@ server has a fixed number of rows, and in every forward pass each row does one o
 The other three are the waste that this course removes.
 
     prefill   computes a prompt and yields the first token, or computes a chunk of it and yields nothing yet
-    decode    computes one token and yields the next
+    decode    computes one token and yields the next; with drafts (`engine/speculation.py`), several
     finished  is computed although its request is finished: the row waits for the longest request in its batch
     stalled   is not computed: its request waits while others are prefilled
     empty     has no request
@@ -30,6 +30,8 @@ class RowStep:
         tokens: real tokens that the forward pass computed in this row.
         padding: wasted tokens that it computed in this row: pads, and the input of a finished row.
         new_tokens: output tokens that the row yielded.
+        drafted: drafts among `tokens`: guesses at the next tokens.
+        accepted: drafts that were right, and so are among the new tokens.
     """
 
     work: str = "empty"
@@ -37,6 +39,8 @@ class RowStep:
     tokens: int = 0
     padding: int = 0
     new_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,21 @@ class Trace:
         """The number of pad tokens that prefills computed in addition to the prompts' own tokens."""
         return sum(row.padding for one in self.passes for row in one.row_steps if row.work == "prefill")
 
+    @property
+    def drafted_tokens(self) -> int:
+        """The number of drafts that were verified."""
+        return sum(row.drafted for one in self.passes for row in one.row_steps)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """The number of drafts that were right."""
+        return sum(row.accepted for one in self.passes for row in one.row_steps)
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of drafts that were right; None without drafts."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+
     # --- seconds: illustration -------------------------------------------------------------------------------
 
     @property
@@ -169,5 +188,5 @@ class Trace:
         for one in self.passes:
             for row in one.row_steps:
                 if row.new_tokens:
-                    times.setdefault(row.request_id, []).append(one.start + one.seconds)
+                    times.setdefault(row.request_id, []).extend([one.start + one.seconds] * row.new_tokens)
         return times

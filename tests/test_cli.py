@@ -109,7 +109,7 @@ def test_a_line_of_json_has_settings_of_its_own_and_the_options_are_its_defaults
     lines = [
         {"prompt": "The quick brown fox", "max_tokens": 3, "logprobs": 0},
         {"prompt": ids},
-        {"prompt": "The quick\nbrown fox", "stop": "e", "max_tokens": None},
+        {"prompt": "The quick\nbrown fox", "stop": "e", "max_tokens": None, "logit_bias": {"300": -100}},
     ]
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n\n".join(map(json.dumps, lines)))
@@ -260,12 +260,16 @@ def test_an_option_reads_what_its_field_holds():
     assert sampling() == SamplingParams()
     params = SamplingParams(
         max_tokens=3, temperature=1.5, top_k=4, top_p=0.9, min_p=0.1, repetition_penalty=2.0, seed=5,
-        stop=("a", "b c", "-d"), ignore_eos=True, logprobs=0, n=2,
+        stop=("a", "b c", "-d"), ignore_eos=True, logprobs=0, n=2, presence_penalty=-1, frequency_penalty=0.5,
+        logit_bias={7: -1.5, 8: 3}, stop_token_ids=(4, 5), min_tokens=2, allowed_token_ids=(6,), bad_words=("a", "b c"),
+        prompt_logprobs=1,
     )  # fmt: skip
     given = [
         "--max-tokens=3", "--temperature=1.5", "--top-k", "4", "--top-p", "0.9", "--min-p=.1",
         "--repetition-penalty=2", "--seed", "5", "--stop=a", "--stop", "b c", "--stop=-d", "--ignore-eos",
-        "--logprobs", "0", "--n=2",
+        "--logprobs", "0", "--n=2", "--presence-penalty=-1", "--frequency-penalty", ".5", "--logit-bias.7=-1.5",
+        "--logit-bias.8", "3", "--stop-token-ids", "4", "--stop-token-ids=5", "--min-tokens", "2",
+        "--allowed-token-ids=6", "--bad-words", "a", "--bad-words=b c", "--prompt-logprobs=1",
     ]  # fmt: skip
     assert sampling(*given) == params
     assert all(getattr(params, name) != getattr(SamplingParams(), name) for name in OPTIONS)
@@ -308,6 +312,10 @@ def test_structured_outputs_have_options_of_their_own(no_model, embedded, tmp_pa
         (["a", "--dtype", "int8"], "bfloat16"),
         (["a", "--device", "abacus"], "'abacus' cannot be used"),
         (["a", "--logprobs", "1"], "--logprobs needs --json"),
+        (["a", "--prompt-logprobs", "1"], "--prompt-logprobs needs --json"),
+        (["a", "--stop-token-ids", "1.5"], "--stop-token-ids"),
+        (["a", "--logit-bias.5=101"], "The bias of token 5 in logit_bias must be a number from -100 to 100"),
+        (["a", "--max-tokens", "0"], "prompt_logprobs to score the prompt"),
         (["a", "--temp", "1"], "--temp"),  # no abbreviations
         (["a", "--file", "b"], "not both"),
         (["a", "--regex", "b", "--choice", "c"], "not regex and choice"),

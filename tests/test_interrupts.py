@@ -19,7 +19,7 @@ from conftest import PROMPTS, letter_tokenizer, random_pair
 import helpers.engine
 import helpers.runners
 from helpers import Engine, EngineConfig, SamplingParams
-from helpers.engine import Chunk, EngineCore, ForwardPass, ModelInfo, Plan, RunnerOutput, SampledToken
+from helpers.engine import Chunk, EngineCore, ForwardPass, ModelInfo, Plan, RunnerOutput, SampledToken, accept_drafts
 
 ENGINE, RUNNERS = str(Path(helpers.engine.__file__).parent), str(Path(helpers.runners.__file__).parent)
 INFO = ModelInfo(vocab_size=10, context_length=100, eos_token_ids=frozenset([0]))
@@ -58,12 +58,15 @@ class ContextRunner:
                     self.slots[destination * self.block_size + place] = slot
         for chunk in plan.chunks:
             self.write(chunk)
-        sampled = {
-            chunk.sequence: SampledToken(next_token(self.context(chunk), chunk.sequence.index))
-            for chunk in plan.chunks
-            if chunk.samples_token
-        }
+        sampled = {chunk.sequence: self.sample(chunk) for chunk in plan.chunks if chunk.samples_token}
         return RunnerOutput([ForwardPass(plan.chunks, [0] * len(plan.chunks), sampled, clock(), 0.0)])
+
+    def sample(self, chunk: Chunk) -> list[SampledToken]:
+        context, drafted, index = self.context(chunk), len(chunk.draft_token_ids), chunk.sequence.index
+        ends = range(len(context) - drafted, len(context) + 1)
+        return accept_drafts(
+            chunk.draft_token_ids, lambda accepted: SampledToken(next_token(context[: ends[accepted]], index))
+        )
 
     def write(self, chunk: Chunk) -> None:
         if self.num_blocks is None:

@@ -52,7 +52,7 @@ class Run:
             assert list(done.sampled) == complete, "a token for each that has computed its last one"
             for chunk in done.chunks:
                 chunk.sequence.computed += chunk.tokens
-            for sequence, sampled in done.sampled.items():
+            for sequence, (sampled,) in done.sampled.items():
                 assert sampled.token_id == (sequence.token_ids[-1] + 1) % 10, "a token from the logits of another row"
                 sequence.token_ids.append(sampled.token_id)
         self.check_caches()

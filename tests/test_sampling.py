@@ -73,7 +73,7 @@ def test_tokens_are_drawn_from_the_distribution_that_generate_draws_from(random_
 def test_the_draws_follow_the_distribution():
     logits = torch.tensor([2.0, 0.0, 1.0, -1.0, 0.5])
     sampler = Sampler(SamplingParams(temperature=0.5, seed=1))
-    draws = torch.tensor([sampler.choose([0] * (1 + draw % 2), logits, 0).token_id for draw in range(4000)])
+    draws = torch.tensor([sampler.choose([0] * draw, logits, 0).token_id for draw in range(4000)])
     expected = (logits / 0.5).softmax(dim=0)
     # Four standard deviations of a frequency in 4000 draws: at most 0.032.
     assert (torch.bincount(draws, minlength=5) / 4000 - expected).abs().max() < 0.032
@@ -346,7 +346,7 @@ def test_the_number_and_the_length_of_stop_strings_are_limited():
     assert len(SamplingParams(stop=["x" * 256] * 16).stop) == 16
     with pytest.raises(ValueError, match="stop has 17 texts, and at most 16 are allowed"):
         SamplingParams(stop=["x"] * 17)
-    with pytest.raises(ValueError, match="A stop string has 257 characters, and at most 256 are allowed"):
+    with pytest.raises(ValueError, match="A text in stop has 257 characters, and at most 256 are allowed"):
         SamplingParams(stop=["x", "y" * 257])
 
 

@@ -372,7 +372,7 @@ def test_a_failed_pass_ends_its_sequences_and_those_of_later_passes():
         scheduler.add(sequence)
     plan = scheduler.schedule()
     (done,) = run_without_a_model(plan).passes
-    first = type(done)(plan.chunks[:1], [0], {sequences[0]: SampledToken(0)}, 0.0, 0.0)
+    first = type(done)(plan.chunks[:1], [0], {sequences[0]: [SampledToken(0)]}, 0.0, 0.0)
     assert scheduler.update(plan, RunnerOutput([first], MemoryError("no room"))) == sequences[1:]
     assert [(one.finish_reason, one.error) for one in sequences] == [(None, None)] + [
         ("error", "MemoryError: no room")

@@ -62,7 +62,7 @@ def engine_with(allocate: Callable, release: Callable, slot_of: Callable, config
         allocate, release, slot_of: the student's functions.
         config: the engine's configuration, with `num_blocks`; prefix caching is switched off.
     """
-    engine = Engine(config=replace(config, execution="ragged", prefix_caching=False))
+    engine = Engine(config=replace(config, execution="ragged", prefix_caching=False, speculative=None))
     blocks = engine.block_manager
     own = StudentBlockManager(blocks.num_blocks, blocks.block_size, allocate, release)
     engine.block_manager = engine.scheduler.memory = engine.validator.block_manager = own

@@ -2,7 +2,9 @@
 
 engine.py            add_request, abort_request, step, generate, stream
 validation.py        refuses requests that can never run
+token_rules.py       the token ids behind a request's parameters
 token_length.py      how much text a token can hold, and so the least number of tokens of a text
+plan.py              the work of one iteration: chunks of sequences
 scheduler.py         plans how many tokens each sequence computes, and applies the results
 policies.py          the order in which waiting requests are admitted
 waiting_queue.py     the queue that policies order
@@ -12,6 +14,8 @@ sequence.py          the tokens of one output, and how many of them are computed
 runner.py            the contract between an engine and its runner
 grammar.py           structured outputs, compiled for a vocabulary
 schema_recursion.py  finds JSON schemas that no finite text can match
+speculation.py       how many drafts a sequence gets, and how they are verified
+ngram.py             drafts that are copied from the sequence's own text
 stop_conditions.py   the conditions that end an output
 stop_strings.py      the search for stop strings
 recovery.py          what is derived again after an interrupt
@@ -26,13 +30,17 @@ from .block_manager import BlockManager, UnlimitedMemory
 from .config import EngineConfig
 from .engine import EngineCore
 from .grammar import Grammar
+from .ngram import NgramProposer
 from .outputs import OutputDelta, RequestOutput
+from .plan import Chunk, Plan
 from .policies import POLICIES, Balanced, FirstComeFirstServed, LongestFirst, Policy, Priority, ShortestFirst, Static
 from .runner import ForwardPass, ModelInfo, Runner, RunnerOutput, SampledToken
 from .sampling_params import SamplingParams
-from .scheduler import Chunk, Plan, Scheduler
+from .scheduler import Scheduler
 from .sequence import Prompt, Sequence
+from .speculation import Proposer, accept_drafts
 from .structured_outputs import StructuredOutputs
+from .token_rules import TokenRules
 from .waiting_queue import WaitingQueue
 
 __all__ = [
@@ -47,11 +55,13 @@ __all__ = [
     "Grammar",
     "LongestFirst",
     "ModelInfo",
+    "NgramProposer",
     "OutputDelta",
     "Plan",
     "Policy",
     "Priority",
     "Prompt",
+    "Proposer",
     "RequestOutput",
     "Runner",
     "RunnerOutput",
@@ -62,6 +72,8 @@ __all__ = [
     "ShortestFirst",
     "Static",
     "StructuredOutputs",
+    "TokenRules",
     "UnlimitedMemory",
     "WaitingQueue",
+    "accept_drafts",
 ]

@@ -37,6 +37,12 @@ class KVMemory(Protocol):
         number.
         """
 
+    def allocate_drafts(self, sequence: Sequence, tokens: int) -> int:
+        """Allocate memory for drafts that follow a decode, as far as it is free; return how many of them fit."""
+
+    def trim(self, sequence: Sequence) -> None:
+        """Free the memory after a sequence's computed tokens, which was allocated for drafts."""
+
     def free(self, sequence: Sequence) -> None:
         """Free all memory of a sequence and set its `computed` to 0."""
 
@@ -58,6 +64,12 @@ class UnlimitedMemory:
 
     def allocate(self, sequence: Sequence, tokens: int) -> bool:
         return True
+
+    def allocate_drafts(self, sequence: Sequence, tokens: int) -> int:
+        return tokens
+
+    def trim(self, sequence: Sequence) -> None:
+        pass
 
     def free(self, sequence: Sequence) -> None:
         sequence.computed = 0
@@ -143,6 +155,22 @@ class BlockManager:
             table.append(self._new(after=table[-1] if table else None))
         return True
 
+    def allocate_drafts(self, sequence: Sequence, tokens: int) -> int:
+        """Allocate blocks for drafts that follow a decode, and return how many of them fit.
+
+        Only free blocks are taken: drafts may be wrong, so they evict no cached block and preempt no sequence.
+        """
+        table, end = self.tables[sequence], sequence.computed + 1
+        for _ in range(min(self.blocks_for(end + tokens) - len(table), len(self._free))):
+            table.append(self._new(after=table[-1]))
+        return min(tokens, len(table) * self.block_size - end)
+
+    def trim(self, sequence: Sequence) -> None:
+        """Free the blocks after a sequence's computed tokens; they held rejected drafts only."""
+        table = self.tables[sequence]
+        while len(table) > self.blocks_for(sequence.computed):
+            self._drop(table.pop())
+
     def free(self, sequence: Sequence) -> None:
         """Free a sequence's blocks. With prefix caching, full ones stay cached, and the first ones are evicted last."""
         self._register(sequence)
@@ -195,7 +223,7 @@ class BlockManager:
 
     def _shared(self, sequence: Sequence) -> tuple[list[int], int]:
         """Return the blocks that already hold a prefix of a waiting sequence, and the prefix's length in tokens."""
-        usable = len(sequence.token_ids) - 1  # the last token is always computed: its logits give the next one
+        usable = sequence.num_shareable_tokens
         parent = sequence.parent
         if parent in self.tables and parent.computed >= usable and sequence.generated == 0:
             return self.tables[parent][: self.blocks_for(usable)], usable

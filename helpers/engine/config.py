@@ -9,6 +9,7 @@ from .sampling_params import Bound
 
 if TYPE_CHECKING:
     from .scheduler import Scheduler
+    from .speculation import Proposer
 
 AT_LEAST_ONE = Bound(1, integer=True)
 
@@ -43,6 +44,12 @@ class EngineConfig:
         dtype: the torch dtype of the engine's copy of the model; None to run the model as it is.
         trace_length: how many of the latest forward passes the trace keeps, for an engine that never stops; None for
             all of them.
+        speculative: what proposes drafts for speculative decoding (`speculation.py`): "ngram" looks them up in the
+            request's own text, "draft" runs a smaller model, and an object with a method `propose(token_ids, k)` is
+            asked as it is; None for no drafts. It requires a model that runs ragged.
+        num_speculative_tokens: the most drafts of a sequence in one iteration.
+        draft_model: for "draft": a model, or a name or folder for `load_model`; it needs the tokenizer of the large
+            one. None for the draft model that comes with the embedded model.
         scheduler_cls: a subclass of `Scheduler`, or another callable that takes the same arguments and returns a
             scheduler; None for `Scheduler`.
 
@@ -67,10 +74,13 @@ class EngineConfig:
     batch_invariant: bool = False
     dtype: Any = None
     trace_length: int | None = None
+    speculative: "str | Proposer | None" = None
+    num_speculative_tokens: int = 4
+    draft_model: Any = None
     scheduler_cls: "Callable[..., Scheduler] | None" = None
 
     def __post_init__(self):
-        counts = ("max_batch_size", "max_tokens_per_step", "block_size")
+        counts = ("max_batch_size", "max_tokens_per_step", "block_size", "num_speculative_tokens")
         limits = ("max_input_tokens", "max_output_tokens", "num_blocks", "trace_length")
         for name in counts + tuple(name for name in limits if getattr(self, name) is not None):
             AT_LEAST_ONE.check(name, getattr(self, name))
@@ -81,3 +91,11 @@ class EngineConfig:
             )
         if self.execution not in ("auto", "ragged", "padded"):
             raise ValueError(f'execution must be "auto", "ragged" or "padded", not {self.execution!r}.')
+        is_proposer = callable(getattr(self.speculative, "propose", None))
+        if self.speculative not in (None, "ngram", "draft") and not is_proposer:
+            raise ValueError(
+                f'speculative must be "ngram", "draft", an object with a method `propose(token_ids, k)`, or None, '
+                f"not {self.speculative!r}."
+            )
+        if self.draft_model is not None and self.speculative != "draft":
+            raise ValueError('A draft_model has no effect unless speculative is "draft": set that, too.')

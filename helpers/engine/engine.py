@@ -23,11 +23,13 @@ from .block_manager import BlockManager
 from .config import EngineConfig
 from .detokenizer import IncrementalDetokenizer
 from .outputs import OutputCollector, RequestOutput
+from .plan import Plan
 from .recovery import recover
 from .runner import ModelInfo, Runner, RunnerOutput
 from .sampling_params import SamplingParams
-from .scheduler import Plan, Scheduler
+from .scheduler import Scheduler
 from .sequence import Prompt, Sequence
+from .speculation import Proposer, make_speculation, num_matching
 from .validation import RequestValidator
 
 
@@ -40,6 +42,7 @@ class EngineCore:
         model_info: the vocabulary, the context length and the EOS tokens of the model.
         config: see `EngineConfig`.
         clock: returns seconds; times in outputs and in the trace are counted from the engine's first request.
+        proposer: proposes drafts if the config's `speculative` is "draft".
 
     Attributes:
         trace: what every row did in every iteration.
@@ -57,6 +60,7 @@ class EngineCore:
         model_info: ModelInfo,
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        proposer: Proposer | None = None,
     ):
         self.runner, self.tokenizer = runner, tokenizer
         self.config = config = config or EngineConfig()
@@ -65,6 +69,8 @@ class EngineCore:
             self.block_manager = BlockManager(runner.num_blocks, runner.block_size, config.prefix_caching)
         scheduler_cls = config.scheduler_cls or Scheduler
         self.scheduler = scheduler_cls(config, self.block_manager, model_info.eos_token_ids)
+        if config.speculative is not None:
+            self.scheduler.speculation = make_speculation(config, runner, model_info, proposer)
         self.validator = RequestValidator(tokenizer, config, model_info, self.block_manager)
         self.outputs = OutputCollector()
         self.trace = Trace(config.max_batch_size, config.trace_length)
@@ -117,16 +123,13 @@ class EngineCore:
         """Record an iteration in the trace. A row is free once its sequence has finished or was preempted."""
         self.trace.free(sequence.label for sequence in plan.preempted)
         for done in output.passes:
-            row_steps = [
-                RowStep(
-                    "decode" if chunk.is_decode else "prefill",
-                    chunk.sequence.label,
-                    chunk.tokens,
-                    padding,
-                    new_tokens=int(chunk.samples_token),
-                )
-                for chunk, padding in zip(done.chunks, done.padding, strict=True)
-            ]
+            row_steps = []
+            for chunk, padding in zip(done.chunks, done.padding, strict=True):
+                work, sequence = "decode" if chunk.is_decode else "prefill", chunk.sequence
+                new = sequence.token_ids[chunk.end :] if chunk.samples_token else []
+                drafts = chunk.draft_token_ids
+                counts = chunk.tokens, padding, len(new), len(drafts), num_matching(new, drafts)
+                row_steps.append(RowStep(work, sequence.label, *counts))
             self.trace.add(row_steps, done.start, done.seconds, self.steps - 1)
             self.trace.free(chunk.sequence.label for chunk in done.chunks if chunk.sequence.finish_reason is not None)
         self.trace.free(sequence.label for sequence in finished)  # also those whose pass failed
@@ -174,19 +177,19 @@ class EngineCore:
             raise ValueError(f"priority must be an integer, not {priority!r}.")
         if self._start is None:
             self._start = self._clock()
-        grammar = self.validator.grammar(params)
         arrival, sequences = self.now(), []
+        prompt_logprobs = None if params.prompt_logprobs is None else [None]
         for index in range(params.n):
-            sequence = Sequence(
+            sequences.append(Sequence(
                 request_id, list(token_ids), max_tokens, index, priority, sequences[0] if sequences else None,
-                prompt=prompt,
-                params=params,
-                detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop),
-                grammar=grammar,
+                prompt=prompt, params=params,
+                detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop, params.min_tokens),
                 arrival=arrival,
+                token_rules=self.validator.token_rules.make(params),
+                grammar=self.validator.grammar(params),
                 logprobs=None if params.logprobs is None else [],
-            )  # fmt: skip
-            sequences.append(sequence)
+                prompt_logprobs=prompt_logprobs,
+            ))  # fmt: skip
         try:
             self.outputs.add(sequences)
             for sequence in sequences:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .scheduler import Chunk, Plan
+from .plan import Chunk, Plan
 from .sequence import Sequence
 
 Clock = Callable[[], float]  # returns seconds
@@ -44,16 +44,18 @@ class ForwardPass:
     Attributes:
         chunks: the chunks that it computed.
         padding: for each chunk, the number of pad tokens that were computed in its row.
-        sampled: for the sequence of every chunk with `samples_token`, the new token, or the exception raised while
-            sampling it.
+        sampled: for the sequence of every chunk with `samples_token`, its new tokens, or the exception raised while
+            sampling the first one. There is one token, and one more for each accepted draft.
         start, seconds: when the pass began, on the engine's clock, and how long it took, sampling included.
+        prompt_logprobs: for the sequence of every chunk that scores prompt tokens, their log-probabilities by token id.
     """
 
     chunks: list[Chunk]
     padding: list[int]
-    sampled: dict[Sequence, SampledToken | Exception]
+    sampled: dict[Sequence, list[SampledToken] | Exception]
     start: float
     seconds: float
+    prompt_logprobs: dict[Sequence, list[dict[int, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class Runner(Protocol):
 
     def run(self, plan: Plan, clock: Clock) -> RunnerOutput:
         """Compute a plan's chunks, and sample a token for each chunk with `samples_token`.
+
+        A chunk with drafts gets several tokens; `speculation.accept_drafts` samples them.
 
         The runner first drops the sequences in `plan.released` and copies the blocks in `plan.block_copies`. A forward
         pass that fails ends the run and leaves all other sequences as they are. Its exception becomes the output's

@@ -14,70 +14,19 @@ tokens and memory. Two settings determine what a plan may contain. Sarathi-Serve
 
 import itertools
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .block_manager import KVMemory, UnlimitedMemory
 from .config import EngineConfig
+from .plan import Chunk, Plan
 from .policies import make_policy
 from .sequence import Sequence
-from .stop_conditions import finish_reason
+from .speculation import Speculation
+from .stop_conditions import finish_reason, is_end_token
 from .waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
     from .runner import ForwardPass, RunnerOutput, SampledToken
-
-
-class Chunk:
-    """The next tokens of a sequence, which one iteration computes.
-
-    Args:
-        sequence: the sequence.
-        tokens: the number of tokens.
-        block_table: the blocks that hold the sequence's keys and values; empty if it needs only a row.
-
-    Attributes:
-        start: the position of the first token, which is the sequence's `computed` when the chunk is planned.
-        is_decode: whether the chunk is the newest generated token alone.
-        samples_token: whether the chunk contains all uncomputed tokens, so that the sequence gets a new one.
-    """
-
-    def __init__(self, sequence: Sequence, tokens: int, block_table: list[int] | None = None):
-        self.sequence, self.tokens, self.block_table = sequence, tokens, block_table or []
-        self.start, self.is_decode = sequence.computed, sequence.is_decode
-        self.samples_token = tokens == sequence.num_uncomputed_tokens
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The ids of the tokens to compute."""
-        return self.sequence.token_ids[self.start : self.start + self.tokens]
-
-
-@dataclass
-class Plan:
-    """The work of one iteration.
-
-    Attributes:
-        chunks: how many tokens each sequence computes, running sequences first.
-        preempted: sequences that lost their row and memory; they recompute their tokens later.
-        released: sequences that a runner can drop: they finished or were preempted since the last plan that ran.
-        block_copies: (source, destination) blocks to copy before the forward pass writes anything.
-    """
-
-    chunks: list[Chunk] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
-    released: list[Sequence] = field(default_factory=list)
-    block_copies: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens that the iteration computes."""
-        return sum(chunk.tokens for chunk in self.chunks)
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """The sequences that compute tokens."""
-        return [chunk.sequence for chunk in self.chunks]
 
 
 class Scheduler:
@@ -93,6 +42,7 @@ class Scheduler:
         running: sequences with a row, in the order in which they got it.
         unfinished: all sequences that wait or run, in order of arrival.
         requests: the same by request id.
+        speculation: proposes drafts for decodes; None for none.
 
     Raises:
         ValueError: the policy is unknown, or it has no method `order`.
@@ -105,6 +55,7 @@ class Scheduler:
         self.mixed, self.chunked = config.mixed_batches, config.chunked_prefill
         self.policy = make_policy(config.policy)
         self.memory, self.eos_token_ids = memory or UnlimitedMemory(), frozenset(eos_token_ids)
+        self.speculation: Speculation | None = None
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.unfinished: dict[Sequence, None] = {}  # as an ordered set
@@ -174,6 +125,8 @@ class Scheduler:
         """
         plan = Plan()
         self.choose_chunks(plan)
+        if self.speculation is not None:
+            self._add_drafts(plan, self.speculation)
         self.waiting.step += 1
         plan.released = list(self._released)
         plan.block_copies = self.memory.take_copies()
@@ -237,6 +190,18 @@ class Scheduler:
             self.waiting.remove(sequence)
         self.running += admitted
 
+    def _add_drafts(self, plan: Plan, speculation: Speculation) -> None:
+        """Add drafts to decodes, within what is left of the token budget and of the free blocks."""
+        chunks = [chunk for chunk in plan.chunks if chunk.is_decode]
+        sequences = [chunk.sequence for chunk in chunks]
+        limits = [sequence.max_tokens - sequence.generated - 1 for sequence in sequences]
+        drafts = speculation.propose(sequences, limits, self.max_tokens_per_step - plan.tokens)
+        for chunk, token_ids in zip(chunks, drafts, strict=True):
+            if not chunk.sequence.params.ignore_eos:  # nothing follows EOS
+                token_ids = list(itertools.takewhile(lambda token_id: token_id not in self.eos_token_ids, token_ids))
+            if token_ids:
+                chunk.add_drafts(token_ids[: self.memory.allocate_drafts(chunk.sequence, len(token_ids))])
+
     def update(self, plan: Plan, output: "RunnerOutput") -> list[Sequence]:
         """Apply the results of an iteration: computed tokens, sampled tokens and errors.
 
@@ -248,7 +213,7 @@ class Scheduler:
         finished = []
         for done in output.passes:
             for chunk in done.chunks:
-                if self._enter(chunk.sequence, chunk.tokens, done):
+                if self._enter(chunk, done):
                     finished.append(chunk.sequence)
         if output.error is not None:
             computed = {chunk.sequence for done in output.passes for chunk in done.chunks}
@@ -258,19 +223,32 @@ class Scheduler:
                     finished.append(sequence)
         return finished
 
-    def _enter(self, sequence: Sequence, tokens: int, done: "ForwardPass") -> bool:
+    def _enter(self, chunk: Chunk, done: "ForwardPass") -> bool:
         """Apply the results of a forward pass to one sequence, and return whether it finished."""
-        sequence.computed += tokens
+        sequence, drafted = chunk.sequence, len(chunk.draft_token_ids)
+        sequence.computed = chunk.end
+        if sequence in done.prompt_logprobs:
+            sequence.add_prompt_logprobs(chunk.scored.start, done.prompt_logprobs[sequence])
         if sequence.prompt_is_computed:
             self._enqueue_siblings(sequence)
+        if sequence.max_tokens == 0 and sequence.prompt_is_computed:
+            self.finish(sequence, "length")
         sampled = done.sampled.get(sequence)
         if isinstance(sampled, Exception):
             self.finish(sequence, "error", sampled)
         elif sampled is not None:
+            if drafted:
+                self.speculation.observe(sequence, drafted, len(sampled) - 1)
             try:
-                self._append(sequence, sampled, done.start + done.seconds)
+                for number, token in enumerate(sampled):
+                    sequence.computed = chunk.end + number  # this many drafts are accepted, and so computed
+                    self._append(sequence, token, done.start + done.seconds)
+                    if sequence.finish_reason is not None:
+                        break  # the other tokens would follow the end
             except Exception as error:  # a token that the tokenizer cannot decode
                 self.finish(sequence, "error", error)
+        if drafted and sequence.finish_reason is None:
+            self.memory.trim(sequence)
         return sequence.finish_reason is not None
 
     def _append(self, sequence: Sequence, sampled: "SampledToken", now: float) -> None:
@@ -285,12 +263,12 @@ class Scheduler:
 
     def decode(self, sequence: Sequence, token_id: int) -> str | None:
         """Extend a sequence's text by a token, and return why the sequence finishes with it; None if it continues."""
-        ignore_eos, stopped = sequence.params.ignore_eos, False
-        if sequence.detokenizer is not None and (ignore_eos or token_id not in self.eos_token_ids):
+        ignore_eos, stop_token_ids = sequence.params.ignore_eos, sequence.token_rules.stop_token_ids
+        stopped = is_end_token(token_id, self.eos_token_ids, ignore_eos, stop_token_ids)
+        if sequence.detokenizer is not None and not stopped:
             sequence.detokenizer.push(token_id)
             stopped = sequence.detokenizer.stopped
-        remaining = sequence.max_tokens - sequence.generated
-        return finish_reason(token_id, remaining, self.eos_token_ids, ignore_eos, stopped)
+        return finish_reason(stopped, sequence.max_tokens - sequence.generated)
 
     def _release(self, sequence: Sequence) -> None:
         self.memory.free(sequence)

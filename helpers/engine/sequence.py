@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .sampling_params import SamplingParams
+from .token_rules import TokenRules
 
 if TYPE_CHECKING:
     from .detokenizer import IncrementalDetokenizer
     from .grammar import Grammar
 
 Prompt = str | list[int]  # text, or token ids
-GREEDY = SamplingParams()
+GREEDY, NO_RULES = SamplingParams(), TokenRules()
 
 
 @dataclass(eq=False)
@@ -35,11 +36,14 @@ class Sequence:
         waited: the iterations since it was added, updated whenever a policy reads it from the queue.
         prompt: the prompt as the user gave it.
         params: how its tokens are sampled, and when it finishes.
+        token_rules: the token ids behind `params`.
         detokenizer: decodes its text, as far as it is certain.
         grammar: what its text must match; None if any text will do.
         arrival: when it was added, in seconds on the engine's clock.
         token_times: when each generated token was available, on the same clock.
         logprobs: for each generated token, the requested log-probabilities by token id; None if none were requested.
+        prompt_logprobs: for each prompt token, the requested log-probabilities by token id, as far as they are
+            computed, and None for the first; None if none were requested. All sequences of a request share the list.
         finish_reason: None until it is finished, then "stop", "length", "abort" or "error".
         error: the error message if the finish reason is "error", otherwise None.
         prompt_tokens: the number of tokens in the prompt.
@@ -57,11 +61,13 @@ class Sequence:
     waited: int = 0
     prompt: Prompt = ""
     params: SamplingParams = GREEDY
+    token_rules: TokenRules = NO_RULES
     detokenizer: "IncrementalDetokenizer | None" = None
     grammar: "Grammar | None" = None
     arrival: float = 0.0
     token_times: list[float] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
     finish_reason: str | None = None
     error: str | None = None
     prompt_tokens: int = field(init=False)
@@ -88,6 +94,20 @@ class Sequence:
     def generated(self) -> int:
         """The number of tokens generated so far."""
         return len(self.token_ids) - self.prompt_tokens
+
+    @property
+    def num_shareable_tokens(self) -> int:
+        """How many tokens, from the first, need not be computed if their keys and values are cached.
+
+        The last token's logits give the next token. In a prompt to score, each token's logits score the next one.
+        """
+        if self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_tokens:
+            return len(self.prompt_logprobs) - 1
+        return len(self.token_ids) - 1
+
+    def add_prompt_logprobs(self, start: int, logprobs: list[dict[int, float]]) -> None:
+        """Enter the log-probabilities of the prompt's tokens from `start` on, as far as they are missing."""
+        self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - start :]
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -12,6 +12,8 @@ layer_masks.py        which tokens a model's layers attend to
 padded.py             left-padded batches, for every other model
 sampling.py           samples the tokens, greedily or at random
 grammar_state.py      which tokens the grammar of a structured output allows next
+scoring.py            log-probabilities of the tokens of prompts
+logits_processors.py  what a request's parameters do to the logits
 linear.py             linear layers that use the fastest backend
 linear_backends.py    the backends
 linear_choice.py      which of them is fastest, by measurement

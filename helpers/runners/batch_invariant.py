@@ -17,13 +17,11 @@ read anew for each token.
 He and Thinking Machines Lab describe the idea in "Defeating Nondeterminism in LLM Inference" (2025).
 """
 
-import copy
-from dataclasses import replace
-
 import torch
 
 from ..engine import Chunk, Plan, Sequence
 from ..models import context_length
+from .attention import QuerySegment
 from .ragged import RaggedRunner
 
 
@@ -33,18 +31,9 @@ class BatchInvariantRunner(RaggedRunner):
     Its model must consist of layers that compute each token on its own; `why_not_invariant` tries that out.
     """
 
-    def forward(self, plan: Plan) -> torch.Tensor:
-        """Run one forward pass; return logits [chunks that sample a token, vocabulary] in the order of the chunks."""
-        return super().forward(replace(plan, chunks=[one for chunk in plan.chunks for one in _single_tokens(chunk)]))
-
-
-def _single_tokens(chunk: Chunk) -> list[Chunk]:
-    """Split a chunk into chunks of one token."""
-    ones = [copy.copy(chunk) for _ in range(chunk.tokens)]
-    for offset, one in enumerate(ones):
-        one.start, one.tokens = chunk.start + offset, 1
-        one.samples_token = chunk.samples_token and offset == chunk.tokens - 1
-    return ones
+    def segments(self, chunk: Chunk, column: int) -> list[QuerySegment]:
+        """Return a segment for each token of a chunk that begins at a column of the row."""
+        return [QuerySegment(column + n, 1, chunk.start + n, chunk.block_table) for n in range(chunk.tokens)]
 
 
 def why_not_invariant(model, **options) -> str | None:

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 
 import torch
 
-from ..engine import ForwardPass, Plan, RunnerOutput
+from ..engine import Chunk, ForwardPass, Plan, RunnerOutput
 from ..engine.runner import Clock, run_passes
 from .attention import AttentionMetadata, AttentionSettings, QuerySegment, attending_with
 from .kv_pool import KVPool, slot_mapping
 from .lean_recognition import recognise
 from .sampling import BatchSampler
+from .scoring import score_prompts
 
 
 class RaggedRunner:
@@ -58,21 +59,20 @@ class RaggedRunner:
         if plan.chunks:
             start = clock()
             logits = self.forward(plan)
-            sampled = self.sampler.sample(plan.chunks, logits)
-            yield ForwardPass(plan.chunks, [0] * len(plan.chunks), sampled, start, clock() - start)
+            sampled, scores = self.sampler.sample(plan.chunks, logits), score_prompts(plan.chunks, logits)
+            yield ForwardPass(plan.chunks, [0] * len(plan.chunks), sampled, start, clock() - start, scores)
 
     def forward(self, plan: Plan) -> torch.Tensor:
-        """Run one forward pass; return logits [chunks that sample a token, vocabulary] in the order of the chunks."""
+        """Run one forward pass; return logits [sum of `num_logits`, vocabulary] in the order of the chunks."""
         device = self.model.device
         token_ids, positions, slots, segments, sampled_columns = [], [], [], [], []
         for chunk in plan.chunks:
             start, end = chunk.start, chunk.start + chunk.tokens
-            segments.append(QuerySegment(len(token_ids), chunk.tokens, start, chunk.block_table))
+            segments += self.segments(chunk, len(token_ids))
             token_ids += chunk.token_ids
             positions += range(start, end)
             slots += self.slot_mapping(chunk.block_table, self.block_size, start, end)
-            if chunk.samples_token:
-                sampled_columns.append(len(token_ids) - 1)
+            sampled_columns += range(len(token_ids) - chunk.num_logits, len(token_ids))
 
         token_ids, positions = torch.tensor([token_ids, positions], device=device)
         columns, slots = (torch.tensor(one, dtype=torch.long, device=device) for one in (sampled_columns, slots))
@@ -83,6 +83,17 @@ class RaggedRunner:
             if self.lean is not None and not self.lean.is_hooked():
                 return self.lean(token_ids, positions, columns, metadata)
             return self._call_model(token_ids, positions, columns, metadata)
+
+    def segments(self, chunk: Chunk, column: int) -> list[QuerySegment]:
+        """Return the segments of a chunk that begins at a column of the row.
+
+        The kernel computes a decode's drafts like further decodes, each with one key more.
+        """
+        tokens = 1 if chunk.draft_token_ids and self.compiled else chunk.tokens
+        return [
+            QuerySegment(column + first, tokens, chunk.start + first, chunk.block_table)
+            for first in range(0, chunk.tokens, tokens)
+        ]
 
     def _call_model(self, token_ids, positions, columns, metadata: AttentionMetadata) -> torch.Tensor:
         """Run the forward pass through transformers' modules."""

@@ -2,23 +2,17 @@
 
 A seeded request gets the same tokens whichever other requests run. Each sequence has a random generator of its own, on
 the CPU, and draws from it exactly once per token. A token that an interrupt has lost is drawn again, with the same
-result. Greedy decoding (temperature 0) takes the best token.
+result. Drafts are verified by the same draws, so speculation changes no token either. Greedy decoding (temperature 0)
+takes the best token.
 """
 
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
-from ..engine import Chunk, SampledToken, SamplingParams, Sequence
+from ..engine import Chunk, SampledToken, SamplingParams, Sequence, TokenRules, accept_drafts
 from .grammar_state import GrammarState
+from .logits_processors import make_processors, make_warpers
 
 
 class BatchSampler:
@@ -27,31 +21,50 @@ class BatchSampler:
     def __init__(self):
         self._samplers: WeakKeyDictionary[Sequence, Sampler] = WeakKeyDictionary()
 
-    def sample(self, chunks: list[Chunk], logits: torch.Tensor) -> dict[Sequence, SampledToken | Exception]:
-        """Return a new token for every chunk with `samples_token`.
+    def sample(self, chunks: list[Chunk], logits: torch.Tensor) -> dict[Sequence, list[SampledToken] | Exception]:
+        """Return new tokens for every chunk with `samples_token`: one, and one more for each accepted draft.
 
         Args:
             chunks: the chunks of a forward pass.
-            logits: [chunks that sample a token, vocabulary], in their order.
+            logits: [sum of `num_logits`, vocabulary], in the order of the chunks.
 
         Returns:
-            The token of each of these sequences, or the exception raised while sampling it: the parameters of one
-            request must not make others fail.
+            The tokens of each of these sequences, or the exception raised while sampling the first one: the parameters
+            of one request must not make others fail.
         """
-        sequences = [chunk.sequence for chunk in chunks if chunk.samples_token]
         best = logits.float().argmax(dim=-1).tolist()  # for all rows at once; in bfloat16 it would be slow on a CPU
-        sampled: dict[Sequence, SampledToken | Exception] = {}
-        for sequence, row, token_id in zip(sequences, logits, best, strict=True):
-            try:
-                sampled[sequence] = self.for_sequence(sequence).choose(sequence.token_ids, row, token_id)
-            except Exception as error:
-                sampled[sequence] = error
+        sampled: dict[Sequence, list[SampledToken] | Exception] = {}
+        end = 0
+        for chunk in chunks:
+            end += chunk.num_logits
+            if chunk.samples_token:
+                rows = slice(end - 1 - len(chunk.draft_token_ids), end)
+                sampled[chunk.sequence] = self._sample_chunk(chunk, logits[rows], best[rows])
         return sampled
+
+    def _sample_chunk(self, chunk: Chunk, logits: torch.Tensor, best: list[int]) -> list[SampledToken] | Exception:
+        """Sample a chunk's tokens: each is chosen as without drafts, after the tokens that were chosen before it."""
+        token_ids, drafts = chunk.sequence.token_ids, chunk.draft_token_ids
+
+        def choose(accepted: int) -> SampledToken:
+            sampler = self.for_sequence(chunk.sequence)
+            if accepted == 0:
+                sampler.forget_before(len(token_ids))
+            chosen_before = token_ids + drafts[:accepted] if accepted else token_ids
+            return sampler.choose(chosen_before, logits[accepted], best[accepted])
+
+        return accept_drafts(drafts, choose)
 
     def for_sequence(self, sequence: Sequence) -> "Sampler":
         """Return the sequence's sampler, which keeps its random generator across preemptions."""
         if sequence not in self._samplers:
-            self._samplers[sequence] = Sampler(sequence.params, sequence.index, grammar=GrammarState.of(sequence))
+            self._samplers[sequence] = Sampler(
+                sequence.params,
+                sequence.index,
+                sequence.prompt_tokens,
+                sequence.token_rules,
+                GrammarState.of(sequence),
+            )
         return self._samplers[sequence]
 
 
@@ -61,29 +74,28 @@ class Sampler:
     Args:
         params: the request's parameters.
         index: which of the request's outputs this is; its seed is `seed + index`, so outputs differ.
+        prompt_tokens: how many tokens of the sequence are the prompt.
+        rules: the token ids behind the parameters.
         grammar: where its text is in the grammar of a structured output; None if the text is free.
     """
 
-    def __init__(self, params: SamplingParams, index: int = 0, grammar: GrammarState | None = None):
+    def __init__(
+        self,
+        params: SamplingParams,
+        index: int = 0,
+        prompt_tokens: int = 0,
+        rules: TokenRules | None = None,
+        grammar: GrammarState | None = None,
+    ):
         self.params, self.grammar = params, grammar
-        self.penalties, self.warpers = LogitsProcessorList(), LogitsProcessorList()
-        if params.repetition_penalty != 1:
-            self.penalties.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
-        if params.temperature > 0:
-            # Below 0.01, logits can overflow, and the best token is drawn in any case.
-            self.warpers.append(TemperatureLogitsWarper(max(float(params.temperature), 0.01)))
-            if params.top_k > 0:
-                self.warpers.append(TopKLogitsWarper(int(params.top_k)))
-            if params.top_p < 1:
-                self.warpers.append(TopPLogitsWarper(float(params.top_p)))
-            if params.min_p > 0:
-                self.warpers.append(MinPLogitsWarper(float(params.min_p)))
+        self.processors = make_processors(params, prompt_tokens, rules or TokenRules())
+        self.warpers = make_warpers(params)
         self.generator = torch.Generator()
         if params.seed is None:
             self.generator.seed()
         else:
             self.generator.manual_seed((int(params.seed) + index) % 2**63)
-        self._place, self._state = -1, self.generator.get_state()  # of the newest draw, and before it
+        self._states: dict[int, torch.Tensor] = {}  # of the generator before the draw at each of the newest places
 
     def choose(self, token_ids: list[int], logits: torch.Tensor, best: int) -> SampledToken:
         """Return the next token of a sequence.
@@ -96,14 +108,19 @@ class Sampler:
         Returns:
             The token. If the request asks for log-probabilities, those of this token and of the `logprobs` best ones
             are included. They are computed from the model's logits, before penalties, temperature and truncation.
+
+        Raises:
+            ValueError: the parameters exclude every token.
         """
-        is_best = not self.penalties and not self.warpers and self.params.logprobs is None
+        is_best = not self.processors and not self.warpers and self.params.logprobs is None
         if is_best and (self.grammar is None or self.grammar.allows(token_ids, best)):
             return SampledToken(best)
         raw = logits.float().cpu()[None]
-        scores = self.penalties(torch.tensor([token_ids]), raw.clone())
+        scores = self.processors(torch.tensor([token_ids]), raw.clone())
         if self.grammar is not None:
             scores = self.grammar.mask(token_ids, scores)
+        elif self.processors and scores.max() == -torch.inf:
+            raise ValueError("Parameters such as bad_words and allowed_token_ids exclude every token here: relax them.")
         if self.warpers:
             probabilities = self.warpers(None, scores).softmax(dim=-1)
             token = self._draw(probabilities, len(token_ids))
@@ -115,9 +132,14 @@ class Sampler:
         top = logprobs.topk(min(self.params.logprobs, len(logprobs))).indices.tolist()
         return SampledToken(token, {id: float(logprobs[id]) for id in dict.fromkeys([token, *top])})
 
+    def forget_before(self, place: int) -> None:
+        """Forget how the tokens before a place were drawn; the sequence has got them."""
+        self._states = {drawn: state for drawn, state in self._states.items() if drawn >= place}
+
     def _draw(self, probabilities: torch.Tensor, place: int) -> int:
         """Draw the token at a place in the sequence; drawing again at the same place gives the same number."""
-        if place == self._place:
-            self.generator.set_state(self._state)
-        self._place, self._state = place, self.generator.get_state()
+        if place in self._states:
+            self.generator.set_state(self._states[place])
+        else:
+            self._states[place] = self.generator.get_state()
         return int(torch.multinomial(probabilities, 1, generator=self.generator))

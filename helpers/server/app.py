@@ -27,6 +27,7 @@ from .middleware import AllowedHosts, BodyLimit, RefuseIfFull, RequireKey, Statu
 from .protocol import ChatRequest, CompletionRequest, ErrorBody, Pace, TokenizeRequest
 from .reference import PAGE_HEADERS, reference_page, version
 from .responses import EVENT_STREAM, EventStream, respond, while_connected
+from .text_offsets import EchoedPrompt
 from .tool_calls import ToolCallFormatter
 
 PAGE = Path(__file__).parent / "page"
@@ -131,10 +132,15 @@ def make_app(
         try:
             params = replace(body.params, structured_outputs=structured) if structured else body.params
             submitting = thread.submit(formatter.id, prompts, params, body.priority, seconds)
-            stream, prompt_tokens = await while_connected(request, submitting)
+            stream, token_ids = await while_connected(request, submitting)
         except ValueError as error:
             raise APIError(400, str(error)) from error
+        prompt_tokens = sum(map(len, token_ids))
         metrics.prompt_tokens.inc(prompt_tokens)
+        if getattr(body, "echo", False):
+            pairs = zip(prompts, token_ids, strict=True)
+            echoes = [EchoedPrompt(prompt, ids, engine.tokenizer) for prompt, ids in pairs]
+            formatter.echoes = [echo for echo in echoes for _ in range(body.params.n)]
         return await respond(request, stream, formatter, prompt_tokens, bool(body.stream), body.include_usage)
 
     def check_model(body) -> None:

@@ -4,17 +4,24 @@ Every parameter that is accepted works. An unsupported one is refused by name. C
 (NEUTRAL) as a matter of course; these are accepted with the one value that changes nothing. Types are strict ("5" is
 not a number): a server that guesses hides the mistakes of its users.
 
-Beyond OpenAI's parameters: `top_k`, `min_p`, `repetition_penalty` and `ignore_eos` as in `SamplingParams`, `priority`
-(the smaller, the more urgent, for the policy "priority") and `deadline` (in seconds).
+Beyond OpenAI's parameters: those of `SamplingParams` that OpenAI's API lacks (SHARED), `prompt_logprobs` for
+completions, `priority` (the smaller, the more urgent, for the policy "priority") and `deadline` (in seconds).
 """
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from ..engine import SamplingParams, StructuredOutputs
-from ..engine.sampling_params import BOUNDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from ..engine.sampling_params import (
+    BIAS,
+    BOUNDS,
+    MAX_BAD_WORDS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    checked_logit_bias,
+)
 from .chat import Message, Several
 from .output_formats import ResponseFormat, StructuredOutputsField, structured_outputs
 from .strict import Strict as _Strict
@@ -22,9 +29,15 @@ from .tools import MAX_TOOLS, Tool, ToolChoice, ToolUse, find_notation
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]
-Zero = Annotated[float, Field(ge=0, le=0)]
-TokenIds = Several[Annotated[int, Field(ge=0)]]
-NEUTRAL = ("frequency_penalty", "presence_penalty", "logit_bias", "echo", "suffix", "best_of")
+TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Several[TokenId]
+TokenIdText = Annotated[str, StringConstraints(pattern="^[0-9]{1,10}$")]  # a key of a JSON object is a text
+Bias = Annotated[float, Field(ge=BIAS.low, le=BIAS.high)]
+NEUTRAL = ("suffix", "best_of")
+SHARED = (  # these have the name and the meaning of a sampling parameter
+    "top_p", "n", "stop", "seed", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias", "ignore_eos", "stop_token_ids", "min_tokens", "allowed_token_ids", "bad_words",
+)  # fmt: skip
 MAX_LOGPROBS = 20
 
 
@@ -54,16 +67,25 @@ class _Request(_Strict):
     top_k: int | None = _bounded("top_k", description="0 for all tokens.")
     min_p: float | None = _bounded("min_p")
     repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="Beyond 100, logits overflow.")
+    presence_penalty: float | None = _bounded("presence_penalty")
+    frequency_penalty: float | None = _bounded("frequency_penalty")
+    logit_bias: dict[TokenIdText, Bias] | None = Field(None, description="Added to the logits of these token ids.")
     ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    min_tokens: int | None = _bounded("min_tokens", description="No end before this many tokens.")
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
     priority: int = Field(0, description="The smaller, the more urgent.")
     deadline: float | None = Field(None, gt=0, le=86400, description="Seconds that the request may take.")
-    # Accepted only with the one value that changes nothing.
-    frequency_penalty: Zero | None = None
-    presence_penalty: Zero | None = None
-    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     user: str | None = Field(None, description="The client's user. It changes nothing.")
     response_format: ResponseFormat | None = Field(None, description="Any text, any JSON object, or a JSON schema.")
     structured_outputs: StructuredOutputsField | None = Field(None, description="What the text must match.")
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _one_error_for_all_biases(cls, given):
+        checked_logit_bias(given)  # raises a ValueError for the first wrong entry
+        return given
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self):
@@ -80,7 +102,8 @@ class _Request(_Strict):
         """The engine's parameters. Raises ValueError for a combination that makes no sense."""
         temperature = 1.0 if self.temperature is None else self.temperature
         given = {"temperature": temperature, "max_tokens": self.max_new_tokens, "logprobs": self.num_logprobs}
-        for name in ("top_p", "n", "stop", "seed", "top_k", "min_p", "repetition_penalty", "ignore_eos"):
+        given["prompt_logprobs"] = self.num_prompt_logprobs
+        for name in SHARED:
             if (value := getattr(self, name)) is not None:
                 given[name] = value
         return SamplingParams(**given, structured_outputs=self.described_output)
@@ -98,7 +121,10 @@ class CompletionRequest(_Request):
     logprobs: int | None = _bounded(
         "logprobs", le=MAX_LOGPROBS, description="Of each token and of this many best ones."
     )
-    echo: Literal[False] | None = None
+    echo: bool | None = Field(None, description="Begin the text, and any log-probabilities, with the prompt's.")
+    prompt_logprobs: int | None = _bounded(
+        "prompt_logprobs", le=MAX_LOGPROBS, description="The same as `logprobs`, of the prompt's tokens."
+    )
     suffix: None = None
     best_of: int | None = None
 
@@ -108,6 +134,12 @@ class CompletionRequest(_Request):
         if best_of is not None and best_of != (known.data.get("n") or 1):
             raise ValueError("best_of differs from n")
         return best_of
+
+    @model_validator(mode="after")
+    def _no_tokens_only_to_score(self):
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise ValueError("max_tokens is 0: set echo or prompt_logprobs to score the prompt, or raise max_tokens.")
+        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -124,12 +156,20 @@ class CompletionRequest(_Request):
         """How many of the best tokens to report beside each token; None for no log-probabilities at all."""
         return self.logprobs
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the tokens of the prompt, which an echo reports, too."""
+        if self.prompt_logprobs is not None or not self.echo:
+            return self.prompt_logprobs
+        return 0 if self.max_tokens == 0 and self.logprobs is None else self.logprobs
+
 
 class ChatRequest(_Request):
     """`POST /v1/chat/completions`: continue a chat with the assistant's next message."""
 
     messages: Several[Message]
-    max_completion_tokens: int | None = _bounded("max_tokens")
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = _bounded("logprobs", le=MAX_LOGPROBS)
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
@@ -175,6 +215,11 @@ class ChatRequest(_Request):
     def num_logprobs(self) -> int | None:
         """How many of the best tokens to report beside each token; None for no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def num_prompt_logprobs(self) -> None:
+        """A chat reports nothing about its prompt."""
+        return None
 
 
 class TokenizeRequest(_Strict):

@@ -7,10 +7,20 @@ EOS tokens: its requests end after `max_tokens`.
 
 from collections.abc import Callable
 
-from ..engine import EngineConfig, EngineCore, ForwardPass, ModelInfo, Plan, RunnerOutput, SampledToken
+from ..engine import (
+    Chunk,
+    EngineConfig,
+    EngineCore,
+    ForwardPass,
+    ModelInfo,
+    Plan,
+    RunnerOutput,
+    SampledToken,
+    accept_drafts,
+)
 from ..engine.runner import Clock
 
-TOKEN = 0  # every generated token
+TOKEN = 0  # every generated token, unless `next_token` says otherwise
 
 
 class Simulator(EngineCore):
@@ -21,6 +31,8 @@ class Simulator(EngineCore):
         seconds: returns the simulated seconds that an iteration takes, given its plan; 1 by default, so that times
             count iterations.
         context_length: the most tokens (prompt and output) of a request; None for no limit.
+        next_token: returns the token that follows a prompt and the tokens generated so far; TOKEN by default. It
+            decides how many drafts are accepted.
 
     Raises:
         ValueError: a setting is outside its range.
@@ -31,19 +43,21 @@ class Simulator(EngineCore):
         config: EngineConfig | None = None,
         seconds: Callable[[Plan], float] = lambda plan: 1.0,
         context_length: int | None = None,
+        next_token: Callable[[list[int]], int] = lambda token_ids: TOKEN,
     ):
         config = config or EngineConfig()
-        runner = SimulatedRunner(config.num_blocks, config.block_size, seconds)
+        runner = SimulatedRunner(config.num_blocks, config.block_size, seconds, next_token)
         info = ModelInfo(vocab_size=2**31, context_length=context_length)
         super().__init__(runner, _NoText(), info, config, clock=lambda: runner.time)
 
 
 class SimulatedRunner:
-    """A `Runner` for which every forward pass succeeds and every sampled token is TOKEN.
+    """A `Runner` for which every forward pass succeeds, and which needs no model to choose a token.
 
     Args:
         num_blocks, block_size: as for every runner.
         seconds: returns the simulated seconds of an iteration, given its plan.
+        next_token: returns the token that follows a prompt and the tokens generated so far; TOKEN by default.
 
     Attributes:
         time: the simulated seconds since the runner was made.
@@ -56,16 +70,22 @@ class SimulatedRunner:
         num_blocks: int | None = None,
         block_size: int = 1,
         seconds: Callable[[Plan], float] = lambda plan: 1.0,
+        next_token: Callable[[list[int]], int] = lambda token_ids: TOKEN,
     ):
         self.num_blocks, self.block_size, self._seconds, self.time = num_blocks, block_size, seconds, 0.0
+        self._next_token = next_token
 
     def run(self, plan: Plan, clock: Clock) -> RunnerOutput:
         if not plan.chunks:
             return RunnerOutput()
         start, seconds = clock(), self._seconds(plan)
         self.time += seconds
-        sampled = {chunk.sequence: SampledToken(TOKEN) for chunk in plan.chunks if chunk.samples_token}
+        sampled = {chunk.sequence: self._sample(chunk) for chunk in plan.chunks if chunk.samples_token}
         return RunnerOutput([ForwardPass(plan.chunks, [0] * len(plan.chunks), sampled, start, seconds)])
+
+    def _sample(self, chunk: Chunk) -> list[SampledToken] | Exception:
+        known, drafts = chunk.sequence.token_ids, chunk.draft_token_ids
+        return accept_drafts(drafts, lambda accepted: SampledToken(self._next_token(known + drafts[:accepted])))
 
 
 class _NoText:

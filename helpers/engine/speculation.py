@@ -1,0 +1,224 @@
+"""Speculative decoding: several guessed tokens of a sequence are verified in the pass that computes its newest token.
+
+A pass over a few tokens takes hardly longer than a pass over one, because it reads the same weights (Leviathan et al.,
+ICML 2023; Chen et al., 2023). A *proposer* guesses the next tokens of a sequence, its *drafts*. The sequence's chunk
+contains them, so the pass yields logits after each. Tokens are then sampled one after the other, as without drafts,
+until one differs from its draft. Every token is sampled from the logits that it would have without drafts, with the
+same random numbers. So no token changes, whatever the proposer: drafts save passes, and decide nothing.
+
+A rejected draft costs the time to compute it. Reading the weights takes as long as computing `FREE_TOKENS` tokens, and
+rows share that cost, so a wrong guess is cheap beside one row and expensive beside many. Here each draft has to be
+worth its cost. The estimate is the share of drafts that were accepted lately, per sequence. Speculation therefore fades
+as the number of rows rises, and where a proposer guesses badly.
+"""
+
+import random
+import warnings
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from numbers import Integral
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
+
+from .config import EngineConfig
+from .ngram import NgramProposer
+from .sequence import Sequence
+
+if TYPE_CHECKING:
+    from .runner import ModelInfo, Runner, SampledToken
+
+FREE_TOKENS = 16  # a pass over this many tokens takes about twice as long as a pass over hardly any
+DECAY, DECAY_OVERALL = 0.8, 0.98  # how much of the old counts an estimate keeps at each verification
+EXPLORED = 1 / 64  # the share of decodes that get a draft although none is expected to pay
+
+
+class Proposer(Protocol):
+    """Guesses the next tokens of a sequence.
+
+    A proposer may also have a method `propose_batch(token_ids: list[list[int]], k: list[int]) -> list[list[int]]`,
+    which proposes for several sequences at once.
+    """
+
+    def propose(self, token_ids: list[int], k: int) -> list[int]:
+        """Return at most `k` ids that may follow `token_ids`; an empty list for no guess.
+
+        Args:
+            token_ids: the prompt and the tokens generated so far. A sequence's list is the same object in every call,
+                extended by its new tokens.
+            k: the most ids that can be verified.
+        """
+
+
+def accept_drafts(
+    draft_token_ids: Seq[int], sample: Callable[[int], "SampledToken"]
+) -> "list[SampledToken] | Exception":
+    """Sample tokens for as long as each of them equals its draft.
+
+    Args:
+        draft_token_ids: the drafts d1, ..., dk.
+        sample: returns the token after the first n drafts, given n.
+
+    Returns:
+        The accepted drafts and one more token; or the exception that sampling the first token raised. A later exception
+        ends the list: the next pass samples that token first.
+    """
+    tokens = []
+    for number in range(len(draft_token_ids) + 1):
+        try:
+            tokens.append(sample(number))
+        except Exception as error:
+            return tokens or error
+        if number == len(draft_token_ids) or tokens[-1].token_id != draft_token_ids[number]:
+            break
+    return tokens
+
+
+def num_matching(one: Seq[int], other: Seq[int]) -> int:
+    """Return the length of the longest common prefix."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def make_speculation(
+    config: EngineConfig, runner: "Runner", model: "ModelInfo", draft: Proposer | None = None
+) -> "Speculation":
+    """Return the speculation that a config asks for, with `draft` as the proposer "draft".
+
+    Raises:
+        ValueError: the model does not run ragged, or there is no draft model.
+    """
+    if runner.not_ragged_because:
+        raise ValueError(
+            f"Speculative decoding requires ragged execution, because a padded decode computes one token, but "
+            f"{runner.not_ragged_because}. Use speculative=None."
+        )
+    if config.speculative == "draft" and draft is None:
+        raise ValueError('speculative="draft" runs a draft model: use `helpers.Engine`, or give a proposer.')
+    proposer = {"ngram": NgramProposer(), "draft": draft}.get(config.speculative, config.speculative)
+    return Speculation(proposer, config.num_speculative_tokens, model.vocab_size)
+
+
+class Speculation:
+    """Decides how many drafts each sequence gets, and asks the proposer for them.
+
+    Args:
+        proposer: guesses tokens. One that fails, or that returns too many or invalid ids, yields no drafts.
+        num_tokens: the most drafts of a sequence in one pass.
+        vocab_size: the number of token ids.
+    """
+
+    def __init__(self, proposer: Proposer, num_tokens: int, vocab_size: int):
+        self.proposer, self.num_tokens, self.vocab_size = proposer, num_tokens, vocab_size
+        self._overall = _Acceptance(4, 5)
+        self._of_sequence: WeakKeyDictionary[Sequence, _Acceptance] = WeakKeyDictionary()
+        self._contexts: WeakKeyDictionary[Sequence, list[int]] = WeakKeyDictionary()
+        self._random = random.Random(0)
+        self._warned = False
+
+    def propose(self, sequences: Seq[Sequence], limits: Seq[int], budget: int) -> list[list[int]]:
+        """Return drafts for each of the sequences, which all decode.
+
+        Args:
+            sequences: the sequences.
+            limits: the most drafts that each of them has room for.
+            budget: the most drafts of all sequences together.
+        """
+        counts = self._choose_counts(sequences, limits, budget)
+        drafts: list[list[int]] = [[] for _ in sequences]
+        chosen = [place for place, count in enumerate(counts) if count > 0]
+        contexts = [self._context(sequences[place]) for place in chosen]
+        for place, proposal in zip(chosen, self._ask(contexts, [counts[place] for place in chosen]), strict=True):
+            drafts[place] = proposal
+        return drafts
+
+    def observe(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """Learn how many of a sequence's drafts a pass accepted."""
+        verified = min(accepted + 1, drafted)  # nothing is known about drafts after the first wrong one
+        self._estimate(sequence).update(accepted, verified, DECAY)
+        self._overall.update(accepted, verified, DECAY_OVERALL)
+
+    def _estimate(self, sequence: Sequence) -> "_Acceptance":
+        if sequence not in self._of_sequence:
+            self._of_sequence[sequence] = _Acceptance(2 * self._overall.rate, 2)
+        return self._of_sequence[sequence]
+
+    def _choose_counts(self, sequences: Seq[Sequence], limits: Seq[int], budget: int) -> list[int]:
+        """Choose the number of drafts: the most promising ones first, while they raise the tokens per time.
+
+        A pass takes time in proportion to FREE_TOKENS + its tokens. The next draft pays if its probability is above the
+        expected tokens per such unit of time so far.
+        """
+        counts, candidates = [0] * len(sequences), []
+        for place, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
+            rate = probability = self._estimate(sequence).rate
+            for _ in range(min(self.num_tokens, limit)):
+                candidates.append((probability, -place))
+                probability *= rate
+        tokens = expected = len(sequences)
+        for probability, place in sorted(candidates, reverse=True):
+            if tokens - len(sequences) == budget or probability * (FREE_TOKENS + tokens) <= expected:
+                break
+            counts[-place] += 1
+            tokens, expected = tokens + 1, expected + probability
+        left = budget - sum(counts)
+        for place, limit in enumerate(limits):
+            if counts[place] == 0 < min(left, limit) and self._random.random() < EXPLORED:
+                counts[place], left = 1, left - 1
+        return counts
+
+    def _context(self, sequence: Sequence) -> list[int]:
+        """Return a copy of a sequence's tokens, which a proposer cannot damage; the same list in every call."""
+        context = self._contexts.setdefault(sequence, [])
+        context += sequence.token_ids[len(context) :]
+        return context
+
+    def _ask(self, contexts: list[list[int]], counts: list[int]) -> list[list[int]]:
+        if not contexts:
+            return []
+        if hasattr(self.proposer, "propose_batch"):
+            try:
+                proposals = self.proposer.propose_batch(contexts, counts)
+                return [self._checked(*pair) for pair in zip(proposals, counts, strict=True)]
+            except Exception as error:
+                self._warn(error)
+                return [[] for _ in contexts]
+        return [self._ask_one(*pair) for pair in zip(contexts, counts, strict=True)]
+
+    def _ask_one(self, context: list[int], count: int) -> list[int]:
+        try:
+            return self._checked(self.proposer.propose(context, count), count)
+        except Exception as error:
+            self._warn(error)
+            return []
+
+    def _checked(self, proposal, count: int) -> list[int]:
+        ids = list(proposal)
+        if len(ids) > count:
+            raise ValueError(f"{len(ids)} ids, although at most {count} were asked for")
+        for token_id in ids:
+            if not isinstance(token_id, Integral) or not 0 <= token_id < self.vocab_size:
+                raise ValueError(f"{token_id!r} is not a token id from 0 to {self.vocab_size - 1}")
+        return [int(token_id) for token_id in ids]
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"The proposer {type(self.proposer).__name__} made no usable proposal, so tokens are generated without "
+                f"drafts ({type(error).__name__}: {error}). Later failures cause no warning.",
+                stacklevel=2,
+            )
+
+
+class _Acceptance:
+    """Counts of accepted and of verified drafts, in which old ones fade."""
+
+    def __init__(self, accepted: float, verified: float):
+        self.accepted, self.verified = accepted, verified
+
+    def update(self, accepted: int, verified: int, decay: float) -> None:
+        self.accepted, self.verified = decay * self.accepted + accepted, decay * self.verified + verified
+
+    @property
+    def rate(self) -> float:
+        return self.accepted / self.verified
