@@ -3,6 +3,7 @@
 import functools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from conftest import PROMPTS, CountingModel, byte_tokenizer, letter_tokenizer, random_pair
@@ -327,6 +328,10 @@ def test_token_ids_and_biases_may_come_from_json_or_numpy_and_are_copied():
     params = SamplingParams(logit_bias=bias, stop_token_ids=[3, 3, 1], allowed_token_ids=iter([4, 2, 4]))
     bias["9"] = 1
     assert params.logit_bias == {5: 1.0, 7: -2.5}
+    from_numpy = SamplingParams(logit_bias={np.int64(5): np.float32(1)}, stop_token_ids=np.array([3, 1]))
+    for one in (params, from_numpy):
+        assert {type(number) for pair in one.logit_bias.items() for number in pair} == {int, float}
+        assert one.stop_token_ids == (3, 1) and type(one.stop_token_ids[0]) is int
     assert (params.stop_token_ids, params.allowed_token_ids) == ((3, 1), (4, 2))
     assert SamplingParams(logit_bias={}) == SamplingParams() == SamplingParams(stop_token_ids=None, bad_words=None)
     assert {SamplingParams(logit_bias={1: 1}): "found"}[SamplingParams(logit_bias={1: 1.0})] == "found"

@@ -178,18 +178,17 @@ class EngineCore:
         if self._start is None:
             self._start = self._clock()
         arrival, sequences = self.now(), []
-        prompt_logprobs = None if params.prompt_logprobs is None else [None]
         for index in range(params.n):
-            sequences.append(Sequence(
+            sequence = Sequence(
                 request_id, list(token_ids), max_tokens, index, priority, sequences[0] if sequences else None,
-                prompt=prompt, params=params,
+                prompt=prompt,
+                params=params,
                 detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop, params.min_tokens),
                 arrival=arrival,
                 token_rules=self.validator.token_rules.make(params),
                 grammar=self.validator.grammar(params),
-                logprobs=None if params.logprobs is None else [],
-                prompt_logprobs=prompt_logprobs,
-            ))  # fmt: skip
+            )  # fmt: skip
+            sequences.append(sequence)
         try:
             self.outputs.add(sequences)
             for sequence in sequences:

@@ -157,8 +157,8 @@ class SamplingParams:
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos must be True or False, not {self.ignore_eos!r}.")
         object.__setattr__(self, "logit_bias", checked_logit_bias(self.logit_bias))
-        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids or ()))
-        if self.allowed_token_ids is not None:
+        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if self.allowed_token_ids is not None:  # an empty list allows no token
             object.__setattr__(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
                 raise ValueError("allowed_token_ids is empty, so no token could be chosen: allow at least one.")
@@ -203,8 +203,10 @@ def _check_texts(name: str, texts: tuple[str, ...], most: int) -> None:
         )
 
 
-def _token_ids(name: str, given: Iterable[int]) -> tuple[int, ...]:
-    """Return token ids as a tuple, each once."""
+def _token_ids(name: str, given: Iterable[int] | None) -> tuple[int, ...]:
+    """Return token ids as a tuple, each once; an empty one for None."""
+    if given is None:
+        return ()
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ValueError(f"{name} must be a list of token ids, not {given!r}.")
     token_ids = list(given)

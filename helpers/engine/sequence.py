@@ -66,8 +66,8 @@ class Sequence:
     grammar: "Grammar | None" = None
     arrival: float = 0.0
     token_times: list[float] = field(default_factory=list)
-    logprobs: list[dict[int, float]] | None = None
-    prompt_logprobs: list[dict[int, float] | None] | None = None
+    logprobs: list[dict[int, float]] | None = field(default=None, init=False)
+    prompt_logprobs: list[dict[int, float] | None] | None = field(default=None, init=False)
     finish_reason: str | None = None
     error: str | None = None
     prompt_tokens: int = field(init=False)
@@ -76,6 +76,10 @@ class Sequence:
 
     def __post_init__(self):
         self.prompt_tokens = len(self.token_ids)
+        if self.params.logprobs is not None:
+            self.logprobs = []
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] if self.parent is None else self.parent.prompt_logprobs
 
     def end(self, reason: str, error: BaseException | None = None) -> None:
         """Set the finish reason, with the error if there is one, and complete the text."""
