@@ -352,6 +352,7 @@ def alone_in_an_engine(pair):
         {"max_batch_size": 3, "max_tokens_per_step": 7},
         {"max_batch_size": 6, "num_blocks": 12, "block_size": 8, "prefix_caching": True},  # preempts
         {"max_batch_size": 4, "execution": "padded"},
+        {"max_batch_size": 4, "speculative": "ngram"},
     ],
     ids=str,
 )
@@ -370,6 +371,34 @@ def test_a_structured_request_gets_the_tokens_that_it_gets_alone(embedded, confi
     outputs = engine.generate(list(prompts), list(params), arrivals=[0, 0, 2, 3, 5, 5, 9])
     assert [(one.token_ids, one.text, one.finish_reason) for one in outputs] == alone_in_an_engine(embedded)
     assert bool(preempted) == ("num_blocks" in config)
+
+
+class KnownOutputs:
+    """Proposes what the requests get alone, with some wrong drafts: grammars advance, and go back."""
+
+    def __init__(self, pair):
+        outputs = iter(alone_in_an_engine(pair))
+        self.texts = []
+        for prompt, params in REQUESTS:
+            prompt_ids = pair[1](prompt)["input_ids"]
+            self.texts += [prompt_ids + next(outputs)[0] for _ in range(params.n)]
+
+    def propose(self, token_ids, k):
+        known = [text for text in self.texts if text[: len(token_ids)] == token_ids]
+        drafts = known[0][len(token_ids) :][:k] if known else []
+        return [(id + 1) % 100 if (len(token_ids) + place) % 5 == 4 else id for place, id in enumerate(drafts)]
+
+
+@pytest.mark.parametrize("num_blocks", [None, 14])
+def test_drafts_change_no_structured_output(embedded, num_blocks):
+    prompts, params = map(list, zip(*REQUESTS, strict=True))
+    settings = {"max_batch_size": 8, "num_blocks": num_blocks, "block_size": 8}
+    engine = Engine(*embedded, EngineConfig(speculative=KnownOutputs(embedded), **settings))
+    outputs = engine.generate(prompts, params)
+    assert [(one.token_ids, one.text, one.finish_reason) for one in outputs] == alone_in_an_engine(embedded)
+    without = Engine(*embedded, EngineConfig(**settings))
+    without.generate(prompts, params)
+    assert engine.steps < 0.8 * without.steps, "drafts were accepted"
 
 
 def test_an_interrupt_while_a_token_is_chosen_changes_no_text(embedded, monkeypatch):
@@ -444,7 +473,7 @@ REFUSED = {
     "a long grammar": ({"grammar": "x" * 70000}, "at most 65536"),
 }
 IMPOSSIBLE = {
-    "a wrong type": ({"json": {"type": "foo"}}, "Invalid type: foo"),
+    "a wrong type": ({"json": {"type": "foo"}}, "json cannot be compiled: Invalid type: foo"),
     "a keyword that is not supported": ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
     "a schema that nothing meets": ({"json": {"type": "string", "minLength": 5, "maxLength": 2}}, "minLength"),
     "a required property that cannot be": (
@@ -467,12 +496,13 @@ IMPOSSIBLE = {
         "No finite text matches json",
     ),
     "another site's schema": ({"json": {"$ref": "http://127.0.0.1:9/x"}}, "does not fetch"),
-    "an invalid expression": ({"regex": "(("}, "unclosed group"),
+    "an invalid expression": ({"regex": "(("}, "regex cannot be compiled: .*unclosed group"),
     "look-around": ({"regex": "(?=a)b"}, "look-around"),
     "an expression that nothing matches": ({"regex": r"[^\s\S]"}, "No text of this model's tokens matches regex"),
     "a grammar without the rule": ({"grammar": "start: foo"}, "unknown name"),
     "no grammar": ({"grammar": "something"}, "grammar cannot be compiled|Failed to convert"),
     "a grammar without an end": ({"grammar": 'start: "a" start'}, "too complex"),
+    "too many states": ({"regex": "|".join(f"[a-z]{{{i}}}x{i}" for i in range(1000))}, "regex is too complex"),
     "billions of states": ({"regex": "x((a{1000}){1000}){1000}"}, "too complex"),
 }
 

@@ -163,7 +163,6 @@ class EngineCore:
             raise ValueError(f"priority must be an integer, not {priority!r}.")
         if self._start is None:
             self._start = self._clock()
-        grammar = self.validator.grammar(params)
         arrival, sequences = self.now(), []
         for index in range(beam_width or params.n):
             sequence = Sequence(
@@ -172,9 +171,9 @@ class EngineCore:
                 params=params,
                 is_beam=beam_width > 0,
                 detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop, params.min_tokens),
-                grammar=grammar,
                 arrival=arrival,
                 token_rules=self.validator.token_rules.make(params),
+                grammar=self.validator.grammar(params),
             )  # fmt: skip
             sequences.append(sequence)
         try:

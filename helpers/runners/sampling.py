@@ -117,10 +117,10 @@ class Sampler:
             return SampledToken(best)
         raw = logits.float().cpu()[None]
         scores = self.processors(torch.tensor([token_ids]), raw.clone())
-        if self.processors and scores.max() == -torch.inf:
-            raise ValueError("Parameters such as bad_words and allowed_token_ids exclude every token here: relax them.")
         if self.grammar is not None:
             scores = self.grammar.mask(token_ids, scores)
+        elif self.processors and scores.max() == -torch.inf:
+            raise ValueError("Parameters such as bad_words and allowed_token_ids exclude every token here: relax them.")
         if self.warpers:
             probabilities = self.warpers(None, scores).softmax(dim=-1)
             token = self._draw(probabilities, len(token_ids))
