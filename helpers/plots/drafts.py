@@ -74,8 +74,8 @@ def verified_draft(newest: str, draft: Sequence[str], chosen: Sequence[str], tit
     }
     add_key(figure, key)
     alt = (
-        f"One pass computes the newest token, {newest!r}, and the draft {_listed(draft)}. After these, the model chooses "
-        f"{_listed(chosen)}. {accepted} of {len(draft)} draft tokens are accepted. The output gains "
+        f"One pass computes the newest token, {newest!r}, and the draft {_listed(draft)}. After these, the model "
+        f"chooses {_listed(chosen)}. {accepted} of {len(draft)} draft tokens are accepted. The output gains "
         f"{_listed(chosen[: accepted + 1])}."
     )
     return Picture(figure, alt)
