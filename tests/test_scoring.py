@@ -160,3 +160,25 @@ def test_a_cancelled_request_ends_with_the_scores_that_it_has(random_pairs):
     engine.abort_request(request)
     (output,) = engine.step()
     assert output.finish_reason == "abort" and len(output.prompt_logprobs) == 10
+
+
+def test_further_outputs_score_the_prompt_themselves_if_the_first_one_fails(random_pairs):
+    engine = Engine(*random_pairs, EngineConfig(max_tokens_per_step=30))
+    params = SamplingParams(3, prompt_logprobs=1, temperature=1.0, seed=2, n=3)
+    engine.runner.forward = failing_once(engine.runner.forward)
+    with pytest.warns(UserWarning, match="1 of 3 outputs failed"):
+        first, *others = engine.generate(PROMPTS[9], params)
+    assert first.finish_reason == "error"
+    for output in others:
+        assert_scored(random_pairs, output, 1)
+
+
+def failing_once(function):
+    failures = [RuntimeError("out of memory")]
+
+    def call(*args):
+        if failures:
+            raise failures.pop()
+        return function(*args)
+
+    return call

@@ -11,6 +11,7 @@ from helpers import Engine, SamplingParams
 from helpers.server.text_offsets import EchoedPrompt, TextOffsets
 from tests.conftest import byte_tokenizer
 from tests.serving import FOX, MILLER, OWL, embedded_engine, events_of, expected, post, serving
+from tests.test_detokenizer import sentencepiece_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -188,6 +189,26 @@ def test_tokenizers_without_offsets_are_decoded_token_by_token(embedded):
 
     ids = embedded[1](OWL)["input_ids"]
     assert EchoedPrompt(OWL, ids, Slow(embedded[1])).offsets == EchoedPrompt(OWL, ids, embedded[1]).offsets
+
+
+def test_offsets_cover_spaces_that_a_tokenizer_leaves_out_and_special_tokens_that_a_text_does_not_contain():
+    class Trimming:
+        is_fast = True
+
+        def __call__(self, text, return_offsets_mapping):
+            return {"offset_mapping": [(0, 0), (0, 4), (5, 9), (9, 10), (9, 10), (0, 0)]}
+
+    assert EchoedPrompt("Once upon☃", [1, 2, 3, 4, 5, 6], Trimming()).offsets == [0, 0, 4, 9, 9, 10]
+
+
+def test_the_spaces_between_sentencepiece_words_are_echoed():
+    tokenizer = sentencepiece_tokenizer()
+    ids = tokenizer("the owl is the owl", add_special_tokens=False)["input_ids"]
+    echo = EchoedPrompt(ids, ids, tokenizer)
+    assert echo.text == tokenizer.decode(ids)
+    assert [echo.text[:offset].strip() for offset in echo.offsets] == [
+        tokenizer.decode(ids[:place]).strip() for place in range(len(ids))
+    ]
 
 
 def test_a_request_alone_in_an_engine_is_scored_like_one_through_the_server(server, embedded):
