@@ -341,7 +341,7 @@ def test_the_chunks_of_a_budget_add_up_to_the_prompt():
 
 
 def test_without_scripts_a_player_is_a_still_picture_and_a_line_that_says_what_to_do():
-    for moving in (plots.play(small_trace()), plots.block_lookup_steps()):
+    for moving in (plots.play(small_trace()), plots.block_lookup_steps(), plots.cache_growth_steps()):
         page = re.sub(r"<script>.*?</script>", "", moving._repr_html_(), flags=re.S)
 
         assert re.search(r'<img src="data:image/(png|svg\+xml);base64,[\w+/=]{500,}" alt="[^"]{20,}"', page)

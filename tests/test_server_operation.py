@@ -156,7 +156,7 @@ def test_the_metrics_add_up(server):
     assert increase("engine_prompt_tokens_total") == prompt_tokens
     assert increase('engine_requests_total{status="200"}') == 6
     assert increase('engine_requests_total{status="400"}') == 1
-    ends = [name for name in after if name.startswith("engine_answers_total")]
+    ends = [name for name in after if name.startswith("engine_sequences_finished_total")]
     assert sum(map(increase, ends)) == 6
     for name in ("time_to_first_token", "request_latency"):
         assert increase(f"engine_{name}_seconds_count") == 6 and increase(f"engine_{name}_seconds_sum") > 0
@@ -164,7 +164,7 @@ def test_the_metrics_add_up(server):
     # Alone, a request takes an iteration per token, and one or two more to prefill a longer prompt.
     assert tokens <= increase("engine_iterations_total") <= tokens + 6
     assert after["engine_rows"] == ROWS
-    for name in ("rows_used", "queue_length", "answers_unfinished", "blocks_used"):
+    for name in ("rows_used", "queue_length", "sequences_unfinished", "blocks_used"):
         assert after[f"engine_{name}"] == 0
     assert 0 < after["engine_blocks_cached"] < after["engine_blocks"] == ROWS * 512 / 16
 

@@ -8,6 +8,7 @@ from .charts import bars, grouped_bars, latencies, lines, throughput_latency, tr
 from .drawings import (
     block_lookup,
     block_lookup_steps,
+    cache_growth_steps,
     life_of_a_request,
     padded_and_ragged,
     shared_pass,
@@ -56,6 +57,7 @@ __all__ = [
     "block_lookup",
     "block_lookup_steps",
     "block_tables",
+    "cache_growth_steps",
     "compare",
     "flip_book",
     "grouped_bars",

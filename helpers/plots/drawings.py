@@ -30,8 +30,14 @@ from .rows import slot_timeline
 CACHED = "#BFE0F5"  # a light SKY
 
 
-def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3) -> Picture:
-    """Draw which tokens each forward pass computes for one request, without and with a KV cache."""
+def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3, drawn: int | None = None) -> Picture:
+    """Draw which tokens each forward pass computes for one request, without and with a KV cache.
+
+    Args:
+        prompt_tokens: the tokens of the prompt.
+        passes: the number of forward passes.
+        drawn: how many of them to draw; None for all.
+    """
     panels = {
         "without a cache, each later pass computes every token again": False,
         "with a cache, each later pass computes only the new token": True,
@@ -41,7 +47,7 @@ def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3) -> Picture:
     totals = []
     for ax, (name, cache) in zip(axes, panels.items(), strict=True):
         totals.append(0)
-        for y in range(passes):
+        for y in range(passes if drawn is None else drawn):
             length = prompt_tokens + y
             known = length - 1 if y else 0  # an earlier pass has computed these
             for x in range(length):
@@ -64,10 +70,23 @@ def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3) -> Picture:
     add_key(figure, key)
     alt = (
         f"A grid with a row per forward pass and a column per token, for a prompt of {prompt_tokens} tokens. Without a "
-        f"cache, {passes} passes compute {totals[0]} tokens; with one, {totals[1]}: each new token reads the others "
-        "from the cache."
+        f"cache, {drawn or passes} passes compute {totals[0]} tokens; with one, {totals[1]}: each new token reads the "
+        "others from the cache."
     )
     return Picture(figure, alt)
+
+
+def cache_growth_steps(prompt_tokens: int = 7, passes: int = 4) -> FlipBook:
+    """Return `with_and_without_cache` as a flip book, with one more forward pass per step."""
+    captions = [f"Pass 1 computes the prompt's {prompt_tokens} tokens. With a cache, their keys and values are kept."]
+    for number in range(2, passes + 1):
+        tokens = prompt_tokens + number - 1
+        captions.append(
+            f"Pass {number}: without a cache, all {tokens} tokens are computed. With a cache, only the new token is "
+            f"computed. It reads the keys and values of the other {tokens - 1}."
+        )
+    pictures = [with_and_without_cache(prompt_tokens, passes, drawn) for drawn in range(1, passes + 1)]
+    return FlipBook(pictures, captions, "The cache grows by a token per pass")
 
 
 def shared_pass(rows: int = 4) -> Picture:
