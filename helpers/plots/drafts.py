@@ -1,4 +1,4 @@
-"""Pictures of speculative decoding: which draft tokens a pass verified, and which of them it accepted."""
+"""Pictures of speculative decoding: the draft tokens that a pass verifies, and those that it accepts."""
 
 from collections.abc import Hashable, Sequence
 
