@@ -2,6 +2,7 @@
 
 import random
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,9 @@ from helpers.engine import (
     Sequence,
     accept_drafts,
 )
+from helpers.engine.speculation import FREE_TOKENS, Acceptance, Drafting, Speculation
+from helpers.models import EMBEDDED
+from helpers.runners.drafts import EMBEDDED_DRAFT
 from helpers.runners.sampling import BatchSampler
 from helpers.simulator import SimulatedRunner, Simulator
 
@@ -174,6 +178,36 @@ def test_new_requests_of_a_hopeless_workload_begin_without_drafts():
     assert engine.trace.drafted_tokens - before < 0.03 * 16 * 100
 
 
+@given(
+    rates=st.lists(st.floats(0.05, 0.95), min_size=1, max_size=20),
+    limits=st.lists(st.integers(0, 6), min_size=20, max_size=20),
+    budget=st.integers(0, 60),
+)
+def test_no_draft_more_and_none_fewer_would_give_more_tokens_in_the_same_time(rates, limits, budget):
+    sequences = [Sequence(number, [1, 2], 99) for number in range(len(rates))]
+    for sequence, rate in zip(sequences, rates, strict=True):
+        sequence.drafting = Drafting(Acceptance(rate, 1))
+    proposer = Fixed(*range(9))
+    speculation = Speculation(proposer, 5, 100)
+    speculation._random = SimpleNamespace(random=lambda: 1.0)  # none is only explored
+    limits = limits[: len(rates)]
+    counts = [len(drafts) for drafts in speculation.propose(sequences, limits, budget)]
+    assert sum(counts) <= budget and all(count <= min(limit, 5) for count, limit in zip(counts, limits, strict=True))
+
+    def tokens_per_time(counts):
+        expected = sum(rate**n for rate, count in zip(rates, counts, strict=True) for n in range(count + 1))
+        return expected / (FREE_TOKENS + len(rates) + sum(counts))
+
+    best = tokens_per_time(counts)
+    for place, limit in enumerate(limits):
+        if counts[place] < min(limit, 5) and sum(counts) < budget:
+            more = [count + (place == number) for number, count in enumerate(counts)]
+            assert tokens_per_time(more) <= best * (1 + 1e-9)
+        if counts[place] > 0:
+            fewer = [count - (place == number) for number, count in enumerate(counts)]
+            assert tokens_per_time(fewer) <= best * (1 + 1e-9)
+
+
 def test_drafts_return_when_they_are_right_again():
     class LaterRight(Right):
         def propose(self, token_ids, k):
@@ -218,7 +252,7 @@ def test_drafts_use_what_decodes_and_prefills_leave_of_the_token_budget(always_d
 def test_no_draft_goes_beyond_max_tokens(always_drafts):
     proposer = Right()
     proposer.propose = spied(proposer.propose, calls := [])
-    engine = simulate(proposer, 1, max_tokens=8, k=6)
+    engine = simulate(proposer, 1, max_tokens=8, k=9)
     assert [k for _, k in calls] == [6]  # 1 token from the prompt, 6 drafts and the bonus token
     assert engine.trace.forward_passes == 2
 
@@ -330,21 +364,20 @@ def test_padded_execution_is_refused_with_the_reason(speculative):
 # --- the draft model --------------------------------------------------------------------------------------------------
 
 
+def test_the_embedded_draft_model_has_at_most_1_mb_and_the_embedded_model_s_tokenizer():
+    assert sum(path.stat().st_size for path in EMBEDDED_DRAFT.iterdir()) <= 1e6
+    assert (EMBEDDED_DRAFT / "tokenizer.json").read_bytes() == (EMBEDDED / "tokenizer.json").read_bytes()
+
+
 def test_the_draft_model_proposes_its_own_best_tokens():
     engine = Engine(config=EngineConfig(speculative="draft", max_batch_size=3, linear_backend="pytorch"))
     proposer = engine.scheduler.speculation.proposer
-    draft, tokenizer = load_model(speculation_folder())
+    draft, tokenizer = load_model(EMBEDDED_DRAFT)
     for prompt in PROMPTS[:5] * 2:  # more than it keeps
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         expected = draft.generate(ids, do_sample=False, max_new_tokens=6, pad_token_id=0, eos_token_id=None)
         assert proposer.propose(ids[0].tolist(), 6) == expected[0, ids.size(1) :].tolist()
     assert len(proposer._kept) == 3
-
-
-def speculation_folder():
-    from helpers.runners.drafts import EMBEDDED_DRAFT
-
-    return EMBEDDED_DRAFT
 
 
 def test_the_draft_model_computes_only_what_is_new_and_follows_what_was_accepted():
