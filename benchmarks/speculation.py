@@ -1,9 +1,11 @@
 """What speculative decoding saves and costs: `python -m benchmarks.speculation`.
 
 Three questions. How many passes does n-gram lookup save where answers are copied from their prompts? How much faster is
-one request, with either proposer? And what do drafts cost a full batch when all of them are wrong? The first is counted
-in a simulator, which generates the written answers of `workloads.copying`. The others are timed; the engines that are
-compared take turns, prompt by prompt or round by round.
+one request, with either proposer? And what do drafts cost a full batch when all of them are wrong?
+
+The answers of `workloads.copying` are written by hand, so an engine has to be told its tokens. For the counts, there is
+no model. For the times, GPT-2 124M computes every pass, and its tokens are replaced. Engines that are compared take
+turns.
 """
 
 import argparse
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from tqdm.auto import tqdm
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model, workloads
+from helpers.engine import Chunk, EngineCore, Plan, Runner, RunnerOutput, SampledToken, accept_drafts
 from helpers.models import EMBEDDED
 from helpers.simulator import Simulator
 
@@ -25,7 +28,7 @@ ROUNDS, ROWS, OUTPUT_TOKENS = 7, 16, 64
 
 
 class AlwaysWrong:
-    """Proposes tokens that a model hardly ever generates: EOS is ignored, so it is wrong wherever it is not best."""
+    """Proposes the same token over and over, which the models here do not generate."""
 
     def __init__(self, token_id: int):
         self.token_id = token_id
@@ -48,26 +51,33 @@ class Counts:
     accepted: int
 
 
-def count_copies(tokenizer, speculative, num_speculative_tokens: int = 4) -> Counts:
-    """Count what one row takes to generate the answers of `workloads.copying`, one after another."""
-    texts = []
-    for prompt, answer in workloads.copying():
-        ids = tokenizer(prompt)["input_ids"]
-        texts.append((ids, ids + tokenizer(answer)["input_ids"]))
+class Script:
+    """The prompts and answers of `workloads.copying` as token ids."""
 
-    def next_token(token_ids: list[int]) -> int:
-        return next(text for _, text in texts if text[: len(token_ids)] == token_ids)[len(token_ids)]
+    def __init__(self, tokenizer):
+        self.prompts = [tokenizer(prompt)["input_ids"] for prompt, _ in workloads.copying()]
+        answers = [tokenizer(answer)["input_ids"] for _, answer in workloads.copying()]
+        self.texts = [prompt + answer for prompt, answer in zip(self.prompts, answers, strict=True)]
+        self.params = [SamplingParams(len(answer), ignore_eos=True) for answer in answers]
 
-    config = EngineConfig(
-        max_batch_size=1, speculative=speculative, num_speculative_tokens=num_speculative_tokens, prefix_caching=False
-    )
-    engine = Simulator(config, next_token=next_token)
-    for ids, text in texts:
-        engine.generate([ids], SamplingParams(len(text) - len(ids)))
+    def next_token(self, token_ids: list[int]) -> int:
+        """Return what follows a prompt and a part of its answer."""
+        return next(text for text in self.texts if text[: len(token_ids)] == token_ids)[len(token_ids)]
+
+    def generate(self, engine: EngineCore) -> None:
+        """Generate the answers one after another."""
+        for prompt, params in zip(self.prompts, self.params, strict=True):
+            engine.generate([prompt], params)
+
+
+def count_copies(script: Script, drafts: int) -> Counts:
+    """Count what one row takes to generate the answers, with at most this many drafts per pass."""
+    config = EngineConfig(max_batch_size=1, speculative="ngram" if drafts else None, num_speculative_tokens=drafts or 1)
+    engine = Simulator(config, next_token=script.next_token)
+    script.generate(engine)
     trace = engine.trace
-    assert trace.output_tokens == sum(len(text) - len(ids) for ids, text in texts)
     decodes = sum(row.work == "decode" for one in trace.passes for row in one.row_steps)
-    return Counts(trace.output_tokens - len(texts), decodes, trace.drafted_tokens, trace.accepted_tokens)
+    return Counts(trace.output_tokens - len(script.texts), decodes, trace.drafted_tokens, trace.accepted_tokens)
 
 
 # --- timed ------------------------------------------------------------------------------------------------------------
@@ -113,6 +123,39 @@ def one_request(model, tokenizer, proposers: list, rounds: int) -> dict[str, tup
     }
 
 
+class ScriptedRunner:
+    """A `Runner` that computes what another one computes, and then replaces the tokens by those of a script."""
+
+    not_ragged_because = None
+
+    def __init__(self, inner: Runner, script: Script):
+        self.name, self.inner, self.script = inner.name, inner, script
+        self.num_blocks, self.block_size = inner.num_blocks, inner.block_size
+
+    def run(self, plan: Plan, clock) -> RunnerOutput:
+        """Run a plan and replace its tokens."""
+        output = self.inner.run(plan, clock)
+        for done in output.passes:
+            done.sampled.update({chunk.sequence: self._sample(chunk) for chunk in done.chunks if chunk.samples_token})
+        return output
+
+    def _sample(self, chunk: Chunk) -> list[SampledToken]:
+        token_ids, drafts = chunk.sequence.token_ids, chunk.draft_token_ids
+        return accept_drafts(drafts, lambda n: SampledToken(self.script.next_token(token_ids + drafts[:n])))
+
+
+def copies(model, tokenizer, script: Script, rounds: int) -> dict[str, float]:
+    """Time the answers, one row; return milliseconds per token without drafts and with n-gram lookup."""
+    engines = {}
+    for speculative in (None, "ngram"):
+        config = EngineConfig(max_batch_size=1, speculative=speculative)
+        engine = engines[str(speculative)] = Engine(model, tokenizer, config)
+        engine.runner = ScriptedRunner(engine.runner, script)
+    seconds = take_turns(engines, script.generate, rounds)
+    tokens = sum(params.max_tokens for params in script.params)
+    return {name: 1000 * statistics.median(times) / tokens for name, times in seconds.items()}
+
+
 def full_batch(model, tokenizer, rounds: int) -> tuple[float, float, int, int]:
     """Time full batches with wrong drafts and without drafts.
 
@@ -132,67 +175,53 @@ def full_batch(model, tokenizer, rounds: int) -> tuple[float, float, int, int]:
     seconds = take_turns(engines, run, rounds)
     none, drafts = (1000 * statistics.median(seconds[name]) / OUTPUT_TOKENS for name in engines)
     trace = engines["wrong"].trace
+    assert trace.accepted_tokens == 0
     return none, drafts, trace.drafted_tokens, trace.output_tokens
-
-
-def pass_times(model, tokenizer, counts: tuple[int, ...], rounds: int) -> dict[int, float]:
-    """Return the median milliseconds of an iteration in which this many rows decode."""
-    milliseconds = {}
-    for rows in counts:
-        engine = Engine(model, tokenizer, EngineConfig(max_batch_size=rows))
-        for request in workloads.race(rows):
-            engine.add_request(request.prompt, SamplingParams(6 + 4 * rounds, ignore_eos=True))
-        for _ in range(5):
-            engine.step()
-        times = []
-        for _ in range(4 * rounds):
-            start = time.perf_counter()
-            engine.step()
-            times.append(1000 * (time.perf_counter() - start))
-        milliseconds[rows] = statistics.median(times)
-    return milliseconds
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-def report(rounds: int, timed: bool = True, gpt2: bool = True) -> str:
+def report(rounds: int, timed: bool = True) -> str:
     """Return the answers as Markdown."""
     model, tokenizer = load_model(EMBEDDED)
+    script = Script(tokenizer)
     lines = ["Answers that are copied from their prompts, one row, decodes only:", ""]
-    lines += ["| drafts at most | tokens | passes | tokens per pass | drafts | accepted |", "| --- " * 6 + "|"]
+    lines += [
+        "| drafts per pass, at most | tokens | passes | tokens per pass | drafts | accepted |",
+        "| --- " * 6 + "|",
+    ]
     for drafts in (0, 2, 4, 8):
-        one = count_copies(tokenizer, "ngram" if drafts else None, drafts or 1)
+        one = count_copies(script, drafts)
         share = f"{one.accepted / one.drafted:.0%}" if one.drafted else ""
         lines.append(
             f"| {drafts} | {one.tokens} | {one.passes} | {one.tokens / one.passes:.2f} | {one.drafted} | {share} |"
         )
     if not timed:
         return "\n".join(lines)
+    large, its_tokenizer = load_model(find_model("gpt2").folder)
+    times = copies(large, its_tokenizer, script, rounds)
+    lines += ["", f"Processor: {processor()}. Medians of {rounds} rounds. One request at a time:", ""]
     lines += [
-        "",
-        f"Processor: {processor()}. Medians of {rounds} rounds. The embedded model, one request at a time:",
-        "",
+        "| model, text | proposer | ms per token | times faster | tokens per pass | accepted |",
+        "| --- " * 6 + "|",
     ]
-    lines += ["| proposer | ms per token | times faster | tokens per pass | accepted |", "| --- " * 5 + "|"]
+    for name, milliseconds in times.items():
+        one = count_copies(script, 4 if name == "ngram" else 0)
+        counted = f"{one.tokens / one.passes:.2f} | {one.accepted / max(one.drafted, 1):.0%}"
+        faster = times["None"] / milliseconds
+        lines.append(f"| GPT-2 124M, copied answers | {name} | {milliseconds:.2f} | {faster:.2f} | {counted} |")
     rows = one_request(model, tokenizer, [None, "ngram", "draft"], rounds)
     for name, (milliseconds, per_pass, acceptance) in rows.items():
         faster = rows["None"][0] / milliseconds
-        lines.append(f"| {name} | {milliseconds:.3f} | {faster:.2f} | {per_pass:.2f} | {acceptance:.0%} |")
-    models = {"embedded": (model, tokenizer)}
-    if gpt2:
-        models["GPT-2 124M"] = load_model(find_model("gpt2").folder)
+        counted = f"{per_pass:.2f} | {acceptance:.0%}"
+        lines.append(f"| embedded, stories | {name} | {milliseconds:.2f} | {faster:.2f} | {counted} |")
+    models = {"GPT-2 124M": (large, its_tokenizer), "embedded": (model, tokenizer)}
     lines += ["", f"{ROWS} rows, every draft wrong:", ""]
     lines += ["| model | ms per iteration | with drafts | loss | drafts per token |", "| --- " * 5 + "|"]
     for name, pair in models.items():
         none, drafts, drafted, tokens = full_batch(*pair, rounds)
         lines.append(f"| {name} | {none:.2f} | {drafts:.2f} | {drafts / none - 1:.1%} | {drafted / tokens:.1%} |")
-    lines += ["", "Milliseconds of an iteration by its rows:", ""]
-    counts = (1, 2, 4, 8, 16, 32)
-    lines += ["| model | " + " | ".join(map(str, counts)) + " |", "| --- " * (len(counts) + 1) + "|"]
-    for name, pair in models.items():
-        times = pass_times(*pair, counts, rounds)
-        lines.append(f"| {name} | " + " | ".join(f"{times[count]:.2f}" for count in counts) + " |")
     return "\n".join(lines)
 
 

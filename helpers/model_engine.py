@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from .engine import EngineConfig, EngineCore, ModelInfo
+from .engine.beam_search import beam_search
 from .models import context_length, default_pair, eos_token_ids
 from .runners import make_draft_proposer, make_runner
 
@@ -45,3 +46,5 @@ class Engine(EngineCore):
         runner = make_runner(model, tokenizer, config)
         proposer = make_draft_proposer(model, tokenizer, config) if config.speculative == "draft" else None
         super().__init__(runner, tokenizer, info, config, clock, proposer)
+
+    beam_search = beam_search  # in engine/beam_search.py

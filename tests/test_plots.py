@@ -111,6 +111,11 @@ PICTURES = {
         {"10 tokens": {0, 1, 2}, "100 tokens": {3, 4}},
         unit="iterations",
     ),
+    "probability_strips": lambda: plots.probability_strips(
+        {"all": {"fox": 0.5, "owl": 0.25, "cat": 0.02}, "mask": {"fox": 0.4, "owl": 0.6}}, "A takeaway", number=0.5
+    ),
+    "constrained_text": lambda: plots.constrained_text(["{", ' "', "na", "me", '"}'] * 5, [1, 2, 30, 1, 1] * 5),
+    "tokens_over_states": lambda: plots.tokens_over_states([' "', "but"], ('."', "."), first=8, title="A takeaway"),
     "token_budget of few chunks": lambda: plots.token_budget(36, decoding=3, budget=16),
     "verified_draft": lambda: plots.verified_draft(" a", [" b", " c"], [" b", " d", " e"], "A takeaway"),
     "verified_draft without a draft": lambda: plots.verified_draft(" a", [], [" b"]),
@@ -128,8 +133,8 @@ def test_a_picture_shows_itself_with_a_text_and_labelled_axes(name):
     assert base64.b64decode(data["image/png"]).startswith(PNG)
     assert len(picture.alt) > 20
     assert metadata["image/png"]["alt"] == picture.alt
-    named = ("token_grid", "batches", "compare", "token_row", "verified_draft", *DRAWINGS)  # they name their rows
-    if name.split()[0] not in named:
+    named = ("token_grid", "batches", "compare", "token_row", "constrained_text", "tokens_over_states")
+    if name.split()[0] not in (*named, "verified_draft", *DRAWINGS):  # these name their rows
         assert all(ax.get_xlabel() or ax.get_ylabel() for ax in picture.figure.axes)
 
 
@@ -159,6 +164,22 @@ def test_waiting_requests_says_the_range_and_the_median_of_each_group():
 
     assert "fair, short: 1 to 6, median 2; fair, long: 9 to 9, median 9." in picture.alt
     assert picture.figure.axes[0].get_xlabel() == "latency (iterations)"
+
+
+def test_a_number_on_a_border_draws_the_token_that_begins_there():
+    rows = {"all": {"fox": 0.5, "owl": 0.25}, "mask": {"fox": 0.4, "owl": 0.6}, "rare": {"fox": 0.1, "owl": 0.1}}
+    picture = plots.probability_strips(rows, number=0.5)
+
+    assert "all: fox 0.50, owl 0.25, draws owl; mask: fox 0.40, owl 0.60, draws owl; rare: " in picture.alt
+    assert picture.alt.endswith("draws another.")
+    assert [patch.get_linewidth() for patch in picture.figure.axes[0].patches].count(2) == 3
+
+
+def test_a_constrained_text_says_how_many_tokens_were_allowed_for_each():
+    picture = plots.constrained_text(["{", ' "', "na"], [1, 2, 30])
+
+    assert "3 tokens, 2 of them chosen from several" in picture.alt and "'na' 30" in picture.alt
+    assert {text.get_text() for text in picture.figure.axes[0].texts} == {"{", "␣", '"', "n", "a", "2", "30"}
 
 
 def test_equal_latencies_are_stacked():
@@ -384,7 +405,7 @@ def test_the_chunks_of_a_budget_add_up_to_the_prompt():
 
 
 def test_without_scripts_a_player_is_a_still_picture_and_a_line_that_says_what_to_do():
-    for moving in (plots.play(small_trace()), plots.block_lookup_steps()):
+    for moving in (plots.play(small_trace()), plots.block_lookup_steps(), plots.cache_growth_steps()):
         page = re.sub(r"<script>.*?</script>", "", moving._repr_html_(), flags=re.S)
 
         assert re.search(r'<img src="data:image/(png|svg\+xml);base64,[\w+/=]{500,}" alt="[^"]{20,}"', page)

@@ -103,7 +103,8 @@ def test_the_description_has_these_operations(description):
 
 def tamed(content: dict) -> dict:
     """Return a request that fits the description, with changed values where it could never run."""
-    content = {name: value for name, value in content.items() if name not in ("model", "max_tokens", "top_logprobs")}
+    dropped = ("model", "max_tokens", "min_tokens", "top_logprobs", "logit_bias", "stop_token_ids", "allowed_token_ids")
+    content = {name: value for name, value in content.items() if name not in dropped}
     if isinstance(prompt := content.get("prompt"), list):
         lists = [prompt] if isinstance(prompt[0], int) else prompt
         lists = [[id % 1864 for id in one[:9]] if isinstance(one, list) else one for one in lists[:2]]
@@ -185,6 +186,15 @@ plausible = {
     "priority": st.integers(),
     "logprobs": st.integers(0, 21),
     "deadline": st.floats(0, 10),
+    "presence_penalty": st.floats(-2, 2.1),
+    "frequency_penalty": st.floats(-2.1, 2),
+    "logit_bias": st.dictionaries(st.integers(-1, 1864).map(str), st.floats(-100, 100), max_size=3),
+    "stop_token_ids": st.lists(st.integers(0, 1864), max_size=3),
+    "min_tokens": st.integers(0, 3),
+    "allowed_token_ids": st.lists(st.integers(0, 1864), max_size=3),
+    "bad_words": st.lists(st.text(max_size=3), max_size=3),
+    "echo": st.booleans(),
+    "prompt_logprobs": st.integers(0, 21),
 }
 
 
@@ -193,6 +203,9 @@ plausible = {
 @example(content={"prompt": [*range(300)], "repetition_penalty": 0.01, "temperature": 5e-324, "top_p": 5e-324})
 @example(content={"prompt": "a", "repetition_penalty": 100, "min_p": 1.0, "logprobs": 20})
 @example(content={"prompt": "a", "seed": 2**63 - 1, "n": 9})
+@example(content={"prompt": [*range(300)], "max_tokens": 0, "echo": True, "logprobs": 20, "stream": True})
+@example(content={"prompt": "a", "logit_bias": {str(id): -100 for id in range(1864)}, "bad_words": ["a"] * 1000})
+@example(content={"prompt": [[5] * 512, [300]], "max_tokens": 0, "prompt_logprobs": 20, "echo": True})
 @settings(quick, max_examples=200)
 def test_nearly_right_requests(client, content):
     assert_valid(client.post("/v1/completions", json={"prompt": "The fox", "max_tokens": 2} | content))

@@ -12,6 +12,9 @@ layer_masks.py        which tokens a model's layers attend to
 padded.py             left-padded batches, for every other model
 sampling.py           samples the tokens, greedily or at random
 drafts.py             a smaller model that guesses the next tokens
+scoring.py            log-probabilities of the tokens of prompts
+logits_processors.py  what a request's parameters do to the logits
+grammar_state.py      which tokens the grammar of a structured output allows next
 linear.py             linear layers that use the fastest backend
 linear_backends.py    the backends
 linear_choice.py      which of them is fastest, by measurement

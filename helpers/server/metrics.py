@@ -42,7 +42,7 @@ class ServerMetrics:
         gauge("rows", "Rows: sequences that can run at once.", lambda: thread.engine.config.max_batch_size)
         gauge("rows_used", "Rows that hold a sequence.", lambda: self._snapshot.num_running)
         gauge("queue_length", "Sequences that wait for a row.", lambda: self._snapshot.num_waiting)
-        gauge("answers_unfinished", "Sequences accepted and not finished.", lambda: thread.num_in_flight)
+        gauge("sequences_unfinished", "Sequences accepted and not finished.", lambda: thread.num_in_flight)
         if (blocks := thread.engine.block_manager) is not None:
             gauge("blocks", "Blocks of the KV cache.", lambda: blocks.num_blocks)
             gauge("blocks_used", "Blocks in the block table of a sequence.", lambda: self._snapshot.blocks_used)
@@ -51,7 +51,7 @@ class ServerMetrics:
             )
         self._iterations = counter("iterations", "Forward passes.")
         self.requests = counter("requests", "HTTP requests, by status of the response.", "status")
-        self._finished = counter("answers", "Finished sequences, by finish reason.", "reason")
+        self._finished = counter("sequences_finished", "Finished sequences, by finish reason.", "reason")
         self.prompt_tokens = counter("prompt_tokens", "Tokens of accepted prompts.")
         self._tokens = counter("generated_tokens", "Generated tokens.")
         if thread.engine.config.speculative is not None:
