@@ -92,7 +92,7 @@ def test_only_to_score_costs_no_tokens_and_needs_no_log_probabilities(server):
     assert response["usage"] == {"prompt_tokens": prompt_tokens, "completion_tokens": 0, "total_tokens": prompt_tokens}
     assert server.engine.steps > generated
     metrics = httpx.get(server.url + "/metrics").text
-    assert 'engine_answers_total{reason="length"}' in metrics
+    assert 'engine_sequences_finished_total{reason="length"}' in metrics
 
 
 def test_token_ids_are_echoed_as_their_text(server, embedded):
