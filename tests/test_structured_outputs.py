@@ -246,11 +246,18 @@ LINK = {"type": "object", "properties": {"next": {"$ref": "#/$defs/link"}}, "req
         ({"$ref": "#/a~1b", "a/b": {"$ref": "#/c/0"}, "c": [{"$ref": "#/d"}], "d": {"type": "null"}}, True),
         ({"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}, False),
         ({"$ref": "#/nowhere"}, True),  # llguidance's error
+        ({"type": "null", "a": {"$ref": "#/b"}, "b": {"type": "array", "minItems": "a"}}, True),  # no value gets there
     ],
     ids=str,
 )
 def test_a_schema_whose_values_cannot_be_finite_is_found(schema, expected):
     assert can_end(schema) == expected
+
+
+def test_a_schema_with_too_many_references_is_refused_at_once():
+    chain = {str(place): {"$ref": f"#/{place + 1}"} for place in range(301)}
+    with pytest.raises(ValueError, match="301 different references, and at most 300"):
+        can_end(chain)
 
 
 # --- the mask ---------------------------------------------------------------------------------------------------------

@@ -101,6 +101,11 @@ def test_the_template_itself_shows_how_its_model_writes_calls(embedded, name):
     assert find_notation(with_template(embedded[1], TEMPLATES[name])) == NOTATIONS[name]
 
 
+def test_a_model_may_have_several_templates(embedded):
+    tokenizer = with_template(embedded[1], {"default": HERMES, "tool_use": HERMES})
+    assert find_notation(tokenizer) == NOTATIONS["Hermes"]
+
+
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -344,6 +349,8 @@ def test_what_cannot_be_met_is_400_with_the_reason(plain, changes, message):
 def test_tools_that_cannot_be_called_are_400_with_the_reason(client):
     for changes, message in [
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "not among the tools"),
+        ({"tools": [{"type": "function", "function": {"name": "auto"}}],
+          "tool_choice": {"type": "function", "function": {"name": "auto"}}}, "rename it"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]}, '"object"'),
         ({"tools": TOOLS, "messages": [*MESSAGES, {"role": "assistant", "tool_calls": [
             {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]}, "are not JSON"),

@@ -46,6 +46,7 @@ def test_drafts_are_counted_and_every_accepted_one_has_the_time_of_its_pass():
     assert (trace.drafted_tokens, trace.accepted_tokens, trace.acceptance) == (4, 2, 0.5)
     assert trace.output_tokens == 6
     assert trace.token_times == {"a": [1.0, 1.5, 1.5, 1.5], "b": [1.0, 1.5]}
+    assert trace.wasted_slot_steps == 0
 
 
 @pytest.fixture

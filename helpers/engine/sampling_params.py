@@ -79,7 +79,7 @@ def checked_logit_bias(logit_bias: Mapping[int, float] | None) -> dict[int, floa
         raise ValueError(f"logit_bias must map token ids to numbers, not {logit_bias!r}.")
     checked = {}
     for token_id, bias in (logit_bias or {}).items():
-        if isinstance(token_id, str) and token_id.isdecimal() and len(token_id) <= 10:
+        if isinstance(token_id, str) and token_id.isascii() and token_id.isdecimal() and len(token_id) <= 10:
             token_id = int(token_id)
         TOKEN_ID.check("A token id in logit_bias", token_id)
         BIAS.check(f"The bias of token {token_id} in logit_bias", bias)

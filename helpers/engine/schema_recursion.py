@@ -1,19 +1,36 @@
 """JSON schemas that no finite text can match, because a required part of a value always contains another such value.
 
 llguidance finds every other schema that cannot be met. Here, a reference *can end* if a value that matches it need not
-contain a reference that cannot. Each round finds more such references, until a round finds none.
+contain a reference that cannot. Each round finds more such references, until a round finds none. A chain of references
+may take a round for each, so their number is limited.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
+MAX_REFERENCES = 300
+
 
 def can_end(schema: Any) -> bool:
-    """Return whether a finite value can match a JSON schema, as far as its references to itself decide that."""
+    """Return whether a finite value can match a JSON schema, as far as its references to itself decide that.
+
+    Raises:
+        ValueError: the schema has more than `MAX_REFERENCES` different references.
+    """
     references, ending = set(_references(schema)), set()
-    while found := {ref for ref in references - ending if _can_end(_resolve(schema, ref), ending)}:
+    if len(references) > MAX_REFERENCES:
+        raise ValueError(f"json has {len(references)} different references, and at most {MAX_REFERENCES} are allowed.")
+    while found := {ref for ref in references - ending if _may_end(_resolve(schema, ref), ending)}:
         ending |= found
-    return _can_end(schema, ending)
+    return _may_end(schema, ending)
+
+
+def _may_end(schema: Any, ending: set[str]) -> bool:
+    """Return `_can_end`; no value reaches a malformed part, or llguidance would have refused it."""
+    try:
+        return _can_end(schema, ending)
+    except (TypeError, AttributeError):
+        return True
 
 
 def _can_end(schema: Any, ending: set[str]) -> bool:

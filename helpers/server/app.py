@@ -140,7 +140,7 @@ def make_app(
         if getattr(body, "echo", False):
             pairs = zip(prompts, token_ids, strict=True)
             echoes = [EchoedPrompt(prompt, ids, engine.tokenizer) for prompt, ids in pairs]
-            formatter.echoes = [echo for echo in echoes for _ in range(body.params.n)]
+            formatter.echoes = [echo for echo in echoes for _ in range(params.n)]
         return await respond(request, stream, formatter, prompt_tokens, bool(body.stream), body.include_usage)
 
     def check_model(body) -> None:

@@ -203,6 +203,8 @@ class ChatRequest(_Request):
             raise ValueError("Give tools or a response format, not both: a call has a format of its own.")
         choice = self.tool_choice or "auto"
         name = choice if isinstance(choice, str) else choice.function.name
+        if not isinstance(choice, str) and name in ("auto", "required"):
+            raise ValueError(f"tool_choice cannot name a function {name!r}, which is a choice itself: rename it.")
         functions = tuple(tool.function for tool in self.tools)
         return ToolUse(find_notation(tokenizer), functions, name, self.parallel_tool_calls is not False)
 

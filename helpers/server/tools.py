@@ -94,7 +94,8 @@ def find_notation(tokenizer) -> CallNotation:
     Raises:
         ValueError: there is no template, or it does not know tools, or its notation is not understood.
     """
-    notation = _find_notation(tokenizer, tokenizer.chat_template)
+    template = tokenizer.chat_template  # a text, or several by name
+    notation = _find_notation(tokenizer, str(template) if template else None)
     if isinstance(notation, str):
         raise ValueError(f"This model cannot call tools: {notation}. Leave tools out.")
     return notation
