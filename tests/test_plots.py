@@ -413,6 +413,13 @@ def test_without_scripts_a_player_is_a_still_picture_and_a_line_that_says_what_t
         assert not re.search("<(button|input|svg|text)", page)  # a notebook that is not trusted would keep them
 
 
+def test_each_leaf_of_the_growing_cache_has_one_more_pass():
+    computed = [re.search(r"(\d+) tokens without a cache; (\d+) with one", leaf.alt).groups()
+                for leaf in plots.cache_growth_steps(7, 3).pictures]  # fmt: skip
+
+    assert computed == [("7", "7"), ("15", "8"), ("24", "9")]
+
+
 def test_a_flip_book_has_a_caption_for_each_picture():
     picture = plots.block_lookup()
 

@@ -147,7 +147,7 @@ def beam_search(
             engine.outputs.subscribe(request_id, deque(maxlen=0))  # single beams have no reader
             engine._add(prompt, params, request_id, beam_width=beam_width)
             sequences = list(engine.scheduler.requests[request_id])
-            _check_recomputation(engine, sequences[0])
+            engine.validator.check_recomputation(sequences[0].prompt_tokens, sequences[0].max_tokens)
             rules = BeamRules(beam_width, sequences[0].max_tokens, length_penalty, early_stopping, eos_token_ids)
             _run_rounds(engine, sequences, rules)
         finally:
@@ -156,15 +156,6 @@ def beam_search(
         engine._leave(request_id)  # again, because an interrupt may have come while the search left
     texts = (text_of([id for id in ids if id not in eos_token_ids], engine.tokenizer) for _, ids in rules.finished)
     return [BeamOutput(ids, text, score) for (score, ids), text in zip(rules.finished, texts, strict=True)]
-
-
-def _check_recomputation(engine: "EngineCore", first: Sequence) -> None:
-    tokens, limit = first.prompt_tokens + first.max_tokens - 1, engine.config.max_tokens_per_step
-    if not engine.config.chunked_prefill and tokens > limit:
-        raise ValueError(
-            f"A beam may have to compute {tokens} tokens at once, but an iteration computes at most {limit} and "
-            f"chunked_prefill is off: raise max_tokens_per_step, ask for fewer tokens, or set chunked_prefill."
-        )
 
 
 def _run_rounds(engine: "EngineCore", sequences: list[Sequence], rules: BeamRules) -> None:

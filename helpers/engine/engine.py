@@ -163,6 +163,7 @@ class EngineCore:
             raise ValueError(f"priority must be an integer, not {priority!r}.")
         if self._start is None:
             self._start = self._clock()
+        token_rules, grammar = self.validator.token_rules.make(params), self.validator.grammar(params)
         arrival, sequences = self.now(), []
         for index in range(beam_width or params.n):
             sequence = Sequence(
@@ -172,8 +173,8 @@ class EngineCore:
                 is_beam=beam_width > 0,
                 detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop, params.min_tokens),
                 arrival=arrival,
-                token_rules=self.validator.token_rules.make(params),
-                grammar=self.validator.grammar(params),
+                token_rules=token_rules,
+                grammar=grammar,
             )  # fmt: skip
             sequences.append(sequence)
         try:

@@ -149,6 +149,15 @@ class RequestValidator:
                 f"{self.block_manager.block_size} tokens, and this engine has {available} in all: shorten the "
                 f"prompt, ask for fewer tokens, or set a larger num_blocks."
             )
+        self.check_recomputation(prompt_tokens, max_tokens)
+
+    def check_recomputation(self, prompt_tokens: int, max_tokens: int) -> None:
+        """Refuse a request that could not continue after a preemption, because chunked_prefill is off.
+
+        Raises:
+            ValueError: in the worst case, it has more tokens than an iteration computes.
+        """
+        tokens = prompt_tokens + max(max_tokens, 1) - 1
         if not self.config.chunked_prefill and tokens > self.config.max_tokens_per_step:
             raise ValueError(
                 f"After a preemption, the request may have to compute {tokens} tokens at once, but an iteration "

@@ -115,7 +115,7 @@ def draft_staircase(passes: Sequence[tuple[int, int]], title: str = "") -> Pictu
         place += accepted + 1
     ax.set_xlim(0, furthest)
     ax.set_ylim(len(passes), 0)
-    ax.set_xlabel("place in the output (tokens)")
+    ax.set_xlabel("position in the output (tokens)")
     ax.set_ylabel("decode pass")
     ticks = range(0, len(passes), 5)
     ax.set_yticks([tick + 0.5 for tick in ticks], [str(tick + 1) for tick in ticks])

@@ -67,9 +67,8 @@ def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3, drawn: int |
     }
     add_key(figure, key)
     alt = (
-        f"A grid with a row per forward pass and a column per token, for a prompt of {prompt_tokens} tokens. Without a "
-        f"cache, {drawn or passes} passes compute {totals[0]} tokens; with one, {totals[1]}: each new token reads the "
-        "others from the cache."
+        f"A grid with a row per forward pass and a column per token, for a prompt of {prompt_tokens} tokens. Computed "
+        f"so far: {totals[0]} tokens without a cache; {totals[1]} with one, from which each new token reads the others."
     )
     return Picture(figure, alt)
 
