@@ -1,4 +1,4 @@
-"""Published figures in miniature: what a paper's comparison gives with this course's scheduler. Nothing here needs a model.
+"""Published figures in miniature: what a paper compares, counted with this course's scheduler and without a model.
 
-`python -m benchmarks.figures` prints the table. Each of the other files repeats one paper's comparison.
+`python -m benchmarks.figures` prints the table. Each of the other files repeats the comparison of one paper.
 """

@@ -1,11 +1,11 @@
 """Orca (Yu et al., OSDI 2022): 36.9 times FasterTransformer's throughput at the same latency, for GPT-3 175B.
 
 Kept: prompts uniform over 32 to 512 tokens, outputs uniform over 1 to 128, Poisson arrivals, at most 32 rows for Orca,
-and 1 or 8 for FasterTransformer, whichever is better. The limit is kept, too: the median latency per output token is
-twice that of an iteration with one row (190 ms; Orca's iterations take about 95 ms). FasterTransformer computes the
-prompts of a batch together up to the length of the shortest, then all rows token by token. It returns all outputs of a
-batch when the longest is complete.
-Scaled down: 200 requests per rate, and one pipeline stage instead of two. An iteration takes 1 for the weights, and 1
+and 1 or 8 for FasterTransformer, whichever is better. The latency is the median over the requests of the time per
+output token; its limit is about twice the time of an iteration (published: 190 ms and 95 ms). FasterTransformer
+computes the prompts of a batch together up to the end of the shortest, then all rows token by token. It returns all
+outputs of a batch when the longest is complete.
+Scaled down: 150 requests per rate, and one pipeline stage instead of two. An iteration takes 1 for the weights, and 1
 per 200 tokens: an A100 computes about 200 operations in the time in which it reads a byte (312 TFLOPS, 1.6 TB/s).
 """
 
@@ -14,9 +14,9 @@ import statistics
 
 from helpers.engine import Chunk, EngineConfig, Plan, Scheduler
 
-from .replica import NO_LIMIT, Figure, highest_rate, make_sequences, poisson, run
+from .replica import NO_LIMIT, Figure, highest_rate, make_sequences, poisson, serve
 
-REQUESTS, TOKENS_PER_WEIGHTS, LIMIT = 200, 200, 2.0
+REQUESTS, TOKENS_PER_WEIGHTS, LATENCY = 150, 200, 2.0
 ORCA_ROWS, STATIC_ROWS = 32, (1, 8)
 
 
@@ -32,7 +32,7 @@ class FasterTransformer(Scheduler):
         self.batches = []
 
     def choose_chunks(self, plan: Plan) -> None:
-        """Let all rows compute equally many tokens."""
+        """Choose equally many tokens for all rows."""
         super().choose_chunks(plan)
         width = 1
         if all(chunk.start == 0 for chunk in plan.chunks):
@@ -54,24 +54,36 @@ def median_latency(rate: float, rows: int, is_static: bool) -> float:
     sequences = make_sequences(prompts, outputs, poisson(REQUESTS, rate))
     config = EngineConfig(max_batch_size=rows, max_tokens_per_step=NO_LIMIT, policy="static" if is_static else "fcfs")
     scheduler = FasterTransformer(config) if is_static else Scheduler(config)
-    for _ in run(sequences, scheduler, seconds):
-        pass
-    batches = scheduler.batches if is_static else [[sequence] for sequence in sequences]
+    serve(sequences, scheduler, seconds)
+    returned_together = scheduler.batches if is_static else [[sequence] for sequence in sequences]
     latencies = []
-    for batch in batches:
+    for batch in returned_together:
         end = max(sequence.token_times[-1] for sequence in batch)
         latencies += [(end - sequence.arrival) / sequence.generated for sequence in batch]
     return statistics.median(latencies)
 
 
-def capacity(rows: int, is_static: bool) -> float:
-    """Return the requests per second that a server takes within the limit."""
-    return highest_rate(lambda rate: median_latency(rate, rows, is_static) <= LIMIT, 0.0005, 0.5)
+def capacity(rows: int, is_static: bool, low: float, high: float) -> float:
+    """Return the rate that a server can take within the latency, between these two."""
+    return highest_rate(lambda rate: median_latency(rate, rows, is_static) <= LATENCY, low, high, halvings=6)
 
 
 def figures() -> list[Figure]:
     """Return Orca's throughput in multiples of FasterTransformer's."""
-    static = {rows: capacity(rows, True) for rows in STATIC_ROWS}
-    times = capacity(ORCA_ROWS, False) / max(static.values())
-    best = max(static, key=static.get)
-    return [Figure("throughput at twice the idle latency, times FasterTransformer", "36.9", f"{times:.1f}", str((best, static)))]
+    static = {rows: capacity(rows, True, 0.005, 0.02) for rows in STATIC_ROWS}
+    times = capacity(ORCA_ROWS, False, 0.15, 0.6) / max(static.values())
+    return [
+        Figure(
+            "throughput at equal latency, times FasterTransformer",
+            "36.9",
+            f"{times:.1f}",
+            "Our iterations cost the same in both. The paper's engine is up to 47% faster than FasterTransformer with "
+            f"equal batches, and 1.47 × {times:.1f} = {1.47 * times:.0f}. Pipelining is left out.",
+        ),
+        Figure(
+            "FasterTransformer with 8 rows, times 1 row",
+            "no gain",
+            f"{static[8] / static[1]:.1f}",
+            "As in the paper: a batch waits for its longest prompt and its longest output.",
+        ),
+    ]

@@ -1,11 +1,14 @@
 """A replica in simulated time: the engine's scheduler on the simulator's runner, which computes nothing.
 
-It leaves out the engine's texts, outputs and trace, which take most of the time of a simulation. Its plans are the same.
+A `Simulator` also keeps texts, outputs and a trace, which take most of its time and are not needed here. The plans are
+the same.
 """
 
+import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence as Seq
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from helpers.engine import EngineConfig, Plan, Scheduler, Sequence
@@ -17,7 +20,7 @@ NO_LIMIT = 10**9  # tokens per iteration
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table: what a paper published, what this course counts, and why the two differ."""
+    """One line of the table: what was published, what is counted here, and why the two differ."""
 
     quantity: str
     published: str
@@ -26,7 +29,12 @@ class Figure:
 
 
 def make_sequences(prompts: Seq[int], outputs: Seq[int], arrivals: Seq[float] | None = None) -> list[Sequence]:
-    """Return a sequence for each request; prompts and outputs are lengths in tokens, arrivals are in seconds."""
+    """Make a sequence for each request.
+
+    Args:
+        prompts, outputs: lengths in tokens.
+        arrivals: times in seconds, in ascending order; all 0 if omitted.
+    """
     arrivals = [0.0] * len(prompts) if arrivals is None else arrivals
     requests = zip(prompts, outputs, arrivals, strict=True)
     return [Sequence(number, [0] * prompt, output, arrival=at) for number, (prompt, output, at) in enumerate(requests)]
@@ -35,11 +43,11 @@ def make_sequences(prompts: Seq[int], outputs: Seq[int], arrivals: Seq[float] | 
 def run(
     sequences: Seq[Sequence], scheduler: Scheduler | EngineConfig, seconds: Callable[[Plan], float] = lambda plan: 1.0
 ) -> Iterator[Plan]:
-    """Run sequences to their end, and yield each iteration's plan once it is applied.
+    """Run sequences to their end, and yield the plan of each iteration once its results are applied.
 
     Args:
-        sequences: in order of arrival. Afterwards, `token_times` has the time of every token.
-        scheduler: plans the iterations; a config stands for the engine's scheduler without a limit on memory.
+        sequences: in order of arrival. Afterwards, their `token_times` are complete.
+        scheduler: plans the iterations; a config stands for the engine's scheduler with unlimited memory.
         seconds: returns the simulated seconds of an iteration; 1 by default, so that times count iterations.
     """
     scheduler = Scheduler(scheduler) if isinstance(scheduler, EngineConfig) else scheduler
@@ -54,22 +62,25 @@ def run(
         yield plan
 
 
-def metrics(sequences: Seq[Sequence]) -> list[RequestMetrics]:
-    """Return the times of sequences that have run."""
+def serve(sequences: Seq[Sequence], *arguments) -> list[RequestMetrics]:
+    """Run sequences as `run` does, and return the metrics of each."""
+    for _ in run(sequences, *arguments):
+        pass
     return [RequestMetrics(one.request_id, one.arrival, one.token_times) for one in sequences]
 
 
 def poisson(count: int, rate: float, seed: int = 0) -> list[float]:
-    """Return the arrival times of a Poisson process, scaled so that the mean gap is exactly 1 / rate."""
-    draw = random.Random(seed)
-    gaps = [draw.expovariate(1) for _ in range(count)]
-    scale = count / rate / sum(gaps)
-    return [scale * sum(gaps[:number]) for number in range(count)]
+    """Return arrival times of a Poisson process, scaled so that the mean gap is exactly 1 / rate."""
+    draw, times = random.Random(seed), [0.0]
+    while len(times) < count:
+        times.append(times[-1] + draw.expovariate(1))
+    scale = (count - 1) / rate / times[-1]
+    return [scale * time for time in times]
 
 
 def highest_rate(is_met: Callable[[float], bool], low: float, high: float, halvings: int = 7) -> float:
-    """Return the highest rate that meets a limit, by bisection between one that does and one that does not."""
+    """Return the highest rate that meets a limit, by bisection between a low rate and a high one, in equal ratios."""
     for _ in range(halvings):
-        middle = (low + high) / 2
+        middle = math.sqrt(low * high)
         low, high = (middle, high) if is_met(middle) else (low, middle)
     return low
