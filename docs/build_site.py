@@ -36,6 +36,7 @@ from api_pages import api_pages, modules, public_names  # noqa: E402  (it import
 from playground_files import playground  # noqa: E402
 
 PAGES = ["README.md", "INSTRUCTOR.md", "SUPPORT.md", "benchmarks/README.md", "helpers/tiny_model/README.md"]
+PAGES += ["benchmarks/figures/README.md"]
 PAGES += sorted(path.relative_to(ROOT).as_posix() for path in DOCS.glob("*.md"))
 PLAYGROUND = "docs/playground.md"
 BADGE = re.compile(r"\[!\[[^\]]*\]\([^)]*colab-badge[^)]*\)\]\((?P<address>[^)]*)\)")

@@ -2,7 +2,7 @@
 
 Kept: requests that all wait from the start, prompts of 512 tokens, exponential outputs of mean 128 that are drawn again
 above 1,536, static batches of 4 rows, and 12 GB of KV cache (OPT-13B on an A100 with 40 GB).
-Scaled down: 400 requests instead of 1,000, and no model. A run is a number of iterations. An iteration takes the same
+Scaled down: 500 requests instead of 1,000, and no model. A run is a number of iterations. An iteration takes the same
 time for any number of rows and prompt tokens, which favours large batches.
 """
 
@@ -12,7 +12,7 @@ from helpers.engine import BlockManager, EngineConfig, Scheduler
 
 from .replica import NO_LIMIT, Figure, make_sequences, run
 
-REQUESTS, PROMPT, MEAN, LIMIT, STATIC_ROWS = 400, 512, 128, 1536, 4
+REQUESTS, PROMPT, MEAN, LIMIT, STATIC_ROWS = 500, 512, 128, 1536, 4
 BLOCK, TOKENS_IN_12_GB = 16, 14_648  # 819,200 bytes per token
 ANY_ROWS = 256  # more than the memory allows
 FASTER_PROGRAM = 4  # the published throughput of FasterTransformer's static batches, times the baseline's
@@ -56,7 +56,7 @@ def figures() -> list[Figure]:
             "with blocks, times static batches",
             "23",
             f"{same_memory:.1f} in the memory that static batches reserve, {all_memory:.1f} in 12 GB",
-            f"The same: 4 × {same_memory:.1f} = {FASTER_PROGRAM * same_memory:.0f}. In 12 GB, more rows fit, but they "
-            "would make iterations slower, which is not counted here.",
+            f"The same factor makes {FASTER_PROGRAM * same_memory:.0f} of {same_memory:.1f}. More rows fit in 12 GB, "
+            "but they would slow down the iterations, which is not counted here.",
         ),
     ]

@@ -78,7 +78,7 @@ def poisson(count: int, rate: float, seed: int = 0) -> list[float]:
     return [scale * time for time in times]
 
 
-def highest_rate(is_met: Callable[[float], bool], low: float, high: float, halvings: int = 7) -> float:
+def highest_rate(is_met: Callable[[float], bool], low: float, high: float, halvings: int = 6) -> float:
     """Return the highest rate that meets a limit, by bisection between a low rate and a high one, in equal ratios."""
     for _ in range(halvings):
         middle = math.sqrt(low * high)

@@ -21,14 +21,14 @@ LINES = [
     (
         "memory that holds tokens: the longest sequence reserved (Max)",
         "20.4%",
-        "Lengths are exponential here, and ShareGPT's own there; only their means agree.",
+        "Published: ShareGPT's lengths. Ours: exponential lengths with the same means.",
     ),
     ("the output rounded up to a power of two (Pow2)", "26.8%", "The same."),
-    ("the output's true length (Oracle)", "38.2%", "The same. What is reserved is rounded up to a power of two."),
+    ("the output's true length (Oracle)", "38.2%", "The same."),
     (
         "blocks of 16",
         "96.3%",
-        "The last block of a sequence is half empty on average, here and there.",
+        "The same. In both, a sequence's last block is half empty on average.",
     ),
 ]
 
