@@ -74,11 +74,12 @@ def test_fastertransformer_computes_prompts_together_up_to_the_shortest_and_then
     assert scheduler.batches == [sequences[:2], sequences[2:]]
 
 
-def test_a_request_of_a_static_batch_ends_with_the_longest_request_of_its_batch(monkeypatch):
-    # Two rows, prompts of 32 to 512 tokens: with one row each, no request waits for the other's end.
-    monkeypatch.setattr(orca, "REQUESTS", 2)
+def test_a_request_of_a_static_batch_is_returned_with_the_longest_one():
+    static = orca.latencies(make_sequences([3, 3], [1, 5]), 2, is_static=True)
+    continuous = orca.latencies(make_sequences([3, 3], [1, 5]), 2, is_static=False)
 
-    assert orca.median_latency(1.0, 2, is_static=True) > orca.median_latency(1.0, 2, is_static=False)
+    assert static[0] == pytest.approx(5 * static[1])
+    assert continuous == pytest.approx([1.03, 5.05 / 5])  # 6 tokens, then 4 times 1
 
 
 def test_a_buddy_allocator_splits_pieces_and_joins_them_again():
@@ -90,6 +91,7 @@ def test_a_buddy_allocator_splits_pieces_and_joins_them_again():
 
     assert whole == {(0, 16), (16, 8)}
     assert allocated == [True, True, True, True, False]  # 4 + 8 + 8 + 4 slots
+    assert memory.allocate(sequences[0], 1), "what it has reserved is its own"
     taken = [set(range(start, start + size)) for start, size in memory._held.values()]
     assert sum(map(len, taken)) == len(set().union(*taken)) == 24, "pieces overlap"
     for sequence in sequences[:4]:

@@ -12,7 +12,7 @@ per 200 tokens: an A100 computes about 200 operations in the time in which it re
 import random
 import statistics
 
-from helpers.engine import Chunk, EngineConfig, Plan, Scheduler
+from helpers.engine import Chunk, EngineConfig, Plan, Scheduler, Sequence
 
 from .replica import NO_LIMIT, Figure, highest_rate, make_sequences, poisson, serve
 
@@ -46,21 +46,26 @@ def seconds(plan: Plan) -> float:
     return 1 + plan.tokens / TOKENS_PER_WEIGHTS
 
 
-def median_latency(rate: float, rows: int, is_static: bool) -> float:
-    """Return the median of the requests' latencies, each divided by the length of its output."""
-    draw = random.Random(1)
-    prompts = [draw.randint(32, 512) for _ in range(REQUESTS)]
-    outputs = [draw.randint(1, 128) for _ in range(REQUESTS)]
-    sequences = make_sequences(prompts, outputs, poisson(REQUESTS, rate))
+def latencies(sequences: list[Sequence], rows: int, is_static: bool) -> list[float]:
+    """Return each request's latency, divided by the length of its output."""
     config = EngineConfig(max_batch_size=rows, max_tokens_per_step=NO_LIMIT, policy="static" if is_static else "fcfs")
     scheduler = FasterTransformer(config) if is_static else Scheduler(config)
     serve(sequences, scheduler, seconds)
     returned_together = scheduler.batches if is_static else [[sequence] for sequence in sequences]
-    latencies = []
+    found = []
     for batch in returned_together:
         end = max(sequence.token_times[-1] for sequence in batch)
-        latencies += [(end - sequence.arrival) / sequence.generated for sequence in batch]
-    return statistics.median(latencies)
+        found += [(end - sequence.arrival) / sequence.generated for sequence in batch]
+    return found
+
+
+def median_latency(rate: float, rows: int, is_static: bool) -> float:
+    """Return the median latency per output token at a rate."""
+    draw = random.Random(1)
+    prompts = [draw.randint(32, 512) for _ in range(REQUESTS)]
+    outputs = [draw.randint(1, 128) for _ in range(REQUESTS)]
+    sequences = make_sequences(prompts, outputs, poisson(REQUESTS, rate))
+    return statistics.median(latencies(sequences, rows, is_static))
 
 
 def capacity(rows: int, is_static: bool, low: float, high: float) -> float:
@@ -78,7 +83,8 @@ def figures() -> list[Figure]:
             "36.9",
             f"{times:.1f}",
             "Iterations of equal size take equally long in both of ours. With equal batches, the paper's engine is up "
-            f"to 47% faster than FasterTransformer, and 1.47 × {times:.1f} = {1.47 * times:.0f}. Pipelining is left out.",
+            f"to 47% faster than FasterTransformer, and 1.47 × {times:.1f} = {1.47 * times:.0f}. "
+            "Pipelining is left out.",
         ),
         Figure(
             "FasterTransformer with 8 rows, times 1 row",
