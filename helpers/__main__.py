@@ -190,6 +190,9 @@ def prepare(
     max_batch_size: Annotated[int, Parameter(name=("--rows", "--max-batch-size"))] = EngineConfig.max_batch_size,
     max_tokens_per_step: int = EngineConfig.max_tokens_per_step,
     policy: Literal[*POLICIES] = EngineConfig.policy,
+    speculative: Literal["ngram", "draft"] | None = None,
+    num_speculative_tokens: int = EngineConfig.num_speculative_tokens,
+    draft_model: str | None = None,
     json_schema: Annotated[str | None, STRUCTURED] = None,
     regex: Annotated[str | None, STRUCTURED] = None,
     choice: Annotated[list[str] | None, STRUCTURED] = None,
@@ -213,6 +216,9 @@ def prepare(
         max_batch_size: how many sequences run at once.
         max_tokens_per_step: the most tokens that an iteration computes, decodes and prefills together.
         policy: which waiting requests are admitted first.
+        speculative: guess tokens ahead, from the text itself or with a draft model; no token changes.
+        num_speculative_tokens: the most tokens to guess ahead.
+        draft_model: a folder or Hub id of a smaller model with the same tokenizer, for --speculative draft.
         json_schema: a file with a JSON schema that every text must match.
         regex: a regular expression that every text must match.
         choice: every text is one of these; give the option once for each.
@@ -228,7 +234,14 @@ def prepare(
         sampling = replace(sampling, structured_outputs=StructuredOutputs(files[0], regex, choice, files[1]))
     lines = {f"prompt {number}": text for number, text in enumerate(prompts, start=1)} or read_prompts(file)
     is_jsonl = file is not None and file.endswith(".jsonl")
-    config = EngineConfig(max_batch_size, max_tokens_per_step, policy=policy)
+    config = EngineConfig(
+        max_batch_size,
+        max_tokens_per_step,
+        policy=policy,
+        speculative=speculative,
+        num_speculative_tokens=num_speculative_tokens,
+        draft_model=draft_model,
+    )
 
     import torch
 

@@ -30,8 +30,8 @@ class RowStep:
         tokens: real tokens that the forward pass computed in this row.
         padding: wasted tokens that it computed in this row: pads, and the input of a finished row.
         new_tokens: output tokens that the row yielded.
-        drafted: drafts among `tokens`: guesses at the next tokens.
-        accepted: drafts that were right, and so are among the new tokens.
+        drafted: draft tokens among `tokens`: guesses at the next ones.
+        accepted: draft tokens that were right, and so are among the new tokens.
     """
 
     work: str = "empty"
@@ -162,17 +162,17 @@ class Trace:
 
     @property
     def drafted_tokens(self) -> int:
-        """The number of drafts that were verified."""
+        """The number of draft tokens that were verified."""
         return sum(row.drafted for one in self.passes for row in one.row_steps)
 
     @property
     def accepted_tokens(self) -> int:
-        """The number of drafts that were right."""
+        """The number of draft tokens that were right."""
         return sum(row.accepted for one in self.passes for row in one.row_steps)
 
     @property
     def acceptance(self) -> float | None:
-        """The share of drafts that were right; None without drafts."""
+        """The share of draft tokens that were right; None without drafts."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
     # --- seconds: illustration -------------------------------------------------------------------------------

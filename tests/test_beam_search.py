@@ -219,6 +219,22 @@ def test_one_row_or_memory_for_one_beam_is_enough():
         search(caller_of(**config), [3, 1, 4], 4, 8)
 
 
+class PausedFirst:
+    """Admits one sequence at a time, and a paused one if it sees any."""
+
+    def __init__(self):
+        self.calls = itertools.count()
+
+    def order(self, waiting, running):
+        assert next(self.calls) < 500, "the search does not end"
+        return sorted(waiting, key=lambda sequence: not sequence.paused)[:1]
+
+
+@pytest.mark.parametrize("config", [{"max_batch_size": 1}, {"num_blocks": 5}], ids=["one row", "few blocks"])
+def test_a_policy_that_would_admit_only_paused_beams_does_not_see_them(config):
+    search(caller_of(**config, policy=PausedFirst()), [3, 1, 4], 4, 8)
+
+
 def test_without_max_tokens_beams_run_until_eos_or_the_end_of_the_context():
     outputs = beam_search(caller_of(200).engine, [3, 1, 4], 2)
     assert [(one.score, one.token_ids) for one in outputs] == found_alone([3, 1, 4], 2, 97)

@@ -21,6 +21,7 @@ from conftest import PROMPTS, alone
 
 from helpers import Engine, EngineConfig, SamplingParams, model_engine, models
 from helpers.__main__ import app, main
+from helpers.models import EMBEDDED
 from helpers.runners.sampling import Sampler
 
 ROOT = Path(__file__).parents[1]
@@ -92,9 +93,21 @@ def test_settings_reach_the_model_and_the_engine(embedded, monkeypatch, capsys):
     main(["What comes up"])
     for_model = ["--model", "m", "--device", "cpu", "--dtype", "bfloat16"]
     for_engine = ["--rows", "2", "--max-tokens-per-step", "9", "--policy", "static"]
-    main(["What comes up", *for_model, *for_engine])
+    for_speculation = ["--speculative", "ngram", "--num-speculative-tokens", "3"]
+    main(["What comes up", *for_model, *for_engine, *for_speculation])
     assert asked == [(None, None, torch.float32), ("m", "cpu", torch.bfloat16)]
-    assert configs == [EngineConfig(), EngineConfig(max_batch_size=2, max_tokens_per_step=9, policy="static")]
+    speculation = {"speculative": "ngram", "num_speculative_tokens": 3}
+    expected = EngineConfig(max_batch_size=2, max_tokens_per_step=9, policy="static", **speculation)
+    assert configs == [EngineConfig(), expected]
+
+
+@pytest.mark.parametrize("drafts", [["ngram"], ["draft"], ["draft", "--draft-model", str(EMBEDDED / "draft")]])
+def test_speculation_changes_no_output(capsys, drafts):
+    prompts = ["Once upon a time", "To be or not to be. To be or"]
+    assert main([*prompts, "--max-tokens", "12"]) == 0
+    without = capsys.readouterr().out
+    assert main([*prompts, "--max-tokens", "12", "--speculative", *drafts]) == 0
+    assert capsys.readouterr().out == without
 
 
 def test_a_file_has_one_prompt_per_line_and_blank_lines_do_not_count(tmp_path, capsys):
@@ -307,6 +320,9 @@ def test_structured_outputs_have_options_of_their_own(no_model, embedded, tmp_pa
         (["a", "--max-tokens", "1.5"], "--max-tokens"),
         (["a", "--n", "2"], "2 greedy outputs would all be the same"),
         (["a", "--policy", "luck"], "longest_first"),
+        (["a", "--speculative", "luck"], "ngram"),
+        (["a", "--speculative", "ngram", "--num-speculative-tokens", "0"], "num_speculative_tokens must be"),
+        (["a", "--draft-model", "b"], "no effect unless speculative"),
         (["a", "--rows", "0"], "max_batch_size must be an integer of at least 1, not 0"),
         (["a", "--rows", "600"], "600 rows"),
         (["a", "--dtype", "int8"], "bfloat16"),

@@ -127,7 +127,7 @@ def check_state(engine: EngineCore) -> None:
     """Check that queues, rows and blocks agree with one another."""
     scheduler, queue, blocks = engine.scheduler, engine.scheduler.waiting, engine.block_manager
     waiting, siblings = list(queue), [one for group in scheduler._siblings.values() for one in group]
-    places = Counter([*waiting, *scheduler.running, *siblings])
+    places = Counter([*waiting, *scheduler.running, *siblings, *scheduler._paused])
     assert places == Counter(list(scheduler.unfinished)), "a sequence is in no queue, or in two"
     assert [one for group in scheduler.requests.values() for one in group] == list(scheduler.unfinished)
     assert not any(sequence.finish_reason for sequence in scheduler.unfinished)
@@ -136,7 +136,7 @@ def check_state(engine: EngineCore) -> None:
     for attribute, groups in queue._groups.items():
         assert sorted(groups) == queue._values[attribute]
         assert Counter(one for group in groups.values() for one in group) == Counter(waiting)
-    assert all(sequence.computed == 0 for sequence in [*waiting, *siblings])
+    assert all(sequence.computed == 0 for sequence in [*waiting, *siblings, *scheduler._paused])
     for sequence in scheduler.unfinished:
         assert len(sequence.token_times) == sequence.generated
     if blocks is not None:
@@ -179,7 +179,7 @@ def check_outputs(caller: Caller) -> None:
 def check_nothing_is_left(engine: EngineCore) -> None:
     scheduler, trace, runner = engine.scheduler, engine.trace, engine.runner
     assert not scheduler.unfinished and not scheduler.requests and not scheduler.running and not scheduler.waiting
-    assert not scheduler.waiting._added_at and not scheduler._siblings
+    assert not scheduler.waiting._added_at and not scheduler._siblings and not scheduler._paused
     assert not engine.outputs._emitted and not engine.outputs.pending
     assert engine.block_manager is None or engine.block_manager.used == 0
     assert set(trace._holders) <= {None, *trace._done}, "a row of the trace has a request that has left"

@@ -325,6 +325,15 @@ def test_block_tables_colour_a_block_by_its_request_and_a_shared_one_gray():
     assert "now: a has [0, 2], b has [0, 1]." in plots.block_tables({"now": tables}, blocks=4, block_size=4).alt
 
 
+def test_block_tables_leave_room_for_as_many_entries_as_asked_for():
+    def room(table, **settings):
+        left, _ = plots.block_tables({"now": {"a": (table, 1)}}, blocks=8, block_size=4, **settings).figure.axes
+        return left.get_xlim(), left.get_subplotspec().get_gridspec().get_width_ratios()
+
+    assert room([0], entries=5) == room([0, 1, 2, 3, 4]) == room([0, 1, 2, 3, 4], entries=3)
+    assert room([0]) != room([0], entries=5)
+
+
 @pytest.mark.parametrize("name", PICTURES)
 def test_no_label_covers_another_one_or_leaves_the_picture(name):
     assert overlapping_texts(PICTURES[name]()) == []
@@ -402,6 +411,17 @@ def test_the_chunks_of_a_budget_add_up_to_the_prompt():
     alt = plots.token_budget(100, decoding=4, budget=34).alt
 
     assert "a pass of 104 tokens" in alt and "chunks of 30, 30, 30, 10," in alt
+
+
+def test_slot_steps_that_yield_several_tokens_count_once_as_useful():
+    trace = Trace(2)
+    trace.passes = [
+        TracedPass((RowStep("prefill", 0, 3, 0, 1), RowStep()), 0.0, 1.0),
+        TracedPass((RowStep("decode", 0, 4, 0, 4, drafted=3, accepted=3), RowStep()), 1.0, 1.0),
+    ]
+    (ax,) = plots.slot_timeline({"run": trace}).figure.axes
+
+    assert ax.get_title(loc="left") == "run: 2 forward passes, 2 of 4 slot-steps useful (50%)"
 
 
 def test_without_scripts_a_player_is_a_still_picture_and_a_line_that_says_what_to_do():

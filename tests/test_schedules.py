@@ -20,6 +20,7 @@ from helpers.checks.exercises.iteration_plan import planned
 from helpers.checks.exercises.lesson_4 import sequence_of
 from helpers.checks.scheduling import BASELINES, measure, static
 from helpers.engine import Scheduler, WaitingQueue
+from helpers.trace import RowStep, Trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -86,6 +87,14 @@ def two_at_once(policy=first_come):
         return policy(waiting, running, free_rows) if free_rows > 1 or len(waiting) == 1 or not running else []
 
     return schedule
+
+
+def test_a_slot_step_with_several_tokens_is_useful_once():
+    trace = Trace(2)
+    trace.add([RowStep("prefill", 0, 3, 0, 1)], 0.0, 1.0, 0)
+    trace.add([RowStep("decode", 0, 4, 0, 4, drafted=3, accepted=3)], 1.0, 1.0, 1)
+
+    assert measure(trace, [0])["useful_share"] == 0.5
 
 
 def test_the_race_costs_what_the_codelab_says(capsys):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import signal
+import socket
 import sys
 import time
 
@@ -158,6 +159,72 @@ def test_the_server_ends_within_its_grace_period_whether_or_not_its_clients_read
         began = time.monotonic()
         server.process.wait(PATIENCE)
         assert time.monotonic() - began < grace + 3, "and the time that Python takes to end"
+
+
+# --- writes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def writes(monkeypatch) -> list[bytes]:
+    """What the server writes to sockets; clients call `sendall`, and the event loop wakes itself by a zero."""
+    if sys.platform == "win32":
+        pytest.skip("the event loop writes without `socket.send`")
+    written, send = [], socket.socket.send
+
+    def recording_send(self, data, *flags):
+        if bytes(data) != b"\0":
+            written.append(bytes(data))
+        return send(self, data, *flags)
+
+    monkeypatch.setattr(socket.socket, "send", recording_send)
+    return written
+
+
+def test_a_refusal_is_one_write(writes):
+    with gated(config={"max_batch_size": 1}, max_queue=0) as (server, gate):
+        accepted = RawConnection.posting(server, body(OWL, 3))
+        wait_until(lambda: server.num_in_flight() == 1)
+        refused = RawConnection.posting(server, body(FOX, 3))
+        refused.read_until(b"queue_full")
+        (write,) = writes
+        assert write.startswith(b"HTTP/1.1 429 ") and write.endswith(b"}}")
+        gate.open()
+        accepted.read_until(b"}}")
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status", "end"),
+    [
+        (b"POST /v1/completions", b"200", b"}}"),
+        (b"GET /health", b"200", b"}"),
+        (b"HEAD /health", b"200", b"\r\n\r\n"),
+        (b"GET /nothing", b"404", b"}}"),
+        (b"GET /page/page.css", b"200", b"}\n"),
+        (b"an invalid request", b"400", b"}}"),
+    ],
+)
+def test_a_short_response_is_one_write(writes, request_line, status, end):
+    data = json.dumps(body(OWL, 2)).encode() if request_line.startswith(b"POST") else b""
+    with serving() as server:
+        head = b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        connection = RawConnection(server, request_line + head + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        while connection.socket.recv(2**16):
+            pass
+        (write,) = writes
+        assert write.startswith(b"HTTP/1.1 " + status) and write.endswith(end)
+
+
+def test_a_server_that_refuses_a_connection_writes_once(writes):
+    with serving(limits=SHORT) as server:
+        error_of(response_of(RawConnection(server, HEAD)), 408)
+        assert len(writes) == 1
+
+
+def test_the_head_of_a_stream_is_sent_before_its_first_event(writes):
+    with serving() as server:
+        RawConnection.posting(server, body(OWL, 2, stream=True)).read_until(b"[DONE]")
+        assert writes[0].startswith(b"HTTP/1.1 200 ") and writes[0].endswith(b"\r\n\r\n")
+        assert b"data: " in writes[1]
 
 
 # --- a limit of connections -----------------------------------------------------------------------------------------

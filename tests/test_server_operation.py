@@ -322,6 +322,24 @@ def test_a_server_that_does_not_start_says_why(tmp_path, monkeypatch):
         pass
 
 
+@pytest.mark.parametrize(
+    ("environment", "options", "policy"),
+    [(None, {}, "PASSIVE"), (None, {"shares_cores": False}, None), ("ACTIVE", {}, "ACTIVE")],
+    ids=["shares cores", "has the cores", "chosen by the user"],
+)
+def test_the_idle_threads_of_a_server_wait_passively_if_it_shares_cores(monkeypatch, environment, options, policy):
+    def refuse(command, env, **_):
+        assert env.get("OMP_WAIT_POLICY") == policy
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", environment)
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    with pytest.raises(ZeroDivisionError), launch(**options):
+        pass
+
+
 def test_the_page_and_its_openapi_description(server):
     page = httpx.get(server.url + "/")
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")

@@ -95,6 +95,18 @@ def test_only_to_score_costs_no_tokens_and_needs_no_log_probabilities(server):
     assert 'engine_sequences_finished_total{reason="length"}' in metrics
 
 
+def test_the_parameters_of_an_echo_are_checked_as_often_whatever_the_number_of_prompts(server, monkeypatch):
+    checks, check = [], SamplingParams.__post_init__
+    monkeypatch.setattr(SamplingParams, "__post_init__", lambda params: checks.append(params) or check(params))
+
+    def num_checks(num_prompts: int) -> int:
+        checks.clear()
+        complete(server, prompt=[FOX] * num_prompts, max_tokens=0, echo=True)
+        return len(checks)
+
+    assert num_checks(20) == num_checks(1) > 0
+
+
 def test_token_ids_are_echoed_as_their_text(server, embedded):
     ids = embedded[1](OWL)["input_ids"]
     (choice,) = complete(server, prompt=ids, max_tokens=2, echo=True, logprobs=0)

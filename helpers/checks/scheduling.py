@@ -189,7 +189,7 @@ def measure(trace: Trace, arrivals: Seq[int]) -> dict[str, float]:
     latencies = [request.e2e for request in metrics.request_metrics(trace, dict(enumerate(arrivals)))]
     return {
         "forward_passes": trace.forward_passes,
-        "useful_share": trace.output_tokens / trace.slot_steps,
+        "useful_share": 1 - trace.wasted_slot_steps / trace.slot_steps,
         "left_free": left_free / trace.slot_steps,
         "p95_latency": metrics.percentile(latencies, 95),
     }

@@ -193,5 +193,5 @@ def _extend(
         successors.append(sequence)
     for sequence, (_, token_id) in zip(successors, extensions, strict=True):
         sequence.token_ids[-1] = token_id  # instead of the one that was sampled
-        sequence.paused = False
+        engine.scheduler.resume(sequence)
     return successors

@@ -47,7 +47,7 @@ class EngineConfig:
         speculative: what proposes drafts for speculative decoding (`speculation.py`): "ngram" looks them up in the
             request's own text, "draft" runs a smaller model, and an object with a method `propose(token_ids, k)` is
             asked as it is; None for no drafts. It requires a model that runs ragged.
-        num_speculative_tokens: the most drafts of a sequence in one iteration.
+        num_speculative_tokens: the most draft tokens of a sequence in one iteration.
         draft_model: for "draft": a model, or a name or folder for `load_model`; it needs the tokenizer of the large
             one. None for the draft model that comes with the embedded model.
         scheduler_cls: a subclass of `Scheduler`, or another callable that takes the same arguments and returns a

@@ -30,10 +30,10 @@ class NgramProposer:
         for size in self.sizes:
             follower = index.followers.get(tuple(context[-size:]))
             if follower is not None:
-                drafts = context[follower : follower + k]
-                while len(drafts) < k:  # the text repeats itself, up to its end
-                    drafts += context[follower : follower + k - len(drafts)]
-                return drafts
+                draft = context[follower : follower + k]
+                while len(draft) < k:  # the text repeats itself, up to its end
+                    draft += context[follower : follower + k - len(draft)]
+                return draft
         return []
 
 

@@ -38,7 +38,7 @@ class Scheduler:
         eos_token_ids: the tokens that end an output.
 
     Attributes:
-        waiting: sequences without a row; iterates in order of arrival.
+        waiting: sequences that may get a row; iterates in order of arrival.
         running: sequences with a row, in the order in which they got it.
         unfinished: all sequences that wait or run, in order of arrival.
         requests: the same by request id.
@@ -61,6 +61,7 @@ class Scheduler:
         self.unfinished: dict[Sequence, None] = {}  # as an ordered set
         self.requests: dict[Hashable, list[Sequence]] = {}
         self._siblings: dict[Sequence, list[Sequence]] = {}  # they wait until their parent's prompt is computed
+        self._paused: set[Sequence] = set()  # beams that were preempted after their round; no policy sees them
         self._released: list[Sequence] = []
         self._numbers = itertools.count()
         self._prefilled_last = False
@@ -82,6 +83,8 @@ class Scheduler:
             self.waiting.remove(sequence)
         elif sequence in self.running:
             self.running.remove(sequence)
+        elif sequence in self._paused:
+            self._paused.remove(sequence)
         else:
             self._siblings[sequence.parent].remove(sequence)
         self.waiting.forget(sequence)
@@ -106,6 +109,13 @@ class Scheduler:
         child.token_ids[:], child.block_hashes[:] = parent.token_ids, parent.block_hashes
         return is_running
 
+    def resume(self, sequence: Sequence) -> None:
+        """Let a paused sequence compute tokens again; if it was preempted meanwhile, it returns to the queue."""
+        sequence.paused = False
+        if sequence in self._paused:
+            self._paused.remove(sequence)
+            self._enqueue(sequence)
+
     def recover(self, sequences: Iterable[Sequence]) -> None:
         """Rebuild the queue, the rows and the memory after an interrupt, which may have come between any two changes.
 
@@ -119,6 +129,7 @@ class Scheduler:
         self.memory.clear()
         self.waiting.clear(unfinished)
         self.unfinished, self.running, self.requests, self._siblings = unfinished, [], {}, {}
+        self._paused = set()
         self._prefilled_last = False
         for sequence in unfinished:
             sequence.computed = 0
@@ -191,8 +202,7 @@ class Scheduler:
         free_rows, admitted = self.max_rows - len(self.running), []
         if free_rows <= 0 or not self.waiting:
             return
-        ready = (sequence for sequence in self.policy.order(self.waiting, self.running) if not sequence.paused)
-        for sequence in itertools.islice(ready, free_rows):
+        for sequence in itertools.islice(self.policy.order(self.waiting, self.running), free_rows):
             if sequence not in self.waiting or sequence in admitted:
                 raise ValueError(f"The policy admits sequence {sequence.label!r}, which is not waiting.")
             uncomputed = len(sequence.token_ids) - self.memory.cached_tokens(sequence)
@@ -292,9 +302,14 @@ class Scheduler:
         self._released.append(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
-        """Put a sequence into the queue. A further sample of a prompt waits beside it until the prompt is computed."""
+        """Put a sequence into the queue, unless it is paused.
+
+        A further sample of a prompt waits beside the queue until the prompt is computed.
+        """
         parent = sequence.parent
-        if parent is None or parent.finish_reason is not None or parent.prompt_is_computed or parent.paused:
+        if sequence.paused:
+            self._paused.add(sequence)
+        elif parent is None or parent.finish_reason is not None or parent.prompt_is_computed or parent.paused:
             self.waiting.add(sequence)
         else:
             self._siblings.setdefault(parent, []).append(sequence)

@@ -1,15 +1,16 @@
 """Speculative decoding: several guessed tokens of a sequence are verified in the pass that computes its newest token.
 
 A pass over a few tokens takes hardly longer than a pass over one, because it reads the same weights (Leviathan et al.,
-ICML 2023; Chen et al., 2023). A *proposer* guesses the next tokens of a sequence, its *drafts*. The sequence's chunk
-contains them, so the pass yields logits after each. Tokens are then sampled one after the other, as without drafts,
-until one differs from its draft. Every token is sampled from the logits that it would have without drafts, with the
-same random numbers. So no token changes, whatever the proposer: drafts save passes, and decide nothing.
+ICML 2023; Chen et al., 2023). A *proposer* guesses the next tokens of a sequence. Its guess is a *draft*, a list of
+*draft tokens*. The sequence's chunk contains them, so the pass yields logits after each. Tokens are then sampled one
+after the other, as without a draft, until one differs from the draft token in its position. Every token is sampled
+from the logits that it would have without a draft, with the same random numbers. So no token changes, whatever the
+proposer: drafts save passes, and decide nothing.
 
-A rejected draft costs the time to compute it. Reading the weights takes as long as computing `FREE_TOKENS` tokens, and
-rows share that cost, so a wrong guess is cheap beside one row and expensive beside many. Here each draft has to be
-worth its cost. The estimate is the share of drafts that were accepted lately, per sequence. Speculation therefore fades
-as the number of rows rises, and where a proposer guesses badly.
+A rejected draft token costs the time to compute it. Reading the weights takes as long as computing `FREE_TOKENS`
+tokens, and rows share that cost, so a wrong guess is cheap beside one row and expensive beside many. Here each draft
+token has to be worth its cost. The estimate is the share of draft tokens that were accepted lately, per sequence.
+Speculation therefore fades as the number of rows rises, and where a proposer guesses badly.
 """
 
 import random
@@ -30,21 +31,21 @@ if TYPE_CHECKING:
 
 FREE_TOKENS = 8  # on the CPUs measured, 8 rows take 1.5 times as long as one, and 16 take 2.6 times as long
 DECAY, DECAY_OVERALL = 0.8, 0.98  # how much of the old counts an estimate keeps at each verification
-EXPLORED = 1 / 64  # the share of decodes that get a draft although none is expected to pay
+EXPLORED = 1 / 64  # the share of decodes that get a draft token although none is expected to pay
 
 
 def accept_drafts(
     draft_token_ids: Seq[int], sample: Callable[[int], "SampledToken"]
 ) -> "list[SampledToken] | Exception":
-    """Sample tokens for as long as each of them equals its draft.
+    """Sample tokens for as long as each of them equals its draft token.
 
     Args:
-        draft_token_ids: the drafts d1, ..., dk.
-        sample: returns the token after the first n drafts, given n.
+        draft_token_ids: the draft, d1, ..., dk.
+        sample: returns the token after the first n draft tokens, given n.
 
     Returns:
-        The accepted drafts and one more token; or the exception that sampling the first token raised. A later exception
-        ends the list: the next pass samples that token first.
+        The accepted draft tokens and one more token; or the exception that sampling the first token raised. A later
+        exception ends the list: the next pass samples that token first.
     """
     tokens = []
     for number in range(len(draft_token_ids) + 1):
@@ -85,11 +86,11 @@ def make_speculation(
 
 
 class Speculation:
-    """Decides how many drafts each sequence gets, and asks the proposer for them.
+    """Decides how many draft tokens each sequence gets, and asks the proposer for them.
 
     Args:
-        proposer: guesses tokens. One that fails, or that returns too many or invalid ids, yields no drafts.
-        num_tokens: the most drafts of a sequence in one pass.
+        proposer: guesses tokens. One that fails, or that returns too many or invalid ids, yields no draft.
+        num_tokens: the most draft tokens of a sequence in one pass.
         vocab_size: the number of token ids.
     """
 
@@ -100,12 +101,12 @@ class Speculation:
         self._warned = False
 
     def propose(self, sequences: Seq[Sequence], limits: Seq[int], budget: int) -> list[list[int]]:
-        """Return drafts for each of the sequences, which all decode.
+        """Return a draft, which may be empty, for each of the sequences; all of them decode.
 
         Args:
             sequences: the sequences.
-            limits: the most drafts that each of them has room for.
-            budget: the most drafts of all sequences together.
+            limits: the most draft tokens that each of them has room for.
+            budget: the most draft tokens of all sequences together.
         """
         for sequence in sequences:
             if sequence.drafting is None:
@@ -119,20 +120,20 @@ class Speculation:
         return drafts
 
     def observe(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Learn how many of a sequence's drafts a pass accepted."""
-        verified = min(accepted + 1, drafted)  # nothing is known about drafts after the first wrong one
+        """Learn how many of a sequence's draft tokens a pass accepted."""
+        verified = min(accepted + 1, drafted)  # nothing is known about draft tokens after the first wrong one
         sequence.drafting.acceptance.update(accepted, verified, DECAY)
         self._overall.update(accepted, verified, DECAY_OVERALL)
 
     def _choose_counts(self, sequences: Seq[Sequence], limits: Seq[int], budget: int) -> list[int]:
-        """Choose the number of drafts: the most promising ones first, while they raise the tokens per time.
+        """Choose the number of draft tokens: the most promising ones first, while they raise the tokens per time.
 
-        A pass takes time in proportion to FREE_TOKENS + its tokens. The next draft pays if its probability is above the
-        expected tokens per such unit of time so far.
+        A pass takes time in proportion to FREE_TOKENS + its tokens. The next draft token pays if its probability is
+        above the expected tokens per such unit of time so far.
         """
         counts, candidates = [0] * len(sequences), []
         tokens = expected = len(sequences)
-        at_least = expected / (FREE_TOKENS + tokens)  # a draft that pays raises this, so none below it ever pays
+        at_least = expected / (FREE_TOKENS + tokens)  # a token that pays raises this, so none below it ever pays
         for place, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
             rate = probability = sequence.drafting.acceptance.rate
             for _ in range(min(self.num_tokens, limit)):
@@ -190,7 +191,7 @@ class Speculation:
 
 
 class Acceptance:
-    """Counts of accepted and of verified drafts, in which old ones fade."""
+    """Counts of accepted and of verified draft tokens, in which old ones fade."""
 
     def __init__(self, accepted: float, verified: float):
         self.accepted, self.verified = accepted, verified
@@ -201,7 +202,7 @@ class Acceptance:
 
     @property
     def rate(self) -> float:
-        """The share of drafts that were accepted."""
+        """The share of draft tokens that were accepted."""
         return self.accepted / self.verified
 
 

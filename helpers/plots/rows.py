@@ -72,8 +72,9 @@ def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int,
 
 
 def _summary(name: str, trace: Trace) -> str:
-    share = trace.output_tokens / max(1, trace.slot_steps)
-    useful = f"{trace.output_tokens:,} of {trace.slot_steps:,} slot-steps useful ({share:.0%})"
+    num_useful = trace.slot_steps - trace.wasted_slot_steps  # with drafts, fewer than the output tokens
+    share = num_useful / max(1, trace.slot_steps)
+    useful = f"{num_useful:,} of {trace.slot_steps:,} slot-steps useful ({share:.0%})"
     return f"{name}: {trace.forward_passes} forward passes, {useful}"
 
 

@@ -77,6 +77,28 @@ class ConnectionLimits:
         return {"http": protocol, "ws": "none", "backlog": self.backlog}
 
 
+class OneWriteConnection(h11.Connection):
+    """HTTP's state machine, which sends a short response in one write.
+
+    Each write is a system call, which is a good part of what a refusal costs. The head of a response waits for the
+    first part of its body if the response states its length. Then the body is complete, or a file. The head of a stream
+    is sent at once.
+    """
+
+    def __init__(self):
+        super().__init__(h11.SERVER)
+        self._head = b""
+
+    def send(self, event: h11.Event) -> bytes | None:
+        """Return the bytes to write for an event; none for a head that waits."""
+        data = super().send(event)
+        if isinstance(event, h11.Response) and any(name == b"content-length" for name, _ in event.headers):
+            self._head, data = data, b""
+        elif self._head and data is not None:
+            self._head, data = b"", self._head + data
+        return data
+
+
 class GuardedConnection(H11Protocol):
     """One connection of uvicorn's server, within limits.
 
@@ -88,6 +110,7 @@ class GuardedConnection(H11Protocol):
 
     def __init__(self, *args, limits: ConnectionLimits, **named):
         super().__init__(*args, **named)
+        self.conn = OneWriteConnection()
         self.limits, self.awaited, self.since = limits, None, 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -176,6 +199,10 @@ class GuardedConnection(H11Protocol):
             self.transport.close()
         else:
             self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        self._send_error(APIError(400, msg))
+        self.transport.close()
 
     def _send_error(self, error: APIError) -> None:
         response, reason = as_response(error), STATUS_PHRASES[error.status_code]
