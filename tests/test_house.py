@@ -50,9 +50,9 @@ def test_every_exported_name_exists(name):
 
 
 def test_modules_are_attributes_of_the_package():
-    code = "import helpers; print(helpers.kv_cache.__name__, helpers.batching.Request, hasattr(helpers, 'nothing'))"
+    code = "import helpers; print(helpers.metrics.__name__, helpers.workloads.Request, hasattr(helpers, 'nothing'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "helpers.kv_cache <class 'helpers.request.Request'> False"
+    assert done.stdout.strip() == "helpers.metrics <class 'helpers.request.Request'> False"
 
 
 HEAVY = {"torch", "transformers", "numpy"}

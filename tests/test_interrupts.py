@@ -22,6 +22,7 @@ from helpers import Engine, EngineConfig, SamplingParams
 from helpers.engine import Chunk, EngineCore, ForwardPass, ModelInfo, Plan, RunnerOutput, SampledToken, accept_drafts
 
 ENGINE, RUNNERS = str(Path(helpers.engine.__file__).parent), str(Path(helpers.runners.__file__).parent)
+TOKENIZER = letter_tokenizer()
 INFO = ModelInfo(vocab_size=10, context_length=100, eos_token_ids=frozenset([0]))
 
 
@@ -92,7 +93,7 @@ class Caller:
     def __init__(self, num_blocks: int | None = None, block_size: int = 2, **config):
         self.engine = EngineCore(
             ContextRunner(num_blocks, block_size),
-            letter_tokenizer(),
+            TOKENIZER,
             INFO,
             EngineConfig(**{"max_batch_size": 3, "max_tokens_per_step": 12} | config),
         )

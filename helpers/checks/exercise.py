@@ -72,7 +72,7 @@ class Exercise:
         self.solution: Callable
         # A student checks a function many times, and each time it is compared with all misconceptions.
         self.questions = lru_cache(4)(self._questions)
-        self.outcome_of = lru_cache(512)(self._outcome_of)
+        self.outcome_of = lru_cache(2048)(self._outcome_of)
 
     # --- the declaration, as decorators -------------------------------------------------------------------------
 

@@ -29,6 +29,9 @@ def page(assignment: str, tasks: list[Task], note: str = "", seed: int | None = 
     """
     totals = {name: f"{sum(getattr(task, name) for task in tasks):g}" for name in ("earned", "points")}
     template, limit = TEMPLATES.get_template("page.html"), MAX_CHARACTERS
+    texts = [text for task in tasks for work in task.work[:MAX_CELLS] for text in (work.source, work.printed)]
+    while sum(min(len(text), limit) for text in texts) > MAX_CHARACTERS:
+        limit //= 4
     pictures = [task.grids and task.grids.picture()._repr_mimebundle_() for task in tasks]
     while True:
         shown = [_shown(task, picture, limit) for task, picture in zip(tasks, pictures, strict=True)]
