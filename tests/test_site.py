@@ -48,6 +48,7 @@ def printed(text: str):
 
 PICTURE = new_output("display_data", {"image/png": PIXEL}, metadata={"image/png": {"alt": "A gray pixel"}})
 ERROR = new_output("error", ename="KeyError", evalue="'missing'", traceback=["KeyError: 'missing'"])
+WIDE = "  # a comment" + " that is long" * 8
 LESSONS = {
     "3_continuous_batching.ipynb": [
         new_markdown_cell(
@@ -57,7 +58,7 @@ LESSONS = {
         code("the_set_up_cell = 1", tags=["bootstrap"]),
         code("draw_the_map()", PICTURE, tags=["hide-input"]),
         code("print(answer)", printed("42 rows"), tags=["hide-output"]),
-        code("print(headline)", printed("132 passes\n"), printed("instead of 400\n"), tags=["headline"]),
+        code(f"print(headline){WIDE}", printed("132 passes\n"), printed("instead of 400\n"), tags=["headline"]),
     ],
     "extra/a_paper.ipynb": [new_markdown_cell("# A paper\n\n[Lesson](../3_continuous_batching.ipynb)")],
     "10_stopped.ipynb": [new_markdown_cell("# 10. Stopped"), code("x['missing']", ERROR)],
@@ -146,6 +147,19 @@ def test_folded_cells_can_be_unfolded_without_a_script(lesson):
     assert any("draw_the_map" in part and "<img" not in part for part in folded)
     assert any("42 rows" in part and "print" not in part for part in folded)
     assert not any("132 passes" in part for part in folded)
+
+
+@pytest.mark.slow
+def test_paper_shows_what_a_screen_unfolds_or_scrolls_to(small_site, window):  # noqa: F811
+    """On a screen, both answers are false, or the test would show nothing."""
+    address = (small_site / "notebooks" / "3_continuous_batching.html").as_uri()
+    page = window(address, site=small_site.as_uri(), viewport={"width": 500, "height": 900})
+    fits = "[...document.querySelectorAll('article pre')].every(one => one.scrollWidth <= one.clientWidth)"
+    shown = {}
+    for media in ("screen", "print"):
+        page.emulate_media(media=media)
+        shown[media] = (page.get_by_text("42 rows", exact=True).is_visible(), page.evaluate(fits))
+    assert shown == {"screen": (False, False), "print": (True, True)}
 
 
 def test_a_lesson_links_its_exercises_its_notebook_and_colab(lesson, small_site):

@@ -81,7 +81,7 @@ for _part, _wrongs in {
 # --- best_k ---------------------------------------------------------------------------------------------------------
 
 best_k = Exercise(
-    "best_k(acceptance, rows, seconds)",
+    "best_k(acceptance, rows, milliseconds)",
     "speculation trades arithmetic for passes, so it pays only where a pass has arithmetic to spare",
 )
 
@@ -91,7 +91,7 @@ BENT = [0, 20, 21, 22, 23, 24, 25, 26, 27, 32, 37, 42, 47, 52, 57, 62, 67]
 
 @best_k.cases
 def _(random):
-    for acceptance, rows, seconds in [
+    for acceptance, rows, milliseconds in [
         (0.5, 1, [0, 10, 11, 12, 13]),
         (0.9, 1, BENT),
         (0.6, 1, BENT),
@@ -108,7 +108,7 @@ def _(random):
         (0.0, 2, FLAT),
         (round(random.uniform(0.35, 0.95), 2), random.choice([1, 2, 3]), BENT),
     ]:
-        yield (acceptance, rows, seconds), f"acceptance {acceptance}, {rows} rows, seconds {seconds}"
+        yield (acceptance, rows, milliseconds), f"acceptance {acceptance}, {rows} rows, milliseconds {milliseconds}"
 
 
 def yielded(a, k):
