@@ -5,12 +5,14 @@ relative pictures; their cells draw the same pictures as outputs.
 """
 
 import argparse
+import functools
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from helpers import (
+    Trace,
     filter_batch,
     generate_continuous,
     generate_next_token,
@@ -23,23 +25,21 @@ from helpers import (
 )
 
 
+@functools.cache
+def race_traces() -> tuple[Trace, Trace]:
+    """Run lesson 3's race with static and with continuous batching; two figures draw it."""
+    requests = workloads.race()
+    return generate_static(requests, 8).trace, generate_continuous(requests, 8).trace
+
+
 def race() -> plots.Picture:
     """Draw lesson 3's race: static batching above, continuous batching below."""
-    requests = workloads.race()
-    return plots.slot_timeline(
-        {
-            "static batching": generate_static(requests, 8).trace,
-            "continuous batching": generate_continuous(requests, 8).trace,
-        }
-    )
+    return plots.slot_timeline(dict(zip(["static batching", "continuous batching"], race_traces(), strict=True)))
 
 
 def slot_steps() -> plots.Picture:
     """Draw how the slot-steps of the race are spent."""
-    requests = workloads.race()
-    return plots.work_bars(
-        {"static": generate_static(requests, 8).trace, "continuous": generate_continuous(requests, 8).trace}
-    )
+    return plots.work_bars(dict(zip(["static", "continuous"], race_traces(), strict=True)))
 
 
 def left_padding() -> plots.Picture:
