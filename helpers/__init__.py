@@ -11,6 +11,7 @@ _HOME = {
     "RequestOutput": "engine",
     "SamplingParams": "engine",
     "Trace": "trace",
+    "dequantized": "models",
     "filter_batch": "batching",
     "generate_alone": "loops",
     "generate_continuous": "loops",

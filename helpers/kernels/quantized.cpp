@@ -8,8 +8,8 @@
 // neighbouring inputs of one output: even inputs in its lower half, odd ones in its upper half, so that one instruction
 // makes pairs of bfloat16 numbers.
 //
-// For more than ROWS rows, a panel is converted once, into a buffer that stays in the cache. The sums are the same and have
-// the same order, so the numbers of a row do not depend on the other rows of the batch.
+// For more than CONVERTED rows, a panel is converted once, into a buffer that stays in the cache. The sums are the same and
+// have the same order, so the numbers of a row do not depend on the other rows of the batch.
 
 #include <omp.h>
 
@@ -20,6 +20,7 @@
 
 constexpr int ROWS = LANES == 16 ? 8 : 4;  // see linear.cpp
 constexpr int VECTORS = 2, PANEL = 32;
+constexpr int CONVERTED = 4 * ROWS;  // up to here, converting a panel again for every ROWS rows takes less time
 constexpr long AHEAD = 4096;  // bytes
 
 // Return the integers of one input as floats: shifts move them to the top of the word and back, with their sign.
@@ -138,13 +139,13 @@ static void quantized_linear(const Word* x, const uint32_t* w, const Scale* scal
   for (long c = 0; c < sizes.out; c += PANEL) {
     const uint32_t* panel = w + c / PANEL * words * PANEL;
     uint32_t* converted = buffers + omp_get_thread_num() * sizes.steps * PANEL;
-    if (rows > ROWS) convert<BITS, STEPS, Vector>(panel, converted, words);
-    auto multiply = rows > ROWS ? multiply_rows<ROWS, BITS, false, Vector, Word, Number, Scale>
-                                : multiply_rows<ROWS, BITS, true, Vector, Word, Number, Scale>;
+    if (rows > CONVERTED) convert<BITS, STEPS, Vector>(panel, converted, words);
+    auto multiply = rows > CONVERTED ? multiply_rows<ROWS, BITS, false, Vector, Word, Number, Scale>
+                                     : multiply_rows<ROWS, BITS, true, Vector, Word, Number, Scale>;
     for (long d = 0; d < PANEL && c + d < sizes.out; d += VECTORS * LANES) {
       long rest = sizes.out - c - d, columns = rest < VECTORS * LANES ? rest : VECTORS * LANES;
       for (long r = 0; r < rows; r += ROWS)
-        multiply(rows - r, x + r * sizes.steps, (rows > ROWS ? converted : panel) + d,
+        multiply(rows - r, x + r * sizes.steps, (rows > CONVERTED ? converted : panel) + d,
                  scales + c / PANEL * sizes.groups * PANEL + d, bias ? bias + c + d : bias, y + r * sizes.out + c + d, sizes,
                  columns);
     }
@@ -153,8 +154,10 @@ static void quantized_linear(const Word* x, const uint32_t* w, const Scale* scal
 
 extern "C" {
 
+int rows_without_buffer() { return CONVERTED; }
+
 // x [rows, in], w [panels, in * bits / 32, PANEL], scales [panels, groups, PANEL] (float32 for 8 bits, bfloat16 for 4),
-// bias [out] or null, y [rows, out]; buffers [threads, in, PANEL], used for more than ROWS rows.
+// bias [out] or null, y [rows, out]; buffers [threads, in, PANEL], used for more than CONVERTED rows.
 void quantized_linear_float32(const float* x, const uint32_t* w, const void* scales, const float* bias, float* y,
                               uint32_t* buffers, long rows, long in, long out, long groups, int bits, int threads) {
   Sizes sizes = {in, out, groups, in * bits / 32 / groups};

@@ -8,8 +8,6 @@ from torch.nn.functional import pad
 
 from .compiled import DTYPES, library
 
-MAX_ROWS_IN_REGISTERS = 4  # for more rows than that, some processors need a buffer
-
 
 def quantized_linear(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, bits: int, outputs: int
@@ -29,7 +27,9 @@ def quantized_linear(
     """
     inputs = words.shape[1] * 32 // bits
     if x.dtype not in DTYPES or not (x.is_cpu and words.is_cpu and scales.is_cpu):
-        raise ValueError(f"x is {x.dtype} on {x.device}: the kernel needs float32 or bfloat16, and all tensors on the CPU.")
+        raise ValueError(
+            f"x is {x.dtype} on {x.device}: the kernel needs float32 or bfloat16, and all tensors on the CPU."
+        )
     if x.shape[-1] > inputs:
         raise ValueError(f"The weight has {inputs} inputs, but x has {x.shape[-1]}: pass x of shape [..., {inputs}].")
     if bias is not None and (bias.shape != (outputs,) or bias.dtype is not x.dtype):
@@ -40,7 +40,7 @@ def quantized_linear(
         x = pad(x, (0, inputs - x.shape[-1]))
     x, bias = x.contiguous(), None if bias is None else bias.contiguous()
     y, rows, threads = x.new_empty(*x.shape[:-1], outputs), x.numel() // inputs, torch.get_num_threads()
-    buffers = x.new_empty(threads * inputs * words.shape[2] if rows > MAX_ROWS_IN_REGISTERS else 0)
+    buffers = x.new_empty(threads * inputs * words.shape[2] if rows > library().rows_without_buffer() else 0)
     _kernel(x.dtype)(
         x.data_ptr(),
         words.data_ptr(),

@@ -160,7 +160,7 @@ def _layers_to_quantize(model: nn.Module) -> Iterator[tuple[list[str], nn.Linear
     paths: dict[nn.Module, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         plain = type(module) in (nn.Linear, Conv1D) and not (module._forward_hooks or module._forward_pre_hooks)
-        if plain and isinstance(module.weight, nn.Parameter) and min(module.weight.shape) >= GROUP:
+        if plain and type(module.weight) is nn.Parameter and min(module.weight.shape) >= GROUP:
             paths.setdefault(module, []).append(path)
     while paths:  # without references to layers that have been yielded
         layer = next(iter(paths))
