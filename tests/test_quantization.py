@@ -16,13 +16,23 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from helpers import Engine, EngineConfig, SamplingParams, dequantized, generate_continuous, kernels, load_model
+from helpers import Engine, EngineConfig, Request, SamplingParams, dequantized, generate_continuous, kernels, load_model
 from helpers.models import quantize
 from helpers.models.quantization import FORMATS, GROUP, QuantizedLinear, pack, round_to_integers, unpack
 from helpers.runners import linear
 from helpers.runners.linear import FastLinear, choose_linear_backends
 from helpers.runners.linear_choice import ROWS
-from tests.families import FAMILIES, LEAD, build, logit_range, not_ragged_because, reference, serve_ragged, tokenizer
+from tests.families import (
+    FAMILIES,
+    LEAD,
+    SIZES,
+    build,
+    logit_range,
+    not_ragged_because,
+    prompts,
+    serve_ragged,
+    tokenizer,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 in_both_formats = pytest.mark.parametrize("weights", FORMATS)
@@ -101,58 +111,55 @@ def test_packed_integers_come_back_in_their_places(bits):
 def test_even_inputs_are_in_the_lower_half_of_a_word():
     integers = torch.zeros(32, 32, dtype=torch.int8)
     integers[3, :8] = torch.tensor([1, 2, 3, 4, 5, 6, 7, -1])
-    assert f"{pack(integers, 4)[0, 0, 3] & 0xFFFFFFFF:08x}" == "f6427531"
+    assert f"{pack(integers, 4)[0, 0, 3].item() & 0xFFFFFFFF:08x}" == "f6427531"
     assert [f"{word & 0xFFFFFFFF:08x}" for word in pack(integers, 8)[0, :2, 3].tolist()] == ["04020301", "ff060705"]
 
 
 # --- a layer's error --------------------------------------------------------------------------------------------------
 
-ONES = torch.ones(3, 40)
+
+def normal(shape, random):
+    return torch.randn(shape, generator=random)
+
+
+def with_outliers(shape, random):
+    weight = normal(shape, random)
+    weight[:, 1] = 1e4
+    return weight
+
+
 WEIGHTS = {
-    "normal": lambda shape, random: torch.randn(shape, generator=random),
-    "one outlier per output": lambda shape, random: torch.randn(shape, generator=random).index_fill(
-        1, ONES[0, :1].long(), 1e4
-    ),
+    "normal": normal,
+    "an outlier per output": with_outliers,
     "halves, which lie between integers": lambda shape, random: torch.randint(-254, 255, shape, generator=random) / 2,
     "zeros": lambda shape, random: torch.zeros(shape),
-    "some outputs zero": lambda shape, random: (
-        torch.randn(shape, generator=random) * (torch.arange(shape[0]) % 2)[:, None]
-    ),
-    "below the normal numbers": lambda shape, random: torch.randn(shape, generator=random) * 1e-40,
-    "tiny": lambda shape, random: torch.randn(shape, generator=random) * 1e-30,
-    "huge": lambda shape, random: torch.randn(shape, generator=random) * 1e30,
+    "some outputs zero": lambda shape, random: normal(shape, random) * (torch.arange(shape[0]) % 2)[:, None],
+    "below the normal numbers": lambda shape, random: normal(shape, random) * 1e-40,
+    "tiny": lambda shape, random: normal(shape, random) * 1e-30,
+    "huge": lambda shape, random: normal(shape, random) * 1e20,
     "all equal": lambda shape, random: torch.full(shape, 0.3),
 }
-INPUTS = {
-    "normal": lambda weight, random: torch.randn(3, weight.shape[1], generator=random),
-    "signs of the rounding errors": lambda weight, random: None,  # filled in below: all errors add up
-    "huge and tiny": lambda weight, random: torch.randn(3, weight.shape[1], generator=random) * 10.0 ** torch.randint(-6, 7, (weight.shape[1],), generator=random),
-    "terms that cancel": lambda weight, random: 1e4 * (-1.0) ** torch.arange(weight.shape[1]).expand(3, -1),
-}  # fmt: skip
+INPUTS = {  # of a layer whose quantized weight differs from the exact one by `errors`
+    "normal": lambda errors, random: normal((3, errors.shape[1]), random),
+    "huge and tiny": lambda errors, random: normal((3, errors.shape[1]), random) ** 9,
+    "terms that cancel": lambda errors, random: 1e4 * (-1.0) ** torch.arange(errors.shape[1]).expand(3, -1),
+    "errors that add up": lambda errors, random: errors.sign()[:3],
+}
+SIZE = st.integers(32, 90)
 
 
 @in_both_formats
 @settings(derandomize=True, deadline=None, max_examples=60)
-@given(
-    st.sampled_from(list(WEIGHTS)),
-    st.sampled_from(list(INPUTS)),
-    st.integers(32, 90),
-    st.integers(32, 90),
-    st.integers(0, 9),
-)
-@example("one outlier per output", "signs of the rounding errors", 64, 32, 0)
+@given(st.sampled_from(list(WEIGHTS)), st.sampled_from(list(INPUTS)), SIZE, SIZE, st.integers(0, 9))
+@example("an outlier per output", "errors that add up", 64, 32, 0)
 @torch.no_grad()
-def test_a_layers_error_is_at_most_half_a_scale_per_input_plus_float_rounding(
-    weights, kind, x_kind, inputs, outputs, seed
-):
-    """|dy_j| <= sum over k of s_jk / 2 |x_k|, and the rounding of a float32 sum of n terms: n 2^-24 sum |w_jk x_k|."""
+def test_a_layers_error_is_at_most_half_a_scale_per_input(weights, kind, x_kind, inputs, outputs, seed):
+    """|dy_j| <= sum over k of s_jk / 2 |x_k|, plus the rounding of float32 sums of n terms, n 2^-24 sum |w_jk x_k|."""
     random = torch.Generator().manual_seed(seed)
     layer = nn.Linear(inputs, outputs, bias=False)
     layer.weight.copy_(WEIGHTS[kind]((outputs, inputs), random))
     quantized = QuantizedLinear(layer, weights)
-    x = INPUTS[x_kind](layer.weight, random)
-    if x is None:
-        x = (quantized.weight - layer.weight).sign()[:3]
+    x = INPUTS[x_kind](quantized.weight - layer.weight, random)
     exact = x.double() @ layer.weight.double().T
     scales = quantized.scales.double().transpose(1, 2).flatten(0, 1)[:outputs]
     scales = scales.repeat_interleave(GROUP if weights == "int4" else 96, dim=1)[:, :inputs]
@@ -261,18 +268,18 @@ def test_an_engine_generates_the_dequantized_models_tokens_in_any_company(family
     if not family.available:
         pytest.skip(f"transformers {transformers.__version__} does not know {family.config['model_type']}")
     model = build(family)
-    requests = reference(family).requests[:5]
-    prompts = [tokenizer()(request.prompt)["input_ids"] for request in requests]
+    requests = [Request(prompt, tokens) for prompt, (_, tokens) in zip(prompts()[:5], SIZES, strict=False)]
+    texts = [tokenizer()(request.prompt)["input_ids"] for request in requests]
     if not_ragged_because(family):
         engine = Engine(model, tokenizer(), EngineConfig(max_batch_size=3, weights=weights))
         params = [SamplingParams(max_tokens=request.max_tokens) for request in requests]
-        outputs = [output.token_ids for output in engine.generate(prompts, params)]
+        outputs = [output.token_ids for output in engine.generate(texts, params)]
     else:
         outputs, engine = serve_ragged(model, requests, seed=0, weights=weights)
         assert engine.scheduler.num_partial_chunks > 5
     assert quantized_layers(engine.model)
     rounded = dequantized(model, weights)
-    ties = sum(greedy_or_nearly_tied(rounded, *pair) for pair in zip(prompts, outputs, strict=True))
+    ties = sum(greedy_or_nearly_tied(rounded, *pair) for pair in zip(texts, outputs, strict=True))
     assert ties <= 1
 
 
@@ -347,8 +354,9 @@ def peak_bytes(call) -> int:
 
 @in_both_formats
 def test_quantizing_never_holds_more_than_the_float_weights_and_one_layer(weights):
-    config = AutoConfig.for_model("llama", vocab_size=2000, hidden_size=512, intermediate_size=1024, num_hidden_layers=6,
-                                  num_attention_heads=4, tie_word_embeddings=False)  # fmt: skip
+    config = AutoConfig.for_model(
+        "llama", vocab_size=2000, hidden_size=512, intermediate_size=1024, num_hidden_layers=6
+    )
     model = AutoModelForCausalLM.from_config(config).eval()
     largest = max(parameter.nbytes for parameter in model.parameters())
     total = sum(parameter.nbytes for parameter in model.parameters())
@@ -406,7 +414,7 @@ def test_without_a_compiler_pytorch_multiplies_by_the_dequantized_weight(pair, n
 @pytest.mark.parametrize("call", [lambda: EngineConfig(weights="int3"), lambda: load_model(weights="int3"),
                                   lambda: dequantized(load_model()[0], "int3")])  # fmt: skip
 def test_an_unknown_format_is_an_error_that_lists_the_known_ones(call):
-    with pytest.raises(ValueError, match='weights must be "int8"(,| or) "int4".* not \'int3\''):
+    with pytest.raises(ValueError, match=r'weights must be "int8"(,| or) "int4".* not \'int3\''):
         call()
 
 
@@ -417,7 +425,7 @@ def test_quantizing_twice_in_different_formats_is_an_error(pair):
 
 
 def test_a_model_without_linear_layers_is_refused():
-    with pytest.raises(ValueError, match="CountingModel has no plain linear layers to quantize. Use weights=None"):
+    with pytest.raises(ValueError, match=r"CountingModel has no plain linear layers to quantize. Use weights=None"):
         Engine(CountingModel(), letter_tokenizer(), EngineConfig(weights="int8"))
 
 
