@@ -7,6 +7,7 @@ own texts: how often would another token come next?
 
 `speed` uses GPT-2 124M with random weights. The engines take turns. It reports the tokens per second of iterations in
 which all rows decode, the share of the memory bandwidth at which they read the weights, and the time of a long prompt.
+llama.cpp joins where it is installed. Its Q8_0 and Q4_0 quantize what flows through the layers, too.
 """
 
 import argparse
@@ -14,7 +15,9 @@ import copy
 import itertools
 import math
 import statistics
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -27,8 +30,10 @@ from helpers.models.quantization import QuantizedLinear
 from helpers.tiny_model import corpus
 from helpers.tiny_model.train import held_out_loss
 
+from .engines import ExternalEngine
 from .machine import processor
 from .models import find_model
+from .workloads import TokenRequest
 
 HELD_OUT_SEED, NUM_PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 999_000_000, 100, 8, 48
 ROWS, LONG_PROMPT, DECODES, ROUNDS = (1, 4, 8, 16), 384, 24, 3
@@ -41,6 +46,7 @@ CASES = {
     "int8, bfloat16": (BFLOAT16, "int8"),
     "int4, bfloat16": (BFLOAT16, "int4"),
 }  # weights, dtype of everything else
+LLAMA = ("Q8_0", "Q4_0")  # its names for 8 and 4 bits in groups of 32
 
 
 # --- quality ----------------------------------------------------------------------------------------------------------
@@ -96,9 +102,26 @@ def weight_bytes(model: nn.Module) -> int:
     )
 
 
+def made_up_prompts(rows: int, tokens: int) -> list[list[int]]:
+    """Return a prompt for each row; with random weights any tokens will do."""
+    return [[(7 * row + n) % 1000 for n in range(tokens)] for row in range(rows)]
+
+
+def llama_seconds_of(engine: ExternalEngine, rows: int, prompt_tokens: int, output_tokens: int) -> float:
+    """Return the same for llama.cpp: a long generation takes these seconds more per token than a short one."""
+
+    def seconds(output_tokens: int) -> float:
+        requests = [TokenRequest(prompt, output_tokens) for prompt in made_up_prompts(rows, prompt_tokens)]
+        start = time.perf_counter()
+        engine.run(requests)
+        return time.perf_counter() - start
+
+    return seconds(1) if output_tokens == 1 else (seconds(output_tokens) - seconds(1)) / (output_tokens - 1)
+
+
 def seconds_of(engine: Engine, rows: int, prompt_tokens: int, output_tokens: int) -> float:
     """Return the median seconds of an iteration in which all rows decode, or of the prompts' if nothing is decoded."""
-    prompts = [[(7 * row + n) % 1000 for n in range(prompt_tokens)] for row in range(rows)]
+    prompts = made_up_prompts(rows, prompt_tokens)
     start = len(engine.trace.passes)
     engine.generate(prompts, SamplingParams(max_tokens=output_tokens, ignore_eos=True))
     passes = engine.trace.passes[start:]
@@ -107,20 +130,26 @@ def seconds_of(engine: Engine, rows: int, prompt_tokens: int, output_tokens: int
     return statistics.median(after.start - before.start for before, after in itertools.pairwise(passes[1:]))
 
 
-def speed(model, tokenizer, rows: tuple[int, ...] = ROWS, rounds: int = ROUNDS) -> str:
+def speed(folder: Path, rows: tuple[int, ...] = ROWS, rounds: int = ROUNDS) -> str:
     """Return a Markdown table of tokens per second, shares of the bandwidth, and milliseconds of a long prompt."""
-    engines = {
-        name: Engine(
-            model, tokenizer, EngineConfig(max_batch_size=max(rows), weights=weights, dtype=dtype, prefix_caching=False)
-        )
-        for name, (dtype, weights) in CASES.items()
-    }
+    model, tokenizer = load_model(folder, "cpu")
+    engines = {}
+    for name, (dtype, weights) in CASES.items():
+        config = EngineConfig(max_batch_size=max(rows), weights=weights, dtype=dtype, prefix_caching=False)
+        engines[name] = Engine(model, tokenizer, config)
+    llama = {f"llama.cpp {kind}": ExternalEngine("llama") for kind in LLAMA}
+    llama = {name: engine for name, engine in llama.items() if engine.why_unavailable() is None}
+    for name, engine in llama.items():
+        engine.load(folder, name.split()[-1], max(rows))
     bandwidths, times = [memory_bandwidth()], {}
     for _ in range(rounds):
-        for number, (name, engine) in itertools.product([*rows, 0], engines.items()):
+        for number, name in itertools.product([*rows, 0], [*engines, *llama]):
             case = (number, 16, DECODES) if number else (1, LONG_PROMPT, 1)
-            times.setdefault((name, number), []).append(seconds_of(engine, *case))
+            measured = seconds_of(engines[name], *case) if name in engines else llama_seconds_of(llama[name], *case)
+            times.setdefault((name, number), []).append(measured)
         bandwidths.append(memory_bandwidth())
+    for engine in llama.values():
+        engine.close()
     bandwidth = statistics.median(bandwidths)
     lines = [
         f"{processor()}; memory was read at {min(bandwidths) / 1e9:.0f} to {max(bandwidths) / 1e9:.0f} GB/s.\n",
@@ -129,13 +158,13 @@ def speed(model, tokenizer, rows: tuple[int, ...] = ROWS, rounds: int = ROUNDS) 
         + f" | prompt of {LONG_PROMPT} tokens |",
         "| --- | --- |" + " --- |" * (len(rows) + 1),
     ]
-    for name, engine in engines.items():
-        read = weight_bytes(engine.model)
-        cells = []
+    for name in [*engines, *llama]:
+        read = weight_bytes(engines[name].model) if name in engines else None
+        cells = [f"{read / 1e6:.0f}" if read else ""]
         for number in rows:
             seconds = min(times[name, number])
-            cells.append(f"{number / seconds:.0f} ({read / seconds / bandwidth:.0%})")
-        lines.append(f"| {name} | {read / 1e6:.0f} | " + " | ".join(cells) + f" | {min(times[name, 0]) * 1e3:.0f} ms |")
+            cells.append(f"{number / seconds:.0f}" + (f" ({read / seconds / bandwidth:.0%})" if read else ""))
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {min(times[name, 0]) * 1e3:.0f} ms |")
     return "\n".join(lines)
 
 
@@ -145,4 +174,4 @@ if __name__ == "__main__":
     if parser.parse_args().what == "quality":
         print(quality(*load_model(EMBEDDED, "cpu")))
     else:
-        print(speed(*load_model(find_model().folder, "cpu")))
+        print(speed(find_model().folder))

@@ -11,9 +11,10 @@ largest integer, 127 or 7. So no weight changes by more than half a scale. A sin
 whole group. With 255 values that hardly matters, and with 15 it does, hence the small groups of int4. 32 weights share
 16 bits there, which costs half a bit per weight.
 
-Which layers: all that multiply and do nothing else, the LM head among them. Each token reads it in full, and in GPT-2
-it has a third of the weights that a decode reads. Where it is tied to the embedding, the embedding stays as it is: a
-token reads one row of it. Layers narrower than GROUP, such as the router of a mixture of experts, stay as they are.
+Which layers: all that multiply and do nothing else, the LM head among them. Each decode reads it in full, and in GPT-2
+(124M) it has 31% of the weights that a decode reads. Where it is tied to the embedding, the embedding stays as it is: a
+token reads one row of it. Layers with fewer than GROUP inputs or outputs, such as the router of a mixture of experts,
+stay as they are, and so do weights outside of linear layers: transformers stores experts that way.
 
 `dequantized` returns the reference: an ordinary model with the rounded weights.
 """

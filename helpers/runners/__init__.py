@@ -11,7 +11,7 @@ kv_pool.py            the tensors behind the blocks
 layer_masks.py        which tokens a model's layers attend to
 padded.py             left-padded batches, for every other model
 sampling.py           samples the tokens, greedily or at random
-linear.py             linear layers that use the fastest backend
+linear.py             linear layers, quantized ones too, that use the fastest backend
 linear_backends.py    the backends
 linear_choice.py      which of them is fastest, by measurement
 linear_report.py      the measured times as a table
