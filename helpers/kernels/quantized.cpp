@@ -110,12 +110,15 @@ static void multiply(const Word* x, const uint32_t* w, const Scale* scales, cons
   }
 }
 
-// Call the `multiply` that is compiled for this number of rows, or the one for R rows if there are more.
-template <int R, int BITS, bool PACKED, typename Vector, typename Word, typename Number, typename Scale>
-static void multiply_rows(long rows, const Word* x, const uint32_t* w, const Scale* scales, const Number* bias, Number* y,
-                          Sizes sizes, long columns) {
-  if (rows >= R) return multiply<R, BITS, PACKED, Vector>(x, w, scales, bias, y, sizes, columns);
-  if constexpr (R > 1) multiply_rows<R - 1, BITS, PACKED, Vector>(rows, x, w, scales, bias, y, sizes, columns);
+// Multiply as many rows as the largest compiled `multiply` that is not too large, and return how many. Only powers of two
+// are compiled, because each takes the compiler a while.
+template <int R, int BITS, typename Vector, typename Word, typename Number, typename Scale>
+static int multiply_rows(long rows, const Word* x, const uint32_t* w, const Scale* scales, const Number* bias, Number* y,
+                         Sizes sizes, long columns) {
+  if constexpr (R > 1)
+    if (rows < R) return multiply_rows<R / 2, BITS, Vector>(rows, x, w, scales, bias, y, sizes, columns);
+  multiply<R, BITS, true, Vector>(x, w, scales, bias, y, sizes, columns);
+  return R;
 }
 
 // Convert a panel [words, PANEL] to [steps, PANEL].
@@ -140,14 +143,17 @@ static void quantized_linear(const Word* x, const uint32_t* w, const Scale* scal
     const uint32_t* panel = w + c / PANEL * words * PANEL;
     uint32_t* converted = buffers + omp_get_thread_num() * sizes.steps * PANEL;
     if (rows > CONVERTED) convert<BITS, STEPS, Vector>(panel, converted, words);
-    auto multiply = rows > CONVERTED ? multiply_rows<ROWS, BITS, false, Vector, Word, Number, Scale>
-                                     : multiply_rows<ROWS, BITS, true, Vector, Word, Number, Scale>;
     for (long d = 0; d < PANEL && c + d < sizes.out; d += VECTORS * LANES) {
-      long rest = sizes.out - c - d, columns = rest < VECTORS * LANES ? rest : VECTORS * LANES;
-      for (long r = 0; r < rows; r += ROWS)
-        multiply(rows - r, x + r * sizes.steps, (rows > CONVERTED ? converted : panel) + d,
-                 scales + c / PANEL * sizes.groups * PANEL + d, bias ? bias + c + d : bias, y + r * sizes.out + c + d, sizes,
-                 columns);
+      long rest = sizes.out - c - d, columns = rest < VECTORS * LANES ? rest : VECTORS * LANES, r = 0;
+      const Scale* scale = scales + c / PANEL * sizes.groups * PANEL + d;
+      const Number* b = bias ? bias + c + d : bias;
+      Number* out = y + c + d;
+      if (rows > CONVERTED)
+        for (; r + ROWS <= rows; r += ROWS)
+          multiply<ROWS, BITS, false, Vector>(x + r * sizes.steps, converted + d, scale, b, out + r * sizes.out, sizes, columns);
+      while (r < rows)
+        r += multiply_rows<ROWS, BITS, Vector>(rows - r, x + r * sizes.steps, panel + d, scale, b, out + r * sizes.out, sizes,
+                                               columns);
     }
   }
 }
