@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--requests", type=int, default=60, help="per rate and server")
+    parser.add_argument("--alone", action="store_true", help="measure only the client that is alone")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     model = find_model(options.model)
@@ -57,6 +58,9 @@ def main() -> int:
         contents = token_ids(prompts, 1000 * options.seed + number)
         return [Request(prompt, tokens) for prompt, tokens in zip(contents, outputs, strict=True)]
 
+    if options.alone:
+        print(alone(model.folder, options.dtype))
+        return 0
     with ExitStack() as stack:
         urls = {"course": stack.enter_context(course_server(model.folder, options.dtype, options.rows))}
         if python_of("vllm").exists():
@@ -78,7 +82,7 @@ def main() -> int:
 def course_server(folder: Path, dtype: str, rows: int) -> Iterator[str]:
     """Start the course's server, and return its address."""
     options = {"model": folder, "dtype": dtype, "rows": rows, "max-queue": 1000}
-    with launch(*(f"--{name}={value}" for name, value in options.items())) as server:
+    with launch(*(f"--{name}={value}" for name, value in options.items()), shares_cores=False) as server:
         yield server.url
 
 

@@ -4,12 +4,14 @@ import importlib
 from importlib.util import find_spec
 
 _HOME = {
+    "BeamOutput": "engine",
     "Engine": "model_engine",
     "EngineConfig": "engine",
     "Generation": "loops",
     "Request": "request",
     "RequestOutput": "engine",
     "SamplingParams": "engine",
+    "StructuredOutputs": "engine",
     "Trace": "trace",
     "dequantized": "models",
     "filter_batch": "batching",

@@ -7,7 +7,8 @@
 
 The outputs are those of `Engine.generate`, in the order of the prompts. Each is printed as soon as it and all earlier
 ones are finished. Several outputs of one prompt are numbered. A prompt that fails does not affect the others. Every
-field of `SamplingParams` is an option, because cyclopts derives the options from that class.
+field of `SamplingParams` is an option, because cyclopts derives the options from that class. Structured outputs have
+options of their own.
 
 The exit status is 0 on success; 1 if a prompt failed (stderr says why); 2 for an invalid setting; 130 after Ctrl-C; 141
 if the program that reads the output has closed the pipe.
@@ -17,23 +18,27 @@ import fileinput
 import json
 import logging
 import os
+import re
 import sys
 import typing
 import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 try:
     from cyclopts import App, CoercionError, CycloptsError, Parameter
     from tqdm import tqdm
 
-    from .engine import POLICIES, EngineConfig, Prompt, RequestOutput, SamplingParams  # no torch yet: --help needs none
+    # no torch yet: --help needs none
+    from .engine import POLICIES, EngineConfig, Prompt, RequestOutput, SamplingParams, StructuredOutputs
 except KeyboardInterrupt:  # `main` cannot handle it yet, and these imports take a while
     sys.exit(130)
 
 PROGRAM = "python -m helpers"
+STRUCTURED = Parameter(group="Structured outputs", negative_iterable=())
 GREEDY = SamplingParams()
 FIELDS = [field.name for field in fields(GREEDY)]
 
@@ -73,6 +78,11 @@ def parse_json(line: str, defaults: SamplingParams) -> tuple[Prompt, SamplingPar
         case {"prompt": prompt, **settings}:
             if unknown := settings.keys() - FIELDS:
                 raise ValueError(f"There is no setting {min(unknown)!r}: use {', '.join(FIELDS)}.")
+            if isinstance(described := settings.get("structured_outputs"), dict):
+                try:
+                    settings["structured_outputs"] = StructuredOutputs(**described)
+                except TypeError as error:
+                    raise ValueError(f"structured_outputs: {error}.") from None
             return prompt, replace(defaults, **settings)
     raise ValueError('A line must be an object with a prompt, as in {"prompt": "What comes up", "n": 1}.')
 
@@ -82,7 +92,8 @@ def as_record(output: RequestOutput) -> dict[str, Any]:
     names = ("prompt", "request_id", "index", "text", "token_ids", "finish_reason")
     record = {name: getattr(output, name) for name in names}
     record |= {name: getattr(output.metrics, name) if output.token_times else None for name in ("ttft", "e2e")}
-    return record | {name: value for name in ("logprobs", "error") if (value := getattr(output, name)) is not None}
+    optional = ("logprobs", "prompt_logprobs", "error")
+    return record | {name: value for name in optional if (value := getattr(output, name)) is not None}
 
 
 def answer(engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: bool, as_json: bool) -> bool:
@@ -160,6 +171,11 @@ def refuse_rounding(app, commands, arguments) -> None:
                 raise CoercionError(argument=argument, token=token, target_type=int)
 
 
+def read_text(file: str) -> str:
+    """Return the text of a file, without the byte order mark that Windows editors write."""
+    return Path(file).read_text(encoding="utf-8-sig")
+
+
 app = App(PROGRAM, version_flags=(), help_format="markdown", config=refuse_rounding)
 
 
@@ -174,7 +190,14 @@ def prepare(
     max_batch_size: Annotated[int, Parameter(name=("--rows", "--max-batch-size"))] = EngineConfig.max_batch_size,
     max_tokens_per_step: int = EngineConfig.max_tokens_per_step,
     policy: Literal[*POLICIES] = EngineConfig.policy,
-    sampling: Annotated[SamplingParams, Parameter(name="*", group="Sampling", negative_iterable=())] = GREEDY,
+    json_schema: Annotated[str | None, STRUCTURED] = None,
+    regex: Annotated[str | None, STRUCTURED] = None,
+    choice: Annotated[list[str] | None, STRUCTURED] = None,
+    grammar: Annotated[str | None, STRUCTURED] = None,
+    sampling: Annotated[
+        SamplingParams,
+        Parameter(name="*", group="Sampling", negative_iterable=(), parse=re.compile("^(?!structured_outputs)")),
+    ] = GREEDY,
 ) -> Callable[[], bool]:
     """Continue prompts with the engine.
 
@@ -190,11 +213,19 @@ def prepare(
         max_batch_size: how many sequences run at once.
         max_tokens_per_step: the most tokens that an iteration computes, decodes and prefills together.
         policy: which waiting requests are admitted first.
+        json_schema: a file with a JSON schema that every text must match.
+        regex: a regular expression that every text must match.
+        choice: every text is one of these; give the option once for each.
+        grammar: a file with a grammar for every text, in the notation of Lark or of llama.cpp (GBNF).
     """
-    if sampling.logprobs is not None and not as_json:
-        raise ValueError("--logprobs needs --json: plain text has no room for them.")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(sampling, name) is not None and not as_json:
+            raise ValueError(f"--{name.replace('_', '-')} needs --json: plain text has no room for them.")
     if prompts and file:
         raise ValueError("Give prompts or --file, not both.")
+    if any(given is not None for given in (json_schema, regex, choice, grammar)):
+        files = [None if file is None else read_text(file) for file in (json_schema, grammar)]
+        sampling = replace(sampling, structured_outputs=StructuredOutputs(files[0], regex, choice, files[1]))
     lines = {f"prompt {number}": text for number, text in enumerate(prompts, start=1)} or read_prompts(file)
     is_jsonl = file is not None and file.endswith(".jsonl")
     config = EngineConfig(max_batch_size, max_tokens_per_step, policy=policy)

@@ -77,7 +77,7 @@ def generate_next_token(batch: Batch, model=None, tokenizer=None) -> Batch:
     # Only finished rows can be longer than the context, and GPT-Neo and MPT cannot attend to more columns than that.
     batch = trim(batch, context_length(model) or sys.maxsize)
     logits, cache = forward(batch, model)
-    next_ids = logits.argmax(dim=-1)
+    next_ids = logits[:, -1].argmax(dim=-1)
 
     eos = eos_token_ids(model, tokenizer)
     responses, token_ids, remaining, reasons = [], [], [], []
@@ -87,7 +87,7 @@ def generate_next_token(batch: Batch, model=None, tokenizer=None) -> Batch:
         if left > 0:
             prompt = response.removesuffix(text_of(ids, tokenizer))
             ids, left = [*ids, token], left - 1
-            reason = finish_reason(token, left, eos)
+            reason = finish_reason(token in eos, left)
             left = left if reason is None else 0
             response = prompt + text_of(ids[:-1] if token in eos else ids, tokenizer)
         responses.append(response)

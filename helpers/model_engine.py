@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 
 from .engine import EngineConfig, EngineCore, ModelInfo
+from .engine.beam_search import beam_search
 from .models import clone_sharing_weights, context_length, default_pair, eos_token_ids, quantize
-from .runners import make_runner
+from .runners import make_draft_proposer, make_runner
 
 
 class Engine(EngineCore):
@@ -44,4 +45,8 @@ class Engine(EngineCore):
             context_length=context_length(model),
             eos_token_ids=frozenset(eos_token_ids(model, tokenizer)),
         )
-        super().__init__(make_runner(model, tokenizer, config), tokenizer, info, config, clock)
+        runner = make_runner(model, tokenizer, config)
+        proposer = make_draft_proposer(model, tokenizer, config) if config.speculative == "draft" else None
+        super().__init__(runner, tokenizer, info, config, clock, proposer)
+
+    beam_search = beam_search  # in engine/beam_search.py

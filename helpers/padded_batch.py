@@ -27,11 +27,12 @@ def left_padded(token_ids: Sequence[list[int]], pad_id: int | None = None, devic
     }
 
 
-def forward(batch: dict, model):
+def forward(batch: dict, model, num_logits: int = 1):
     """Run one forward pass over a batch's `input_ids`.
 
     Returns:
-        The logits [B, vocabulary] of the newest token of every row, and a new cache that also holds `input_ids`.
+        The logits [B, num_logits, vocabulary] of the newest tokens of every row, and a new cache that also holds
+        `input_ids`.
     """
     cache = batch.get("past_key_values")
     output = run_model(
@@ -41,9 +42,9 @@ def forward(batch: dict, model):
         attention_mask=batch["attention_mask"],
         past_key_values=kv_cache.copy(cache) if cache is not None else kv_cache.new(),
         use_cache=True,
-        logits_to_keep=1,  # left padding: the newest token of every row is in the last column
+        logits_to_keep=num_logits,  # left padding: the newest token of every row is in the last column
     )
-    return output.logits[:, -1], output.past_key_values
+    return output.logits[:, -num_logits:], output.past_key_values
 
 
 def concatenate_rows(first: dict, second: dict) -> dict:

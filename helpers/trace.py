@@ -148,7 +148,7 @@ class Trace:
     @property
     def wasted_slot_steps(self) -> int:
         """The number of slot-steps that yielded no token."""
-        return self.slot_steps - self.output_tokens
+        return sum(row.new_tokens == 0 for one in self.passes for row in one.row_steps)
 
     @property
     def prompt_tokens(self) -> int:

@@ -69,3 +69,128 @@ def one_beginning(requests: int = 16, words: int = 100, max_tokens: int = 40, se
     beginning = " ".join(story[: end + 1])
     heroes = [f"{a(trait)} {draw.choice(list(ANIMALS))}" for trait in draw.sample(TRAITS, requests)]
     return [Request(f"{beginning} Then {hero}", max_tokens, request_id=i) for i, hero in enumerate(heroes)]
+
+
+def told_again(requests: int = 4, max_tokens: int = 80) -> list[Request]:
+    """Make prompts that tell a story and then begin it again: the embedded model repeats most of it in its own output.
+
+    The best token leads clearly at every step of the outputs. They end with EOS after 60 to 64 tokens.
+
+    Raises:
+        ValueError: there are fewer stories than `requests`.
+    """
+    if requests > len(TOLD_AGAIN):
+        raise ValueError(f"There are {len(TOLD_AGAIN)} stories to tell again, not {requests}.")
+    prompts = []
+    for hero, name, she, her, place, day, friend in TOLD_AGAIN[:requests]:
+        opening = (
+            f"Once upon a time, {hero} named {name} lived near {place}. "
+            f'"I want to see the winter market before winter comes," {she} said, and one {day} {she} left.'
+        )
+        rest = (
+            f'Soon {she} came to a field of deep snow. "I will sink up to my ears," thought {name}. '
+            f"But a {friend} lent {her} two broad pieces of bark. At last {she} reached the winter market, and it was "
+            f"more beautiful than any picture. And when {she} came home, {she} was tired and very happy."
+        )
+        prompts.append(f"{opening} {rest} {opening}")
+    return [Request(prompt, max_tokens, request_id=i) for i, prompt in enumerate(prompts)]
+
+
+TOLD_AGAIN = [
+    ("a proud gardener", "Ida", "she", "her", "a wide green valley", "misty afternoon", "frog"),
+    ("a shy crow", "Oskar", "he", "him", "the foot of a mountain", "rainy evening", "badger"),
+    ("a happy crow", "Rosa", "she", "her", "the old stone bridge", "golden evening", "badger"),
+    ("a shy badger", "Mila", "she", "her", "a quiet lake", "cold morning", "badger"),
+]
+
+
+def copying() -> list[tuple[str, str]]:
+    """Make prompts that ask for an edit, for quotes or for an extract, each with the answer that a good model gives.
+
+    Most of an answer is copied from its prompt. The embedded model follows no instructions, so a simulator has to
+    generate the answers. The number of passes with n-gram lookup depends on prompt and answer alone, so it is the same
+    for every model that gives these answers.
+    """
+    return [(f"{text}\n{task}\n", answer) for text, tasks in COPIED_FROM for task, answer in tasks]
+
+
+COPIED_FROM = [
+    (
+        "In a cottage by the river lived a patient owl named Nora. Every morning she swept the floor, fed the hens and "
+        'carried two buckets of water up the hill. One windy evening a tired fox knocked at the door. "May I stay '
+        "until "
+        'morning?" asked the fox. "Stay as long as you like," said Nora, and she put another log on the fire. When '
+        'the storm was over, the fox gave her a small brass bell. "Ring it when you need a friend," he said.',
+        [
+            (
+                "Edit: the owl is a badger named Otto.",
+                "In a cottage by the river lived a patient badger named Otto. Every morning he swept the floor, fed "
+                "the hens and carried two buckets of water up the hill. One windy evening a tired fox knocked at the "
+                'door. "May I stay until morning?" asked the fox. "Stay as long as you like," said Otto, and he put '
+                'another log on the fire. When the storm was over, the fox gave him a small brass bell. "Ring it when '
+                'you need a friend," he said.',
+            ),
+            (
+                "Quote what Nora and the fox say.",
+                'The fox asks: "May I stay until morning?" Nora says: "Stay as long as you like." The fox says: '
+                '"Ring it when you need a friend."',
+            ),
+            (
+                "Extract what Nora did every morning.",
+                "Every morning she swept the floor, fed the hens and carried two buckets of water up the hill.",
+            ),
+        ],
+    ),
+    (
+        "Minutes of the village meeting. The bridge: two planks are loose, and Tom will nail them down before Sunday. "
+        "The well: the rope is worn, and Lena will buy a new one at the market in June. The school: the roof leaks "
+        "over "
+        "the second window, and Jonas will ask the carpenter for a price. The harvest feast: it takes place on the "
+        "last "
+        "Saturday of September, and every house brings a dish for ten people.",
+        [
+            (
+                "Edit: write it for the board, with one line for each point.",
+                "- The bridge: two planks are loose. Tom will nail them down before Sunday.\n"
+                "- The well: the rope is worn. Lena will buy a new one at the market in June.\n"
+                "- The school: the roof leaks over the second window. Jonas will ask the carpenter for a price.\n"
+                "- The harvest feast: it takes place on the last Saturday of September. Every house brings a dish for "
+                "ten people.",
+            ),
+            (
+                "Quote what is said about the well and about the school.",
+                '"The well: the rope is worn, and Lena will buy a new one at the market in June." "The school: the '
+                'roof leaks over the second window, and Jonas will ask the carpenter for a price."',
+            ),
+            (
+                "Extract who does what.",
+                "Tom will nail them down before Sunday. Lena will buy a new one at the market in June. Jonas will ask "
+                "the carpenter for a price.",
+            ),
+        ],
+    ),
+    (
+        "def add_row(rows, name, weight, price):\n    if weight <= 0:\n        raise ValueError(name)\n"
+        '    rows.append({"name": name, "weight": weight, "price": price})\n    return rows\n\n'
+        'def total_price(rows):\n    total = 0\n    for row in rows:\n        total += row["weight"] * '
+        'row["price"]\n    return total\n',
+        [
+            (
+                "Edit: rename weight to kilos.",
+                "def add_row(rows, name, kilos, price):\n    if kilos <= 0:\n        raise ValueError(name)\n"
+                '    rows.append({"name": name, "kilos": kilos, "price": price})\n    return rows\n\n'
+                'def total_price(rows):\n    total = 0\n    for row in rows:\n        total += row["kilos"] * '
+                'row["price"]\n    return total\n',
+            ),
+            (
+                "Quote the line that adds to the total.",
+                '        total += row["weight"] * row["price"]\n',
+            ),
+            (
+                "Extract the function total_price.",
+                'def total_price(rows):\n    total = 0\n    for row in rows:\n        total += row["weight"] * '
+                'row["price"]\n    return total\n',
+            ),
+        ],
+    ),
+]

@@ -28,6 +28,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 import helpers.loops
 import helpers.model_engine
 from helpers import load_model
+from helpers.engine import speculation
 
 # What these imports have loaded, before any test loads more.
 LOADED_MODULES, LOADED_MODELS = set(sys.modules), helpers.models.loading._load_default.cache_info().misses
@@ -103,6 +104,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def always_drafts(monkeypatch):
+    """Let every decode have drafts, however bad they are."""
+    monkeypatch.setattr(speculation, "FREE_TOKENS", 1e9)
+    monkeypatch.setattr(speculation, "EXPLORED", 1.0)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ from grading.submissions import ASSIGNMENTS
 
 ROOT = Path(__file__).parents[1]
 SOURCE, RELEASE = ROOT / "notebooks/exercises/source", ROOT / "notebooks/exercises/release"
-ONE, TWO, THREE, CODELAB, FOUR, FIVE, SIX, SEVEN = ASSIGNMENTS
+ONE, TWO, THREE, CODELAB, FOUR, FIVE, EVICTION, SIX, MEMO, SEVEN, EIGHT, NINE = ASSIGNMENTS
+LESSONS = [ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN, EIGHT, NINE]
 
 
 def read(folder, assignment):
@@ -20,9 +21,14 @@ def nbgrader_of(cell):
 
 
 def points_of(nb):
-    """For each task, which is the name of its solution cell, the points of the check cells up to the next task."""
+    """For each task, which is the name of its solution cell, the points of the check cells up to the next task.
+
+    Points that the instructor gives by hand are left out.
+    """
     points, task = {}, None
     for cell in nb.cells:
+        if cell.cell_type != "code":
+            continue
         if nbgrader_of(cell).get("solution"):
             task = nbgrader_of(cell)["grade_id"]
             points[task] = 0
@@ -36,7 +42,7 @@ def answers_of(assignment):
     solved = {
         nbgrader_of(cell)["grade_id"]: re.sub(r" *### (BEGIN|END) SOLUTION\n?", "", cell.source)
         for cell in read(SOURCE, assignment).cells
-        if nbgrader_of(cell).get("solution")
+        if nbgrader_of(cell).get("solution") and cell.cell_type == "code"
     }
     assert solved
     return solved

@@ -44,7 +44,7 @@ PROMPTS = (
 )
 LIMITS = (1, 2, 5, 11, 24, 50)  # max_tokens
 MISBEHAVIOUR = {"leave": 0.3, "never read": 0.05, "send slowly": 0.05}  # the fraction of the clients that do it
-GAUGES = ("rows_used", "queue_length", "answers_unfinished", "blocks_used")
+GAUGES = ("rows_used", "queue_length", "sequences_unfinished", "blocks_used")
 MAX_GROWTH = 32  # MiB of memory in the second half of a server's life
 
 

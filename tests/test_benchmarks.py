@@ -15,13 +15,14 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import __main__ as program
-from benchmarks import compare, machine, other_programs, report, scheduling_cost, workloads
+from benchmarks import compare, machine, other_programs, report, scheduling_cost, speculation, workloads
 from benchmarks.engines import ExternalEngine, TransformersStatic
 from benchmarks.measure import Measurement, TokensDiffer, count_runs, make_shortfall, measure
 from benchmarks.models import find_model
 from benchmarks.other_programs import OtherPrograms, Watch, _Snapshot
 from benchmarks.worker import Worker, WorkerError
-from helpers import hardware, load_model
+from helpers import Engine, EngineConfig, hardware, load_model
+from helpers import workloads as workloads_of_the_course
 
 VOCABULARY = 50257
 MACHINE = {"processor": "p", "cores": 2, "matrix units": ["amx_bf16"], "date": "today", "versions": {}}
@@ -384,6 +385,24 @@ def test_scheduling_cost_separates_iterations_that_admit_from_those_that_decode(
         assert [len(one.decode) for one in measurements.values()] == [15, 15, 15]
     assert "| longest_first, 3 waiting | " in scheduling_cost.table(results)
     assert "| 300 blocks, all cached | " in scheduling_cost.table(results)
+
+
+def test_answers_that_are_copied_take_less_than_half_of_the_passes_with_n_gram_lookup():
+    script = speculation.Script(load_model()[1])
+    plain, ngram = (speculation.count_copies(script, drafts) for drafts in (0, 4))
+    assert plain.tokens == plain.passes == ngram.tokens and plain.drafted == 0
+    assert ngram.passes < plain.passes / 2
+    assert speculation.report(1, timed=False).count("\n| ") == 6
+
+
+def test_a_scripted_engine_computes_every_pass_and_generates_the_written_answers():
+    model, tokenizer = load_model()
+    script = speculation.Script(tokenizer)
+    engine = Engine(model, tokenizer, EngineConfig(max_batch_size=1, speculative="ngram"))
+    engine.runner = speculation.ScriptedRunner(engine.runner, script)
+    (output,) = engine.generate([script.prompts[2]], script.params[2])
+    assert output.text == workloads_of_the_course.copying()[2][1]
+    assert engine.trace.accepted_tokens > len(output.token_ids) / 2
 
 
 # --- workers --------------------------------------------------------------------------------------------------------

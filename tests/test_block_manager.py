@@ -586,4 +586,4 @@ def test_whatever_happens_every_sequence_finds_its_own_tokens_and_all_counts_are
         ),
     )
     events = ("a prefix was found", "a copy", "an eviction", "a refusal", "preempt", "end", "the run fails")
-    assert all(happened[event] > 20 for event in events), happened
+    assert all(happened[event] > 5 for event in events), happened

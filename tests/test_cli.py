@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import select
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from helpers.runners.sampling import Sampler
 ROOT = Path(__file__).parents[1]
 TOO_LONG = "word " * 600
 TIMEOUT = 60  # seconds: a command line that hangs fails its test
+OPTIONS = [field.name for field in fields(SamplingParams) if field.name != "structured_outputs"]
 
 
 def json_lines(capsys) -> list[dict]:
@@ -107,7 +109,7 @@ def test_a_line_of_json_has_settings_of_its_own_and_the_options_are_its_defaults
     lines = [
         {"prompt": "The quick brown fox", "max_tokens": 3, "logprobs": 0},
         {"prompt": ids},
-        {"prompt": "The quick\nbrown fox", "stop": "e", "max_tokens": None},
+        {"prompt": "The quick\nbrown fox", "stop": "e", "max_tokens": None, "logit_bias": {"300": -100}},
     ]
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n\n".join(map(json.dumps, lines)))
@@ -244,8 +246,8 @@ def test_every_field_of_sampling_params_has_an_option_that_says_what_it_does(no_
     monkeypatch.setenv("COLUMNS", "300")
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for field in fields(SamplingParams):
-        assert f"--{field.name.replace('_', '-')} " in shown
+    for name in OPTIONS:
+        assert f"--{name.replace('_', '-')} " in shown
     assert "0 takes the best token; above 0, logits are divided by it before a token is drawn. [default: 0.0]" in shown
     assert "None for as many as the model's context (or the engine's limit) has room for." in shown
     assert "how many sequences run at once. [default: 8]" in shown
@@ -258,16 +260,40 @@ def test_an_option_reads_what_its_field_holds():
     assert sampling() == SamplingParams()
     params = SamplingParams(
         max_tokens=3, temperature=1.5, top_k=4, top_p=0.9, min_p=0.1, repetition_penalty=2.0, seed=5,
-        stop=("a", "b c", "-d"), ignore_eos=True, logprobs=0, n=2,
+        stop=("a", "b c", "-d"), ignore_eos=True, logprobs=0, n=2, presence_penalty=-1, frequency_penalty=0.5,
+        logit_bias={7: -1.5, 8: 3}, stop_token_ids=(4, 5), min_tokens=2, allowed_token_ids=(6,), bad_words=("a", "b c"),
+        prompt_logprobs=1,
     )  # fmt: skip
     given = [
         "--max-tokens=3", "--temperature=1.5", "--top-k", "4", "--top-p", "0.9", "--min-p=.1",
         "--repetition-penalty=2", "--seed", "5", "--stop=a", "--stop", "b c", "--stop=-d", "--ignore-eos",
-        "--logprobs", "0", "--n=2",
+        "--logprobs", "0", "--n=2", "--presence-penalty=-1", "--frequency-penalty", ".5", "--logit-bias.7=-1.5",
+        "--logit-bias.8", "3", "--stop-token-ids", "4", "--stop-token-ids=5", "--min-tokens", "2",
+        "--allowed-token-ids=6", "--bad-words", "a", "--bad-words=b c", "--prompt-logprobs=1",
     ]  # fmt: skip
     assert sampling(*given) == params
-    assert all(getattr(params, field.name) != field.default for field in fields(SamplingParams))
+    assert all(getattr(params, name) != getattr(SamplingParams(), name) for name in OPTIONS)
     assert sampling("--no-ignore-eos") == SamplingParams()
+
+
+def test_structured_outputs_have_options_of_their_own(no_model, embedded, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(models, "load_model", lambda *_: embedded)
+    schema = {"type": "object", "properties": {"a": {"enum": [5, 6]}}, "required": ["a"], "additionalProperties": False}
+    (tmp_path / "schema.json").write_text(json.dumps(schema), encoding="utf-8-sig")
+    (tmp_path / "grammar.lark").write_text('start: "(" start ")" | "x"')
+    assert main([PROMPTS[0], "--json-schema", str(tmp_path / "schema.json")]) == 0
+    assert capsys.readouterr().out in [f'{PROMPTS[0]}{{"a": {a}}}\n' for a in (5, 6)]
+    assert main([PROMPTS[0], "--regex", "[0-9]{3}"]) == 0
+    assert re.fullmatch(f"{PROMPTS[0]}[0-9]{{3}}\n", capsys.readouterr().out)
+    assert main([PROMPTS[0], "--choice", "yes", "--choice", "no, sir"]) == 0
+    assert capsys.readouterr().out.removeprefix(PROMPTS[0]) in ("yes\n", "no, sir\n")
+    assert main([PROMPTS[0], "--grammar", str(tmp_path / "grammar.lark")]) == 0
+    assert re.fullmatch(r"\(*x\)*\n", capsys.readouterr().out.removeprefix(PROMPTS[0]))
+    lines = [{"prompt": PROMPTS[0], "structured_outputs": {kind: "[0-9]"}} for kind in ("regex", "regexp")]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert main(["--file", str(tmp_path / "prompts.jsonl"), "--json"]) == 1
+    right, wrong = json_lines(capsys)
+    assert re.fullmatch("[0-9]", right["text"]) and "regexp" in wrong["error"]
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------
@@ -286,8 +312,14 @@ def test_an_option_reads_what_its_field_holds():
         (["a", "--dtype", "int8"], "bfloat16"),
         (["a", "--device", "abacus"], "'abacus' cannot be used"),
         (["a", "--logprobs", "1"], "--logprobs needs --json"),
+        (["a", "--prompt-logprobs", "1"], "--prompt-logprobs needs --json"),
+        (["a", "--stop-token-ids", "1.5"], "--stop-token-ids"),
+        (["a", "--logit-bias.5=101"], "The bias of token 5 in logit_bias must be a number from -100 to 100"),
+        (["a", "--max-tokens", "0"], "prompt_logprobs to score the prompt"),
         (["a", "--temp", "1"], "--temp"),  # no abbreviations
         (["a", "--file", "b"], "not both"),
+        (["a", "--regex", "b", "--choice", "c"], "not regex and choice"),
+        (["a", "--json-schema", "no/such/file"], "no/such/file"),
         (["--file", "no/such/file"], "no/such/file"),
         (["--file", "EMPTY"], "There are no prompts in"),
         (["--file", "LATIN-1"], "is not UTF-8 text"),

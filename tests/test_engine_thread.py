@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @in_loop
 async def test_outputs_come_token_by_token():
     async with running() as thread:
-        stream, prompt_tokens = await thread.submit("r", ["abc"], SamplingParams(3))
-        assert prompt_tokens == 3
+        stream, token_ids = await thread.submit("r", ["abc"], SamplingParams(3))
+        assert token_ids == [[1, 2, 3]]
         outputs = [(choice, output.new_text, output.finish_reason) async for choice, output in stream]
         assert outputs == [(0, "d", None), (0, "e", None), (0, "f", "length")]
         assert stream.num_unfinished == 0 and is_empty(thread)

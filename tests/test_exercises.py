@@ -9,10 +9,16 @@ from grading.release import release
 from grading.submissions import ASSIGNMENTS, release_of
 from handing_in import (
     CODELAB,
+    EIGHT,
+    EVICTION,
     FIVE,
     FOUR,
+    LESSONS,
+    MEMO,
+    NINE,
     ONE,
     RELEASE,
+    ROOT,
     SEVEN,
     SIX,
     SOURCE,
@@ -68,7 +74,8 @@ def test_a_source_notebook_is_well_formed(assignment):
 
 @pytest.mark.parametrize("assignment", ASSIGNMENTS)
 def test_a_check_cell_examines_one_task(assignment):
-    checks = [cell for cell in read(SOURCE, assignment).cells if nbgrader_of(cell).get("grade")]
+    cells = [cell for cell in read(SOURCE, assignment).cells if cell.cell_type == "code"]
+    checks = [cell for cell in cells if nbgrader_of(cell).get("grade")]
     examined = [re.fullmatch(r'assert check\("(\w+)", (\w+)\)', cell.source) for cell in checks]
     assert all(examined)
     assert {match[2] for match in examined} == set(answers_of(assignment))
@@ -76,7 +83,7 @@ def test_a_check_cell_examines_one_task(assignment):
 
 
 def test_every_lesson_has_at_least_four_tasks():
-    assert all(len(answers_of(assignment)) >= 4 for assignment in (ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN))
+    assert all(len(answers_of(assignment)) >= 4 for assignment in LESSONS)
 
 
 def test_every_check_has_one_task():
@@ -90,8 +97,10 @@ HALVES = {  # tasks that are worth half of the points
     THREE: ["init_batch", "generate_next_token", "merge_masks", "filter_rows"],
     FOUR: ["what_to_read", "plan_chunks"],
     FIVE: ["padded_tokens", "attend_row"],
-    SIX: ["allocate", "release"],
+    SIX: ["slices_of", "allocate", "release"],
     SEVEN: ["read_events", "BoundedQueue"],
+    EIGHT: ["top_p", "allowed_tokens"],
+    NINE: ["propose", "verify"],
 }
 
 
@@ -101,12 +110,27 @@ def test_half_of_the_tasks_are_worth_half_of_the_points(assignment):
     assert 2 * sum(points[task] for task in HALVES[assignment]) == sum(points.values())
 
 
-def test_the_codelab_is_one_function_in_several_tasks():
-    assert list(answers_of(CODELAB)) == ["schedule"]
-    assert len([cell for cell in release_of(CODELAB) if cell.task]) > 1
+@pytest.mark.parametrize("assignment, function", [(CODELAB, "schedule"), (EVICTION, "evict"), (MEMO, "design")])
+def test_a_codelab_is_one_function_in_several_tasks(assignment, function):
+    assert list(answers_of(assignment)) == [function]
+    assert len([cell for cell in release_of(assignment) if cell.task]) > 1
 
 
-@pytest.mark.parametrize("assignment", [ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN])
+def test_the_memo_is_a_text_that_the_instructor_grades_and_its_rubric_is_on_the_instructor_s_page():
+    (source,), (released,) = (
+        [cell for cell in read(folder, MEMO).cells if cell.cell_type == "markdown" and nbgrader_of(cell)]
+        for folder in (SOURCE, RELEASE)
+    )
+    assert nbgrader_of(released) | nbgrader_of(source) == nbgrader_of(released)
+    assert nbgrader_of(source) | {"grade": True, "solution": True, "locked": False, "points": 4} == nbgrader_of(source)
+    assert "192 blocks" in source.source and "192 blocks" not in released.source
+    text = "\n".join(cell.source for cell in read(RELEASE, MEMO).cells)
+    page = (ROOT / "INSTRUCTOR.md").read_text(encoding="utf-8")
+    rubric = [line for line in text.splitlines() if line.startswith("| **")]
+    assert len(rubric) == 4 and all(line in page for line in rubric)
+
+
+@pytest.mark.parametrize("assignment", LESSONS)
 def test_every_task_has_an_example_and_the_solution_returns_what_it_says(assignment):
     """An example `call` is `value` is evaluated; others are in words."""
     cells = read(SOURCE, assignment).cells

@@ -13,10 +13,10 @@ import pytest
 import torch
 from grading import encoding, examiners, feedback, sandbox
 from grading.encoding import decode, encode
-from grading.examination import Task, Work
-from grading.submissions import GradingError, Submission, cells_of, find_submissions, release_of
+from grading.examination import Task, Work, memo_task
+from grading.submissions import GradingError, Submission, cells_of, find_submissions, memos_of, release_of
 from grading.worker_process import Limits
-from handing_in import ONE, TWO, answers_of, hand_in, notebook
+from handing_in import MEMO, ONE, TWO, answers_of, hand_in, notebook
 
 from helpers import kv_cache
 from helpers.checks.calling import Failure, Outcome
@@ -224,6 +224,27 @@ def test_a_page_names_each_task_with_its_points_message_picture_code_and_output(
     assert "seed 7" in page
 
 
+def test_a_text_that_the_instructor_grades_is_on_the_page_and_its_points_are_the_release_s(tmp_path):
+    nb = notebook(MEMO, {})
+    memo = next(cell for cell in nb.cells if cell.cell_type == "markdown" and "nbgrader" in cell.metadata)
+    memo.source = "We use <b>14</b> rows."
+    memo.metadata.nbgrader.points = 400
+    path = tmp_path / f"{MEMO}.ipynb"
+    hand_in(path, nb)
+    (cell,) = memos_of(Submission("zoe", MEMO, path))
+    task = memo_task(cell)
+    page = feedback.page(MEMO, [task])
+
+    assert (cell.memo, cell.source, task.by_hand, task.points) == ("memo", "We use <b>14</b> rows.", 4, 0)
+    assert "memo: up to 4 points, given by hand" in page and "We use &lt;b&gt;14&lt;/b&gt; rows." in page
+    assert task.note == ""
+    assert all(each.source != cell.source for each in cells_of(Submission("zoe", MEMO, path)))
+
+    nb.cells.remove(memo)
+    hand_in(path, nb)
+    assert [(each.source, each.points) for each in memos_of(Submission("zoe", MEMO, path))] == [("", 4)]
+
+
 def test_nothing_that_a_student_writes_is_html():
     evil = '</code><script>alert(1)</script><img src=x onerror="alert(1)">'
     page = feedback.page(evil, [Task("stop", 1, 0, evil, work=[Work(evil, f"\x1b[31m{evil}\u202e")])], evil)
@@ -255,7 +276,7 @@ def test_the_table_holds_no_formula_and_a_submission_without_a_notebook_has_a_li
     text = (out / "grades.csv").read_text()
 
     assert "\n'=cmd" in text
-    assert f"dan,{TWO},0,6,cannot be read as a notebook (NotJSONError),,1" in text
+    assert f"dan,{TWO},0,6,0,cannot be read as a notebook (NotJSONError),,1" in text
     assert "cannot be read" in (out / "feedback" / "dan" / f"{TWO}.html").read_text()
     assert sorted(path.name for path in out.iterdir()) == ["feedback", "grades.csv"]
 

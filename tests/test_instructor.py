@@ -29,24 +29,25 @@ def test_every_message_that_the_page_quotes_is_a_check_s():
 
 
 def test_the_points_are_those_of_the_exercises():
-    told = dict(re.findall(r"^\| (lesson \d|codelab) \| (\d+) \|", PAGE, re.MULTILINE))
+    told = dict(re.findall(r"^\| (lesson \d|codelab \d|memo) \| (\d+) \|", PAGE, re.MULTILINE))
     points = {}
     for path in NOTEBOOKS:
-        name = "codelab" if "codelab" in path.stem else f"lesson {path.stem[0]}"
+        name = "codelab" if "codelab" in path.stem else "lesson"
+        name = "memo" if "memo" in path.stem else f"{name} {path.stem[0]}"
         cells = nbformat.read(path, as_version=4).cells
         points[name] = str(sum(cell.metadata.get("nbgrader", {}).get("points", 0) for cell in cells))
     assert told == points
 
 
 def test_the_number_of_lessons_and_tasks_is_that_of_the_exercises():
-    lessons = [path for path in NOTEBOOKS if "codelab" not in path.stem]
+    lessons = [path for path in NOTEBOOKS if "codelab" not in path.stem and "memo" not in path.stem]
     tasks = sum(
         bool(cell.metadata.get("nbgrader", {}).get("solution"))
         for path in lessons
         for cell in nbformat.read(path, as_version=4).cells
     )
-    words = {6: "Six", 7: "Seven", 30: "thirty", 35: "thirty-five"}  # and those that more lessons will need
-    assert f"{words[len(lessons)]} lessons, {words[tasks]} small tasks and a codelab." in PAGE
+    words = {9: "Nine", 47: "forty-seven"}  # and those that more lessons will need
+    assert f"{words[len(lessons)]} lessons, {words[tasks]} small tasks, two codelabs and a design memo." in PAGE
 
 
 def test_the_minutes_to_read_are_those_of_the_lessons():

@@ -267,7 +267,28 @@ def cancelling():
     ]
 
 
-SCENARIOS = [admission, chunked_prefill, preemption, prefix_sharing, several_outputs, cancelling]
+class HalfRight:
+    """Proposes the right tokens at first and a wrong one at the end, by the contexts' own rule."""
+
+    def propose(self, token_ids: list[int], k: int) -> list[int]:
+        drafts = []
+        while len(drafts) < k:
+            drafts.append(next_token(token_ids + drafts, 0))
+        return [*drafts[:-1], drafts[-1] % 9 + 1]
+
+
+def speculation():
+    caller = Caller(num_blocks=9, speculative=HalfRight(), num_speculative_tokens=3)
+    return caller, [
+        lambda: caller.add("a", [1, 2, 3], 9),
+        lambda: caller.add("b", [1, 2, 7], 6),
+        caller.step,
+        caller.step,
+        caller.step,
+    ]
+
+
+SCENARIOS = [admission, chunked_prefill, preemption, prefix_sharing, several_outputs, cancelling, speculation]
 
 
 def interrupted_at(call: Callable[[], object], place: int | None) -> int:

@@ -272,6 +272,13 @@ def test_backends_can_be_chosen_a_second_time(pair):
     check(lambda ids: replaced(input_ids=ids, use_cache=False).logits, lambda ids: expected, ids, 1e-4)
 
 
+@by_all
+def test_an_engine_runs_a_model_whose_layers_were_replaced_before(pair, backend):
+    model, tokenizer = pair
+    expected = Engine(model, tokenizer).generate(PROMPTS[0]).pop().token_ids
+    assert Engine(fast(model, backend), tokenizer).generate(PROMPTS[0]).pop().token_ids == expected
+
+
 def refuse(*arguments):
     raise RuntimeError("mkldnn_reorder_linear_weight: this path needs another CPU")
 

@@ -50,6 +50,19 @@ def overlapping_texts(picture):
     return pairs + cut
 
 
+def drafting_trace():
+    """Two requests: one gains three tokens in its second pass, the other one has a draft rejected."""
+    trace = Trace(2)
+    prefills = [RowStep("prefill", id, tokens=3, new_tokens=1) for id in (0, 1)]
+    first, second = (
+        RowStep("decode", id, tokens=3, new_tokens=1 + accepted, drafted=2, accepted=accepted)
+        for id, accepted in ((0, 2), (1, 0))
+    )
+    trace.add(prefills, 0.0, 1.0, 0)
+    trace.add([first, second], 1.0, 1.0, 1)
+    return trace
+
+
 DRAWINGS = (
     "block_lookup",
     "life_of_a_request",
@@ -98,7 +111,16 @@ PICTURES = {
         {"10 tokens": {0, 1, 2}, "100 tokens": {3, 4}},
         unit="iterations",
     ),
+    "probability_strips": lambda: plots.probability_strips(
+        {"all": {"fox": 0.5, "owl": 0.25, "cat": 0.02}, "mask": {"fox": 0.4, "owl": 0.6}}, "A takeaway", number=0.5
+    ),
+    "constrained_text": lambda: plots.constrained_text(["{", ' "', "na", "me", '"}'] * 5, [1, 2, 30, 1, 1] * 5),
+    "tokens_over_states": lambda: plots.tokens_over_states([' "', "but"], ('."', "."), first=8, title="A takeaway"),
     "token_budget of few chunks": lambda: plots.token_budget(36, decoding=3, budget=16),
+    "verified_draft": lambda: plots.verified_draft(" a", [" b", " c"], [" b", " d", " e"], "A takeaway"),
+    "verified_draft without a draft": lambda: plots.verified_draft(" a", [], [" b"]),
+    "draft_staircase": lambda: plots.draft_staircase([(4, 4), (4, 1), (0, 0)]),
+    "draft_timeline": lambda: plots.draft_timeline(drafting_trace(), "A takeaway"),
     "slot_timeline enlarged": lambda: plots.slot_timeline({"run": small_trace()}, "A takeaway", zoom=(1, 2)),
 } | {name: getattr(plots, name) for name in DRAWINGS}
 
@@ -111,7 +133,8 @@ def test_a_picture_shows_itself_with_a_text_and_labelled_axes(name):
     assert base64.b64decode(data["image/png"]).startswith(PNG)
     assert len(picture.alt) > 20
     assert metadata["image/png"]["alt"] == picture.alt
-    if name.split()[0] not in ("token_grid", "batches", "compare", "token_row", *DRAWINGS):  # they name their rows
+    named = ("token_grid", "batches", "compare", "token_row", "constrained_text", "tokens_over_states")
+    if name.split()[0] not in (*named, "verified_draft", *DRAWINGS):  # these name their rows
         assert all(ax.get_xlabel() or ax.get_ylabel() for ax in picture.figure.axes)
 
 
@@ -143,6 +166,22 @@ def test_waiting_requests_says_the_range_and_the_median_of_each_group():
     assert picture.figure.axes[0].get_xlabel() == "latency (iterations)"
 
 
+def test_a_number_on_a_border_draws_the_token_that_begins_there():
+    rows = {"all": {"fox": 0.5, "owl": 0.25}, "mask": {"fox": 0.4, "owl": 0.6}, "rare": {"fox": 0.1, "owl": 0.1}}
+    picture = plots.probability_strips(rows, number=0.5)
+
+    assert "all: fox 0.50, owl 0.25, draws owl; mask: fox 0.40, owl 0.60, draws owl; rare: " in picture.alt
+    assert picture.alt.endswith("draws another.")
+    assert [patch.get_linewidth() for patch in picture.figure.axes[0].patches].count(2) == 3
+
+
+def test_a_constrained_text_says_how_many_tokens_were_allowed_for_each():
+    picture = plots.constrained_text(["{", ' "', "na"], [1, 2, 30])
+
+    assert "3 tokens, 2 of them chosen from several" in picture.alt and "'na' 30" in picture.alt
+    assert {text.get_text() for text in picture.figure.axes[0].texts} == {"{", "␣", '"', "n", "a", "2", "30"}
+
+
 def test_equal_latencies_are_stacked():
     requests = [metrics.RequestMetrics(id, 0.0, [5]) for id in range(3)]
     (ax,) = plots.waiting_requests({"all the same": requests}, {"any": {0, 1, 2}}).figure.axes
@@ -169,6 +208,31 @@ def test_the_padding_is_drawn_on_top_of_what_is_useful_and_counted():
 
     assert "one: 5 for the requests' tokens and 1 for padding; other: 5 for" in picture.alt
     assert [ax.get_title(loc="left") for ax in picture.figure.axes] == ["one: 17% padding", "other: 75% padding"]
+
+
+def test_a_verified_draft_says_what_the_output_gains():
+    alt = plots.verified_draft(" came", [" to", " a", " river"], [" to", " a", " field", " of"]).alt
+
+    assert "2 of 3 draft tokens are accepted. The output gains ' to', ' a', ' field'." in alt
+    with pytest.raises(ValueError, match="needs 3 chosen tokens, not 2"):
+        plots.verified_draft("a", ["b", "c"], ["b", "c"])
+
+
+def test_the_staircase_begins_each_pass_at_the_token_that_the_pass_before_it_chose():
+    picture = plots.draft_staircase([(4, 4), (4, 1), (0, 0)])
+    cells = [(round(patch.get_x()), round(patch.get_y())) for patch in picture.figure.axes[0].patches]
+
+    assert [min(x for x, y in cells if y == row) for row in range(3)] == [0, 5, 7]
+    assert [sum(y == row for _, y in cells) for row in range(3)] == [5, 5, 1]
+    assert "3 passes yield 8 tokens: of 8 draft tokens, 5 are accepted and 3 are rejected." in picture.alt
+
+
+def test_a_timeline_of_drafts_is_as_tall_as_the_tokens_gained():
+    picture = plots.draft_timeline(drafting_trace())
+    heights = [round(patch.get_height() / 0.88 * 3) for patch in picture.figure.axes[0].patches]
+
+    assert heights == [3, 3, 3, 1, 2]  # two prefills; three tokens gained; one gained and two rejected
+    assert "yield 6 tokens: 4 draft tokens are verified, 2 of them accepted." in picture.alt
 
 
 def test_a_request_keeps_its_colour_from_row_to_row():
@@ -341,12 +405,19 @@ def test_the_chunks_of_a_budget_add_up_to_the_prompt():
 
 
 def test_without_scripts_a_player_is_a_still_picture_and_a_line_that_says_what_to_do():
-    for moving in (plots.play(small_trace()), plots.block_lookup_steps()):
+    for moving in (plots.play(small_trace()), plots.block_lookup_steps(), plots.cache_growth_steps()):
         page = re.sub(r"<script>.*?</script>", "", moving._repr_html_(), flags=re.S)
 
         assert re.search(r'<img src="data:image/(png|svg\+xml);base64,[\w+/=]{500,}" alt="[^"]{20,}"', page)
         assert "Run the cell to" in page
         assert not re.search("<(button|input|svg|text)", page)  # a notebook that is not trusted would keep them
+
+
+def test_each_leaf_of_the_growing_cache_has_one_more_pass():
+    computed = [re.search(r"(\d+) tokens without a cache; (\d+) with one", leaf.alt).groups()
+                for leaf in plots.cache_growth_steps(7, 3).pictures]  # fmt: skip
+
+    assert computed == [("7", "7"), ("15", "8"), ("24", "9")]
 
 
 def test_a_flip_book_has_a_caption_for_each_picture():

@@ -8,8 +8,8 @@ import pytest
 from conftest import random_pair
 
 from helpers import Engine, EngineConfig
+from helpers.server.chat import PER_MESSAGE, ChatPrompt, Message
 from helpers.server.prompt_tokenizer import LONG
-from helpers.server.protocol import PER_MESSAGE, ChatPrompt, Message
 from tests.gated_thread import in_loop, is_empty, running, submit, texts
 from tests.gated_thread import wait_until as wait_in_loop
 from tests.serving import PATIENCE, RawConnection, body, error_of, post, serving, wait_until

@@ -67,7 +67,7 @@ def test_the_examples_run():
             namespace = {} if "import" in block else namespace  # a block without imports continues the one before it
             exec(block.replace("path/to/folder", str(ROOT / "helpers" / "tiny_model")), namespace)
             ran += 1
-    assert ran == 4
+    assert ran == 6
 
 
 def test_a_link_leads_to_a_file_or_a_title_of_the_page():

@@ -346,7 +346,7 @@ def test_the_number_and_the_length_of_stop_strings_are_limited():
     assert len(SamplingParams(stop=["x" * 256] * 16).stop) == 16
     with pytest.raises(ValueError, match="stop has 17 texts, and at most 16 are allowed"):
         SamplingParams(stop=["x"] * 17)
-    with pytest.raises(ValueError, match="A stop string has 257 characters, and at most 256 are allowed"):
+    with pytest.raises(ValueError, match="A text in stop has 257 characters, and at most 256 are allowed"):
         SamplingParams(stop=["x", "y" * 257])
 
 

@@ -21,7 +21,21 @@ import pytest
 from grading import sandbox
 from grading.submissions import ASSIGNMENTS
 from grading.worker_process import Limits, WorkerLostError, WorkerProcess
-from handing_in import CODELAB, ONE, ROOT, SOURCE, THREE, TWO, answers_of, hand_in, notebook, points_of, read
+from handing_in import (
+    CODELAB,
+    EVICTION,
+    MEMO,
+    ONE,
+    ROOT,
+    SOURCE,
+    THREE,
+    TWO,
+    answers_of,
+    hand_in,
+    notebook,
+    points_of,
+    read,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -359,3 +373,10 @@ def test_the_sandbox_shows_what_it_should_and_no_more():
 
 def test_the_codelab_s_tasks_examine_one_function(graded):
     assert graded[0]["zoe", CODELAB]["tasks"].count("/") > 1
+    assert graded[0]["zoe", EVICTION]["tasks"].count("/") > 1
+    assert "of the distance from LRU to the bound" in (graded[1] / "feedback" / "zoe" / f"{EVICTION}.html").read_text()
+
+
+def test_the_memo_s_points_are_left_to_the_instructor(graded):
+    assert [graded[0][student, MEMO]["by_hand"] for student in ("zoe", "untouched")] == ["4", "4"]
+    assert graded[0]["zoe", ONE]["by_hand"] == "0"

@@ -189,7 +189,7 @@ def test_a_client_that_disconnects_before_the_first_token_gets_no_second_one(str
         server.assert_empty()
         assert server.engine.trace.output_tokens <= 1
         metrics = httpx.get(server.url + "/metrics").text
-        assert 'engine_answers_total{reason="abort"} 3.0' in metrics
+        assert 'engine_sequences_finished_total{reason="abort"} 3.0' in metrics
         assert 'engine_requests_total{status="499"} 1.0' in metrics
 
 
@@ -257,7 +257,7 @@ def test_a_failed_forward_pass_is_500_for_its_requests_and_no_other():
             assert text_of_response(post(server, **body(prompt, 12)).json()) == expected(prompt, 12).text
         assert httpx.get(server.url + "/health").status_code == 200
         server.assert_empty()
-        assert 'engine_answers_total{reason="error"} 2.0' in httpx.get(server.url + "/metrics").text
+        assert 'engine_sequences_finished_total{reason="error"} 2.0' in httpx.get(server.url + "/metrics").text
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", pytest.param("/v1/chat/completions", marks=slow)])

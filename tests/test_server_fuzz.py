@@ -101,23 +101,27 @@ def test_the_description_has_these_operations(description):
     assert found == {*OPERATIONS, ("GET", "/events")}  # a stream that does not end is not requested here
 
 
-def tamed(content: dict) -> dict:
+def tamed(content: dict, path: str) -> dict:
     """Return a request that fits the description, with changed values where it could never run."""
-    content = {name: value for name, value in content.items() if name not in ("model", "max_tokens", "top_logprobs")}
+    dropped = ("model", "max_tokens", "min_tokens", "top_logprobs", "logit_bias", "stop_token_ids", "allowed_token_ids")
+    dropped += ("bad_words", "response_format", "structured_outputs", "tools", "tool_choice", "parallel_tool_calls")
+    content = {name: value for name, value in content.items() if name not in dropped}
+    if content.get("messages"):
+        content.pop("prompt", None)
+        content["messages"] = [{"role": "user", "content": f"message {i}"} for i, _ in enumerate(content["messages"])]
     if isinstance(prompt := content.get("prompt"), list):
         lists = [prompt] if isinstance(prompt[0], int) else prompt
         lists = [[id % 1864 for id in one[:9]] if isinstance(one, list) else one for one in lists[:2]]
         content["prompt"] = lists[0] if isinstance(prompt[0], int) else lists
+    if path == "/tokenize":
+        return content
     if content.get("max_completion_tokens"):
         content["max_completion_tokens"] = 2
     if not content.get("stream"):
         content.pop("stream_options", None)
-    many = {
-        "n": min(content.get("n") or 1, 3),
-        "best_of": None,
-        "temperature": max(content.get("temperature") or 1, 0.1),
-    }
-    return content | (many if "prompt" in content else many | {"best_of": 0}) | {"max_tokens": 2, "deadline": 60}
+    content.pop("best_of", None)
+    many = {"n": min(content.get("n") or 1, 3), "temperature": max(content.get("temperature") or 1, 0.1)}
+    return content | many | {"max_tokens": 2, "deadline": 60}
 
 
 @pytest.mark.parametrize(
@@ -131,8 +135,8 @@ def test_requests_that_fit_the_description_or_do_not_get_the_described_responses
     @given(case=description[path][method].as_strategy(generation_mode=mode), tame=st.booleans())
     @settings(quick, max_examples=80 if method == "POST" else 10)
     def requested(case, tame):
-        if tame and mode == GenerationMode.POSITIVE and "/completions" in path.replace("chat", ""):
-            case.body = tamed(case.body)
+        if tame and mode == GenerationMode.POSITIVE and path.endswith(("/completions", "/tokenize")):
+            case.body = tamed(case.body, path)
         response = case.call()
         case.validate_response(response, checks=CHECKS)
         statuses[response.status_code] += 1
@@ -185,6 +189,15 @@ plausible = {
     "priority": st.integers(),
     "logprobs": st.integers(0, 21),
     "deadline": st.floats(0, 10),
+    "presence_penalty": st.floats(-2, 2.1),
+    "frequency_penalty": st.floats(-2.1, 2),
+    "logit_bias": st.dictionaries(st.integers(-1, 1864).map(str), st.floats(-100, 100), max_size=3),
+    "stop_token_ids": st.lists(st.integers(0, 1864), max_size=3),
+    "min_tokens": st.integers(0, 3),
+    "allowed_token_ids": st.lists(st.integers(0, 1864), max_size=3),
+    "bad_words": st.lists(st.text(max_size=3), max_size=3),
+    "echo": st.booleans(),
+    "prompt_logprobs": st.integers(0, 21),
 }
 
 
@@ -193,6 +206,9 @@ plausible = {
 @example(content={"prompt": [*range(300)], "repetition_penalty": 0.01, "temperature": 5e-324, "top_p": 5e-324})
 @example(content={"prompt": "a", "repetition_penalty": 100, "min_p": 1.0, "logprobs": 20})
 @example(content={"prompt": "a", "seed": 2**63 - 1, "n": 9})
+@example(content={"prompt": [*range(300)], "max_tokens": 0, "echo": True, "logprobs": 20, "stream": True})
+@example(content={"prompt": "a", "logit_bias": {str(id): -100 for id in range(1864)}, "bad_words": ["a"] * 1000})
+@example(content={"prompt": [[5] * 512, [300]], "max_tokens": 0, "prompt_logprobs": 20, "echo": True})
 @settings(quick, max_examples=200)
 def test_nearly_right_requests(client, content):
     assert_valid(client.post("/v1/completions", json={"prompt": "The fox", "max_tokens": 2} | content))

@@ -156,7 +156,7 @@ def test_the_metrics_add_up(server):
     assert increase("engine_prompt_tokens_total") == prompt_tokens
     assert increase('engine_requests_total{status="200"}') == 6
     assert increase('engine_requests_total{status="400"}') == 1
-    ends = [name for name in after if name.startswith("engine_answers_total")]
+    ends = [name for name in after if name.startswith("engine_sequences_finished_total")]
     assert sum(map(increase, ends)) == 6
     for name in ("time_to_first_token", "request_latency"):
         assert increase(f"engine_{name}_seconds_count") == 6 and increase(f"engine_{name}_seconds_sum") > 0
@@ -164,9 +164,30 @@ def test_the_metrics_add_up(server):
     # Alone, a request takes an iteration per token, and one or two more to prefill a longer prompt.
     assert tokens <= increase("engine_iterations_total") <= tokens + 6
     assert after["engine_rows"] == ROWS
-    for name in ("rows_used", "queue_length", "answers_unfinished", "blocks_used"):
+    for name in ("rows_used", "queue_length", "sequences_unfinished", "blocks_used"):
         assert after[f"engine_{name}"] == 0
     assert 0 < after["engine_blocks_cached"] < after["engine_blocks"] == ROWS * 512 / 16
+
+
+def test_drafts_are_counted_in_the_metrics_and_in_the_events():
+    with serving(embedded_engine(speculative="draft")) as server:
+        usage = post(server, **body(FOX, 40, ignore_eos=True)).raise_for_status().json()["usage"]
+        metrics, trace = metrics_of(server), server.thread.engine.trace
+        counts = {name: metrics[f"engine_{name}_tokens_total"] for name in ("drafted", "accepted", "rejected")}
+        assert counts["drafted"] == trace.drafted_tokens > counts["accepted"] == trace.accepted_tokens > 0
+        assert counts["rejected"] == counts["drafted"] - counts["accepted"]
+        assert metrics["engine_generated_tokens_total"] == usage["completion_tokens"] == 40
+        assert metrics["engine_inter_token_latency_seconds_count"] == 39, "drafts are tokens, too"
+        assert metrics["engine_iterations_total"] < 30
+        with httpx.stream("GET", server.url + "/events", timeout=60) as watched:
+            message = next(events_of(watched.iter_lines()))
+        assert message["drafts"] == [counts["drafted"], counts["accepted"]]
+
+
+def test_a_server_without_speculation_reports_no_drafts(server):
+    assert "engine_drafted_tokens_total" not in metrics_of(server)
+    with httpx.stream("GET", server.url + "/events", timeout=60) as watched:
+        assert next(events_of(watched.iter_lines()))["drafts"] is None
 
 
 def test_the_events_have_every_iteration_without_gaps(server):

@@ -11,6 +11,8 @@ from helpers import Engine, SamplingParams
 from tests.serving import FOX, OWL, body, embedded_engine, expected, serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+HOT = {"temperature": 1.5, "seed": 3}
+OWL_TOKEN = expected(OWL, 16).token_ids[6]
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,13 @@ def server(one_thread):
         ({"temperature": 1.5, "seed": 3, "top_k": 2}, {"temperature": 1.5, "seed": 3, "top_k": 2}),
         ({"temperature": 1.5, "seed": 3, "min_p": 0.3}, {"temperature": 1.5, "seed": 3, "min_p": 0.3}),
         ({"temperature": 1.0, "seed": 3, "n": 2}, {"temperature": 1.0, "seed": 3, "n": 2}),
+        ({"presence_penalty": -2}, {"presence_penalty": -2}),
+        (HOT | {"frequency_penalty": 2}, HOT | {"frequency_penalty": 2}),
+        ({"logit_bias": {"300": 100, "301": 99.5}}, {"logit_bias": {300: 100, 301: 99.5}}),
+        ({"stop_token_ids": [OWL_TOKEN]}, {"stop_token_ids": [OWL_TOKEN]}),
+        ({"prompt": FOX, "min_tokens": 15}, {"min_tokens": 15}),
+        ({"allowed_token_ids": [*range(400, 900)]}, {"allowed_token_ids": range(400, 900)}),
+        ({"bad_words": ["owl", "was"]}, {"bad_words": ["owl", "was"]}),
     ],
     ids=str,
 )
@@ -54,16 +63,22 @@ def test_a_parameter_does_what_it_does_in_the_engine(server, embedded, settings,
     assert [choice["message"]["content"] for choice in response["choices"]] == [output.text for output in outputs]
 
 
+WITH_HOT = ({}, {"top_p": 0.4}, {"top_k": 2}, {"min_p": 0.3}, {"frequency_penalty": 2})
+
+
 def test_the_settings_of_the_test_above_make_a_difference():
     """Otherwise that test would prove nothing."""
     settings = [{}, {"stop": ("owl",)}, {"stop": ("the", "named")}, {"repetition_penalty": 2.0}]
-    settings += [{"temperature": 1.5, "seed": 3} | one for one in ({}, {"top_p": 0.4}, {"top_k": 2}, {"min_p": 0.3})]
+    settings += [{"presence_penalty": -2}, {"bad_words": ("owl", "was")}]
+    settings += [{"stop_token_ids": (OWL_TOKEN,)}, {"allowed_token_ids": tuple(range(400, 900))}]
+    settings += [HOT | one for one in WITH_HOT]
     assert len({expected(OWL, 16, **one).text for one in settings}) == len(settings)
     assert len(expected(FOX, 30, ignore_eos=True).token_ids) == 30 > len(expected(FOX, 30).token_ids)
 
 
 NEUTRAL = {
     "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "me", "echo": False, "suffix": None,
+    "stop_token_ids": [], "min_tokens": 0, "allowed_token_ids": None, "bad_words": [], "prompt_logprobs": None,
     "best_of": 1, "stop": [], "stream": False, "n": 1, "top_k": 0, "min_p": 0, "priority": 3, "deadline": 60,
     "model": "tiny-model", "seed": None, "logprobs": None, "stream_options": None,
 }  # fmt: skip
@@ -77,7 +92,7 @@ def test_values_that_change_nothing_are_accepted(server):
     both = {"best_of": 2, "n": 2, "temperature": 1}
     assert httpx.post(server.url + "/v1/completions", json=body(OWL, 5) | both).status_code == 200
     chat = {"messages": [{"role": "user", "content": OWL}], "max_tokens": 5, "temperature": 0, "top_logprobs": None}
-    only_completions = ("echo", "suffix", "best_of")
+    only_completions = ("echo", "suffix", "best_of", "prompt_logprobs")
     neutral = {name: value for name, value in NEUTRAL.items() if name not in only_completions}
     response = httpx.post(server.url + "/v1/chat/completions", json=chat | neutral)
     assert response.status_code == 200, response.text
@@ -85,11 +100,9 @@ def test_values_that_change_nothing_are_accepted(server):
 
 
 UNSUPPORTED = [
-    ("frequency_penalty", 0.5), ("presence_penalty", -1), ("logit_bias", {"5": 1}), ("echo", True),
-    ("suffix", "the end"), ("best_of", 2), ("tools", []), ("tool_choice", "none"), 
-    ("response_format", {"type": "text"}),
+    ("suffix", "the end"), ("best_of", 2),
     ("functions", []), ("store", False), ("metadata", {}), ("service_tier", "auto"), ("reasoning_effort", "low"),
-    ("audio", {}), ("modalities", ["text"]), ("prediction", {}), ("parallel_tool_calls", True), ("max_token", 5),
+    ("audio", {}), ("modalities", ["text"]), ("prediction", {}), ("max_token", 5),
     ("best", 1), ("a[0].b", 1), ("Temperature", 1), ("", 1), ("höhe", 1), ("use_beam_search", False),
 ]  # fmt: skip
 
@@ -111,13 +124,21 @@ WRONG = [
     ("prompt", ""), ("prompt", []), ("prompt", [""]), ("prompt", [[]]), ("prompt", None), ("prompt", 5),
     ("prompt", ["a", 5]), ("prompt", [1, "a"]), ("prompt", [[1], "a"]), ("prompt", [-1]), ("prompt", [1.5]),
     ("prompt", {"text": "a"}), ("prompt", [True]),
-    ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", True),
+    ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", True),
     ("temperature", -0.1), ("temperature", 2.1), ("temperature", "hot"), ("temperature", True), ("temperature", [1]),
     ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 2), ("top_k", -1), ("top_k", 0.5), ("n", 0), ("n", "2"),
     ("repetition_penalty", 0), ("repetition_penalty", 1e-300), ("repetition_penalty", 1e300),
     ("seed", -1), ("seed", 2**63), ("seed", "x"), ("stop", ""), ("stop", [""]), ("stop", 5), ("stop", ["x"] * 17),
     ("stop", "x" * 257), ("stop", ["x" * 257]),
     ("stream", "yes"), ("stream", 1), ("stream_options", {"other": 1}), ("stream_options", []),
+    ("presence_penalty", -2.1), ("presence_penalty", "1"), ("frequency_penalty", 2.1), ("frequency_penalty", True),
+    ("logit_bias", []), ("logit_bias", {"5": 101}), ("logit_bias", {"5": "1"}), ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"x": 1}), ("logit_bias", {"": 1}), ("logit_bias", {"1.0": 1}), ("logit_bias", {"5": None}),
+    ("stop_token_ids", 5), ("stop_token_ids", [-1]), ("stop_token_ids", ["5"]), ("stop_token_ids", [True]),
+    ("min_tokens", -1), ("min_tokens", 1.5), ("min_tokens", "5"), ("allowed_token_ids", []),
+    ("allowed_token_ids", [1.5]), ("bad_words", "a"), ("bad_words", [""]), ("bad_words", ["a"] * 1001),
+    ("bad_words", ["x" * 257]), ("bad_words", [5]), ("echo", "yes"), ("echo", 1),
+    ("prompt_logprobs", -1), ("prompt_logprobs", 21), ("prompt_logprobs", True),
     ("logprobs", -1), ("logprobs", 21), ("logprobs", True), ("ignore_eos", "no"), ("ignore_eos", 1),
     ("priority", "high"), ("priority", 1.5), ("deadline", 0), ("deadline", -1), ("deadline", 1e9), ("model", 5),
 ]  # fmt: skip
@@ -131,6 +152,13 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_parameter(server, name, v
     assert error["param"] == name and name in error["message"]
 
 
+def test_many_wrong_biases_get_one_error(server):
+    wrong = {f"token {number}": 1 for number in range(9)}
+    error = httpx.post(server.url + "/v1/completions", json=body(logit_bias=wrong)).json()["error"]
+    assert error["param"] == "logit_bias"
+    assert error["message"] == ("logit_bias: A token id in logit_bias must be an integer of at least 0, not 'token 0'.")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -138,6 +166,13 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_parameter(server, name, v
         ({"max_tokens": 600}, "3 prompt tokens and max_tokens 600, 603 in all, but the model's context is 512"),
         ({"prompt": "a fox " * 600}, "context is 512: shorten the prompt"),
         ({"prompt": [5, 10**6]}, "Token ids must be integers from 0 to"),
+        ({"max_tokens": 0}, "set echo or prompt_logprobs to score the prompt"),
+        ({"max_tokens": 0, "echo": True, "n": 2, "temperature": 1}, "all 2 outputs would be empty"),
+        ({"min_tokens": 9}, "min_tokens is 9, more than max_tokens, 8"),
+        ({"logit_bias": {"1864": 1}}, "token ids in logit_bias must be from 0 to 1863, not 1864"),
+        ({"stop_token_ids": [1864]}, "token ids in stop_token_ids must be from 0 to 1863"),
+        ({"allowed_token_ids": [10**9]}, "token ids in allowed_token_ids must be from 0 to 1863"),
+        ({"allowed_token_ids": [0], "min_tokens": 1}, "exclude all of allowed_token_ids"),
         ({"n": 500, "temperature": 1}, "asks for 500 sequences, but this server holds at most 204"),
         ({"prompt": ["a"] * 300}, "asks for 300 sequences"),
         ({"stream_options": {"include_usage": True}}, "stream_options requires a stream"),
@@ -153,15 +188,19 @@ def test_a_request_that_can_never_run_is_refused_with_what_to_do(server, setting
 def test_a_wrong_chat_is_refused_with_the_name_of_its_parameter(server):
     for settings, param, message in (
         ({"messages": []}, "messages", "at least 1"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "'system', 'developer', 'user' or 'assistant'"),
-        ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages", "'messages.0.name'"),
-        ({"messages": [{"role": "user"}]}, "messages", "missing"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "'user', 'assistant' or 'tool'"),
+        ({"messages": [{"role": "user", "content": "x", "names": "Ann"}]}, "messages", "'messages.0.names'"),
+        ({"messages": [{"role": "user"}]}, "messages", "A message needs content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
             "messages",
             "'messages.0.content.0.image_url'",
         ),
         ({"max_tokens": 3, "max_completion_tokens": 3}, None, "give one of them"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
+        ({"echo": True}, "echo", "does not know the parameter 'echo'"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs", "does not know the parameter"),
         ({"top_logprobs": 3}, None, "set logprobs to true"),
         ({"messages": [{"role": "user", "content": ""}]}, None, "has no tokens"),
         ({"logprobs": 3}, "logprobs", "boolean"),

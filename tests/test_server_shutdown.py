@@ -40,7 +40,7 @@ def send_and_begin(server, *bodies: dict) -> list[BackgroundRequest]:
     requests = []
     for number, settings in enumerate(bodies, 1):
         requests.append(BackgroundRequest(server, **settings))
-        line = f"engine_answers_unfinished {number}.0"
+        line = f"engine_sequences_unfinished {number}.0"
         wait_until(lambda line=line: line in httpx.get(server.url + "/metrics").text)
     wait_until(lambda: iterations(server) >= 2)
     return requests

@@ -25,17 +25,10 @@ from hypothesis.stateful import (
 )
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
-from helpers.engine import BlockManager, NgramProposer, Sequence, speculation
+from helpers.engine import BlockManager, NgramProposer, Sequence
 from tests.families import FAMILIES, CountingScheduler, not_ragged_because, reference, serve_ragged, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture
-def always_drafts(monkeypatch):
-    """Let every decode have drafts, however bad they are."""
-    monkeypatch.setattr(speculation, "FREE_TOKENS", 1e9)
-    monkeypatch.setattr(speculation, "EXPLORED", 1.0)
 
 
 # --- proposers --------------------------------------------------------------------------------------------------------

@@ -39,3 +39,11 @@ def test_the_examples_above_contain_texts_with_and_without_stop_strings():
     assert (search.extend("aab"), search.num_held_back) == (None, 3)
     assert search.extend("aaa") == 0, "both appear: the one that begins first ends the text"
     assert StopStringSearch([]).extend("text") is None
+
+
+def test_stop_strings_that_end_within_the_ignored_characters_do_not_count():
+    search = StopStringSearch(["ab", "bca"])
+    assert search.extend("abab", ignored=4) is None and search.num_held_back == 1
+    assert search.extend("ca", ignored=4) == 3  # it begins within them
+    assert StopStringSearch(["ab"]).extend("abxab", ignored=2) == 3
+    assert StopStringSearch(["ab"]).extend("abxab", ignored=5) is None

@@ -3,14 +3,26 @@
 Another processor adds up its numbers in another order, and logits differ by about 1e-5. Where the best token leads
 by less than that, a stored output would fail on another machine; so every prompt whose output is stored
 must be chosen such that the best token leads clearly in every step.
+
+Lesson 8 draws tokens. A drawn token changes if its random number is too close to the border of its share. So the whole
+lesson runs again with a model whose logits differ a little, and must print the same.
 """
 
+import copy
+import io
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import nbformat
 import pytest
 import torch
+from IPython.core.interactiveshell import InteractiveShell
 
+import helpers
 from helpers import generate_continuous, load_model, workloads
 
 CLEAR = 0.01
+LESSON_8 = Path(__file__).parents[1] / "notebooks" / "8_sampling_and_structured_output.ipynb"
 
 # Lesson 5 runs requests of lessons 2 and 3 again, beside the workloads; lesson 7 some of lessons 1 and 2.
 LESSON_1 = ["What goes up", "Question: How do you bake bread?\nAnswer:", "Once upon a time, a lonely"]
@@ -40,10 +52,51 @@ def leads(requests):
         workloads.pages(8),
         workloads.one_beginning(),
         workloads.race(4, every=1, long=40),  # lesson 6 lets them run out of memory
+        workloads.race(16, every=1, long=40),  # lesson 9 drafts for these
+        workloads.race(5, every=1, long=100)[1:],
+        workloads.told_again(),
     ],
-    ids=["lessons", "mixed", "pages", "one_beginning", "stories"],
+    ids=["lessons", "mixed", "pages", "one_beginning", "stories", "16 stories", "4 stories", "told_again"],
 )
 def test_the_best_token_of_a_stored_output_leads_clearly_at_every_step(requests):
     tight = {prompt: round(lead, 4) for prompt, lead in leads(requests) if lead < CLEAR}
 
     assert tight == {}
+
+
+def perturbed_pair(pair):
+    """Return a copy of a model whose logits differ by about 1e-4, ten times what processors differ by."""
+    model, tokenizer = copy.deepcopy(pair[0]), pair[1]
+    norm = model.transformer.ln_f
+    noise = torch.randn(norm.weight.shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        norm.weight *= 1 + 2e-5 * noise
+        text = torch.tensor([tokenizer("Once upon a time, a lonely")["input_ids"]])
+        change = (model(text).logits - pair[0](text).logits).abs().max().item()
+    assert 5e-5 < change < 2e-4
+    return model, tokenizer
+
+
+def printed(shell, source):
+    """Run a cell; return what it prints, and its last value as text."""
+    with redirect_stdout(io.StringIO()) as stdout:
+        result = shell.run_cell(source, silent=False)
+    result.raise_error()
+    return stdout.getvalue().partition("Out[")[0].rstrip("\n"), repr(result.result) if result.result else ""
+
+
+@pytest.mark.slow
+def test_lesson_8_prints_the_same_with_slightly_different_logits(monkeypatch):
+    pair = perturbed_pair(load_model())
+    monkeypatch.setattr(helpers, "load_model", lambda: pair)
+    shell, different = InteractiveShell(), []
+    for cell in nbformat.read(LESSON_8, as_version=4).cells:
+        tags = cell.metadata.get("tags", [])
+        if cell.cell_type == "code" and not {"bootstrap", "nbval-ignore-output"} & set(tags):
+            stored = "".join(output.get("text", "") for output in cell.outputs).rstrip("\n")
+            values = "".join(output.get("data", {}).get("text/plain", "") for output in cell.outputs)
+            text, value = printed(shell, cell.source)
+            if (text, value) != (stored, values):
+                different.append((cell.id, text, stored, value, values))
+
+    assert different == []

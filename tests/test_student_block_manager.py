@@ -12,7 +12,7 @@ from helpers.engine import Sequence
 def test_a_student_s_blocks_run_the_engine_and_change_no_token(blocks, passes):
     requests = workloads.race(4, every=1, long=12)
     config = EngineConfig(num_blocks=blocks, block_size=4, max_batch_size=4)
-    engine = engine_with(solutions.allocate, solutions.release, solutions.slot_of, config)
+    engine = engine_with(solutions.allocate, solutions.release, solutions.slices_of, config)
     params = [SamplingParams(max_tokens=one.max_tokens) for one in requests]
     outputs = engine.generate([one.prompt for one in requests], params)
 
@@ -23,13 +23,13 @@ def test_a_student_s_blocks_run_the_engine_and_change_no_token(blocks, passes):
 
 @pytest.mark.parametrize("forgetful", [lambda *arguments: None, lambda free, tables, *rest: free.clear()])
 def test_a_function_that_refuses_every_request_does_not_run_the_engine_for_ever(forgetful):
-    engine = engine_with(forgetful, solutions.release, solutions.slot_of, EngineConfig(num_blocks=8))
+    engine = engine_with(forgetful, solutions.release, solutions.slices_of, EngineConfig(num_blocks=8))
     with pytest.raises(ValueError, match="although no request has any of the 8 blocks"):
         engine.generate(["Look", "Many hands"], SamplingParams(max_tokens=2))
 
 
 def test_clearing_the_memory_returns_all_blocks_to_the_student_s_list():
-    engine = engine_with(solutions.allocate, solutions.release, solutions.slot_of, EngineConfig(num_blocks=8))
+    engine = engine_with(solutions.allocate, solutions.release, solutions.slices_of, EngineConfig(num_blocks=8))
     blocks = engine.block_manager
     assert blocks.allocate(Sequence("a", [7] * 20, 4), 20)
     assert len(blocks.free_blocks) < 8

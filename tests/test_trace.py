@@ -34,6 +34,21 @@ def row_steps(trace: Trace) -> list[list[RowStep]]:
     return [list(iteration.row_steps) for iteration in trace.passes]
 
 
+def test_drafts_are_counted_and_every_accepted_one_has_the_time_of_its_pass():
+    trace = Trace(rows=2)
+    trace.add([RowStep("prefill", "a", 4, new_tokens=1), RowStep("prefill", "b", 2, new_tokens=1)], 0.0, 1.0, 0)
+    assert trace.acceptance is None
+    steps = [
+        RowStep("decode", "a", 4, new_tokens=3, drafted=3, accepted=2),
+        RowStep("decode", "b", 2, new_tokens=1, drafted=1),
+    ]
+    trace.add(steps, 1.0, 0.5, 1)
+    assert (trace.drafted_tokens, trace.accepted_tokens, trace.acceptance) == (4, 2, 0.5)
+    assert trace.output_tokens == 6
+    assert trace.token_times == {"a": [1.0, 1.5, 1.5, 1.5], "b": [1.0, 1.5]}
+    assert trace.wasted_slot_steps == 0
+
+
 @pytest.fixture
 def continuous() -> Trace:
     """Three rows, four requests, and one iteration per second that takes half a second."""

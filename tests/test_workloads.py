@@ -60,3 +60,11 @@ def test_one_beginning_is_common_to_all_prompts_and_their_endings_differ():
     assert all(len(row) - common < 10 for row in rows)
     assert workloads.one_beginning() == workloads.one_beginning()
     assert workloads.one_beginning(seed=7) != workloads.one_beginning()
+
+
+def test_a_story_is_told_and_then_begun_again():
+    for request in workloads.told_again():
+        opening, _, rest = request.prompt.partition(" Soon ")
+        assert rest.endswith(opening)
+    with pytest.raises(ValueError, match="There are 4 stories"):
+        workloads.told_again(5)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 # Imported when first used: a lesson that only compares a guess needs none of the others.
 _HOME = {
+    "CachedBlock": "eviction",
     "Reader": "reader",
     "ServerRequest": "scheduling",
     "compare_guess": "predictions",
@@ -22,8 +23,10 @@ _HOME = {
     "first_come": "scheduling",
     "planned_by": "student_scheduler",
     "run_schedule": "scheduling",
+    "score_eviction": "eviction",
     "score_schedule": "scheduling",
     "simulate_queue": "queue_simulation",
+    "try_design": "capacity",
 }
 
 __all__ = ["check", *_HOME]

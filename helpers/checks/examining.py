@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from .calling import Outcome, Question
 from .comparing import Difference, Grids, difference, first_line
-from .exercise import Exercise, JudgedExercise, Wrong
+from .exercise import Exercise, JudgedExercise, Passed, Wrong
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,10 @@ def examine(exercise: Exercise | JudgedExercise, ask: Callable[[Question], Outco
     """
     idea = f"passed. {exercise.idea[0].upper()}{exercise.idea[1:]}."
     if isinstance(exercise, JudgedExercise):
-        message = _judge(exercise, ask, seed)
-        return Verdict(message is None, message or idea)
+        judged = _judge(exercise, ask, seed)
+        if isinstance(judged, str):
+            return Verdict(False, judged)
+        return Verdict(True, f"{idea} {judged.details}" if judged else idea)
     asked = []
     for question, right in exercise.questions(seed):
         outcome = ask(question)
@@ -71,7 +73,7 @@ def _explain(exercise: Exercise, trials: list["_Trial"], wrong: list["_Trial"]) 
     return wrong[0].verdict(wrong[0].first.message)
 
 
-def _judge(exercise: JudgedExercise, ask: Callable[[Question], Outcome], seed: int) -> str | None:
+def _judge(exercise: JudgedExercise, ask: Callable[[Question], Outcome], seed: int) -> str | Passed | None:
     def function(*arguments, given: str = ""):
         outcome = ask(Question(exercise.signature, arguments, given))
         if outcome.failure:

@@ -136,12 +136,21 @@ class JudgedExercise:
     Args:
         signature, idea: as in `Exercise`.
         judge: called with a function that behaves like the student's and with a seed; returns what is wrong in words,
-            or None. It may raise `Wrong`.
+            or else None or `Passed`. It may raise `Wrong`.
     """
 
-    def __init__(self, signature: str, idea: str, judge: Callable[[Callable, int], str | None], name: str = ""):
+    def __init__(
+        self, signature: str, idea: str, judge: Callable[[Callable, int], "str | Passed | None"], name: str = ""
+    ):
         self.signature, self.idea, self.judge = signature, idea, judge
         self.name = name or signature.partition("(")[0]
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A judge's words on a function that passed, such as where it stands in a contest."""
+
+    details: str
 
 
 class Wrong(Exception):

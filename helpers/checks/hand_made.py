@@ -15,18 +15,22 @@ TENSORS = ("input_ids", "position_ids", "attention_mask")
 JUNK = 7.0  # in hidden columns of a cache
 
 
-def hand_made(*rows: tuple[str, int, int], layers: int = 2, heads: int = 2, dimension: int = 3) -> dict:
+def hand_made(*rows: tuple[str, int, int], late: int = 0, layers: int = 2, heads: int = 2, dimension: int = 3) -> dict:
     """Return a prefilled batch of rows (request id, tokens in the cache, tokens remaining).
 
-    The tokens of row "a" are 10, 11, ..., those of "b" are 20, 21, ...; the newest is not in the cache yet.
+    Every row starts in column 0. The `late` newest tokens in the cache were computed after the rows had been merged:
+    they are in its last columns, behind the pads of shorter rows. The tokens of row "a" are 10, 11, ..., those of "b"
+    are 20, 21, ...; the newest is not in the cache yet.
     """
     device = load_model()[0].device
     lengths = [length for _, length, _ in rows]
     width = max(lengths)
     ids = [name for name, _, _ in rows]
-    first = [10 * (ord(name) - ord("a") + 1) for name in ids]
-    tokens = [[0] * (width - n) + list(range(start, start + n)) for start, n in zip(first, lengths, strict=True)]
-    newest = [start + n for start, n in zip(first, lengths, strict=True)]
+    tokens = []
+    for name, length in zip(ids, lengths, strict=True):
+        own = [10 * (ord(name) - ord("a") + 1) + place for place in range(length)]
+        tokens.append(own[: length - late] + [0] * (width - length) + own[length - late :])
+    newest = [10 * (ord(name) - ord("a") + 1) + length for name, length in zip(ids, lengths, strict=True)]
 
     cache, real = kv_cache.new(), torch.tensor(tokens, device=device)[:, None, :, None]
     scale = 1 + torch.arange(heads, device=device)[:, None, None] + 4 * torch.arange(dimension, device=device)
@@ -40,7 +44,7 @@ def hand_made(*rows: tuple[str, int, int], layers: int = 2, heads: int = 2, dime
         "finish_reasons": [None if left else ("stop", "length")[length % 2] for _, length, left in rows],
         "input_ids": torch.tensor(newest, device=device)[:, None],
         "position_ids": torch.tensor(lengths, device=device)[:, None],
-        "attention_mask": torch.tensor([[0] * (width - n) + [1] * (n + 1) for n in lengths], device=device),
+        "attention_mask": torch.tensor([[int(token > 0) for token in row] + [1] for row in tokens], device=device),
         "past_key_values": cache,
     }
 

@@ -35,13 +35,17 @@ class StudentBlockManager(BlockManager):
             ValueError: the student's function refuses although no sequence has a block: the engine would run forever.
         """
         total = sequence.computed + tokens
-        new = self._allocate(self.free_blocks, self.tables, sequence, total, self.block_size)
+        new = self._allocate(self.free_blocks, self.tables, sequence, total, self.block_size, [])
         if new is None and not self.tables:
             raise ValueError(
                 f"`allocate` refuses room for {total} tokens, although no request has any of the {self.num_blocks} "
                 f"blocks. Free blocks: {self.free_blocks}. Does `release` return all blocks?"
             )
         return new is not None
+
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Share nothing, because the student's functions copy no shared block."""
+        return False
 
     def free(self, sequence: Sequence) -> None:
         """Free a sequence's blocks."""
@@ -55,21 +59,22 @@ class StudentBlockManager(BlockManager):
         return len(self.free_blocks)
 
 
-def engine_with(allocate: Callable, release: Callable, slot_of: Callable, config: EngineConfig) -> Engine:
+def engine_with(allocate: Callable, release: Callable, slices_of: Callable, config: EngineConfig) -> Engine:
     """Return an engine whose blocks and slots a student's functions choose.
 
     Args:
-        allocate, release, slot_of: the student's functions.
+        allocate, release, slices_of: the student's functions.
         config: the engine's configuration, with `num_blocks`; prefix caching is switched off.
     """
     engine = Engine(config=replace(config, execution="ragged", prefix_caching=False, speculative=None))
     blocks = engine.block_manager
     own = StudentBlockManager(blocks.num_blocks, blocks.block_size, allocate, release)
     engine.block_manager = engine.scheduler.memory = engine.validator.block_manager = own
-    engine.runner.slot_mapping = partial(_slots_by, slot_of)
+    engine.runner.slot_mapping = partial(_slots_by, slices_of)
     return engine
 
 
-def _slots_by(slot_of: Callable, block_table: list[int], block_size: int, start: int, end: int) -> list[int]:
+def _slots_by(slices_of: Callable, block_table: list[int], block_size: int, start: int, end: int) -> list[int]:
     """Return the slots that a student's function gives a sequence's tokens from `start` to `end`."""
-    return [slot_of(block_table, token, block_size) for token in range(start, end)]
+    slices = slices_of(block_table, start, end, block_size)
+    return [slot for first, count in slices for slot in range(first, first + count)]

@@ -95,11 +95,11 @@ def model_named(name: str):
     return load_model()[0] if name == "course" else other_model()
 
 
-def loop_on_model(function: Callable, name: str, prompt_ids: torch.Tensor, max_tokens: int) -> dict:
-    """Run a loop on a model; return its tokens, and [cached columns, tokens computed] of each forward pass."""
+def loop_on_model(function: Callable, name: str, turns: list[torch.Tensor], max_tokens: int) -> dict:
+    """Run a conversation on a model; return its tokens, and [cached columns, tokens computed] of each forward pass."""
     model = model_named(name)
     with quiet(), watched(model) as passes:
-        token_ids = function(model, prompt_ids.to(model.device), max_tokens)
+        token_ids = function(model, [turn.to(model.device) for turn in turns], max_tokens)
     return {"token ids": token_ids, "forward passes": [[one.cached, one.tokens] for one in passes]}
 
 

@@ -50,12 +50,12 @@ def verb_on_model(function: Callable, argument, model_name: str, tokenizer_name:
     return {**batch, "forward passes": [(one.rows, one.cached, one.tokens) for one in passes]}
 
 
-def loop_in_words(function: Callable, requests: list[tuple[str, int]], max_batch_size: int) -> dict:
+def loop_in_words(function: Callable, requests: list[tuple[str, int, int]], max_batch_size: int) -> dict:
     """Run a serving loop on the course's model; return its outputs, and which requests each forward pass computes."""
     model, tokenizer = load_model()
     with quiet(), watched(model) as passes:
         outputs = function(requests, max_batch_size)
-    prompts = [tokenizer(prompt)["input_ids"] for prompt, _ in requests]
+    prompts = [tokenizer(prompt)["input_ids"] for prompt, *_ in requests]
     return {"the list of outputs": outputs, "forward passes": _participants(passes, prompts)}
 
 

@@ -43,6 +43,9 @@ class KVMemory(Protocol):
     def trim(self, sequence: Sequence) -> None:
         """Free the memory after a sequence's computed tokens, which was allocated for drafts."""
 
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Let a sequence share all memory of another one instead of its own, or return False and change nothing."""
+
     def free(self, sequence: Sequence) -> None:
         """Free all memory of a sequence and set its `computed` to 0."""
 
@@ -70,6 +73,9 @@ class UnlimitedMemory:
 
     def trim(self, sequence: Sequence) -> None:
         pass
+
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        return False
 
     def free(self, sequence: Sequence) -> None:
         sequence.computed = 0
@@ -171,6 +177,16 @@ class BlockManager:
         while len(table) > self.blocks_for(sequence.computed):
             self._drop(table.pop())
 
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Let a sequence share all blocks of another one instead of its own, or return False if that one has none."""
+        if parent not in self.tables:
+            return False
+        self.free(child)
+        self.tables[child], child.computed = list(self.tables[parent]), parent.computed
+        for block in self.tables[child]:
+            self._refer(block)
+        return True
+
     def free(self, sequence: Sequence) -> None:
         """Free a sequence's blocks. With prefix caching, full ones stay cached, and the first ones are evicted last."""
         self._register(sequence)
@@ -223,9 +239,13 @@ class BlockManager:
 
     def _shared(self, sequence: Sequence) -> tuple[list[int], int]:
         """Return the blocks that already hold a prefix of a waiting sequence, and the prefix's length in tokens."""
-        usable = len(sequence.token_ids) - 1  # the last token is always computed: its logits give the next one
+        usable = sequence.num_shareable_tokens
         parent = sequence.parent
-        if parent in self.tables and parent.computed >= usable and sequence.generated == 0:
+        if (
+            parent in self.tables
+            and parent.computed >= usable
+            and parent.token_ids[:usable] == sequence.token_ids[:usable]
+        ):
             return self.tables[parent][: self.blocks_for(usable)], usable
         blocks = []
         if self.prefix_caching:

@@ -8,8 +8,8 @@ from .policies import Policy
 from .sampling_params import Bound
 
 if TYPE_CHECKING:
+    from .proposer import Proposer
     from .scheduler import Scheduler
-    from .speculation import Proposer
 
 AT_LEAST_ONE = Bound(1, integer=True)
 

@@ -33,16 +33,18 @@ class IncrementalDetokenizer:
     Args:
         tokenizer: the model's tokenizer.
         stop: the stop strings, which end the output.
+        min_tokens: stop strings that are complete within this many tokens are ignored.
 
     Attributes:
         text: the text that is certain; it only grows.
         stopped: whether a stop string has appeared; `text` ends before it.
     """
 
-    def __init__(self, tokenizer, stop: Sequence[str] = ()):
+    def __init__(self, tokenizer, stop: Sequence[str] = (), min_tokens: int = 0):
         self.text, self.stopped = "", False
         self._tokenizer, self._stop, self._search = tokenizer, stop, StopStringSearch(stop)
         self._decoded = ""  # `text` and what is held back after it
+        self._min_tokens, self._ignored = min_tokens, 0  # stop strings do not count in the first characters
         self._token_ids: list[int] = []
         self._bytes: list[int] = []  # a run of byte tokens that may continue
         # The tokenizers library decodes incrementally. It starts after a letter, as `text_of` does.
@@ -60,7 +62,9 @@ class IncrementalDetokenizer:
         self._token_ids.append(token_id)
         new = self._decode(token_id)
         self._decoded += new
-        stop = self._search.extend(new)
+        if len(self._token_ids) <= self._min_tokens:
+            self._ignored = len(self._decoded)
+        stop = self._search.extend(new, self._ignored)
         return self._show(len(self._decoded) - self._search.num_held_back, stop)
 
     def finish(self) -> str:
@@ -68,8 +72,11 @@ class IncrementalDetokenizer:
         if self.stopped:
             return ""
         self._decoded = text_of(self._token_ids, self._tokenizer)
-        stop = StopStringSearch(self._stop).extend(self._decoded[len(self.text) :])
-        return self._show(len(self._decoded), None if stop is None else len(self.text) + stop)
+        if len(self._token_ids) <= self._min_tokens:
+            self._ignored = len(self._decoded)
+        shown = len(self.text)
+        stop = StopStringSearch(self._stop).extend(self._decoded[shown:], self._ignored - shown)
+        return self._show(len(self._decoded), None if stop is None else shown + stop)
 
     def _decode(self, token_id: int) -> str:
         """Return the text that a token adds; nothing while a character is incomplete."""

@@ -18,18 +18,19 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Seq
 
-from ..trace import RowStep, Trace
+from ..trace import Trace
 from .block_manager import BlockManager
 from .config import EngineConfig
 from .detokenizer import IncrementalDetokenizer
 from .outputs import OutputCollector, RequestOutput
-from .plan import Plan
+from .proposer import Proposer
+from .recording import record
 from .recovery import recover
-from .runner import ModelInfo, Runner, RunnerOutput
+from .runner import ModelInfo, Runner
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sequence import Prompt, Sequence
-from .speculation import Proposer, make_speculation, num_matching
+from .speculation import make_speculation
 from .validation import RequestValidator
 
 
@@ -103,7 +104,7 @@ class EngineCore:
             plan = self.scheduler.schedule()
             output = self.runner.run(plan, self.now)
             finished = self.scheduler.update(plan, output)
-            self._record(plan, output, finished)
+            record(self.trace, self.steps - 1, plan, output, finished)
             self.outputs.collect(plan, finished)
         except Exception as error:  # of the policy, or of a runner that raises instead of returning its error
             for sequence in self.outputs.unfinished if plan is None else plan.sequences:
@@ -118,21 +119,6 @@ class EngineCore:
 
     def _recover(self) -> None:
         recover(self.scheduler, self.outputs, self.trace, self.tokenizer)
-
-    def _record(self, plan: Plan, output: RunnerOutput, finished: list[Sequence]) -> None:
-        """Record an iteration in the trace. A row is free once its sequence has finished or was preempted."""
-        self.trace.free(sequence.label for sequence in plan.preempted)
-        for done in output.passes:
-            row_steps = []
-            for chunk, padding in zip(done.chunks, done.padding, strict=True):
-                work, sequence = "decode" if chunk.is_decode else "prefill", chunk.sequence
-                new = sequence.token_ids[chunk.end :] if chunk.samples_token else []
-                drafts = chunk.draft_token_ids
-                counts = chunk.tokens, padding, len(new), len(drafts), num_matching(new, drafts)
-                row_steps.append(RowStep(work, sequence.label, *counts))
-            self.trace.add(row_steps, done.start, done.seconds, self.steps - 1)
-            self.trace.free(chunk.sequence.label for chunk in done.chunks if chunk.sequence.finish_reason is not None)
-        self.trace.free(sequence.label for sequence in finished)  # also those whose pass failed
 
     def now(self) -> float:
         """Return the seconds since the first request arrived."""
@@ -171,21 +157,24 @@ class EngineCore:
         """Return a number that is not in use; outputs that are not delivered yet must not be confused with new ones."""
         return next(id for id in self._ids if id not in self.scheduler.requests and not self.outputs.holds(id))
 
-    def _add(self, prompt: Prompt, params: SamplingParams, request_id: Hashable, priority: int = 0) -> Hashable:
+    def _add(self, prompt: Prompt, params: SamplingParams, request_id: Hashable, priority=0, beam_width=0) -> Hashable:
         token_ids, max_tokens = self.validator.validate(prompt, params)
         if not isinstance(priority, int):
             raise ValueError(f"priority must be an integer, not {priority!r}.")
         if self._start is None:
             self._start = self._clock()
+        token_rules, grammar = self.validator.token_rules.make(params), self.validator.grammar(params)
         arrival, sequences = self.now(), []
-        for index in range(params.n):
+        for index in range(beam_width or params.n):
             sequence = Sequence(
                 request_id, list(token_ids), max_tokens, index, priority, sequences[0] if sequences else None,
                 prompt=prompt,
                 params=params,
-                detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop),
+                is_beam=beam_width > 0,
+                detokenizer=IncrementalDetokenizer(self.tokenizer, params.stop, params.min_tokens),
                 arrival=arrival,
-                logprobs=None if params.logprobs is None else [],
+                token_rules=token_rules,
+                grammar=grammar,
             )  # fmt: skip
             sequences.append(sequence)
         try:

@@ -32,6 +32,8 @@ class RequestOutput:
         index: which of the request's `n` outputs this is, from 0.
         new_text, new_token_ids: what was added since the previous output with this index.
         logprobs: for each generated token, the requested log-probabilities by token id; None if none were requested.
+        prompt_logprobs: for each token of the prompt, the requested log-probabilities by token id, and None for the
+            first, which nothing precedes; None if none were requested.
         arrival: when the request was added, in seconds on the engine's clock.
         token_times: when each token was available, on the same clock.
         error: the error message if the finish reason is "error", otherwise None.
@@ -46,6 +48,7 @@ class RequestOutput:
     new_text: str = ""
     new_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
     arrival: float = 0.0
     token_times: list[float] = field(default_factory=list)
     error: str | None = None
@@ -69,6 +72,7 @@ class RequestOutput:
             new_text=text[num_characters:],
             new_token_ids=generated[num_tokens:],
             logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
+            prompt_logprobs=None if sequence.prompt_logprobs is None else list(sequence.prompt_logprobs),
             arrival=sequence.arrival,
             token_times=list(sequence.token_times),
             error=sequence.error,
@@ -80,7 +84,7 @@ class OutputDelta:
     """What is new in a request's output.
 
     Attributes:
-        request_id, index, finish_reason, error: as in `RequestOutput`.
+        request_id, index, finish_reason, error, prompt_logprobs: as in `RequestOutput`.
         new_text, new_token_ids: what was added since the previous delta with this index.
         new_logprobs: for each new token, the requested log-probabilities by token id; None if none were requested.
         num_tokens: how many tokens the output has so far, the new ones included.
@@ -94,6 +98,7 @@ class OutputDelta:
     num_tokens: int
     finish_reason: str | None
     error: str | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
 
     @classmethod
     def of(cls, sequence: Sequence, num_tokens: int, num_characters: int) -> "OutputDelta":
@@ -107,6 +112,7 @@ class OutputDelta:
             sequence.generated,
             sequence.finish_reason,
             sequence.error,
+            sequence.prompt_logprobs,
         )
 
     @classmethod

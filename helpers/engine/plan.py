@@ -17,13 +17,19 @@ class Chunk:
         start: the position of the first token, which is the sequence's `computed` when the chunk is planned.
         is_decode: whether the chunk is the newest generated token alone, apart from drafts.
         samples_token: whether the chunk contains all uncomputed tokens, so that the sequence gets a new one.
+        scored: the positions of the prompt tokens that the chunk's logits score, if the request asks for their
+            log-probabilities: the logits after a token score the next one.
         draft_token_ids: guesses at the next tokens, which the chunk computes, too (`speculation.py`).
     """
 
     def __init__(self, sequence: Sequence, tokens: int, block_table: list[int] | None = None):
         self.sequence, self.tokens, self.block_table = sequence, tokens, block_table or []
         self.start, self.is_decode = sequence.computed, sequence.is_decode
-        self.samples_token = tokens == sequence.num_uncomputed_tokens
+        self.samples_token = tokens == sequence.num_uncomputed_tokens and sequence.max_tokens > 0
+        self.scored = range(0)
+        if sequence.prompt_logprobs is not None:
+            first = max(self.start + 1, len(sequence.prompt_logprobs))
+            self.scored = range(first, min(self.start + tokens + 1, sequence.prompt_tokens))
         self.draft_token_ids: list[int] = []
 
     def add_drafts(self, draft_token_ids: list[int]) -> None:
@@ -43,7 +49,9 @@ class Chunk:
 
     @property
     def num_logits(self) -> int:
-        """For how many of the last tokens logits are needed: for the newest token and each draft, or for none."""
+        """For how many of the last tokens logits are needed: those that score, or the newest token and each draft."""
+        if self.scored:
+            return self.end - self.scored.start + 1
         return 1 + len(self.draft_token_ids) if self.samples_token else 0
 
 

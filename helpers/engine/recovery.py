@@ -29,7 +29,7 @@ def _derive(scheduler: Scheduler, outputs: OutputCollector, trace: Trace, tokeni
         if sequence.logprobs is not None:
             del sequence.logprobs[sequence.generated :]
         if sequence.generated or sequence.finish_reason:
-            sequence.detokenizer = IncrementalDetokenizer(tokenizer, sequence.params.stop)
+            sequence.detokenizer = IncrementalDetokenizer(tokenizer, sequence.params.stop, sequence.params.min_tokens)
             _decode_again(sequence, scheduler)
     scheduler.recover(sequence for sequence in sequences if sequence.finish_reason is None)
     trace.free(sequence.label for sequence in sequences)

@@ -47,6 +47,7 @@ class ForwardPass:
         sampled: for the sequence of every chunk with `samples_token`, its new tokens, or the exception raised while
             sampling the first one. There is one token, and one more for each accepted draft.
         start, seconds: when the pass began, on the engine's clock, and how long it took, sampling included.
+        prompt_logprobs: for the sequence of every chunk that scores prompt tokens, their log-probabilities by token id.
     """
 
     chunks: list[Chunk]
@@ -54,6 +55,7 @@ class ForwardPass:
     sampled: dict[Sequence, list[SampledToken] | Exception]
     start: float
     seconds: float
+    prompt_logprobs: dict[Sequence, list[dict[int, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

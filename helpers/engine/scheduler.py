@@ -22,7 +22,7 @@ from .plan import Chunk, Plan
 from .policies import make_policy
 from .sequence import Sequence
 from .speculation import Speculation
-from .stop_conditions import finish_reason
+from .stop_conditions import finish_reason, is_end_token
 from .waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
@@ -93,6 +93,19 @@ class Scheduler:
         if not samples:
             del self.requests[sequence.request_id]
 
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Let a sequence continue from the tokens of another one, and share its memory if that is possible.
+
+        Returns:
+            Whether the child still has its row. Without memory to share, it returns to the queue and recomputes.
+        """
+        is_running = child in self.running
+        if is_running and not self.memory.fork(parent, child):
+            self._preempt(Plan(), child)
+            is_running = False
+        child.token_ids[:], child.block_hashes[:] = parent.token_ids, parent.block_hashes
+        return is_running
+
     def recover(self, sequences: Iterable[Sequence]) -> None:
         """Rebuild the queue, the rows and the memory after an interrupt, which may have come between any two changes.
 
@@ -125,6 +138,9 @@ class Scheduler:
         """
         plan = Plan()
         self.choose_chunks(plan)
+        while not plan.chunks and self.running and all(sequence.paused for sequence in self.running):
+            self._preempt(plan, self.running[-1])  # they wait for a sequence that has no row or no memory beside them
+            self._admit(plan)
         if self.speculation is not None:
             self._add_drafts(plan, self.speculation)
         self.waiting.step += 1
@@ -175,7 +191,8 @@ class Scheduler:
         free_rows, admitted = self.max_rows - len(self.running), []
         if free_rows <= 0 or not self.waiting:
             return
-        for sequence in itertools.islice(self.policy.order(self.waiting, self.running), free_rows):
+        ready = (sequence for sequence in self.policy.order(self.waiting, self.running) if not sequence.paused)
+        for sequence in itertools.islice(ready, free_rows):
             if sequence not in self.waiting or sequence in admitted:
                 raise ValueError(f"The policy admits sequence {sequence.label!r}, which is not waiting.")
             uncomputed = len(sequence.token_ids) - self.memory.cached_tokens(sequence)
@@ -192,7 +209,7 @@ class Scheduler:
 
     def _add_drafts(self, plan: Plan, speculation: Speculation) -> None:
         """Add drafts to decodes, within what is left of the token budget and of the free blocks."""
-        chunks = [chunk for chunk in plan.chunks if chunk.is_decode]
+        chunks = [chunk for chunk in plan.chunks if chunk.is_decode and not chunk.sequence.is_beam]
         sequences = [chunk.sequence for chunk in chunks]
         limits = [sequence.max_tokens - sequence.generated - 1 for sequence in sequences]
         drafts = speculation.propose(sequences, limits, self.max_tokens_per_step - plan.tokens)
@@ -227,8 +244,12 @@ class Scheduler:
         """Apply the results of a forward pass to one sequence, and return whether it finished."""
         sequence, drafted = chunk.sequence, len(chunk.draft_token_ids)
         sequence.computed = chunk.end
+        if sequence in done.prompt_logprobs:
+            sequence.add_prompt_logprobs(chunk.scored.start, done.prompt_logprobs[sequence])
         if sequence.prompt_is_computed:
             self._enqueue_siblings(sequence)
+        if sequence.max_tokens == 0 and sequence.prompt_is_computed:
+            self.finish(sequence, "length")
         sampled = done.sampled.get(sequence)
         if isinstance(sampled, Exception):
             self.finish(sequence, "error", sampled)
@@ -259,12 +280,12 @@ class Scheduler:
 
     def decode(self, sequence: Sequence, token_id: int) -> str | None:
         """Extend a sequence's text by a token, and return why the sequence finishes with it; None if it continues."""
-        ignore_eos, stopped = sequence.params.ignore_eos, False
-        if sequence.detokenizer is not None and (ignore_eos or token_id not in self.eos_token_ids):
+        ignore_eos, stop_token_ids = sequence.params.ignore_eos, sequence.token_rules.stop_token_ids
+        stopped = is_end_token(token_id, self.eos_token_ids, ignore_eos, stop_token_ids)
+        if sequence.detokenizer is not None and not stopped:
             sequence.detokenizer.push(token_id)
             stopped = sequence.detokenizer.stopped
-        remaining = sequence.max_tokens - sequence.generated
-        return finish_reason(token_id, remaining, self.eos_token_ids, ignore_eos, stopped)
+        return finish_reason(stopped, sequence.max_tokens - sequence.generated)
 
     def _release(self, sequence: Sequence) -> None:
         self.memory.free(sequence)
@@ -273,7 +294,7 @@ class Scheduler:
     def _enqueue(self, sequence: Sequence) -> None:
         """Put a sequence into the queue. A further sample of a prompt waits beside it until the prompt is computed."""
         parent = sequence.parent
-        if parent is None or parent.finish_reason is not None or parent.prompt_is_computed:
+        if parent is None or parent.finish_reason is not None or parent.prompt_is_computed or parent.paused:
             self.waiting.add(sequence)
         else:
             self._siblings.setdefault(parent, []).append(sequence)

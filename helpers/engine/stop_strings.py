@@ -27,8 +27,13 @@ class StopStringSearch:
         self._borders = [_borders(stop) for stop in stops]
         self._matched = [0] * len(stops)  # how many characters of each stop string the end of the text matches
 
-    def extend(self, text: str) -> int | None:
-        """Append text, and return where the first stop string begins in the whole text; None if none is complete."""
+    def extend(self, text: str, ignored: int = 0) -> int | None:
+        """Append text, and return where the first stop string begins in the whole text; None if none is complete.
+
+        Args:
+            text: what to append.
+            ignored: stop strings that end within this many characters of the whole text do not count.
+        """
         starts = []
         for number, (stop, borders) in enumerate(zip(self._stops, self._borders, strict=True)):
             matched = self._matched[number]
@@ -37,9 +42,10 @@ class StopStringSearch:
                     matched = borders[matched - 1]
                 matched += stop[matched] == character
                 if matched == len(stop):
-                    starts.append(length - matched)
-                    matched = borders[-1]
-                    break
+                    start, matched = length - matched, borders[-1]
+                    if length > ignored:
+                        starts.append(start)
+                        break
             self._matched[number] = matched
         self._text_length += len(text)
         self.num_held_back = max(self._matched, default=0)

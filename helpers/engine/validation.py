@@ -9,10 +9,12 @@ from numbers import Integral
 
 from .block_manager import BlockManager
 from .config import EngineConfig
+from .grammar import Grammar, GrammarCompiler
 from .runner import ModelInfo
 from .sampling_params import SamplingParams
 from .sequence import Prompt
 from .token_length import TokenLength
+from .token_rules import TokenRulesMaker
 
 GREEDY = SamplingParams()
 
@@ -25,25 +27,47 @@ class RequestValidator:
         config: the settings of the engine.
         model: the vocabulary and the context length of the model.
         block_manager: the blocks of the KV cache; None if a request needs only a row.
+
+    Attributes:
+        token_rules: makes the rules of a request about its tokens.
     """
 
     def __init__(self, tokenizer, config: EngineConfig, model: ModelInfo, block_manager: BlockManager | None):
         self.tokenizer, self.config, self.model, self.block_manager = tokenizer, config, model, block_manager
+        self.token_rules = TokenRulesMaker(tokenizer, model)
+        self._grammar_compiler = GrammarCompiler(tokenizer, model)
 
     def validate(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], int]:
         """Return the prompt's token ids, and how many tokens the request may generate.
 
         Raises:
             ValueError: the prompt is empty, is not valid text or has token ids outside the vocabulary; the request is
-                too long; or `params` is not a `SamplingParams`.
+                too long; or `params` is not a `SamplingParams`, has token ids outside the vocabulary, leaves no token
+                to choose, or describes structured outputs that no text can match.
         """
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, not {params!r}.")
+        self.token_rules.make(params)
         self.check_length(prompt, params)
         token_ids = self._token_ids(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
+        if params.min_tokens > max_tokens:
+            raise ValueError(
+                f"min_tokens is {params.min_tokens}, but an output after {len(token_ids)} prompt tokens can have at "
+                f"most {max_tokens} tokens: lower it, or shorten the prompt."
+            )
         self._check_memory(len(token_ids), max_tokens)
+        self.grammar(params)
         return token_ids, max_tokens
+
+    def grammar(self, params: SamplingParams) -> Grammar | None:
+        """Return the compiled grammar of a request; None if its text is free.
+
+        Raises:
+            ValueError: the grammar is invalid or too complex, or no text matches it.
+        """
+        described = params.structured_outputs
+        return None if described is None else self._grammar_compiler.compile(described)
 
     def check_length(self, prompt: Prompt, params: SamplingParams = GREEDY) -> None:
         """Refuse a prompt that is certainly too long for the model's context, without looking at its tokens.
@@ -87,6 +111,7 @@ class RequestValidator:
 
     def _max_tokens(self, prompt_tokens: int, params: SamplingParams) -> int:
         config, context, wanted = self.config, self.model.context_length, params.max_tokens
+        at_least = 1 if wanted is None else wanted
         if config.max_input_tokens is not None and prompt_tokens > config.max_input_tokens:
             raise ValueError(
                 f"The prompt has {prompt_tokens} tokens, and this engine accepts {config.max_input_tokens}: shorten it."
@@ -96,12 +121,12 @@ class RequestValidator:
                 f"The prompt has {prompt_tokens} tokens, an iteration computes at most {config.max_tokens_per_step}, "
                 f"and chunked_prefill is off: shorten the prompt, raise max_tokens_per_step, or set chunked_prefill."
             )
-        if config.max_output_tokens is not None and (wanted or 1) > config.max_output_tokens:
+        if config.max_output_tokens is not None and at_least > config.max_output_tokens:
             raise ValueError(
                 f"max_tokens is {wanted}, but this engine generates at most {config.max_output_tokens} tokens per "
                 f"output: ask for fewer."
             )
-        if context is not None and prompt_tokens + (wanted or 1) > context:
+        if context is not None and prompt_tokens + at_least > context:
             asked = "" if wanted is None else f" and max_tokens {wanted}, {prompt_tokens + wanted} in all"
             raise ValueError(
                 f"The request has {prompt_tokens} prompt tokens{asked}, but the model's context is {context}: "
@@ -116,7 +141,7 @@ class RequestValidator:
     def _check_memory(self, prompt_tokens: int, max_tokens: int) -> None:
         if self.block_manager is None:
             return
-        tokens = prompt_tokens + max_tokens - 1  # the last token of an output is never computed
+        tokens = prompt_tokens + max(max_tokens, 1) - 1  # the last token of an output is never computed
         needed, available = self.block_manager.blocks_for(tokens), self.block_manager.num_blocks
         if needed > available:
             raise ValueError(
@@ -124,6 +149,15 @@ class RequestValidator:
                 f"{self.block_manager.block_size} tokens, and this engine has {available} in all: shorten the "
                 f"prompt, ask for fewer tokens, or set a larger num_blocks."
             )
+        self.check_recomputation(prompt_tokens, max_tokens)
+
+    def check_recomputation(self, prompt_tokens: int, max_tokens: int) -> None:
+        """Refuse a request that could not continue after a preemption, because chunked_prefill is off.
+
+        Raises:
+            ValueError: in the worst case, it has more tokens than an iteration computes.
+        """
+        tokens = prompt_tokens + max(max_tokens, 1) - 1
         if not self.config.chunked_prefill and tokens > self.config.max_tokens_per_step:
             raise ValueError(
                 f"After a preemption, the request may have to compute {tokens} tokens at once, but an iteration "

@@ -5,10 +5,12 @@ them when they are the last expression of a cell. All carry a text that describe
 """
 
 from .charts import bars, grouped_bars, latencies, lines, throughput_latency, tradeoff
+from .choices import constrained_text, probability_strips, tokens_over_states
+from .drafts import draft_staircase, draft_timeline, verified_draft
 from .drawings import (
     block_lookup,
     block_lookup_steps,
-    life_of_a_request,
+    cache_growth_steps,
     padded_and_ragged,
     shared_pass,
     static_and_continuous,
@@ -16,6 +18,7 @@ from .drawings import (
     with_and_without_cache,
 )
 from .grids import batches, compare, token_grid, token_row, visible_keys
+from .life_of_a_request import life_of_a_request
 from .load import load_run, load_sweep, request_timeline
 from .memory import block_tables, memory_shares, memory_timeline
 from .picture import (
@@ -56,7 +59,11 @@ __all__ = [
     "block_lookup",
     "block_lookup_steps",
     "block_tables",
+    "cache_growth_steps",
     "compare",
+    "constrained_text",
+    "draft_staircase",
+    "draft_timeline",
     "flip_book",
     "grouped_bars",
     "latencies",
@@ -69,6 +76,7 @@ __all__ = [
     "padded_and_ragged",
     "padding",
     "play",
+    "probability_strips",
     "request_timeline",
     "shared_pass",
     "slot_timeline",
@@ -78,8 +86,10 @@ __all__ = [
     "token_budget",
     "token_grid",
     "token_row",
+    "tokens_over_states",
     "tokens_read",
     "tradeoff",
+    "verified_draft",
     "visible_keys",
     "waiting_requests",
     "with_and_without_cache",

@@ -1,7 +1,6 @@
 """Drawings that explain an idea before its code: nothing in them is measured, and everything in them is counted."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from matplotlib.patches import ConnectionPatch, Rectangle
 
@@ -12,7 +11,6 @@ from .picture import (
     INK,
     LABEL,
     ORANGE,
-    PALE,
     REQUEST_COLORS,
     SKY,
     SMALL,
@@ -30,8 +28,14 @@ from .rows import slot_timeline
 CACHED = "#BFE0F5"  # a light SKY
 
 
-def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3) -> Picture:
-    """Draw which tokens each forward pass computes for one request, without and with a KV cache."""
+def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3, drawn: int | None = None) -> Picture:
+    """Draw which tokens each forward pass computes for one request, without and with a KV cache.
+
+    Args:
+        prompt_tokens: the tokens of the prompt.
+        passes: the number of forward passes.
+        drawn: how many of them to draw; None for all.
+    """
     panels = {
         "without a cache, each later pass computes every token again": False,
         "with a cache, each later pass computes only the new token": True,
@@ -41,7 +45,7 @@ def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3) -> Picture:
     totals = []
     for ax, (name, cache) in zip(axes, panels.items(), strict=True):
         totals.append(0)
-        for y in range(passes):
+        for y in range(passes if drawn is None else drawn):
             length = prompt_tokens + y
             known = length - 1 if y else 0  # an earlier pass has computed these
             for x in range(length):
@@ -63,11 +67,23 @@ def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3) -> Picture:
     }
     add_key(figure, key)
     alt = (
-        f"A grid with a row per forward pass and a column per token, for a prompt of {prompt_tokens} tokens. Without a "
-        f"cache, {passes} passes compute {totals[0]} tokens; with one, {totals[1]}: each new token reads the others "
-        "from the cache."
+        f"A grid with a row per forward pass and a column per token, for a prompt of {prompt_tokens} tokens. Computed "
+        f"so far: {totals[0]} tokens without a cache; {totals[1]} with one, from which each new token reads the others."
     )
     return Picture(figure, alt)
+
+
+def cache_growth_steps(prompt_tokens: int = 7, passes: int = 4) -> FlipBook:
+    """Return `with_and_without_cache` as a flip book, with one more forward pass per step."""
+    captions = [f"Pass 1 computes the prompt's {prompt_tokens} tokens. With a cache, their keys and values are kept."]
+    for number in range(2, passes + 1):
+        tokens = prompt_tokens + number - 1
+        captions.append(
+            f"Pass {number}: without a cache, all {tokens} tokens are computed. With a cache, only the new token is "
+            f"computed. It reads the keys and values of the other {tokens - 1}."
+        )
+    pictures = [with_and_without_cache(prompt_tokens, passes, drawn) for drawn in range(1, passes + 1)]
+    return FlipBook(pictures, captions, "The cache grows by a token per pass")
 
 
 def shared_pass(rows: int = 4) -> Picture:
@@ -277,72 +293,3 @@ def block_lookup_steps(**options) -> FlipBook:
     )
     pictures = [block_lookup(**options, stage=stage) for stage in (1, 2, 3)]
     return FlipBook(pictures, captions, "From a token to its key and value")
-
-
-LANES = ("clients", "server's event loop", "engine thread")
-LIFE = (  # (from lane, to lane, what happens, the requests): a step within one lane, or a message to another one
-    (0, 1, "POST A", "A"),
-    (1, 1, "validate A", "A"),
-    (1, 2, "inbox: add A", "A"),
-    (2, 2, "step(): prefill A", "A"),
-    (0, 1, "POST B", "B"),
-    (2, 1, "token 1 of A", "A"),
-    (1, 0, "A: chunk 1", "A"),
-    (1, 2, "inbox: add B", "B"),
-    (2, 2, "step(): decode A, prefill B", "AB"),
-    (2, 1, "tokens of A and B", "AB"),
-    (1, 0, "A: chunk 2, B: chunk 1", "AB"),
-    (0, 1, "B disconnects", "B"),
-    (1, 2, "inbox: abort B", "B"),
-    (2, 2, "step(): decode A", "A"),
-    (2, 1, "token 3 of A, finished", "A"),
-    (1, 0, "A: chunk 3, done", "A"),
-)
-
-
-def life_of_a_request() -> Picture:
-    """Draw two requests in a server from top to bottom: A runs to its end, and B's client disconnects."""
-    figure, (ax,) = new_figure(6)
-    ax.set_axis_off()
-    xs, colors = (2.5, 6.1, 9.9), {"A": SKY, "B": ORANGE, "AB": INK}
-    for x, lane in zip(xs, LANES, strict=True):
-        ax.text(x, -0.9, lane, ha="center", va="center", fontsize=LABEL, weight="bold")
-        ax.plot([x, x], [-0.4, len(LIFE) - 0.4], color=PALE, linewidth=8, zorder=0, solid_capstyle="round")
-    chunks = []
-    for y, (start, end, text, owner) in enumerate(LIFE):
-        if start == end:
-            parts = sorted(set(owner))
-            for number, part in enumerate(parts):
-                wide = 3.5 / len(parts)
-                corner = (xs[start] - 1.75 + number * wide, y - 0.38)
-                ax.add_patch(Rectangle(corner, wide, 0.76, facecolor=colors[part], linewidth=0))
-            ax.text(xs[start], y, text, ha="center", va="center", fontsize=SMALL, color=INK)
-        else:
-            look = {
-                "arrowstyle": "->",
-                "color": shade(colors[owner], 0.8),
-                "shrinkA": 0,
-                "shrinkB": 0,
-                "linewidth": 1.5,
-            }
-            ax.annotate("", (xs[end], y), (xs[start], y), arrowprops=look)
-            ax.text((xs[start] + xs[end]) / 2, y - 0.08, text, ha="center", va="bottom", fontsize=SMALL, color=INK)
-            if end == 0:
-                chunks.append(y)
-    arrow = {"arrowstyle": "<->", "color": shade(SKY), "shrinkA": 0, "shrinkB": 0}
-    spans = [("TTFT", 0, chunks[0], 1.7), ("E2E", 0, chunks[-1], 0.5)]
-    spans += [("ITL", top, bottom, 1.7) for top, bottom in pairwise(chunks)]
-    for name, top, bottom, x in spans:
-        ax.annotate("", (x, bottom), (x, top), arrowprops=arrow)
-        ax.text(x - 0.1, (top + bottom) / 2, f"{name}\nof A", ha="right", va="center", fontsize=SMALL)
-    ax.set_xlim(-0.6, 11.7)
-    ax.set_ylim(len(LIFE) - 0.3, -1.3)
-    steps = "; ".join(
-        f"{LANES[start]}: {text}" if start == end else f"{LANES[start]} to {LANES[end]}: {text}"
-        for start, end, text, _ in LIFE
-    )
-    alt = (
-        f"Two requests in a server, from top to bottom. {steps}. TTFT of A ends with its first chunk, ITL is the time "
-        "between two chunks, and E2E ends with the last one."
-    )
-    return Picture(figure, alt)

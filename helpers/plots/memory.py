@@ -62,7 +62,11 @@ def memory_timeline(
 
 
 def block_tables(
-    named: Mapping[str, Mapping[Hashable, tuple[Sequence[int], int]]], blocks: int, block_size: int, title: str = ""
+    named: Mapping[str, Mapping[Hashable, tuple[Sequence[int], int]]],
+    blocks: int,
+    block_size: int,
+    title: str = "",
+    entries: int = 1,
 ) -> Picture:
     """Draw block tables on the left and the memory that they point into on the right, coloured by request.
 
@@ -71,9 +75,10 @@ def block_tables(
         blocks: the number of blocks.
         block_size: the number of tokens that fit in a block.
         title: what the picture shows.
+        entries: leave room for at least this many entries per table, so that several pictures have the same layout.
     """
     color = request_colors(request for tables in named.values() for request in tables)
-    longest = max([1, *(len(table) for tables in named.values() for table, _ in tables.values())])
+    longest = max([entries, *(len(table) for tables in named.values() for table, _ in tables.values())])
     heights = [0.34 * max(2, len(tables)) + 0.5 for tables in named.values()]
     figure = Figure(figsize=(WIDTH, sum(heights) + 0.7 + 0.3 * bool(title)), layout="constrained")
     if title:

@@ -11,6 +11,10 @@ kv_pool.py            the tensors behind the blocks
 layer_masks.py        which tokens a model's layers attend to
 padded.py             left-padded batches, for every other model
 sampling.py           samples the tokens, greedily or at random
+drafts.py             a smaller model that guesses the next tokens
+scoring.py            log-probabilities of the tokens of prompts
+logits_processors.py  what a request's parameters do to the logits
+grammar_state.py      which tokens the grammar of a structured output allows next
 linear.py             linear layers, quantized ones too, that use the fastest backend
 linear_backends.py    the backends
 linear_choice.py      which of them is fastest, by measurement
@@ -20,7 +24,16 @@ batch_invariant.py    the same bits in every batch, on request
 
 from .attention import attend
 from .choice import make_runner, why_not_ragged
+from .drafts import DraftModelProposer, make_draft_proposer
 from .padded import PaddedRunner
 from .ragged import RaggedRunner
 
-__all__ = ["PaddedRunner", "RaggedRunner", "attend", "make_runner", "why_not_ragged"]
+__all__ = [
+    "DraftModelProposer",
+    "PaddedRunner",
+    "RaggedRunner",
+    "attend",
+    "make_draft_proposer",
+    "make_runner",
+    "why_not_ragged",
+]

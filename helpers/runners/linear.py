@@ -7,6 +7,8 @@ the backends, and `linear_choice.py` finds out by measurement which is fastest f
 `choose_linear_backends` changes no output by more than rounding, and it writes into no tensor of the model.
 """
 
+import copy
+
 import torch
 from torch import nn
 from transformers.activations import NewGELUActivation
@@ -139,6 +141,10 @@ class FastLinear(nn.Module):
         """Look up `weight`, `bias`, `in_features`, ... in the original layer."""
         modules = self.__dict__["_modules"]
         return modules[name] if name in modules else getattr(modules["layer"], name)
+
+    def __deepcopy__(self, memo: dict) -> "FastLinear":
+        """Copy the original layer. The copy makes its own products, because a packed weight cannot be copied."""
+        return FastLinear(copy.deepcopy(self.layer, memo), self.backends)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # The products would drop gradients without an error, and a copy does not follow changes to the weight.

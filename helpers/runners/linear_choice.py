@@ -112,7 +112,7 @@ def _kept_or_measured(examples: dict, backends: Sequence[str], model_bytes: int,
     if torch.get_num_threads() + (busy_elsewhere() - busy) / took <= (os.cpu_count() or 1) + TOLERATED:
         save(machine, times)
     else:
-        log.warning("The times of linear layers are not kept, because other programs were running.")
+        log.info("The times of linear layers are not kept, because other programs were running.")
     return times
 
 

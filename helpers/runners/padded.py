@@ -14,6 +14,7 @@ from ..engine import Chunk, ForwardPass, Plan, RunnerOutput, Sequence
 from ..engine.runner import Clock, run_passes
 from ..padded_batch import concatenate_rows, forward, left_padded, select_rows
 from .sampling import BatchSampler
+from .scoring import score_prompts
 
 
 class PaddedRunner:
@@ -64,14 +65,15 @@ class PaddedRunner:
         batch["input_ids"] = torch.tensor([chunk.token_ids for chunk in chunks], device=self.model.device)
         batch["position_ids"] = torch.tensor([[chunk.start] for chunk in chunks], device=self.model.device)
         logits, cache = forward(batch, self.model)
-        sampled = self.sampler.sample(chunks, logits)
+        sampled = self.sampler.sample(chunks, logits[:, -1])
         grown = batch | {"attention_mask": pad(batch["attention_mask"], (0, 1), value=1), "past_key_values": cache}
         self._decoding = _joined(others, grown)
         return ForwardPass(chunks, [0] * len(chunks), sampled, start, clock() - start)
 
     def _prefill(self, batch: dict, chunks: list[Chunk], clock: Clock) -> ForwardPass:
         start, width = clock(), batch["input_ids"].size(1)
-        logits, cache = forward(batch, self.model)
+        logits, cache = forward(batch, self.model, max(1, *(chunk.num_logits for chunk in chunks)))
+        logits = torch.cat([row[len(row) - chunk.num_logits :] for row, chunk in zip(logits, chunks, strict=True)])
         computed = {
             "sequences": [chunk.sequence for chunk in chunks],
             # One column each, so that rows can be concatenated; the next pass fills in its tokens and positions.
@@ -81,15 +83,15 @@ class PaddedRunner:
             "past_key_values": cache,
         }
         partial = [chunk.sequence for chunk in chunks if not chunk.samples_token]
-        complete = torch.tensor([chunk.samples_token for chunk in chunks], device=logits.device)
-        sampled = self.sampler.sample(chunks, logits[complete])
+        sampled, scores = self.sampler.sample(chunks, logits), score_prompts(chunks, logits)
         for chunk in chunks:
             self._prefilling.pop(chunk.sequence, None)
         for sequence in partial:
             others = [other for other in computed["sequences"] if other is not sequence]
             self._prefilling[sequence] = _without(computed, others)
         self._decoding = _joined(self._decoding, _without(computed, partial))
-        return ForwardPass(chunks, [width - chunk.tokens for chunk in chunks], sampled, start, clock() - start)
+        padding = [width - chunk.tokens for chunk in chunks]
+        return ForwardPass(chunks, padding, sampled, start, clock() - start, scores)
 
     def _next_chunk(self, chunk: Chunk) -> dict:
         """Return the batch of one row that computes a later chunk of a prompt."""

@@ -18,6 +18,7 @@ from .attention import AttentionMetadata, AttentionSettings, QuerySegment, atten
 from .kv_pool import KVPool, slot_mapping
 from .lean_recognition import recognise
 from .sampling import BatchSampler
+from .scoring import score_prompts
 
 
 class RaggedRunner:
@@ -58,8 +59,8 @@ class RaggedRunner:
         if plan.chunks:
             start = clock()
             logits = self.forward(plan)
-            sampled = self.sampler.sample(plan.chunks, logits)
-            yield ForwardPass(plan.chunks, [0] * len(plan.chunks), sampled, start, clock() - start)
+            sampled, scores = self.sampler.sample(plan.chunks, logits), score_prompts(plan.chunks, logits)
+            yield ForwardPass(plan.chunks, [0] * len(plan.chunks), sampled, start, clock() - start, scores)
 
     def forward(self, plan: Plan) -> torch.Tensor:
         """Run one forward pass; return logits [sum of `num_logits`, vocabulary] in the order of the chunks."""

@@ -9,16 +9,10 @@ takes the best token.
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
-from ..engine import Chunk, SampledToken, SamplingParams, Sequence, accept_drafts
+from ..engine import Chunk, SampledToken, SamplingParams, Sequence, TokenRules, accept_drafts
+from .grammar_state import GrammarState
+from .logits_processors import make_processors, make_warpers
 
 
 class BatchSampler:
@@ -40,12 +34,12 @@ class BatchSampler:
         """
         best = logits.float().argmax(dim=-1).tolist()  # for all rows at once; in bfloat16 it would be slow on a CPU
         sampled: dict[Sequence, list[SampledToken] | Exception] = {}
-        first = 0
+        end = 0
         for chunk in chunks:
+            end += chunk.num_logits
             if chunk.samples_token:
-                rows = slice(first, first + chunk.num_logits)
+                rows = slice(end - 1 - len(chunk.draft_token_ids), end)
                 sampled[chunk.sequence] = self._sample_chunk(chunk, logits[rows], best[rows])
-                first += chunk.num_logits
         return sampled
 
     def _sample_chunk(self, chunk: Chunk, logits: torch.Tensor, best: list[int]) -> list[SampledToken] | Exception:
@@ -64,7 +58,13 @@ class BatchSampler:
     def for_sequence(self, sequence: Sequence) -> "Sampler":
         """Return the sequence's sampler, which keeps its random generator across preemptions."""
         if sequence not in self._samplers:
-            self._samplers[sequence] = Sampler(sequence.params, sequence.index)
+            self._samplers[sequence] = Sampler(
+                sequence.params,
+                sequence.index,
+                sequence.prompt_tokens,
+                sequence.token_rules,
+                GrammarState.of(sequence),
+            )
         return self._samplers[sequence]
 
 
@@ -74,22 +74,22 @@ class Sampler:
     Args:
         params: the request's parameters.
         index: which of the request's outputs this is; its seed is `seed + index`, so outputs differ.
+        prompt_tokens: how many tokens of the sequence are the prompt.
+        rules: the token ids behind the parameters.
+        grammar: where its text is in the grammar of a structured output; None if the text is free.
     """
 
-    def __init__(self, params: SamplingParams, index: int = 0):
-        self.params = params
-        self.penalties, self.warpers = LogitsProcessorList(), LogitsProcessorList()
-        if params.repetition_penalty != 1:
-            self.penalties.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
-        if params.temperature > 0:
-            # Below 0.01, logits can overflow, and the best token is drawn in any case.
-            self.warpers.append(TemperatureLogitsWarper(max(float(params.temperature), 0.01)))
-            if params.top_k > 0:
-                self.warpers.append(TopKLogitsWarper(int(params.top_k)))
-            if params.top_p < 1:
-                self.warpers.append(TopPLogitsWarper(float(params.top_p)))
-            if params.min_p > 0:
-                self.warpers.append(MinPLogitsWarper(float(params.min_p)))
+    def __init__(
+        self,
+        params: SamplingParams,
+        index: int = 0,
+        prompt_tokens: int = 0,
+        rules: TokenRules | None = None,
+        grammar: GrammarState | None = None,
+    ):
+        self.params, self.grammar = params, grammar
+        self.processors = make_processors(params, prompt_tokens, rules or TokenRules())
+        self.warpers = make_warpers(params)
         self.generator = torch.Generator()
         if params.seed is None:
             self.generator.seed()
@@ -108,11 +108,19 @@ class Sampler:
         Returns:
             The token. If the request asks for log-probabilities, those of this token and of the `logprobs` best ones
             are included. They are computed from the model's logits, before penalties, temperature and truncation.
+
+        Raises:
+            ValueError: the parameters exclude every token.
         """
-        if not self.penalties and not self.warpers and self.params.logprobs is None:
+        is_best = not self.processors and not self.warpers and self.params.logprobs is None
+        if is_best and (self.grammar is None or self.grammar.allows(token_ids, best)):
             return SampledToken(best)
         raw = logits.float().cpu()[None]
-        scores = self.penalties(torch.tensor([token_ids]), raw.clone())
+        scores = self.processors(torch.tensor([token_ids]), raw.clone())
+        if self.grammar is not None:
+            scores = self.grammar.mask(token_ids, scores)
+        elif self.processors and scores.max() == -torch.inf:
+            raise ValueError("Parameters such as bad_words and allowed_token_ids exclude every token here: relax them.")
         if self.warpers:
             probabilities = self.warpers(None, scores).softmax(dim=-1)
             token = self._draw(probabilities, len(token_ids))

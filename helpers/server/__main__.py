@@ -106,6 +106,9 @@ def _serve(options: argparse.Namespace, listening: socket.socket) -> None:
             num_blocks=options.blocks,
             block_size=options.block_size,
             trace_length=TRACE_LENGTH,
+            speculative=options.speculative,
+            num_speculative_tokens=options.num_speculative_tokens,
+            draft_model=options.draft_model,
         )
         app = make_app(
             Engine(model, tokenizer, config),
@@ -155,6 +158,15 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add("--max-queue", type=int, default=64, help="the most sequences that wait; more get status 429 (default: 64)")
     add("--blocks", type=int, help="blocks of the KV cache (default: as many as all rows need, up to 1 GiB)")
     add("--block-size", type=int, default=16, help="tokens per block (default: 16)")
+    add(
+        "--speculative",
+        choices=("ngram", "draft"),
+        help="guess tokens ahead, from the request's own text or with a draft model; no token changes (default: off)",
+    )
+    add("--num-speculative-tokens", type=int, default=4, help="the most tokens to guess ahead (default: 4)")
+    add(
+        "--draft-model", help="a folder or a Hub id of a smaller model with the same tokenizer, for --speculative draft"
+    )
     add(
         "--api-key",
         default=os.environ.get("COURSE_API_KEY") or None,

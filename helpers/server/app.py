@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,19 @@ from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from ..engine import EngineCore
+from ..engine import EngineCore, StructuredOutputs
+from .chat import ChatPrompt
 from .engine_thread import EngineThread
 from .formats import ChatFormatter, CompletionFormatter
 from .http_errors import HANDLED, APIError, error_response
 from .live_view import LiveView
 from .metrics import ServerMetrics
 from .middleware import AllowedHosts, BodyLimit, RefuseIfFull, RequireKey, StatusCount
-from .protocol import ChatPrompt, ChatRequest, CompletionRequest, ErrorBody, Pace, TokenizeRequest
+from .protocol import ChatRequest, CompletionRequest, ErrorBody, Pace, TokenizeRequest
 from .reference import PAGE_HEADERS, reference_page, version
 from .responses import EVENT_STREAM, EventStream, respond, while_connected
+from .text_offsets import EchoedPrompt
+from .tool_calls import ToolCallFormatter
 
 PAGE = Path(__file__).parent / "page"
 
@@ -105,19 +109,38 @@ def make_app(
     @app.post("/v1/chat/completions", **generating)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Continue a chat with the assistant's next message."""
-        formatter = ChatFormatter(f"chatcmpl-{uuid.uuid4().hex}", model_name, engine.tokenizer, body.num_logprobs)
-        prompt = ChatPrompt(body.messages, engine.tokenizer, engine.validator.check_length)
-        return await generate(request, body, formatter, [prompt])
+        about = f"chatcmpl-{uuid.uuid4().hex}", model_name, engine.tokenizer, body.num_logprobs
+        try:
+            use = body.tool_use(engine.tokenizer)
+            structured = use and use.structured_outputs
+        except ValueError as error:
+            raise APIError(400, str(error), "tools") from error
+        formatter = ChatFormatter(*about) if use is None else ToolCallFormatter(*about, use=use)
+        tools = body.tools if use else None
+        prompt = ChatPrompt(body.messages, engine.tokenizer, engine.validator.check_length, tools)
+        return await generate(request, body, formatter, [prompt], structured)
 
-    async def generate(request: Request, body, formatter: CompletionFormatter, prompts: list) -> Response:
+    async def generate(
+        request: Request,
+        body,
+        formatter: CompletionFormatter,
+        prompts: list,
+        structured: StructuredOutputs | None = None,
+    ) -> Response:
         check_model(body)
         seconds = deadline if body.deadline is None else body.deadline
         try:
-            submitting = thread.submit(formatter.id, prompts, body.params, body.priority, seconds)
-            stream, prompt_tokens = await while_connected(request, submitting)
+            params = replace(body.params, structured_outputs=structured) if structured else body.params
+            submitting = thread.submit(formatter.id, prompts, params, body.priority, seconds)
+            stream, token_ids = await while_connected(request, submitting)
         except ValueError as error:
             raise APIError(400, str(error)) from error
+        prompt_tokens = sum(map(len, token_ids))
         metrics.prompt_tokens.inc(prompt_tokens)
+        if getattr(body, "echo", False):
+            pairs = zip(prompts, token_ids, strict=True)
+            echoes = [EchoedPrompt(prompt, ids, engine.tokenizer) for prompt, ids in pairs]
+            formatter.echoes = [echo for echo in echoes for _ in range(params.n)]
         return await respond(request, stream, formatter, prompt_tokens, bool(body.stream), body.include_usage)
 
     def check_model(body) -> None:

@@ -81,7 +81,7 @@ class EngineThread:
         params: SamplingParams,
         priority: int = 0,
         deadline: float | None = None,
-    ) -> tuple[ResponseStream, int]:
+    ) -> tuple[ResponseStream, list[list[int]]]:
         """Accept an HTTP request with all of its prompts, or refuse it.
 
         Args:
@@ -92,7 +92,7 @@ class EngineThread:
             deadline: seconds that the request may take; None for no limit.
 
         Returns:
-            The stream of its outputs, and the number of tokens in its prompts.
+            The stream of its outputs, and the token ids of its prompts.
 
         Raises:
             ValueError: a request that can never run.
@@ -120,7 +120,7 @@ class EngineThread:
         for engine_id, token_ids in zip(engine_ids, validated, strict=True):
             self._streams[engine_id], self._num_unfinished[engine_id] = stream, params.n
             self._inbox.put(partial(self._add_request, token_ids, params, engine_id, priority))
-        return stream, sum(map(len, validated))
+        return stream, validated
 
     def cancel(self, stream: ResponseStream) -> None:
         """Abort a stream's requests. Their places are free again once the engine has aborted them."""

@@ -25,17 +25,23 @@ class LaunchedServer:
 
 
 @contextmanager
-def launch(*options: str) -> Iterator[LaunchedServer]:
+def launch(*options: str, shares_cores: bool = True) -> Iterator[LaunchedServer]:
     """Start `python -m helpers.server` with these options on a free port, and stop it at the end of the block.
 
     The server also stops when this process ends for any reason.
+
+    Args:
+        options: command-line options.
+        shares_cores: whether other processes compute while the server does. Its idle threads then wait passively,
+            which leaves the cores to the others and slows down the server when it is alone.
 
     Raises:
         RuntimeError: the server did not start; the message has its output.
     """
     command = [sys.executable, "-m", "helpers.server", "--port", "0", "--stop-with-stdin", *options]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"PYTHONPATH": path}
+    waiting = {"OMP_WAIT_POLICY": "PASSIVE"} if shares_cores else {}
+    environment = waiting | os.environ | {"PYTHONPATH": path}
     pipe = subprocess.PIPE
     with (
         tempfile.TemporaryFile("w+") as log,

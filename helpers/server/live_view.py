@@ -53,6 +53,7 @@ class LiveView:
         self._finished: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._iteration_numbers, self._finished_numbers = itertools.count(), itertools.count()
         self._tokens: deque[tuple[float, int]] = deque()  # (time, how many) of each step in the window
+        self._drafts: deque[tuple[int, int]] = deque(maxlen=KEPT)  # (drafted, accepted) of the latest steps with drafts
         policy = thread.engine.config.policy
         self._policy = policy if isinstance(policy, str) else type(policy).__name__
         self._rows: list[list | None] = []  # of the last iteration
@@ -67,6 +68,8 @@ class LiveView:
         self._iterations.extend(self._described(iteration) for iteration in snapshot.passes)
         self._tokens.append((time.perf_counter(), sum(len(output.new_token_ids) for output in outputs)))
         self._forget_old_tokens()
+        if snapshot.drafts[0]:
+            self._drafts.append(snapshot.drafts)
         for output in outputs:
             if output.finish_reason is not None:
                 name = choice_name((output.request_id, output.index))
@@ -144,6 +147,9 @@ class LiveView:
             "waiting_count": now.num_waiting,
             "running_count": now.num_running,
             "tokens_per_second": sum(tokens for _, tokens in self._tokens) / RATE_WINDOW,
+            "drafts": None
+            if config.speculative is None
+            else [sum(counts) for counts in zip((0, 0), *self._drafts, strict=True)],
         }
 
     def _described(self, iteration: TracedPass) -> dict[str, Any]:

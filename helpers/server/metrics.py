@@ -42,7 +42,7 @@ class ServerMetrics:
         gauge("rows", "Rows: sequences that can run at once.", lambda: thread.engine.config.max_batch_size)
         gauge("rows_used", "Rows that hold a sequence.", lambda: self._snapshot.num_running)
         gauge("queue_length", "Sequences that wait for a row.", lambda: self._snapshot.num_waiting)
-        gauge("answers_unfinished", "Sequences accepted and not finished.", lambda: thread.num_in_flight)
+        gauge("sequences_unfinished", "Sequences accepted and not finished.", lambda: thread.num_in_flight)
         if (blocks := thread.engine.block_manager) is not None:
             gauge("blocks", "Blocks of the KV cache.", lambda: blocks.num_blocks)
             gauge("blocks_used", "Blocks in the block table of a sequence.", lambda: self._snapshot.blocks_used)
@@ -51,9 +51,15 @@ class ServerMetrics:
             )
         self._iterations = counter("iterations", "Forward passes.")
         self.requests = counter("requests", "HTTP requests, by status of the response.", "status")
-        self._finished = counter("answers", "Finished sequences, by finish reason.", "reason")
+        self._finished = counter("sequences_finished", "Finished sequences, by finish reason.", "reason")
         self.prompt_tokens = counter("prompt_tokens", "Tokens of accepted prompts.")
         self._tokens = counter("generated_tokens", "Generated tokens.")
+        if thread.engine.config.speculative is not None:
+            self._drafts = {
+                "drafted": counter("drafted_tokens", "Drafts: guessed tokens that were verified."),
+                "accepted": counter("accepted_tokens", "Drafts that were right."),
+                "rejected": counter("rejected_tokens", "Drafts that were wrong, or followed a wrong one."),
+            }
         self._ttft = histogram("time_to_first_token", "Time from acceptance to the first token (TTFT).")
         self._itl = histogram("inter_token_latency", "Time between two tokens of a sequence (ITL).")
         self._e2e = histogram("request_latency", "Time from acceptance to the last token of a sequence (E2E).")
@@ -62,6 +68,10 @@ class ServerMetrics:
         """Count and time the outputs of a step."""
         self._snapshot, now = snapshot, time.perf_counter()
         self._iterations.inc(len(snapshot.passes))
+        drafted, accepted = snapshot.drafts
+        for name, count in {"drafted": drafted, "accepted": accepted, "rejected": drafted - accepted}.items():
+            if count:
+                self._drafts[name].inc(count)
         for output in outputs:
             sequence = (output.request_id, output.index)
             stream = self._thread.stream_of(output.request_id)  # None if its client has left
@@ -71,6 +81,8 @@ class ServerMetrics:
                     self._itl.observe(now - self._last_token_time[sequence])
                 elif stream is not None:
                     self._ttft.observe(now - stream.accepted)
+                for _ in output.new_token_ids[1:]:  # accepted drafts are available at the same time
+                    self._itl.observe(0)
                 self._last_token_time[sequence] = now
             if output.finish_reason is not None:
                 self._finished.labels(output.finish_reason).inc()

@@ -33,7 +33,8 @@ class PromptTokenizer:
         Raises:
             ValueError: a prompt that can never run with these parameters.
         """
-        return await self._run(self._validate, prompts, params)
+        described = 0 if params.structured_outputs is None else params.structured_outputs.length
+        return await self._run(self._validate, prompts, params, length=described)
 
     async def tokenize(self, prompt: PromptSource) -> list[int]:
         """Return the token ids of a prompt that is not to be continued.
@@ -43,8 +44,8 @@ class PromptTokenizer:
         """
         return await self._run(self._tokenize, [prompt])
 
-    async def _run(self, function: Callable, prompts: list[PromptSource], *arguments):
-        length = sum(len(prompt) if isinstance(prompt, Sized) else LONG for prompt in prompts)
+    async def _run(self, function: Callable, prompts: list[PromptSource], *arguments, length: int = 0):
+        length += sum(len(prompt) if isinstance(prompt, Sized) else LONG for prompt in prompts)
         thread = self._short if length < LONG else self._long
         return await asyncio.get_running_loop().run_in_executor(thread, function, prompts, *arguments)
 

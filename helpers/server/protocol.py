@@ -4,29 +4,41 @@ Every parameter that is accepted works. An unsupported one is refused by name. C
 (NEUTRAL) as a matter of course; these are accepted with the one value that changes nothing. Types are strict ("5" is
 not a number): a server that guesses hides the mistakes of its users.
 
-Beyond OpenAI's parameters: `top_k`, `min_p`, `repetition_penalty` and `ignore_eos` as in `SamplingParams`, `priority`
-(the smaller, the more urgent, for the policy "priority") and `deadline` (in seconds).
+Beyond OpenAI's parameters: those of `SamplingParams` that OpenAI's API lacks (SHARED), `prompt_logprobs` for
+completions, `priority` (the smaller, the more urgent, for the policy "priority") and `deadline` (in seconds).
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
-from ..engine import SamplingParams
-from ..engine.sampling_params import BOUNDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from ..engine import SamplingParams, StructuredOutputs
+from ..engine.sampling_params import (
+    BIAS,
+    BOUNDS,
+    MAX_BAD_WORDS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    checked_logit_bias,
+)
+from .chat import Message, Several
+from .output_formats import ResponseFormat, StructuredOutputsField, structured_outputs
+from .strict import Strict as _Strict
+from .tools import MAX_TOOLS, Tool, ToolChoice, ToolUse, find_notation
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]
-Item = TypeVar("Item")
-Several = Annotated[list[Item], Field(min_length=1, fail_fast=True)]  # an error for every item would take seconds
-Zero = Annotated[float, Field(ge=0, le=0)]
-TokenIds = Several[Annotated[int, Field(ge=0)]]
-NEUTRAL = ("frequency_penalty", "presence_penalty", "logit_bias", "echo", "suffix", "best_of")
+TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Several[TokenId]
+TokenIdText = Annotated[str, StringConstraints(pattern="^[0-9]{1,10}$")]  # a key of a JSON object is a text
+Bias = Annotated[float, Field(ge=BIAS.low, le=BIAS.high)]
+NEUTRAL = ("suffix", "best_of")
+SHARED = (  # these have the name and the meaning of a sampling parameter
+    "top_p", "n", "stop", "seed", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias", "ignore_eos", "stop_token_ids", "min_tokens", "allowed_token_ids", "bad_words",
+)  # fmt: skip
 MAX_LOGPROBS = 20
-PER_MESSAGE = 20  # characters that a chat template adds to a message, about
 
 
 def _bounded(name: str, le: float = math.inf, **settings):
@@ -34,19 +46,6 @@ def _bounded(name: str, le: float = math.inf, **settings):
     bound, high = BOUNDS[name], min(le, BOUNDS[name].high)
     limits = {"gt" if bound.exclusive_low else "ge": bound.low} | ({} if math.isinf(high) else {"le": high})
     return Field(None, **limits, **settings)
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keep_one_unknown_parameter(cls, given):
-        """An error for each of a hundred thousand unknown parameters would take seconds."""
-        if not isinstance(given, dict):
-            return given
-        others = set([name for name in given if name not in cls.model_fields][1:])
-        return {name: value for name, value in given.items() if name not in others}
 
 
 class StreamOptions(_Strict):
@@ -68,14 +67,25 @@ class _Request(_Strict):
     top_k: int | None = _bounded("top_k", description="0 for all tokens.")
     min_p: float | None = _bounded("min_p")
     repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="Beyond 100, logits overflow.")
+    presence_penalty: float | None = _bounded("presence_penalty")
+    frequency_penalty: float | None = _bounded("frequency_penalty")
+    logit_bias: dict[TokenIdText, Bias] | None = Field(None, description="Added to the logits of these token ids.")
     ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    min_tokens: int | None = _bounded("min_tokens", description="No end before this many tokens.")
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
     priority: int = Field(0, description="The smaller, the more urgent.")
     deadline: float | None = Field(None, gt=0, le=86400, description="Seconds that the request may take.")
-    # Accepted only with the one value that changes nothing.
-    frequency_penalty: Zero | None = None
-    presence_penalty: Zero | None = None
-    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     user: str | None = Field(None, description="The client's user. It changes nothing.")
+    response_format: ResponseFormat | None = Field(None, description="Any text, any JSON object, or a JSON schema.")
+    structured_outputs: StructuredOutputsField | None = Field(None, description="What the text must match.")
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _one_error_for_all_biases(cls, given):
+        checked_logit_bias(given)  # raises a ValueError for the first wrong entry
+        return given
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self):
@@ -92,10 +102,16 @@ class _Request(_Strict):
         """The engine's parameters. Raises ValueError for a combination that makes no sense."""
         temperature = 1.0 if self.temperature is None else self.temperature
         given = {"temperature": temperature, "max_tokens": self.max_new_tokens, "logprobs": self.num_logprobs}
-        for name in ("top_p", "n", "stop", "seed", "top_k", "min_p", "repetition_penalty", "ignore_eos"):
+        given["prompt_logprobs"] = self.num_prompt_logprobs
+        for name in SHARED:
             if (value := getattr(self, name)) is not None:
                 given[name] = value
-        return SamplingParams(**given)
+        return SamplingParams(**given, structured_outputs=self.described_output)
+
+    @property
+    def described_output(self) -> StructuredOutputs | None:
+        """What the text must match. Raises ValueError if it is described twice, or not properly."""
+        return structured_outputs(self.response_format, self.structured_outputs)
 
 
 class CompletionRequest(_Request):
@@ -105,7 +121,10 @@ class CompletionRequest(_Request):
     logprobs: int | None = _bounded(
         "logprobs", le=MAX_LOGPROBS, description="Of each token and of this many best ones."
     )
-    echo: Literal[False] | None = None
+    echo: bool | None = Field(None, description="Begin the text, and any log-probabilities, with the prompt's.")
+    prompt_logprobs: int | None = _bounded(
+        "prompt_logprobs", le=MAX_LOGPROBS, description="The same as `logprobs`, of the prompt's tokens."
+    )
     suffix: None = None
     best_of: int | None = None
 
@@ -115,6 +134,12 @@ class CompletionRequest(_Request):
         if best_of is not None and best_of != (known.data.get("n") or 1):
             raise ValueError("best_of differs from n")
         return best_of
+
+    @model_validator(mode="after")
+    def _no_tokens_only_to_score(self):
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise ValueError("max_tokens is 0: set echo or prompt_logprobs to score the prompt, or raise max_tokens.")
+        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -131,28 +156,27 @@ class CompletionRequest(_Request):
         """How many of the best tokens to report beside each token; None for no log-probabilities at all."""
         return self.logprobs
 
-
-class TextPart(_Strict):
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
-
     @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the tokens of the prompt, which an echo reports, too."""
+        if self.prompt_logprobs is not None or not self.echo:
+            return self.prompt_logprobs
+        return 0 if self.max_tokens == 0 and self.logprobs is None else self.logprobs
 
 
 class ChatRequest(_Request):
     """`POST /v1/chat/completions`: continue a chat with the assistant's next message."""
 
     messages: Several[Message]
-    max_completion_tokens: int | None = _bounded("max_tokens")
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = _bounded("logprobs", le=MAX_LOGPROBS)
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        None, description="Functions that the model may call, if its chat template knows tools."
+    )
+    tool_choice: ToolChoice | None = Field(None, description="Whether it may call (auto), must, or calls none.")
+    parallel_tool_calls: bool | None = Field(None, description="Whether it may call several; true if left out.")
 
     @model_validator(mode="after")
     def _parameters_agree(self):
@@ -160,7 +184,29 @@ class ChatRequest(_Request):
             raise ValueError("max_tokens is the older name of max_completion_tokens: give one of them.")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs requires logprobs: set logprobs to true, or leave top_logprobs out.")
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise ValueError("Two tools have the same name: give each its own.")
+        if not names and self.tool_choice not in (None, "none"):
+            raise ValueError("tool_choice requires tools: give some, or leave tool_choice out.")
         return self
+
+    def tool_use(self, tokenizer) -> ToolUse | None:
+        """Return the tools that the model may call, and how; None if it may call none.
+
+        Raises:
+            ValueError: the model's chat template does not know tools, or the text must match something else.
+        """
+        if not self.tools or self.tool_choice == "none":
+            return None
+        if self.described_output is not None:
+            raise ValueError("Give tools or a response format, not both: a call has a format of its own.")
+        choice = self.tool_choice or "auto"
+        name = choice if isinstance(choice, str) else choice.function.name
+        if not isinstance(choice, str) and name in ("auto", "required"):
+            raise ValueError(f"tool_choice cannot name a function {name!r}, which is a choice itself: rename it.")
+        functions = tuple(tool.function for tool in self.tools)
+        return ToolUse(find_notation(tokenizer), functions, name, self.parallel_tool_calls is not False)
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -171,6 +217,11 @@ class ChatRequest(_Request):
     def num_logprobs(self) -> int | None:
         """How many of the best tokens to report beside each token; None for no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def num_prompt_logprobs(self) -> None:
+        """A chat reports nothing about its prompt."""
+        return None
 
 
 class TokenizeRequest(_Strict):
@@ -194,41 +245,6 @@ class Pace(_Strict):
     seconds: float = Field(ge=0, le=2, description="The least number of seconds per iteration; 0 for full speed.")
 
 
-@dataclass(frozen=True)
-class ChatPrompt:
-    """The prompt for a chat: by the model's chat template or, without one, the messages' texts, one per line.
-
-    Args:
-        messages: the chat.
-        tokenizer: has the template.
-        check_length: raises a ValueError for a text that is too long to be tokenized.
-    """
-
-    messages: list[Message]
-    tokenizer: Any
-    check_length: Callable[[str], None]
-
-    def __len__(self) -> int:
-        """Return about how many characters the prompt has, without making it."""
-        return sum(len(message.text) + PER_MESSAGE for message in self.messages)
-
-    def __call__(self) -> str | list[int]:
-        """Make the prompt, which takes a while.
-
-        Raises:
-            ValueError: messages that are too long, or that the template refuses.
-        """
-        if not getattr(self.tokenizer, "chat_template", None):
-            return "\n".join(message.text for message in self.messages)
-        chat: list[dict[str, Any]] = [{"role": message.role, "content": message.text} for message in self.messages]
-        try:
-            text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        except Exception as error:  # templates raise errors of many classes, jinja2's among them
-            raise ValueError(f"The model's chat template refuses these messages: {error}") from error
-        self.check_length(text)
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has them
-
-
 def describe_errors(errors: list[dict[str, Any]]) -> tuple[str, str | None]:
     """Turn pydantic's errors into a sentence about the first wrong parameter; return the sentence and the name."""
     if errors[0]["type"] == "json_invalid":
@@ -247,7 +263,7 @@ def describe_errors(errors: list[dict[str, Any]]) -> tuple[str, str | None]:
     if name in NEUTRAL:
         return f"This server does not support {name}: leave it out.", name
     if set(path_of) == {"missing"}:
-        return f"The parameter {name!a} is missing.", name
+        return f"The parameter {'.'.join(path_of['missing'])!a} is missing.", name
     # A parameter of several possible types has an error for each of them.
     reasons = dict.fromkeys(error["msg"].removeprefix("Value error, ") for error, _ in relevant)
     return (f"{name}: " if name else "") + "; or: ".join(reasons), name

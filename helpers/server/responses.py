@@ -61,8 +61,9 @@ async def collect_response(stream: ResponseStream, formatter: CompletionFormatte
     def body() -> str:
         return json.dumps(formatter.response(outputs, usage(prompt_tokens, completion_tokens)))
 
-    # Thousands of log-probabilities take a while, and the event loop must not wait.
-    return body() if formatter.num_logprobs is None else await asyncio.to_thread(body)
+    # Thousands of log-probabilities and the decoding of a prompt take a while, and the event loop must not wait.
+    takes_a_while = any(output.new_logprobs is not None or formatter.brings_prompt(output) for output in outputs)
+    return await asyncio.to_thread(body) if takes_a_while else body()
 
 
 async def events(
@@ -74,10 +75,17 @@ async def events(
 ) -> AsyncIterator[str]:
     """Yield an event for each output. An error becomes the last event."""
     completion_tokens = len(first[1].new_token_ids)
+
+    async def event(choice: int, output: OutputDelta) -> str:
+        is_slow = formatter.brings_prompt(output)
+        return server_sent_event(
+            await asyncio.to_thread(formatter.chunk, choice, output) if is_slow else formatter.chunk(choice, output)
+        )
+
     try:
-        yield server_sent_event(formatter.chunk(*first))
+        yield await event(*first)
         async for choice, output in stream:
-            yield server_sent_event(formatter.chunk(choice, output))
+            yield await event(choice, output)
             completion_tokens += len(output.new_token_ids)
     except Exception as error:
         yield server_sent_event(to_api_error(error).detail)

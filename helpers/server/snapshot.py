@@ -28,6 +28,12 @@ class Snapshot:
     blocks_used: int = 0
     blocks_cached: int = 0
 
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """How many drafts the step verified, and how many of them it accepted."""
+        rows = [row for one in self.passes for row in one.row_steps if row.drafted]
+        return sum(row.drafted for row in rows), sum(row.accepted for row in rows)
+
 
 Observer = Callable[[list[OutputDelta], Snapshot], None]
 

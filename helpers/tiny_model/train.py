@@ -1,5 +1,8 @@
 """Rebuild the embedded model from nothing: corpus, tokenizer, weights and model card. Run `make tiny-model`.
 
+With `ARGS=--draft`, a second, much smaller model is trained in the same way and for the same tokenizer. It is the draft
+model of speculative decoding: right often enough, and quick.
+
 Documents are packed into rows as long as the model's context. Positions restart at each document, and transformers
 tells packed documents apart by these positions. So the model learns every document as it will later be generated: from
 position 0, with nothing before it.
@@ -20,9 +23,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from . import corpus
 
 FOLDER = Path(__file__).parent
+DRAFT_FOLDER = FOLDER / "draft"
 EOS = "<|endoftext|>"
 CONTEXT, MAX_ENTRIES = 512, 2048  # BPE stops earlier, once every word of the corpus is one token
 ROWS, STEPS, PEAK_LEARNING_RATE = 8, 3000, 2e-3
+SHAPE = {"n_embd": 160, "n_layer": 4, "n_head": 5}  # heads of 32 dimensions, a size that other engines support
+DRAFT_SHAPE, DRAFT_STEPS, DRAFT_LEARNING_RATE = {"n_embd": 64, "n_layer": 1, "n_head": 2}, 1000, 6e-3
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -77,15 +83,13 @@ def batches(tokenizer, seed: int):
         yield torch.tensor([next(rows) for _ in range(ROWS)]).unbind(1)
 
 
-def new_model(tokenizer) -> GPT2LMHeadModel:
+def new_model(tokenizer, shape: dict[str, int] = SHAPE) -> GPT2LMHeadModel:
     """Return the model with random weights."""
     eos = tokenizer.eos_token_id
     config = GPT2Config(
         vocab_size=len(tokenizer),
         n_positions=CONTEXT,
-        n_embd=160,
-        n_layer=4,
-        n_head=5,  # heads of 32 dimensions, a size that other engines support
+        **shape,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -115,13 +119,13 @@ def held_out_loss(model, tokenizer, steps: int = 20) -> float:
         )
 
 
-def train(model, tokenizer, seed: int, steps: int) -> None:
+def train(model, tokenizer, seed: int, steps: int, peak_learning_rate: float) -> None:
     """Train the model for this many optimizer steps."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-        lr=PEAK_LEARNING_RATE,
+        lr=peak_learning_rate,
         betas=(0.9, 0.95),
     )
     warmup = min(100, steps // 10)
@@ -146,14 +150,15 @@ def train(model, tokenizer, seed: int, steps: int) -> None:
     model.eval()
 
 
-CARD = """---
+HEADER = """---
 license: apache-2.0
 language: en
 library_name: transformers
 pipeline_tag: text-generation
 ---
 
-# The embedded model
+"""
+CARD = """# The embedded model
 
 A language model with the GPT-2 architecture, small enough for the repository and good enough to be read: it
 writes sayings, answers and short stories, and ends each by itself. With it, every lesson runs without a GPU
@@ -176,20 +181,36 @@ library versions give the same weights. The kernels of another CPU round differe
 no code. Its stories follow the grammar of `corpus.py`, and any other prompt is continued with fluent nonsense
 in the same style. It has memorised sums up to nine plus nine. Use it to study how text is served, not for its text.
 """
+DRAFT_CARD = """# The draft model of the embedded model
+
+A language model with the embedded model's tokenizer and an eighth of its parameters. It guesses the embedded model's
+next tokens for speculative decoding: `EngineConfig(speculative="draft")`. Its own texts are worse.
+
+| | |
+| --- | --- |
+| architecture | GPT-2: {layers} layer, width {width}, {heads} heads of {head_dim} dimensions, context {context} |
+| parameters | {parameters:,} ({megabytes:.1f} MB in fp32) |
+| training text | written by `corpus.py`, seed {seed}: {tokens:,} tokens in {steps:,} steps of {rows} rows |
+| loss | {loss:.3f} nats per token on held-out documents ({perplexity:.2f} perplexity) |
+| training time | {minutes:.0f} minutes on {threads} CPU threads, torch {torch} |
+| licence | Apache-2.0, weights included |
+
+`make tiny-model ARGS=--draft` rebuilds it.
+"""
 
 
-def save(model, tokenizer, **facts) -> None:
+def save(model, tokenizer, folder: Path, card: str, **facts) -> None:
     """Write model, tokenizer and model card; `facts` are what the card says about the training."""
     model.generation_config.update(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id)
-    model.save_pretrained(FOLDER)
-    tokenizer.save_pretrained(FOLDER)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     # transformers 5 writes a tokenizer class that transformers 4 and other engines do not know.
-    settings = json.loads((FOLDER / "tokenizer_config.json").read_text())
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings.pop("backend", None)
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    (FOLDER / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     config = model.config
-    card = CARD.format(
+    text = (HEADER + card).format(
         layers=config.n_layer,
         width=config.n_embd,
         heads=config.n_head,
@@ -205,34 +226,42 @@ def save(model, tokenizer, **facts) -> None:
         threads=torch.get_num_threads(),
         **facts,
     )
-    (FOLDER / "README.md").write_text(card)
+    (folder / "README.md").write_text(text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"optimizer steps (default {STEPS})")
+    parser.add_argument("--draft", action="store_true", help="train the draft model, for the same tokenizer")
+    parser.add_argument("--steps", type=int, help=f"optimizer steps (default {STEPS}; {DRAFT_STEPS} with --draft)")
     options = parser.parse_args()
+    if options.draft:
+        folder, card, shape, steps, rate = DRAFT_FOLDER, DRAFT_CARD, DRAFT_SHAPE, DRAFT_STEPS, DRAFT_LEARNING_RATE
+    else:
+        folder, card, shape, steps, rate = FOLDER, CARD, SHAPE, STEPS, PEAK_LEARNING_RATE
+    steps = options.steps or steps
 
     start = time.perf_counter()
     torch.manual_seed(options.seed)
     texts = list(corpus.documents(20_000, options.seed))
     tokenizer = train_tokenizer(texts)
-    model = new_model(tokenizer)
-    train(model, tokenizer, options.seed, options.steps)
+    model = new_model(tokenizer, shape)
+    train(model, tokenizer, options.seed, steps, rate)
     loss = held_out_loss(model, tokenizer)
     save(
         model,
         tokenizer,
+        folder,
+        card,
         seed=options.seed,
-        steps=options.steps,
-        tokens=options.steps * ROWS * CONTEXT,
+        steps=steps,
+        tokens=steps * ROWS * CONTEXT,
         loss=loss,
         perplexity=math.exp(loss),
         minutes=(time.perf_counter() - start) / 60,
         words=round(len({word for text in texts for word in text.lower().replace('"', " ").split()}), -2),
     )
-    print(f"held-out loss {loss:.3f} nats per token; saved to {FOLDER}")
+    print(f"held-out loss {loss:.3f} nats per token; saved to {folder}")
 
 
 if __name__ == "__main__":

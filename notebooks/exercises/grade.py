@@ -55,11 +55,12 @@ def grade(folder: Path, out: Path, limits: Limits, seed: int, jobs: int = 1, is_
     grades = sorted(done, key=lambda line: (line.student, line.assignment))
     with open(out / "grades.csv", "w", newline="", encoding="utf-8", errors="replace") as file:
         table = csv.writer(file)
-        table.writerow(["student", "assignment", "score", "max_score", "note", "tasks", "seed"])
+        table.writerow(["student", "assignment", "score", "max_score", "by_hand", "note", "tasks", "seed"])
         for line in grades:
             texts = map(_no_formula, [line.student, line.assignment, line.note, line.tasks])
             student, assignment, note, tasks = texts
-            table.writerow([student, assignment, f"{line.score:g}", f"{line.max_score:g}", note, tasks, seed])
+            points = [f"{each:g}" for each in (line.score, line.max_score, line.by_hand)]
+            table.writerow([student, assignment, *points, note, tasks, seed])
     return grades
 
 

@@ -47,6 +47,8 @@ from . import (  # noqa: E402, F401
     lesson_7,
     lesson_7_load,
     lesson_7_queue,
+    lesson_8,
+    lesson_9,
 )
 
 for _task, _changes in ALMOST.items():

@@ -1,6 +1,10 @@
-"""Schedules for the codelab."""
+"""Functions for the codelabs, and designs: schedules, choices of a block to evict, three numbers."""
 
-from answers import WRONG, right
+from dataclasses import replace
+
+import numpy as np
+
+from answers import RIGHT, WRONG, right
 
 
 @right("schedule", "schedule_others")
@@ -59,4 +63,69 @@ WRONG["schedule_floor"] |= {
 WRONG["schedule_others"] |= {
     "on the workload 'mixed'; first come, first served costs 134": static_batches,
     "on the workload 'arriving'; first come, first served costs 139": long_ones_wait,
+}
+
+
+# --- eviction -------------------------------------------------------------------------------------------------------
+
+
+@right("evict", "evict_chats")
+def least_recently_used(blocks, now):
+    return blocks[0]
+
+
+@right("evict", "evict_lru", "evict_bound")
+def used_once_first(blocks, now):
+    return min(blocks, key=lambda block: (block.uses > 1, block.last_used, -block.place))
+
+
+@right("evict", "evict_lru", "evict_bound", "evict_chats")
+def ends_of_questions_first(blocks, now):
+    known = {block.name: block for block in blocks}
+
+    def continued(block):
+        return continued(known[block.previous]) if block.uses == 1 and block.previous in known else block.followers
+
+    blocks.sort(key=lambda block: block.uses > 1 or continued(block) < 2)
+    return blocks[0]
+
+
+def first_in(blocks, now):
+    return min(blocks, key=lambda block: (block.computed, -block.place))
+
+
+WRONG["evict"] |= {
+    "computes no fewer prompt tokens than FIFO": first_in,
+    "should return one of `blocks` as it is, but returned an int": lambda blocks, now: blocks[0].name,
+    "but returned block -1": lambda blocks, now: replace(blocks[0], name=-1),
+    "but returned None": lambda blocks, now: blocks.clear(),
+    "stopped with IndexError": lambda blocks, now: blocks[now],
+}
+WRONG["evict_lru"] |= {
+    "computes no fewer prompt tokens than LRU": least_recently_used,
+    "-48% of the distance": first_in,
+}
+WRONG["evict_bound"] |= {
+    "closes less than a third of the distance": least_recently_used,
+    "(FIFO 5,620, LRU 4,872, Belady's bound 3,300)": lambda blocks, now: blocks[-1],
+}
+WRONG["evict_chats"] |= {"computes more than 8% above LRU": used_once_first}
+
+# --- design ---------------------------------------------------------------------------------------------------------
+
+RIGHT["design"] |= {"few_rows": lambda: (8, 100, 4), "numpy_s_numbers": lambda: [np.int64(14), 128, np.int32(1)]}
+RIGHT["design_in_time"] |= {"fourteen_rows": lambda: (14, 128, 1), "no_queue": lambda: (14, 150, 0)}
+WRONG["design"] |= {
+    "requests stall for more than 4 units": lambda: (14, 512, 1),
+    "tokens is a float": lambda: (14, 128.0, 1),
+    "max_queue is a bool": lambda: (14, 128, True),
+    "should return three ints": lambda: (14, 128),
+    "returns 100000 for max_queue, which should be between 0 and 1024": lambda: (14, 128, 100000),
+    "returns 0 for rows": lambda: (0, 128, 1),
+    "allows 8 tokens per iteration for 14 rows": lambda: (14, 8, 1),
+}
+WRONG["design_in_time"] |= {
+    "wait for more than 40 units": lambda: (14, 128, 240),
+    "are refused": lambda: (8, 128, 0),
+    "Most of the others stall": lambda: (14, 300, 0),
 }

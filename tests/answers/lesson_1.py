@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from answers import ALMOST, RIGHT, WRONG, right
-from helpers.checks.exercises.lesson_1 import loop
+from helpers.checks.exercises.conversation import loop
 
 RIGHT["greedy_step"] |= {
     "with_topk": lambda logits: logits[:, -1, :].topk(1).indices.squeeze(-1),
@@ -17,7 +17,11 @@ WRONG["greedy_step"] |= {
     "involves no randomness": lambda logits: torch.multinomial((3 * logits[:, -1]).softmax(dim=-1), 1)[:, 0],
 }
 
-RIGHT["kv_cache_bytes"] |= {"as_a_numpy_scalar": lambda *shape: np.prod([2, *shape])}
+RIGHT["kv_cache_bytes"] |= {
+    "as_a_numpy_scalar": lambda windows, *shape: (
+        2 * np.minimum([shape[-1] if one is None else one for one in windows], shape[-1]).sum() * np.prod(shape[:3])
+    )
+}
 ALMOST["kv_cache_bytes"] |= {"should be an int, but is the float": lambda result, *shape: float(result)}
 
 RIGHT["decode_floor"] |= {
@@ -57,41 +61,51 @@ WRONG["stop"] |= {"the token ids that are kept": lambda ids, eos_id, n: token_by
 
 
 @right("cached_loop")
-def with_the_model_s_own_cache(model, prompt_ids, max_tokens):
-    cache, ids, generated = None, prompt_ids, []
-    while len(generated) < max_tokens:
-        result = model(ids, past_key_values=cache, use_cache=True)
-        cache = result.past_key_values
-        generated.append(int(result.logits[0, -1].argmax()))
-        ids = torch.tensor([[generated[-1]]], device=model.device)
+def with_the_model_s_own_cache(model, turns, max_tokens):
+    cache, ids, generated = None, [], []
+    for turn in turns:
+        ids = torch.tensor([[*ids, *turn[0].tolist()]], device=model.device)
+        generated.append([])
+        while len(generated[-1]) < max_tokens:
+            result = model(ids, past_key_values=cache, use_cache=True)
+            cache, ids = result.past_key_values, result.logits[:, -1:].argmax(dim=-1)
+            generated[-1].append(int(ids))
+        ids = generated[-1][-1:]
     return generated
 
 
 @right("cached_loop")
-def prefill_apart_from_decode(model, prompt_ids, max_tokens):
-    cache = DynamicCache()
+def what_the_cache_lacks(model, turns, max_tokens):
+    """The text so far, cut at the length of the cache; positions are given."""
+    cache, text, outputs = DynamicCache(), turns[0][:, :0], []
     with torch.inference_mode():
-        text = [model(input_ids=prompt_ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(dim=-1)]
-        for position in range(prompt_ids.size(1), prompt_ids.size(1) + max_tokens - 1):
-            position_ids = torch.tensor([[position]], device=model.device)
-            result = model(input_ids=text[-1], past_key_values=cache, position_ids=position_ids, use_cache=True)
-            text.append(result.logits[:, -1:].argmax(dim=-1))
-    return torch.cat(text, dim=1)[0].tolist()
+        for turn in turns:
+            text = torch.cat([text, turn], dim=1)
+            for _ in range(max_tokens):
+                start = cache.get_seq_length()
+                ids, positions = text[:, start:], torch.arange(start, text.size(1), device=model.device)[None]
+                result = model(input_ids=ids, past_key_values=cache, position_ids=positions, use_cache=True)
+                text = torch.cat([text, result.logits[:, -1:].argmax(dim=-1)], dim=1)
+            outputs.append(text[0, text.size(1) - max_tokens :].tolist())
+    return outputs
 
 
-def two_tokens_per_pass(model, prompt_ids, max_tokens):
-    cache, text = DynamicCache(), prompt_ids
-    for number in range(max_tokens):
-        ids = text[:, -2:] if number else text
-        cache.crop(-1)  # the last of the cached tokens, which is computed again
-        token = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(dim=-1)
-        text = torch.cat([text, token], dim=1)
-    return text[0, prompt_ids.size(1) :].tolist()
+def two_tokens_per_pass(model, turns, max_tokens):
+    cache, text, outputs = DynamicCache(), turns[0][:, :0], []
+    for turn in turns:
+        text = torch.cat([text, turn], dim=1)
+        for number in range(max_tokens):
+            cache.crop(-1 if number else 0)  # the last of the cached tokens, which is computed again
+            ids = text[:, cache.get_seq_length() :]
+            token = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(dim=-1)
+            text = torch.cat([text, token], dim=1)
+        outputs.append(text[0, text.size(1) - max_tokens :].tolist())
+    return outputs
 
 
 WRONG["cached_loop"] |= {
-    "should be an int, but is a tensor of int64": lambda *case: list(torch.tensor(loop(*case))),
-    "never calls the model": lambda model, prompt_ids, max_tokens: [0] * max_tokens,
+    "should be an int, but is a tensor of int64": lambda *case: list(map(list, torch.tensor(loop(*case)))),
+    "never calls the model": lambda model, turns, max_tokens: [[0] * max_tokens for _ in turns],
     "gives a decode pass more than the newest token": two_tokens_per_pass,
-    "stopped with": lambda *case: loop(*case, feed=lambda token, text: token[0]),
+    "stopped with": lambda *case: loop(*case, feed=lambda token, text, turn: token[0]),
 }

@@ -1,14 +1,14 @@
 """Lesson 3: the four verbs, masks and rows that are merged and removed, and the loop."""
 
-from itertools import compress
-
 import numpy as np
 import torch
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from answers import ALMOST, WRONG, right
 from helpers import batching, kv_cache, load_model
-from helpers.checks.exercises.joining_and_leaving import layers_of, select, shared_padding, split, with_layers
+from helpers.checks.exercises.joining import layers_of, with_layers
+from helpers.checks.exercises.leaving import select, split, used_columns
 from helpers.checks.exercises.lesson_3 import one_pass
 from helpers.checks.exercises.serving_loop import in_order, serve
 
@@ -16,32 +16,36 @@ LISTS = ("request_ids", "token_ids", "tokens_remaining", "finish_reasons")
 
 
 @right("init_batch")
-def with_the_tokenizer_s_padding(requests, model, tokenizer):
-    batch = dict(tokenizer([prompt for prompt, _ in requests], padding=True, return_tensors="pt").to(model.device))
-    batch["position_ids"] = (batch["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
+def with_pytorch_s_padding(requests, model, tokenizer):
+    texts = [torch.tensor(tokenizer(prompt)["input_ids"] + ids) for prompt, ids, _ in requests]
+    ones, places = [torch.ones_like(text) for text in texts], [torch.arange(len(text)) for text in texts]
+    padded = [pad_sequence(each, batch_first=True).to(model.device) for each in (texts, ones, places)]
+    batch = dict(zip(("input_ids", "attention_mask", "position_ids"), padded, strict=True))
     batch["request_ids"] = [f"request {number}" for number in range(len(requests))]
-    batch["token_ids"] = [[] for _ in requests]
-    batch["tokens_remaining"] = [max_tokens for _, max_tokens in requests]
-    return batch | {"finish_reasons": [None] * len(requests), "responses": [prompt for prompt, _ in requests]}
+    batch["token_ids"] = [[*ids] for _, ids, _ in requests]
+    batch["tokens_remaining"] = [max_tokens - len(ids) for _, ids, max_tokens in requests]
+    return batch | {"finish_reasons": [None] * len(requests), "responses": [prompt for prompt, *_ in requests]}
 
 
 @right("init_batch")
 def with_numpy(requests, model, tokenizer):
-    prompts = [tokenizer(prompt)["input_ids"] for prompt, _ in requests]
-    shape = len(prompts), max(map(len, prompts))
+    texts = [[*tokenizer(prompt)["input_ids"], *ids] for prompt, ids, _ in requests]
+    shape = len(texts), max(map(len, texts))
     ids, positions, mask = np.full(shape, model.config.vocab_size - 1), np.ones(shape, int), np.zeros(shape, int)
-    for row, prompt in enumerate(prompts):
-        own = row, slice(-len(prompt), None)
-        ids[own], positions[own], mask[own] = prompt, range(len(prompt)), 1
+    for row, text in enumerate(texts):
+        own = row, slice(len(text))
+        ids[own], positions[own], mask[own] = text, range(len(text)), 1
     tensors = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
     tensors = {key: torch.from_numpy(value).to(model.device) for key, value in tensors.items()}
-    budgets = [np.int64(max_tokens) for _, max_tokens in requests]
-    lists = [np.arange(len(requests)).tolist(), [[] for _ in requests], budgets, [None] * len(requests)]
+    budgets = [np.int64(max_tokens - len(ids)) for _, ids, max_tokens in requests]
+    lists = [np.arange(len(requests)).tolist(), [list(ids) for _, ids, _ in requests], budgets, [None] * len(requests)]
     return tensors | dict(zip(LISTS, lists, strict=True))
 
 
 ALMOST["init_batch"] |= {
-    "uses one list for every row": lambda batch, requests, *_: batch | {"token_ids": [[]] * len(requests)},
+    "uses one list for every row": lambda batch, requests, *_: (
+        batch if any(batch["token_ids"]) else batch | {"token_ids": [[]] * len(requests)}
+    ),
     "`input_ids` has shape [3, 6], but should have [3, 5]": lambda batch, *_: (
         batch | {key: pad(batch[key], (1, 0)) for key in ("input_ids", "position_ids", "attention_mask")}
     ),
@@ -55,7 +59,7 @@ def finished_rows_frozen(batch, model, tokenizer):
     after = one_pass(batch, model, tokenizer)
     on = torch.tensor([[int(left > 0)] for left in after["tokens_remaining"]], device=model.device)
     mask = torch.cat([batch["attention_mask"], on], dim=1)
-    return after | {"attention_mask": mask, "position_ids": batch["position_ids"][:, -1:] + on}
+    return after | {"attention_mask": mask, "position_ids": mask.sum(dim=1, keepdim=True) - on}
 
 
 @right("generate_next_token")
@@ -63,9 +67,10 @@ def the_model_s_own_cache(batch, model, tokenizer):
     """The model makes the first cache; its inputs are given by position, with gradients; the lists are built anew."""
     cache = with_layers(batch, layers_of(batch))["past_key_values"] if "past_key_values" in batch else None
     inputs = {key: batch[key] for key in ("attention_mask", "position_ids")}
-    output = model.forward(batch["input_ids"], cache, use_cache=True, logits_to_keep=1, **inputs)
+    output = model.forward(batch["input_ids"], cache, use_cache=True, **inputs)
     after = {"request_ids": batch["request_ids"], "token_ids": [], "tokens_remaining": [], "finish_reasons": []}
-    newest = output.logits[:, -1].max(dim=-1).indices
+    lengths = batch["attention_mask"][:, -batch["input_ids"].size(1) :].sum(dim=1)
+    newest = torch.stack([output.logits[row, length - 1].argmax() for row, length in enumerate(lengths)])
     for row, token in enumerate(newest):
         ids, left, reason = (batch[key][row] for key in LISTS[1:])
         if left:
@@ -116,8 +121,9 @@ WRONG["generate_next_token"] |= {
 def into_zeros(first, second, dtype=torch.long):
     width = max(first.shape[1], second.shape[1])
     merged = torch.zeros(len(first) + len(second), width, dtype=dtype)
-    merged[: len(first), width - first.shape[1] :] = first
-    merged[len(first) :, width - second.shape[1] :] = second
+    merged[: len(first), : first.shape[1] - 1] = first[:, :-1]
+    merged[len(first) :, : second.shape[1] - 1] = second[:, :-1]
+    merged[:, -1] = torch.cat([first[:, -1], second[:, -1]])
     return merged
 
 
@@ -125,7 +131,7 @@ def into_zeros(first, second, dtype=torch.long):
 def as_lists(first, second):
     rows = first.tolist() + second.tolist()
     width = max(map(len, rows))
-    return torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    return torch.tensor([row[:-1] + [0] * (width - len(row)) + row[-1:] for row in rows])
 
 
 WRONG["merge_masks"] |= {"holds float32, but should hold int64": lambda *masks: into_zeros(*masks, torch.float)}
@@ -144,17 +150,20 @@ def with_caches_of_its_own(first, second):
         layers.append([])
         for one, two in zip(*old, strict=True):
             new = one.new_ones(len(one) + len(two), one.size(1), max(one.size(2), two.size(2)), one.size(3))
-            new[: len(one), :, new.size(2) - one.size(2) :] = one
-            new[len(one) :, :, new.size(2) - two.size(2) :] = two
+            new[: len(one), :, : one.size(2)] = one
+            new[len(one) :, :, : two.size(2)] = two
             layers[-1].append(new)
     return with_layers(merged, layers)
 
 
 @right("merge_batches")
 def with_the_cache_s_functions(first, second):
-    columns = first["attention_mask"].size(1) - second["attention_mask"].size(1)
-    caches = [kv_cache.left_pad(first["past_key_values"], max(0, -columns))]
-    caches.append(kv_cache.left_pad(second["past_key_values"], max(0, columns)))
+    width = max(kv_cache.length(each["past_key_values"]) for each in (first, second))
+    caches = []
+    for each in (first, second):
+        columns = width - kv_cache.length(each["past_key_values"])
+        layers = [[pad(tensor, (0, 0, 0, columns)) for tensor in pair] for pair in layers_of(each)]
+        caches.append(with_layers(each, layers)["past_key_values"])
     merged = {key: [*first[key], *second[key]] for key in LISTS}
     merged |= {key: torch.cat([first[key], second[key]]) for key in ("input_ids", "position_ids")}
     masks = into_zeros(first["attention_mask"], second["attention_mask"]).to(first["input_ids"].device)
@@ -179,36 +188,46 @@ ALMOST["merge_batches"] |= {
 
 
 @right("filter_rows")
-def with_a_boolean_index(batch):
-    stays = torch.tensor([left > 0 for left in batch["tokens_remaining"]], device=batch["input_ids"].device)
-    filtered = {key: list(compress(batch[key], stays)) for key in LISTS}
-    filtered |= {key: batch[key][stays] for key in ("input_ids", "position_ids", "attention_mask")}
-    layers = [(keys[stays], values[stays]) for keys, values in layers_of(batch)]
-    return with_layers(filtered, layers), (~stays).nonzero().flatten().tolist()
+def with_two_fingers(batch):
+    """One finger on the first free place, one on the last row that stays, until they meet."""
+    left = batch["tokens_remaining"]
+    rows, low, high = list(range(len(left))), 0, len(left) - 1
+    while low <= high:
+        if left[rows[high]] == 0:
+            high -= 1
+        elif left[rows[low]] == 0:
+            rows[low], high = rows[high], high - 1
+        else:
+            low += 1
+    rows = rows[:low]
+    filtered = {key: [batch[key][row] for row in rows] for key in LISTS}
+    index = torch.tensor(rows, dtype=torch.long, device=batch["input_ids"].device)
+    filtered |= {key: batch[key][index] for key in ("input_ids", "position_ids", "attention_mask")}
+    layers = [(keys[index], values[index]) for keys, values in layers_of(batch)]
+    return with_layers(filtered, layers), [row for row, number in enumerate(left) if number == 0]
 
 
 @right("filter_rows")
-def popped_from_the_end(batch):
+def popped_into_the_free_places(batch):
     removed = [row for row, left in enumerate(batch["tokens_remaining"]) if not left]
-    filtered = {key: list(batch[key]) for key in LISTS}
-    for row in reversed(removed):
-        for key in LISTS:
-            filtered[key].pop(row)
-    stay = np.flatnonzero(batch["tokens_remaining"])
+    stay = list(np.flatnonzero(batch["tokens_remaining"]))
+    for place in [row for row in removed if row < len(stay)]:
+        stay.insert(place, stay.pop())
+    filtered = {key: [batch[key][row] for row in stay] for key in LISTS}
     filtered |= {key: batch[key][stay] for key in ("input_ids", "position_ids", "attention_mask")}
     return [filtered | {"past_key_values": kv_cache.select_rows(batch["past_key_values"], stay)}, removed]
 
 
 @right("filter_batch")
-def until_a_column_is_needed(batch):
-    filtered, removed = with_a_boolean_index(batch)
+def column_by_column(batch):
+    filtered, removed = with_two_fingers(batch)
     if not filtered["request_ids"]:
         return {"request_ids": []}, removed
-    columns = 0
-    while not filtered["attention_mask"][:, columns].any():
-        columns += 1
-    filtered["attention_mask"] = filtered["attention_mask"][:, columns:]
-    return filtered | {"past_key_values": kv_cache.trim_left(filtered["past_key_values"], columns)}, removed
+    mask = filtered["attention_mask"]
+    columns = [column for column in range(mask.size(1)) if mask[:, column].any()]
+    filtered["attention_mask"] = mask[:, columns]
+    layers = [[tensor[:, :, columns[:-1]] for tensor in pair] for pair in layers_of(filtered)]
+    return with_layers(filtered, layers), removed
 
 
 ALMOST["filter_rows"] |= {
@@ -217,19 +236,30 @@ ALMOST["filter_rows"] |= {
 }
 
 
-def trimmed(batch, columns_of, cache=True):
-    """Remove finished rows, and other columns than the shared ones."""
+def trimmed(batch, change, cache=True):
+    """Remove finished rows, and other columns than those without a token."""
     stay, removed = split(batch)
     new = select(batch, stay)
-    other = select(batch, stay, slice(max(0, columns_of(shared_padding(new["attention_mask"]))) if stay else 0, None))
+    other = select(batch, stay, change(used_columns(new["attention_mask"])) if stay else None)
     return other if cache else other | {"past_key_values": new["past_key_values"]}, removed
 
 
+def one_more(used):
+    """Keep the first of the columns without a token."""
+    used = used.clone()
+    used[(~used).nonzero()[:1]] = True
+    return used
+
+
+def one_fewer(used):
+    used = used.clone()
+    used[0] = False
+    return used
+
+
 WRONG["filter_batch"] |= {
-    "leaves 2 columns of shared padding in the mask": lambda batch: trimmed(batch, lambda columns: 0),
-    "leaves one column of shared padding in the mask": lambda batch: trimmed(batch, lambda columns: columns - 1),
-    "trims one column too many from the mask: row 1's": lambda batch: trimmed(batch, lambda columns: columns + 1),
-    "leaves 2 columns of shared padding in the cache": lambda batch: trimmed(batch, int, cache=False),
+    "leaves one column without a token in the mask": lambda batch: trimmed(batch, one_more),
+    "trims one column too many from the mask": lambda batch: trimmed(batch, one_fewer),
 }
 
 
@@ -237,23 +267,27 @@ WRONG["filter_batch"] |= {
 def newcomers_on_top(requests, max_batch_size):
     """Ids of the verbs' own making, rows in another order, and outputs noted after every step."""
     waiting, running, owner, outputs = list(range(len(requests))), {"request_ids": []}, {}, [None] * len(requests)
+    passes = 0
     while waiting or running["request_ids"]:
-        free = max_batch_size - len(running["request_ids"])
-        if joining := [waiting.pop(0) for _ in range(min(free, len(waiting)))]:
-            batch = batching.init_batch([requests[number] for number in joining])
+        joining = [n for n in waiting if requests[n][2] <= passes][: max_batch_size - len(running["request_ids"])]
+        waiting = [number for number in waiting if number not in joining]
+        if joining:
+            batch = batching.init_batch([requests[number][:2] for number in joining])
             owner |= dict(zip(batch["request_ids"], joining, strict=True))
             running = batching.merge_batches(batching.generate_next_token(batch), running)
-        else:
+            passes += 1
+        passes += 1  # also if nothing runs
+        if running["request_ids"]:
             running = batching.generate_next_token(running)
-        for request_id, token_ids in zip(running["request_ids"], running["token_ids"], strict=True):
-            outputs[owner[request_id]] = token_ids
-        running, _ = batching.filter_batch(running)
+            for request_id, token_ids in zip(running["request_ids"], running["token_ids"], strict=True):
+                outputs[owner[request_id]] = token_ids
+            running, _ = batching.filter_batch(running)
     return outputs
 
 
 WRONG["continuous_loop"] |= {
     "lets request 6 join before request 3": lambda requests, n: in_order(requests[::-1], n)[::-1],
-    "forward pass 3 should be: prefill of requests [3]. It is: decode step": lambda *case: in_order(
+    "forward pass 2 should be: prefill of requests [2]. It is: decode step": lambda *case: in_order(
         *case, may_join=lambda free, running: free * (free > 1 or not running)
     ),
     "should be a list, but is a dict": serve,

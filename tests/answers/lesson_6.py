@@ -3,11 +3,13 @@
 import math
 from collections import Counter
 from hashlib import sha256
+from itertools import groupby, takewhile
 
 import numpy as np
 
 from answers import ALMOST, RIGHT, WRONG, right
-from helpers.checks.exercises.lesson_6 import chain, unless_used
+from helpers.checks.exercises.lesson_6 import unless_used
+from helpers.checks.exercises.shared_prefixes import chain
 
 RIGHT["unused_room"] |= {
     "with_ceil": lambda lengths, size: sum(math.ceil(length / size) for length in lengths) * size - sum(lengths),
@@ -15,29 +17,44 @@ RIGHT["unused_room"] |= {
 }
 
 
-@right("slot_of")
-def from_a_list_of_all_slots(table, position, block_size):
-    slots = [block * block_size + place if block >= 0 else None for block in table for place in range(block_size)]
-    return slots[position] if position < len(slots) else None
-
-
-@right("slot_of")
-def with_an_exception(table, position, block_size):
-    try:
-        block = table[position // block_size]
-    except IndexError:
+@right("slices_of")
+def by_their_differences(table, start, end, block_size):
+    """Slots minus their places are equal within a slice."""
+    blocks = [table[token // block_size] if token // block_size < len(table) else -1 for token in range(start, end)]
+    if -1 in blocks:
         return None
-    return np.int64(block * block_size + position % block_size) if block != -1 else None
+    slots = [block * block_size + (start + place) % block_size for place, block in enumerate(blocks)]
+    groups = groupby(enumerate(slots), key=lambda pair: pair[1] - pair[0])
+    return [[(slice_ := [slot for _, slot in group])[0], np.int64(len(slice_))] for _, group in groups]
 
 
-WRONG["slot_of"] |= {
-    "stopped with TypeError in line": lambda table, position, size: table[position / size] * size + position % size
+@right("slices_of")
+def block_by_block(table, start, end, block_size):
+    slices = []
+    while start < end:
+        place, offset = divmod(start, block_size)
+        if place >= len(table) or table[place] < 0:
+            return None
+        count = min(end - start, block_size - offset)
+        slot = table[place] * block_size + offset
+        if slices and slices[-1][0] + slices[-1][1] == slot:
+            slot, before = slices.pop()
+            slices.append((slot, before + count))
+        else:
+            slices.append((slot, count))
+        start += count
+    return slices
+
+
+WRONG["slices_of"] |= {
+    "stopped with TypeError in line": lambda table, start, end, size: [(table[start / size] * size, end - start)],
+    "should be a list, but is a dict": lambda *case: (right := block_by_block(*case)) and dict(right),
 }
 
 
 @right("allocate")
-def block_after_block(free, tables, request, tokens, block_size):
-    table, new, spare = tables.get(request, []), [], list(free)
+def block_after_block(free, tables, request, tokens, block_size, shared):
+    table, new, spare = tables.get(request, shared), [], [block for block in free if block not in shared]
     while (len(table) + len(new)) * block_size < tokens:
         if not spare:
             return None
@@ -47,16 +64,17 @@ def block_after_block(free, tables, request, tokens, block_size):
 
 
 @right("allocate")
-def with_slices(free, tables, request, tokens, block_size):
-    needed = math.ceil(tokens / block_size) - len(tables.get(request, ()))
-    if len(free) >= needed:
-        new = sorted(free)[len(free) - needed :]
-        tables.setdefault(request, []).extend(new)
-        free[:] = [block for block in free if block not in new]
+def with_slices(free, tables, request, tokens, block_size, shared):
+    needed = math.ceil(tokens / block_size) - len(tables.get(request, shared))
+    others = sorted(set(free).difference(shared))
+    if len(others) >= needed:
+        new = others[len(others) - needed :]
+        tables.setdefault(request, list(shared)).extend(new)
+        free[:] = [block for block in others if block not in new]
         return new
 
 
-def half_an_allocation(free, tables, request, tokens, block_size, refusal=None):
+def half_an_allocation(free, tables, request, tokens, block_size, shared, refusal=None):
     new = []
     while len(tables.get(request, [])) * block_size < tokens:
         if not free:
@@ -164,3 +182,32 @@ WRONG["prefix_hashes"] |= {
     "returns 0 names for [7, 71], which fills 1 blocks of 2": lambda ids, size, salt: with_sha256(ids, 4, salt),
 }
 ALMOST["prefix_hashes"] |= {"changed its argument: `token_ids`": lambda names, ids, *_: ids.clear() or names}
+
+
+@right("reuse")
+def until_the_first_gap(names, cached, tokens, block_size):
+    usable = names if len(names) * block_size < tokens else names[:-1]
+    blocks = [cached[name] for name in takewhile(cached.__contains__, usable)]
+    return blocks, np.int64(tokens) - block_size * len(blocks)
+
+
+ALMOST["reuse"] |= {
+    "changed its argument: `cached`": lambda result, names, cached, *_: cached.clear() or result,
+    "should be 2 values, the blocks to share and the number of tokens left": lambda result, *_: [result[0]],
+    "should be [4, 9], but is [5, 10]": lambda result, *_: ([block + 1 for block in result[0]], result[1]),
+}
+WRONG["reuse"] |= {"stopped with KeyError": lambda names, cached, *_: ([cached[name] for name in names], 1)}
+
+RIGHT["failing_input"] |= {
+    "the_first_block_is_missing": lambda: (["a", "b"], {"b": 7}, 10, 4),
+    "as_a_list_with_a_long_gap": lambda: [list("abcdef"), {"a": 0, "e": 3, "z": 1}, 6, 1],
+}
+WRONG["failing_input"] |= {
+    "returns arguments for which": lambda: (["a", "b"], {"a": 4, "b": 9, "x": 2}, 11, 4),
+    "should return four arguments": lambda: (["a", "b", "c"], {"a": 4, "c": 9}, 13),
+    "not a list of different strings": lambda: (["a", "b", "a"], {"a": 4, "b": 9}, 13, 4),
+    "is not a dict from names": lambda: (["a", "b", "c"], [4, 9], 13, 4),
+    "are not ints from 0": lambda: (["a", "b", "c"], {"a": "4", "c": 9}, 13, 4),
+    "gives two names the same block": lambda: (["a", "b", "c"], {"a": 4, "c": 4}, 13, 4),
+    "that is not `tokens // block_size`": lambda: (["a", "b", "c"], {"a": 4, "c": 9}, 9, 4),
+}

@@ -1,7 +1,7 @@
 """Lesson 7, a load test: right answers in other styles, and wrong ones that fail in ways of their own."""
 
 import math
-from itertools import accumulate, count, takewhile
+from itertools import accumulate, chain, count, takewhile
 from random import Random
 
 import numpy as np
@@ -11,18 +11,26 @@ from helpers import metrics
 from helpers.checks.exercises.load_testing import send_times
 
 
-def until(duration, gaps):
-    return list(takewhile(lambda time: time < duration, accumulate(gaps)))
+def in_phases(phases, gap):
+    """Phase by phase, from its own start."""
+    starts = accumulate((seconds for seconds, _ in phases), initial=0)
+    for (seconds, rate), start in zip(phases, starts, strict=False):
+        if rate:
+            yield from takewhile(lambda time, end=start + seconds: time < end, accumulate(gap(rate, start)))
+
+
+def gaps(draw):
+    return lambda rate, start: chain([start + draw(rate)], (draw(rate) for _ in count()))
 
 
 RIGHT["poisson_arrivals"] |= {
-    "with_gaps_scaled": lambda rate, duration, random: until(duration, (random.expovariate(1) / rate for _ in count())),
-    "as_expovariate_does_it": lambda rate, duration, random: (
-        [np.float32(time) for time in until(duration, (-math.log(1 - random.random()) / rate for _ in count()))]
-    ),
+    "with_gaps_scaled": lambda phases, random: list(in_phases(phases, gaps(lambda rate: random.expovariate(1) / rate))),
+    "as_expovariate_does_it": lambda phases, random: [
+        np.float32(time) for time in in_phases(phases, gaps(lambda rate: -math.log(1 - random.random()) / rate))
+    ],
 }
 WRONG["poisson_arrivals"] |= {
-    "never draws from the generator": lambda rate, duration, random: send_times(rate, duration, Random(1234)),
+    "never draws from the generator": lambda phases, random: send_times(phases, Random(1234)),
     "should be a list, but is a filter": lambda *case: filter(None, send_times(*case)),
 }
 

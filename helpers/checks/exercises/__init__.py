@@ -3,8 +3,13 @@
 from ..exercise import Exercise, JudgedExercise
 from . import (
     codelab,
+    codelab_eviction,
+    conversation,
+    design_memo,
+    draft_budgets,
     iteration_plan,
-    joining_and_leaving,
+    joining,
+    leaving,
     lesson_1,
     lesson_2,
     lesson_3,
@@ -12,13 +17,17 @@ from . import (
     lesson_5,
     lesson_6,
     lesson_7,
+    lesson_8,
+    lesson_9,
     load_testing,
     serving_loop,
+    shared_prefixes,
 )
 
 FILES = (
-    *(lesson_1, lesson_2, lesson_3, joining_and_leaving, serving_loop, lesson_4, iteration_plan, codelab),
-    *(lesson_5, lesson_6, lesson_7, load_testing),
+    *(lesson_1, conversation, lesson_2, lesson_3, joining, leaving, serving_loop, lesson_4, iteration_plan, codelab),
+    *(lesson_5, codelab_eviction, lesson_6, shared_prefixes, design_memo, lesson_7, load_testing, lesson_8, lesson_9),
+    *(draft_budgets,),
 )
 EXERCISES: dict[str, Exercise | JudgedExercise] = {
     one.name: one for file in FILES for one in vars(file).values() if isinstance(one, Exercise | JudgedExercise)

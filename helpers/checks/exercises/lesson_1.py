@@ -1,13 +1,8 @@
-"""Lesson 1, a single request: the next token, the loop with a cache, how an output ends, what limits decoding."""
-
-import math
+"""Lesson 1, a single request: the next token, the bytes of a cache, how an output ends, what limits decoding."""
 
 import torch
 
-from ... import kv_cache
-from ...models import load_model
 from ..exercise import Exercise
-from ..watch import loop_on_model, model_named
 
 # --- greedy_step ----------------------------------------------------------------------------------------------------
 
@@ -76,32 +71,56 @@ def draws_nothing(arguments, outcome, right):
 # --- kv_cache_bytes -------------------------------------------------------------------------------------------------
 
 kv_cache_bytes = Exercise(
-    "kv_cache_bytes(layers, kv_heads, head_dim, number_bytes, tokens)",
-    "a key and a value for every token, in every KV head of every layer",
+    "kv_cache_bytes(windows, kv_heads, head_dim, number_bytes, tokens)",
+    "a key and a value for every token that a layer keeps, in every KV head of every layer",
 )
 
 
 @kv_cache_bytes.cases
 def _(random):
-    for shape in [(3, 5, 7, 4, 11), (32, 8, 128, 2, 2048), (random.randint(2, 9), 13, 17, 2, random.randint(19, 99))]:
-        yield shape, "layers {}, KV heads {}, head dimension {}, bytes {}, tokens {}".format(*shape)
+    drawn = [random.choice([None, 6, 30, 500]) for _ in range(random.randint(3, 9))]
+    for shape in [
+        ([None, None, 4], 5, 7, 4, 11),
+        ([None] * 32, 8, 128, 2, 2048),
+        ([512, None, 512, 512, 1024, 4096], 4, 256, 2, 3000),
+        ([16, None, 8, 16], 3, 5, 4, 9),
+        ([None, 7, *drawn], 13, 17, 2, random.randint(19, 99)),
+    ]:
+        given = "all None" if len(shape[0]) == 32 else shape[0]
+        yield shape, "windows {}, KV heads {}, head dimension {}, bytes {}, tokens {}".format(given, *shape[1:])
+
+
+def windowed(windows, heads, dimension, number, tokens, kept=min):
+    """Count bytes, with a replaceable part: the tokens that a layer keeps, given its window and those of the text."""
+    return 2 * sum(tokens if w is None else kept(w, tokens) for w in windows) * heads * dimension * number
 
 
 @kv_cache_bytes.reference
-def keys_and_values(layers, kv_heads, head_dim, number_bytes, tokens):
-    return 2 * layers * kv_heads * head_dim * number_bytes * tokens
+def keys_and_values(windows, kv_heads, head_dim, number_bytes, tokens):
+    return windowed(windows, kv_heads, head_dim, number_bytes, tokens)
 
 
 for _message, _wrong in {
-    "counts only half of the cache: each token has a key and a value.": lambda n, h, d, b, t: n * h * d * b * t,
-    "leaves out the layers: each has its own cache.": lambda n, h, d, b, t: 2 * h * d * b * t,
-    "leaves out the heads: each has its own keys and values.": lambda n, h, d, b, t: 2 * n * d * b * t,
-    "leaves out the head dimension: a key is a vector.": lambda n, h, d, b, t: 2 * n * h * b * t,
-    "counts numbers, not bytes: a number takes several bytes.": lambda n, h, d, b, t: 2 * n * h * d * t,
-    "returns the bytes of one token: the cache holds many.": lambda n, h, d, b, t: 2 * n * h * d * b,
-    "returns bits: `number_bytes` is already in bytes.": lambda n, h, d, b, t: 16 * n * h * d * b * t,
+    "counts only half of the cache: each token has a key and a value.": lambda *s: windowed(*s) // 2,
+    "leaves out the layers: each has its own cache.": lambda w, h, d, b, t: windowed(w[:1], h, d, b, t),
+    "leaves out the heads: each has its own keys and values.": lambda w, h, d, b, t: windowed(w, 1, d, b, t),
+    "leaves out the head dimension: a key is a vector.": lambda w, h, d, b, t: windowed(w, h, 1, b, t),
+    "counts numbers, not bytes: a number takes several bytes.": lambda w, h, d, b, t: windowed(w, h, d, 1, t),
+    "returns the bytes of one token: the cache holds many.": lambda w, h, d, b, t: windowed(w, h, d, b, 1),
+    "returns bits: `number_bytes` is already in bytes.": lambda *s: 8 * windowed(*s),
     "grows with the square of the number of tokens. The cache keeps one key and one value per token; it is the "
-    "*work* without a cache that grows quadratically.": lambda n, h, d, b, t: 2 * n * h * d * b * t**2,
+    "*work* without a cache that grows quadratically.": lambda w, h, d, b, t: t * windowed(w, h, d, b, t),
+    "keeps all tokens in every layer: one with a window drops the keys and values of older tokens.": lambda *s: (
+        windowed(*s, kept=lambda window, tokens: tokens)
+    ),
+    "counts the whole window, also where the text is shorter: memory for tokens that do not exist is not part of the "
+    "cache.": lambda *s: windowed(*s, kept=lambda window, tokens: window),
+    "counts only the layers that keep all tokens: the others keep some.": lambda *s: windowed(
+        *s, kept=lambda window, tokens: 0
+    ),
+    "counts only the layers with a window: `None` means that a layer keeps all tokens.": lambda w, *s: windowed(
+        [one for one in w if one is not None], *s
+    ),
 }.items():
     kv_cache_bytes.misconception(_message, _wrong)
 
@@ -221,109 +240,4 @@ def is_a_known_reason(arguments, outcome, right):
         )
     if reason not in ("stop", "length", None):
         return f'returns the reason {reason!r}, which should be "stop", "length" or None'
-    return None
-
-
-# --- cached_loop ----------------------------------------------------------------------------------------------------
-
-cached_loop = Exercise(
-    "cached_loop(model, prompt_ids, max_tokens)",
-    "the prompt is computed once, each later pass computes one token, and the output is the same as without a cache",
-    observe=loop_on_model,
-)
-
-
-@cached_loop.cases
-def _(random):
-    def ids(name: str, count: int) -> list[int]:
-        return [random.randrange(1, model_named(name).config.vocab_size) for _ in range(count)]
-
-    def yields_eos(prompt: list[int], passes: int) -> bool:
-        return eos in loop(other, torch.tensor([prompt]), passes)[:-1]
-
-    other = model_named("other")
-    eos = other.config.eos_token_id
-    for name, prompt, max_tokens in [
-        ("course", ids("course", 7), 12),
-        ("other", next(prompt for _ in range(999) if yields_eos(prompt := ids("other", 4), 9)), 9),
-        ("other", [*ids("other", 2), eos, *ids("other", 3)], 5),
-        ("course", ids("course", 1), 1),
-        ("course", load_model()[1]("What goes up")["input_ids"], 12),  # generates EOS earlier, and so does the next
-        ("course", load_model()[1]("What comes up")["input_ids"], 10),
-        ("other", next(prompt for _ in range(999) if yields_eos(prompt := ids("other", 9), 24)), 24),
-    ]:
-        given = f"a prompt of {len(prompt)} tokens, max_tokens {max_tokens}"
-        yield (name, torch.tensor([prompt]), max_tokens), given
-
-
-def loop(model, prompt_ids, passes, feed=lambda token, text: token, cached=True, until=(), positions=False):
-    """Run the loop, with replaceable parts: what a later pass computes, whether it gets the cache, where it ends."""
-    cache, input_ids, text, generated = kv_cache.new(), prompt_ids, prompt_ids, []
-    for _ in range(passes):
-        given = {"past_key_values": cache if cached else kv_cache.new(), "use_cache": True}
-        if positions:
-            given["position_ids"] = torch.arange(input_ids.size(1))[None]
-        with torch.no_grad():
-            token = model(input_ids=input_ids, **given).logits[:, -1:].argmax(dim=-1)
-        generated.append(token.item())
-        if generated[-1] in until:
-            break
-        text = torch.cat([text, token], dim=1)
-        input_ids = feed(token, text)
-    return generated
-
-
-@cached_loop.reference
-def one_token_per_pass(model, prompt_ids, max_tokens):
-    return loop(model, prompt_ids, max_tokens)
-
-
-for _message, _wrong in {
-    "recomputes the whole text in every pass. The cache holds the keys and values of the earlier tokens: after the "
-    "prefill, each pass needs to compute only one "
-    "token.": lambda *case: loop(*case, feed=lambda token, text: text, cached=False),
-    "gives the model one token and no cache, so it sees a text of a single token. It also needs the keys and "
-    "values of the earlier tokens.": lambda *case: loop(*case, cached=False),
-    "gives the model the whole text although the cache already holds most of it: those tokens are computed again, "
-    "and are in the cache twice. Only the newest token is missing from the "
-    "cache.": lambda *case: loop(*case, feed=lambda token, text: text),
-    "gives every pass the prompt's last token. Each pass must compute the token that the previous pass "
-    "generated.": lambda model, prompt, n: loop(model, prompt, n, feed=lambda token, text: prompt[:, -1:]),
-    "generates one token too few: the prefill yields a token, too.": lambda model, prompt, n: loop(
-        model, prompt, n - 1
-    ),
-    "drops the first token: the prefill yields it, and it counts.": lambda *case: loop(*case)[1:],
-    "drops the first token and adds one at the end: the prefill yields the first token of the "
-    "output.": lambda model, prompt, n: loop(model, prompt, n + 1)[1:],
-    "generates one token too many: the prefill already yields the first one.": lambda model, prompt, n: loop(
-        model, prompt, n + 1
-    ),
-    "counts the prompt's tokens, too: `max_tokens` limits the generated tokens only.": lambda model, prompt, n: loop(
-        model, prompt, max(n - prompt.size(1), 0)
-    ),
-    "runs one forward pass more than it needs: the output of the last one is discarded.": lambda model, prompt, n: loop(
-        model, prompt, n + 1
-    )[:n],
-    "returns the prompt's tokens, too. The task asks for the generated tokens only.": lambda model, prompt, n: (
-        prompt[0].tolist() + loop(model, prompt, n)
-    ),
-    "stops at EOS. A server does that, but this loop should generate exactly max_tokens tokens.": lambda model, *case: (
-        loop(model, *case, until=[model.config.eos_token_id])
-    ),
-    "stops at the EOS of one tokenizer. This loop should generate exactly max_tokens tokens, with any "
-    "model.": lambda *case: loop(*case, until=[load_model()[1].eos_token_id]),
-    "numbers the positions of every pass from 0. A token's position is its place in the whole text, and the "
-    "model's output depends on it: a cache must not change the output.": lambda *case: loop(*case, positions=True),
-}.items():
-    cached_loop.misconception(_message, _wrong)
-
-
-@cached_loop.rule
-def calls_the_model(arguments, outcome, right):
-    """Report a loop that never calls the model, and more passes or tokens than the loop needs."""
-    passes, needed = outcome.result["forward passes"], right.result["forward passes"]
-    if not passes:
-        return "never calls the model: each token takes a forward pass"
-    if outcome.result["token ids"] == right.result["token ids"] and math.prod(passes[-1]) != math.prod(needed[-1]):
-        return "gives a decode pass more than the newest token, although the cache holds the earlier ones"
     return None

@@ -26,7 +26,7 @@ def _prompts(name: str, count: int, random) -> list[str]:
 
 init_batch = Exercise(
     "init_batch(requests, model, tokenizer)",
-    "the prompts are on the right, the pads on the left, and every row has its own positions",
+    "every row starts in column 0, the pads come last, and a request that was preempted continues",
     observe=verb_on_model,
     forbidden=["helpers.batching:init_batch", "helpers.padded_batch:left_padded"],
 )
@@ -35,35 +35,43 @@ init_batch = Exercise(
 @init_batch.cases
 def _(random):
     for name, requests in [
-        ("course", [("The rain in Spain", 4), ("The quick brown fox jumped", 2), ("Look", 9)]),
-        ("other", [("a pad<pad>", 7), ("<eos>an EOS<eos>", 5), ("abc", 2), ("a", 1)]),
-        ("course", [("Look<|endoftext|>up", 6), ("<|endoftext|>Many hands make light work", 3)]),
-        ("other", [(prompt, random.randint(1, 9)) for prompt in [*_prompts("other", 4, random), "<pad>tail"]]),
-        ("course", [("What comes", 3)]),
+        ("course", [("The rain in Spain", [], 4), ("The quick brown fox jumped", [], 2), ("Look", [], 9)]),
+        ("course", [("The rain in Spain", [5, 9], 4), ("The quick brown fox", [], 3), ("Look", [8, 8, 3, 1], 9)]),
+        ("other", [("a pad<pad>", [0], 7), ("<eos>an EOS<eos>", [], 5), ("abc", [7, 7], 12), ("a", [], 1)]),
+        ("course", [("Look<|endoftext|>up", [6], 6), ("<|endoftext|>Many hands make light work", [], 3)]),
+        ("other", [(prompt, _tokens(random), 9) for prompt in [*_prompts("other", 4, random), "<pad>tail"]]),
+        ("course", [("What comes", [4], 3)]),
     ]:
-        counts = [len(tokenizer_named(name)(prompt)["input_ids"]) for prompt, _ in requests]
-        yield (requests, name, name), f"prompts of {', '.join(map(str, counts))} tokens, on {MODELS[name]}"
+        counts = [len(tokenizer_named(name)(prompt)["input_ids"]) for prompt, *_ in requests]
+        generated = [len(token_ids) for _, token_ids, _ in requests]
+        given = f"prompts of {', '.join(map(str, counts))} tokens, of which {generated} were generated"
+        yield (requests, name, name), f"{given.replace('of which', 'after which')} before, on {MODELS[name]}"
+
+
+def _tokens(random) -> list[int]:
+    return [random.randrange(20) for _ in range(random.randint(0, 4))]
 
 
 @init_batch.reference
-def init(requests, model, tokenizer, right=False, value=0):
-    """Make a batch, with replaceable parts: the side of the pads, and their id."""
-    prompts = [tokenizer(prompt)["input_ids"] for prompt, _ in requests]
-    width = max(map(len, prompts))
+def init(requests, model, tokenizer, left=False, value=0, restart=False, count=True):
+    """Make a batch, with replaceable parts: the side of the pads, their id, and what becomes of generated tokens."""
+    requests = [(prompt, [] if restart else token_ids, max_tokens) for prompt, token_ids, max_tokens in requests]
+    texts = [tokenizer(prompt)["input_ids"] + token_ids * count for prompt, token_ids, _ in requests]
+    width = max(map(len, texts))
 
     def padded(rows, value=0):
         pads = ([value] * (width - len(row)) for row in rows)
         pairs = zip(rows, pads, strict=True)
-        return torch.tensor([row + extra if right else extra + row for row, extra in pairs], device=model.device)
+        return torch.tensor([extra + row if left else row + extra for row, extra in pairs], device=model.device)
 
     return {
         "request_ids": list(range(len(requests))),
-        "token_ids": [[] for _ in requests],
-        "tokens_remaining": [max_tokens for _, max_tokens in requests],
+        "token_ids": [list(token_ids) for _, token_ids, _ in requests],
+        "tokens_remaining": [max_tokens - len(token_ids) for _, token_ids, max_tokens in requests],
         "finish_reasons": [None for _ in requests],
-        "input_ids": padded(prompts, value),
-        "position_ids": padded([list(range(len(prompt))) for prompt in prompts]),
-        "attention_mask": padded([[1] * len(prompt) for prompt in prompts]),
+        "input_ids": padded(texts, value),
+        "position_ids": padded([list(range(len(text))) for text in texts]),
+        "attention_mask": padded([[1] * len(text) for text in texts]),
     }
 
 
@@ -94,13 +102,21 @@ for _message, _change in {
     "leaves the pads visible: with a mask of 1 everywhere, tokens attend to pads as if they were text.": lambda b, t: {
         "attention_mask": torch.ones_like(b["input_ids"])
     },
-    "numbers the columns in `position_ids`, pads included. Positions count a row's own tokens from 0.": lambda b, t: {
-        "position_ids": torch.ones_like(b["input_ids"]).cumsum(dim=1) - 1
+    "counts positions from 1. The first token of a text has position 0.": lambda b, t: {
+        "position_ids": b["position_ids"] + 1
     },
     "gives pads a position that the model cannot look up. The mask hides a pad, but its position is still looked "
-    "up: any valid one will do.": lambda b, t: {"position_ids": b["attention_mask"].cumsum(dim=1) - 1},
-    "puts the prompts into `token_ids`, which is for generated tokens: there are none yet.": lambda b, t: {
+    "up: any valid one will do.": lambda b, t: {"position_ids": b["position_ids"] - 1 + b["attention_mask"]},
+    "puts the prompts into `token_ids`, which is for generated tokens.": lambda b, t: {
         "token_ids": [ids[seen == 1].tolist() for ids, seen in zip(b["input_ids"], b["attention_mask"], strict=True)]
+    },
+    "loses the generated tokens in `token_ids`: the client waits for all tokens of its output.": lambda b, t: {
+        "token_ids": [[] for _ in b["token_ids"]]
+    },
+    "leaves `tokens_remaining` at max_tokens: the tokens generated before count, too.": lambda b, t: {
+        "tokens_remaining": [
+            left + len(token_ids) for left, token_ids in zip(b["tokens_remaining"], b["token_ids"], strict=True)
+        ]
     },
     "repeats an id in `request_ids`. Rows will move, and only a unique id tells which request a row belongs "
     "to.": lambda b, t: {"request_ids": [0] * len(b["request_ids"])},
@@ -113,15 +129,22 @@ for _message, _change in {
     )
 
 for _message, _wrong in {
-    "pads on the right: the last column of a padded row then holds a pad, and the model would continue the pad. A "
-    "row's newest token must be at the right edge.": lambda requests, m, t: init(requests, m, t, right=True),
+    "pads on the left, as the lesson does. In this layout, every row starts in column 0.": lambda requests, m, t: init(
+        requests, m, t, left=True
+    ),
+    "starts preempted requests anew: the tokens that they had generated would be generated again.": (
+        lambda requests, m, t: init(requests, m, t, restart=True)
+    ),
+    "puts only the prompts into `input_ids`. A preempted request has lost its cache, so the prefill has to compute its "
+    "generated tokens, too.": lambda requests, m, t: init(requests, m, t, count=False),
     "gives pads an id that is not in the vocabulary: the mask hides them, but the model still looks up their "
     "embeddings.": lambda requests, m, t: init(requests, m, t, value=-100),
     "sorts the rows by length: row i belongs to request i, and a client waits for its output.": lambda requests, m, t: (
-        init(sorted(requests, key=lambda request: len(t(request[0])["input_ids"])), m, t)
+        init(sorted(requests, key=lambda request: len(t(request[0])["input_ids"] + request[1])), m, t)
     ),
     "builds a tensor from rows of unequal length: all rows must first be padded to one width.": lambda requests, m, t: (
-        init(requests, m, t) | {"input_ids": torch.tensor([t(prompt)["input_ids"] for prompt, _ in requests])}
+        init(requests, m, t)
+        | {"input_ids": torch.tensor([t(prompt)["input_ids"] + ids for prompt, ids, _ in requests])}
     ),
 }.items():
     init_batch.misconception(_message, _wrong)
@@ -156,7 +179,7 @@ def _(random):
         others = [each.prompt for each in outputs if each.finish_reason == "length"]
         # EOS exactly at the limit, EOS before the limit, no EOS.
         budgets = [lengths[prompt] for prompt in by_eos[:2]] + [20, 20, 4, 1]
-        requests = list(zip(by_eos[:4] + others[:2], budgets, strict=False))
+        requests = [(prompt, [], n) for prompt, n in zip(by_eos[:4] + others[:2], budgets, strict=False)]
         random.shuffle(requests)
         batch, step = init(requests, model, tokenizer), 0
         while any(batch["tokens_remaining"]):
@@ -166,14 +189,21 @@ def _(random):
             batch, step = after, step + 1
 
 
+def newest_columns(mask, width):
+    """Return for each row which of the last `width` columns holds its newest token."""
+    return mask[:, -width:].sum(dim=1) - 1
+
+
 @generate_next_token.reference
-def one_pass(batch, model, tokenizer, without=(), copy=kv_cache.copy, all_continue=False, eos_ends=True, column=-1):
+def one_pass(
+    batch, model, tokenizer, without=(), copy=kv_cache.copy, all_continue=False, eos_ends=True, column=newest_columns
+):
     """Run one pass, with replaceable parts: the inputs, the cache's copy, the rows that continue, the column."""
     cache = copy(batch.get("past_key_values", kv_cache.new()))
     inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "position_ids")} | {"past_key_values": cache}
     with torch.no_grad():
         logits = model(**{key: inputs[key] for key in inputs if key not in without}, use_cache=True).logits
-    next_ids = logits[:, column].argmax(dim=-1)
+    next_ids = logits.argmax(dim=-1).gather(1, column(batch["attention_mask"], logits.size(1))[:, None])[:, 0]
     after = {key: list(batch[key]) for key in ("token_ids", "tokens_remaining", "finish_reasons")}
     for row, token in enumerate(next_ids.tolist()):
         if batch["tokens_remaining"][row] > 0 or all_continue:
@@ -182,7 +212,7 @@ def one_pass(batch, model, tokenizer, without=(), copy=kv_cache.copy, all_contin
             after["token_ids"][row] = [*batch["token_ids"][row], token]
             after["tokens_remaining"][row] = left
             after["finish_reasons"][row] = "stop" if ends else None if left else "length"
-    after |= {"input_ids": next_ids[:, None], "position_ids": batch["position_ids"][:, -1:] + 1}
+    after |= {"input_ids": next_ids[:, None], "position_ids": batch["attention_mask"].sum(dim=1, keepdim=True)}
     return batch | after | {"attention_mask": pad(batch["attention_mask"], (0, 1), value=1), "past_key_values": cache}
 
 
@@ -214,8 +244,13 @@ for _message, _broken in {
     "lets a row continue after EOS: its output is complete, and all further steps for it are wasted.": {
         "eos_ends": False
     },
-    "uses the logits of the first column. The next token follows a row's newest token, at the right edge.": {
-        "column": 0
+    "uses the logits of the first column. The next token follows a row's newest token.": {
+        "column": lambda mask, width: torch.zeros_like(mask[:, 0])
+    },
+    "uses the logits of the last column, which in the prefill of a short row is a pad. The next token follows a row's "
+    "newest token.": {"column": lambda mask, width: torch.full_like(mask[:, 0], width - 1)},
+    "uses the number of all real tokens as the column in every pass: a decode step computes one column.": {
+        "column": lambda mask, width: (mask.sum(dim=1) - 1).where(mask.sum(dim=1) <= width, mask.new_tensor(width))
     },
 }.items():
     generate_next_token.misconception(_message, lambda batch, m, t, _broken=_broken: one_pass(batch, m, t, **_broken))
@@ -241,22 +276,26 @@ for _message, _change in {
     "puts the whole text into `input_ids`. The cache already holds the earlier tokens: the next pass computes only "
     "the newest one.": lambda b, a, t: {"input_ids": torch.cat([b["input_ids"], a["input_ids"]], dim=1)},
     "leaves the old token in `input_ids`. The next pass computes the token that this pass generated.": lambda b, a, t: {
-        "input_ids": b["input_ids"][:, -1:]
+        "input_ids": b["input_ids"].gather(
+            1, newest_columns(b["attention_mask"], b["input_ids"].size(1)).clamp(min=0)[:, None]
+        )
     },
     "does not widen the attention mask: without a column for it, the next pass cannot attend to the new "
     "token.": lambda b, a, t: {"attention_mask": b["attention_mask"]},
     "adds a 0 to the attention mask: the new token is real, and a 0 hides it.": lambda b, a, t: {
         "attention_mask": pad(b["attention_mask"], (0, 1))
     },
-    "widens the attention mask on the left: the new token is at the right edge.": lambda b, a, t: {
+    "widens the attention mask on the left: the new token is in the last column.": lambda b, a, t: {
         "attention_mask": pad(b["attention_mask"], (1, 0), value=1)
     },
     "makes the attention mask 1 everywhere: earlier pads must stay hidden.": lambda b, a, t: {
         "attention_mask": torch.ones_like(a["attention_mask"])
     },
     "leaves the positions as they were: the newest token is one position further on.": lambda b, a, t: {
-        "position_ids": b["position_ids"][:, -1:]
+        "position_ids": a["position_ids"] - 1
     },
+    "adds 1 to the position in the last column, which in the prefill of a short row is a pad's. A position is the "
+    "number of the row's tokens before it.": lambda b, a, t: {"position_ids": b["position_ids"][:, -1:] + 1},
     "returns positions that are one too high: they start at 0, so a token after n others has "
     "position n.": lambda b, a, t: {"position_ids": a["position_ids"] + 1},
     "uses the column as the position, pads included. A row counts only its own tokens.": lambda b, a, t: {

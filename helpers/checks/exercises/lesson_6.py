@@ -1,7 +1,6 @@
-"""Lesson 6, a paged KV cache: what blocks leave unused, block tables, allocation, and names for shared prefixes."""
+"""Lesson 6, a paged KV cache: what blocks leave unused, block tables, allocation. `shared_prefixes` has the rest."""
 
 from ..block_books import audit, books_after
-from ..block_names import numbered_names, wrong_names
 from ..exercise import Exercise
 
 # --- unused_room ----------------------------------------------------------------------------------------------------
@@ -47,59 +46,93 @@ for _message, _wrong in {
 }.items():  # fmt: skip
     unused_room.misconception(_message, _wrong)
 
-# --- slot_of --------------------------------------------------------------------------------------------------------
+# --- slices_of ------------------------------------------------------------------------------------------------------
 
-slot_of = Exercise(
-    "slot_of(table, position, block_size)",
-    "a text can be anywhere in memory: its block table finds each token",
+slices_of = Exercise(
+    "slices_of(table, start, end, block_size)",
+    "a text can be anywhere in memory: its block table finds each token, and neighbours can be read at once",
     forbidden=["helpers.runners.kv_pool:slot_mapping"],
 )
 
 
-@slot_of.cases
+@slices_of.cases
 def _(random):
     drawn = random.sample(range(40), 5)
-    for table, size, positions in [
-        ([5, 2, 7], 4, [9, 0, 3, 4, 11]),
-        ([3, 0, 6, -1], 16, [40, 31, 16]),
-        ([1, 0, 2], 1, [2, 1]),
-        (drawn, 3, random.sample(range(15), 4)),
-        ([5, 2, 7, -1, -1], 4, [13, 19]),
-        ([3, 0, -1], 16, [32]),
-        ([3, 0], 16, [33]),
-        ([], 4, [0]),
-        (drawn, 3, [random.randint(15, 40)]),
+    near = [(block := random.randint(2, 30)), block + 1, block + 2, block, block - 1]
+    for table, size, spans in [
+        ([5, 2, 7], 4, [(9, 11), (0, 3), (2, 10), (0, 12)]),
+        ([3, 4, 6, -1], 16, [(30, 41), (16, 32), (40, 48)]),
+        ([0, 1, 3], 4, [(1, 9), (0, 4)]),
+        ([4, 3, 8, 7], 2, [(0, 4), (1, 7)]),
+        ([1, 0, 2], 1, [(0, 3), (2, 3)]),
+        (drawn, 3, [(random.randint(0, 6), random.randint(7, 15))]),
+        (near, 3, [(random.randint(0, 4), random.randint(9, 15)), (1, 15)]),
+        ([5, 2, 7, -1, -1], 4, [(13, 14), (10, 14)]),
+        ([3, 0, -1], 16, [(32, 33)]),
+        ([3, 0], 16, [(33, 34), (20, 40)]),
+        ([], 4, [(0, 1)]),
+        (drawn, 3, [(random.randint(10, 15), random.randint(16, 40))]),
     ]:
-        for position in positions:
-            yield (table, position, size), f"table {table}, token {position}, blocks of {size}"
+        for start, end in spans:
+            yield (table, start, end, size), f"table {table}, tokens {start} to {end}, blocks of {size}"
 
 
-@slot_of.reference
-def look_up(table, position, size, slot=lambda t, i, o, b: t[i] * b + o, missing=None):
-    """Look up a token, with a replaceable part: `slot` of the table t, the place i in it, the offset o, the size b."""
-    place, offset = divmod(position, size)
-    return slot(table, place, offset, size) if place < len(table) and table[place] != -1 else missing
+def joined(slots, follows=lambda slot, offset: True):
+    """Join (slot, offset in its block) to slices, with a replaceable part: whether a slot may extend a slice."""
+    slices = []
+    for slot, offset in slots:
+        if slices and sum(slices[-1]) == slot and follows(slot, offset):
+            slices[-1] = slices[-1][0], slices[-1][1] + 1
+        else:
+            slices.append((slot, 1))
+    return slices
+
+
+@slices_of.reference
+def look_up(table, start, end, size, slot=lambda t, i, o, b: t[i] * b + o, missing=lambda slots: None, join=joined):
+    """Look up tokens, with replaceable parts: `slot` of the table t, the place i in it, the offset o, the size b."""
+    slots = []
+    for place, offset in (divmod(token, size) for token in range(start, end)):
+        if place >= len(table) or table[place] == -1:
+            return missing(slots)
+        slots.append((slot(table, place, offset, size), offset))
+    return join(slots)
 
 
 for _message, _wrong in {
     "expects an entry for every token: without one, a token has no slot.":
-        lambda t, p, b: look_up([*t, t[p // b]], p, b),
-    "returns None for slot 0, which is a slot like any other.": lambda t, p, b: look_up(t, p, b) or None,
-    "returns -1 for a token without a block. As a Python index, -1 is the last slot: another request's keys would "
-    "be overwritten, without an error.": lambda t, p, b: look_up(t, p, b, missing=-1),
+        lambda t, s, e, b: look_up([*t, t[(e - 1) // b]], s, e, b),
+    "returns only the slots until the first token without a block: a kernel would read too few keys.":
+        lambda *case: look_up(*case, missing=joined),
     "treats -1 as a block. As a Python index, a negative slot is near the end of the memory, with another "
-    "request's keys, and there is no error.": lambda t, p, b: t[p // b] * b + p % b if p // b < len(t) else None,
-    "expects a block for every token. With -1 as a block, attention would get another request's keys, without an "
-    "error.": lambda t, p, b: t[p // b] * b + p % b,
+    "request's keys, and there is no error.":
+        lambda t, s, e, b: look_up([one + 1000 * (one < 0) for one in t], s, e, b, lambda t, i, o, b: (
+            (t[i] - 1000 * (t[i] > 900)) * b + o)),
+    "returns one slice per block. Blocks that follow each other in memory, too, can be read at once.":
+        lambda *case: look_up(*case, join=lambda slots: joined(slots, lambda slot, offset: offset > 0)),
+    "returns a slot per token: the task asks for as few slices as possible.":
+        lambda *case: look_up(*case, join=lambda slots: [(slot, 1) for slot, _ in slots]),
+    "returns a list of slots: the task asks for slices, pairs of the first slot and their number.":
+        lambda *case: look_up(*case, join=lambda slots: [slot for slot, _ in slots]),
+    "returns the slot after the last one: the task asks for the number of slots.":
+        lambda *case: look_up(*case, join=lambda slots: [(first, first + n) for first, n in joined(slots)]),
+    "orders the slices by their place in memory: attention needs the keys in the order of the tokens.":
+        lambda *case: look_up(*case, join=lambda slots: joined(sorted(slots))),
+    "includes token `end`, which is the one after the last.": lambda t, s, e, b: look_up(t, s, e + 1, b),
+    "starts at the beginning of the text: the task asks for the tokens from `start` on.":
+        lambda t, s, e, b: look_up(t, 0, e, b),
+    "starts at the beginning of a block: the task asks for the tokens from `start` on.":
+        lambda t, s, e, b: look_up(t, s // b * b, e, b),
+    "ends at the end of a block: the slots behind the last token hold other keys, or none.":
+        lambda t, s, e, b: look_up(t, s, -(-e // b) * b, b),
 }.items():  # fmt: skip
-    slot_of.misconception(_message, _wrong)
+    slices_of.misconception(_message, _wrong)
 for _message, _slot in {
-    "returns None for block 0, which is a block like any other.": lambda t, i, o, b: t[i] * b + o if t[i] else None,
-    "returns the block's number: the task asks for the slot in the memory.": lambda t, i, o, b: t[i],
+    "returns the block's number: the task asks for slots in the memory.": lambda t, i, o, b: t[i],
     "returns the first slot of the block: each token has its own slot in it.": lambda t, i, o, b: t[i] * b,
     "adds the place to the block's number: a block has several slots.": lambda t, i, o, b: t[i] + o,
     "swaps quotient and remainder: which one is the place in the block?": lambda t, i, o, b: t[o % len(t)] * b + i,
-    "returns the position, as if the text were contiguous in memory.": lambda t, i, o, b: i * b + o,
+    "returns positions, as if the text were contiguous in memory.": lambda t, i, o, b: i * b + o,
     "returns the place in the table: the block's number is stored there.": lambda t, i, o, b: i,
     "returns only the place in the block: which block it is matters, too.": lambda t, i, o, b: o,
     "counts tokens from 1: the first one is token 0.": lambda t, i, o, b: t[i - (not o)] * b + (o - 1) % b,
@@ -108,12 +141,12 @@ for _message, _slot in {
     "adds the position to the block's first slot: a block ends after `block_size` slots.":
         lambda t, i, o, b: t[i] * b + i * b + o,
 }.items():  # fmt: skip
-    slot_of.misconception(_message, lambda t, p, b, slot=_slot: look_up(t, p, b, slot))
+    slices_of.misconception(_message, lambda t, s, e, b, slot=_slot: look_up(t, s, e, b, slot))
 
 # --- allocate -------------------------------------------------------------------------------------------------------
 
 allocate = Exercise(
-    "allocate(free, tables, request, tokens, block_size)",
+    "allocate(free, tables, request, tokens, block_size, shared)",
     "all or nothing, no block has two owners, and none is taken before it is needed",
     observe=books_after,
 )
@@ -122,23 +155,29 @@ allocate = Exercise(
 @allocate.cases
 def _(random):
     a, ba, blocks = {"a": [0, 2]}, {"b": [1], "a": [0, 2]}, random.sample(range(20), 12)
-    for free, tables, request, tokens, size in [
+    drawn = blocks[7:], {"d": blocks[:2], "c": blocks[2:7]}
+    for free, tables, request, tokens, size, *shared in [
         *[([3, 7, 1, 5], a, request, tokens, 4) for request, tokens in [("c", 11), ("c", 8), ("a", 9), ("a", 14)]],
         *[([3, 7], ba, "b", tokens, 4) for tokens in (3, 4, 12, 13)],
         *[([3, 7], a, "c", tokens, 4) for tokens in (8, 9)],
         *[([], a, request, tokens, 4) for request, tokens in [("a", 8), ("a", 6), ("a", 9), ("c", 1)]],
         ([4, 3, 1], a, "c", 33, 16),
-        (blocks[7:], {"d": blocks[:2], "c": blocks[2:7]}, "d", random.randint(7, 20), 3),
-        (blocks[7:], {"d": blocks[:2], "c": blocks[2:7]}, "new", random.randint(1, 25), 3),
+        *[([3, 7, 5], a, "c", tokens, 4, *shared) for tokens, *shared in [(9, 0), (16, 0, 7), (12, 3, 5), (8, 5, 3)]],
+        *[([3, 7], a, "c", tokens, 4, *shared) for tokens, *shared in [(12, 3, 7), (13, 7, 3), (16, 0, 7), (20, 0, 2)]],
+        *[([7, 3], a, "c", tokens, 4, *shared) for tokens, *shared in [(16, 0, 2), (9, 2, 0, 3)]],
+        (*drawn, "d", random.randint(7, 20), 3),
+        (*drawn, "new", random.randint(1, 25), 3),
+        (*drawn, "new", random.randint(7, 18), 3, blocks[2], blocks[8]),
     ]:
         given = f"free {free}, tables {tables}; {request!r} asks for room for {tokens} tokens, blocks of {size}"
-        yield (free, tables, request, tokens, size), given
+        yield (free, tables, request, tokens, size, shared), given + f", shared {shared}" * bool(shared)
 
 
 @allocate.ignoring
 def any_free_block(result, arguments):
-    """Rename the blocks that were free, in order of use. Only in a table does their order matter."""
-    free, _, request, *_ = arguments
+    """Rename the blocks that were free and are not shared, in order of use. Only in a table does their order matter."""
+    free, _, request, *_, shared = arguments
+    free = [block for block in free if block not in shared]
     used = [block for block in [*result["tables"].get(request, []), *sorted(result["free"])] if block in free]
     names = dict(zip(dict.fromkeys(used), free, strict=False))
 
@@ -152,14 +191,24 @@ def any_free_block(result, arguments):
 
 @allocate.reference
 def all_or_nothing(
-    *books, need=ceiling, miss=lambda n, h: n - h, refuse=lambda m, f, h: m > f, join=list.__add__, give=lambda n, t: n
+    *books,
+    need=ceiling,
+    miss=lambda n, h: n - h,
+    refuse=lambda m, f, h: m > f,
+    join=list.__add__,
+    give=lambda n, t: n,
+    reuse=lambda shared, free: [block for block in shared if block in free],
+    reserve=len,
 ):
-    """Allocate, with replaceable parts: blocks needed and missing, when to refuse, the table, and what is returned."""
-    free, tables, request, tokens, size = books
-    table = tables.get(request, [])
-    missing = miss(need(tokens, size), len(table))
-    if refuse(missing, len(free), len(table)):
+    """Allocate, with replaceable parts: blocks needed and missing, when to refuse, the table, what is returned, the
+    shared blocks taken out of `free`, and how many blocks they leave to others."""
+    free, tables, request, tokens, size, shared = books
+    table = tables.get(request, shared)
+    missing, reused = miss(need(tokens, size), len(table)), reuse(shared, free)
+    if refuse(missing, len(free) - reserve(reused), len(table)):
         return None
+    for block in reused:
+        free.remove(block)
     new = [free.pop(0) for _ in range(missing)]
     tables[request] = join(table, new)
     return give(new, table)
@@ -191,6 +240,14 @@ for _part, _wrongs in {
         "returns None if no block is missing: to the caller, that is a refusal.": lambda n, t: n or None,
         "returns nothing: to the caller, that is a refusal.": lambda n, t: None,
     },
+    "reuse": {
+        "leaves shared blocks in `free`: the next request would overwrite keys that are in use.": lambda s, f: [],
+        "takes every shared block out of `free`, but some are in another request's table.": lambda s, f: s,
+        "takes only the first shared block out of `free`.": lambda s, f: [block for block in s if block in f][:1],
+    },
+    "reserve": {
+        "counts shared blocks that are in `free` as free: the request cannot get them twice.": lambda reused: 0,
+    },
 }.items():  # fmt: skip
     for _message, _of in _wrongs.items():
         allocate.misconception(_message, lambda *books, part=_part, of=_of: all_or_nothing(*books, **{part: of}))
@@ -201,6 +258,14 @@ for _message, _wrong in {
     "expects a table for every request: a new one has none.": lambda f, t, r, *o: t[r] and all_or_nothing(f, t, r, *o),
     "gives a new request no table: its blocks are lost.":
         lambda f, t, r, *others: all_or_nothing(f, t if r in t else {}, r, *others),
+    "takes new blocks for the shared ones, too: their tokens would be computed again.":
+        lambda *books: all_or_nothing(*books[:5], []),
+    "does not put the shared blocks into the table: the request's first tokens would have no keys.":
+        lambda f, t, r, n, b, s: all_or_nothing(f, t, r, n, b, s, join=lambda table, new: (
+            t[r] + new if r in t else new)),
+    "puts the shared blocks behind the new ones: they hold the beginning of the text.":
+        lambda f, t, r, n, b, s: all_or_nothing(f, t, r, n, b, s, join=lambda table, new: (
+            t[r] + new if r in t else new + s)),
 }.items():  # fmt: skip
     allocate.misconception(_message, _wrong)
 
@@ -275,75 +340,3 @@ for _message, _wrong in {
 }.items():  # fmt: skip
     release.misconception(_message, _wrong)
 release.rule(lambda arguments, outcome, right: audit(*arguments, outcome.result["free"], outcome.result["tables"]))
-
-# --- prefix_hashes --------------------------------------------------------------------------------------------------
-
-prefix_hashes = Exercise(
-    "prefix_hashes(token_ids, block_size, salt)",
-    "blocks share a name only if everything up to their ends is the same, so sharing them is safe",
-    observe=numbered_names,
-    forbidden=["helpers.engine.block_manager:BlockManager._hashes"],
-)
-
-
-@prefix_hashes.cases
-def _(random):
-    a, b, c, d = [7, 3, 9, 1], [5, 5, 2, 8], [6, 4, 1, 3], [9, 9, 9, 9]
-    start, end = [0, *a[1:]], [*a[:-1], 0]  # both differ from `a` in one token
-    short = [[random.randint(0, 1) for _ in range(random.randint(0, 8))] for _ in range(40)]
-    for texts, size, salts, what in [
-        ([a + b + c, a, a + b + d, a + b + c + [1, 2]], 4, "xxxx", "texts that begin alike"),
-        ([a + b + c, start + b + c, end + b + c, a + start + c, a + a], 4, "xxxxx", "texts that begin differently"),
-        ([a + b + c, a + b[::-1], a[::-1] + b, b + a + c], 4, "xxxx", "the same tokens in another order"),
-        ([[1, 11, 2, 3], [11, 1, 2, 3], [1, 1, 12, 3]], 4, "xxx", "ids with the same digits"),
-        ([[7, 71], [77, 1], [7, 7]], 2, "xxx", "two ids with the same digits"),
-        ([a + b, a + b, a, a + c], 4, "xyyx", "a text with two salts"),
-        ([[], [1, 2, 3], list(range(13)), list(range(12))], 3, "xxxy", "blocks of 3"),
-        ([[4, 5, 6], [4, 5, 7], [4]], 1, "xxy", "blocks of 1"),
-        (short, 2, random.choices("xy", k=40), "40 short texts of two tokens"),
-    ]:
-        yield (texts, size, list(salts)), what
-
-
-@prefix_hashes.reference
-def chain(t, size, s, name=lambda n, b, p, t, s: (n, *b)):
-    """Name blocks by n, the previous name, and b, their tokens; not by p, the past, t, the text, or s, the salt."""
-    names = [s]
-    for end in range(size, len(t) + 1, size):
-        names.append(name(names[-1], t[end - size : end], t[: end - size], t, s))
-    return names[1:]
-
-
-OWN = "Its keys depend on everything before it, so after another beginning they are different."
-for _message, _name in {
-    f"looks only at a block's own tokens. {OWN}": lambda n, b, p, t, s: (s, *b),
-    f"looks only at a block's own tokens and its place. {OWN}": lambda n, b, p, t, s: (s, len(p), *b),
-    "looks back only one block: keys depend on all earlier tokens.":
-        lambda n, b, p, t, s: (s, len(p) > 0, *p[-len(b) :], *b),
-    "ignores the order of tokens, but keys depend on it.": lambda n, b, p, t, s: (n, sum(b)),
-    "ignores some of a block's tokens: its name must depend on all of them.": lambda n, b, p, t, s: (n, b[0]),
-    "joins the digits of ids, so that 1, 11 and 11, 1 get the same name.":
-        lambda n, b, p, t, s: (n, "".join(map(str, b))),
-    "makes names depend on later tokens: a token attends only to earlier ones.": lambda n, b, p, t, s: (n, *t),
-    "makes names depend on the length of the text: keys do not.": lambda n, b, p, t, s: (n, len(t), *b),
-    "names the same text differently each time: no block would ever be found.": lambda n, b, p, t, s: object(),
-}.items():  # fmt: skip
-    prefix_hashes.misconception(_message, lambda t, size, s, name=_name: chain(t, size, s, name))
-for _message, _wrong in {
-    "ignores the salt. Two customers would share blocks, and each could tell from its TTFT which prompts the other "
-    "has sent.": lambda t, size, s: chain(t, size, ""),
-    "names the last block although it is not full. It will get more tokens, so it cannot be shared "
-    "yet.": lambda t, size, s: chain([*t, *[-1] * (-len(t) % size)], size, s),
-    "leaves out the last block when it is exactly full.": lambda t, size, s: chain(t[:-1], size, s),
-    "returns a name for the empty prefix: the task asks for one per block.": lambda t, size, s: [s, *chain(t, size, s)],
-    "returns a name per token: the task asks for one per block.": lambda t, size, s: chain(t, 1, s),
-    "returns one name for the whole text: texts may share only some blocks.": lambda t, size, s: [(s, *t)],
-    "returns the names backwards: the first one is the first block's.": lambda t, size, s: chain(t, size, s)[::-1],
-}.items():
-    prefix_hashes.misconception(_message, _wrong)
-
-
-@prefix_hashes.rule
-def are_names_of_prefixes(arguments, outcome, right):
-    """Report what is not a name, or two blocks that wrongly share a name or wrongly do not."""
-    return wrong_names(*arguments, outcome.result["all salts"], right.result["all salts"])

@@ -10,39 +10,75 @@ from ..exercise import Exercise
 # --- poisson_arrivals -----------------------------------------------------------------------------------------------
 
 poisson_arrivals = Exercise(
-    "poisson_arrivals(rate, duration, random)",
-    "requests arrive in bursts and with pauses, and do not wait for earlier outputs",
+    "poisson_arrivals(phases, random)",
+    "requests arrive in bursts and with pauses, at the rate of the hour, and do not wait for earlier outputs",
 )
 
 
 @poisson_arrivals.cases
 def _(random):
-    drawn = random.randint(2, 9), 9.5, random.randrange(10**6)
-    for rate, duration, seed in [(0.25, 20.0, 1), (2.0, 6.0, 2), (2.0, 6.0, 3), (8.0, 2.5, 4), (0.1, 0.5, 5), drawn]:
-        yield (rate, duration, Random(seed)), f"rate {rate:g}, duration {duration:g}, Random({seed})"
+    drawn = [(random.randint(1, 4), random.choice([1, 3, 7])) for _ in range(4)]
+    for phases, seed in [
+        ([(20.0, 0.25)], 1),
+        ([(6.0, 2.0), (3.0, 8.0)], 2),
+        ([(3.0, 3.0), (4.0, 0), (2.5, 6.0)], 3),
+        ([(2.0, 0), (4.0, 5.0), (4.0, 1.0)], 4),
+        ([(0.5, 0.1), (0.25, 9.0), (8.0, 1.0)], 5),
+        ([(5.0, 0)], 6),
+        (drawn, random.randrange(10**6)),
+    ]:
+        yield (phases, Random(seed)), f"phases {phases}, Random({seed})"
 
 
-def send_times(rate, duration, random, gap=lambda random, rate: random.expovariate(rate), first=None, late=False):
+def send_times(
+    phases,
+    random,
+    gap=lambda random, rate: random.expovariate(rate),
+    first=False,
+    late=False,
+    rate_of=lambda rate, phases: rate,
+    anew=True,
+    clock=lambda start: start,
+):
     """Draw send times, with replaceable parts."""
-    times, now = [], gap(random, rate) if first is None else first
-    while now < duration:
-        times.append(now)
-        now += gap(random, rate)
-    return [*times, now] if late else times
+    times, start, after = [], 0, 0
+    for seconds, own_rate in phases:
+        if not anew and after > start:  # the gap that was drawn in an earlier phase goes on
+            if after < start + seconds:
+                times.append(after)
+            now = after
+        else:
+            now = start
+            if first and own_rate:
+                times.append(now)
+        if rate := rate_of(own_rate, phases):
+            while now < start + seconds and (now := now + gap(random, rate)) < start + seconds:
+                times.append(now)
+            after = now
+            if late:
+                times.append(now)
+        start = clock(start + seconds)
+    return times
 
 
-poisson_arrivals.reference(lambda rate, duration, random: send_times(rate, duration, random))
+poisson_arrivals.reference(lambda phases, random: send_times(phases, random))
 EVEN = "Users send independently of each other: sometimes several requests arrive at once, and then none for a while."
+ONE_PHASE = "A rate belongs to its phase"
+
+
+def mean_rate(rate, phases):
+    return sum(seconds * each for seconds, each in phases) / sum(seconds for seconds, _ in phases)
+
 
 for _message, _parts in {
-    "sends the first request at 0: there is a gap before it, too.": {"first": 0},
+    "sends the first request of a phase at its start: there is a gap before it, too.": {"first": True},
     f"sends at fixed intervals. {EVEN}": {"gap": lambda random, rate: 1 / rate},
-    f"sends at fixed intervals, from 0 on. {EVEN}": {"gap": lambda random, rate: 1 / rate, "first": 0},
+    f"sends at fixed intervals, from the start on. {EVEN}": {"gap": lambda random, rate: 1 / rate, "first": True},
     "uses `rate` as the mean gap, which is 1 / rate seconds.": {
         "gap": lambda random, rate: random.expovariate(1 / rate)
     },
     "ignores the rate: its mean gap is one second.": {"gap": lambda random, rate: random.expovariate(1)},
-    "sends a request after the end: all send times are below `duration`.": {"late": True},
+    "sends a request after the end of a phase: that gap is dropped.": {"late": True},
     "draws gaps from a uniform distribution, in which short gaps are as rare as long ones. Exponential gaps are "
     "mostly short, and now and then very long.": {"gap": lambda random, rate: random.uniform(0, 2 / rate)},
     "adds a fixed gap to each drawn one: no two requests could arrive almost together.": {
@@ -51,21 +87,34 @@ for _message, _parts in {
     "draws exponential gaps, but not with `expovariate`: then a seed does not give the same times everywhere.": {
         "gap": lambda random, rate: -log(random.random()) / rate
     },
+    f"uses the mean rate of all phases. {ONE_PHASE}: a busy hour is not the day's average.": {"rate_of": mean_rate},
+    f"uses the first rate for all phases. {ONE_PHASE}.": {"rate_of": lambda rate, phases: phases[0][1]},
+    "lets a gap that was drawn at one phase's rate last into the next. Each phase begins with a new gap, at its own "
+    "rate.": {"anew": False},
+    "starts every phase at 0: a phase begins when the one before it is over.": {"clock": lambda start: 0},
 }.items():
     poisson_arrivals.misconception(_message, lambda *case, _parts=_parts: send_times(*case, **_parts))
 for _message, _wrong in {
     "returns the gaps: the task asks for the time at which each request is sent.": (
         lambda *case: [b - a for a, b in pairwise([0, *send_times(*case)])]
     ),
-    "sends exactly `rate * duration` requests. Their number is random, too: the test ends when its time is over.": (
-        lambda rate, duration, random: list(accumulate(random.expovariate(rate) for _ in range(int(rate * duration))))
+    "sends exactly `rate * seconds` requests. Their number is random, too: a phase ends when its time is over.": (
+        lambda phases, random: list(
+            accumulate(random.expovariate(rate) for seconds, rate in phases for _ in range(int(rate * seconds)))
+        )
     ),
-    "spreads exactly `rate * duration` requests over the test. The gaps are random, and so is the number of "
-    "requests.": (
-        lambda rate, duration, random: sorted(random.uniform(0, duration) for _ in range(int(rate * duration)))
+    "spreads exactly `rate * seconds` requests over a phase. The gaps are random, and so is the number of requests.": (
+        lambda phases, random: [
+            start + each
+            for (seconds, rate), start in zip(phases, accumulate((s for s, _ in phases), initial=0), strict=False)
+            for each in sorted(random.uniform(0, seconds) for _ in range(int(rate * seconds)))
+        ]
     ),
     "sets the seed, which belongs to the caller: every test would be the same.": (
-        lambda rate, duration, random: random.seed(0) or send_times(rate, duration, random)
+        lambda phases, random: random.seed(0) or send_times(phases, random)
+    ),
+    "divides by a rate of 0: in a pause, no request is sent, and no gap is drawn.": (
+        lambda phases, random: [random.expovariate(1 / rate) for _, rate in phases] and send_times(phases, random)
     ),
 }.items():
     poisson_arrivals.misconception(_message, _wrong)
@@ -74,7 +123,7 @@ for _message, _wrong in {
 @poisson_arrivals.rule
 def draws_from_its_argument(arguments, outcome, right):
     """Report a generator that was not used."""
-    if right.result and outcome.arguments[2].getstate() == arguments[2].getstate():
+    if right.result and outcome.arguments[1].getstate() == arguments[1].getstate():
         return "never draws from the generator that it is given. With it, the same seed gives the same test"
     return None
 

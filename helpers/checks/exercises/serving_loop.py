@@ -23,27 +23,49 @@ def _(random):
     story, saying = "Once upon a time, a brave", "There was once a poor miller called Jonas, and"
     budgets = {story: 16, "The rain in Spain": 10, "Many hands": 3, saying: 12, "What comes up must": 2, "Look": 9}
     drawn = {prompt: random.randint(2, 12) for prompt in unseen_prompts(9, random.randrange(10**6))}
-    for requests, rows in [
-        ([*budgets.items(), ("A rolling stone", 4)], 3),
-        (list(drawn.items()), random.randint(3, 5)),
-        ([("Look", 1), (story, 5), ("Many hands", 1), (saying, 1), ("What goes up", 20), ("A rolling stone", 2)], 2),
-        ([("Look", 1), ("Many hands", 1), (story, 4)], 8),
-    ]:
-        yield (requests, rows), f"{len(requests)} requests, {rows} rows"
+    for requests, arrivals, rows in [
+        ([*budgets.items(), ("A rolling stone", 4)], [0, 0, 1, 4, 4, 9, 40], 3),
+        ([*budgets.items(), ("A rolling stone", 4)], [0] * 7, 3),
+        (list(drawn.items()), sorted(random.randint(0, 30) for _ in drawn), random.randint(3, 5)),
+        (list(budgets.items())[:4], [0, 2, 4, 7], 4),
+        (list(budgets.items())[:3], [0, 2, 5], 3),
+        (list(drawn.items())[:5], [3, 5, 7, 9, 40], 4),
+        ([("Look", 1), (story, 5), ("Many hands", 1), (saying, 1), ("What goes up", 20), ("A rolling stone", 2)],
+         [0, 0, 0, 2, 2, 3], 2),
+        ([("Look", 1), ("Many hands", 1), (story, 4)], [0, 0, 0], 8),
+    ]:  # fmt: skip
+        given = f"{len(requests)} requests that arrive at {arrivals}, {rows} rows"
+        yield ([(*request, arrival) for request, arrival in zip(requests, arrivals, strict=True)], rows), given
 
 
-def serve(requests, rows, may_join=lambda free, running: free, together=True, leave_early=False) -> dict:
-    """Run the loop, with replaceable parts: how many may join, in how many prefills; return the outputs by request."""
-    waiting = deque(Request(*request, number) for number, request in enumerate(requests))
-    running, outputs = {"request_ids": []}, {}
+def serve(
+    requests,
+    rows,
+    may_join=lambda free, running: free,
+    together=True,
+    leave_early=False,
+    lasts=(1, 1),
+    arrives=lambda arrival: arrival,
+) -> dict:
+    """Run the loop, with replaceable parts: how many may join, in how many prefills, how long passes last, and when
+    requests arrive; return the outputs by request."""
+    waiting = deque(
+        (arrives(arrival), Request(*request, number)) for number, (*request, arrival) in enumerate(requests)
+    )
+    running, outputs, now = {"request_ids": []}, {}, 0
     while waiting or running["request_ids"]:
-        joining = min(may_join(rows - len(running["request_ids"]), running["request_ids"]), len(waiting))
+        if not running["request_ids"]:  # idle
+            now = max(now, waiting[0][0])
+        arrived = sum(arrival <= now for arrival, _ in waiting)
+        joining = min(may_join(rows - len(running["request_ids"]), running["request_ids"]), arrived)
         for count in [joining] * (joining > 0) if together else [1] * joining:
-            batch = batching.init_batch([waiting.popleft() for _ in range(count)])
+            batch = batching.init_batch([waiting.popleft()[1] for _ in range(count)])
             running = batching.merge_batches(running, batching.generate_next_token(batch))
+            now += lasts[0]
         if leave_early:
             running, _ = batching.filter_batch(running)
         running = batching.generate_next_token(running)
+        now += lasts[1]
         ended = zip(running["request_ids"], running["token_ids"], running["tokens_remaining"], strict=True)
         outputs |= {number: token_ids for number, token_ids, left in ended if left == 0}
         running, _ = batching.filter_batch(running)
@@ -60,13 +82,22 @@ def in_order(requests, rows, **broken):
 @continuous_loop.ignoring
 def _(result, arguments):
     """A row that finishes in its prefill may leave before the next pass or after it."""
-    return result if all(budget > 1 for _, budget in arguments[0]) else result | {PASSES: []}
+    return result if all(budget > 1 for _, budget, _ in arguments[0]) else result | {PASSES: []}
 
 
 for _message, _loop in {
     "waits until the whole batch has finished, which is static batching. A waiting request can take a finished "
     "request's row before the next pass.": lambda each, n: in_order(
         each, n, may_join=lambda free, running: free * (not running)
+    ),
+    "lets requests join before they arrive: all of them wait from the start, as in the lesson.": lambda each, n: (
+        in_order(each, n, arrives=lambda arrival: 0)
+    ),
+    "counts only decode steps as time. A prefill is a forward pass, too, and requests arrive while it runs.": (
+        lambda each, n: in_order(each, n, lasts=(0, 1))
+    ),
+    "lets a request join one forward pass after it could: at time t, the requests with an arrival of t are there.": (
+        lambda each, n: in_order(each, n, arrives=lambda arrival: arrival + 1 if arrival else 0)
     ),
     "serves one request at a time and leaves the other rows empty.": lambda each, n: in_order(each, 1),
     "runs more than max_batch_size rows at once: the server has no memory for them.": lambda each, n: in_order(

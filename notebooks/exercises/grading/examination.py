@@ -39,6 +39,7 @@ class Task:
         message: the check's.
         grids: what the check draws beside it.
         work: the student's cells since the task before.
+        by_hand: the most points that the instructor can give for its text; 0 for what the grader examines.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Task:
     message: str = ""
     grids: Grids | None = None
     work: list[Work] = field(default_factory=list)
+    by_hand: float = 0
 
     @property
     def note(self) -> str:
@@ -79,6 +81,12 @@ def grade_cells(cells: list[Cell], limits: Limits, seed: int, is_sandboxed: bool
     finally:
         notebook.close()
     return [*tasks, Task("", work=work)] if work else tasks
+
+
+def memo_task(cell: Cell) -> Task:
+    """Return the task of a text that the instructor grades."""
+    message = f"Your instructor grades this text, with up to {cell.points:g} points."
+    return Task(cell.memo, message=message, work=[Work(cell.source)], by_hand=cell.points)
 
 
 def _examine(cell: Cell, notebook: "_Notebook", seed: int) -> Verdict:

@@ -14,8 +14,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from . import feedback
-from .examination import Task, grade_cells
-from .submissions import GradingError, Submission, cells_of, release_of
+from .examination import Task, grade_cells, memo_task
+from .submissions import GradingError, Submission, cells_of, memos_of, release_of
 from .worker_process import Limits
 
 
@@ -38,7 +38,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Grade:
-    """A line of the table. `note` says what went wrong, and `tasks` holds the points of each task."""
+    """A line of the table. `note` says what went wrong, and `tasks` holds the points of each task.
+
+    `by_hand` is the most points that the instructor can give besides; they are not part of `max_score`.
+    """
 
     student: str
     assignment: str
@@ -46,6 +49,7 @@ class Grade:
     max_score: float = 0
     note: str = ""
     tasks: str = ""
+    by_hand: float = 0
 
 
 def grade_all(submissions: list[Submission], options: Options, jobs: int) -> Iterator[Grade]:
@@ -76,6 +80,7 @@ def grade_one(submission: Submission, options: Options) -> Grade:
         max_score = sum(cell.points for cell in release_of(submission.assignment))
         cells = cells_of(submission)
         tasks = grade_cells(cells, options.limits, options.seed, options.is_sandboxed)
+        tasks += map(memo_task, memos_of(submission))
         seed = options.seed
     except GradingError as error:
         notes.append(str(error))
@@ -86,7 +91,8 @@ def grade_one(submission: Submission, options: Options) -> Grade:
     note = " ".join("; ".join(filter(None, [*notes, *(task.note for task in tasks)])).split())
     points = ", ".join(f"{task.name} {task.earned:g}/{task.points:g}" for task in tasks if task.points)
     score = sum(task.earned for task in tasks)
-    return Grade(submission.student, submission.assignment, score, max_score, note, points)
+    by_hand = sum(task.by_hand for task in tasks)
+    return Grade(submission.student, submission.assignment, score, max_score, note, points, by_hand)
 
 
 def _page(submission: Submission, options: Options) -> Path:

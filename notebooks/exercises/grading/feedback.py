@@ -44,6 +44,7 @@ def _shown(task: Task, drawn: tuple[dict, dict] | None, limit: int) -> dict:
         "earned": f"{task.earned:g}",
         "points": f"{task.points:g}",
         "passed": bool(task.earned),
+        "by_hand": f"{task.by_hand:g}" if task.by_hand else "",
         "message": _plain(task.message),
         "work": [
             {"source": _plain(work.source, limit), "printed": _plain(work.printed, limit)}

@@ -41,6 +41,7 @@ class Cell:
         points: of a check cell; 0 for others.
         task: of a check cell, the exercise.
         function: of a check cell, the name of the function that is examined.
+        memo: of a text that the instructor grades, its name; its points are given by hand.
     """
 
     source: str
@@ -48,6 +49,7 @@ class Cell:
     points: float = 0
     task: str = ""
     function: str = ""
+    memo: str = ""
 
 
 def find_submissions(folder: Path) -> list[Submission]:
@@ -84,6 +86,22 @@ def release_of(assignment: str) -> list[Cell]:
         GradingError: there is no such assignment.
     """
     return [_cell(cell) for cell in _read_release(assignment) if cell.cell_type == "code"]
+
+
+def memos_of(submission: Submission) -> list[Cell]:
+    """Return the texts that the instructor grades, with the release's points; a deleted one is empty.
+
+    Raises:
+        GradingError: the submission is no notebook, or no exercise.
+    """
+    texts: dict[str, str] = {}
+    for cell in _read(submission.path):
+        if cell.cell_type == "markdown":
+            texts.setdefault(_grade_id(cell), cell.source)
+    asked = [cell for cell in _read_release(submission.assignment) if _is_memo(cell)]
+    return [
+        Cell(texts.get(name := _grade_id(cell), ""), True, cell.metadata.nbgrader.points, memo=name) for cell in asked
+    ]
 
 
 def cells_of(submission: Submission) -> list[Cell]:
@@ -133,6 +151,11 @@ def _cell(cell) -> Cell:
             case ast.Call(ast.Name("check"), [ast.Constant(str(task)), ast.Name(function)]):
                 return Cell(cell.source, points=cell.metadata.nbgrader.points, task=task, function=function)
     raise GradingError(f'the check cell {_grade_id(cell)} of the release has no `assert check("task", function)`')
+
+
+def _is_memo(cell) -> bool:
+    """Return whether the instructor grades a cell of the release by hand."""
+    return cell.cell_type == "markdown" and is_grade(cell)
 
 
 def _grade_id(cell) -> str:

@@ -1,0 +1,167 @@
+"""Lesson 1, the loop with a cache, over several turns: what was said is computed once."""
+
+import math
+
+import torch
+
+from ... import kv_cache
+from ...models import load_model
+from ..exercise import Exercise
+from ..watch import loop_on_model, model_named
+
+cached_loop = Exercise(
+    "cached_loop(model, turns, max_tokens)",
+    "each token is computed once, and the output is the same as for the whole conversation without a cache",
+    observe=loop_on_model,
+)
+
+
+@cached_loop.cases
+def _(random):
+    def ids(name: str, count: int) -> list[int]:
+        return [random.randrange(1, model_named(name).config.vocab_size) for _ in range(count)]
+
+    def yields_eos(turns: list[list[int]], passes: int) -> bool:
+        return any(eos in out[:-1] for out in loop(other, [torch.tensor([turn]) for turn in turns], passes))
+
+    other, tokenizer = model_named("other"), load_model()[1]
+    eos = other.config.eos_token_id
+    for name, turns, max_tokens in [
+        ("course", [ids("course", 7), ids("course", 3)], 6),
+        ("other", next(t for _ in range(999) if yields_eos(t := [ids("other", 4), ids("other", 2)], 9)), 9),
+        ("other", [[*ids("other", 2), eos, *ids("other", 3)], ids("other", 1), ids("other", 4)], 3),
+        ("course", [ids("course", 1), ids("course", 2), ids("course", 1)], 1),
+        ("course", [tokenizer("What goes up")["input_ids"], ids("course", 4)], 12),  # generates EOS earlier
+        ("course", [tokenizer("What comes up")["input_ids"]], 10),
+        ("other", next(t for _ in range(999) if yields_eos(t := [ids("other", 9), ids("other", 3)], 20)), 20),
+    ]:
+        given = f"turns of {' and '.join(str(len(turn)) for turn in turns)} tokens, max_tokens {max_tokens}"
+        yield (name, [torch.tensor([turn]) for turn in turns], max_tokens), given
+
+
+def loop(
+    model,
+    turns,
+    passes,
+    feed=lambda token, text, turn: token,
+    begin=lambda token, text, turn: torch.cat([token, turn], dim=1),
+    cached=True,
+    until=(),
+    positions=False,
+    forgets=False,
+):
+    """Run the turns, with replaceable parts: what the first pass of a turn and what a later one computes, whether it
+    gets the cache, where a turn ends, whether each turn has a cache of its own."""
+    cache, text, token, outputs = kv_cache.new(), turns[0][:, :0], turns[0][:, :0], []
+    for turn in turns:
+        cache = kv_cache.new() if forgets else cache
+        text = torch.cat([text, turn], dim=1)
+        input_ids, generated = begin(token, text, turn), []
+        for _ in range(passes):
+            given = {"past_key_values": cache if cached else kv_cache.new(), "use_cache": True}
+            if positions:
+                given["position_ids"] = torch.arange(input_ids.size(1))[None]
+            with torch.no_grad():
+                token = model(input_ids=input_ids, **given).logits[:, -1:].argmax(dim=-1)
+            generated.append(token.item())
+            if generated[-1] in until:
+                break
+            text = torch.cat([text, token], dim=1)
+            input_ids = feed(token, text, turn)
+        outputs.append(generated)
+    return outputs
+
+
+@cached_loop.reference
+def one_token_per_pass(model, turns, max_tokens):
+    return loop(model, turns, max_tokens)
+
+
+def whole_text(token, text, turn):
+    return text
+
+
+def each_turn(change):
+    """Return a loop whose outputs are changed, turn by turn."""
+    return lambda model, turns, n: [change(turn, out) for turn, out in zip(turns, loop(model, turns, n), strict=True)]
+
+
+NEWEST = "the last token of the previous output was generated, but is not in the cache yet."
+for _message, _wrong in {
+    "recomputes the whole text in every pass. The cache holds the keys and values of the earlier tokens: after the "
+    "prefill, each pass needs to compute only one "
+    "token.": lambda *case: loop(*case, feed=whole_text, begin=whole_text, cached=False),
+    "gives the model one token and no cache, so it sees a text of a single token. It also needs the keys and "
+    "values of the earlier tokens.": lambda *case: loop(*case, cached=False),
+    "gives the model the whole text although the cache already holds most of it: those tokens are computed again, "
+    "and are in the cache twice. Only the newest token is missing from the "
+    "cache.": lambda *case: loop(*case, feed=whole_text, begin=whole_text),
+    "gives every pass the prompt's last token. Each pass must compute the token that the previous pass "
+    "generated.": lambda *case: loop(*case, feed=lambda token, text, turn: turn[:, -1:]),
+    f"begins a turn with the user's tokens alone: {NEWEST}": lambda *case: loop(
+        *case, begin=lambda token, text, turn: turn
+    ),
+    "begins a turn with the whole conversation, although the cache already holds most of it: those tokens are in the "
+    "cache twice.": lambda *case: loop(*case, begin=whole_text),
+    "begins every turn with a new cache: the model has forgotten what was said before.": lambda *case: loop(
+        *case, begin=lambda token, text, turn: turn, forgets=True
+    ),
+    "begins every turn with a new cache, and computes the whole conversation again.": lambda *case: loop(
+        *case, begin=whole_text, forgets=True
+    ),
+    "computes the user's tokens before the last token of the previous output, which comes before them in the "
+    "text.": lambda *case: loop(*case, begin=lambda token, text, turn: torch.cat([turn, token], dim=1)),
+    "generates one token too few: the prefill yields a token, too.": lambda model, turns, n: loop(model, turns, n - 1),
+    "drops the first token of a turn: the prefill yields it, and it counts.": each_turn(lambda turn, out: out[1:]),
+    "drops the first token of a turn and adds one at the end: the prefill yields the first token of the output.": (
+        lambda model, turns, n: [output[1:] for output in loop(model, turns, n + 1)]
+    ),
+    "counts the prompt's tokens, too: `max_tokens` limits the generated tokens only.": lambda model, turns, n: loop(
+        model, turns, max(n - turns[0].size(1), 0)
+    ),
+    "generates one token too many: the prefill already yields the first one.": lambda model, turns, n: loop(
+        model, turns, n + 1
+    ),
+    "returns the prompt's tokens, too. The task asks for the generated tokens only.": each_turn(
+        lambda turn, out: turn[0].tolist() + out
+    ),
+    "returns one list for all turns: the task asks for a list per turn.": lambda *case: [
+        token for output in loop(*case) for token in output
+    ],
+    "stops at EOS. A server does that, but this loop should generate exactly max_tokens tokens.": lambda model, *case: (
+        loop(model, *case, until=[model.config.eos_token_id])
+    ),
+    "stops at the EOS of one tokenizer. This loop should generate exactly max_tokens tokens, with any "
+    "model.": lambda *case: loop(*case, until=[load_model()[1].eos_token_id]),
+    "numbers the positions of every pass from 0. A token's position is its place in the whole text, and the "
+    "model's output depends on it: a cache must not change the output.": lambda *case: loop(*case, positions=True),
+}.items():
+    cached_loop.misconception(_message, _wrong)
+
+
+@cached_loop.misconception(
+    "runs a pass more than a turn needs, only to compute its last token. The next turn can compute it together with "
+    "the user's tokens, and the last turn needs no other pass."
+)
+def one_more_pass_per_turn(model, turns, max_tokens):
+    cache, outputs = kv_cache.new(), []
+    for turn in turns:
+        input_ids, generated = turn, []
+        for _ in range(max_tokens + 1):
+            with torch.no_grad():
+                output = model(input_ids=input_ids, past_key_values=cache, use_cache=True)
+            input_ids = output.logits[:, -1:].argmax(dim=-1)
+            generated.append(input_ids.item())
+        outputs.append(generated[:max_tokens])
+    return outputs
+
+
+@cached_loop.rule
+def calls_the_model(arguments, outcome, right):
+    """Report a loop that never calls the model, and more passes or tokens than the loop needs."""
+    passes, needed = outcome.result["forward passes"], right.result["forward passes"]
+    if not passes:
+        return "never calls the model: each token takes a forward pass"
+    if outcome.result["token ids"] == right.result["token ids"] and math.prod(passes[-1]) != math.prod(needed[-1]):
+        return "gives a decode pass more than the newest token, although the cache holds the earlier ones"
+    return None

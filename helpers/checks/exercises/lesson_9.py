@@ -1,0 +1,237 @@
+"""Lesson 9, speculative decoding: drafts by lookup, verification, and what is left after a rejection."""
+
+from ..exercise import Exercise
+
+# --- propose --------------------------------------------------------------------------------------------------------
+
+propose = Exercise(
+    "propose(token_ids, k, remaining)",
+    "a longer match gives a better draft, and no draft exceeds what the output can still take",
+)
+
+
+@propose.cases
+def _(random):
+    few = [random.randint(1, 3) for _ in range(random.randint(12, 18))]
+    for ids, k, remaining in [
+        ([5, 6, 7, 8, 5, 6], 4, 10),
+        ([5, 6, 7, 8, 5, 6], 4, 3),
+        ([5, 6, 7, 8, 5, 6], 4, 1),
+        ([5, 6, 7, 8, 5, 6], 2, 10),
+        ([1, 2, 3, 4, 9, 2, 3, 5, 8, 3, 6, 1, 2, 3], 2, 9),
+        ([2, 3, 5, 8, 3, 6, 1, 2, 3], 3, 9),
+        ([3, 6, 1, 2, 3], 3, 3),
+        ([7, 1, 2, 4, 1, 2, 5, 1, 2], 1, 9),
+        ([4, 9, 9, 9], 3, 9),
+        ([5, 2, 5, 5], 2, 9),
+        ([6, 7, 8, 6, 7, 9, 6, 7], 2, 9),
+        ([1, 2, 3, 4], 4, 9),
+        ([8], 4, 9),
+        (few, 3, random.randint(2, 6)),
+    ]:
+        yield (ids, k, remaining), f"tokens {ids}, at most {k} draft tokens, {remaining} tokens remaining"
+
+
+@propose.reference
+def longest_first(
+    ids, k, remaining, sizes=(3, 2, 1), starts=lambda end: range(end - 1, -1, -1), first=lambda n: n, most=None
+):
+    """Draft, with replaceable parts: the sizes of the match, where to look, the first draft token, and how many."""
+    most = min(k, remaining - 1) if most is None else most(k, remaining)
+    for n in sizes:
+        for start in starts(len(ids) - n):
+            if start >= 0 and ids[start : start + n] == ids[-n:]:
+                return ids[start + first(n) :][:most]
+    return []
+
+
+for _message, _parts in {
+    "finds the last tokens themselves: nothing follows them yet. Look for an earlier place.":
+        {"starts": lambda end: range(end, -1, -1)},
+    "takes the earliest match: the latest one is more likely to continue in the same way.": {"starts": range},
+    "looks only for the last three tokens: where they are new, the last two or the last one can still match.":
+        {"sizes": (3,)},
+    "looks only for the last two tokens: three that match give a better draft, and one is better than none.":
+        {"sizes": (2,)},
+    "looks first for the last token alone: where two or three tokens match, the draft is better.": {"sizes": (1,)},
+    "ignores a match that overlaps with the last tokens. Such a match is how a repetition is found.":
+        {"starts": lambda end: (start for start in range(end - 1, -1, -1) if end - start > 1)},
+    "drafts the matching tokens themselves: the draft is what came after them.": {"first": lambda n: 0},
+    "leaves out the token right after the match: it is the first draft token.": {"first": lambda n: n + 1},
+    "drafts beyond the end of the output: `remaining` is the most that it can still take.": {"most": lambda k, r: k},
+    "drafts `remaining` tokens. If all are accepted, the pass yields one token more, and that one would exceed "
+    "max_tokens.": {"most": min},
+    "drafts one token less than k: the newest token of the text is not a draft token.":
+        {"most": lambda k, r: min(k, r) - 1},
+}.items():  # fmt: skip
+    propose.misconception(_message, lambda *case, parts=_parts: longest_first(*case, **parts))
+
+# --- verify ---------------------------------------------------------------------------------------------------------
+
+verify = Exercise(
+    "verify(drafts, chosen, eos)",
+    "a draft token counts only if all before it are accepted, and the model's own next token comes on top",
+)
+
+
+@verify.cases
+def _(random):
+    drawn = [[random.randint(1, 2) for _ in range(random.randint(0, 3))] for _ in range(4)]
+    for drafts, chosen in [
+        ([[7, 8, 5]], [7, 8, 6, 9]),
+        ([[7, 8]], [7, 8, 6]),
+        ([[]], [4]),
+        ([[7, 8, 5]], [6, 8, 5, 3]),
+        ([[7, 9, 5, 4]], [7, 8, 5, 4, 3]),
+        ([[7, 3, 5]], [7, 3, 0, 6]),
+        ([[7, 0, 5]], [7, 0, 5, 6]),
+        ([[0, 3], [0]], [0, 3, 4, 0, 2]),
+        ([[3, 4], [], [5]], [3, 4, 6, 8, 5, 2]),
+        ([[3, 4], [], [5]], [3, 9, 6, 0, 7, 5]),
+        ([[5, 6], [7]], [8, 5, 6, 7, 7]),
+        (drawn, [random.randint(1, 2) for draft in drawn for _ in range(len(draft) + 1)]),
+    ]:
+        yield (drafts, chosen, 0), f"drafts {drafts}, the model's tokens {chosen}, EOS is 0"
+
+
+def until_the_first_mismatch(draft, chosen):
+    right = 0
+    while right < len(draft) and draft[right] == chosen[right]:
+        right += 1
+    return chosen[: right + 1]
+
+
+def up_to_eos(tokens, eos):
+    return tokens[: tokens.index(eos) + 1] if eos in tokens else tokens
+
+
+@verify.reference
+def by_request(drafts, chosen, eos, accept=until_the_first_mismatch, end=up_to_eos, rows=lambda draft: len(draft) + 1):
+    """Verify, with replaceable parts: the tokens that a draft yields, how they end, a request's share of `chosen`."""
+    tokens, start = [], 0
+    for draft in drafts:
+        tokens.append(end(accept(draft, chosen[start : start + rows(draft)]), eos))
+        start += rows(draft)
+    return tokens
+
+
+def agreed(draft, chosen):
+    return until_the_first_mismatch(draft, chosen)[:-1]
+
+
+def as_drafted(draft, chosen):
+    right = len(agreed(draft, chosen))
+    return draft[: right + 1] + (chosen[-1:] if right == len(draft) else [])
+
+
+CONTEXT = "The model chose the later tokens for a text that contains the rejected one."
+for _message, _parts in {
+    f"accepts draft tokens after the first mismatch. {CONTEXT}": {
+        "accept": lambda d, c: [one for token, one in zip(d, c, strict=False) if token == one] + c[-1:]
+    },
+    f"takes all of the model's tokens, also those after a mismatch. {CONTEXT}": {"accept": lambda d, c: c},
+    f"skips a rejected token and goes on. {CONTEXT}": {
+        "accept": lambda d, c: [one for token, one in zip(d, c, strict=False) if token == one]
+    },
+    "forgets the bonus token: if the whole draft is accepted, the same pass has also chosen the token that follows.":
+        {"accept": lambda d, c: until_the_first_mismatch(d, c)[: len(d)]},
+    "drops the model's token at the first mismatch: it is right, because everything before it is.":
+        {"accept": lambda d, c: agreed(d, c) if len(agreed(d, c)) < len(d) else c},
+    "returns the accepted tokens only: the pass has also chosen the token that follows them.": {"accept": agreed},
+    "keeps the rejected token: in its place, the output gets the token that the model chose.": {"accept": as_drafted},
+    "accepts a draft as a whole or not at all: the tokens before the first mismatch are right.":
+        {"accept": lambda d, c: c if c[:-1] == d else c[:1]},
+    "compares a draft token with the model's token for the place after it: the first draft token and the model's first "
+    "token have the same place.": {"accept": lambda d, c: until_the_first_mismatch(d, [*c[1:], None])},
+    "returns the drafts: the model decides which of them are right.": {"accept": lambda d, c: d},
+    "takes only the first token of each request: accepted ones are tokens, too.": {"accept": lambda d, c: c[:1]},
+    "continues after EOS: an accepted EOS ends the output, as any other EOS does.": {"end": lambda tokens, eos: tokens},
+    "leaves out EOS: it is a token of the output, its last one.":
+        {"end": lambda tokens, eos: tokens[: tokens.index(eos)] if eos in tokens else tokens},
+    "gives each request as many of the model's tokens as its draft has. It has one more, and without a draft it "
+    "still has one.": {"rows": len},
+}.items():  # fmt: skip
+    verify.misconception(_message, lambda *case, parts=_parts: by_request(*case, **parts))
+
+
+@verify.misconception("compares every draft with the start of the row: each request has its own part of it.")
+def with_the_first_request_s(drafts, chosen, eos):
+    return [up_to_eos(until_the_first_mismatch(draft, chosen[: len(draft) + 1]), eos) for draft in drafts]
+
+
+@verify.misconception("returns one list for all requests: each has tokens of its own.")
+def joined(*case):
+    return [token for tokens in by_request(*case) for token in tokens]
+
+
+# --- settle ---------------------------------------------------------------------------------------------------------
+
+settle = Exercise(
+    "settle(computed, drafted, accepted, table, block_size)",
+    "a rejection sets one number back; keys, blocks and hashes follow from it",
+    names=("the computed tokens", "the table", "the blocks to free", "the number of blocks to hash"),
+)
+
+
+@settle.cases
+def _(random):
+    for computed, drafted, accepted, size in [
+        (6, 4, 1, 4),
+        (6, 4, 4, 4),
+        (6, 4, 0, 4),
+        (7, 4, 0, 4),
+        (3, 4, 3, 4),
+        (4, 3, 2, 4),
+        (5, 0, 0, 4),
+        (9, 6, 1, 2),
+        (30, 5, 2, 16),
+        (2, 3, 1, 1),
+        (random.randint(1, 20), 5, random.randint(0, 4), 3),
+    ]:
+        blocks = -(-(computed + 1 + drafted) // size)
+        table = random.sample(range(40), blocks)
+        given = (
+            f"{computed} tokens computed, {drafted} draft tokens, {accepted} accepted, table {table}, blocks of {size}"
+        )
+        yield (computed, drafted, accepted, table, size), given
+
+
+@settle.reference
+def set_back(c, d, a, table, b, now=lambda c, d, a: c + 1 + a, keep=lambda n, b, c, d: -(-n // b), full=None):
+    """Set a sequence back, with replaceable parts: tokens computed now, blocks to keep, full blocks to hash."""
+    tokens = now(c, d, a)
+    kept = keep(tokens, b, c, d)
+    return tokens, table[:kept], table[kept:], full(c, d, a, b) if full else tokens // b
+
+
+ATTEND = "Their keys belong to another text, and every later token would attend to them."
+for _part, _wrongs in {
+    "now": {
+        f"keeps the keys of rejected tokens. {ATTEND}": lambda c, d, a: c + 1 + d,
+        "does not count the newest token: no earlier pass has computed it, and this one has.": lambda c, d, a: c + a,
+        "counts the token that the pass has chosen. It has no keys yet: the next pass computes it.":
+            lambda c, d, a: c + 2 + a,
+        "keeps no accepted token if one is rejected: those before it are right, and so are their keys.":
+            lambda c, d, a: c + 1 + d * (a == d),
+        "changes nothing: the newest token and the accepted ones are computed now.": lambda c, d, a: c,
+        f"sets back by the accepted tokens instead of the rejected ones. {ATTEND}": lambda c, d, a: c + 1 + d - a,
+    },
+    "keep": {
+        "keeps the blocks of rejected tokens: other requests may need them.":
+            lambda n, b, c, d: -(-(c + 1 + d) // b),
+        "frees the last block although it is partly filled: its tokens would be overwritten.":
+            lambda n, b, c, d: n // b,
+        "keeps a block more than the computed tokens need.": lambda n, b, c, d: -(-n // b) + 1,
+    },
+    "full": {
+        "hashes blocks with rejected tokens: a request with the same hash would get the keys of another text.":
+            lambda c, d, a, b: (c + 1 + d) // b,
+        "hashes a block that is not full: it will get more tokens.": lambda c, d, a, b: -(-(c + 1 + a) // b),
+        "hashes only what was computed before this pass: accepted tokens fill blocks, too.":
+            lambda c, d, a, b: c // b,
+        "counts the token that the pass has chosen as part of a full block: its keys are not computed yet.":
+            lambda c, d, a, b: (c + 2 + a) // b,
+    },
+}.items():  # fmt: skip
+    for _message, _of in _wrongs.items():
+        settle.misconception(_message, lambda *case, part=_part, of=_of: set_back(*case, **{part: of}))

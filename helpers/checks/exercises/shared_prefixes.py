@@ -1,0 +1,185 @@
+"""Lesson 6, shared prefixes: names for blocks, and a bug to find in the function that looks them up."""
+
+from ..block_names import numbered_names, wrong_names
+from ..comparing import kind
+from ..exercise import Exercise, JudgedExercise, Passed, Wrong
+
+# --- prefix_hashes --------------------------------------------------------------------------------------------------
+
+prefix_hashes = Exercise(
+    "prefix_hashes(token_ids, block_size, salt)",
+    "blocks share a name only if everything up to their ends is the same, so sharing them is safe",
+    observe=numbered_names,
+    forbidden=["helpers.engine.block_manager:BlockManager._hashes"],
+)
+
+
+@prefix_hashes.cases
+def _(random):
+    a, b, c, d = [7, 3, 9, 1], [5, 5, 2, 8], [6, 4, 1, 3], [9, 9, 9, 9]
+    start, end = [0, *a[1:]], [*a[:-1], 0]  # both differ from `a` in one token
+    short = [[random.randint(0, 1) for _ in range(random.randint(0, 8))] for _ in range(40)]
+    for texts, size, salts, what in [
+        ([a + b + c, a, a + b + d, a + b + c + [1, 2]], 4, "xxxx", "texts that begin alike"),
+        ([a + b + c, start + b + c, end + b + c, a + start + c, a + a], 4, "xxxxx", "texts that begin differently"),
+        ([a + b + c, a + b[::-1], a[::-1] + b, b + a + c], 4, "xxxx", "the same tokens in another order"),
+        ([[1, 11, 2, 3], [11, 1, 2, 3], [1, 1, 12, 3]], 4, "xxx", "ids with the same digits"),
+        ([[7, 71], [77, 1], [7, 7]], 2, "xxx", "two ids with the same digits"),
+        ([a + b, a + b, a, a + c], 4, "xyyx", "a text with two salts"),
+        ([[], [1, 2, 3], list(range(13)), list(range(12))], 3, "xxxy", "blocks of 3"),
+        ([[4, 5, 6], [4, 5, 7], [4]], 1, "xxy", "blocks of 1"),
+        (short, 2, random.choices("xy", k=40), "40 short texts of two tokens"),
+    ]:
+        yield (texts, size, list(salts)), what
+
+
+@prefix_hashes.reference
+def chain(t, size, s, name=lambda n, b, p, t, s: (n, *b)):
+    """Name blocks by n, the previous name, and b, their tokens; not by p, the past, t, the text, or s, the salt."""
+    names = [s]
+    for end in range(size, len(t) + 1, size):
+        names.append(name(names[-1], t[end - size : end], t[: end - size], t, s))
+    return names[1:]
+
+
+OWN = "Its keys depend on everything before it, so after another beginning they are different."
+for _message, _name in {
+    f"looks only at a block's own tokens. {OWN}": lambda n, b, p, t, s: (s, *b),
+    f"looks only at a block's own tokens and its place. {OWN}": lambda n, b, p, t, s: (s, len(p), *b),
+    "looks back only one block: keys depend on all earlier tokens.":
+        lambda n, b, p, t, s: (s, len(p) > 0, *p[-len(b) :], *b),
+    "ignores the order of tokens, but keys depend on it.": lambda n, b, p, t, s: (n, sum(b)),
+    "ignores some of a block's tokens: its name must depend on all of them.": lambda n, b, p, t, s: (n, b[0]),
+    "joins the digits of ids, so that 1, 11 and 11, 1 get the same name.":
+        lambda n, b, p, t, s: (n, "".join(map(str, b))),
+    "makes names depend on later tokens: a token attends only to earlier ones.": lambda n, b, p, t, s: (n, *t),
+    "makes names depend on the length of the text: keys do not.": lambda n, b, p, t, s: (n, len(t), *b),
+    "names the same text differently each time: no block would ever be found.": lambda n, b, p, t, s: object(),
+}.items():  # fmt: skip
+    prefix_hashes.misconception(_message, lambda t, size, s, name=_name: chain(t, size, s, name))
+for _message, _wrong in {
+    "ignores the salt. Two customers would share blocks, and each could tell from its TTFT which prompts the other "
+    "has sent.": lambda t, size, s: chain(t, size, ""),
+    "names the last block although it is not full. It will get more tokens, so it cannot be shared "
+    "yet.": lambda t, size, s: chain([*t, *[-1] * (-len(t) % size)], size, s),
+    "leaves out the last block when it is exactly full.": lambda t, size, s: chain(t[:-1], size, s),
+    "returns a name for the empty prefix: the task asks for one per block.": lambda t, size, s: [s, *chain(t, size, s)],
+    "returns a name per token: the task asks for one per block.": lambda t, size, s: chain(t, 1, s),
+    "returns one name for the whole text: texts may share only some blocks.": lambda t, size, s: [(s, *t)],
+    "returns the names backwards: the first one is the first block's.": lambda t, size, s: chain(t, size, s)[::-1],
+}.items():
+    prefix_hashes.misconception(_message, _wrong)
+
+
+@prefix_hashes.rule
+def are_names_of_prefixes(arguments, outcome, right):
+    """Report what is not a name, or two blocks that wrongly share a name or wrongly do not."""
+    return wrong_names(*arguments, outcome.result["all salts"], right.result["all salts"])
+
+
+# --- failing_input and reuse ----------------------------------------------------------------------------------------
+
+LAST = "The last token is always computed: its logits give the next one."
+reuse = Exercise(
+    "reuse(names, cached, tokens, block_size)",
+    "a cached block is of use only if all blocks before it are cached",
+    names=("the blocks to share", "the number of tokens left to compute"),
+)
+
+
+@reuse.cases
+def _(random):
+    drawn = random.sample("abcdefghij", 6)
+    some = {name: 10 + number for number, name in enumerate(drawn) if number != 3}
+    for names, cached, tokens, size in [
+        ("ab", {"a": 4, "b": 9, "x": 2}, 11, 4),
+        ("abc", {"a": 4, "c": 9}, 13, 4),
+        ("abcd", {"d": 8, "a": 5, "b": 6}, 19, 4),
+        ("abc", {"b": 4, "c": 0}, 14, 4),
+        ("ab", {"a": 0, "b": 1}, 8, 4),
+        ("abc", {"a": 3, "b": 2, "c": 1}, 6, 2),
+        ("abc", {"c": 7, "b": 5, "a": 6}, 7, 2),
+        ("ab", {}, 9, 4),
+        ("", {"a": 1}, 3, 4),
+        ("".join(drawn), some, 6 * 3 + random.randint(0, 2), 3),
+        ("".join(drawn[:3]), some, 9 + random.randint(0, 2), 3),
+    ]:
+        yield (
+            (list(names), cached, tokens, size),
+            f"names {list(names)}, cached {cached}, {tokens} tokens, blocks of {size}",
+        )
+
+
+@reuse.reference
+def prefix(names, cached, tokens, size, usable=lambda tokens, size: (tokens - 1) // size, at_a_gap="stop", left=None):
+    """Look up a prefix, with replaceable parts: the blocks that can be used, what happens at a gap, what is left."""
+    blocks = []
+    for name in names[: usable(tokens, size)]:
+        if name in cached:
+            blocks.append(cached[name])
+        elif at_a_gap == "stop":
+            break
+        elif at_a_gap == "start again":
+            blocks = []
+        elif at_a_gap == "nothing":
+            return [], tokens
+    return blocks, (left or (lambda blocks, tokens, size: tokens - len(blocks) * size))(blocks, tokens, size)
+
+
+for _message, _parts in {
+    "shares a block although one before it is missing: the missing block's tokens would be skipped.": {
+        "at_a_gap": "go on"
+    },
+    "shares nothing if any block is missing: those before the first missing one can be shared.": {
+        "at_a_gap": "nothing"
+    },
+    "shares the blocks after the last missing one. A prefix begins at the first token.": {"at_a_gap": "start again"},
+    f"leaves no token to compute if all blocks are cached. {LAST}": {"usable": lambda tokens, size: tokens // size},
+    "leaves out a cached block that could be shared, although a token is left without it.": {
+        "usable": lambda tokens, size: (tokens - 1) // size - 1
+    },
+    "shares at most one block.": {"usable": lambda tokens, size: min(1, (tokens - 1) // size)},
+    "returns the number of tokens that are cached: the task asks for those that are left.": {
+        "left": lambda blocks, tokens, size: len(blocks) * size
+    },
+}.items():
+    reuse.misconception(_message, lambda *case, _parts=_parts: prefix(*case, **_parts))
+for _message, _wrong in {
+    "returns the names of the blocks: the task asks for their numbers.": lambda n, c, t, b: (
+        n[: len(prefix(n, c, t, b)[0])],
+        prefix(n, c, t, b)[1],
+    ),
+    "shares every cached block, whatever its name: only those of this prompt hold its keys.": lambda n, c, t, b: (
+        list(c.values()),
+        t - len(c) * b,
+    ),
+}.items():
+    reuse.misconception(_message, _wrong)
+
+
+def exposes_the_bug(failing_input, seed: int) -> str | Passed:
+    """Judge arguments: possible ones, for which the planted bug makes a difference."""
+    case = failing_input()
+    if not isinstance(case, list | tuple) or len(case) != 4:
+        raise Wrong(f"should return four arguments, names, cached, tokens and block_size, but returned {kind(case)}.")
+    names, cached, tokens, size = case
+    texts = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names) and len(names) < 1000
+    if not texts or len(set(names)) < len(names):
+        raise Wrong("returns names that are not a list of different strings: blocks of one text never share a name.")
+    if not isinstance(cached, dict) or not all(isinstance(name, str) for name in cached):
+        raise Wrong("returns something for `cached` that is not a dict from names to the numbers of blocks.")
+    blocks = list(cached.values())
+    if not all(type(block) is int and block >= 0 for block in blocks):
+        raise Wrong("returns numbers of blocks in `cached` that are not ints from 0.")
+    if len(set(blocks)) < len(blocks):
+        raise Wrong("gives two names the same block in `cached`: a block holds the keys of one text.")
+    if not all(type(number) is int and number > 0 for number in (tokens, size)) or len(names) != tokens // size:
+        raise Wrong("returns a number of names that is not `tokens // block_size`: a prompt has a name per full block.")
+    if prefix(*case) != prefix(*case, at_a_gap="go on"):
+        return Passed("These arguments show the bug.")
+    return "returns arguments for which `reuse_with_a_bug` is right. Which blocks does it share, and which should it?"
+
+
+failing_input = JudgedExercise(
+    "failing_input()", "a test that fails is the first half of a correction", exposes_the_bug
+)

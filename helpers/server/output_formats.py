@@ -1,0 +1,79 @@
+"""Structured outputs as HTTP requests describe them: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ..engine import StructuredOutputs
+from .strict import Strict
+
+ANY_OBJECT = {"type": "object"}
+
+
+class TextFormat(Strict):
+    type: Literal["text"]
+
+    @property
+    def described(self) -> StructuredOutputs | None:
+        return None
+
+
+class AnyObjectFormat(Strict):
+    type: Literal["json_object"]
+
+    @property
+    def described(self) -> StructuredOutputs | None:
+        return StructuredOutputs(json=ANY_OBJECT)
+
+
+class JSONSchema(Strict):
+    """OpenAI's wrapping of a schema. The name and the description change nothing, and a schema is always strict."""
+
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")  # `schema` is a method of the base class
+    strict: bool | None = None
+
+
+class SchemaFormat(Strict):
+    type: Literal["json_schema"]
+    json_schema: JSONSchema
+
+    @property
+    def described(self) -> StructuredOutputs | None:
+        return StructuredOutputs(json=self.json_schema.json_schema)
+
+
+ResponseFormat = Annotated[TextFormat | AnyObjectFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputsField(Strict):
+    """The fields of `StructuredOutputs`, and `json_object` for any object. Exactly one is given."""
+
+    json_schema: str | dict[str, Any] | None = Field(None, alias="json")  # `json` is a method of the base class
+    regex: str | None = None
+    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
+    grammar: str | None = Field(None, description="In the notation of Lark, or of llama.cpp (GBNF).")
+    json_object: Literal[True] | None = None
+
+    @property
+    def described(self) -> StructuredOutputs:
+        if self.json_object and self.json_schema is not None:
+            raise ValueError("Give json or json_object to structured_outputs, not both.")
+        schema = ANY_OBJECT if self.json_object else self.json_schema
+        return StructuredOutputs(schema, self.regex, self.choice, self.grammar)
+
+
+def structured_outputs(
+    response_format: ResponseFormat | None, field: StructuredOutputsField | None
+) -> StructuredOutputs | None:
+    """Return what a request's text must match; None for any text.
+
+    Raises:
+        ValueError: the request describes it twice, or not properly.
+    """
+    formats = [one.described for one in (response_format, field) if one is not None]
+    formats = [one for one in formats if one is not None]
+    if len(formats) == 2:
+        raise ValueError("Give response_format or structured_outputs, not both.")
+    return formats[0] if formats else None

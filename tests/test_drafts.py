@@ -1,0 +1,480 @@
+"""Where drafts come from, how many there are, what memory they get, and what a proposer that fails costs."""
+
+import random
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import PROMPTS, random_pair, spied
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import Engine, EngineConfig, SamplingParams, load_model
+from helpers.engine import (
+    BlockManager,
+    Chunk,
+    Context,
+    EngineCore,
+    ModelInfo,
+    NgramProposer,
+    SampledToken,
+    Sequence,
+    accept_drafts,
+)
+from helpers.engine.speculation import FREE_TOKENS, Acceptance, Drafting, Speculation
+from helpers.models import EMBEDDED
+from helpers.runners.drafts import EMBEDDED_DRAFT
+from helpers.runners.sampling import BatchSampler
+from helpers.simulator import SimulatedRunner, Simulator
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Fixed:
+    """Proposes the same ids for every sequence, and counts the calls."""
+
+    def __init__(self, *proposals):
+        self.proposals, self.calls = proposals, []
+
+    def propose(self, token_ids, k):
+        self.calls.append((list(token_ids), k))
+        return list(self.proposals)[:k]
+
+
+# --- verification -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("drafts", "tokens"), [([], [5]), ([5], [5, 6]), ([5, 6, 7], [5, 6, 7, 8]), ([5, 9, 7], [5, 6]), ([4, 6, 7], [5])]
+)
+def test_drafts_are_accepted_up_to_the_first_wrong_one_and_one_more_token_follows(drafts, tokens):
+    assert [one.token_id for one in accept_drafts(drafts, lambda number: SampledToken(5 + number))] == tokens
+
+
+def test_a_failure_after_an_accepted_draft_leaves_the_tokens_before_it():
+    def sample(number):
+        if number == failing:
+            raise RuntimeError("on purpose")
+        return SampledToken(number)
+
+    failing = 2
+    assert [one.token_id for one in accept_drafts([0, 1, 2], sample)] == [0, 1]
+    failing = 0
+    assert isinstance(accept_drafts([0, 1, 2], sample), RuntimeError)
+
+
+def test_tokens_that_an_interrupt_has_lost_are_drawn_again_with_the_same_result():
+    params = SamplingParams(temperature=2.0, seed=3)
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    without = BatchSampler()
+    expected, sequence = [], Sequence("without", [1, 2, 3], 9, params=params)
+    for row in logits:
+        sequence.computed = len(sequence.token_ids) - 1
+        (token,) = without.sample([Chunk(sequence, 1)], row[None])[sequence]
+        expected.append(token.token_id)
+        sequence.token_ids.append(token.token_id)
+
+    sampler, sequence = BatchSampler(), Sequence("with", [1, 2, 3], 9, params=params)
+    for taken in (0, 0, 1, 1, 3):  # how many of the sampled tokens are kept: an interrupt may come at any time
+        sequence.computed = len(sequence.token_ids) - 1
+        chunk = Chunk(sequence, 1)
+        chunk.add_drafts(expected[sequence.generated : 3])
+        tokens = sampler.sample([chunk], logits[sequence.generated :])[sequence]
+        assert [one.token_id for one in tokens] == expected[sequence.generated :]
+        sequence.token_ids += [one.token_id for one in tokens[:taken]]
+
+
+# --- n-grams ----------------------------------------------------------------------------------------------------------
+
+
+def followers(text: list[int], k: int, longest: int, shortest: int) -> list[int]:
+    """Return the drafts for a text by searching all of it."""
+    for size in range(min(longest, len(text) - 1), shortest - 1, -1):
+        for start in reversed(range(len(text) - size)):
+            if text[start : start + size] == text[-size:]:
+                drafts = list(text)
+                for _ in range(k):
+                    drafts.append(drafts[start + size + len(drafts) - len(text)])
+                return drafts[len(text) :]
+    return []
+
+
+@given(
+    text=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    k=st.integers(1, 6),
+    longest=st.integers(1, 4),
+    shortest=st.integers(1, 4),
+)
+def test_n_grams_of_a_growing_text_give_what_a_search_of_all_of_it_gives(text, k, longest, shortest):
+    proposer, context = NgramProposer(longest, min(shortest, longest)), Context()
+    for token in text:
+        context.append(token)
+        expected = followers(list(context), k, longest, min(shortest, longest))
+        assert proposer.propose(context, k) == expected == proposer.propose(list(context), k)
+
+
+def test_a_lookup_reads_the_new_tokens_only():
+    draw = random.Random(0)
+    context = Context(draw.randrange(50) for _ in range(5000))
+    proposer = NgramProposer()
+    proposer.propose(context, 4)
+    index = context.notes[proposer]
+    reads = []
+    index.followers = type("Spy", (dict,), {"__setitem__": lambda *pair: reads.append(pair)})(index.followers)
+    context.append(3)
+    proposer.propose(context, 4)
+    assert len(reads) == 3
+
+
+def test_the_sizes_of_n_grams_are_checked():
+    for longest, shortest in ((0, 0), (2, 3), (3, 0)):
+        with pytest.raises(ValueError, match="shortest must be from 1 to longest"):
+            NgramProposer(longest, shortest)
+
+
+# --- how many ---------------------------------------------------------------------------------------------------------
+
+
+def simulate(
+    proposer, rows: int, max_tokens: int, k: int = 4, next_token=lambda token_ids: len(token_ids) % 7, **config
+):
+    """Return the engine after `rows` requests at once, in which a token depends on its place."""
+    config = EngineConfig(max_batch_size=rows, speculative=proposer, num_speculative_tokens=k, **config)
+    engine = Simulator(config, next_token=next_token)
+    engine.generate([[9, row] for row in range(rows)], SamplingParams(max_tokens))
+    return engine
+
+
+class Right:
+    """Proposes what the simulated model generates."""
+
+    def propose(self, token_ids, k):
+        return [(len(token_ids) + place) % 7 for place in range(k)]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16])
+def test_right_drafts_save_as_many_passes_as_there_are_of_them(rows, always_drafts):
+    engine = simulate(Right(), rows, max_tokens=41)
+    assert engine.trace.output_tokens == 41 * rows
+    assert engine.trace.forward_passes == 1 + 40 / 5
+    assert engine.trace.accepted_tokens == engine.trace.drafted_tokens == 41 * rows - engine.trace.forward_passes * rows
+    assert engine.trace.acceptance == 1.0
+
+
+@pytest.mark.parametrize(("rows", "share"), [(1, 0.15), (16, 0.03)])
+def test_where_nothing_is_accepted_hardly_any_drafts_are_computed(rows, share):
+    proposer = Fixed(8)  # never generated
+    engine = simulate(proposer, rows, max_tokens=400)
+    assert engine.trace.accepted_tokens == 0 and engine.trace.acceptance == 0.0
+    assert 0 < engine.trace.drafted_tokens < share * engine.trace.output_tokens
+    assert engine.trace.forward_passes == 400
+
+
+def test_new_requests_of_a_hopeless_workload_begin_without_drafts():
+    engine = simulate(Fixed(8), 16, max_tokens=100)
+    before = engine.trace.drafted_tokens
+    engine.generate([[9, row] for row in range(16)], SamplingParams(100))
+    assert engine.trace.drafted_tokens - before < 0.03 * 16 * 100
+
+
+@given(
+    rates=st.lists(st.floats(0.05, 0.95), min_size=1, max_size=20),
+    limits=st.lists(st.integers(0, 6), min_size=20, max_size=20),
+    budget=st.integers(0, 60),
+)
+def test_no_draft_more_and_none_fewer_would_give_more_tokens_in_the_same_time(rates, limits, budget):
+    sequences = [Sequence(number, [1, 2], 99) for number in range(len(rates))]
+    for sequence, rate in zip(sequences, rates, strict=True):
+        sequence.drafting = Drafting(Acceptance(rate, 1))
+    proposer = Fixed(*range(9))
+    speculation = Speculation(proposer, 5, 100)
+    speculation._random = SimpleNamespace(random=lambda: 1.0)  # none is only explored
+    limits = limits[: len(rates)]
+    counts = [len(drafts) for drafts in speculation.propose(sequences, limits, budget)]
+    assert sum(counts) <= budget and all(count <= min(limit, 5) for count, limit in zip(counts, limits, strict=True))
+
+    def tokens_per_time(counts):
+        expected = sum(rate**n for rate, count in zip(rates, counts, strict=True) for n in range(count + 1))
+        return expected / (FREE_TOKENS + len(rates) + sum(counts))
+
+    best = tokens_per_time(counts)
+    for place, limit in enumerate(limits):
+        if counts[place] < min(limit, 5) and sum(counts) < budget:
+            more = [count + (place == number) for number, count in enumerate(counts)]
+            assert tokens_per_time(more) <= best * (1 + 1e-9)
+        if counts[place] > 0:
+            fewer = [count - (place == number) for number, count in enumerate(counts)]
+            assert tokens_per_time(fewer) <= best * (1 + 1e-9)
+
+
+def test_drafts_return_when_they_are_right_again():
+    class LaterRight(Right):
+        def propose(self, token_ids, k):
+            return super().propose(token_ids, k) if len(token_ids) > 500 else [8] * k
+
+    engine = simulate(LaterRight(), 1, max_tokens=1000)
+    assert engine.trace.forward_passes < 500 + 100 + 500 / 4
+
+
+def test_the_more_rows_there_are_the_fewer_drafts_a_row_gets():
+    drafted = []
+    for rows in (1, 4, 16, 64):
+        draw = random.Random(0)
+
+        class Half(Right):
+            def propose(self, token_ids, k, draw=draw):
+                return [token if draw.random() < 0.6 else 8 for token in super().propose(token_ids, k)]
+
+        trace = simulate(Half(), rows, max_tokens=200).trace
+        drafted.append(trace.drafted_tokens / trace.output_tokens)
+    assert drafted == sorted(drafted, reverse=True) and drafted[0] > 3 * drafted[-1] > 0, drafted
+
+
+def test_drafts_use_what_decodes_and_prefills_leave_of_the_token_budget(always_drafts):
+    engine = Simulator(
+        EngineConfig(max_batch_size=3, max_tokens_per_step=6, speculative=Right(), num_speculative_tokens=8),
+        next_token=lambda token_ids: len(token_ids) % 7,
+    )
+    for row in range(2):
+        engine.add_request([9, row], SamplingParams(30))
+    engine.step()
+    engine.add_request([9] * 13, SamplingParams(2))
+    tokens = []
+    for _ in range(6):
+        engine.step()
+        tokens.append(sorted((row.work, row.tokens) for row in engine.trace.passes[-1].row_steps if row.tokens))
+    assert tokens[:3] == [[("decode", 1), ("decode", 1), ("prefill", 4)]] * 3, "a draft delayed a prefill"
+    assert all(sum(count for _, count in row_steps) == 6 for row_steps in tokens)
+    assert tokens[3] == [("decode", 2), ("decode", 3), ("prefill", 1)]
+
+
+def test_no_draft_goes_beyond_max_tokens(always_drafts):
+    proposer = Right()
+    proposer.propose = spied(proposer.propose, calls := [])
+    engine = simulate(proposer, 1, max_tokens=8, k=9)
+    assert [k for _, k in calls] == [6]  # 1 token from the prompt, 6 drafts and the bonus token
+    assert engine.trace.forward_passes == 2
+
+
+def test_nothing_is_drafted_after_eos_unless_it_is_ignored(always_drafts):
+    passes = []
+    for ignore_eos in (False, True):
+        runner = SimulatedRunner(8, 4, next_token=lambda token_ids: len(token_ids) % 7)
+        config = EngineConfig(speculative=Right(), num_speculative_tokens=6)
+        engine = EngineCore(runner, load_model()[1], ModelInfo(100, None, frozenset([6])), config)
+        (output,) = engine.generate([[9, 9]], SamplingParams(10, ignore_eos=ignore_eos))
+        assert output.token_ids == ([2, 3, 4, 5, 6] if not ignore_eos else [2, 3, 4, 5, 6, 0, 1, 2, 3, 4])
+        passes.append([row.tokens for one in engine.trace.passes for row in one.row_steps if row.tokens])
+    assert passes == [[2, 4], [2, 7, 2]]
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_drafts_take_free_blocks_only_and_give_back_those_of_rejected_tokens():
+    blocks = BlockManager(5, block_size=2)
+    old = Sequence("old", [1, 2, 3, 4, 5], 4)
+    blocks.allocate(old, 5)
+    old.computed = 4
+    blocks.free(old)  # two of its blocks stay cached
+    one = Sequence("one", [6, 7], 20)
+    blocks.allocate(one, 2)
+    one.computed = 2
+    one.token_ids.append(8)
+    blocks.allocate(one, 1)
+    assert blocks.available == 3 and blocks.cached == 2
+    assert blocks.allocate_drafts(one, 9) == 3, "1 slot beside the newest token, and 1 free block of 2"
+    assert blocks.cached == 2, "drafts evicted a cached block"
+    one.computed = 3
+    blocks.trim(one)
+    assert len(blocks.block_table(one)) == 2 and blocks.available == 3
+    one.computed = 0
+    blocks.free(one)
+    assert blocks.used == 0
+
+
+def test_a_sequence_is_never_preempted_for_the_drafts_of_another():
+    engine = simulate(Right(), 4, max_tokens=12, num_blocks=16, block_size=4, max_tokens_per_step=64)
+    assert engine.trace.forward_passes < 12
+    assert engine.trace.prompt_tokens == 8, "a prompt was recomputed"
+
+
+# --- proposers that fail ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("proposal", "reason"),
+    [
+        ([1, 2, 3, 4, 5, 6], "6 ids, although at most"),
+        ([1, -1], "-1 is not a token id from 0 to 2147483647"),
+        ([2**31], "2147483648 is not a token id"),
+        (["a"], "'a' is not a token id"),
+        ([0.5], "0.5 is not a token id"),
+        (None, "TypeError"),
+        (RuntimeError("on purpose"), "RuntimeError: on purpose"),
+    ],
+)
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_proposer_that_fails_costs_no_tokens_and_warns_once(proposal, reason, batch):
+    class Failing:
+        def propose(self, token_ids, k):
+            if isinstance(proposal, Exception):
+                raise proposal
+            return proposal
+
+    if batch:
+        Failing.propose_batch = lambda self, contexts, counts: [self.propose(one, 4) for one in contexts]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine = simulate(Failing(), 3, max_tokens=30)
+    assert engine.trace.output_tokens == 90 and engine.trace.drafted_tokens == 0
+    (message,) = [str(one.message) for one in caught]
+    assert "The proposer Failing made no usable proposal" in message and reason in message
+
+
+def test_numpy_s_integers_are_token_ids():
+    import numpy as np
+
+    engine = simulate(
+        type("Numpy", (Right,), {"propose": lambda self, ids, k: np.array(Right().propose(ids, k))})(), 1, 41
+    )
+    assert engine.trace.forward_passes == 9
+    assert all(type(one) is int for one in engine.generate([[1]], SamplingParams(9))[0].token_ids)
+
+
+def test_settings_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match='speculative must be "ngram", "draft", an object with a method'):
+        EngineConfig(speculative="medusa")
+    with pytest.raises(ValueError, match="num_speculative_tokens must be an integer of at least 1, not 0"):
+        EngineConfig(num_speculative_tokens=0)
+    with pytest.raises(ValueError, match='A draft_model has no effect unless speculative is "draft"'):
+        EngineConfig(draft_model="folder")
+    with pytest.raises(ValueError, match="runs a draft model: use"):
+        Simulator(EngineConfig(speculative="draft"))
+
+
+@pytest.mark.parametrize("speculative", ["ngram", "draft"])
+def test_padded_execution_is_refused_with_the_reason(speculative):
+    reason = r'requires ragged execution, .* but the configuration says execution="padded"'
+    with pytest.raises(ValueError, match=reason):
+        Engine(config=EngineConfig(execution="padded", speculative=speculative))
+
+
+# --- the draft model --------------------------------------------------------------------------------------------------
+
+
+def test_the_embedded_draft_model_has_at_most_1_mb_and_the_embedded_model_s_tokenizer():
+    assert sum(path.stat().st_size for path in EMBEDDED_DRAFT.iterdir()) <= 1e6
+    assert (EMBEDDED_DRAFT / "tokenizer.json").read_bytes() == (EMBEDDED / "tokenizer.json").read_bytes()
+
+
+def test_the_draft_model_proposes_its_own_best_tokens():
+    engine = Engine(config=EngineConfig(speculative="draft", max_batch_size=3, linear_backend="pytorch"))
+    proposer = engine.scheduler.speculation.proposer
+    draft, tokenizer = load_model(EMBEDDED_DRAFT)
+    for prompt in PROMPTS[:5] * 2:  # more than it keeps
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        expected = draft.generate(ids, do_sample=False, max_new_tokens=6, pad_token_id=0, eos_token_id=None)
+        assert proposer.propose(ids[0].tolist(), 6) == expected[0, ids.size(1) :].tolist()
+    assert len(proposer._kept) == 3
+
+
+def test_the_draft_model_computes_only_what_is_new_and_follows_what_was_accepted():
+    engine = Engine(config=EngineConfig(speculative="draft", max_batch_size=2, linear_backend="pytorch"))
+    proposer = engine.scheduler.speculation.proposer
+    tokens = []
+    forward = proposer.runner.forward
+    proposer.runner.forward = lambda plan: (tokens.append([one.tokens for one in plan.chunks]), forward(plan))[1]
+    contexts = [Context(engine.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS[:2]]
+    lengths = [len(context) for context in contexts]
+    first = proposer.propose_batch(contexts, [3, 2])
+    assert tokens == [lengths, [1, 1], [1]]
+    tokens.clear()
+    contexts[0] += [*first[0], 7]  # all accepted, and a token that it has not seen
+    contexts[1] += [first[1][0], first[1][1] ^ 1]  # one accepted
+    second = proposer.propose_batch(contexts, [2, 2])
+    assert tokens == [[2, 1], [1, 1]]
+    assert second == [proposer.propose(list(context), 2) for context in contexts]
+
+
+def test_the_draft_model_stops_at_the_end_of_its_context_and_of_its_memory():
+    model, tokenizer = random_pair("gpt2")
+    config = EngineConfig(speculative="draft", draft_model=model, max_batch_size=2, max_tokens_per_step=50)
+    proposer = Engine(model, tokenizer, config).scheduler.speculation.proposer
+    context = Context([5] * 126)
+    assert proposer.propose(context, 4) == [], "a long prompt takes several passes"
+    assert proposer.propose(context, 4) == []
+    assert len(proposer.propose(context, 4)) == 3, "128 positions: of 126 tokens and two drafts"
+    proposer.blocks.num_blocks, proposer.blocks._free = 8, type(proposer.blocks._free)(8)
+    proposer.blocks.clear()
+    proposer._kept.clear()
+    long, short = Context([5] * 120), Context([6] * 9)
+    for _ in range(3):
+        proposer.propose(long, 1)
+    assert len(proposer.propose(short, 2)) == 2, "the other sequence makes room"
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS])
+def test_a_draft_model_changes_no_token_and_saves_passes(prompts):
+    params = [SamplingParams(30), SamplingParams(30, temperature=0.8, seed=2)]
+    for one in params:
+        engine = Engine(config=EngineConfig(max_batch_size=16, speculative="draft"))
+        plain = Engine(config=EngineConfig(max_batch_size=16))
+        outputs, expected = engine.generate(prompts, one), plain.generate(prompts, one)
+        assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+        assert engine.trace.forward_passes < plain.trace.forward_passes
+
+
+def test_a_model_is_its_own_perfect_draft_model():
+    model, tokenizer = random_pair("llama")
+    config = EngineConfig(speculative="draft", draft_model=model, max_batch_size=1)
+    engine = Engine(model, tokenizer, config)
+    engine.generate(["The quick"], SamplingParams(41, ignore_eos=True))
+    assert engine.trace.acceptance == 1.0 and engine.trace.forward_passes == 9
+
+
+def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="The embedded draft model has another tokenizer than the model"):
+        Engine(*random_pair("gpt2"), EngineConfig(speculative="draft"))
+    model, tokenizer = random_pair("llama")
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"The draft model .* has another tokenizer than the model"):
+        Engine(config=EngineConfig(speculative="draft", draft_model=tmp_path))
+    Engine(model, tokenizer, EngineConfig(speculative="draft", draft_model=str(tmp_path)))
+
+
+def test_an_interrupted_draft_model_starts_again():
+    engine = Engine(config=EngineConfig(speculative="draft", max_batch_size=2, linear_backend="pytorch"))
+    proposer, context = engine.scheduler.speculation.proposer, Context([5, 6, 7])
+    expected, forward = proposer.propose(context, 4), proposer.runner.forward
+    context.append(8)
+
+    def interrupted(plan):
+        raise KeyboardInterrupt
+
+    proposer.runner.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        proposer.propose(context, 4)
+    proposer.runner.forward = forward
+    assert proposer.blocks.used == 0
+    assert proposer.propose(Context([5, 6, 7]), 4) == expected
+    assert proposer.propose(context, 4) == proposer.propose([5, 6, 7, 8], 4)
+
+
+# --- batch-invariant execution ----------------------------------------------------------------------------------------
+
+
+def test_speculation_changes_no_bit_of_a_batch_invariant_engine(always_drafts):
+    pytest.importorskip("helpers.kernels")
+    logprobs = []
+    for speculative in (None, "ngram"):
+        try:
+            engine = Engine(config=EngineConfig(batch_invariant=True, speculative=speculative))
+        except ValueError as error:
+            pytest.skip(str(error))
+        outputs = engine.generate(PROMPTS, SamplingParams(30, logprobs=3))
+        logprobs.append([output.logprobs for output in outputs])
+    assert engine.trace.accepted_tokens > 5
+    assert logprobs[0] == logprobs[1]

@@ -1,0 +1,184 @@
+"""Prompt log-probabilities are those of a plain forward pass, whatever else the engine does meanwhile."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import PROMPTS, CountingModel, letter_tokenizer, random_pair
+
+from helpers import Engine, EngineConfig, SamplingParams
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SCORE, GREEDY = SamplingParams(0, prompt_logprobs=3), SamplingParams(1)
+
+
+def plain_logprobs(model, tokenizer, prompt):
+    """Return log-probabilities [prompt tokens - 1, vocabulary]: row t is for token t + 1."""
+    ids = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+    with torch.no_grad():
+        logits = model(torch.tensor([ids], device=model.device)).logits[0, :-1]
+    return ids, logits.float().log_softmax(dim=-1).cpu()
+
+
+def assert_scored(pair, output, num_best):
+    ids, expected = plain_logprobs(*pair, output.prompt)
+    assert output.prompt_logprobs[0] is None and len(output.prompt_logprobs) == len(ids)
+    for token_id, scored, row in zip(ids[1:], output.prompt_logprobs[1:], expected, strict=True):
+        assert next(iter(scored)) == token_id, "the token itself comes first"
+        best = row.topk(num_best).indices.tolist()
+        assert list(scored) == list(dict.fromkeys([token_id, *best]))
+        for id, value in scored.items():
+            assert math.isclose(value, row[id].item(), abs_tol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"execution": "padded"},
+        {"max_tokens_per_step": 9, "max_batch_size": 3},
+        {"max_tokens_per_step": 9, "max_batch_size": 4, "execution": "padded"},
+        {"max_batch_size": 3, "block_size": 4, "prefix_caching": False, "mixed_batches": False},
+        {"max_tokens_per_step": 16, "speculative": "ngram"},
+        {"kernels": False, "policy": "shortest_first", "max_batch_size": 2},
+    ],
+    ids=str,
+)
+def test_scores_are_those_of_a_plain_forward_pass_in_any_company(random_pairs, config):
+    prompts = [PROMPTS[3], PROMPTS[1], PROMPTS[1], PROMPTS[8], PROMPTS[1] + "!", PROMPTS[9]]
+    params = [
+        SCORE,
+        SamplingParams(12),
+        SamplingParams(12, prompt_logprobs=1),
+        SamplingParams(6, prompt_logprobs=0, logprobs=2),
+        replace(SCORE, prompt_logprobs=5),
+        SamplingParams(5, prompt_logprobs=2, temperature=1.0, seed=1, n=2),
+    ]
+    outputs = Engine(*random_pairs, EngineConfig(**config)).generate(prompts, params, arrivals=[0, 0, 1, 3, 6, 6])
+    assert [len(output.token_ids) for output in outputs][::4] == [0, 0]
+    assert outputs[0].finish_reason == "length" and outputs[0].text == "" and outputs[0].token_times == []
+    assert outputs[1].prompt_logprobs is None and outputs[1].token_ids == outputs[2].token_ids
+    for output, num_best in zip([outputs[0], *outputs[2:]], [3, 1, 0, 5, 2, 2], strict=True):
+        assert_scored(random_pairs, output, num_best)
+    assert len(outputs[3].logprobs) == 6 and outputs[5].prompt_logprobs == outputs[6].prompt_logprobs
+
+
+def test_a_prompt_to_score_is_computed_although_it_is_cached_and_its_own_tokens_are_cached_for_others(embedded):
+    engine = Engine(*embedded, EngineConfig(block_size=4))
+    prompt = " ".join(["There was once a poor miller called Jonas, and he had a cat."] * 3)
+    length = len(embedded[1](prompt)["input_ids"])
+    planned, schedule = [], engine.scheduler.schedule
+    engine.scheduler.schedule = lambda: planned.append(schedule()) or planned[-1]
+    computed = []
+    for params in (GREEDY, GREEDY, replace(GREEDY, prompt_logprobs=0), SCORE, GREEDY):
+        planned.clear()
+        (output,) = engine.generate(prompt, params)
+        if output.prompt_logprobs:
+            assert_scored(embedded, output, params.prompt_logprobs)
+        computed.append(sum(plan.tokens for plan in planned))
+    assert computed[0] == computed[2] == computed[3] == length and max(computed[1], computed[4]) <= 4
+
+
+def test_a_prompt_that_is_preempted_while_it_is_scored_is_scored_completely(random_pairs):
+    config = EngineConfig(max_batch_size=2, max_tokens_per_step=8, block_size=2, num_blocks=24)
+    engine = Engine(*random_pairs, config)
+    preempted, schedule = [], engine.scheduler.schedule
+
+    def watched():
+        plan = schedule()
+        preempted.extend(len(one.prompt_logprobs) for one in plan.preempted if one.prompt_logprobs)
+        return plan
+
+    engine.scheduler.schedule = watched
+    prompts = [PROMPTS[9], PROMPTS[8]]
+    first, second = engine.generate(
+        prompts, [SamplingParams(30, ignore_eos=True), SamplingParams(3, prompt_logprobs=2)], arrivals=[0, 12]
+    )
+    assert any(1 < scored < 33 for scored in preempted), "preempted in the middle of its prompt"
+    assert_scored(random_pairs, second, 2)
+    assert second.token_ids == Engine(*random_pairs).generate(prompts[1], SamplingParams(3))[0].token_ids
+    assert len(first.token_ids) == 30 and engine.block_manager.used == 0
+
+
+@pytest.mark.parametrize("execution", ["padded", "auto"])
+def test_an_interrupt_loses_no_scores(random_pairs, execution):
+    config = EngineConfig(max_tokens_per_step=9, execution=execution)
+    expected = Engine(*random_pairs, config).generate(PROMPTS[8], SCORE)[0].prompt_logprobs
+    for interrupted in range(4):
+        engine = Engine(*random_pairs, config)
+        engine.add_request(PROMPTS[8], SCORE)
+        update, outputs = engine.scheduler.update, []
+        for step in range(20):
+            if step == interrupted:
+                engine.scheduler.update = lambda *args, update=update: [update(*args), raise_interrupt()]
+                with pytest.raises(KeyboardInterrupt):
+                    engine.step()
+                engine.scheduler.update = update
+            outputs += engine.step()
+        (output,) = outputs
+        assert [list(one or ()) for one in output.prompt_logprobs] == [list(one or ()) for one in expected]
+
+
+def raise_interrupt():
+    raise KeyboardInterrupt
+
+
+def test_batch_invariant_scores_are_the_same_bits_in_any_company(embedded):
+    alone = Engine(*embedded, EngineConfig(batch_invariant=True)).generate(PROMPTS[3], SCORE)[0]
+    config = EngineConfig(batch_invariant=True, max_tokens_per_step=11, max_batch_size=3)
+    outputs = Engine(*embedded, config).generate(
+        [PROMPTS[0], PROMPTS[3], PROMPTS[1]], [SamplingParams(9), SCORE, SCORE]
+    )
+    assert outputs[1].prompt_logprobs == alone.prompt_logprobs
+
+
+def test_a_prompt_may_fill_the_context_if_nothing_follows_and_may_be_one_token():
+    pair = random_pair("llama")
+    whole, one = Engine(*pair).generate([[5, 6] * 64, [7]], SCORE)
+    assert len(whole.prompt_logprobs) == 128 and one.prompt_logprobs == [None]
+    assert one.finish_reason == "length" and one.token_ids == []
+    with pytest.raises(ValueError, match="context is 128"):
+        Engine(*pair).generate([[5, 6] * 64], SamplingParams(1, prompt_logprobs=3))
+
+
+def test_an_engine_without_logits_to_select_scores_too():
+    engine = Engine(CountingModel(40), letter_tokenizer())
+    (output,) = engine.generate("abde", SamplingParams(2, prompt_logprobs=1))
+    expected, other = (math.log(math.exp(n) / (math.e + 9)) for n in (1, 0))
+    assert output.prompt_logprobs[0] is None
+    assert output.prompt_logprobs[1:] == [
+        pytest.approx(wanted) for wanted in ({2: expected}, {4: other, 3: expected}, {5: expected})
+    ]
+    assert output.text == "fg"
+
+
+def test_a_cancelled_request_ends_with_the_scores_that_it_has(random_pairs):
+    engine = Engine(*random_pairs, EngineConfig(max_tokens_per_step=9))
+    request = engine.add_request(PROMPTS[8], replace(SCORE, max_tokens=2))
+    engine.step()
+    engine.abort_request(request)
+    (output,) = engine.step()
+    assert output.finish_reason == "abort" and len(output.prompt_logprobs) == 10
+
+
+def test_further_outputs_score_the_prompt_themselves_if_the_first_one_fails(random_pairs):
+    engine = Engine(*random_pairs, EngineConfig(max_tokens_per_step=30))
+    params = SamplingParams(3, prompt_logprobs=1, temperature=1.0, seed=2, n=3)
+    engine.runner.forward = failing_once(engine.runner.forward)
+    with pytest.warns(UserWarning, match="1 of 3 outputs failed"):
+        first, *others = engine.generate(PROMPTS[9], params)
+    assert first.finish_reason == "error"
+    for output in others:
+        assert_scored(random_pairs, output, 1)
+
+
+def failing_once(function):
+    failures = [RuntimeError("out of memory")]
+
+    def call(*args):
+        if failures:
+            raise failures.pop()
+        return function(*args)
+
+    return call

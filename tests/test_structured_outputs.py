@@ -1,0 +1,560 @@
+"""Structured outputs: every text matches what its request asks for, and no request beside it changes.
+
+The judges are independent: `jsonschema` for schemas, `re` for regular expressions, and for masks the package `regex`,
+which knows whether a text can still be continued to a match.
+"""
+
+import functools
+import json
+import re
+from collections import Counter
+
+import jsonschema
+import pytest
+import regex
+import torch
+from conftest import PROMPTS, byte_tokenizer, letters, random_pair, wrapped  # noqa: F401
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, normalizers
+from tokenizers.models import BPE
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from helpers import Engine, EngineConfig, SamplingParams, StructuredOutputs
+from helpers.engine import ModelInfo
+from helpers.engine.grammar import GrammarCompiler
+from helpers.engine.schema_recursion import can_end
+from helpers.runners.grammar_state import GrammarState
+from helpers.runners.sampling import Sampler
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "pattern": "^[A-Z][a-z]{2,9}$"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$ref": "#/$defs/tree",
+    "$defs": {
+        "tree": {
+            "type": "object",
+            "properties": {"leaf": {"type": "boolean"}, "below": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+            "required": ["leaf"],
+            "additionalProperties": False,
+        }
+    },
+}
+NESTED = 'start: "(" start ")" | "x"'
+PHONE = r"\+[1-9][0-9]{1,2} [0-9]{3,5}|(none|no[a-z]*)"
+
+
+def structured(max_tokens=None, temperature=1.0, **others):
+    """Return parameters for a structured output."""
+    given = {name: others.pop(name) for name in ("json", "regex", "choice", "grammar") if name in others}
+    return SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, structured_outputs=StructuredOutputs(**given), **others
+    )
+
+
+def sentencepiece_tokenizer():
+    """Return a tokenizer in the style of sentencepiece: ▁ for a space, some words, and a token for every byte."""
+    words = ["▁", *"abcdefghijklmnopqrstuvwxyz0123456789{}[]:,.-\"'ABC", "tr", "ue", '▁"', '":', "true", "▁t"]
+    merges = [("t", "r"), ("u", "e"), ("▁", '"'), ('"', ":"), ("tr", "ue"), ("▁", "t")]
+    tokens = ["<eos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    model = BPE({token: id for id, token in enumerate(tokens)}, merges, unk_token="<unk>", byte_fallback=True)
+    bare = Tokenizer(model)
+    bare.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    bare.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return wrapped(bare)
+
+
+@functools.cache
+def random_llama(tokenizer_of):
+    """Return a Llama with random weights and this tokenizer, and room for 400 tokens."""
+    tokenizer = tokenizer_of()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=400, initializer_range=0.3, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config).eval(), tokenizer
+
+
+@pytest.fixture(params=["embedded", "bytes", "sentencepiece"])
+def pair(request):
+    """A model and tokenizer of each kind: byte-level BPE, single bytes, sentencepiece with byte tokens."""
+    if request.param == "embedded":
+        return request.getfixturevalue("embedded")
+    return random_llama(byte_tokenizer if request.param == "bytes" else sentencepiece_tokenizer)
+
+
+# --- the text matches -------------------------------------------------------------------------------------------------
+
+
+def schemas(depth: int = 2):
+    """Generate JSON schemas that a short text can meet."""
+    leaves = st.one_of(
+        st.just({"type": "boolean"}),
+        st.just({"type": "null"}),
+        st.builds(
+            lambda kind, low, size: {"type": kind, "minimum": low, "maximum": low + size},
+            st.sampled_from(["integer", "number"]),
+            st.integers(-50, 50),
+            st.integers(0, 50),
+        ),
+        st.builds(
+            lambda low, size: {"type": "string", "minLength": low, "maxLength": low + size},
+            st.integers(0, 4),
+            st.integers(0, 6),
+        ),
+        st.sampled_from(["^[a-f]{2,5}$", "^(ab|cd)+e$", "^[0-9]{3}-[0-9]{2}$", "^ö?x$"]).map(
+            lambda pattern: {"type": "string", "pattern": pattern}
+        ),
+        st.sampled_from(["date", "ipv4", "uuid", "time"]).map(lambda name: {"type": "string", "format": name}),
+        st.lists(st.one_of(st.text(max_size=5), st.integers(-9, 999), st.booleans()), min_size=1, max_size=4).map(
+            lambda values: {"enum": values}
+        ),
+        st.text(max_size=8).map(lambda value: {"const": value}),
+    )
+    if depth == 0:
+        return leaves
+    inner = schemas(depth - 1)
+    names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=6)
+    objects = st.builds(
+        lambda properties, required, is_open: {
+            "type": "object",
+            "properties": properties,
+            "required": [name for name, needed in zip(properties, required, strict=False) if needed],
+            "additionalProperties": {"type": "boolean"} if is_open and not properties else False,
+        },
+        st.dictionaries(names, inner, max_size=4),
+        st.lists(st.booleans(), min_size=4, max_size=4),
+        st.booleans(),
+    )
+    arrays = st.builds(
+        lambda items, low, more: {"type": "array", "items": items, "minItems": low, "maxItems": low + more},
+        inner,
+        st.integers(0, 2),
+        st.integers(0, 2),
+    )
+    either = st.lists(inner, min_size=1, max_size=3).map(lambda options: {"anyOf": options})
+    return st.one_of(leaves, objects, arrays, either)
+
+
+SOME_SCHEMAS = settings(
+    max_examples=8, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck], database=None
+)
+MANY_SCHEMAS = settings(SOME_SCHEMAS, max_examples=56)  # of 6 schemas, on three tokenizers: 1,008
+
+
+def check_random_schemas(pair, examples) -> Counter:
+    """Run random schemas, several in one engine, check every text, and return how often outputs ended how."""
+    model, tokenizer = pair
+    engine = Engine(model, tokenizer, EngineConfig(max_batch_size=8))
+    reasons = Counter()
+
+    @examples
+    @given(st.lists(schemas(), min_size=6, max_size=6), st.integers(0, 10**6))
+    def run(several, seed):
+        params = [structured(250, json=schema, seed=seed) for schema in several]
+        for schema, output in zip(several, engine.generate([PROMPTS[6]] * 6, params), strict=True):
+            reasons[output.finish_reason] += 1
+            if output.finish_reason == "stop":
+                jsonschema.validate(json.loads(output.text), schema)
+            else:
+                assert output.finish_reason == "length", (output.error, schema)
+
+    run()
+    return reasons
+
+
+def test_sampled_texts_parse_and_match_random_schemas(pair):
+    reasons = check_random_schemas(pair, SOME_SCHEMAS)
+    assert reasons["length"] < 0.1 * reasons.total(), reasons
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sampled_texts_parse_and_match_many_random_schemas(pair):
+    reasons = check_random_schemas(pair, MANY_SCHEMAS)
+    assert reasons["length"] < 0.1 * reasons.total(), reasons
+
+
+@pytest.mark.parametrize("temperature", [0, 1, 5])
+def test_texts_match_a_regular_expression_one_of_the_choices_and_a_grammar(pair, temperature):
+    choices = ["yes", "no", 'perhaps "so"\n', "öffnen", "yes, sir"]
+    n = 1 if temperature == 0 else 4
+    settings = {"temperature": temperature, "n": n, "max_tokens": 120}
+    if temperature:
+        settings["seed"] = 3
+    params = [structured(regex=PHONE, **settings), structured(choice=choices, **settings)]
+    params += [structured(grammar=NESTED, **settings), structured(grammar='root ::= "a" [0-9]? "ü" | "b"', **settings)]
+    outputs = iter(Engine(*pair).generate([PROMPTS[6]] * 4, params))
+    for matches in (
+        lambda text: re.fullmatch(PHONE, text),
+        lambda text: text in choices,
+        lambda text: text == "(" * text.count("(") + "x" + ")" * text.count("("),
+        lambda text: re.fullmatch("a[0-9]?ü|b", text),
+    ):
+        for output in [next(outputs) for _ in range(n)]:
+            assert (
+                output.finish_reason == "stop"
+                or output.text.startswith("(" * 30)
+                or re.match("no[a-z]{50}", output.text)
+            )
+            assert output.finish_reason == "length" or matches(output.text), output.text
+
+
+def test_json_has_the_white_space_of_json_dumps_unless_its_schema_asks_for_other(embedded):
+    schema = {"type": "array", "items": PERSON, "minItems": 2, "maxItems": 2}
+    (output,) = Engine(*embedded).generate(PROMPTS[0], structured(json=schema, seed=1))
+    assert output.text == json.dumps(json.loads(output.text))
+    other = schema | {"x-guidance": {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False}}
+    (output,) = Engine(*embedded).generate(PROMPTS[0], structured(json=other, seed=1))
+    assert output.text == json.dumps(json.loads(output.text), separators=(",", ":"))
+
+
+def test_a_schema_may_refer_to_itself(embedded):
+    outputs = Engine(*embedded).generate(PROMPTS[:2], structured(300, json=TREE, n=4, seed=0))
+    texts = [output.text for output in outputs if output.finish_reason == "stop"]
+    assert any("below" in text for text in texts) and len(texts) > 4
+    for text in texts:
+        jsonschema.validate(json.loads(text), TREE)
+
+
+LINK = {"type": "object", "properties": {"next": {"$ref": "#/$defs/link"}}, "required": ["next"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (TREE, True),
+        ({"$ref": "#/$defs/link", "$defs": {"link": LINK}}, False),
+        ({"$ref": "#/$defs/link", "$defs": {"link": LINK | {"required": []}}}, True),
+        ({"$ref": "#/$defs/link", "$defs": {"link": {"anyOf": [LINK, {"type": "null"}]}}}, True),
+        ({"oneOf": [{"$ref": "#/$defs/link"}], "$defs": {"link": {"anyOf": [LINK, LINK]}}}, False),
+        ({"allOf": [{"type": "object"}, {"$ref": "#/$defs/link"}], "$defs": {"link": LINK}}, False),
+        ({"type": "array", "items": {"$ref": "#"}}, True),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, False),
+        ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 1}, True),
+        ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 2}, False),
+        ({"$ref": "#/a~1b", "a/b": {"$ref": "#/c/0"}, "c": [{"$ref": "#/d"}], "d": {"type": "null"}}, True),
+        ({"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}, False),
+        ({"$ref": "#/nowhere"}, True),  # llguidance's error
+        ({"type": "null", "a": {"$ref": "#/b"}, "b": {"type": "array", "minItems": "a"}}, True),  # no value gets there
+    ],
+    ids=str,
+)
+def test_a_schema_whose_values_cannot_be_finite_is_found(schema, expected):
+    assert can_end(schema) == expected
+
+
+def test_a_schema_with_too_many_references_is_refused_at_once():
+    chain = {str(place): {"$ref": f"#/{place + 1}"} for place in range(301)}
+    with pytest.raises(ValueError, match="301 different references, and at most 300"):
+        can_end(chain)
+
+
+# --- the mask ---------------------------------------------------------------------------------------------------------
+
+
+def compiled(tokenizer, vocab_size=None, **given):
+    info = ModelInfo(vocab_size or len(tokenizer), 1000, frozenset({tokenizer.eos_token_id}))
+    return GrammarCompiler(tokenizer, info).compile(StructuredOutputs(**given))
+
+
+def allowed(state: GrammarState, token_ids: list[int], size: int) -> list[int]:
+    """Return the tokens that may come next, from the mask."""
+    return state.mask(token_ids, torch.zeros(1, size))[0].isfinite().nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("text", ["", "+4", "+49 12", "+49 1234", "no", "none", "nox"])
+def test_a_token_is_allowed_if_and_only_if_a_matching_text_begins_with_it(embedded, text):
+    tokenizer = embedded[1]
+    pieces = [tokenizer.decode([id]) for id in range(len(tokenizer))]
+    begun = tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+    state, size = GrammarState(compiled(tokenizer, regex=PHONE), 2), len(tokenizer) + 3
+    assert tokenizer.decode(begun) == text
+    eos = tokenizer.eos_token_id
+    expected = [
+        id for id in range(len(pieces)) if id != eos and regex.fullmatch(PHONE, text + pieces[id], partial=True)
+    ]
+    if re.fullmatch(PHONE, text):
+        expected.append(eos)
+    assert allowed(state, [7, 7, *begun], size) == sorted(expected), "logits beyond the vocabulary are excluded, too"
+    one_by_one = [id for id in range(len(tokenizer)) if GrammarState(state.grammar, 2).allows([7, 7, *begun], id)]
+    assert one_by_one == sorted(expected)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 40), max_size=12), st.data())
+def test_a_state_follows_the_tokens_forth_and_back(places, data):
+    tokenizer = byte_tokenizer()
+    ids = tokenizer('{"name": "Ada", "age": -36}')["input_ids"]
+    grammar = _person()
+    state = GrammarState(grammar, 3)
+    for place in places:
+        token_ids = [5, 5, 5, *ids[:place]]
+        fresh = GrammarState(grammar, 3)
+        if data.draw(st.booleans()):
+            state.allows(token_ids, data.draw(st.sampled_from([*ids, 0])))
+        assert allowed(state, token_ids, 264) == allowed(fresh, token_ids, 264)
+
+
+@functools.cache
+def _person():
+    return compiled(byte_tokenizer(), json=PERSON)
+
+
+def test_a_complete_text_ends_even_if_other_parameters_exclude_eos():
+    tokenizer = byte_tokenizer()
+    state = GrammarState(compiled(tokenizer, regex="ab?"), 0)
+    a, b = tokenizer("ab")["input_ids"]
+    scores = torch.zeros(1, 264)
+    scores[0, 0] = -torch.inf  # as before min_tokens
+    assert state.mask([a], scores.clone())[0].isfinite().nonzero().flatten().tolist() == [b]
+    assert state.mask([a, b], scores.clone())[0].isfinite().nonzero().flatten().tolist() == [0]
+
+
+def test_parameters_that_exclude_all_that_the_grammar_allows_are_an_error_of_their_request_only(embedded):
+    tokenizer = byte_tokenizer()
+    state = GrammarState(compiled(tokenizer, regex="ab?"), 0)
+    scores = torch.zeros(1, 264)
+    scores[0, tokenizer("a")["input_ids"]] = -torch.inf
+    with pytest.raises(ValueError, match="exclude every token here"):
+        state.mask([], scores)
+    with pytest.raises(ValueError, match="cannot be continued"):
+        state.mask(tokenizer("x")["input_ids"], scores)
+
+
+# --- in company -------------------------------------------------------------------------------------------------------
+
+REQUESTS = [
+    (PROMPTS[0], structured(60, json=PERSON, seed=1, n=2)),
+    (PROMPTS[1], SamplingParams(30)),
+    (PROMPTS[2], structured(40, temperature=0, regex="([a-z]+ ){3,8}end")),
+    (PROMPTS[3], structured(60, json=TREE, seed=2, n=3, top_k=30)),
+    (PROMPTS[4], SamplingParams(25, temperature=1, seed=3)),
+    (PROMPTS[5], structured(60, grammar=NESTED, seed=4, logprobs=1, stop=["))", "d"])),
+    (PROMPTS[0], structured(60, json=PERSON, seed=6, repetition_penalty=1.3)),
+]
+
+
+@functools.cache
+def alone_in_an_engine(pair):
+    engine = Engine(*pair)
+    outputs = [engine.generate(prompt, params) for prompt, params in REQUESTS]
+    return [(one.token_ids, one.text, one.finish_reason) for several in outputs for one in several]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_batch_size": 16},
+        {"max_batch_size": 3, "max_tokens_per_step": 7},
+        {"max_batch_size": 6, "num_blocks": 12, "block_size": 8, "prefix_caching": True},  # preempts
+        {"max_batch_size": 4, "execution": "padded"},
+        {"max_batch_size": 4, "speculative": "ngram"},
+    ],
+    ids=str,
+)
+def test_a_structured_request_gets_the_tokens_that_it_gets_alone(embedded, config):
+    engine = Engine(*embedded, EngineConfig(**config))
+    preempted = []
+    schedule = engine.scheduler.schedule
+
+    def watched():
+        plan = schedule()
+        preempted.extend(plan.preempted)
+        return plan
+
+    engine.scheduler.schedule = watched
+    prompts, params = zip(*REQUESTS, strict=True)
+    outputs = engine.generate(list(prompts), list(params), arrivals=[0, 0, 2, 3, 5, 5, 9])
+    assert [(one.token_ids, one.text, one.finish_reason) for one in outputs] == alone_in_an_engine(embedded)
+    assert bool(preempted) == ("num_blocks" in config)
+
+
+class KnownOutputs:
+    """Proposes what the requests get alone, with some wrong drafts: grammars advance, and go back."""
+
+    def __init__(self, pair):
+        outputs = iter(alone_in_an_engine(pair))
+        self.texts = []
+        for prompt, params in REQUESTS:
+            prompt_ids = pair[1](prompt)["input_ids"]
+            self.texts += [prompt_ids + next(outputs)[0] for _ in range(params.n)]
+
+    def propose(self, token_ids, k):
+        known = [text for text in self.texts if text[: len(token_ids)] == token_ids]
+        drafts = known[0][len(token_ids) :][:k] if known else []
+        return [(id + 1) % 100 if (len(token_ids) + place) % 5 == 4 else id for place, id in enumerate(drafts)]
+
+
+@pytest.mark.parametrize("num_blocks", [None, 14])
+def test_drafts_change_no_structured_output(embedded, num_blocks):
+    prompts, params = map(list, zip(*REQUESTS, strict=True))
+    settings = {"max_batch_size": 8, "num_blocks": num_blocks, "block_size": 8}
+    engine = Engine(*embedded, EngineConfig(speculative=KnownOutputs(embedded), **settings))
+    outputs = engine.generate(prompts, params)
+    assert [(one.token_ids, one.text, one.finish_reason) for one in outputs] == alone_in_an_engine(embedded)
+    without = Engine(*embedded, EngineConfig(**settings))
+    without.generate(prompts, params)
+    assert engine.steps < 0.8 * without.steps, "drafts were accepted"
+
+
+def test_an_interrupt_while_a_token_is_chosen_changes_no_text(embedded, monkeypatch):
+    engine = Engine(*embedded)
+    prompt, params = REQUESTS[0]
+    engine.add_request(prompt, params)
+    outputs, choose = [], Sampler.choose
+
+    def interrupted(*args):
+        token = choose(*args)
+        if next(turns) % 7 == 3:
+            raise KeyboardInterrupt
+        return token
+
+    turns = iter(range(10**6))
+    monkeypatch.setattr(Sampler, "choose", interrupted)
+    num_interrupts = 0
+    while engine.has_unfinished_requests():
+        try:
+            outputs += engine.step()
+        except KeyboardInterrupt:
+            num_interrupts += 1
+    ended = sorted((one for one in outputs if one.finish_reason), key=lambda one: one.index)
+    assert [(one.token_ids, one.text, one.finish_reason) for one in ended] == alone_in_an_engine(embedded)[:2]
+    assert num_interrupts > 5
+
+
+# --- where an output ends ---------------------------------------------------------------------------------------------
+
+
+def test_eos_comes_only_where_the_text_is_complete_however_probable_it_is():
+    tokenizer = byte_tokenizer()
+    ended = torch.full((len(tokenizer),), 0.0)
+    ended[0] = 1000.0
+    sampler = Sampler(SamplingParams(), grammar=GrammarState(compiled(tokenizer, regex="abc|abcde"), 0))
+    chosen = []
+    while not chosen or chosen[-1]:
+        chosen.append(sampler.choose(chosen, ended, 0).token_id)
+    assert tokenizer.decode(chosen[:-1]) == "abc"
+
+
+def test_an_output_ends_where_its_text_must_end(embedded):
+    (output,) = Engine(*embedded).generate(PROMPTS[0], structured(50, choice=["end"]))
+    assert (output.text, output.finish_reason, output.token_ids[-1]) == ("end", "stop", embedded[1].eos_token_id)
+
+
+def test_max_tokens_and_stop_strings_end_an_output_before_it_is_complete(embedded):
+    engine = Engine(*embedded)
+    (cut,) = engine.generate(PROMPTS[0], structured(5, json=PERSON))
+    assert cut.finish_reason == "length" and cut.text.startswith('{"name": "'[: len(cut.text)])
+    (stopped,) = engine.generate(PROMPTS[0], structured(50, json=PERSON, stop=['", "age']))
+    assert stopped.finish_reason == "stop" and re.fullmatch('{"name": "[A-Z][a-z]{2,9}', stopped.text)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "no kind": ({}, "Give exactly one of json, regex, choice and grammar"),
+    "two kinds": ({"regex": "a", "choice": ["b"]}, "not regex and choice"),
+    "a schema that is not JSON": ({"json": "{"}, "json must be a JSON schema"),
+    "a schema that is a list": ({"json": "[]"}, "it is not an object"),
+    "a schema with a set": ({"json": {"enum": {1}}}, "not JSON serializable"),
+    "a deep schema": (
+        {"json": '{"items":' * 10**4 + "{}" + "}" * 10**4},
+        "nested too deeply|at most",
+    ),
+    "no choices": ({"choice": []}, "one or more non-empty texts"),
+    "an empty choice": ({"choice": ["a", ""]}, "one or more non-empty texts"),
+    "a text as choices": ({"choice": "ab"}, "a list of texts"),
+    "a number": ({"regex": 5}, "regex must be a text"),
+    "half a character": ({"regex": "\ud800"}, "half of a surrogate pair"),
+    "a long grammar": ({"grammar": "x" * 70000}, "at most 65536"),
+}
+IMPOSSIBLE = {
+    "a wrong type": ({"json": {"type": "foo"}}, "json cannot be compiled: Invalid type: foo"),
+    "a keyword that is not supported": ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+    "a schema that nothing meets": ({"json": {"type": "string", "minLength": 5, "maxLength": 2}}, "minLength"),
+    "a required property that cannot be": (
+        {"json": {"type": "object", "properties": {"a": False}, "required": ["a"]}},
+        "unsatisfiable",
+    ),
+    "a list that never ends": (
+        {
+            "json": {
+                "$ref": "#/$defs/a",
+                "$defs": {
+                    "a": {
+                        "type": "object",
+                        "properties": {"value": {"type": "integer"}, "next": {"$ref": "#/$defs/a"}},
+                        "required": ["value", "next"],
+                    }
+                },
+            }
+        },
+        "No finite text matches json",
+    ),
+    "another site's schema": ({"json": {"$ref": "http://127.0.0.1:9/x"}}, "does not fetch"),
+    "an invalid expression": ({"regex": "(("}, "regex cannot be compiled: .*unclosed group"),
+    "look-around": ({"regex": "(?=a)b"}, "look-around"),
+    "an expression that nothing matches": ({"regex": r"[^\s\S]"}, "No text of this model's tokens matches regex"),
+    "a grammar without the rule": ({"grammar": "start: foo"}, "unknown name"),
+    "no grammar": ({"grammar": "something"}, "grammar cannot be compiled|Failed to convert"),
+    "a grammar without an end": ({"grammar": 'start: "a" start'}, "too complex"),
+    "too many states": ({"regex": "|".join(f"[a-z]{{{i}}}x{i}" for i in range(1000))}, "regex is too complex"),
+    "billions of states": ({"regex": "x((a{1000}){1000}){1000}"}, "too complex"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_description_is_refused_with_the_reason(name):
+    given, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        StructuredOutputs(**given)
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_cannot_be_met_is_refused_before_it_takes_a_row(embedded, name):
+    given, message = IMPOSSIBLE[name]
+    engine = Engine(*embedded)
+    with pytest.raises(ValueError, match=message):
+        engine.add_request(PROMPTS[0], structured(**given))
+    assert not engine.has_unfinished_requests()
+
+
+def test_structured_outputs_are_one_of_their_kind_and_end():
+    with pytest.raises(ValueError, match="structured_outputs must be StructuredOutputs"):
+        SamplingParams(structured_outputs="[0-9]+")
+    with pytest.raises(ValueError, match="ignore_eos"):
+        structured(regex="a", ignore_eos=True)
+
+
+def test_models_that_cannot_be_constrained_are_refused_with_the_reason(letters, embedded):  # noqa: F811
+    with pytest.raises(ValueError, match="byte-level or has byte tokens"):
+        Engine(*letters, EngineConfig(execution="padded")).add_request("a", structured(regex="b"))
+    endless = GrammarCompiler(embedded[1], ModelInfo(len(embedded[1]), 100, frozenset()))
+    with pytest.raises(ValueError, match="this model has none"):
+        endless.compile(StructuredOutputs(regex="a"))
+
+
+def test_without_the_library_the_error_says_what_to_install(embedded, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
+    with pytest.raises(ValueError, match="pip install llguidance"):
+        Engine(*embedded).add_request(PROMPTS[0], structured(regex="a"))
+
+
+def test_a_grammar_is_compiled_once_for_many_requests(embedded, monkeypatch):
+    compiler = GrammarCompiler(embedded[1], ModelInfo(len(embedded[1]), 100, frozenset({0})))
+    first = compiler.compile(StructuredOutputs(json=PERSON))
+    assert compiler.compile(StructuredOutputs(json=json.dumps(PERSON))) is first
+    for number in range(40):
+        compiler.compile(StructuredOutputs(regex=f"a{number}"))
+    assert compiler.compile.cache_info().currsize <= 16
