@@ -32,7 +32,9 @@ from .cloning import clone_sharing_weights
 
 GROUP = 32  # inputs that share a scale in int4; sizes of weights are padded to a multiple
 PANEL = 32  # outputs whose integers are neighbours in memory, as in kernels/quantized.cpp
-SLAB = 64 * PANEL  # outputs that are quantized at once: what that needs stays small beside the largest layers
+SLAB = (
+    2**20
+)  # weights that are quantized at once, or made floats: what that needs stays small beside the largest layers
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,14 @@ class QuantizedLinear(nn.Module):
         self.bias = layer.bias
         weight = _matrix(layer)
         self.out_features, self.in_features = weight.shape
-        words, scales = zip(*(self._quantize(slab) for slab in weight.split(SLAB)), strict=True)
+        words, scales = zip(
+            *(self._quantize(slab) for slab in weight.split(self._panels_per_slab() * PANEL)), strict=True
+        )
         self.register_buffer("words", torch.cat(words))
         self.register_buffer("scales", torch.cat(scales))
+
+    def _panels_per_slab(self) -> int:
+        return max(1, SLAB // (PANEL * self.in_features))
 
     @torch.no_grad()
     def _quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,10 +123,17 @@ class QuantizedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The rounded weight [out, in], computed at every access."""
-        scales = self.scales.transpose(1, 2).flatten(0, 1).float()
-        integers = unpack(self.words, self.format.bits)[: self.out_features].unflatten(1, (scales.shape[1], -1))
-        weight = (integers * scales[: self.out_features, :, None]).flatten(1)
-        return weight[:, : self.in_features].to(self.dtype)
+        return torch.cat(list(self._rounded_slabs()))
+
+    def _rounded_slabs(self) -> Iterator[torch.Tensor]:
+        """Yield the rounded weight, a slab of outputs [n, in] at a time."""
+        panels, rest = self._panels_per_slab(), self.out_features
+        for words, scales in zip(self.words.split(panels), self.scales.split(panels), strict=True):
+            scales = scales.transpose(1, 2).flatten(0, 1).float()
+            integers = unpack(words, self.format.bits).unflatten(1, (scales.shape[1], -1))
+            weight = (integers * scales[..., None]).flatten(1)[:rest, : self.in_features]
+            yield weight.to(self.dtype)
+            rest -= len(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply x [..., in] by the rounded weight, add the bias and return [..., out]."""
@@ -129,8 +143,9 @@ class QuantizedLinear(nn.Module):
         return self.multiply_quantized(x)
 
     def multiply_dequantized(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute the rounded weight and multiply with PyTorch."""
-        return linear(x, self.weight, self.bias)
+        """Compute the rounded weight, slab by slab, and multiply with PyTorch."""
+        y = torch.cat([linear(x, slab) for slab in self._rounded_slabs()], dim=-1)
+        return y if self.bias is None else y + self.bias
 
     def multiply_quantized(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply with the kernel, which never stores the rounded weight."""
