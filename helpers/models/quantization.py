@@ -102,11 +102,17 @@ class QuantizedLinear(nn.Module):
         self.bias = layer.bias
         weight = _matrix(layer)
         self.out_features, self.in_features = weight.shape
-        words, scales = zip(
-            *(self._quantize(slab) for slab in weight.split(self._panels_per_slab() * PANEL)), strict=True
-        )
-        self.register_buffer("words", torch.cat(words))
-        self.register_buffer("scales", torch.cat(scales))
+        panels, inputs = -(-self.out_features // PANEL), -(-self.in_features // GROUP) * GROUP
+        groups = inputs // (self.format.group or inputs)
+        # First, so that the memory of what quantizing needs is in one piece afterwards, and returns to the system.
+        words = weight.new_empty(panels, inputs * self.format.bits // 32, PANEL, dtype=torch.int32)
+        scales = weight.new_empty(panels, groups, PANEL, dtype=self.format.scale_dtype)
+        n = self._panels_per_slab()
+        for slab, *places in zip(weight.split(n * PANEL), words.split(n), scales.split(n), strict=True):
+            for place, quantized in zip(places, self._quantize(slab), strict=True):
+                place.copy_(quantized)
+        self.register_buffer("words", words)
+        self.register_buffer("scales", scales)
 
     def _panels_per_slab(self) -> int:
         return max(1, SLAB // (PANEL * self.in_features))
@@ -118,7 +124,7 @@ class QuantizedLinear(nn.Module):
         if not weight.isfinite().all():
             raise ValueError("A weight is infinite or not a number, and has no nearest integer: check the model.")
         integers, scales = round_to_integers(weight, self.format)
-        return pack(integers, self.format.bits), scales.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+        return pack(integers, self.format.bits), scales.unflatten(0, (-1, PANEL)).transpose(1, 2)
 
     @property
     def weight(self) -> torch.Tensor:
