@@ -462,6 +462,12 @@ def test_layers_that_do_more_or_are_narrow_stay_as_they_are():
     assert quantized_layers(model) == ["3"]
 
 
+def test_a_layer_with_several_parents_is_quantized_once():
+    shared = nn.Linear(64, 64)
+    model = quantize(nn.Sequential(shared, nn.ReLU(), shared), "int8")
+    assert isinstance(model[0], QuantizedLinear) and model[0] is model[2]
+
+
 @needs_kernels
 def test_a_backend_for_float_weights_is_refused(pair):
     message = "'onednn' does not work for quantized float32 on cpu here: choose one of 'auto', 'pytorch', 'compiled'"
