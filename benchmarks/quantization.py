@@ -29,6 +29,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
@@ -168,11 +169,11 @@ def speed(name: str, rows: tuple[int, ...] = ROWS, rounds: int = ROUNDS) -> str:
     if name == "large":
         cases = {name: (dtype, weights) for name, (dtype, weights) in CASES.items() if dtype is BFLOAT16}
     model, tokenizer = load_model(folder, "cpu", next(iter(cases.values()))[0])
-    engines = {name: Course(model, tokenizer, max(rows), *case) for name, case in cases.items()}
+    engines = {name: Course(model, tokenizer, max(rows), *case) for name, case in tqdm(cases.items(), "engines")}
     if ExternalEngine("llama").why_unavailable() is None:
         engines |= {f"llama.cpp {kind}": LlamaCpp(folder, max(rows), kind) for kind in LLAMA}
     bandwidths, times = [memory_bandwidth()], defaultdict(list)
-    for _ in range(rounds):
+    for _ in tqdm(range(rounds), "rounds"):
         for number, (name, engine) in itertools.product(rows, engines.items()):
             times[name, number].append(engine.decode_seconds(number))
         for tokens, (name, engine) in itertools.product(LENGTHS, engines.items()):
@@ -247,11 +248,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quantization", description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=["quality", "speed", "memory"])
     parser.add_argument("--large", action="store_true", help="use the model of 1.0B parameters")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"how often each time is taken (default: {ROUNDS})")
     options = parser.parse_args()
     name = "large" if options.large else "gpt2"
     if options.what == "quality":
         print(quality(*load_model(EMBEDDED, "cpu")))
     elif options.what == "speed":
-        print(speed(name, rounds=2 if options.large else ROUNDS))
+        print(speed(name, rounds=options.rounds))
     else:
         print("\n".join(memory(name, weights) for weights in FORMATS))
