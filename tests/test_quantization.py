@@ -22,7 +22,7 @@ from helpers.models import quantization, quantize
 from helpers.models.quantization import FORMATS, GROUP, QuantizedLinear, pack, round_to_integers, unpack
 from helpers.runners import linear
 from helpers.runners.linear import FastLinear, choose_linear_backends
-from helpers.runners.linear_choice import ROWS
+from helpers.runners.linear_choice import ROWS, Times, shape_of
 from tests.families import (
     FAMILIES,
     LEAD,
@@ -406,6 +406,17 @@ def test_the_kernel_joins_the_choice_by_measurement(monkeypatch, tmp_path, weigh
     assert choose_linear_backends(model, copies=False) == 2
     assert {name for layer in model for name in layer.backends} <= {"pytorch", "compiled"}
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
+def test_the_fastest_backend_is_chosen_for_each_number_of_rows(monkeypatch):
+    measured = Times({"pytorch": [2.0] * 5 + [1.0], "compiled": [1.0] * 5 + [2.0]})
+    monkeypatch.setattr(linear, "times_of", lambda layers, backends: {shape_of(layer): measured for layer in layers})
+    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
+    monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 0)
+    model = nn.Sequential(QuantizedLinear(layer_of(), "int8"))
+    choose_linear_backends(model)
+    assert model[0].backends == ["compiled"] * 5 + ["pytorch"]
 
 
 @needs_kernels
