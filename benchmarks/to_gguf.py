@@ -9,7 +9,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-TYPES = {"float32": gguf.GGMLQuantizationType.F32, "bfloat16": gguf.GGMLQuantizationType.BF16}
+TYPES = {
+    "float32": gguf.GGMLQuantizationType.F32,
+    "bfloat16": gguf.GGMLQuantizationType.BF16,
+    "Q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "Q4_0": gguf.GGMLQuantizationType.Q4_0,
+}
 # transformers stores these as [in, out] (Conv1D), llama.cpp as [out, in].
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 

@@ -13,6 +13,7 @@ _HOME = {
     "SamplingParams": "engine",
     "StructuredOutputs": "engine",
     "Trace": "trace",
+    "dequantized": "models",
     "filter_batch": "batching",
     "generate_alone": "loops",
     "generate_continuous": "loops",

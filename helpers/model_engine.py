@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from .engine import EngineConfig, EngineCore, ModelInfo
 from .engine.beam_search import beam_search
-from .models import context_length, default_pair, eos_token_ids
+from .models import clone_sharing_weights, context_length, default_pair, eos_token_ids, quantize
 from .runners import make_draft_proposer, make_runner
 
 
@@ -19,7 +19,7 @@ class Engine(EngineCore):
         clock: returns seconds; times in outputs and in the trace are counted from the engine's first request.
 
     Attributes:
-        model: the model, in the configured dtype.
+        model: the model, in the configured dtype and with the configured weights.
         runner: computes the iterations; `runner.not_ragged_because` is the reason if it is padded, otherwise None.
 
     Raises:
@@ -35,6 +35,8 @@ class Engine(EngineCore):
     ):
         model, tokenizer = default_pair(model, tokenizer)
         config = config or EngineConfig()
+        if config.weights is not None:  # before the dtype: bfloat16 would round the weights a second time
+            model = quantize(clone_sharing_weights(model), config.weights)
         if config.dtype is not None and config.dtype != model.dtype:
             model = copy.deepcopy(model).to(config.dtype)  # the caller's model stays as it is
         self.model = model

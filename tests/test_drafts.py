@@ -10,7 +10,7 @@ from conftest import PROMPTS, random_pair, spied
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import Engine, EngineConfig, SamplingParams, load_model
+from helpers import Engine, EngineConfig, SamplingParams, kernels, load_model
 from helpers.engine import (
     BlockManager,
     Chunk,
@@ -175,7 +175,7 @@ def test_new_requests_of_a_hopeless_workload_begin_without_drafts():
     engine = simulate(Fixed(8), 16, max_tokens=100)
     before = engine.trace.drafted_tokens
     engine.generate([[9, row] for row in range(16)], SamplingParams(100))
-    assert engine.trace.drafted_tokens - before < 0.03 * 16 * 100
+    assert engine.trace.drafted_tokens - before < 0.02 * 16 * 100
 
 
 @given(
@@ -267,6 +267,24 @@ def test_nothing_is_drafted_after_eos_unless_it_is_ignored(always_drafts):
         assert output.token_ids == ([2, 3, 4, 5, 6] if not ignore_eos else [2, 3, 4, 5, 6, 0, 1, 2, 3, 4])
         passes.append([row.tokens for one in engine.trace.passes for row in one.row_steps if row.tokens])
     assert passes == [[2, 4], [2, 7, 2]]
+
+
+def test_what_follows_a_stop_string_inside_the_drafts_is_dropped(always_drafts):
+    model, tokenizer = load_model()
+    (whole,) = Engine(model, tokenizer).generate([PROMPTS[3]], SamplingParams(20))
+    proposer = NgramProposer()
+    proposer.propose = lambda token_ids, k: whole.token_ids[len(token_ids) - prompt_tokens :][:k]
+    prompt_tokens = len(tokenizer(PROMPTS[3])["input_ids"])
+    stop = tokenizer.decode(whole.token_ids[4])
+    engine = Engine(model, tokenizer, EngineConfig(speculative=proposer, num_speculative_tokens=12))
+    params = SamplingParams(20, stop=stop, logprobs=0)
+    (output,) = engine.generate([PROMPTS[3]], params)
+    (expected,) = Engine(model, tokenizer).generate([PROMPTS[3]], params)
+    assert (output.token_ids, output.text, output.finish_reason) == (expected.token_ids, expected.text, "stop")
+    assert len(output.logprobs) == len(output.token_times) == len(output.token_ids) <= 5
+    (row,) = [row for row in engine.trace.passes[-1].row_steps if row.tokens]
+    assert (row.drafted, row.accepted, row.new_tokens) == (12, len(output.token_ids) - 1, len(output.token_ids) - 1)
+    assert engine.block_manager.used == 0 and not engine.has_unfinished_requests()
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -467,13 +485,11 @@ def test_an_interrupted_draft_model_starts_again():
 
 
 def test_speculation_changes_no_bit_of_a_batch_invariant_engine(always_drafts):
-    pytest.importorskip("helpers.kernels")
+    if problem := kernels.unavailable(torch.float32, torch.device("cpu")):
+        pytest.skip(problem)
     logprobs = []
     for speculative in (None, "ngram"):
-        try:
-            engine = Engine(config=EngineConfig(batch_invariant=True, speculative=speculative))
-        except ValueError as error:
-            pytest.skip(str(error))
+        engine = Engine(config=EngineConfig(batch_invariant=True, speculative=speculative))
         outputs = engine.generate(PROMPTS, SamplingParams(30, logprobs=3))
         logprobs.append([output.logprobs for output in outputs])
     assert engine.trace.accepted_tokens > 5

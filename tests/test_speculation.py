@@ -182,10 +182,11 @@ class SpeculatingMachine(RuleBasedStateMachine):
     def add(self, requests):
         for prompt, params in requests:
             for index in range(params.n):
-                text = self.tokenizer(prompt)["input_ids"] + self.expected(prompt, params, index).token_ids
-                self.texts.append(text)
-                if isinstance(self.proposer, Perfect):
-                    self.proposer.texts.insert(0, text)
+                ids = self.tokenizer(prompt)["input_ids"]
+                self.texts.append(ids + self.expected(prompt, params, index).token_ids)
+                if isinstance(self.proposer, Perfect):  # it also knows what would follow after the end
+                    endless = replace(params, max_tokens=LONGEST, stop=(), ignore_eos=True)
+                    self.proposer.texts.insert(0, ids + self.expected(prompt, endless, index).token_ids)
             self.added[self.engine.add_request(prompt, params)] = prompt, params
 
     def expected(self, prompt, params, index):
@@ -272,7 +273,7 @@ def test_whatever_is_proposed_every_request_gets_its_own_tokens(proposer, always
     events = machine.events
     assert events["drafted"] > 50 and events["cached"] > 10 and events["partial_chunks"] > 5, events
     if proposer == "perfect":  # another text may go on differently
-        assert 0.9 * events["drafted"] < events["accepted"] <= events["drafted"], events
+        assert 0.8 * events["drafted"] < events["accepted"] <= events["drafted"], events
     elif proposer != "random":
         assert 5 < events["accepted"] <= events["drafted"], events
 

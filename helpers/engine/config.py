@@ -42,6 +42,9 @@ class EngineConfig:
         batch_invariant: whether a request's logits must not depend on its batch, bit for bit
             (`runners/batch_invariant.py`). It requires a CPU, a C++ compiler and a model that runs ragged.
         dtype: the torch dtype of the engine's copy of the model; None to run the model as it is.
+        weights: "int8" or "int4" to store the weights of the linear layers as integers (`models/quantization.py`). A
+            decode then reads fewer bytes, and the engine generates the tokens of `dequantized(model, weights)`. None
+            stores them in the model's dtype.
         trace_length: how many of the latest forward passes the trace keeps, for an engine that never stops; None for
             all of them.
         speculative: what proposes drafts for speculative decoding (`speculation.py`): "ngram" looks them up in the
@@ -73,6 +76,7 @@ class EngineConfig:
     kernels: bool | None = None
     batch_invariant: bool = False
     dtype: Any = None
+    weights: str | None = None
     trace_length: int | None = None
     speculative: "str | Proposer | None" = None
     num_speculative_tokens: int = 4
@@ -91,6 +95,8 @@ class EngineConfig:
             )
         if self.execution not in ("auto", "ragged", "padded"):
             raise ValueError(f'execution must be "auto", "ragged" or "padded", not {self.execution!r}.')
+        if self.weights not in (None, "int8", "int4"):
+            raise ValueError(f'weights must be "int8", "int4" or None, not {self.weights!r}.')
         is_proposer = callable(getattr(self.speculative, "propose", None))
         if self.speculative not in (None, "ngram", "draft") and not is_proposer:
             raise ValueError(

@@ -1,6 +1,7 @@
 """C++ kernels, for work that PyTorch's operators do more slowly on a CPU.
 
     linear            multiplies a few rows by a large weight, as fast as memory can be read
+    quantized_linear  does so with a weight of integers, which take fewer bytes
     paged_attention   computes the attention of all sequences of an iteration in one call, through their block tables
     add_norm, gelu_   compute what lies between linear layers in one pass over memory
 
@@ -12,5 +13,16 @@ from .compiled import unavailable
 from .elementwise import add_norm, gelu_
 from .linear import linear, pack
 from .paged_attention import Segments, is_supported, paged_attention
+from .quantized import quantized_linear
 
-__all__ = ["Segments", "add_norm", "gelu_", "is_supported", "linear", "pack", "paged_attention", "unavailable"]
+__all__ = [
+    "Segments",
+    "add_norm",
+    "gelu_",
+    "is_supported",
+    "linear",
+    "pack",
+    "paged_attention",
+    "quantized_linear",
+    "unavailable",
+]

@@ -1,4 +1,4 @@
-"""Load models, call them, find out what they support, and clone them without copying their weights."""
+"""Load models, call them, find out what they support, quantize them, and clone them without copying their weights."""
 
 from .capabilities import (
     bytes_per_token,
@@ -10,6 +10,7 @@ from .capabilities import (
 )
 from .cloning import clone_sharing_weights
 from .loading import EMBEDDED, default_pair, load_model
+from .quantization import dequantized, quantize
 from .running import run_model
 
 __all__ = [
@@ -18,8 +19,10 @@ __all__ = [
     "clone_sharing_weights",
     "context_length",
     "default_pair",
+    "dequantized",
     "eos_token_ids",
     "load_model",
+    "quantize",
     "require_exact_batching",
     "require_exact_padding",
     "require_kv_cache",

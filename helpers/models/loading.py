@@ -21,6 +21,7 @@ from transformers import (
 from transformers.utils import logging
 
 from .capabilities import HINT, require_exact_batching
+from .quantization import check_format, quantize
 
 EMBEDDED = Path(__file__).resolve().parents[1] / "tiny_model"
 
@@ -29,24 +30,33 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
-def load_model(name: str | os.PathLike | None = None, device: str | None = None, dtype: torch.dtype | None = None):
+def load_model(
+    name: str | os.PathLike | None = None,
+    device: str | None = None,
+    dtype: torch.dtype | None = None,
+    weights: str | None = None,
+):
     """Return `(model, tokenizer)`, ready for the four verbs: eval mode, left padding, a pad token.
 
     Args:
         name: a folder in the Hugging Face format or a Hub id such as "openai-community/gpt2". Without a name, the
             default pair: the embedded model, or the one that the environment variable COURSE_MODEL names. The default
-            pair is loaded only once for each device and dtype.
+            pair is loaded only once for each device, dtype and format of weights.
         device: "cpu", "cuda", ...; by default CUDA if available, otherwise the CPU.
         dtype: float32 by default, the precision in which batching changes no token.
+        weights: "int8" or "int4" to quantize the linear layers, one after the other (`quantization.py`). Memory then
+            never holds more than the float weights and one quantized layer.
 
     Raises:
-        ValueError: there is no such folder, and the Hub does not know the name or cannot be reached; a file is missing
-            or damaged; the files cannot be loaded as a causal language model; or the model has an encoder or no KV
-            cache, or counts padding as positions.
+        ValueError: `weights` is unknown; there is no such folder, and the Hub does not know the name or cannot be
+            reached; a file is missing or damaged; the files cannot be loaded as a causal language model; or the model
+            has an encoder or no KV cache, or counts padding as positions.
     """
+    if weights is not None:
+        check_format(weights)
     if name is None:
-        return _load_default(os.environ.get("COURSE_MODEL") or str(EMBEDDED), device, dtype)
-    return _load(str(name), device, dtype)
+        return _load_default(os.environ.get("COURSE_MODEL") or str(EMBEDDED), device, dtype, weights)
+    return _load(str(name), device, dtype, weights)
 
 
 def default_pair(model=None, tokenizer=None):
@@ -64,7 +74,7 @@ def default_pair(model=None, tokenizer=None):
     return model, tokenizer
 
 
-def _load(name: str, device: str | None, dtype: torch.dtype | None):
+def _load(name: str, device: str | None, dtype: torch.dtype | None, weights: str | None):
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     config = _load_config(name)
     if config.is_encoder_decoder:
@@ -85,7 +95,7 @@ def _load(name: str, device: str | None, dtype: torch.dtype | None):
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     require_exact_batching(model)
-    return model, tokenizer
+    return model if weights is None else quantize(model, weights), tokenizer
 
 
 _load_default = functools.lru_cache(maxsize=2)(_load)

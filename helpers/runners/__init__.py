@@ -15,7 +15,7 @@ drafts.py             a smaller model that guesses the next tokens
 scoring.py            log-probabilities of the tokens of prompts
 logits_processors.py  what a request's parameters do to the logits
 grammar_state.py      which tokens the grammar of a structured output allows next
-linear.py             linear layers that use the fastest backend
+linear.py             linear layers, quantized ones too, that use the fastest backend
 linear_backends.py    the backends
 linear_choice.py      which of them is fastest, by measurement
 linear_report.py      the measured times as a table

@@ -14,7 +14,8 @@ from torch import nn
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-from .linear_backends import BACKENDS, available_backends
+from ..models.quantization import QuantizedLinear
+from .linear_backends import BACKENDS, Layer, available_backends, backends_of, bytes_of, inputs_of, kind_of
 from .linear_choice import ROWS, nearest, shape_of, times_of
 
 MIN_LAYER_BYTES = 1_000_000  # smaller weights fit in a core's cache
@@ -29,7 +30,8 @@ def choose_linear_backends(model: nn.Module, backend: str = "auto", copies: bool
 
     A layer for which PyTorch's own product wins stays as it is. So do all layers on a GPU and in dtypes other than
     float32 and bfloat16. A replaced layer uses its backends while gradients are disabled, as under `torch.no_grad()`.
-    While gradients are recorded, or once its weight has been written to, the original layer computes.
+    While gradients are recorded, or once its weight has been written to, the original layer computes. Quantized layers
+    keep their integers; only what multiplies by them is chosen.
 
     Args:
         backend: "auto" to choose by measurement, for large layers of large models only; or a name in `BACKENDS`, which
@@ -51,16 +53,20 @@ def choose_linear_backends(model: nn.Module, backend: str = "auto", copies: bool
             model.set_submodule(path, module.layer)
     # A layer may have several parents, and several names in one of them.
     modules = [(path, module) for path, module in model.named_modules(remove_duplicate=False) if path]
-    layers = list(dict.fromkeys(module for _, module in modules if is_plain(module)))
+    layers = list(
+        dict.fromkeys(module for _, module in modules if is_plain(module) or isinstance(module, QuantizedLinear))
+    )
     if backend == "auto":
-        layers = [layer for layer in layers if layer.weight.nbytes >= MIN_LAYER_BYTES]
-        if sum(layer.weight.nbytes for layer in layers) < MIN_MODEL_BYTES:
+        layers = [layer for layer in layers if bytes_of(layer) >= MIN_LAYER_BYTES]
+        if sum(map(bytes_of, layers)) < MIN_MODEL_BYTES:
             return 0
     replacements: dict[nn.Module, nn.Module] = {}
-    for kind in dict.fromkeys((layer.weight.dtype, layer.weight.device) for layer in layers):
-        alike = [layer for layer in layers if (layer.weight.dtype, layer.weight.device) == kind]
+    for kind in dict.fromkeys(map(kind_of, layers)):
+        alike = [layer for layer in layers if kind_of(layer) == kind]
         for layer, chosen in zip(alike, _choose(alike, backend, copies, available_backends(*kind)), strict=True):
-            if set(chosen) != {"pytorch"}:
+            if isinstance(layer, QuantizedLinear):
+                replacements[layer] = FastQuantizedLinear(layer, chosen)
+            elif set(chosen) != {"pytorch"}:
                 replacements[layer] = FastLinear(layer, chosen)
     num_layers = len(replacements)
     if num_layers:  # transformers' `gelu_new` makes eight passes over its input
@@ -94,13 +100,16 @@ def _choose(layers: list, backend: str, copies: bool, available: list[str]) -> l
     """Return for each layer the backend for every number in `ROWS`."""
     if backend != "auto":
         if backend not in available:
-            weight = layers[0].weight
+            dtype, device, quantized = kind_of(layers[0])
             names = ", ".join(repr(name) for name in ["auto", *available])
             raise ValueError(
-                f"The linear backend {backend!r} does not work for {str(weight.dtype).removeprefix('torch.')} on "
-                f"{weight.device} here: choose one of {names}."
+                f"The linear backend {backend!r} does not work for {'quantized ' * quantized}"
+                f"{str(dtype).removeprefix('torch.')} on {device} here: choose one of {names}."
             )
         return [[backend] * len(ROWS)] * len(layers)
+    if isinstance(layers[0], QuantizedLinear):  # its backends make no copies
+        times = times_of(layers, available)
+        return [times[shape_of(layer)].fastest(available) for layer in layers]
     if not copies:
         available = [name for name in available if not BACKENDS[name].copies_weight]
     if available == ["pytorch"]:
@@ -117,15 +126,16 @@ class FastLinear(nn.Module):
         backends: the name of the backend for each number of rows in `ROWS`.
     """
 
-    def __init__(self, layer: nn.Linear | Conv1D, backends: list[str]):
+    def __init__(self, layer: Layer, backends: list[str]):
         super().__init__()
         self.layer, self.backends = layer, backends
-        products = {name: BACKENDS[name](layer) for name in dict.fromkeys(backends)}
+        products = {name: backends_of(layer)[name](layer) for name in dict.fromkeys(backends)}
         self.products = [products[backends[nearest(rows)]] for rows in range(ROWS[-1] + 1)]  # by the number of rows
         self.max_rows = len(self.products) - 1
-        self.inputs = layer.weight.shape[0 if isinstance(layer, Conv1D) else 1]
-        # In a tuple, or the weight would be registered as a second parameter.
-        self.made_from = layer.weight, layer.weight._version, layer.weight.data_ptr(), layer.bias
+        self.inputs = inputs_of(layer)
+        if not isinstance(layer, QuantizedLinear):
+            # In a tuple, or the weight would be registered as a second parameter.
+            self.made_from = layer.weight, layer.weight._version, layer.weight.data_ptr(), layer.bias
 
     def __getattr__(self, name: str):
         """Look up `weight`, `bias`, `in_features`, ... in the original layer."""
@@ -147,4 +157,13 @@ class FastLinear(nn.Module):
             or weight.data_ptr() != address
         ):
             return layer(x)
+        return self.products[min(x.numel() // self.inputs, self.max_rows)](x)
+
+
+class FastQuantizedLinear(FastLinear):
+    """The same for a `QuantizedLinear`. Its backends read the layer's own tensors, so they follow every change."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            return self._modules["layer"](x)
         return self.products[min(x.numel() // self.inputs, self.max_rows)](x)

@@ -8,6 +8,11 @@
 No processor runs one of them fastest for every shape. With a few rows a product waits for memory, and the order in
 which the weight is read matters. With many rows it waits for arithmetic, and the matrix units of the processor matter.
 
+A layer with quantized weights (`models/quantization.py`) has two of them:
+
+    pytorch         dequantizes the weight and multiplies, which takes more time with few rows
+    compiled        the kernel in `kernels/quantized.cpp`, on the layer's own integers
+
 oneDNN's operators are private to PyTorch and differ between versions, and the kernel needs a compiler. So a backend is
 available if it multiplies correctly on a trial.
 """
@@ -17,6 +22,9 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from .. import kernels
+from ..models.quantization import QuantizedLinear
+
+Layer = nn.Linear | Conv1D | QuantizedLinear
 
 
 def weight_of(layer: nn.Linear | Conv1D) -> torch.Tensor:
@@ -72,15 +80,61 @@ class Compiled:
         return kernels.linear(x, self.weight, self.bias)
 
 
+class Dequantized:
+    """Computes the float weight of a quantized layer and multiplies with PyTorch."""
+
+    copies_weight = False
+
+    def __init__(self, layer: QuantizedLinear):
+        self.multiply = layer.multiply_dequantized
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.multiply(x)
+
+
+class Quantized(Dequantized):
+    """Multiplies with the compiled kernel by the integers. A row does not depend on the others, bit for bit."""
+
+    def __init__(self, layer: QuantizedLinear):
+        self.multiply = layer.multiply_quantized
+
+
 BACKENDS = {"pytorch": PyTorch, "onednn": OneDNN, "onednn_packed": OneDNNPacked, "compiled": Compiled}
+QUANTIZED = {"pytorch": Dequantized, "compiled": Quantized}
 BATCH_INVARIANT = "compiled"  # the only backend in which a row never depends on the number of rows (test_linear.py)
 
 
-def available_backends(dtype: torch.dtype, device: torch.device | str = "cpu") -> list[str]:
+def backends_of(layer: Layer) -> dict[str, type]:
+    """Return the backends of this kind of layer, available or not, by name."""
+    return QUANTIZED if isinstance(layer, QuantizedLinear) else BACKENDS
+
+
+def kind_of(layer: Layer) -> tuple[torch.dtype, torch.device, bool]:
+    """Return what the available backends of a layer depend on: the arguments of `available_backends`."""
+    if isinstance(layer, QuantizedLinear):
+        return layer.dtype, layer.words.device, True
+    return layer.weight.dtype, layer.weight.device, False
+
+
+def inputs_of(layer: Layer) -> int:
+    """Return the number of a layer's inputs."""
+    return layer.weight.shape[0] if isinstance(layer, Conv1D) else layer.in_features
+
+
+def bytes_of(layer: Layer) -> int:
+    """Return how many bytes the weight of a layer takes, its scales included."""
+    if isinstance(layer, QuantizedLinear):
+        return layer.words.nbytes + layer.scales.nbytes
+    return layer.weight.nbytes
+
+
+def available_backends(dtype: torch.dtype, device: torch.device | str = "cpu", quantized: bool = False) -> list[str]:
     """Return the names of the backends that work for layers of this dtype and device; "pytorch" always does.
 
     The first call may compile the kernels.
     """
+    if quantized:
+        return ["pytorch"] if kernels.unavailable(dtype, device) else ["pytorch", "compiled"]
     if torch.device(device).type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return ["pytorch"]
     return ["pytorch"] + [name for name in BACKENDS if name != "pytorch" and _multiplies(name, dtype)]

@@ -27,12 +27,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from ..hardware import cpuinfo
 from ..kernels import compiled
-from .linear_backends import BACKENDS
+from ..models.quantization import QuantizedLinear
+from .linear_backends import BACKENDS, Layer, backends_of, bytes_of, inputs_of, kind_of
 
 ROWS = (1, 4, 8, 16, 64, 256)  # other numbers of rows use the choice for the nearest of these
 ROUNDS = 3
@@ -69,6 +68,10 @@ class Times:
                 break
             kept.append(max(savings, key=lambda name: sum(savings[name])))
             candidates.remove(kept[-1])
+        return self.fastest(kept)
+
+    def fastest(self, kept: Sequence[str]) -> list[str]:
+        """Return the fastest of these backends for each number in `ROWS`."""
         timed = len(self.seconds[kept[0]])
         chosen = [min(kept, key=lambda name: self.seconds[name][index]) for index in range(timed)]
         return chosen + chosen[-1:] * (len(ROWS) - timed)
@@ -79,13 +82,15 @@ def nearest(rows: int) -> int:
     return min(range(len(ROWS)), key=lambda index: abs(math.log(max(rows, 1) / ROWS[index])))
 
 
-def shape_of(layer: nn.Linear | Conv1D) -> str:
+def shape_of(layer: Layer) -> str:
     """Return what the times of a layer depend on: its class, which tells the order of its weight, and its sizes."""
+    if isinstance(layer, QuantizedLinear):
+        return f"{layer.weights} {layer.out_features}x{layer.in_features}"
     return f"{type(layer).__name__} {'x'.join(map(str, layer.weight.shape))}"
 
 
-def times_of(layers: Sequence[nn.Linear | Conv1D], backends: Sequence[str], fresh: bool = False) -> dict[str, Times]:
-    """Return the times of every shape among the layers, which have one dtype: kept ones, or measured now.
+def times_of(layers: Sequence[Layer], backends: Sequence[str], fresh: bool = False) -> dict[str, Times]:
+    """Return the times of every shape among the layers, which are of one kind: kept ones, or measured now.
 
     Args:
         backends: names of available backends, "pytorch" among them.
@@ -93,11 +98,11 @@ def times_of(layers: Sequence[nn.Linear | Conv1D], backends: Sequence[str], fres
     """
     examples = {shape_of(layer): layer for layer in layers}
     with _measuring:
-        return _kept_or_measured(examples, backends, sum(layer.weight.nbytes for layer in layers), fresh)
+        return _kept_or_measured(examples, backends, sum(map(bytes_of, layers)), fresh)
 
 
 def _kept_or_measured(examples: dict, backends: Sequence[str], model_bytes: int, fresh: bool) -> dict[str, Times]:
-    machine = fingerprint(next(iter(examples.values())).weight.dtype, sorted(examples), backends)
+    machine = fingerprint(kind_of(next(iter(examples.values())))[0], sorted(examples), backends)
     if not fresh and (kept := load(machine)) is not None:
         return kept
     start, busy = time.perf_counter(), busy_elsewhere()
@@ -125,26 +130,26 @@ def busy_elsewhere() -> float:
 
 
 @torch.no_grad()
-def measure(examples: dict[str, nn.Linear | Conv1D], backends: Sequence[str], model_bytes: int) -> dict[str, Times]:
+def measure(examples: dict[str, Layer], backends: Sequence[str], model_bytes: int) -> dict[str, Times]:
     """Time the backends on a layer of each shape, small ones first, within a budget of seconds."""
     evict = evictor(min(last_level_cache(), model_bytes))
     begin, times = time.perf_counter(), {}
-    by_size = sorted(examples.items(), key=lambda item: item[1].weight.nbytes)
+    by_size = sorted(examples.items(), key=lambda item: bytes_of(item[1]))
     for number, (shape, layer) in enumerate(by_size, 1):
         times[shape] = _measure_layer(layer, backends, evict, begin + BUDGET * number / len(by_size))
     return times
 
 
 def _measure_layer(layer, backends: Sequence[str], evict: Callable[[], object], deadline: float) -> Times:
-    products = {name: BACKENDS[name](layer) for name in backends}
-    inputs = layer.weight.shape[0 if isinstance(layer, Conv1D) else 1]
+    products = {name: backends_of(layer)[name](layer) for name in backends}
+    generator = torch.Generator().manual_seed(0)
     seconds: dict[str, list[float]] = {name: [] for name in backends}
     last_rows, took = 1, 0.0
     for rows in ROWS:
         start = time.perf_counter()
         if rows > FEW and start + took * rows / last_rows > deadline:
             break
-        x = torch.randn(rows, inputs, device="cpu", generator=torch.Generator().manual_seed(0)).to(layer.weight.dtype)
+        x = torch.randn(rows, inputs_of(layer), device="cpu", generator=generator).to(kind_of(layer)[0])
         for product in products.values():
             product(x)  # the first call with a shape prepares the later ones
         rounds = []

@@ -1,0 +1,185 @@
+// y = x W + bias, where W is stored as integers of 8 or 4 bits with a scale for each group of inputs.
+//
+// A decode waits for the weights, so it is fast if they take few bytes. The floats are never stored: an integer becomes a
+// float in a register, right before it is multiplied. Integers of up to 8 bits are exact in bfloat16, too. The products of
+// a group are summed first, and each sum is multiplied by the scale of its group.
+//
+// W lies in panels of PANEL outputs. A panel has one line per word, and a word of 32 bits holds the integers of 32 / BITS
+// neighbouring inputs of one output: even inputs in its lower half, odd ones in its upper half, so that one instruction
+// makes pairs of bfloat16 numbers.
+//
+// For more than CONVERTED rows, a panel is converted once, into a buffer that stays in the cache. The sums are the same and
+// have the same order, so the numbers of a row do not depend on the other rows of the batch.
+
+#include <omp.h>
+
+#include "vectors.h"
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
+
+constexpr int ROWS = LANES == 16 ? 8 : 4;  // see linear.cpp
+constexpr int VECTORS = 2, PANEL = 32;
+constexpr int CONVERTED = 8 * ROWS;  // up to here, converting a panel again for every ROWS rows takes less time
+constexpr long AHEAD = 4096;  // bytes
+
+// Return the integers of one input as floats: shifts move them to the top of the word and back, with their sign.
+template <int BITS> static inline Floats integers(Words words, int input) {
+  int above = 32 - BITS - (input % 2 * 16 + input / 2 * BITS);
+  return __builtin_convertvector(bit_cast<Ints>(words << above) >> (32 - BITS), Floats);
+}
+
+// Return the weights of step `n` of a word, before scaling: one input as float32, or two as a pair of bfloat16 numbers.
+template <int BITS> static inline void weights_of(Words words, int n, Floats* weights) {
+#if defined(__AVX512BW__)
+  if constexpr (BITS == 4) {  // the processor looks up the lowest four bits of each index
+    const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    *weights = bit_cast<Floats>(_mm512_permutexvar_ps(bit_cast<__m512i>(words >> (n % 2 * 16 + n / 2 * 4)), table));
+    return;
+  }
+#endif
+  *weights = integers<BITS>(words, n);
+}
+
+template <int BITS> static inline void weights_of(Words words, int n, Words* weights) {
+#if defined(__AVX512BW__)
+  if constexpr (BITS == 4) {  // the lowest five bits, of which the fifth makes no difference
+    alignas(64) static const uint16_t table[32] = {
+        0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+        0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80};
+    *weights = bit_cast<Words>(_mm512_permutexvar_epi16(bit_cast<__m512i>(words >> (4 * n)), _mm512_load_si512(table)));
+    return;
+  }
+#endif
+  Words even = bit_cast<Words>(integers<BITS>(words, 2 * n)), odd = bit_cast<Words>(integers<BITS>(words, 2 * n + 1));
+  *weights = even >> 16 | odd;  // the integers are exact in bfloat16, so the lower halves are zero
+}
+
+static inline Words load_words(const uint32_t* w) {
+  Words words;
+  memcpy(&words, w, sizeof words);
+  return words;
+}
+
+// The sizes of a product: `steps` per row of x, which are one float32 or two bfloat16 inputs each; words per group. With
+// at most ROWS rows a weight is read `once`, and need not stay in the caches (see linear.cpp).
+struct Sizes {
+  long steps, out, groups, group_words;
+  bool once;
+};
+
+// Multiply R rows by VECTORS * LANES outputs of a panel: w [words, PANEL] packed, or [steps, PANEL] converted.
+template <int R, int BITS, bool PACKED, typename Vector, typename Word, typename Number, typename Scale>
+static void multiply(const Word* x, const uint32_t* w, const Scale* scales, const Number* bias, Number* y, Sizes sizes,
+                     long columns) {
+  constexpr int STEPS = 32 / BITS / (sizeof(Word) / sizeof(Number));
+  Floats totals[R][VECTORS] = {};
+  for (long group = 0, k = 0; group < sizes.groups; group++) {
+    Floats sums[R][VECTORS] = {};
+    for (long word = 0; word < sizes.group_words; word++, k += STEPS) {
+      Words words[VECTORS];
+      if constexpr (PACKED) {
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) {
+          words[v] = load_words(w + k / STEPS * PANEL + v * LANES);
+          const char* ahead = (const char*)(w + k / STEPS * PANEL + v * LANES) + AHEAD;
+          if (sizes.once) __builtin_prefetch(ahead, 0, 0);
+          else __builtin_prefetch(ahead, 0, 3);
+        }
+      }
+#pragma GCC unroll 8
+      for (int n = 0; n < STEPS; n++) {
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) {
+          Vector weights;
+          if constexpr (PACKED) weights_of<BITS>(words[v], n, &weights);
+          else weights = bit_cast<Vector>(load_words(w + (k + n) * PANEL + v * LANES));
+#pragma GCC unroll 8
+          for (int r = 0; r < R; r++) sums[r][v] = add_products(sums[r][v], weights, x[r * sizes.steps + k + n]);
+        }
+      }
+    }
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) {
+      Floats scale = load(scales + group * PANEL + v * LANES);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) totals[r][v] += sums[r][v] * scale;
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+    float total[VECTORS * LANES];
+    memcpy(total, totals[r], sizeof total);
+    for (int c = 0; c < columns; c++) store(y + r * sizes.out + c, total[c] + (bias ? to_float(bias[c]) : 0));
+  }
+}
+
+// Multiply as many rows as the largest compiled `multiply` that is not too large, and return how many. Only powers of two
+// are compiled, because each takes the compiler a while.
+template <int R, int BITS, typename Vector, typename Word, typename Number, typename Scale>
+static int multiply_rows(long rows, const Word* x, const uint32_t* w, const Scale* scales, const Number* bias, Number* y,
+                         Sizes sizes, long columns) {
+  if constexpr (R > 1)
+    if (rows < R) return multiply_rows<R / 2, BITS, Vector>(rows, x, w, scales, bias, y, sizes, columns);
+  multiply<R, BITS, true, Vector>(x, w, scales, bias, y, sizes, columns);
+  return R;
+}
+
+// Convert a panel [words, PANEL] to [steps, PANEL].
+template <int BITS, int STEPS, typename Vector> static void convert(const uint32_t* w, uint32_t* converted, long words) {
+  for (long k = 0; k < words; k++)
+    for (int c = 0; c < PANEL; c += LANES)
+#pragma GCC unroll 8
+      for (int n = 0; n < STEPS; n++) {
+        Vector weights;
+        weights_of<BITS>(load_words(w + k * PANEL + c), n, &weights);
+        memcpy(converted + (k * STEPS + n) * PANEL + c, &weights, sizeof weights);
+      }
+}
+
+template <int BITS, typename Vector, typename Word, typename Number, typename Scale>
+static void quantized_linear(const Word* x, const uint32_t* w, const Scale* scales, const Number* bias, Number* y,
+                             uint32_t* buffers, long rows, Sizes sizes, int threads) {
+  constexpr int STEPS = 32 / BITS / (sizeof(Word) / sizeof(Number));
+  long words = sizes.groups * sizes.group_words;
+#pragma omp parallel for num_threads(threads)
+  for (long c = 0; c < sizes.out; c += PANEL) {
+    const uint32_t* panel = w + c / PANEL * words * PANEL;
+    uint32_t* converted = buffers + omp_get_thread_num() * sizes.steps * PANEL;
+    if (rows > CONVERTED) convert<BITS, STEPS, Vector>(panel, converted, words);
+    for (long d = 0; d < PANEL && c + d < sizes.out; d += VECTORS * LANES) {
+      long rest = sizes.out - c - d, columns = rest < VECTORS * LANES ? rest : VECTORS * LANES, r = 0;
+      const Scale* scale = scales + c / PANEL * sizes.groups * PANEL + d;
+      const Number* b = bias ? bias + c + d : bias;
+      Number* out = y + c + d;
+      if (rows > CONVERTED)
+        for (; r + ROWS <= rows; r += ROWS)
+          multiply<ROWS, BITS, false, Vector>(x + r * sizes.steps, converted + d, scale, b, out + r * sizes.out, sizes, columns);
+      while (r < rows)
+        r += multiply_rows<ROWS, BITS, Vector>(rows - r, x + r * sizes.steps, panel + d, scale, b, out + r * sizes.out, sizes,
+                                               columns);
+    }
+  }
+}
+
+extern "C" {
+
+int rows_without_buffer() { return CONVERTED; }
+
+// x [rows, in], w [panels, in * bits / 32, PANEL], scales [panels, groups, PANEL] (float32 for 8 bits, bfloat16 for 4),
+// bias [out] or null, y [rows, out]; buffers [threads, in, PANEL], used for more than CONVERTED rows.
+void quantized_linear_float32(const float* x, const uint32_t* w, const void* scales, const float* bias, float* y,
+                              uint32_t* buffers, long rows, long in, long out, long groups, int bits, int threads) {
+  Sizes sizes = {in, out, groups, in * bits / 32 / groups, rows <= ROWS};
+  if (bits == 8) quantized_linear<8, Floats>(x, w, (const float*)scales, bias, y, buffers, rows, sizes, threads);
+  else quantized_linear<4, Floats>(x, w, (const uint16_t*)scales, bias, y, buffers, rows, sizes, threads);
+}
+
+// The same with two inputs per step: buffers [threads, in / 2, PANEL].
+void quantized_linear_bfloat16(const uint32_t* x, const uint32_t* w, const void* scales, const uint16_t* bias, uint16_t* y,
+                               uint32_t* buffers, long rows, long in, long out, long groups, int bits, int threads) {
+  Sizes sizes = {in / 2, out, groups, in * bits / 32 / groups, rows <= ROWS};
+  if (bits == 8) quantized_linear<8, Words>(x, w, (const float*)scales, bias, y, buffers, rows, sizes, threads);
+  else quantized_linear<4, Words>(x, w, (const uint16_t*)scales, bias, y, buffers, rows, sizes, threads);
+}
+}

@@ -1,0 +1,248 @@
+"""Quantize a model's linear layers: integers of 8 or 4 bits, with a scale for each group of weights.
+
+A decode reads all weights to compute a few rows, so its time is the time to read them. Fewer bits per weight make it
+faster. Only weights are quantized. What flows through the layers keeps the model's dtype.
+
+    int8    8 bits per weight and a float32 scale for each output
+    int4    4 bits per weight and a bfloat16 scale for each GROUP of inputs of an output: 4.5 bits per weight
+
+A weight is stored as the integer nearest to weight / scale, and the scale maps the largest weight of its group to the
+largest integer, 127 or 7. So no weight changes by more than half a scale. A single outlier enlarges the scale of its
+whole group. With 255 values that hardly matters, and with 15 it does, hence the small groups of int4. 32 weights share
+16 bits there, which costs half a bit per weight.
+
+Which layers: all that multiply and do nothing else, the LM head among them. Each decode reads it in full, and in GPT-2
+(124M) it has 31% of the weights that a decode reads. Where it is tied to the embedding, the embedding stays as it is: a
+token reads one row of it. Layers with fewer than GROUP inputs or outputs, such as the router of a mixture of experts,
+stay as they are, and so do weights outside of linear layers: transformers stores experts that way.
+
+`dequantized` returns the reference: an ordinary model with the rounded weights.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.functional import linear, pad
+from transformers.pytorch_utils import Conv1D
+
+from .. import kernels
+from .cloning import clone_sharing_weights
+
+GROUP = 32  # inputs that share a scale in int4; sizes of weights are padded to a multiple
+PANEL = 32  # outputs whose integers are neighbours in memory, as in kernels/quantized.cpp
+SLAB = 2**18  # weights that are quantized, or made floats, at once: so both take little memory
+
+
+@dataclass(frozen=True)
+class Format:
+    """How weights are stored: bits per integer, inputs per scale (None for all), and the dtype of the scales."""
+
+    bits: int
+    group: int | None
+    scale_dtype: torch.dtype
+
+    @property
+    def largest(self) -> int:
+        """The largest integer. Its negative is the smallest, so that zero is in the middle."""
+        return 2 ** (self.bits - 1) - 1
+
+
+FORMATS = {"int8": Format(8, None, torch.float32), "int4": Format(4, GROUP, torch.bfloat16)}
+
+
+def round_to_integers(weight: torch.Tensor, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return int8 [out, in] and scales [out, groups] for a weight [out, in], whose sizes are multiples of GROUP."""
+    groups = weight.float().unflatten(1, (-1, format.group or weight.shape[1]))
+    largest = groups.abs().amax(dim=2)
+    # Not below the smallest normal number: the scale of a group of zeros must not be zero.
+    scales = (largest / format.largest).clamp(min=torch.finfo(torch.float32).tiny).to(format.scale_dtype)
+    integers = (groups / scales.float()[..., None]).round_().clamp_(-format.largest, format.largest)
+    return integers.to(torch.int8).flatten(1), scales
+
+
+def _shifts(bits: int, device) -> torch.Tensor:
+    """Return for each input of a word the position of its lowest bit: even inputs are in the lower half."""
+    inputs = torch.arange(32 // bits, dtype=torch.int32, device=device)
+    return inputs % 2 * 16 + inputs // 2 * bits
+
+
+def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack integers [out, in] into int32 [panels, words, PANEL]: a word has the bits of 32 / bits inputs."""
+    lanes = integers.view(-1, PANEL, integers.shape[1] * bits // 32, 32 // bits).transpose(1, 2)
+    return ((lanes.int() & (2**bits - 1)) << _shifts(bits, integers.device)).sum(-1, dtype=torch.int32)
+
+
+def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the integers [out, in], int32, of words [panels, words, PANEL]."""
+    lanes = words[..., None] << (32 - bits - _shifts(bits, words.device)) >> (32 - bits)  # shifts right keep the sign
+    return lanes.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer whose weight is stored as integers. The kernel multiplies by it, or PyTorch where there is none.
+
+    Args:
+        layer: an `nn.Linear`, or GPT-2's `Conv1D`; its weight is read and not kept.
+        weights: a name in `FORMATS`.
+
+    Attributes:
+        words: the integers, int32 [panels, words, PANEL]; see `pack`.
+        scales: [panels, groups, PANEL].
+        bias: [out] or None.
+        dtype: of the layer's inputs and outputs.
+    """
+
+    def __init__(self, layer: nn.Linear | Conv1D, weights: str):
+        super().__init__()
+        self.weights, self.format, self.dtype = weights, FORMATS[weights], layer.weight.dtype
+        self.bias = layer.bias
+        weight = _matrix(layer)
+        self.out_features, self.in_features = weight.shape
+        panels, inputs = -(-self.out_features // PANEL), -(-self.in_features // GROUP) * GROUP
+        groups = inputs // (self.format.group or inputs)
+        # First, so that the memory of what quantizing needs is in one piece afterwards, and returns to the system.
+        words = weight.new_empty(panels, inputs * self.format.bits // 32, PANEL, dtype=torch.int32)
+        scales = weight.new_empty(panels, groups, PANEL, dtype=self.format.scale_dtype)
+        n = self._panels_per_slab()
+        for slab, *places in zip(weight.split(n * PANEL), words.split(n), scales.split(n), strict=True):
+            for place, quantized in zip(places, self._quantize(slab), strict=True):
+                place.copy_(quantized)
+        self.register_buffer("words", words)
+        self.register_buffer("scales", scales)
+
+    def _panels_per_slab(self) -> int:
+        return max(1, SLAB // (PANEL * self.in_features))
+
+    @torch.no_grad()
+    def _quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return words and scales of some outputs."""
+        weight = pad(weight.detach(), (0, -weight.shape[1] % GROUP, 0, -weight.shape[0] % PANEL))
+        if not weight.isfinite().all():
+            raise ValueError("A weight is infinite or not a number, and has no nearest integer: check the model.")
+        integers, scales = round_to_integers(weight, self.format)
+        return pack(integers, self.format.bits), scales.unflatten(0, (-1, PANEL)).transpose(1, 2)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The rounded weight [out, in], computed at every access."""
+        return torch.cat(list(self._rounded_slabs()))
+
+    def _rounded_slabs(self) -> Iterator[torch.Tensor]:
+        """Yield the rounded weight, a slab of outputs [n, in] at a time."""
+        panels, rest = self._panels_per_slab(), self.out_features
+        for words, scales in zip(self.words.split(panels), self.scales.split(panels), strict=True):
+            scales = scales.transpose(1, 2).flatten(0, 1).float()
+            integers = unpack(words, self.format.bits).unflatten(1, (scales.shape[1], -1))
+            weight = (integers * scales[..., None]).flatten(1)[:rest, : self.in_features]
+            yield weight.to(self.dtype)
+            rest -= len(weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply x [..., in] by the rounded weight, add the bias and return [..., out]."""
+        wants_gradient = torch.is_grad_enabled() and x.requires_grad
+        if wants_gradient or kernels.unavailable(x.dtype, x.device):
+            return self.multiply_dequantized(x)
+        return self.multiply_quantized(x)
+
+    def multiply_dequantized(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the rounded weight, slab by slab, and multiply with PyTorch."""
+        y = torch.cat([linear(x, slab) for slab in self._rounded_slabs()], dim=-1)
+        return y if self.bias is None else y + self.bias
+
+    def multiply_quantized(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply with the kernel, which never stores the rounded weight."""
+        return kernels.quantized_linear(x, self.words, self.scales, self.bias, self.format.bits, self.out_features)
+
+    def _apply(self, fn, recurse=True):
+        """Move or cast the layer, except for the dtype of the scales: rounding them would change all weights."""
+        scales, self.dtype = self.scales, fn(torch.empty(0, dtype=self.dtype, device=self.words.device)).dtype
+        super()._apply(fn, recurse)
+        self.scales = scales.to(self.words.device)
+        return self
+
+    def extra_repr(self) -> str:
+        """Describe the layer in the model's printed form."""
+        return f"{self.weights}, in_features={self.in_features}, out_features={self.out_features}"
+
+
+def _matrix(layer: nn.Linear | Conv1D) -> torch.Tensor:
+    """Return a layer's weight as a view [out, in]; GPT-2's `Conv1D` stores [in, out]."""
+    return layer.weight.detach().T if isinstance(layer, Conv1D) else layer.weight.detach()
+
+
+def _layers_to_quantize(model: nn.Module) -> Iterator[tuple[list[str], nn.Linear | Conv1D]]:
+    """Yield the layers that are quantized, each with all its paths: it may have several parents.
+
+    A subclass or a hook may do more than multiply, and a weight of another class may be quantized already.
+    """
+    paths: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        plain = type(module) in (nn.Linear, Conv1D) and not (module._forward_hooks or module._forward_pre_hooks)
+        if plain and type(module.weight) is nn.Parameter and min(module.weight.shape) >= GROUP:
+            paths.setdefault(module, []).append(path)
+    while paths:  # without references to layers that have been yielded
+        layer = next(iter(paths))
+        yield paths.pop(layer), layer
+        del layer
+
+
+def quantize(model: nn.Module, weights: str) -> nn.Module:
+    """Replace the linear layers of a model, one after the other, with quantized ones; return the model.
+
+    A layer's float weight is freed as soon as it is quantized, unless something else holds it. So memory never holds
+    more than the float weights and one quantized layer.
+
+    Args:
+        weights: a name in `FORMATS`. A model that is already quantized this way stays as it is.
+
+    Raises:
+        ValueError: there is no such format, the model is quantized in another one, or it has no layer to quantize.
+    """
+    check_format(weights)
+    if found := {module.weights for module in model.modules() if isinstance(module, QuantizedLinear)}:
+        if found != {weights}:
+            raise ValueError(f"The weights are {found.pop()} already, not {weights}: load the model anew.")
+        return model
+    num_layers = 0
+    for paths, layer in _layers_to_quantize(model):
+        try:
+            quantized = QuantizedLinear(layer, weights)
+        except ValueError as error:
+            raise ValueError(f"{type(model).__name__} cannot be quantized: {paths[0]}: {error}") from error
+        for path in paths:
+            model.set_submodule(path, quantized)
+        num_layers += 1
+        del layer
+    if not num_layers:
+        raise ValueError(f"{type(model).__name__} has no plain linear layers to quantize. Use weights=None.")
+    return model
+
+
+def dequantized(model: nn.Module, weights: str) -> nn.Module:
+    """Return an ordinary model with the weights that quantization leaves: integers times scales, in the model's dtype.
+
+    It is the reference for an engine with `EngineConfig(weights=...)`. In float32 both generate the same tokens, except
+    for near ties. All other tensors are the given model's.
+
+    Args:
+        weights: "int8" or "int4".
+
+    Raises:
+        ValueError: see `quantize`.
+    """
+    check_format(weights)
+    model = clone_sharing_weights(model)
+    for _, layer in _layers_to_quantize(model):
+        weight = QuantizedLinear(layer, weights).weight
+        layer.weight = nn.Parameter(weight.T.contiguous() if isinstance(layer, Conv1D) else weight.contiguous())
+    if getattr(getattr(model, "config", None), "tie_word_embeddings", False):
+        model.config.tie_word_embeddings = False  # the embedding is not rounded
+    return model.eval()
+
+
+def check_format(weights: str) -> None:
+    """Raise a ValueError unless weights can be stored this way."""
+    if weights not in FORMATS:
+        raise ValueError(f'weights must be "int8" or "int4", not {weights!r}.')

@@ -1,0 +1,486 @@
+"""Weights of 8 and 4 bits: what rounding may change, and that an engine generates the dequantized model's tokens.
+
+No test asserts how much faster this is. benchmarks/quantization.py reports speed and what it costs in quality.
+"""
+
+import copy
+import itertools
+
+import pytest
+import torch
+import transformers
+from conftest import CountingModel, letter_tokenizer, random_pair
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from helpers import Engine, EngineConfig, Request, SamplingParams, dequantized, generate_continuous, kernels, load_model
+from helpers.models import quantization, quantize
+from helpers.models.quantization import FORMATS, GROUP, QuantizedLinear, pack, round_to_integers, unpack
+from helpers.runners import linear
+from helpers.runners.linear import FastLinear, choose_linear_backends
+from helpers.runners.linear_choice import ROWS, Times, shape_of
+from tests.families import (
+    FAMILIES,
+    LEAD,
+    SIZES,
+    build,
+    logit_range,
+    not_ragged_because,
+    prompts,
+    serve_ragged,
+    tokenizer,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+in_both_formats = pytest.mark.parametrize("weights", FORMATS)
+needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
+PRODUCTS = ["multiply_dequantized"] + ["multiply_quantized"] * (not kernels.unavailable())
+
+
+@pytest.fixture
+def no_kernels(monkeypatch):
+    monkeypatch.setattr(kernels, "unavailable", lambda *of: "there is no C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """The embedded model on the CPU, even if there is a GPU."""
+    model, tokenizer = load_model()
+    return copy.deepcopy(model).to("cpu"), tokenizer
+
+
+def layer_of(inputs=40, outputs=70, kind="Linear", dtype=torch.float32):
+    """Return a layer whose sizes are no multiples of a panel or a group."""
+    torch.manual_seed(0)
+    layer = Conv1D(nf=outputs, nx=inputs) if kind == "Conv1D" else nn.Linear(inputs, outputs, bias=kind == "Linear")
+    nn.init.normal_(layer.weight)
+    if layer.bias is not None:
+        nn.init.normal_(layer.bias)
+    return layer.to(dtype)
+
+
+# --- rounding ---------------------------------------------------------------------------------------------------------
+
+
+@in_both_formats
+@pytest.mark.parametrize("kind", ["Linear", "Linear without bias", "Conv1D"])
+def test_no_weight_changes_by_more_than_half_a_scale(kind, weights):
+    layer = layer_of(kind=kind)
+    quantized = QuantizedLinear(layer, weights)
+    exact = layer.weight.T if kind == "Conv1D" else layer.weight
+    assert quantized.weight.shape == exact.shape == (70, 40)
+    scales = quantized.scales.float().transpose(1, 2).flatten(0, 1)[:70]
+    per_weight = scales.repeat_interleave(GROUP if weights == "int4" else 64, dim=1)[:, :40]
+    change = (quantized.weight - exact).abs()
+    assert (change <= 0.5001 * per_weight).all()
+    assert change.max() > 0.4 * per_weight.min(), "something was rounded"
+
+
+@in_both_formats
+def test_the_largest_weight_of_a_group_gets_the_largest_integer_and_zero_stays_zero(weights):
+    weight = torch.zeros(32, 64)
+    weight[0, 5], weight[0, 40], weight[1, 0] = -3.0, 1.5, 1e-44  # the last is below the smallest normal number
+    integers, _ = round_to_integers(weight, FORMATS[weights])
+    largest = {"int8": 127, "int4": 7}[weights]
+    own_group = weights == "int4"
+    assert integers[0, 5] == -largest and integers[0, 40] == (largest if own_group else round(largest / 2))
+    assert integers.count_nonzero() == 2
+
+
+@in_both_formats
+@pytest.mark.parametrize("number", [torch.inf, torch.nan])
+def test_a_weight_without_a_nearest_integer_is_refused_by_name(weights, number):
+    model = nn.Sequential(layer_of(), layer_of())
+    model[1].weight.data[3, 3] = number
+    with pytest.raises(ValueError, match="Sequential cannot be quantized: 1: A weight is infinite or not a number"):
+        quantize(model, weights)
+
+
+@in_both_formats
+def test_slabs_make_no_difference(monkeypatch, weights):
+    x, results = torch.randn(3, 40), []
+    for size, expected_slabs in (quantization.SLAB, 1), (1, 3):  # the least is a panel of 32 outputs
+        monkeypatch.setattr(quantization, "SLAB", size)
+        layer = QuantizedLinear(layer_of(), weights)
+        assert len(list(layer._rounded_slabs())) == expected_slabs
+        results.append((layer.words, layer.scales, layer.weight, layer.multiply_dequantized(x)))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packed_integers_come_back_in_their_places(bits):
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
+    integers = torch.randint(low, high, (64, 96), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+    words = pack(integers, bits)
+    assert words.shape == (2, 96 * bits // 32, 32) and words.dtype is torch.int32
+    assert torch.equal(unpack(words, bits), integers.int())
+
+
+def test_even_inputs_are_in_the_lower_half_of_a_word():
+    integers = torch.zeros(32, 32, dtype=torch.int8)
+    integers[3, :8] = torch.tensor([1, 2, 3, 4, 5, 6, 7, -1])
+    assert f"{pack(integers, 4)[0, 0, 3].item() & 0xFFFFFFFF:08x}" == "f6427531"
+    assert [f"{word & 0xFFFFFFFF:08x}" for word in pack(integers, 8)[0, :2, 3].tolist()] == ["04020301", "ff060705"]
+
+
+# --- a layer's error --------------------------------------------------------------------------------------------------
+
+
+def normal(shape, random):
+    return torch.randn(shape, generator=random)
+
+
+def with_outliers(shape, random):
+    weight = normal(shape, random)
+    weight[:, 1] = 1e4
+    return weight
+
+
+WEIGHTS = {
+    "normal": normal,
+    "an outlier per output": with_outliers,
+    "halves, which lie between integers": lambda shape, random: torch.randint(-254, 255, shape, generator=random) / 2,
+    "zeros": lambda shape, random: torch.zeros(shape),
+    "some outputs zero": lambda shape, random: normal(shape, random) * (torch.arange(shape[0]) % 2)[:, None],
+    "below the normal numbers": lambda shape, random: normal(shape, random) * 1e-40,
+    "tiny": lambda shape, random: normal(shape, random) * 1e-30,
+    "huge": lambda shape, random: normal(shape, random) * 1e20,
+    "all equal": lambda shape, random: torch.full(shape, 0.3),
+}
+INPUTS = {  # of a layer whose quantized weight differs from the exact one by `errors`
+    "normal": lambda errors, random: normal((3, errors.shape[1]), random),
+    "huge and tiny": lambda errors, random: normal((3, errors.shape[1]), random) ** 9,
+    "terms that cancel": lambda errors, random: 1e4 * (-1.0) ** torch.arange(errors.shape[1]).expand(3, -1),
+    "errors that add up": lambda errors, random: errors.sign()[:3],
+}
+SIZE = st.integers(32, 90)
+
+
+@in_both_formats
+@settings(derandomize=True, deadline=None, max_examples=20)
+@given(st.sampled_from(list(WEIGHTS)), st.sampled_from(list(INPUTS)), SIZE, SIZE, st.integers(0, 9))
+@example("an outlier per output", "errors that add up", 64, 32, 0)
+@torch.no_grad()
+def test_a_layers_error_is_at_most_half_a_scale_per_input(weights, kind, x_kind, inputs, outputs, seed):
+    """|dy_j| <= sum over k of s_jk / 2 |x_k|, plus the rounding of float32 sums of n terms, n 2^-24 sum |w_jk x_k|."""
+    random = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(inputs, outputs, bias=False)
+    layer.weight.copy_(WEIGHTS[kind]((outputs, inputs), random))
+    quantized = QuantizedLinear(layer, weights)
+    x = INPUTS[x_kind](quantized.weight - layer.weight, random)
+    exact = x.double() @ layer.weight.double().T
+    scales = quantized.scales.double().transpose(1, 2).flatten(0, 1)[:outputs]
+    scales = scales.repeat_interleave(GROUP if weights == "int4" else 96, dim=1)[:, :inputs]
+    by_quantization = x.double().abs() @ scales.T / 2
+    # Sums of integers are multiplied by a scale, which is one more rounding; so is each conversion.
+    by_floats = (inputs + 4) * 2**-24 * (x.double().abs() @ quantized.weight.double().abs().T) + inputs * 1e-36
+    for product in PRODUCTS:
+        error = (getattr(quantized, product)(x).double() - exact).abs()
+        assert (error <= by_quantization * (1 + 1e-6) + by_floats).all(), product
+
+
+@needs_kernels
+@in_both_formats
+@pytest.mark.parametrize("kind", ["Linear", "Linear without bias", "Conv1D"])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.01)])
+@torch.no_grad()
+def test_the_kernel_multiplies_by_the_rounded_weight_and_no_row_depends_on_the_others(kind, dtype, tolerance, weights):
+    quantized = QuantizedLinear(layer_of(kind=kind, dtype=dtype), weights)
+    exact = QuantizedLinear(layer_of(kind=kind, dtype=dtype).float(), weights)
+    x = torch.randn(80, 40).to(dtype)
+    alone = quantized.multiply_quantized(x[:1])
+    for rows in (1, 2, 3, 5, 8, 9, 17, 31, 64, 67, 80):
+        y = quantized.multiply_quantized(x[:rows])
+        assert y.dtype is dtype
+        expected = exact.multiply_dequantized(x[:rows].float())
+        torch.testing.assert_close(y.float(), expected, rtol=tolerance, atol=tolerance)
+        assert torch.equal(y[:1], alone), rows
+    assert quantized(torch.randn(2, 0, 40).to(dtype)).shape == (2, 0, 70)
+    last = torch.randn(5, 2, 40).to(dtype)[:, -1:]  # not contiguous
+    assert torch.equal(quantized(last), quantized(last.clone()))
+
+
+@needs_kernels
+def test_the_kernel_refuses_what_does_not_fit():
+    quantized = QuantizedLinear(layer_of(), "int8")
+    with pytest.raises(ValueError, match="float64"):
+        quantized.multiply_quantized(torch.randn(2, 40).double())
+    with pytest.raises(ValueError, match=r"has 64 inputs, but x has 65"):
+        quantized.multiply_quantized(torch.randn(2, 65))
+    with pytest.raises(ValueError, match=r"float32 \[70\]: pass a bias of \[70\] in the dtype of x, torch.bfloat16"):
+        quantized.multiply_quantized(torch.randn(2, 40).bfloat16())
+
+
+@in_both_formats
+def test_gradients_of_the_inputs_are_those_of_the_rounded_weight(weights):
+    quantized = QuantizedLinear(layer_of(), weights)
+    x = torch.randn(2, 40, requires_grad=True)
+    quantized(x).sum().backward()
+    torch.testing.assert_close(x.grad, quantized.weight.sum(0).expand(2, -1))
+
+
+@in_both_formats
+def test_a_cast_changes_the_dtype_of_the_numbers_and_not_the_scales(weights):
+    quantized = QuantizedLinear(layer_of(), weights)
+    scales = quantized.scales.clone()
+    cast = quantized.to(torch.bfloat16)
+    assert cast.dtype is cast.bias.dtype is cast.weight.dtype is torch.bfloat16
+    assert cast.scales.dtype is FORMATS[weights].scale_dtype and torch.equal(cast.scales, scales)
+    assert cast(torch.randn(2, 40).bfloat16()).dtype is torch.bfloat16
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def quantized_layers(model) -> list[str]:
+    return [path for path, module in model.named_modules() if isinstance(module, QuantizedLinear)]
+
+
+@in_both_formats
+def test_the_head_is_quantized_and_the_embedding_that_it_is_tied_to_is_not(pair, weights):
+    model = pair[0]
+    rounded = dequantized(model, weights)
+    assert type(rounded) is type(model) and not quantized_layers(rounded)
+    assert rounded.get_input_embeddings().weight is model.get_input_embeddings().weight
+    assert not torch.equal(rounded.lm_head.weight, model.lm_head.weight)
+    assert not rounded.config.tie_word_embeddings and model.config.tie_word_embeddings
+    engine = Engine(*pair, EngineConfig(weights=weights))
+    assert "lm_head" in quantized_layers(engine.model) and len(quantized_layers(engine.model)) == 17
+    assert torch.equal(engine.model.lm_head.weight, rounded.lm_head.weight)
+
+
+@in_both_formats
+def test_the_callers_model_stays_as_it_is(pair, weights):
+    model = pair[0]
+    before, modules = copy.deepcopy(model.state_dict()), dict(model.named_modules())
+    Engine(*pair, EngineConfig(weights=weights)).generate(["The rain"], SamplingParams(max_tokens=2))
+    dequantized(model, weights)
+    assert dict(model.named_modules()) == modules
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def greedy_or_nearly_tied(model, prompt: list[int], output: list[int]) -> int:
+    """Assert that every token of an output is the model's best one, near ties excepted; return how many were ties."""
+    with torch.no_grad():
+        ids = torch.tensor([prompt + output[:-1]])
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, len(prompt) - 1 :]
+    chosen = logits[torch.arange(len(output)), output]
+    assert (logits.amax(-1) - chosen <= LEAD * logit_range(logits)).all()
+    return int((logits.argmax(-1) != torch.tensor(output)).sum())
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_an_engine_generates_the_dequantized_models_tokens_in_any_company(family):
+    """Ragged, with chunks, preemptions and shared prefixes; padded where the family runs padded.
+
+    Half of the families are quantized in each format, which takes half the time.
+    """
+    if not family.available:
+        pytest.skip(f"transformers {transformers.__version__} does not know {family.config['model_type']}")
+    model, weights = build(family), list(FORMATS)[FAMILIES.index(family) % 2]
+    requests = [Request(prompt, tokens) for prompt, (_, tokens) in zip(prompts()[:4], SIZES, strict=False)]
+    texts = [tokenizer()(request.prompt)["input_ids"] for request in requests]
+    if not_ragged_because(family):
+        engine = Engine(model, tokenizer(), EngineConfig(max_batch_size=3, weights=weights))
+        params = [SamplingParams(max_tokens=request.max_tokens) for request in requests]
+        outputs = [output.token_ids for output in engine.generate(texts, params)]
+    else:
+        outputs, engine = serve_ragged(model, requests, seed=0, weights=weights)
+        assert engine.scheduler.num_partial_chunks > 5
+    assert quantized_layers(engine.model)
+    rounded = dequantized(model, weights)
+    ties = sum(greedy_or_nearly_tied(rounded, *pair) for pair in zip(texts, outputs, strict=True))
+    assert ties <= 1
+
+
+@in_both_formats
+def test_rounding_changes_tokens_of_a_random_model(weights):
+    """So the tests above compare with the right model."""
+    model, tokenizer = random_pair("llama")
+    model = copy.deepcopy(model).to("cpu")
+    ids = torch.arange(1, 60)[None]
+    with torch.no_grad():
+        exact, rounded = model(ids).logits, dequantized(model, weights)(ids).logits
+        engine = Engine(model, tokenizer, EngineConfig(weights=weights))
+        actual = engine.model(ids).logits
+    assert (rounded - exact).abs().max() > 100 * (rounded - actual).abs().max()
+
+
+@pytest.mark.parametrize("settings", [{"speculative": "ngram"}, {"execution": "padded"}, {"linear_backend": "pytorch"}])
+def test_tokens_are_the_dequantized_models_with_drafts_padding_shared_prefixes_and_beams(pair, settings):
+    question = "Question: What does the clever owl eat?\nAnswer:"
+    model, rounded = pair[0], dequantized(pair[0], "int4")
+    config = EngineConfig(max_batch_size=3, block_size=4, weights="int4", **settings)
+    runs = []
+    for engine in Engine(model, pair[1], config), Engine(rounded, pair[1], EngineConfig(max_batch_size=3)):
+        outputs = engine.generate([question, "What comes up"], SamplingParams(max_tokens=24))
+        engine.add_request(question + " The", SamplingParams(max_tokens=12), "beside the beams")
+        beams = engine.beam_search(question, 2, 8)
+        outputs += engine.step()
+        while engine.has_unfinished_requests():
+            outputs += engine.step()
+        texts = [output.token_ids for output in outputs if output.finish_reason]
+        runs.append(([beam.token_ids for beam in beams], texts))
+    assert runs[0] == runs[1]
+
+
+def test_the_verbs_run_a_model_that_was_loaded_quantized(pair):
+    model, tokenizer = load_model(device="cpu", weights="int8")
+    assert load_model(device="cpu", weights="int8")[0] is model and load_model(device="cpu")[0] is not model
+    requests = [("The quick brown fox", 12), ("What comes up", 20)]
+    expected = generate_continuous(requests, 2, dequantized(pair[0], "int8"), tokenizer).outputs
+    actual = generate_continuous(requests, 2, model, tokenizer).outputs
+    assert [output.token_ids for output in actual] == [output.token_ids for output in expected]
+    assert Engine(model, tokenizer, EngineConfig(weights="int8")).generate(["The"], SamplingParams(max_tokens=2))
+
+
+@needs_kernels
+@in_both_formats
+@torch.no_grad()
+def test_in_bfloat16_logits_are_as_close_as_rounding_allows(pair, weights):
+    """The weights are rounded once, from float32, and the integers are exact in bfloat16."""
+    model, ids = pair[0], torch.arange(1, 31).view(3, 10)
+    exact = dequantized(model, weights)(ids).logits
+    half = Engine(*pair, EngineConfig(weights=weights, dtype=torch.bfloat16)).model
+    plain = copy.deepcopy(dequantized(model, weights)).to(torch.bfloat16)
+    error, plain_error = ((one(ids).logits.float() - exact).abs().mean() for one in (half, plain))
+    assert 0 < error <= plain_error
+
+
+@needs_kernels
+@in_both_formats
+def test_with_quantized_weights_batch_invariance_holds_too(pair, weights):
+    config = EngineConfig(weights=weights, batch_invariant=True)
+    engine = Engine(*pair, config)
+    fast = [module for module in engine.runner.model.modules() if isinstance(module, FastLinear)]
+    assert len(fast) == 17 and all(set(module.backends) == {"compiled"} for module in fast)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def peak_bytes(call) -> int:
+    """Return the most bytes of tensors made by a call that exist at once; it must free nothing that was made before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = call()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    del result
+    return max(live)
+
+
+@in_both_formats
+def test_quantizing_never_holds_more_than_the_float_weights_and_one_layer(weights):
+    sizes = {"vocab_size": 2000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3}
+    config = AutoConfig.for_model("llama", **sizes)
+    models = []
+
+    def load():
+        models.append(quantize(AutoModelForCausalLM.from_config(config), weights))
+
+    peak, plain = peak_bytes(load), AutoModelForCausalLM.from_config(config)
+    total, largest = (function(one.nbytes for one in plain.parameters()) for function in (sum, max))
+    assert total < peak < total + largest
+    left = sum(tensor.nbytes for tensor in [*models[0].parameters(), *models[0].buffers()])
+    embedding = plain.get_input_embeddings().weight.nbytes
+    assert left - embedding < {"int8": 0.26, "int4": 0.145}[weights] * (total - embedding)
+
+
+# --- the choice -------------------------------------------------------------------------------------------------------
+
+
+@needs_kernels
+@in_both_formats
+@torch.no_grad()
+def test_the_kernel_joins_the_choice_by_measurement(monkeypatch, tmp_path, weights):
+    monkeypatch.setattr("helpers.kernels.compiled.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
+    monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 0)
+    model = quantize(nn.Sequential(layer_of(400, 300), layer_of(300, 32)), weights)
+    x = torch.randn(3, 400)
+    expected = model(x)
+    assert choose_linear_backends(model, copies=False) == 2
+    assert {name for layer in model for name in layer.backends} <= {"pytorch", "compiled"}
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
+def test_the_fastest_backend_is_chosen_for_each_number_of_rows(monkeypatch):
+    measured = Times({"pytorch": [2.0] * 5 + [1.0], "compiled": [1.0] * 5 + [2.0]})
+    monkeypatch.setattr(linear, "times_of", lambda layers, backends: {shape_of(layer): measured for layer in layers})
+    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
+    monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 0)
+    model = nn.Sequential(QuantizedLinear(layer_of(), "int8"))
+    choose_linear_backends(model)
+    assert model[0].backends == ["compiled"] * 5 + ["pytorch"]
+
+
+@needs_kernels
+@torch.no_grad()
+def test_each_number_of_rows_uses_its_backend(monkeypatch):
+    calls = []
+    for name in PRODUCTS:
+        original = getattr(QuantizedLinear, name)
+        monkeypatch.setattr(
+            QuantizedLinear, name, lambda self, x, name=name, original=original: calls.append(name) or original(self, x)
+        )
+    layer = linear.FastQuantizedLinear(QuantizedLinear(layer_of(), "int8"), ["compiled"] * 5 + ["pytorch"])
+    assert len(ROWS) == 6
+    for rows in (1, 16, 300):
+        layer(torch.randn(rows, 40))
+    assert calls == ["multiply_quantized", "multiply_quantized", "multiply_dequantized"]
+
+
+def test_without_a_compiler_pytorch_multiplies_by_the_dequantized_weight(pair, no_kernels):
+    engine = Engine(*pair, EngineConfig(weights="int8"))
+    (output,) = engine.generate(["The quick brown fox"], SamplingParams(max_tokens=8))
+    prompt = pair[1]("The quick brown fox")["input_ids"]
+    assert greedy_or_nearly_tied(dequantized(pair[0], "int8"), prompt, output.token_ids) == 0
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", [lambda: EngineConfig(weights="int3"), lambda: load_model(weights="int3"),
+                                  lambda: dequantized(load_model()[0], "int3")])  # fmt: skip
+def test_an_unknown_format_is_an_error_that_lists_the_known_ones(call):
+    with pytest.raises(ValueError, match=r'weights must be "int8"(,| or) "int4".* not \'int3\''):
+        call()
+
+
+def test_quantizing_twice_in_different_formats_is_an_error(pair):
+    model, tokenizer = load_model(device="cpu", weights="int8")
+    with pytest.raises(ValueError, match="The weights are int8 already, not int4: load the model anew"):
+        Engine(model, tokenizer, EngineConfig(weights="int4"))
+
+
+def test_a_model_without_linear_layers_is_refused():
+    with pytest.raises(ValueError, match=r"CountingModel has no plain linear layers to quantize. Use weights=None"):
+        Engine(CountingModel(), letter_tokenizer(), EngineConfig(weights="int8"))
+
+
+def test_layers_that_do_more_or_are_narrow_stay_as_they_are():
+    class Special(nn.Linear):
+        """A subclass may do more than multiply."""
+
+    hooked = nn.Linear(64, 64)
+    hooked.register_forward_hook(lambda *_: None)
+    model = quantize(nn.Sequential(Special(64, 64), hooked, nn.Linear(64, 8), nn.Linear(64, 64)), "int8")
+    assert quantized_layers(model) == ["3"]
+
+
+def test_a_layer_with_several_parents_is_quantized_once():
+    shared = nn.Linear(64, 64)
+    model = quantize(nn.Sequential(shared, nn.ReLU(), shared), "int8")
+    assert isinstance(model[0], QuantizedLinear) and model[0] is model[2]
+
+
+@needs_kernels
+def test_a_backend_for_float_weights_is_refused(pair):
+    message = "'onednn' does not work for quantized float32 on cpu here: choose one of 'auto', 'pytorch', 'compiled'"
+    with pytest.raises(ValueError, match=message):
+        Engine(*pair, EngineConfig(weights="int8", linear_backend="onednn"))
