@@ -4,6 +4,7 @@ Every model that `load_model` returns can be batched exactly by the four verbs. 
 no KV cache, an encoder, or positions that count the padding. SUPPORT.md lists the families for which this is tested.
 """
 
+import contextlib
 import functools
 import os
 from pathlib import Path
@@ -14,12 +15,15 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging
 
+from . import compressed_tensors
+from .assembly import assemble
 from .capabilities import HINT, require_exact_batching
 from .quantization import check_format, quantize
 
@@ -86,8 +90,8 @@ def _load(name: str, device: str | None, dtype: torch.dtype | None, weights: str
     if Path(name).is_dir():  # a local folder loads too quickly for a bar
         logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype or torch.float32).to(device).eval()
-    except (OSError, ValueError, SafetensorError) as error:
+        model = _load_weights(name, config, dtype or torch.float32).to(device).eval()
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise _refusal(name, f" ({config.model_type}) as a causal language model", error) from error
     finally:
         if bar:
@@ -99,6 +103,18 @@ def _load(name: str, device: str | None, dtype: torch.dtype | None, weights: str
 
 
 _load_default = functools.lru_cache(maxsize=2)(_load)
+
+
+def _load_weights(name: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None or quantization["quant_method"] != compressed_tensors.METHOD:
+        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    checkpoint = compressed_tensors.CompressedTensors(name, quantization)
+    del config.quantization_config  # its integers are this course's layers
+    model = assemble(config, checkpoint, dtype)
+    with contextlib.suppress(OSError):  # without the file, these settings are the configuration's
+        model.generation_config = GenerationConfig.from_pretrained(name)
+    return model
 
 
 def _load_config(name: str) -> PretrainedConfig:

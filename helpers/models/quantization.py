@@ -16,10 +16,11 @@ Which layers: all that multiply and do nothing else, the LM head among them. Eac
 token reads one row of it. Layers with fewer than GROUP inputs or outputs, such as the router of a mixture of experts,
 stay as they are, and so do weights outside of linear layers: transformers stores experts that way.
 
-`dequantized` returns the reference: an ordinary model with the rounded weights.
+`dequantized` returns the reference: an ordinary model with the rounded weights. `compressed_tensors.py` and
+`gguf_file.py` load integers that were rounded elsewhere.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -96,22 +97,73 @@ class QuantizedLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear | Conv1D, weights: str):
         super().__init__()
-        self.weights, self.format, self.dtype = weights, FORMATS[weights], layer.weight.dtype
-        self.bias = layer.bias
+        self.weights, self.format = weights, FORMATS[weights]
         weight = _matrix(layer)
-        self.out_features, self.in_features = weight.shape
-        words, scales = zip(*(self._quantize(slab) for slab in weight.split(SLAB)), strict=True)
+        slabs = (self._quantize(slab) for slab in weight.split(SLAB))
+        self._store(slabs, weight.shape, layer.bias, layer.weight.dtype)
+
+    @classmethod
+    def from_integers(
+        cls, integers: torch.Tensor, scales: torch.Tensor, bits: int, bias: nn.Parameter | None, dtype: torch.dtype
+    ) -> "QuantizedLinear":
+        """Return a layer with weights that are quantized already. No number changes.
+
+        Args:
+            integers: int8 [out, in].
+            scales: [out, groups]; a group is all inputs, or a multiple of GROUP of them. They are stored as bfloat16
+                if they have 4 bits and bfloat16 holds them exactly, and otherwise as float32.
+            bits: 8 or 4.
+            bias: [out] or None.
+            dtype: of the layer's inputs and outputs.
+
+        Raises:
+            ValueError: the sizes do not match, or a scale is infinite or not a number.
+        """
+        (outputs, inputs), groups = integers.shape, scales.shape[-1]
+        if scales.shape != (outputs, groups) or inputs % groups or (groups > 1 and inputs // groups % GROUP):
+            raise ValueError(
+                f"Scales {list(scales.shape)} do not fit a weight {[outputs, inputs]}: a scale is for all inputs of an "
+                f"output, or for a multiple of {GROUP}."
+            )
+        if not scales.isfinite().all():
+            raise ValueError("A scale is infinite or not a number: copy the file again.")
+        scales, short = scales.float(), scales.bfloat16()
+        if bits == 4 and torch.equal(short.float(), scales):
+            scales = short
+        self = cls.__new__(cls)
+        nn.Module.__init__(self)
+        self.weights = f"int{bits}"
+        self.format = Format(bits, inputs // groups if groups > 1 else None, scales.dtype)
+        slabs = zip(integers.split(SLAB), scales.split(SLAB), strict=True)
+        self._store((self._arrange(*slab) for slab in slabs), integers.shape, bias, dtype)
+        return self
+
+    def _store(self, slabs: Iterable, shape: torch.Size, bias: nn.Parameter | None, dtype: torch.dtype) -> None:
+        """Store pairs of words and scales, one for each slab of outputs."""
+        self.out_features, self.in_features = shape
+        self.bias, self.dtype = bias, dtype
+        words, scales = zip(*slabs, strict=True)
         self.register_buffer("words", torch.cat(words))
         self.register_buffer("scales", torch.cat(scales))
 
     @torch.no_grad()
     def _quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return words and scales of some outputs."""
-        weight = pad(weight.detach(), (0, -weight.shape[1] % GROUP, 0, -weight.shape[0] % PANEL))
+        weight = pad(weight.detach(), (0, -weight.shape[1] % GROUP))
         if not weight.isfinite().all():
             raise ValueError("A weight is infinite or not a number, and has no nearest integer: check the model.")
-        integers, scales = round_to_integers(weight, self.format)
-        return pack(integers, self.format.bits), scales.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+        return self._arrange(*round_to_integers(weight, self.format))
+
+    def _arrange(self, integers: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return integers [out, in] as words and scales [out, groups] as panels, with zeros as padding."""
+        rows = (0, -integers.shape[0] % PANEL)
+        words = pack(pad(integers, (0, -integers.shape[1] % GROUP, *rows)), self.format.bits)
+        return words, pad(scales, (0, 0, *rows)).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+
+    def integers_and_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `from_integers` takes: int8 [out, in] and scales [out, groups], without padding."""
+        integers = unpack(self.words, self.format.bits)[: self.out_features, : self.in_features].to(torch.int8)
+        return integers, self.scales.transpose(1, 2).flatten(0, 1)[: self.out_features]
 
     @property
     def weight(self) -> torch.Tensor:
@@ -182,9 +234,7 @@ def quantize(model: nn.Module, weights: str) -> nn.Module:
         ValueError: there is no such format, the model is quantized in another one, or it has no layer to quantize.
     """
     check_format(weights)
-    if found := {module.weights for module in model.modules() if isinstance(module, QuantizedLinear)}:
-        if found != {weights}:
-            raise ValueError(f"The weights are {found.pop()} already, not {weights}: load the model anew.")
+    if is_quantized(model, weights):
         return model
     num_layers = 0
     for paths, layer in _layers_to_quantize(model):
@@ -201,6 +251,14 @@ def quantize(model: nn.Module, weights: str) -> nn.Module:
     return model
 
 
+def is_quantized(model: nn.Module, weights: str) -> bool:
+    """Return whether a model has quantized layers. Raise a ValueError if they are in another format."""
+    found = {module.weights for module in model.modules() if isinstance(module, QuantizedLinear)}
+    if found - {weights}:
+        raise ValueError(f"The weights are {' and '.join(sorted(found))} already, not {weights}: load the model anew.")
+    return bool(found)
+
+
 def dequantized(model: nn.Module, weights: str) -> nn.Module:
     """Return an ordinary model with the weights that quantization leaves: integers times scales, in the model's dtype.
 
@@ -208,19 +266,31 @@ def dequantized(model: nn.Module, weights: str) -> nn.Module:
     for near ties. All other tensors are the given model's.
 
     Args:
-        weights: "int8" or "int4".
+        weights: "int8" or "int4". A model that is quantized this way already keeps its integers.
 
     Raises:
         ValueError: see `quantize`.
     """
     check_format(weights)
     model = clone_sharing_weights(model)
+    if is_quantized(model, weights):
+        for path, layer in list(model.named_modules()):
+            if isinstance(layer, QuantizedLinear):
+                model.set_submodule(path, _float_layer(layer))
+        return model.eval()
     for _, layer in _layers_to_quantize(model):
         weight = QuantizedLinear(layer, weights).weight
         layer.weight = nn.Parameter(weight.T.contiguous() if isinstance(layer, Conv1D) else weight.contiguous())
     if getattr(getattr(model, "config", None), "tie_word_embeddings", False):
         model.config.tie_word_embeddings = False  # the embedding is not rounded
     return model.eval()
+
+
+def _float_layer(quantized: QuantizedLinear) -> nn.Linear:
+    """Return an ordinary layer with the rounded weight."""
+    layer = nn.Linear(quantized.in_features, quantized.out_features, bias=False, device="meta")
+    layer.weight, layer.bias = nn.Parameter(quantized.weight), quantized.bias
+    return layer
 
 
 def check_format(weights: str) -> None:
