@@ -25,6 +25,7 @@ from transformers.utils import logging
 from . import compressed_tensors
 from .assembly import assemble
 from .capabilities import HINT, require_exact_batching
+from .gguf_file import GGUFFile
 from .quantization import check_format, quantize
 
 EMBEDDED = Path(__file__).resolve().parents[1] / "tiny_model"
@@ -80,17 +81,17 @@ def default_pair(model=None, tokenizer=None):
 
 def _load(name: str, device: str | None, dtype: torch.dtype | None, weights: str | None):
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    config = _load_config(name)
+    file, config = _open_gguf(name) if name.endswith(".gguf") else (None, _load_config(name))
     if config.is_encoder_decoder:
         raise ValueError(
             f"{name!r} ({config.model_type}) is an encoder-decoder; this course batches decoder-only models. {HINT}"
         )
     tokenizer = _load_tokenizer(name)
     bar = logging.is_progress_bar_enabled()
-    if Path(name).is_dir():  # a local folder loads too quickly for a bar
+    if Path(name).exists():  # a local folder loads too quickly for a bar
         logging.disable_progress_bar()
     try:
-        model = _load_weights(name, config, dtype or torch.float32).to(device).eval()
+        model = _load_weights(name, config, file, dtype or torch.float32).to(device).eval()
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise _refusal(name, f" ({config.model_type}) as a causal language model", error) from error
     finally:
@@ -105,16 +106,30 @@ def _load(name: str, device: str | None, dtype: torch.dtype | None, weights: str
 _load_default = functools.lru_cache(maxsize=2)(_load)
 
 
-def _load_weights(name: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _load_weights(name: str, config: PretrainedConfig, file: GGUFFile | None, dtype: torch.dtype) -> PreTrainedModel:
+    if file is not None:
+        model = assemble(config, file, dtype)
+        file.check_all_read()
+        return model
     quantization = getattr(config, "quantization_config", None)
     if quantization is None or quantization["quant_method"] != compressed_tensors.METHOD:
         return AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
     checkpoint = compressed_tensors.CompressedTensors(name, quantization)
-    del config.quantization_config  # its integers are this course's layers
+    del config.quantization_config  # the integers become layers of this course
     model = assemble(config, checkpoint, dtype)
-    with contextlib.suppress(OSError):  # without the file, these settings are the configuration's
+    with contextlib.suppress(OSError):  # without the file, the configuration's settings apply
         model.generation_config = GenerationConfig.from_pretrained(name)
     return model
+
+
+def _open_gguf(name: str) -> tuple[GGUFFile, PretrainedConfig]:
+    if not Path(name).is_file():
+        raise ValueError(f"Cannot load {name!r}: there is no such file. {HINT}")
+    try:
+        file = GGUFFile(name)
+        return file, file.config()
+    except Exception as error:  # the reader raises plain exceptions for damaged files
+        raise _refusal(name, "", error) from error
 
 
 def _load_config(name: str) -> PretrainedConfig:
@@ -136,8 +151,10 @@ def _load_config(name: str) -> PretrainedConfig:
 
 
 def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    path = Path(name)
+    source, options = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (name, {})
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", **options)
         if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):  # what transformers makes of no files at all
             raise ValueError("there are no tokens")
     except Exception as error:  # the tokenizers library raises plain exceptions
