@@ -24,7 +24,8 @@ class LlamaCpp:
     def load(self, folder: str, dtype: str, rows: int) -> dict:
         """Convert the model to GGUF if necessary, load it, and return the versions."""
         file = HOME / f"{Path(folder).name}-{dtype}.gguf"
-        convert(Path(folder), dtype, file)
+        if not file.exists() or file.stat().st_mtime < Path(folder, "model.safetensors").stat().st_mtime:
+            convert(Path(folder), dtype, file)
         llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
         if not self.model:

@@ -48,7 +48,8 @@ def find_model(name: str = "gpt2", smoke: bool = False) -> ModelOnDisk:
     """Return the model of this name; one with random weights is first written to build/bench/models/ if necessary.
 
     Args:
-        name: "gpt2" for GPT-2 124M with random weights, "embedded" for the course's model, or a model folder.
+        name: "gpt2" for GPT-2 124M with random weights, "large" for such a model of 1.0B parameters, "embedded" for the
+            course's model, or a model folder.
         smoke: make "gpt2" tiny, for tests that measure nothing.
 
     Raises:
@@ -58,15 +59,22 @@ def find_model(name: str = "gpt2", smoke: bool = False) -> ModelOnDisk:
         return ModelOnDisk(EMBEDDED, "the course's embedded model (trained)")
     if name == "gpt2":
         return _tiny() if smoke else _gpt2()
+    if name == "large":
+        return _large()
     folder = Path(name).resolve()
     if not (folder / "config.json").exists():
-        raise ValueError(f'There is no model in {folder}: name a model folder, "gpt2" or "embedded".')
+        raise ValueError(f'There is no model in {folder}: name a model folder, "gpt2", "large" or "embedded".')
     return ModelOnDisk(folder, str(folder))
 
 
 def _gpt2() -> ModelOnDisk:
     description = "GPT-2 124M with random weights (torch.manual_seed(0)): its text has no meaning"
     return _random("gpt2-random", GPT2Config(), description)
+
+
+def _large() -> ModelOnDisk:
+    config = GPT2Config(n_embd=2048, n_layer=18, n_head=16)
+    return _random("large-random", config, "a GPT-2 of 1.0B parameters with random weights: its text has no meaning")
 
 
 def _tiny() -> ModelOnDisk:

@@ -1,13 +1,18 @@
-"""What quantized weights cost in quality and gain in speed: `python -m benchmarks.quantization quality` or `speed`.
+"""What quantized weights cost in quality, and what they gain in speed and memory.
+
+    python -m benchmarks.quantization quality
+    python -m benchmarks.quantization speed              GPT-2 124M with random weights
+    python -m benchmarks.quantization speed --large      the same with 1.0B parameters, in bfloat16
+    python -m benchmarks.quantization memory --large     while a model is loaded and quantized
 
 `quality` uses the embedded model, which is trained: on random weights rounding has other effects. Perplexity is
 measured on documents from a seed that training never used, and greedy tokens on the beginnings of such documents. Once
 one token differs, the rest of a text differs for that reason alone. So tokens are counted at the positions of float32's
 own texts: how often would another token come next?
 
-`speed` uses GPT-2 124M with random weights. The engines take turns. It reports the tokens per second of iterations in
-which all rows decode, the share of the memory bandwidth at which they read the weights, and the time of a long prompt.
-llama.cpp joins where it is installed. Its Q8_0 and Q4_0 quantize what flows through the layers, too.
+In `speed` the engines take turns. It reports the tokens per second of iterations in which all rows decode, the share of
+the memory bandwidth at which they read the weights, and the time of two prompts. llama.cpp joins where it is installed.
+Its Q8_0 and Q4_0 quantize what flows through the layers, too.
 """
 
 import argparse
@@ -16,27 +21,31 @@ import itertools
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from helpers import Engine, EngineConfig, SamplingParams, dequantized, load_model
 from helpers.hardware import memory_bandwidth
 from helpers.models import EMBEDDED
-from helpers.models.quantization import QuantizedLinear
+from helpers.models.quantization import FORMATS, QuantizedLinear
+from helpers.runners.linear_backends import bytes_of
 from helpers.tiny_model import corpus
 from helpers.tiny_model.train import held_out_loss
 
 from .engines import ExternalEngine
+from .install import HOME
 from .machine import processor
 from .models import find_model
 from .workloads import TokenRequest
 
 HELD_OUT_SEED, NUM_PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 999_000_000, 100, 8, 48
-ROWS, LONG_PROMPT, DECODES, ROUNDS = (1, 4, 8, 16), 384, 24, 3
+ROWS, LENGTHS, DECODES, ROUNDS = (1, 4, 8, 16), (64, 512), 24, 3
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 CASES = {
     "float32": (FLOAT32, None),
@@ -45,7 +54,7 @@ CASES = {
     "int4, float32": (FLOAT32, "int4"),
     "int8, bfloat16": (BFLOAT16, "int8"),
     "int4, bfloat16": (BFLOAT16, "int4"),
-}  # weights, dtype of everything else
+}  # dtype of everything else, weights
 LLAMA = ("Q8_0", "Q4_0")  # its names for 8 and 4 bits in groups of 32
 
 
@@ -96,82 +105,134 @@ def tokens_changed(model, prompt: list[int], output: list[int]) -> int:
 def weight_bytes(model: nn.Module) -> int:
     """Return the bytes of the linear layers' weights, which every decode reads."""
     layers = {module for module in model.modules() if isinstance(module, nn.Linear | Conv1D | QuantizedLinear)}
-    return sum(
-        layer.words.nbytes + layer.scales.nbytes if isinstance(layer, QuantizedLinear) else layer.weight.nbytes
-        for layer in layers
+    return sum(map(bytes_of, layers))
+
+
+def made_up_requests(rows: int, prompt_tokens: int, output_tokens: int) -> list[TokenRequest]:
+    """Return a request for each row; with random weights any tokens will do."""
+    return [TokenRequest([(7 * row + n) % 1000 for n in range(prompt_tokens)], output_tokens) for row in range(rows)]
+
+
+class Course:
+    """The course's engine: the seconds of its iterations come from its trace."""
+
+    def __init__(self, model, tokenizer, rows: int, dtype: torch.dtype, weights: str | None):
+        config = EngineConfig(max_batch_size=rows, weights=weights, dtype=dtype, prefix_caching=False)
+        self.engine = Engine(model, tokenizer, config)
+        self.bytes_read = weight_bytes(self.engine.model)
+
+    def decode_seconds(self, rows: int) -> float:
+        """Return the median seconds of an iteration in which all rows decode."""
+        passes = self._run(rows, 16, DECODES)[1:]
+        return statistics.median(after.start - before.start for before, after in itertools.pairwise(passes))
+
+    def prompt_seconds(self, tokens: int) -> float:
+        """Return the seconds of the iteration that computes a prompt."""
+        return self._run(1, tokens, 1)[0].seconds
+
+    def _run(self, rows: int, prompt_tokens: int, output_tokens: int) -> list:
+        prompts = [list(request.prompt) for request in made_up_requests(rows, prompt_tokens, output_tokens)]
+        start = len(self.engine.trace.passes)
+        self.engine.generate(prompts, SamplingParams(max_tokens=output_tokens, ignore_eos=True))
+        return self.engine.trace.passes[start:]
+
+
+class LlamaCpp:
+    """llama.cpp in a process of its own: a long generation takes these seconds more per token than a short one."""
+
+    def __init__(self, folder: Path, rows: int, kind: str):
+        self.engine = ExternalEngine("llama")
+        self.engine.load(folder, kind, rows)
+        self.bytes_read = (HOME / "models" / f"{folder.name}-{kind}.gguf").stat().st_size
+
+    def decode_seconds(self, rows: int) -> float:
+        """Return the mean seconds of a step in which all rows decode."""
+        return (self._seconds(rows, 16, DECODES) - self._seconds(rows, 16, 1)) / (DECODES - 1)
+
+    def prompt_seconds(self, tokens: int) -> float:
+        """Return the seconds that a prompt and one token take."""
+        return self._seconds(1, tokens, 1)
+
+    def _seconds(self, rows: int, prompt_tokens: int, output_tokens: int) -> float:
+        requests = made_up_requests(rows, prompt_tokens, output_tokens)
+        start = time.perf_counter()
+        self.engine.run(requests)
+        return time.perf_counter() - start
+
+
+def speed(name: str, rows: tuple[int, ...] = ROWS, rounds: int = ROUNDS) -> str:
+    """Return a Markdown table of tokens per second, shares of the bandwidth, and milliseconds of prompts."""
+    folder, cases = find_model(name).folder, CASES
+    if name == "large":
+        cases = {name: (dtype, weights) for name, (dtype, weights) in CASES.items() if dtype is BFLOAT16}
+    model, tokenizer = load_model(folder, "cpu", next(iter(cases.values()))[0])
+    engines = {name: Course(model, tokenizer, max(rows), *case) for name, case in cases.items()}
+    if ExternalEngine("llama").why_unavailable() is None:
+        engines |= {f"llama.cpp {kind}": LlamaCpp(folder, max(rows), kind) for kind in LLAMA}
+    bandwidths, times = [memory_bandwidth()], defaultdict(list)
+    for _ in range(rounds):
+        for number, (name, engine) in itertools.product(rows, engines.items()):
+            times[name, number].append(engine.decode_seconds(number))
+        for tokens, (name, engine) in itertools.product(LENGTHS, engines.items()):
+            times[name, f"prompt {tokens}"].append(engine.prompt_seconds(tokens))
+        bandwidths.append(memory_bandwidth())
+    columns = [f"{number} row{'s' * (number > 1)}" for number in rows] + [f"prompt of {tokens}" for tokens in LENGTHS]
+    lines = [
+        f"{processor()}; memory was read at {min(bandwidths) / 1e9:.0f} to {max(bandwidths) / 1e9:.0f} GB/s.\n",
+        "| weights, dtype | MB read per decode | " + " | ".join(columns) + " |",
+        "| --- | --- |" + " --- |" * len(columns),
+    ]
+    for name, engine in engines.items():
+        cells = [f"{engine.bytes_read / 1e6:.0f}"]
+        for number in rows:
+            seconds = min(times[name, number])
+            share = engine.bytes_read / seconds / statistics.median(bandwidths)
+            cells.append(f"{number / seconds:.0f} ({share:.0%})")
+        cells += [f"{min(times[name, f'prompt {tokens}']) * 1e3:.0f} ms" for tokens in LENGTHS]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        if isinstance(engine, LlamaCpp):
+            engine.engine.close()
+    return "\n".join(lines)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def memory(name: str, weights: str) -> str:
+    """Return how much memory this process takes while it loads and quantizes a model, and afterwards."""
+    folder = find_model(name).folder
+    with torch.device("meta"):  # shapes without weights
+        sizes = [
+            weight.nbytes
+            for weight in AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).parameters()
+        ]
+    load_model(EMBEDDED, "cpu", weights=weights)  # so that all modules and the kernels are loaded
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    model, _ = load_model(folder, "cpu", weights=weights)
+    peak, after = resident("VmHWM") - before, resident("VmRSS") - before
+    kept = sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
+    return (
+        f"{weights}: {sum(sizes) / 1e6:.0f} MB of float32 weights, the largest {max(sizes) / 1e6:.0f} MB. Loading took "
+        f"up to {peak / 1e6:.0f} MB. {after / 1e6:.0f} MB stay, {kept / 1e6:.0f} MB of them in tensors."
     )
 
 
-def made_up_prompts(rows: int, tokens: int) -> list[list[int]]:
-    """Return a prompt for each row; with random weights any tokens will do."""
-    return [[(7 * row + n) % 1000 for n in range(tokens)] for row in range(rows)]
-
-
-def llama_seconds_of(engine: ExternalEngine, rows: int, prompt_tokens: int, output_tokens: int) -> float:
-    """Return the same for llama.cpp: a long generation takes these seconds more per token than a short one."""
-
-    def seconds(output_tokens: int) -> float:
-        requests = [TokenRequest(prompt, output_tokens) for prompt in made_up_prompts(rows, prompt_tokens)]
-        start = time.perf_counter()
-        engine.run(requests)
-        return time.perf_counter() - start
-
-    return seconds(1) if output_tokens == 1 else (seconds(output_tokens) - seconds(1)) / (output_tokens - 1)
-
-
-def seconds_of(engine: Engine, rows: int, prompt_tokens: int, output_tokens: int) -> float:
-    """Return the median seconds of an iteration in which all rows decode, or of the prompts' if nothing is decoded."""
-    prompts = made_up_prompts(rows, prompt_tokens)
-    start = len(engine.trace.passes)
-    engine.generate(prompts, SamplingParams(max_tokens=output_tokens, ignore_eos=True))
-    passes = engine.trace.passes[start:]
-    if output_tokens == 1:
-        return passes[0].seconds
-    return statistics.median(after.start - before.start for before, after in itertools.pairwise(passes[1:]))
-
-
-def speed(folder: Path, rows: tuple[int, ...] = ROWS, rounds: int = ROUNDS) -> str:
-    """Return a Markdown table of tokens per second, shares of the bandwidth, and milliseconds of a long prompt."""
-    model, tokenizer = load_model(folder, "cpu")
-    engines = {}
-    for name, (dtype, weights) in CASES.items():
-        config = EngineConfig(max_batch_size=max(rows), weights=weights, dtype=dtype, prefix_caching=False)
-        engines[name] = Engine(model, tokenizer, config)
-    llama = {f"llama.cpp {kind}": ExternalEngine("llama") for kind in LLAMA}
-    llama = {name: engine for name, engine in llama.items() if engine.why_unavailable() is None}
-    for name, engine in llama.items():
-        engine.load(folder, name.split()[-1], max(rows))
-    bandwidths, times = [memory_bandwidth()], {}
-    for _ in range(rounds):
-        for number, name in itertools.product([*rows, 0], [*engines, *llama]):
-            case = (number, 16, DECODES) if number else (1, LONG_PROMPT, 1)
-            measured = seconds_of(engines[name], *case) if name in engines else llama_seconds_of(llama[name], *case)
-            times.setdefault((name, number), []).append(measured)
-        bandwidths.append(memory_bandwidth())
-    for engine in llama.values():
-        engine.close()
-    bandwidth = statistics.median(bandwidths)
-    lines = [
-        f"{processor()}; memory was read at {min(bandwidths) / 1e9:.0f} to {max(bandwidths) / 1e9:.0f} GB/s.\n",
-        "| weights, dtype | MB read per decode | "
-        + " | ".join(f"{number} rows" for number in rows)
-        + f" | prompt of {LONG_PROMPT} tokens |",
-        "| --- | --- |" + " --- |" * (len(rows) + 1),
-    ]
-    for name in [*engines, *llama]:
-        read = weight_bytes(engines[name].model) if name in engines else None
-        cells = [f"{read / 1e6:.0f}" if read else ""]
-        for number in rows:
-            seconds = min(times[name, number])
-            cells.append(f"{number / seconds:.0f}" + (f" ({read / seconds / bandwidth:.0%})" if read else ""))
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {min(times[name, 0]) * 1e3:.0f} ms |")
-    return "\n".join(lines)
+def resident(field: str) -> int:
+    """Return the bytes of this process that are in memory now ("VmRSS") or were at most ("VmHWM")."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition(f"{field}:")[2].split(maxsplit=1)[0]) * 1024
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quantization", description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["quality", "speed"])
-    if parser.parse_args().what == "quality":
+    parser.add_argument("what", choices=["quality", "speed", "memory"])
+    parser.add_argument("--large", action="store_true", help="use the model of 1.0B parameters")
+    options = parser.parse_args()
+    name = "large" if options.large else "gpt2"
+    if options.what == "quality":
         print(quality(*load_model(EMBEDDED, "cpu")))
+    elif options.what == "speed":
+        print(speed(name, rounds=2 if options.large else ROUNDS))
     else:
-        print(speed(find_model().folder))
+        print("\n".join(memory(name, weights) for weights in FORMATS))

@@ -186,6 +186,7 @@ def prepare(
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     model: str | None = None,
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    weights: Literal["int8", "int4"] | None = None,
     device: str | None = None,
     max_batch_size: Annotated[int, Parameter(name=("--rows", "--max-batch-size"))] = EngineConfig.max_batch_size,
     max_tokens_per_step: int = EngineConfig.max_tokens_per_step,
@@ -209,6 +210,7 @@ def prepare(
         as_json: print one JSON object per output.
         model: a folder or Hub id; the embedded model if omitted.
         dtype: the precision of the weights and of the computation.
+        weights: store the weights of linear layers as integers of 8 or 4 bits, so that decoding reads fewer bytes.
         device: cpu, cuda, ...; cuda where available if omitted.
         max_batch_size: how many sequences run at once.
         max_tokens_per_step: the most tokens that an iteration computes, decodes and prefills together.
@@ -239,7 +241,7 @@ def prepare(
         torch.empty(1, device=device).cpu()
     except Exception as error:  # each kind of missing device has its own exception
         raise ValueError(f"Device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
-    engine = Engine(*load_model(model, device, getattr(torch, dtype)), config)
+    engine = Engine(*load_model(model, device, getattr(torch, dtype), weights), config)
     return lambda: answer(engine, lines, sampling, is_jsonl, as_json)
 
 

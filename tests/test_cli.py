@@ -90,10 +90,10 @@ def test_settings_reach_the_model_and_the_engine(embedded, monkeypatch, capsys):
     monkeypatch.setattr(models, "load_model", lambda *args: asked.append(args) or embedded)
     monkeypatch.setattr(model_engine, "Engine", lambda *args: configs.append(args[-1]) or Engine(*args))
     main(["What comes up"])
-    for_model = ["--model", "m", "--device", "cpu", "--dtype", "bfloat16"]
+    for_model = ["--model", "m", "--device", "cpu", "--dtype", "bfloat16", "--weights", "int4"]
     for_engine = ["--rows", "2", "--max-tokens-per-step", "9", "--policy", "static"]
     main(["What comes up", *for_model, *for_engine])
-    assert asked == [(None, None, torch.float32), ("m", "cpu", torch.bfloat16)]
+    assert asked == [(None, None, torch.float32, None), ("m", "cpu", torch.bfloat16, "int4")]
     assert configs == [EngineConfig(), EngineConfig(max_batch_size=2, max_tokens_per_step=9, policy="static")]
 
 
@@ -310,6 +310,7 @@ def test_structured_outputs_have_options_of_their_own(no_model, embedded, tmp_pa
         (["a", "--rows", "0"], "max_batch_size must be an integer of at least 1, not 0"),
         (["a", "--rows", "600"], "600 rows"),
         (["a", "--dtype", "int8"], "bfloat16"),
+        (["a", "--weights", "int3"], '"int8", "int4"'),
         (["a", "--device", "abacus"], "'abacus' cannot be used"),
         (["a", "--logprobs", "1"], "--logprobs needs --json"),
         (["a", "--prompt-logprobs", "1"], "--prompt-logprobs needs --json"),

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import socket
+import sys
 import warnings
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 from conftest import PROMPTS, random_pair
 
 from helpers import Engine, EngineConfig
+from helpers.models.quantization import QuantizedLinear
 from helpers.server import __main__ as command
 from helpers.server import launch
 from tests.serving import FOX, OWL, body, embedded_engine, events_of, expected, post, serving, text_of_response
@@ -290,7 +292,9 @@ def test_the_key_can_come_from_the_environment(monkeypatch):
     assert command._options(["--api-key", "own"]).api_key == "own"
 
 
-@pytest.mark.parametrize("wrong", [["--pace", "-1"], ["--deadline", "nan"], ["--grace", "inf"], ["--policy", "sjf"]])
+@pytest.mark.parametrize(
+    "wrong", [["--pace", "-1"], ["--deadline", "nan"], ["--grace", "inf"], ["--policy", "sjf"], ["--weights", "int3"]]
+)
 def test_options_outside_their_range_are_refused(wrong, capsys):
     with pytest.raises(SystemExit) as caught:
         command.main(wrong)
@@ -311,6 +315,14 @@ def test_options_outside_their_range_are_refused(wrong, capsys):
 def test_settings_that_the_engine_refuses_end_the_program_with_the_reason(wrong, message):
     with pytest.raises(SystemExit, match=message):
         command.main(wrong)
+
+
+def test_the_server_stores_weights_as_the_option_says(monkeypatch):
+    served = []
+    monkeypatch.setattr(command, "make_app", lambda engine, **_: served.append(engine) or sys.exit())
+    with pytest.raises(SystemExit):
+        command.main(["--port", "0", "--weights", "int4"])
+    assert {layer.weights for layer in served[0].model.modules() if isinstance(layer, QuantizedLinear)} == {"int4"}
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@
 
 constexpr int ROWS = LANES == 16 ? 8 : 4;  // see linear.cpp
 constexpr int VECTORS = 2, PANEL = 32;
-constexpr int CONVERTED = 4 * ROWS;  // up to here, converting a panel again for every ROWS rows takes less time
+constexpr int CONVERTED = 8 * ROWS;  // up to here, converting a panel again for every ROWS rows takes less time
 constexpr long AHEAD = 4096;  // bytes
 
 // Return the integers of one input as floats: shifts move them to the top of the word and back, with their sign.
@@ -61,9 +61,11 @@ static inline Words load_words(const uint32_t* w) {
   return words;
 }
 
-// The sizes of a product: `steps` per row of x, which are one float32 or two bfloat16 inputs each; words per group.
+// The sizes of a product: `steps` per row of x, which are one float32 or two bfloat16 inputs each; words per group. With
+// at most ROWS rows a weight is read `once`, and need not stay in the caches (see linear.cpp).
 struct Sizes {
   long steps, out, groups, group_words;
+  bool once;
 };
 
 // Multiply R rows by VECTORS * LANES outputs of a panel: w [words, PANEL] packed, or [steps, PANEL] converted.
@@ -80,7 +82,9 @@ static void multiply(const Word* x, const uint32_t* w, const Scale* scales, cons
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) {
           words[v] = load_words(w + k / STEPS * PANEL + v * LANES);
-          __builtin_prefetch((char*)(w + k / STEPS * PANEL + v * LANES) + AHEAD, 0, 0);
+          const char* ahead = (const char*)(w + k / STEPS * PANEL + v * LANES) + AHEAD;
+          if (sizes.once) __builtin_prefetch(ahead, 0, 0);
+          else __builtin_prefetch(ahead, 0, 3);
         }
       }
 #pragma GCC unroll 8
@@ -162,20 +166,24 @@ extern "C" {
 
 int rows_without_buffer() { return CONVERTED; }
 
-// x [rows, in], w [panels, in * bits / 32, PANEL], scales [panels, groups, PANEL] (float32 for 8 bits, bfloat16 for 4),
+// x [rows, in], w [panels, in * bits / 32, PANEL], scales [panels, groups, PANEL] (float32, or bfloat16 for 4 bits),
 // bias [out] or null, y [rows, out]; buffers [threads, in, PANEL], used for more than CONVERTED rows.
 void quantized_linear_float32(const float* x, const uint32_t* w, const void* scales, const float* bias, float* y,
-                              uint32_t* buffers, long rows, long in, long out, long groups, int bits, int threads) {
-  Sizes sizes = {in, out, groups, in * bits / 32 / groups};
+                              uint32_t* buffers, long rows, long in, long out, long groups, int bits, int scale_bytes,
+                              int threads) {
+  Sizes sizes = {in, out, groups, in * bits / 32 / groups, rows <= ROWS};
   if (bits == 8) quantized_linear<8, Floats>(x, w, (const float*)scales, bias, y, buffers, rows, sizes, threads);
+  else if (scale_bytes == 4) quantized_linear<4, Floats>(x, w, (const float*)scales, bias, y, buffers, rows, sizes, threads);
   else quantized_linear<4, Floats>(x, w, (const uint16_t*)scales, bias, y, buffers, rows, sizes, threads);
 }
 
 // The same with two inputs per step: buffers [threads, in / 2, PANEL].
 void quantized_linear_bfloat16(const uint32_t* x, const uint32_t* w, const void* scales, const uint16_t* bias, uint16_t* y,
-                               uint32_t* buffers, long rows, long in, long out, long groups, int bits, int threads) {
-  Sizes sizes = {in / 2, out, groups, in * bits / 32 / groups};
+                               uint32_t* buffers, long rows, long in, long out, long groups, int bits, int scale_bytes,
+                               int threads) {
+  Sizes sizes = {in / 2, out, groups, in * bits / 32 / groups, rows <= ROWS};
   if (bits == 8) quantized_linear<8, Words>(x, w, (const float*)scales, bias, y, buffers, rows, sizes, threads);
+  else if (scale_bytes == 4) quantized_linear<4, Words>(x, w, (const float*)scales, bias, y, buffers, rows, sizes, threads);
   else quantized_linear<4, Words>(x, w, (const uint16_t*)scales, bias, y, buffers, rows, sizes, threads);
 }
 }

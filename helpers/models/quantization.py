@@ -33,7 +33,9 @@ from .cloning import clone_sharing_weights
 
 GROUP = 32  # inputs that share a scale in int4; sizes of weights are padded to a multiple
 PANEL = 32  # outputs whose integers are neighbours in memory, as in kernels/quantized.cpp
-SLAB = 64 * PANEL  # outputs that are quantized at once: what that needs stays small beside the largest layers
+SLAB = (
+    2**20
+)  # weights that are quantized at once, or made floats: what that needs stays small beside the largest layers
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,9 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         self.weights, self.format = weights, FORMATS[weights]
         weight = _matrix(layer)
-        slabs = (self._quantize(slab) for slab in weight.split(SLAB))
-        self._store(slabs, weight.shape, layer.bias, layer.weight.dtype)
+        self.out_features, self.in_features = weight.shape
+        slabs = (self._quantize(slab) for slab in weight.split(self._panels_per_slab() * PANEL))
+        self._store(slabs, layer.bias, layer.weight.dtype)
 
     @classmethod
     def from_integers(
@@ -134,17 +137,20 @@ class QuantizedLinear(nn.Module):
         nn.Module.__init__(self)
         self.weights = f"int{bits}"
         self.format = Format(bits, inputs // groups if groups > 1 else None, scales.dtype)
-        slabs = zip(integers.split(SLAB), scales.split(SLAB), strict=True)
-        self._store((self._arrange(*slab) for slab in slabs), integers.shape, bias, dtype)
+        self.out_features, self.in_features = integers.shape
+        slabs = (tensor.split(self._panels_per_slab() * PANEL) for tensor in (integers, scales))
+        self._store((self._arrange(*slab) for slab in zip(*slabs, strict=True)), bias, dtype)
         return self
 
-    def _store(self, slabs: Iterable, shape: torch.Size, bias: nn.Parameter | None, dtype: torch.dtype) -> None:
+    def _store(self, slabs: Iterable, bias: nn.Parameter | None, dtype: torch.dtype) -> None:
         """Store pairs of words and scales, one for each slab of outputs."""
-        self.out_features, self.in_features = shape
         self.bias, self.dtype = bias, dtype
         words, scales = zip(*slabs, strict=True)
         self.register_buffer("words", torch.cat(words))
         self.register_buffer("scales", torch.cat(scales))
+
+    def _panels_per_slab(self) -> int:
+        return max(1, SLAB // (PANEL * self.in_features))
 
     @torch.no_grad()
     def _quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -168,10 +174,17 @@ class QuantizedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The rounded weight [out, in], computed at every access."""
-        scales = self.scales.transpose(1, 2).flatten(0, 1).float()
-        integers = unpack(self.words, self.format.bits)[: self.out_features].unflatten(1, (scales.shape[1], -1))
-        weight = (integers * scales[: self.out_features, :, None]).flatten(1)
-        return weight[:, : self.in_features].to(self.dtype)
+        return torch.cat(list(self._rounded_slabs()))
+
+    def _rounded_slabs(self) -> Iterator[torch.Tensor]:
+        """Yield the rounded weight, a slab of outputs [n, in] at a time."""
+        panels, rest = self._panels_per_slab(), self.out_features
+        for words, scales in zip(self.words.split(panels), self.scales.split(panels), strict=True):
+            scales = scales.transpose(1, 2).flatten(0, 1).float()
+            integers = unpack(words, self.format.bits).unflatten(1, (scales.shape[1], -1))
+            weight = (integers * scales[..., None]).flatten(1)[:rest, : self.in_features]
+            yield weight.to(self.dtype)
+            rest -= len(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply x [..., in] by the rounded weight, add the bias and return [..., out]."""
@@ -181,8 +194,9 @@ class QuantizedLinear(nn.Module):
         return self.multiply_quantized(x)
 
     def multiply_dequantized(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute the rounded weight and multiply with PyTorch."""
-        return linear(x, self.weight, self.bias)
+        """Compute the rounded weight, slab by slab, and multiply with PyTorch."""
+        y = torch.cat([linear(x, slab) for slab in self._rounded_slabs()], dim=-1)
+        return y if self.bias is None else y + self.bias
 
     def multiply_quantized(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply with the kernel, which never stores the rounded weight."""

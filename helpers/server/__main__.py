@@ -28,6 +28,7 @@ try:
     from ..engine import POLICIES, EngineConfig
     from ..model_engine import Engine
     from ..models import load_model
+    from ..models.quantization import FORMATS
     from .app import make_app
     from .connections import ConnectionLimits
     from .engine_thread import EngineThread
@@ -98,7 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _serve(options: argparse.Namespace, listening: socket.socket) -> None:
     try:
         limits = ConnectionLimits(options.max_connections, options.client_timeout).within_descriptors()
-        model, tokenizer = load_model(options.model, dtype=DTYPES[options.dtype])
+        model, tokenizer = load_model(options.model, dtype=DTYPES[options.dtype], weights=options.weights)
         config = EngineConfig(
             max_batch_size=options.rows,
             max_tokens_per_step=options.tokens_per_step,
@@ -150,6 +151,11 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add("--model", help="a folder in the Hugging Face format or a Hub id (default: the embedded model)")
     add("--served-model-name", "--name", help="what clients call the model (default: the name of its folder)")
     add("--dtype", choices=DTYPES, default="float32", help="the type of the weights (default: float32)")
+    add(
+        "--weights",
+        choices=FORMATS,
+        help="store the weights of linear layers as integers of 8 or 4 bits (default: off)",
+    )
     add("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1, for this machine only)")
     add("--port", type=int, default=8000, help="the port to listen on, 0 for a free one (default: 8000)")
     add("--rows", type=int, default=8, help="sequences that run at once (default: 8)")
