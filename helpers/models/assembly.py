@@ -1,8 +1,8 @@
 """Assemble a model from a file with quantized weights, without ever holding the float weights.
 
-`from_pretrained` would allocate the float weights first. Here, the model is built without any: its parameters are on the
-"meta" device and have only a shape. Then the layers whose integers are in the file become `QuantizedLinear`, one after
-the other, and the other tensors are read. So memory never holds more than the quantized weights and one layer.
+`from_pretrained` would allocate the float weights first. Here, the model is built without any: its parameters are on
+the "meta" device and have only a shape. Then the layers whose integers are in the file become `QuantizedLinear`, one
+after the other, and the other tensors are read. So memory never holds more than the quantized weights and one layer.
 """
 
 import threading

@@ -7,8 +7,9 @@ place of its weight [out, in]:
     weight_scale    [out, 1] for a scale per output, or [out, groups]
     weight_shape    [out, in]
 
-vLLM and transformers read this format, the latter with the package `compressed-tensors`. It knows no `Conv1D`. The layers
-of GPT-2 are stored as those of other models, [out, in], and transformers cannot load them.
+The package `compressed-tensors` turns them into the same weights, and with it transformers loads such a folder. There is
+one exception: the format has no place for GPT-2's `Conv1D`. Its layers are stored like all others, [out, in], which
+`load_model` reads. transformers does not: it reports them as missing and initializes them at random.
 """
 
 import copy
@@ -28,8 +29,8 @@ from .quantization import GROUP, QuantizedLinear
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
 SUPPORTED = (
-    f"load_model reads {METHOD} folders in the format {FORMAT!r} with symmetric integers of 4 or 8 bits and a scale for "
-    f"each output or for a multiple of {GROUP} inputs, without activation order and with activations in full precision."
+    f"load_model reads the format {FORMAT!r} of {METHOD} with symmetric integers of 4 or 8 bits and a scale for each "
+    f"output or for a multiple of {GROUP} inputs, without an activation order and with activations in full precision"
 )
 
 
@@ -133,7 +134,7 @@ class CompressedTensors:
         check_supported(quantization)
         folder = name if Path(name).is_dir() else snapshot_download(name, allow_patterns=["*.safetensors", "*.json"])
         files = [safe_open(file, "pt") for file in sorted(Path(folder).glob("*.safetensors"))]
-        self._files = {name: file for file in files for name in file.keys()}
+        self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
     def tensor(self, name: str) -> torch.Tensor | None:
         return self._files[name].get_tensor(name) if name in self._files else None
@@ -142,7 +143,7 @@ class CompressedTensors:
         packed = self.tensor(f"{path}.weight_packed")
         if packed is None:
             return None
-        outputs, inputs = self.tensor(f"{path}.weight_shape").tolist()
+        inputs = int(self.tensor(f"{path}.weight_shape")[1])
         bits = 8 if packed.shape[1] == -(-inputs // 4) else 4
         return Integers(unpack(packed, bits)[:, :inputs], self.tensor(f"{path}.weight_scale"), bits)
 

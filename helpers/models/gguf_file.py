@@ -85,7 +85,10 @@ class GGUFFile:
         elif (size := self._setting("rope.dimension_count")) is not None:
             settings.setdefault("head_dim", size)
         if ROPE_FACTORS in self.tensors:  # this type of RoPE is the one that takes any factors
-            factors, length = torch.tensor(self.tensors[ROPE_FACTORS].data).tolist(), settings["max_position_embeddings"]
+            factors, length = (
+                torch.tensor(self.tensors[ROPE_FACTORS].data).tolist(),
+                settings["max_position_embeddings"],
+            )
             settings["rope_scaling"] = {
                 "rope_type": "longrope",
                 "short_factor": factors,
