@@ -145,10 +145,16 @@ def compressed_elsewhere(model, folder, bits: int, group: int | None, scale_dtyp
     return rounded
 
 
-@pytest.mark.parametrize(
-    "bits, group, scale_dtype",
-    [(4, 64, torch.float16), (4, 32, torch.bfloat16), (4, None, torch.float32), (8, 32, torch.float16), (8, None, torch.bfloat16)],
-)  # fmt: skip
+SCHEMES = [
+    (4, 64, torch.float16),
+    (4, 32, torch.bfloat16),
+    (4, None, torch.float32),
+    (8, 32, torch.float16),
+    (8, None, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize("bits, group, scale_dtype", SCHEMES)
 def test_a_folder_of_another_library_keeps_its_numbers(bits, group, scale_dtype, tmp_path):
     rounded = compressed_elsewhere(model_of("llama", intermediate_size=128), tmp_path, bits, group, scale_dtype)
     loaded, _ = load_model(tmp_path)

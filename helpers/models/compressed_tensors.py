@@ -7,8 +7,8 @@ place of its weight [out, in]:
     weight_scale    [out, 1] for a scale per output, or [out, groups]
     weight_shape    [out, in]
 
-The package `compressed-tensors` turns them into the same weights, and with it transformers loads such a folder. There is
-one exception: the format has no place for GPT-2's `Conv1D`. Its layers are stored like all others, [out, in], which
+The package `compressed-tensors` turns them into the same weights, and with it transformers loads such a folder. There
+is one exception: the format has no place for GPT-2's `Conv1D`. Its layers are stored like all others, [out, in], which
 `load_model` reads. transformers does not: it reports them as missing and initializes them at random.
 """
 

@@ -3,13 +3,13 @@
 A GGUF file stores each tensor in a type of its own. Two of them keep their integers here, without a second rounding:
 
     Q8_0   groups of 32 inputs: a float16 scale and 32 integers of 8 bits
-    Q4_0   groups of 32 inputs: a float16 scale and 32 integers of 4 bits, from -8 to 7; input i shares a byte with i + 16
+    Q4_0   groups of 32 inputs: a float16 scale and 32 integers of 4 bits; input i shares a byte with input i + 16
 
-Linear layers of other types, and all other tensors, become floats with the exact value that the file defines. An LM head
-that is tied to the embedding keeps the integers, and the embedding becomes floats.
+Linear layers of other types, and all other tensors, become floats with the exact value that the file defines. An LM
+head that is tied to the embedding keeps the integers, and the embedding becomes floats.
 
-The architectures below are read as llama.cpp converts them. A setting or tensor that the transformers model would ignore
-is an error, because the model would compute something else.
+The architectures below are read as llama.cpp converts them. A setting or tensor that the transformers model would
+ignore is an error, because the model would compute something else.
 """
 
 from pathlib import Path
@@ -47,8 +47,7 @@ class GGUFFile:
     """The settings and tensors of a GGUF file; see `assembly.Checkpoint`.
 
     Raises:
-        ValueError: the package gguf is missing, or the file is damaged, of another architecture, or with a setting that is
-            not in `SETTINGS`.
+        ValueError: the package gguf is missing, or the architecture is another one.
     """
 
     def __init__(self, file: str | Path):
@@ -82,19 +81,16 @@ class GGUFFile:
         settings.pop(None, None)
         if self.architecture == "gpt2":
             settings["n_inner"] = settings.pop("intermediate_size")
-        elif (size := self._setting("rope.dimension_count")) is not None:
-            settings.setdefault("head_dim", size)
+        elif (size := self._setting("rope.dimension_count")) not in (None, settings.setdefault("head_dim", size)):
+            raise ValueError(f"RoPE rotates only {size} of the {settings['head_dim']} dimensions of a head")
         if ROPE_FACTORS in self.tensors:  # this type of RoPE is the one that takes any factors
-            factors, length = (
-                torch.tensor(self.tensors[ROPE_FACTORS].data).tolist(),
-                settings["max_position_embeddings"],
-            )
+            factors = torch.tensor(self.tensors[ROPE_FACTORS].data).tolist()
             settings["rope_scaling"] = {
                 "rope_type": "longrope",
                 "short_factor": factors,
                 "long_factor": factors,
                 "attention_factor": 1.0,
-                "original_max_position_embeddings": length,
+                "original_max_position_embeddings": settings["max_position_embeddings"],
             }
         embedding, eos = self.tensors["token_embd.weight"], ("eos", "eot", "eom")
         special = {name: self.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", *eos)}
@@ -138,7 +134,7 @@ class GGUFFile:
 
     def _ordered(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows of a tensor as in transformers: the file alternates the halves that RoPE rotates in Llama."""
-        if self.architecture != "llama" or ".attn_q." not in name and ".attn_k." not in name:
+        if self.architecture != "llama" or not (".attn_q." in name or ".attn_k." in name):
             return rows
         heads = self._setting("attention.head_count_kv" if ".attn_k." in name else "attention.head_count")
         return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
