@@ -81,7 +81,8 @@ class GGUFFile:
         settings.pop(None, None)
         if self.architecture == "gpt2":
             settings["n_inner"] = settings.pop("intermediate_size")
-        elif (size := self._setting("rope.dimension_count")) not in (None, settings.setdefault("head_dim", size)):
+        size = self._setting("rope.dimension_count")
+        if size is not None and size != settings.setdefault("head_dim", size):
             raise ValueError(f"RoPE rotates only {size} of the {settings['head_dim']} dimensions of a head")
         if ROPE_FACTORS in self.tensors:  # this type of RoPE is the one that takes any factors
             factors = torch.tensor(self.tensors[ROPE_FACTORS].data).tolist()
