@@ -44,20 +44,20 @@ def load_model(
     """Return `(model, tokenizer)`, ready for the four verbs: eval mode, left padding, a pad token.
 
     Args:
-        name: a folder in the Hugging Face format, a Hub id such as "openai-community/gpt2", or a GGUF file. Weights
-            that it stores as integers stay as they are if `compressed_tensors.py` or `gguf_file.py` supports their
-            format. Memory then never holds more than these and one layer. Without a name, the default pair: the embedded model, or the one that the environment variable COURSE_MODEL names. The default
-            pair is loaded only once for each device, dtype and format of weights.
+        name: a folder in the Hugging Face format, a Hub id such as "openai-community/gpt2", or a GGUF file. Without a
+            name, the default pair: the embedded model, or the one that the environment variable COURSE_MODEL names.
+            The default pair is loaded only once for each device, dtype and format of weights.
         device: "cpu", "cuda", ...; by default CUDA if available, otherwise the CPU.
         dtype: float32 by default, the precision in which batching changes no token.
         weights: "int8" or "int4" to quantize the linear layers, one after the other (`quantization.py`). Memory then
-            never holds more than the float weights and one quantized layer. Layers that are quantized already stay as
-            they are.
+            never holds more than the float weights and one quantized layer. Integers from a file stay as they are
+            (`compressed_tensors.py`, `gguf_file.py`), and memory never holds more than these and one layer.
 
     Raises:
-        ValueError: `weights` is unknown, or not the format of weights that are quantized already; there is no such folder, and the Hub does not know the name or cannot be
-            reached; a file is missing or damaged; the files cannot be loaded as a causal language model; or the model
-            has an encoder or no KV cache, or counts padding as positions.
+        ValueError: `weights` is unknown, or the integers of a file are of another format; there is no such folder, and
+            the Hub does not know the name or cannot be reached; a file is missing or damaged; the files cannot be
+            loaded as a causal language model; or the model has an encoder or no KV cache, or counts padding as
+            positions.
     """
     if weights is not None:
         check_format(weights)
