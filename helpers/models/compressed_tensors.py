@@ -86,7 +86,7 @@ def _quantization_config(model: nn.Module, layers: dict[str, QuantizedLinear]) -
         weights |= {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
         targets = targets if len(paths) > 1 else ["Linear"]
         groups[f"group_{len(groups)}"] = {"targets": targets, "weights": weights, "input_activations": None}
-    kept = [path for path, module in model.named_modules() if type(module) in (nn.Linear, Conv1D)]
+    kept = [path for path, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
     return {
         "quant_method": METHOD,
         "format": FORMAT,
