@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.set-up
 RUN    := $(VENV)/bin/python
 # The oldest supported transformers is installed here and comes first on the path; torch is shared with .venv.
 OLDEST := $(CURDIR)/build/oldest
-OLDEST_TESTS := families models kv_cache batching batching_exactness loops linear linear_choice lean_forward batch_invariant sampling ragged ragged_exactness beam_search
+OLDEST_TESTS := families models kv_cache batching batching_exactness loops linear linear_choice quantization lean_forward batch_invariant sampling ragged ragged_exactness beam_search
 LESSON_FILES := $(foreach names,[0-9]_* [0-9][0-9]_* extra/*,$(sort $(wildcard notebooks/$(names).ipynb)))
 # Copies, because running a notebook changes its file. `make lab` never overwrites them, and `make clean` keeps them.
 LAB_FILES := $(patsubst notebooks/%,%,$(LESSON_FILES) $(sort $(wildcard notebooks/exercises/release/*/*.ipynb)))

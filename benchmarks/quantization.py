@@ -16,10 +16,12 @@ Its Q8_0 and Q4_0 quantize what flows through the layers, too.
 """
 
 import argparse
+import contextlib
 import copy
 import itertools
 import math
 import statistics
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -199,7 +201,7 @@ def speed(name: str, rows: tuple[int, ...] = ROWS, rounds: int = ROUNDS) -> str:
 
 
 def memory(name: str, weights: str) -> str:
-    """Return how much memory this process takes while it loads and quantizes a model, and afterwards."""
+    """Return how much memory this process takes while it loads and quantizes a model, and at the end."""
     folder = find_model(name).folder
     with torch.device("meta"):  # shapes without weights
         sizes = [
@@ -207,21 +209,38 @@ def memory(name: str, weights: str) -> str:
             for weight in AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).parameters()
         ]
     load_model(EMBEDDED, "cpu", weights=weights)  # so that all modules and the kernels are loaded
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    model, _ = load_model(folder, "cpu", weights=weights)
-    peak, after = resident("VmHWM") - before, resident("VmRSS") - before
+    with sampled_memory() as samples:
+        model, _ = load_model(folder, "cpu", weights=weights)
+    own, pages = zip(*samples, strict=True)
     kept = sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
     return (
-        f"{weights}: {sum(sizes) / 1e6:.0f} MB of float32 weights, the largest {max(sizes) / 1e6:.0f} MB. Loading took "
-        f"up to {peak / 1e6:.0f} MB. {after / 1e6:.0f} MB stay, {kept / 1e6:.0f} MB of them in tensors."
+        f"{weights}: {sum(sizes) / 1e6:.0f} MB of float32 weights, the largest {max(sizes) / 1e6:.0f} MB, become "
+        f"{kept / 1e6:.0f} MB. Meanwhile the process had up to {max(own) / 1e6:.0f} MB of its own and up to "
+        f"{max(pages) / 1e6:.0f} MB of pages of files; at the end {own[-1] / 1e6:.0f} and {pages[-1] / 1e6:.0f} MB."
     )
 
 
-def resident(field: str) -> int:
-    """Return the bytes of this process that are in memory now ("VmRSS") or were at most ("VmHWM")."""
+@contextlib.contextmanager
+def sampled_memory(interval: float = 0.001) -> Iterator[list[tuple[int, int]]]:
+    """Sample how many bytes of its own this process gains, and how many in pages of files that it maps."""
+    start, samples, stopped = resident(), [], threading.Event()
+
+    def sample() -> None:
+        while not stopped.wait(interval):
+            samples.append(tuple(now - before for now, before in zip(resident(), start, strict=True)))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    yield samples
+    stopped.set()
+    thread.join()
+
+
+def resident() -> tuple[int, int]:
+    """Return the bytes of this process in memory: its own, and those of files. The system can drop the latter."""
     status = Path("/proc/self/status").read_text()
-    return int(status.partition(f"{field}:")[2].split(maxsplit=1)[0]) * 1024
+    own, pages = (int(status.partition(f"{field}:")[2].split(maxsplit=1)[0]) for field in ("RssAnon", "RssFile"))
+    return own * 1024, pages * 1024
 
 
 if __name__ == "__main__":

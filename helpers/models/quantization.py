@@ -103,7 +103,7 @@ class QuantizedLinear(nn.Module):
         weight = _matrix(layer)
         self.out_features, self.in_features = weight.shape
         slabs = (self._quantize(slab) for slab in weight.split(self._panels_per_slab() * PANEL))
-        self._store(slabs, layer.bias, layer.weight.dtype)
+        self._store(slabs, layer.bias, layer.weight.dtype, weight.device)
 
     @classmethod
     def from_integers(
@@ -139,32 +139,35 @@ class QuantizedLinear(nn.Module):
         self.format = Format(bits, inputs // groups if groups > 1 else None, scales.dtype)
         self.out_features, self.in_features = integers.shape
         slabs = (tensor.split(self._panels_per_slab() * PANEL) for tensor in (integers, scales))
-        self._store((self._arrange(*slab) for slab in zip(*slabs, strict=True)), bias, dtype)
+        self._store(zip(*slabs, strict=True), bias, dtype, integers.device)
         return self
 
-    def _store(self, slabs: Iterable, bias: nn.Parameter | None, dtype: torch.dtype) -> None:
-        """Store pairs of words and scales, one for each slab of outputs."""
+    def _store(self, slabs: Iterable, bias: nn.Parameter | None, dtype: torch.dtype, device: torch.device) -> None:
+        """Store integers [n, in] and scales [n, groups], a slab of outputs at a time, with zeros as padding."""
         self.bias, self.dtype = bias, dtype
-        words, scales = zip(*slabs, strict=True)
-        self.register_buffer("words", torch.cat(words))
-        self.register_buffer("scales", torch.cat(scales))
+        panels, inputs = -(-self.out_features // PANEL), -(-self.in_features // GROUP) * GROUP
+        groups = inputs // (self.format.group or inputs)
+        # First, so that the memory of what quantizing needs is in one piece afterwards, and returns to the system.
+        words = torch.empty(panels, inputs * self.format.bits // 32, PANEL, dtype=torch.int32, device=device)
+        scales = torch.empty(panels, groups, PANEL, dtype=self.format.scale_dtype, device=device)
+        n = self._panels_per_slab()
+        for (integers, own), some_words, some_scales in zip(slabs, words.split(n), scales.split(n), strict=True):
+            rows = (0, -len(integers) % PANEL)
+            some_words.copy_(pack(pad(integers, (0, inputs - integers.shape[1], *rows)), self.format.bits))
+            some_scales.copy_(pad(own, (0, 0, *rows)).unflatten(0, (-1, PANEL)).transpose(1, 2))
+        self.register_buffer("words", words)
+        self.register_buffer("scales", scales)
 
     def _panels_per_slab(self) -> int:
         return max(1, SLAB // (PANEL * self.in_features))
 
     @torch.no_grad()
     def _quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return words and scales of some outputs."""
+        """Return integers and scales of some outputs."""
         weight = pad(weight.detach(), (0, -weight.shape[1] % GROUP))
         if not weight.isfinite().all():
             raise ValueError("A weight is infinite or not a number, and has no nearest integer: check the model.")
-        return self._arrange(*round_to_integers(weight, self.format))
-
-    def _arrange(self, integers: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return integers [out, in] as words and scales [out, groups] as panels, with zeros as padding."""
-        rows = (0, -integers.shape[0] % PANEL)
-        words = pack(pad(integers, (0, -integers.shape[1] % GROUP, *rows)), self.format.bits)
-        return words, pad(scales, (0, 0, *rows)).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+        return round_to_integers(weight, self.format)
 
     def integers_and_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what `from_integers` takes: int8 [out, in] and scales [out, groups], without padding."""
