@@ -2,7 +2,6 @@
 
 import copy
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -16,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from helpers import Engine, EngineConfig, SamplingParams, dequantized, load_model, save_quantized
-from helpers.models import quantize
+from helpers.models import quantization, quantize
 from helpers.models.quantization import QuantizedLinear
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -84,11 +83,11 @@ def test_an_engine_serves_a_loaded_model_with_the_dequantized_models_tokens(tmp_
 def test_compressed_tensors_decompresses_to_the_same_weights(kind, weights, tmp_path):
     """In bfloat16, scales in float32 give products in float32, so the last rounding is compared, too."""
     compressors = pytest.importorskip("compressed_tensors.compressors")
-    quantization = pytest.importorskip("compressed_tensors.quantization")
+    schemes = pytest.importorskip("compressed_tensors.quantization")
     model = quantize(model_of(kind), weights)
     save_quantized(model, byte_tokenizer(), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
-    (scheme,) = quantization.QuantizationConfig.model_validate(config).config_groups.values()
+    (scheme,) = schemes.QuantizationConfig.model_validate(config).config_groups.values()
     tensors = load_file(tmp_path / "model.safetensors")
     for path in quantized_layers(model):
         own = {name: tensors[f"{path}.{name}"] for name in ("weight_packed", "weight_scale", "weight_shape")}
@@ -97,32 +96,22 @@ def test_compressed_tensors_decompresses_to_the_same_weights(kind, weights, tmp_
         assert weight.dtype is expected.dtype and torch.equal(weight, expected), path
 
 
-READ_BY_TRANSFORMERS = """
-import sys, torch
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
-torch.save(model(torch.arange(1, 31)[None]).logits.detach(), sys.argv[2])
-"""
-
-
 @in_both_formats
 def test_transformers_reads_a_saved_llama_with_compressed_tensors(weights, tmp_path):
     pytest.importorskip("compressed_tensors")
     model = quantize(model_of("llama"), weights)
     save_quantized(model, byte_tokenizer(), tmp_path)
-    # In a process of its own: compressed-tensors replaces methods of modules.
-    command = [sys.executable, "-c", READ_BY_TRANSFORMERS, str(tmp_path), str(tmp_path / "logits")]
-    subprocess.run(command, check=True, capture_output=True)
-    torch.testing.assert_close(torch.load(tmp_path / "logits"), logits(dequantized(model, weights)))
+    read = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    torch.testing.assert_close(logits(read), logits(dequantized(model, weights)))
 
 
 def compressed_elsewhere(model, folder, bits: int, group: int | None, scale_dtype: torch.dtype):
     """Save a model as the library compressed-tensors would, and return its rounded weights by layer."""
     compressors = pytest.importorskip("compressed_tensors.compressors")
-    quantization = pytest.importorskip("compressed_tensors.quantization")
+    schemes = pytest.importorskip("compressed_tensors.quantization")
     strategy = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
-    arguments = quantization.QuantizationArgs(num_bits=bits, symmetric=True, **strategy)
-    scheme = quantization.QuantizationScheme(targets=["Linear"], weights=arguments)
+    arguments = schemes.QuantizationArgs(num_bits=bits, symmetric=True, **strategy)
+    scheme = schemes.QuantizationScheme(targets=["Linear"], weights=arguments)
     compressor, tensors, rounded = compressors.PackedQuantizationCompressor, {}, {}
     for name, tensor in model.state_dict().items():
         path, _, kind = name.rpartition(".")
@@ -135,7 +124,7 @@ def compressed_elsewhere(model, folder, bits: int, group: int | None, scale_dtyp
         tensors |= {f"{path}.{kind}": value for kind, value in packed.items()}
         exact = packed | {"weight_scale": scale.float()}
         rounded[path] = compressor.decompress(exact, scheme)["weight"]
-    config = quantization.QuantizationConfig(
+    config = schemes.QuantizationConfig(
         config_groups={"group_0": scheme}, format="pack-quantized", quantization_status="compressed", ignore=["lm_head"]
     )
     model.config.quantization_config = config.to_dict()
@@ -229,16 +218,18 @@ def test_weights_in_another_format_than_the_folders_are_refused(saved):
         load_model(saved, weights="int8")
 
 
-def test_loading_never_holds_more_than_the_quantized_weights_and_one_layer(tmp_path):
+def test_loading_never_holds_more_than_the_quantized_weights_and_one_layer(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        quantization, "SLAB", 2**16
+    )  # small beside the layers here, as it is beside those of large models
     sizes = dict(vocab_size=2000, hidden_size=512, intermediate_size=1024, num_hidden_layers=6)
     save_quantized(quantize(model_of("llama", **sizes), "int4"), byte_tokenizer(), tmp_path)
     loaded = []
-    # The check of exact batching runs the model, whose activations are no weights.
     peak = peak_bytes(lambda: loaded.append(load_model(tmp_path)[0]))
     total = sum(tensor.nbytes for tensor in [*loaded[0].parameters(), *loaded[0].buffers()])
     layer = 4 * sizes["vocab_size"] * sizes["hidden_size"]
-    assert peak < total + 1.5 * layer
-    assert total + 1.5 * layer < sum(parameter.nbytes for parameter in dequantized(loaded[0], "int4").parameters())
+    assert peak < total + layer
+    assert total + layer < sum(parameter.nbytes for parameter in dequantized(loaded[0], "int4").parameters())
 
 
 # --- GGUF -------------------------------------------------------------------------------------------------------------
@@ -270,7 +261,7 @@ def write_gguf(model, file, kind: str, settings: dict = {}, tensors: dict = {}) 
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])])
     writer.add_token_types([gguf.TokenType.CONTROL] + [gguf.TokenType.NORMAL] * 256)
-    writer.add_token_merges([])
+    writer.add_token_scores([0.0] * 257)
     writer.add_eos_token_id(0)
     names = gguf.get_tensor_name_map(
         next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), config.num_hidden_layers

@@ -90,6 +90,7 @@ class GGUFFile:
                 "rope_type": "longrope",
                 "short_factor": factors,
                 "long_factor": factors,
+                "factor": 1.0,
                 "attention_factor": 1.0,
                 "original_max_position_embeddings": settings["max_position_embeddings"],
             }

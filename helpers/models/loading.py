@@ -161,6 +161,8 @@ def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
             raise ValueError("there are no tokens")
     except Exception as error:  # the tokenizers library raises plain exceptions
         advice = "It needs tokenizer.json and tokenizer_config.json: tokenizer.save_pretrained(folder) writes both."
+        if options:
+            advice = "A GGUF file describes it in its tokenizer.ggml settings: convert the model anew."
         raise _refusal(name, ": its tokenizer is missing or damaged", error, advice) from error
     return tokenizer
 
