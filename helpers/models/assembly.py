@@ -65,7 +65,7 @@ def assemble(config: PretrainedConfig, checkpoint: Checkpoint, dtype: torch.dtyp
 
 def _check_shape(name: str, tensor: torch.Tensor, shape: torch.Size) -> None:
     if tensor.shape != shape:
-        raise ValueError(f"{name} has the shape {list(tensor.shape)}, but config.json asks for {list(shape)}")
+        raise ValueError(f"{name} has the shape {list(tensor.shape)}, but the configuration asks for {list(shape)}")
 
 
 def _without_weights(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

@@ -57,7 +57,11 @@ class GGUFFile:
             raise ValueError("GGUF files need the package gguf: pip install gguf") from error
         self._dequantize = gguf.dequantize
         reader = gguf.GGUFReader(file)
-        self.metadata = {name: field.contents() for name, field in reader.fields.items() if "." in name}
+        self.metadata = {
+            name: field.contents()
+            for name, field in reader.fields.items()
+            if "." in name and (not name.startswith("tokenizer.") or name.endswith("_token_id"))
+        }
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.architecture = self.metadata["general.architecture"]
         if self.architecture not in ARCHITECTURES:

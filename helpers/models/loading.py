@@ -114,7 +114,7 @@ def _load_weights(name: str, config: PretrainedConfig, file: GGUFFile | None, dt
         file.check_all_read()
         return model
     quantization = getattr(config, "quantization_config", None)
-    if quantization is None or quantization["quant_method"] != compressed_tensors.METHOD:
+    if quantization is None or quantization.get("quant_method") != compressed_tensors.METHOD:
         return AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
     checkpoint = compressed_tensors.CompressedTensors(name, quantization)
     del config.quantization_config  # the integers become layers of this course
