@@ -161,7 +161,7 @@ SIZE = st.integers(32, 90)
 
 
 @in_both_formats
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, deadline=None, max_examples=20)
 @given(st.sampled_from(list(WEIGHTS)), st.sampled_from(list(INPUTS)), SIZE, SIZE, st.integers(0, 9))
 @example("an outlier per output", "errors that add up", 64, 32, 0)
 @torch.no_grad()
@@ -375,9 +375,8 @@ def peak_bytes(call) -> int:
 
 @in_both_formats
 def test_quantizing_never_holds_more_than_the_float_weights_and_one_layer(weights):
-    config = AutoConfig.for_model(
-        "llama", vocab_size=2000, hidden_size=512, intermediate_size=1024, num_hidden_layers=6
-    )
+    sizes = {"vocab_size": 2000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3}
+    config = AutoConfig.for_model("llama", **sizes)
     models = []
 
     def load():
@@ -461,6 +460,12 @@ def test_layers_that_do_more_or_are_narrow_stay_as_they_are():
     hooked.register_forward_hook(lambda *_: None)
     model = quantize(nn.Sequential(Special(64, 64), hooked, nn.Linear(64, 8), nn.Linear(64, 64)), "int8")
     assert quantized_layers(model) == ["3"]
+
+
+def test_a_layer_with_several_parents_is_quantized_once():
+    shared = nn.Linear(64, 64)
+    model = quantize(nn.Sequential(shared, nn.ReLU(), shared), "int8")
+    assert isinstance(model[0], QuantizedLinear) and model[0] is model[2]
 
 
 @needs_kernels

@@ -33,9 +33,7 @@ from .cloning import clone_sharing_weights
 
 GROUP = 32  # inputs that share a scale in int4; sizes of weights are padded to a multiple
 PANEL = 32  # outputs whose integers are neighbours in memory, as in kernels/quantized.cpp
-SLAB = (
-    2**20
-)  # weights that are quantized at once, or made floats: what that needs stays small beside the largest layers
+SLAB = 2**18  # weights that are quantized, or made floats, at once: so both take little memory
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def round_to_integers(weight: torch.Tensor, format: Format) -> tuple[torch.Tenso
     largest = groups.abs().amax(dim=2)
     # Not below the smallest normal number: the scale of a group of zeros must not be zero.
     scales = (largest / format.largest).clamp(min=torch.finfo(torch.float32).tiny).to(format.scale_dtype)
-    integers = (groups / scales.float()[..., None]).round().clamp(-format.largest, format.largest)
+    integers = (groups / scales.float()[..., None]).round_().clamp_(-format.largest, format.largest)
     return integers.to(torch.int8).flatten(1), scales
 
 
