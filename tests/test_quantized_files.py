@@ -99,7 +99,7 @@ def test_compressed_tensors_decompresses_to_the_same_weights(kind, weights, tmp_
 @in_both_formats
 def test_transformers_reads_a_saved_llama_with_compressed_tensors(weights, tmp_path):
     pytest.importorskip("compressed_tensors")
-    model = quantize(model_of("llama"), weights)
+    model = quantize(model_of("llama", tie_word_embeddings=True), weights)  # the head's integers are its own
     save_quantized(model, byte_tokenizer(), tmp_path)
     read = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     torch.testing.assert_close(logits(read), logits(dequantized(model, weights)))
@@ -226,10 +226,11 @@ def test_loading_never_holds_more_than_the_quantized_weights_and_one_layer(tmp_p
     save_quantized(quantize(model_of("llama", **sizes), "int4"), byte_tokenizer(), tmp_path)
     loaded = []
     peak = peak_bytes(lambda: loaded.append(load_model(tmp_path)[0]))
-    total = sum(tensor.nbytes for tensor in [*loaded[0].parameters(), *loaded[0].buffers()])
+    integers = sum(buffer.nbytes for buffer in loaded[0].buffers())
     layer = 4 * sizes["vocab_size"] * sizes["hidden_size"]
-    assert peak < total + layer
-    assert total + layer < sum(parameter.nbytes for parameter in dequantized(loaded[0], "int4").parameters())
+    # The file is mapped. Its pages count here, the embedding among them, and the operating system can drop them.
+    most = (tmp_path / "model.safetensors").stat().st_size + integers + layer
+    assert peak < most < sum(parameter.nbytes for parameter in dequantized(loaded[0], "int4").parameters()) / 2
 
 
 # --- GGUF -------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 `from_pretrained` would allocate the float weights first. Here, the model is built without any: its parameters are on
 the "meta" device and have only a shape. Then the layers whose integers are in the file become `QuantizedLinear`, one
-after the other, and the other tensors are read. So memory never holds more than the quantized weights and one layer.
+after the other, and the other tensors are read. So memory never holds more than the quantized weights and one layer,
+apart from pages of the mapped file, which the operating system can drop.
 """
 
 import threading

@@ -59,7 +59,7 @@ def save_quantized(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, f
             )
         integers, scales = layer.integers_and_scales()
         tensors[f"{path}.weight_packed"] = pack(integers, layer.format.bits)
-        tensors[f"{path}.weight_scale"] = scales.bfloat16().clone()
+        tensors[f"{path}.weight_scale"] = scales.to(torch.promote_types(scales.dtype, layer.dtype)).clone()
         tensors[f"{path}.weight_shape"] = torch.tensor(integers.shape)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
