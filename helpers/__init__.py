@@ -22,6 +22,7 @@ _HOME = {
     "init_batch": "batching",
     "load_model": "models",
     "merge_batches": "batching",
+    "save_quantized": "models",
 }
 
 __all__ = sorted(_HOME)

@@ -166,20 +166,24 @@ extern "C" {
 
 int rows_without_buffer() { return CONVERTED; }
 
-// x [rows, in], w [panels, in * bits / 32, PANEL], scales [panels, groups, PANEL] (float32 for 8 bits, bfloat16 for 4),
+// x [rows, in], w [panels, in * bits / 32, PANEL], scales [panels, groups, PANEL] (float32, or bfloat16 for 4 bits),
 // bias [out] or null, y [rows, out]; buffers [threads, in, PANEL], used for more than CONVERTED rows.
 void quantized_linear_float32(const float* x, const uint32_t* w, const void* scales, const float* bias, float* y,
-                              uint32_t* buffers, long rows, long in, long out, long groups, int bits, int threads) {
+                              uint32_t* buffers, long rows, long in, long out, long groups, int bits, int scale_bytes,
+                              int threads) {
   Sizes sizes = {in, out, groups, in * bits / 32 / groups, rows <= ROWS};
   if (bits == 8) quantized_linear<8, Floats>(x, w, (const float*)scales, bias, y, buffers, rows, sizes, threads);
+  else if (scale_bytes == 4) quantized_linear<4, Floats>(x, w, (const float*)scales, bias, y, buffers, rows, sizes, threads);
   else quantized_linear<4, Floats>(x, w, (const uint16_t*)scales, bias, y, buffers, rows, sizes, threads);
 }
 
 // The same with two inputs per step: buffers [threads, in / 2, PANEL].
 void quantized_linear_bfloat16(const uint32_t* x, const uint32_t* w, const void* scales, const uint16_t* bias, uint16_t* y,
-                               uint32_t* buffers, long rows, long in, long out, long groups, int bits, int threads) {
+                               uint32_t* buffers, long rows, long in, long out, long groups, int bits, int scale_bytes,
+                               int threads) {
   Sizes sizes = {in / 2, out, groups, in * bits / 32 / groups, rows <= ROWS};
   if (bits == 8) quantized_linear<8, Words>(x, w, (const float*)scales, bias, y, buffers, rows, sizes, threads);
+  else if (scale_bytes == 4) quantized_linear<4, Words>(x, w, (const float*)scales, bias, y, buffers, rows, sizes, threads);
   else quantized_linear<4, Words>(x, w, (const uint16_t*)scales, bias, y, buffers, rows, sizes, threads);
 }
 }

@@ -19,7 +19,7 @@ def quantized_linear(
     Args:
         x: float32 or bfloat16.
         words: int32 [panels, in * bits / 32, 32], where `in` may be padded.
-        scales: [panels, groups, 32], float32 for 8 bits and bfloat16 for 4.
+        scales: [panels, groups, 32], float32, or bfloat16 for 4 bits.
         bias: [out], in the dtype of x, or None.
 
     Raises:
@@ -53,6 +53,7 @@ def quantized_linear(
         outputs,
         scales.shape[1],
         bits,
+        scales.itemsize,
         threads,
     )
     return y
@@ -61,5 +62,5 @@ def quantized_linear(
 @functools.cache
 def _kernel(dtype: torch.dtype):
     kernel = getattr(library(), f"quantized_linear_{DTYPES[dtype]}")
-    kernel.argtypes, kernel.restype = [c_void_p] * 6 + [c_long] * 4 + [c_int] * 2, None
+    kernel.argtypes, kernel.restype = [c_void_p] * 6 + [c_long] * 4 + [c_int] * 3, None
     return kernel

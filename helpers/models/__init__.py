@@ -9,6 +9,7 @@ from .capabilities import (
     require_kv_cache,
 )
 from .cloning import clone_sharing_weights
+from .compressed_tensors import save_quantized
 from .loading import EMBEDDED, default_pair, load_model
 from .quantization import dequantized, quantize
 from .running import run_model
@@ -27,4 +28,5 @@ __all__ = [
     "require_exact_padding",
     "require_kv_cache",
     "run_model",
+    "save_quantized",
 ]

@@ -16,10 +16,11 @@ Which layers: all that multiply and do nothing else, the LM head among them. Eac
 token reads one row of it. Layers with fewer than GROUP inputs or outputs, such as the router of a mixture of experts,
 stay as they are, and so do weights outside of linear layers: transformers stores experts that way.
 
-`dequantized` returns the reference: an ordinary model with the rounded weights.
+`dequantized` returns the reference: an ordinary model with the rounded weights. `compressed_tensors.py` and
+`gguf_file.py` load integers that were rounded elsewhere.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -96,19 +97,62 @@ class QuantizedLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear | Conv1D, weights: str):
         super().__init__()
-        self.weights, self.format, self.dtype = weights, FORMATS[weights], layer.weight.dtype
-        self.bias = layer.bias
+        self.weights, self.format = weights, FORMATS[weights]
         weight = _matrix(layer)
         self.out_features, self.in_features = weight.shape
+        slabs = (self._quantize(slab) for slab in weight.split(self._panels_per_slab() * PANEL))
+        self._store(slabs, layer.bias, layer.weight.dtype, weight.device)
+
+    @classmethod
+    def from_integers(
+        cls, integers: torch.Tensor, scales: torch.Tensor, bits: int, bias: nn.Parameter | None, dtype: torch.dtype
+    ) -> "QuantizedLinear":
+        """Return a layer with weights that are quantized already. No number changes.
+
+        Args:
+            integers: int8 [out, in].
+            scales: [out, groups]; a group is all inputs, or a multiple of GROUP of them. They are stored as bfloat16
+                if they have 4 bits and bfloat16 holds them exactly, and otherwise as float32.
+            bits: 8 or 4.
+            bias: [out] or None.
+            dtype: of the layer's inputs and outputs.
+
+        Raises:
+            ValueError: the sizes do not match, or a scale is infinite or not a number.
+        """
+        (outputs, inputs), groups = integers.shape, scales.shape[-1]
+        if scales.shape != (outputs, groups) or inputs % groups or (groups > 1 and inputs // groups % GROUP):
+            raise ValueError(
+                f"Scales {list(scales.shape)} do not fit a weight {[outputs, inputs]}: a scale is for all inputs of an "
+                f"output, or for a multiple of {GROUP}."
+            )
+        if not scales.isfinite().all():
+            raise ValueError("A scale is infinite or not a number: copy the file again.")
+        scales, short = scales.float(), scales.bfloat16()
+        if bits == 4 and torch.equal(short.float(), scales):
+            scales = short
+        self = cls.__new__(cls)
+        nn.Module.__init__(self)
+        self.weights = f"int{bits}"
+        self.format = Format(bits, inputs // groups if groups > 1 else None, scales.dtype)
+        self.out_features, self.in_features = integers.shape
+        slabs = (tensor.split(self._panels_per_slab() * PANEL) for tensor in (integers, scales))
+        self._store(zip(*slabs, strict=True), bias, dtype, integers.device)
+        return self
+
+    def _store(self, slabs: Iterable, bias: nn.Parameter | None, dtype: torch.dtype, device: torch.device) -> None:
+        """Store integers [n, in] and scales [n, groups], a slab of outputs at a time, with zeros as padding."""
+        self.bias, self.dtype = bias, dtype
         panels, inputs = -(-self.out_features // PANEL), -(-self.in_features // GROUP) * GROUP
         groups = inputs // (self.format.group or inputs)
         # First, so that the memory of what quantizing needs is in one piece afterwards, and returns to the system.
-        words = weight.new_empty(panels, inputs * self.format.bits // 32, PANEL, dtype=torch.int32)
-        scales = weight.new_empty(panels, groups, PANEL, dtype=self.format.scale_dtype)
+        words = torch.empty(panels, inputs * self.format.bits // 32, PANEL, dtype=torch.int32, device=device)
+        scales = torch.empty(panels, groups, PANEL, dtype=self.format.scale_dtype, device=device)
         n = self._panels_per_slab()
-        for slab, *places in zip(weight.split(n * PANEL), words.split(n), scales.split(n), strict=True):
-            for place, quantized in zip(places, self._quantize(slab), strict=True):
-                place.copy_(quantized)
+        for (integers, own), some_words, some_scales in zip(slabs, words.split(n), scales.split(n), strict=True):
+            rows = (0, -len(integers) % PANEL)
+            some_words.copy_(pack(pad(integers, (0, inputs - integers.shape[1], *rows)), self.format.bits))
+            some_scales.copy_(pad(own, (0, 0, *rows)).unflatten(0, (-1, PANEL)).transpose(1, 2))
         self.register_buffer("words", words)
         self.register_buffer("scales", scales)
 
@@ -117,12 +161,16 @@ class QuantizedLinear(nn.Module):
 
     @torch.no_grad()
     def _quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return words and scales of some outputs."""
-        weight = pad(weight.detach(), (0, -weight.shape[1] % GROUP, 0, -weight.shape[0] % PANEL))
+        """Return integers and scales of some outputs."""
+        weight = pad(weight.detach(), (0, -weight.shape[1] % GROUP))
         if not weight.isfinite().all():
             raise ValueError("A weight is infinite or not a number, and has no nearest integer: check the model.")
-        integers, scales = round_to_integers(weight, self.format)
-        return pack(integers, self.format.bits), scales.unflatten(0, (-1, PANEL)).transpose(1, 2)
+        return round_to_integers(weight, self.format)
+
+    def integers_and_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `from_integers` takes: int8 [out, in] and scales [out, groups], without padding."""
+        integers = unpack(self.words, self.format.bits)[: self.out_features, : self.in_features].to(torch.int8)
+        return integers, self.scales.transpose(1, 2).flatten(0, 1)[: self.out_features]
 
     @property
     def weight(self) -> torch.Tensor:
@@ -201,9 +249,7 @@ def quantize(model: nn.Module, weights: str) -> nn.Module:
         ValueError: there is no such format, the model is quantized in another one, or it has no layer to quantize.
     """
     check_format(weights)
-    if found := {module.weights for module in model.modules() if isinstance(module, QuantizedLinear)}:
-        if found != {weights}:
-            raise ValueError(f"The weights are {found.pop()} already, not {weights}: load the model anew.")
+    if is_quantized(model, weights):
         return model
     num_layers = 0
     for paths, layer in _layers_to_quantize(model):
@@ -220,6 +266,14 @@ def quantize(model: nn.Module, weights: str) -> nn.Module:
     return model
 
 
+def is_quantized(model: nn.Module, weights: str) -> bool:
+    """Return whether a model has quantized layers. Raise a ValueError if they are in another format."""
+    found = {module.weights for module in model.modules() if isinstance(module, QuantizedLinear)}
+    if found - {weights}:
+        raise ValueError(f"The weights are {' and '.join(sorted(found))} already, not {weights}: load the model anew.")
+    return bool(found)
+
+
 def dequantized(model: nn.Module, weights: str) -> nn.Module:
     """Return an ordinary model with the weights that quantization leaves: integers times scales, in the model's dtype.
 
@@ -227,19 +281,31 @@ def dequantized(model: nn.Module, weights: str) -> nn.Module:
     for near ties. All other tensors are the given model's.
 
     Args:
-        weights: "int8" or "int4".
+        weights: "int8" or "int4". A model that is quantized this way already keeps its integers.
 
     Raises:
         ValueError: see `quantize`.
     """
     check_format(weights)
     model = clone_sharing_weights(model)
+    if is_quantized(model, weights):
+        for path, layer in list(model.named_modules()):
+            if isinstance(layer, QuantizedLinear):
+                model.set_submodule(path, _float_layer(layer))
+        return model.eval()
     for _, layer in _layers_to_quantize(model):
         weight = QuantizedLinear(layer, weights).weight
         layer.weight = nn.Parameter(weight.T.contiguous() if isinstance(layer, Conv1D) else weight.contiguous())
     if getattr(getattr(model, "config", None), "tie_word_embeddings", False):
         model.config.tie_word_embeddings = False  # the embedding is not rounded
     return model.eval()
+
+
+def _float_layer(quantized: QuantizedLinear) -> nn.Linear:
+    """Return an ordinary layer with the rounded weight."""
+    layer = nn.Linear(quantized.in_features, quantized.out_features, bias=False, device="meta")
+    layer.weight, layer.bias = nn.Parameter(quantized.weight), quantized.bias
+    return layer
 
 
 def check_format(weights: str) -> None:

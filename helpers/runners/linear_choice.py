@@ -85,7 +85,8 @@ def nearest(rows: int) -> int:
 def shape_of(layer: Layer) -> str:
     """Return what the times of a layer depend on: its class, which tells the order of its weight, and its sizes."""
     if isinstance(layer, QuantizedLinear):
-        return f"{layer.weights} {layer.out_features}x{layer.in_features}"
+        scales = f"{layer.scales.shape[1]} {layer.scales.dtype}".replace("torch.", "")
+        return f"{layer.weights} {layer.out_features}x{layer.in_features} scales {scales}"
     return f"{type(layer).__name__} {'x'.join(map(str, layer.weight.shape))}"
 
 
