@@ -120,7 +120,7 @@ class Speculation:
         return drafts
 
     def observe(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Learn how many of a sequence's draft tokens a pass accepted."""
+        """Learn how many of a sequence's draft tokens were accepted in a pass."""
         verified = min(accepted + 1, drafted)  # nothing is known about draft tokens after the first wrong one
         sequence.drafting.acceptance.update(accepted, verified, DECAY)
         self._overall.update(accepted, verified, DECAY_OVERALL)
