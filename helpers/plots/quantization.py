@@ -67,7 +67,7 @@ def error_map(named: Mapping[str, Sequence[Sequence[float]]], title: str = "") -
         named: for each panel, the errors [out, in], as nested lists.
         title: what the picture shows.
     """
-    rows, columns = (len(grid := next(iter(named.values()))), len(grid[0]))
+    rows, columns = len(first := next(iter(named.values()))), len(first[0])
     height = len(named) * (5.6 * rows / columns + 0.42) + 1.0
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots(len(named), 1, sharex=True, squeeze=False)[:, 0]
@@ -101,16 +101,14 @@ def packed_byte(low: int, high: int, title: str = "") -> Picture:
             raise ValueError(f"{number} does not fit into 4 bits, which hold -8 to 7.")
     figure, (ax,) = new_figure(2.3, title=title, width=5.2)
     byte = (high & 15) << 4 | low & 15
-    for bit in range(8):
-        x, number, color = 7 - bit, high if bit > 3 else low, ORANGE if bit > 3 else SKY
-        for y in (0, 2):
-            left = x + (0.35 if bit < 4 else -0.35) * (y == 0)
-            ax.add_patch(Rectangle((left + 0.04, y + 0.08), 0.92, 0.84, facecolor=color, linewidth=0))
-            digit = f"{(byte if y else number & 15) >> (bit if y else bit % 4) & 1}"
-            ax.text(left + 0.5, y + 0.52, digit, ha="center", va="center", fontsize=LABEL + 1, color=INK)
-    for x, name, number in ((1.65, "high half", high), (6.35, "low half", low)):
-        ax.text(x, -0.32, f"{name}: {number}", ha="center", va="center", fontsize=LABEL)
-        ax.annotate("", (2 if number == high and x < 4 else 6, 1.96), (x, 1.02), arrowprops={"arrowstyle": "->"})
+    for bit in range(8):  # from the lowest one
+        color, aside = (SKY, 0.35) if bit < 4 else (ORANGE, -0.35)
+        for y, x in ((0, 7 - bit + aside), (2, 7 - bit)):
+            ax.add_patch(Rectangle((x + 0.04, y + 0.08), 0.92, 0.84, facecolor=color, linewidth=0))
+            ax.text(x + 0.5, y + 0.52, f"{byte >> bit & 1}", ha="center", va="center", fontsize=LABEL + 1, color=INK)
+    for x, end, text in ((1.65, 2, f"upper half: {high}"), (6.35, 6, f"lower half: {low}")):
+        ax.text(x, -0.32, text, ha="center", va="center", fontsize=LABEL)
+        ax.annotate("", (end, 1.96), (x, 1.02), arrowprops={"arrowstyle": "->"})
     set_up_grid(ax, 8, 3, "")
     ax.set_xlim(-0.4, 8.4)
     ax.set_ylim(3.0, -0.7)
