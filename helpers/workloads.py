@@ -104,6 +104,25 @@ TOLD_AGAIN = [
 ]
 
 
+def clear_stories(max_tokens: int = 64) -> list[Request]:
+    """Make 24 story openings for which the best token leads at every step, also with quantized weights.
+
+    It leads by at least 0.002 in the embedded model and in its int8 and int4 versions, each on its own output and on
+    the float32 one. So the outputs, and where they begin to differ, do not depend on the processor. With int8, 1 text
+    changes, and with int4, 11 do: about the shares of 110 random stories, which were 6 and 50.
+    """
+    return [Request(f"Once upon a time, {a(hero)}", max_tokens, request_id=i) for i, hero in enumerate(CLEAR_HEROES)]
+
+
+CLEAR_HEROES = [
+    "stubborn squirrel", "hungry goat", "stubborn donkey", "modest cat", "stubborn sailor",
+    "careful shepherd", "shy frog", "stubborn shepherd", "thoughtful cat", "cheerful sailor",
+    "happy otter", "kind fox", "curious owl", "grumpy owl", "gentle tailor",
+    "sleepy cat", "hopeful tailor", "sleepy mouse", "restless frog", "wise cat",
+    "busy baker", "clumsy donkey", "tiny cat", "brave fox",
+]  # fmt: skip
+
+
 def copying() -> list[tuple[str, str]]:
     """Make prompts that ask for an edit, for quotes or for an extract, each with the answer that a good model gives.
 

@@ -121,6 +121,12 @@ PICTURES = {
     "verified_draft without a draft": lambda: plots.verified_draft(" a", [], [" b"]),
     "draft_staircase": lambda: plots.draft_staircase([(4, 4), (4, 1), (0, 0)]),
     "draft_timeline": lambda: plots.draft_timeline(drafting_trace(), "A takeaway"),
+    "rounding_levels": lambda: plots.rounding_levels(
+        [0.1, -0.4, 0.7, 0.2], {"all": [0.1], "two": [0.06, 0.1]}, 7, "A takeaway"
+    ),
+    "error_map": lambda: plots.error_map({"all": [[0.1, -0.4], [0, 0.2]], "none": [[0, 0], [0, 0]]}, "A takeaway"),
+    "packed_byte": lambda: plots.packed_byte(-3, 5, "A takeaway"),
+    "agreement": lambda: plots.agreement([[1, 2, 3], [4, 5]], {"int8": [[1, 2, 3], [4, 5, 6]]}, "A takeaway"),
     "slot_timeline enlarged": lambda: plots.slot_timeline({"run": small_trace()}, "A takeaway", zoom=(1, 2)),
 } | {name: getattr(plots, name) for name in DRAWINGS}
 
@@ -134,7 +140,7 @@ def test_a_picture_shows_itself_with_a_text_and_labelled_axes(name):
     assert len(picture.alt) > 20
     assert metadata["image/png"]["alt"] == picture.alt
     named = ("token_grid", "batches", "compare", "token_row", "constrained_text", "tokens_over_states")
-    if name.split()[0] not in (*named, "verified_draft", *DRAWINGS):  # these name their rows
+    if name.split()[0] not in (*named, "verified_draft", "packed_byte", *DRAWINGS):  # these name their rows
         assert all(ax.get_xlabel() or ax.get_ylabel() for ax in picture.figure.axes)
 
 
@@ -233,6 +239,40 @@ def test_a_timeline_of_drafts_is_as_tall_as_the_tokens_gained():
 
     assert heights == [3, 3, 3, 1, 2]  # two prefills; three tokens gained; one gained and two rejected
     assert "yield 6 tokens: 4 draft tokens are verified, 2 of them accepted." in picture.alt
+
+
+def test_the_levels_end_at_the_largest_integer_and_errors_lead_to_the_nearest_level():
+    picture = plots.rounding_levels([0.3, -0.2, 0.05, 0.0], {"all": [0.1], "two": [0.1, 0.05]}, largest=3)
+    (levels, _), errors = picture.figure.axes[1].collections, picture.figure.axes[1].lines
+
+    assert [round(segment[0][1], 2) for segment in levels.get_segments()] == [-0.3, -0.2, -0.1, 0, 0.1, 0.2, 0.3]
+    assert [line.get_ydata()[1] for line in errors[:3]] == pytest.approx([0.3, -0.2, 0.05])
+    assert "all: 1 scale, mean error 0.013; two: 2 scales, mean error 0.000." in picture.alt
+
+
+def test_a_map_of_errors_has_one_colour_scale_for_all_panels():
+    picture = plots.error_map({"large": [[0.5, -1.0]], "small": [[0.25, 0.0]]})
+
+    assert {ax.images[0].get_clim() for ax in picture.figure.axes[:2]} == {(0, 1)}
+    assert "large: mean error 0.7500; small: mean error 0.1250." in picture.alt
+
+
+def test_a_packed_byte_has_the_bits_of_both_integers():
+    picture = plots.packed_byte(-3, 5)
+    bits = [text.get_text() for text in picture.figure.axes[0].texts if len(text.get_text()) == 1]
+
+    assert sorted(bits) == sorted("1101" + "0101" + "01011101")
+    assert "-3 and 5 have the bits 1101 and 0101. Their byte is 01011101." in picture.alt
+    with pytest.raises(ValueError, match="8 does not fit into 4 bits"):
+        plots.packed_byte(8, 0)
+
+
+def test_agreement_ends_at_the_first_other_token_also_where_a_text_is_longer():
+    picture = plots.agreement([[1, 2, 3, 4], [5, 6], [7, 8]], {"int4": [[1, 9, 3, 4], [5, 6, 6], [7, 8]]})
+    widths = [(patch.get_x(), patch.get_width()) for patch in picture.figure.axes[0].patches]
+
+    assert widths == [(0, 1), (2, 2), (1, 1), (0, 2), (3, 0), (2, 1), (0, 2)]
+    assert "int4: 2 of 3 texts change." in picture.alt
 
 
 def test_a_request_keeps_its_colour_from_row_to_row():

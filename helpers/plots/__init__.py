@@ -36,6 +36,7 @@ from .picture import (
     Picture,
 )
 from .player import FlipBook, Player, flip_book, play
+from .quantization import agreement, error_map, packed_byte, rounding_levels
 from .rows import padding, slot_timeline, tokens_read, waiting_requests, work_bars
 from .system_map import system_map
 
@@ -54,6 +55,7 @@ __all__ = [
     "FlipBook",
     "Picture",
     "Player",
+    "agreement",
     "bars",
     "batches",
     "block_lookup",
@@ -64,6 +66,7 @@ __all__ = [
     "constrained_text",
     "draft_staircase",
     "draft_timeline",
+    "error_map",
     "flip_book",
     "grouped_bars",
     "latencies",
@@ -73,11 +76,13 @@ __all__ = [
     "load_sweep",
     "memory_shares",
     "memory_timeline",
+    "packed_byte",
     "padded_and_ragged",
     "padding",
     "play",
     "probability_strips",
     "request_timeline",
+    "rounding_levels",
     "shared_pass",
     "slot_timeline",
     "static_and_continuous",

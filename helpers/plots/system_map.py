@@ -34,7 +34,7 @@ PARTS = {
     "Batch": (2, 2, {2: "left-padded rows", 3: "merge, filter", 5: "tokens, no pads"}),
     "Drafts": (0, 3, {9: "guesses to verify"}),
     "KV cache": (1, 3, {1: "keys and values", 6: "in blocks"}),
-    "Weights": (2, 3, {10: "quantised"}),
+    "Weights": (2, 3, {10: "quantized"}),
 }
 # What flows from part to part: a request's path first, then what the forward pass reads.
 ARROWS = (

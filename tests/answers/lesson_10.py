@@ -1,0 +1,124 @@
+"""Answers to the exercises of lesson 10."""
+
+import struct
+
+import numpy as np
+import torch
+
+from answers import ALMOST, RIGHT, WRONG, right
+
+
+@right("quantize")
+def in_numpy_with_a_zero_point(values, bits):
+    values = np.array(values)
+    low, high = values.clip(max=0).min(), values.clip(min=0).max()
+    scale = (high - low) / (2**bits - 1)
+    zero = np.rint(-low / scale).astype(int)
+    return (np.rint(values / scale).astype(int) + zero).tolist(), float(scale), int(zero)
+
+
+@right("quantize")
+def value_by_value(values, bits):
+    low = high = 0.0
+    for value in values:
+        low, high = min(low, value), max(high, value)
+    scale = (high - low) / ((1 << bits) - 1)
+    zero = round(-low / scale)
+    integers = []
+    for value in values:
+        integers.append(max(0, min(2**bits - 1, round(value / scale + zero))))
+    return integers, scale, zero
+
+
+ALMOST["quantize"] |= {
+    "should be 3 values": lambda result, *_: result[:2],
+    "changed its argument: `values`": lambda result, values, bits: values.sort() or result,
+    "should be a list, but is": lambda result, *_: (torch.tensor(result[0]), *result[1:]),
+}
+
+
+@right("multiply")
+def weight_by_weight(x, integers, scales, zeros, group):
+    total = 0.0
+    for place, (one, integer) in enumerate(zip(x, integers, strict=True)):
+        total += one * (integer - zeros[place // group]) * scales[place // group]
+    return total
+
+
+@right("multiply")
+def in_torch_by_group(x, integers, scales, zeros, group):
+    x, integers = torch.tensor(x).view(-1, group), torch.tensor(integers).view(-1, group)
+    sums = (x * integers).sum(-1) - torch.tensor(zeros) * x.sum(-1)
+    return float((torch.tensor(scales) * sums).sum())
+
+
+ALMOST["multiply"] |= {"should be a number": lambda y, *_: [y]}
+WRONG["multiply"] |= {"stopped with IndexError": lambda x, integers, scales, zeros, group: scales[len(x)] * x[0]}
+
+
+@right("unpack")
+def as_signed_bytes(words, bits):
+    integers = []
+    for word in words:
+        places = [(number & 1) * 16 + (number >> 1) * bits for number in range(32 // bits)]
+        integers += [((word >> place) % 2**bits + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1) for place in places]
+    return integers
+
+
+@right("unpack")
+def as_the_engine_does(words, bits):
+    """Shift to the left and back: in int32, the first bit is repeated."""
+    signed = [struct.unpack("<i", struct.pack("<I", word))[0] for word in words]
+    numbers = torch.arange(32 // bits, dtype=torch.int32)
+    shifts = numbers % 2 * 16 + numbers // 2 * bits
+    return (torch.tensor(signed, dtype=torch.int32)[:, None] << (32 - bits - shifts) >> (32 - bits)).flatten().tolist()
+
+
+ALMOST["unpack"] |= {
+    "should be a list, but is": lambda integers, *_: np.array(integers),
+    "changed its argument: `words`": lambda integers, words, bits: words.clear() or integers,
+}
+
+
+@right("peak_bytes")
+def slab_by_slab(outputs, inputs, bits, group, slab):
+    packed = outputs * inputs * bits // 8 + outputs * (inputs // group) * 2
+    return max(packed + 4 * inputs * len(range(outputs)[start : start + slab]) for start in range(0, outputs, slab))
+
+
+WRONG["peak_bytes"] |= {
+    "should be an int, but is the float": lambda outputs, inputs, bits, group, slab: (
+        outputs * inputs * bits / 8 + outputs * inputs / group * 2 + min(outputs, slab) * inputs * 4
+    )
+}
+RIGHT["peak_bytes"]["in_bits"] = lambda outputs, inputs, bits, group, slab: (
+    (outputs * inputs * bits + outputs * inputs // group * 16 + min(slab, outputs) * inputs * 32) // 8
+)
+
+
+@right("to_int8")
+def in_numpy(weights):
+    scale = float(np.abs(weights).max()) / 127
+    return np.rint(np.array(weights) / scale).astype(np.int8).tolist(), scale
+
+
+@right("to_int8")
+def with_limits(weights):
+    scale = max(max(weights), -min(weights)) / 127
+    return [max(-127, min(127, round(weight / scale))) for weight in weights], scale
+
+
+ALMOST["to_int8"] |= {
+    "should be 2 values": lambda result, *_: result[0],
+    "changed its argument: `weights`": lambda result, weights: weights.clear() or result,
+}
+RIGHT["failing_weights"] |= {
+    "one_weight": lambda: [1.0],
+    "the_largest_is_positive": lambda: (0.5, -0.999, 1.0),
+}
+WRONG["failing_weights"] |= {
+    "returns weights for which": lambda: [0.5, -1.0],
+    "should return a list of weights": lambda: 1.0,
+    "not finite numbers": lambda: [1.0, float("inf")],
+    "returns zeros only": lambda: [0.0, 0.0],
+}
