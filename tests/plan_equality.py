@@ -17,7 +17,7 @@ from helpers.simulator import Simulator
 
 BLOCK_SIZE = 4
 PREFIX = [17, 250, 33, 9, 301, 77, 120, 45, 260]  # two blocks and a token
-LAST = 25  # the last iteration before which a request arrives
+LAST = 15  # the last iteration before which a request arrives
 
 
 @dataclass(frozen=True)
@@ -59,19 +59,19 @@ class OneTooFew:
 def workloads(draw, policies=tuple(POLICIES), speculation=(None, None, "ngram", OneTooFew())) -> Workload:
     """Draw settings and requests that an engine with these settings accepts."""
     rows, chunked = draw(st.integers(1, 5)), draw(st.booleans())
-    budget = draw(st.integers(rows, 24)) if chunked else draw(st.integers(30, 60))
+    budget = draw(st.integers(rows, 24)) if chunked else draw(st.integers(40, 60))
     token_ids = st.integers(1, 400) | st.integers(1, 3)  # few different ones, too, so that n-grams are found
     arrivals = []
-    for _ in range(draw(st.integers(1, 10))):
+    for _ in range(draw(st.integers(1, 12))):
         shared = PREFIX[: draw(st.sampled_from([0, 0, 8, 9]))]
         own = draw(st.lists(token_ids, min_size=1, max_size=12))
         iteration = draw(st.integers(0, LAST))
-        aborted = draw(st.none() | st.integers(iteration, iteration + 20))
+        aborted = draw(st.none() | st.none() | st.integers(iteration, iteration + 20))
         arrivals.append(
             Arrival(
                 iteration,
                 (*shared, *own),
-                draw(st.integers(1, 9)),
+                draw(st.integers(1, 16)),
                 draw(st.integers(-2, 2)),
                 draw(st.booleans()),
                 aborted,
@@ -81,7 +81,7 @@ def workloads(draw, policies=tuple(POLICIES), speculation=(None, None, "ngram", 
     settings = {
         "max_batch_size": rows,
         "max_tokens_per_step": budget,
-        "num_blocks": draw(st.integers(need, 2 * need)),
+        "num_blocks": draw(st.integers(need, need + 4)),
         "block_size": BLOCK_SIZE,
         "policy": draw(st.sampled_from(policies)),
         "mixed_batches": draw(st.booleans()),

@@ -96,6 +96,8 @@ class SimulatedRunner:
 
     def _sample(self, chunk: Chunk) -> list[SampledToken] | Exception:
         known, drafts = chunk.sequence.token_ids, chunk.draft_token_ids
+        if not drafts:
+            return [SampledToken(self._next_token(known))]
         return accept_drafts(drafts, lambda accepted: SampledToken(self._next_token(known + drafts[:accepted])))
 
 
