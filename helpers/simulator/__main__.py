@@ -47,7 +47,9 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of --synthetic and of random routers")
 
     group = parser.add_argument_group("fleet")
-    group.add_argument("--replicas", type=_sizes, default=[1, 2, 4], metavar="N|N..M|N,M", help="sizes (default: 1,2,4)")
+    group.add_argument(
+        "--replicas", type=_sizes, default=[1, 2, 4], metavar="N|N..M|N,M", help="sizes (default: 1,2,4)"
+    )
     group.add_argument("--router", choices=ROUTERS, default="least_outstanding_tokens", help="(default: %(default)s)")
     group.add_argument("--cost", metavar="FILE", help="the seconds of an iteration, as --fit writes them")
     group.add_argument("--rows", type=int, default=64, metavar="N", help="rows per replica (default: 64)")
@@ -57,7 +59,9 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--policy", choices=POLICIES, default="fcfs", help="order of the queue (default: fcfs)")
 
     group = parser.add_argument_group("answers")
-    group.add_argument("--slo", type=_slo, default={}, metavar="NAME=S,...", help=f"limits in seconds: {', '.join(LIMITS)}")
+    group.add_argument(
+        "--slo", type=_slo, default={}, metavar="NAME=S,...", help=f"limits in seconds: {', '.join(LIMITS)}"
+    )
     group.add_argument("--share", type=_share, default=0.99, help="the share of requests to meet them (default: 0.99)")
     group.add_argument("--price-per-hour", type=float, metavar="P", help="of one replica; adds the cost of tokens")
     group.add_argument("--picture", metavar="FILE", help="draw goodput over the number of replicas as SVG")
@@ -166,7 +170,9 @@ def answer(results: dict[int, FleetResult], args: argparse.Namespace) -> str:
     limits = " and ".join(f"{name.upper()} <= {limit:g} s" for name, limit in args.slo.items())
     enough = [size for size, result in results.items() if result.within(**args.slo) >= args.share]
     if not enough:
-        return f"No simulated fleet serves {args.share:.4g} of the requests with {limits}: try more than {max(results)}."
+        return (
+            f"No simulated fleet serves {args.share:.4g} of the requests with {limits}: try more than {max(results)}."
+        )
     return f"The smallest simulated fleet that serves {args.share:.4g} of the requests with {limits}: {enough[0]}."
 
 

@@ -65,7 +65,7 @@ class _Recording(Scheduler):
 
 
 def recording(config: EngineConfig) -> EngineConfig:
-    """Return a configuration whose engine can be timed: it keeps its plans, and no prompt meets its own cached blocks."""
+    """Return a configuration whose engine can be timed: it keeps its plans, and no prompt finds cached blocks."""
     return replace(config, scheduler_cls=_Recording, prefix_caching=False, speculative=None, trace_length=1)
 
 
@@ -180,7 +180,7 @@ def prediction_errors(
 
 
 def spread(one: LiveRun, other: LiveRun) -> Errors:
-    """Return how far two live runs of the same workload are from each other: no prediction can be expected to do better.
+    """Return how far two live runs of a workload are from each other: no prediction can be expected to do better.
 
     Their plans differ, because a request arrives during another iteration. So iterations are compared by the median of
     those that decode the same number of rows.

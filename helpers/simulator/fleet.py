@@ -163,6 +163,7 @@ def _token_ids(prompt: list[int] | int, config: EngineConfig) -> list[int]:
         return list(prompt)
     if config.prefix_caching and config.num_blocks is not None:
         raise ValueError(
-            "The contents of the prompts are unknown, so it is unknown which blocks they share: set prefix_caching=False."
+            "The contents of the prompts are unknown, so it is unknown which blocks they share: "
+            "set prefix_caching=False."
         )
     return [0] * prompt

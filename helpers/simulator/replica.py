@@ -6,7 +6,7 @@ it, or up to the iteration before which the next request arrives.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from math import inf
 
@@ -38,7 +38,7 @@ class FinishedRequest:
     @property
     def tpot(self) -> float | None:
         """Time per output token; None for an output of one token."""
-        return (self.last_token - self.first_token) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+        return (self.e2e - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Synthetic traces: invented requests whose lengths and gaps have about the statistics of published traces.
 
-    conversation  Azure's conversations: prompts of 1,020 tokens in the median and 1,155 in the mean, outputs of 129 and 211
-    code          Azure's code completions: prompts of 1,500 and 2,048, outputs of 13 and 28
-    bursts        BurstGPT's lengths: prompts of 621 tokens in the mean, outputs of 126; arrivals in bursts
+    conversation  Azure's conversations: a median prompt of 1,020 tokens (mean 1,155), a median output of 129 (mean 211)
+    code          Azure's code completions: prompts of 1,500 (mean 2,048), outputs of 13 (mean 28)
+    bursts        BurstGPT: a mean prompt of 621 tokens, a mean output of 126, and arrivals in bursts
 
 Lengths are lognormal, gaps follow a gamma distribution. Both are simplifications: real lengths have several peaks, real
 rates change with the hour, and a long prompt does not always have a short answer. A published trace should be used
