@@ -159,7 +159,7 @@ def test_a_fleet_says_what_is_wrong_with_a_trace():
     def fleet(requests, config=None, replicas=1):
         simulate_fleet(requests, config or EngineConfig(max_batch_size=1), COST, replicas, RoundRobin())
 
-    with pytest.raises(ValueError, match="Request 1 arrives at 0[.]5, before the one ahead of it: sort the trace"):
+    with pytest.raises(ValueError, match=r"Request 1 arrives at 0\.5, before the one ahead of it: sort the trace"):
         fleet([TimedRequest(1.0, 3, 3), TimedRequest(0.5, 3, 3)])
     with pytest.raises(ValueError, match="at least 1 prompt token and 1 output token, not 0 and 3"):
         fleet([TimedRequest(1.0, 0, 3)])
