@@ -169,10 +169,10 @@ def answer(results: dict[int, FleetResult], args: argparse.Namespace) -> str:
     """Return a sentence that names the smallest fleet with the required share of requests within the limits."""
     limits = " and ".join(f"{name.upper()} <= {limit:g} s" for name, limit in args.slo.items())
     enough = [size for size, result in results.items() if result.within(**args.slo) >= args.share]
-    served = f"{args.share:.4g} of the requests with {limits}"
+    served = f"To serve {args.share:.4g} of the requests with {limits},"
     if not enough:
-        return f"No fleet serves {served}: try more than {max(results)} replicas."
-    return f"The smallest fleet that serves {served}: {enough[0]} of the sizes {', '.join(map(str, results))}."
+        return f"{served} {max(results)} replicas are too few: try more."
+    return f"{served} the smallest of these fleets has {enough[0]} replica{'s' * (enough[0] > 1)}."
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,16 +8,22 @@ This module alone needs a model, torch and numpy. The other modules of the simul
 """
 
 import itertools
+import os
+import platform
 import random
 import statistics
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from ..engine import EngineConfig, EngineCore, Plan, SamplingParams, Scheduler
+from ..hardware import cpuinfo
 from ..metrics import RequestMetrics, percentile
+from ..model_engine import Engine
+from ..models import context_length, load_model
 from .cost_model import FEATURES, CostModel, features
 from .simulate import simulate
 
@@ -198,3 +204,53 @@ def spread(one: LiveRun, other: LiveRun) -> Errors:
         abs(one.makespan / other.makespan - 1),
         abs(percentile(one.ttft, 99) / percentile(other.ttft, 99) - 1),
     )
+
+
+def held_out(cost: CostModel, config: EngineConfig, context: int, load: float, count: int = 300) -> tuple[list, list]:
+    """Return requests that the fit has not seen, and Poisson arrivals at a share of what a replica can serve."""
+    draw = random.Random(f"held out {load}")
+    requests = []
+    for _ in range(count):
+        prompt = [draw.randint(100, 400) for _ in range(draw.randint(8, context * 2 // 5))]
+        requests.append((prompt, draw.randint(8, context // 5)))
+    capacity = count / simulate(requests, replace(config, prefix_caching=False), seconds=cost).seconds
+    gaps = (draw.expovariate(load * capacity) for _ in range(count - 1))
+    return requests, list(itertools.accumulate(gaps, initial=0.0))
+
+
+def fit_machine(path: str | Path, name: str | None = None, config: EngineConfig | None = None) -> CostModel:
+    """Measure a model on this machine, print the errors on requests that the fit has not seen, and save the cost model.
+
+    Args:
+        path: the file to write.
+        name: the model, as for `load_model`; the embedded one if omitted.
+        config: the engine's settings; 16 rows and 256 tokens per iteration if omitted.
+    """
+    Path(path).touch()  # fail now rather than after the measurement
+    config = config or EngineConfig(max_batch_size=16, max_tokens_per_step=256)
+    model, tokenizer = load_model(name) if name else load_model()
+    context = min(context_length(model) or 2048, 2048)
+    engine = Engine(model, tokenizer, recording(config))
+    measured = measure(engine, context)
+    cost = fit(measured)
+    ratios = [abs(cost.of(*counts) / seconds - 1) for counts, seconds in measured]
+    print(f"{len(measured)} iterations measured; the model is off by {statistics.median(ratios):.1%} in the median.")
+    errors = {}
+    for load in (0.5, 0.8):
+        requests, arrivals = held_out(cost, config, context, load)
+        runs = [run_live(engine, requests, arrivals) for _ in range(2)]
+        predicted = prediction_errors(cost, runs[0], config, requests, arrivals)
+        apart = spread(*runs)
+        print(f"{len(requests)} other requests at {load:.0%} load: off by {predicted};")
+        print(f"    two live runs differ by {apart}.")
+        errors[f"{load:.0%} load"] = {"prediction": asdict(predicted), "two live runs": asdict(apart)}
+    about = {
+        "machine": f"{cpuinfo().get('model name', platform.processor() or platform.machine())}, {os.cpu_count()} cores",
+        "model": name or "the embedded model",
+        "rows": config.max_batch_size,
+        "tokens per iteration": config.max_tokens_per_step,
+        "errors": errors,
+    }
+    cost = replace(cost, about=about)
+    cost.save(path)
+    return cost
