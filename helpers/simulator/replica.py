@@ -164,7 +164,7 @@ class SimulatedReplica:
             self.finished.append(
                 FinishedRequest(one.request_id, one.arrival, times[0], times[-1], one.prompt_tokens, one.generated)
             )
-        if self._skip and not finished:
+        if self._skip:
             self._stretch = find_stretch(self.scheduler, plan, self._cost, self._runner.time)
 
     def _run_stretch(self, iterations: int | None) -> None:

@@ -78,8 +78,7 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, 
         most: the most iterations.
     """
     running = scheduler.running
-    only_decodes = len(last.chunks) == len(running) and all(chunk.is_decode for chunk in last.chunks)
-    if not running or not only_decodes or last.preempted or not _none_is_admitted(scheduler):
+    if not running or not all(sequence.is_decode for sequence in running) or not _none_is_admitted(scheduler, last):
         return None
     most = min(most, min(sequence.max_tokens - sequence.generated for sequence in running) - 1)  # the last token ends
     most, events = _allocations(scheduler, most)
@@ -93,17 +92,21 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, 
     return Stretch(scheduler, now, ends, events)
 
 
-def _none_is_admitted(scheduler: Scheduler) -> bool:
-    """Return whether a waiting sequence that was not admitted in the last iteration cannot be admitted in the next."""
-    policy = type(scheduler.policy)
-    if scheduler.speculation is not None or any(sequence.paused for sequence in scheduler.running):
+def _none_is_admitted(scheduler: Scheduler, last: Plan) -> bool:
+    """Return whether the next iterations admit no sequence, as long as all running ones decode and none of them ends.
+
+    This is plain if none waits, if no row is free, or if admission was tried in the last iteration, and the first one
+    in the queue did not fit. It still does not: decodes free no memory, and without prefix caching no part of its
+    prompt becomes available.
+    """
+    policy, memory = type(scheduler.policy), scheduler.memory
+    if scheduler.speculation is not None:
         return False
+    only_decodes = len(last.chunks) == len(scheduler.running) and all(chunk.is_decode for chunk in last.chunks)
     if not scheduler.waiting or len(scheduler.running) == scheduler.max_rows or policy is Static:
-        return True
-    # If admission was tried, the first one in the queue did not fit. It still does not: decodes free no memory, and
-    # without prefix caching no part of its prompt becomes available.
-    shares = getattr(scheduler.memory, "prefix_caching", False)
-    return scheduler.mixed and policy in ORDER_IS_FIXED and not shares
+        return scheduler.mixed or only_decodes
+    was_tried = scheduler.mixed and only_decodes and not last.preempted
+    return was_tried and policy in ORDER_IS_FIXED and not getattr(memory, "prefix_caching", False)
 
 
 def _allocations(scheduler: Scheduler, iterations: int) -> tuple[int, list[tuple[int, int]]]:
