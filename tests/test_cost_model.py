@@ -7,7 +7,8 @@ import pytest
 
 from helpers.engine import Chunk, EngineConfig, Plan, Sequence
 from helpers.simulator import CostModel, Simulator
-from helpers.simulator.cost_model import FEATURES, features
+from helpers.simulator.__main__ import MACHINES
+from helpers.simulator.cost_model import FEATURES, estimate, features
 from helpers.simulator.fit import fit, measure, prediction_errors, recording, run_live, spread
 
 WEIGHTS = {"iterations": 0.004, "tiles": 0.001, "tokens": 2e-5, "sequences": 1e-4, "keys": 1e-6, "pairs": 1e-8}
@@ -88,6 +89,14 @@ def test_a_model_can_be_written_by_hand(tmp_path):
     (tmp_path / "gpu.json").write_text(json.dumps({"iterations": 0.008, "tokens": 5e-5}))
 
     assert CostModel.load(tmp_path / "gpu.json").of(1, 1, 100, 1, 1, 0) == pytest.approx(0.013)
+
+
+def test_the_machine_from_data_sheets_is_what_its_data_sheets_say():
+    machine = CostModel.load(MACHINES["h100_llama_8b"])
+
+    assert machine == estimate(8.03e9, 2, 2 * 2 * 32 * 1024, 32 * 4096, 3.35e12, 989e12)
+    assert "data sheets" in machine.about["source"]
+    assert machine.of(1, 1, 1, 1, 0, 0) == pytest.approx(0.0048, rel=0.01)  # 16 GB at 3.35 TB/s
 
 
 def test_measured_iterations_cover_one_row_and_all_rows_prefills_and_decodes():

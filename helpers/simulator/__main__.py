@@ -5,8 +5,8 @@
     python -m helpers.simulator --trace FILE --price-per-hour 2.5 --picture fleet.svg     costs and a picture
     python -m helpers.simulator --fit machine.json                                        measures this machine
 
-For each number of replicas, the whole trace is simulated. Without --cost, iterations cost what they cost the machine
-that is described in `machines/` beside this file.
+For each number of replicas, the whole trace is simulated. --cost names a file that --fit wrote, or one in `machines/`
+beside this file. The default there is an estimate from data sheets and contains no overhead.
 
 The exit status is 0 on success, 2 for an invalid setting or file, 130 after Ctrl-C.
 """
@@ -26,7 +26,7 @@ from .synthetic import TRACES, synthetic_trace
 from .trace_files import at_rate, read_trace
 
 LIMITS = ("ttft", "tpot", "e2e")
-DEFAULT_COST = Path(__file__).with_name("machines") / "epyc_2_cores_embedded_model.json"
+MACHINES = {file.stem: file for file in sorted(Path(__file__).with_name("machines").glob("*.json"))}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -51,7 +51,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--replicas", type=_sizes, default=[1, 2, 4], metavar="N|N..M|N,M", help="sizes (default: 1,2,4)"
     )
     group.add_argument("--router", choices=ROUTERS, default="least_outstanding_tokens", help="(default: %(default)s)")
-    group.add_argument("--cost", metavar="FILE", help="the seconds of an iteration, as --fit writes them")
+    known = ", ".join(MACHINES)
+    group.add_argument("--cost", default="h100_llama_8b", metavar="FILE", help=f"(default: %(default)s of {known})")
     group.add_argument("--rows", type=int, default=64, metavar="N", help="rows per replica (default: 64)")
     group.add_argument("--tokens", type=int, default=2048, metavar="N", help="tokens per iteration (default: 2048)")
     group.add_argument("--blocks", type=int, metavar="N", help="blocks of KV cache per replica (default: unlimited)")
@@ -113,13 +114,14 @@ def read_requests(args: argparse.Namespace) -> list[TimedRequest]:
     return requests if args.rate is None else at_rate(requests, args.rate)
 
 
-def plan_capacity(requests: Sequence[TimedRequest], args: argparse.Namespace) -> dict[int, FleetResult]:
+def plan_capacity(
+    requests: Sequence[TimedRequest], cost: CostModel, args: argparse.Namespace
+) -> dict[int, FleetResult]:
     """Simulate the requests on a fleet of each size; a bar counts requests.
 
     Raises:
-        OSError, ValueError: see `CostModel.load` and `simulate_fleet`.
+        ValueError: see `simulate_fleet`.
     """
-    cost = CostModel.load(args.cost or DEFAULT_COST)
     config = EngineConfig(
         max_batch_size=args.rows,
         max_tokens_per_step=args.tokens,
@@ -198,13 +200,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if args.picture:
             Path(args.picture).touch()  # fail now rather than after a long simulation
+        cost = CostModel.load(MACHINES.get(args.cost, args.cost))
         requests = read_requests(args)
-        results = plan_capacity(requests, args)
+        results = plan_capacity(requests, cost, args)
     except KeyboardInterrupt:
         return 130
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    print(f"{len(requests)} requests in {requests[-1].arrival:.4g} s\n\n{table(results, args)}")
+    about = [cost.about.get(name, f"unknown {name}") for name in ("model", "machine", "source")]
+    print(f"{len(requests)} requests in {requests[-1].arrival:.4g} s; {about[0]} on {about[1]}, {about[2]}")
+    print(f"\n{table(results, args)}")
     if args.slo:
         print(f"\n{answer(results, args)}")
     if args.picture:

@@ -8,7 +8,7 @@
     pairs       the pairs of a token and an earlier one in prefills: their attention grows with the square of the prompt
 
 The seconds are a weighted sum of these counts. The weights of a machine are measured (`fit.py`) and kept in a small
-JSON file. For a machine that is out of reach, such a file can also be written by hand.
+JSON file. For a machine that is out of reach, `estimate` computes them from data sheets.
 """
 
 import json
@@ -102,3 +102,33 @@ class CostModel:
                 f"{path} contains no cost model ({error}). It is a JSON object with some of the keys "
                 f"{', '.join(known)}; `python -m helpers.simulator --fit FILE` writes one."
             ) from error
+
+
+def estimate(
+    parameters: float,
+    bytes_per_parameter: float,
+    kv_bytes_per_token: float,
+    attention_width: float,
+    bytes_per_second: float,
+    operations_per_second: float,
+) -> CostModel:
+    """Return a cost model from data sheets, without any overhead: a real iteration takes longer.
+
+    Each iteration reads all weights once, and the keys and values of each sequence. Each token takes two operations per
+    parameter, and each pair in a prefill's attention four per unit of width. The times of reading and of computing are
+    added, as if they never overlapped.
+
+    Args:
+        parameters: of the model.
+        bytes_per_parameter: 2 for bf16.
+        kv_bytes_per_token: keys and values of a token in all layers.
+        attention_width: the number of layers times the width of all query heads together.
+        bytes_per_second: how fast the device reads memory.
+        operations_per_second: how fast it multiplies and adds.
+    """
+    return CostModel(
+        iterations=parameters * bytes_per_parameter / bytes_per_second,
+        tokens=2 * parameters / operations_per_second,
+        keys=kv_bytes_per_token / bytes_per_second,
+        pairs=4 * attention_width / operations_per_second,
+    )

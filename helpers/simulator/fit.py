@@ -247,6 +247,7 @@ def fit_machine(path: str | Path, name: str | None = None, config: EngineConfig 
     about = {
         "machine": f"{cpuinfo().get('model name', platform.processor() or platform.machine())}, {os.cpu_count()} cores",
         "model": name or "the embedded model",
+        "source": "measured",
         "rows": config.max_batch_size,
         "tokens per iteration": config.max_tokens_per_step,
         "errors": errors,
