@@ -129,6 +129,20 @@ def test_the_load_of_a_replica_falls_by_a_token_per_row_and_iteration():
     assert loads == [30, 8, 6, 4, 2, 0]
 
 
+def test_a_router_sees_the_loads_at_the_time_of_the_arrival():
+    seen = []
+
+    class Watching(RoundRobin):
+        def choose(self, prompt_token_ids, replicas):
+            seen.append([replica.outstanding_tokens for replica in replicas])
+            return super().choose(prompt_token_ids, replicas)
+
+    requests = [TimedRequest(0.0, 1, 9), TimedRequest(0.0, 1, 3), TimedRequest(3.5, 1, 1), TimedRequest(20.0, 1, 1)]
+    simulate_fleet(requests, EngineConfig(max_batch_size=2), CostModel(iterations=1.0), 2, Watching())
+
+    assert seen == [[0, 0], [10, 0], [5, 0], [0, 0]]
+
+
 def test_a_prefix_stays_on_the_replica_that_caches_it():
     config = EngineConfig(num_blocks=64, block_size=4)
     beginnings = [[number] * 16 for number in (1, 2)]
