@@ -98,6 +98,17 @@ def test_the_same_trace_from_a_shell_needs_neither_torch_nor_numpy(trace):
     assert done.stdout.endswith("[]\n"), done.stderr
 
 
+@pytest.mark.slow
+def test_this_machine_can_be_measured_and_its_costs_used(tmp_path, capsys):
+    file = str(tmp_path / "machine.json")
+
+    assert main(["--fit", file, "--requests", "20"]) == 0
+
+    assert capsys.readouterr().out.count("two live runs differ by") == 2
+    assert main(["--synthetic", "code", "--requests", "20", "--cost", file]) == 0
+    assert "the embedded model on" in capsys.readouterr().out
+
+
 def test_synthetic_requests_need_no_files(capsys):
     assert main(["--synthetic", "code", "--requests", "20", "--rate", "5", "--replicas", "2"]) == 0
     assert capsys.readouterr().out.startswith("20 requests")

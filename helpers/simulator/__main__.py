@@ -43,7 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     group = parser.add_argument_group("requests")
     group.add_argument("--rate", type=float, metavar="R", help="scale the gaps to R requests per second")
-    group.add_argument("--requests", type=int, metavar="N", help="only the first N (default for --synthetic: 1000)")
+    group.add_argument("--requests", type=int, metavar="N", help="only N requests (--synthetic: 1000, --fit: 300)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of --synthetic and of random routers")
 
     group = parser.add_argument_group("fleet")
@@ -106,8 +106,6 @@ def read_requests(args: argparse.Namespace) -> list[TimedRequest]:
     Raises:
         OSError, ValueError: see `read_trace`, `at_rate` and `synthetic_trace`.
     """
-    if args.requests is not None and args.requests < 1:
-        raise ValueError(f"--requests is at least 1, not {args.requests}.")
     if args.synthetic:
         return list(synthetic_trace(args.synthetic, args.requests or 1000, args.rate or 1.0, args.seed))
     requests = read_trace(args.trace)[: args.requests]
@@ -193,10 +191,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.price_per_hour is not None and not 0 <= args.price_per_hour < float("inf"):
         parser.error(f"--price-per-hour is a number of at least 0, not {args.price_per_hour}.")
     try:
+        if args.requests is not None and args.requests < 1:
+            raise ValueError(f"--requests is at least 1, not {args.requests}.")
         if args.fit:
             from .fit import fit_machine  # only here: it needs a model, torch and numpy
 
-            fit_machine(args.fit)
+            fit_machine(args.fit, args.requests or 300)
             return 0
         if args.picture:
             Path(args.picture).touch()  # fail now rather than after a long simulation

@@ -206,7 +206,7 @@ def spread(one: LiveRun, other: LiveRun) -> Errors:
     )
 
 
-def held_out(cost: CostModel, config: EngineConfig, context: int, load: float, count: int = 300) -> tuple[list, list]:
+def held_out(cost: CostModel, config: EngineConfig, context: int, load: float, count: int) -> tuple[list, list]:
     """Return requests that the fit has not seen, and Poisson arrivals at a share of what a replica can serve."""
     draw = random.Random(f"held out {load}")
     requests = []
@@ -218,16 +218,16 @@ def held_out(cost: CostModel, config: EngineConfig, context: int, load: float, c
     return requests, list(itertools.accumulate(gaps, initial=0.0))
 
 
-def fit_machine(path: str | Path, name: str | None = None, config: EngineConfig | None = None) -> CostModel:
+def fit_machine(path: str | Path, count: int = 300, name: str | None = None) -> CostModel:
     """Measure a model on this machine, print the errors on requests that the fit has not seen, and save the cost model.
 
     Args:
         path: the file to write.
+        count: how many requests the errors are measured with, at each load.
         name: the model, as for `load_model`; the embedded one if omitted.
-        config: the engine's settings; 16 rows and 256 tokens per iteration if omitted.
     """
     Path(path).touch()  # fail now rather than after the measurement
-    config = config or EngineConfig(max_batch_size=16, max_tokens_per_step=256)
+    config = EngineConfig(max_batch_size=16, max_tokens_per_step=256)
     model, tokenizer = load_model(name) if name else load_model()
     context = min(context_length(model) or 2048, 2048)
     engine = Engine(model, tokenizer, recording(config))
@@ -237,7 +237,7 @@ def fit_machine(path: str | Path, name: str | None = None, config: EngineConfig 
     print(f"{len(measured)} iterations measured; the model is off by {statistics.median(ratios):.1%} in the median.")
     errors = {}
     for load in (0.5, 0.8):
-        requests, arrivals = held_out(cost, config, context, load)
+        requests, arrivals = held_out(cost, config, context, load, count)
         runs = [run_live(engine, requests, arrivals) for _ in range(2)]
         predicted = prediction_errors(cost, runs[0], config, requests, arrivals)
         apart = spread(*runs)
