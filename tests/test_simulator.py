@@ -1,56 +1,50 @@
 """A simulator plans exactly what an engine plans for the same requests, without a model."""
 
-import random
-
 import pytest
+from hypothesis import Phase, given, settings
 
-from helpers import Engine, EngineConfig, SamplingParams, load_model
-from helpers.engine import POLICIES, Scheduler
-from helpers.simulator import Simulator
+from helpers import EngineConfig, SamplingParams
+from helpers.engine import POLICIES
+from helpers.simulator import Simulator, simulate
+from tests.plan_equality import run_engine, run_simulator, workloads
 
 
-def run(make_engine, settings, requests):
-    """Run requests (prompt, max_tokens, arrival) to the end; return the plans and the outputs' lengths."""
-    plans = []
-
-    class Recording(Scheduler):
-        def schedule(self):
-            plan = super().schedule()
-            chunks = [(one.sequence.request_id, one.start, one.tokens, list(one.block_table)) for one in plan.chunks]
-            plans.append((chunks, [sequence.request_id for sequence in plan.preempted], list(plan.block_copies)))
-            return plan
-
-    engine = make_engine(EngineConfig(**settings, scheduler_cls=Recording))
-    prompts, limits, arrivals = zip(*requests, strict=True)
-    outputs = engine.generate(list(prompts), [SamplingParams(limit, ignore_eos=True) for limit in limits], arrivals)
-    return plans, [len(output.token_ids) for output in outputs]
+def check_plans(workload):
+    real = run_engine(workload)
+    assert run_simulator(workload, real.outputs) == real
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_simulator_plans_what_an_engine_with_a_model_plans(policy, seed):
-    draw = random.Random(seed)
-    shared = [draw.randint(1, 400) for _ in range(9)]
-    requests = [
-        (shared[: draw.choice([0, 9])] + [draw.randint(1, 400) for _ in range(draw.randint(1, 30))],
-         draw.randint(1, 20), draw.randint(0, 25))
-        for _ in range(14)
-    ]  # fmt: skip
-    settings = {
-        "max_batch_size": draw.randint(1, 5),
-        "max_tokens_per_step": draw.randint(8, 60),
-        "num_blocks": 16,
-        "block_size": 4,
-        "policy": policy,
-        "mixed_batches": draw.random() < 0.7,
-        "chunked_prefill": True,
-        "prefix_caching": draw.random() < 0.7,
-    }
+def test_a_simulator_plans_what_an_engine_with_a_model_plans(policy):
+    @settings(derandomize=True, deadline=None, max_examples=6, phases=[Phase.generate])
+    @given(workloads(policies=(policy,)))
+    def check(workload):
+        check_plans(workload)
 
-    simulated = run(Simulator, settings, requests)
+    check()
 
-    assert simulated == run(lambda config: Engine(*load_model(), config), settings, requests)
-    assert simulated[1] == [limit for _, limit, _ in requests]
+
+@pytest.mark.slow
+@settings(derandomize=True, deadline=None, max_examples=1000, phases=[Phase.generate])
+@given(workloads())
+def test_a_simulator_plans_what_an_engine_plans_for_a_thousand_workloads(workload):
+    check_plans(workload)
+
+
+def test_a_trace_of_requests_with_lengths_has_their_tokens_on_the_clock_of_their_arrivals():
+    config = EngineConfig(max_batch_size=2)
+
+    trace = simulate([([5, 6, 7], 3), ([8], 2), ([9, 9], 1)], config, arrivals=[10.0, 0.0, 1.5])
+
+    assert trace.token_times == {1: [1.0, 2.0], 2: [3.0], 0: [11.0, 12.0, 13.0]}
+    assert trace.prompt_tokens == 6
+
+
+def test_requests_that_cannot_be_simulated_are_refused_before_any_runs():
+    with pytest.raises(ValueError, match="2 requests, but 1 arrivals: give one for each"):
+        simulate([([1], 2), ([2], 2)], arrivals=[0.0])
+    with pytest.raises(ValueError, match="3 blocks of 16 tokens, and this engine has 2"):
+        simulate([([1], 2), ([1] * 40, 2)], EngineConfig(num_blocks=2))
 
 
 def test_time_passes_as_the_cost_function_says():

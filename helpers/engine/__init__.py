@@ -9,6 +9,7 @@ scheduler.py         plans how many tokens each sequence computes, and applies t
 policies.py          the order in which waiting requests are admitted
 waiting_queue.py     the queue that policies order
 block_manager.py     the blocks of the KV cache: block tables, prefix sharing, eviction
+block_hashes.py      the hashes by which cached blocks are recognized
 free_blocks.py       the free blocks
 sequence.py          the tokens of one output, and how many of them are computed
 beam_search.py       beam search: beams are sequences, and a beam with several successors is forked

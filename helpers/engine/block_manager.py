@@ -14,12 +14,11 @@ New tokens are written to free blocks. If no block is free, the least recently u
 does the bookkeeping only, without torch. `runners/kv_pool.py` holds the tensors.
 """
 
-from array import array
 from collections import OrderedDict
-from collections.abc import KeysView
-from hashlib import sha256
+from collections.abc import Iterable, KeysView
 from typing import Protocol
 
+from .block_hashes import hash_blocks
 from .free_blocks import FreeBlocks
 from .sequence import Sequence
 
@@ -102,6 +101,8 @@ class BlockManager:
         tables: the block table of every sequence that has blocks.
         references: for each block, the number of tables that contain it.
         copies: (source, destination) blocks to copy before the next forward pass writes anything.
+        cache_events: hashes of blocks and whether they were registered or, otherwise, evicted, in order, for a router
+            that takes them from here; None unless it has set a list.
 
     Raises:
         ValueError: `num_blocks` or `block_size` is below 1.
@@ -111,6 +112,8 @@ class BlockManager:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"There must be at least 1 block of at least 1 token, not {num_blocks} of {block_size}.")
         self.num_blocks, self.block_size, self.prefix_caching = num_blocks, block_size, prefix_caching
+        self.cache_events: list[tuple[bytes, bool]] | None = None
+        self._block_of: dict[bytes, int] = {}  # by hash
         self.clear()
 
     def clear(self) -> None:
@@ -120,7 +123,8 @@ class BlockManager:
         self.copies: list[tuple[int, int]] = []
         self._free = FreeBlocks(self.num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._block_of: dict[bytes, int] = {}  # by hash
+        self._report(self._block_of, registered=False)
+        self._block_of = {}
         self._hash_of: dict[int, bytes] = {}
         self._registered: dict[Sequence, int] = {}  # how many of a sequence's full blocks are registered
 
@@ -256,14 +260,10 @@ class BlockManager:
         return blocks, len(blocks) * self.block_size
 
     def _hashes(self, sequence: Sequence, tokens: int) -> list[bytes]:
-        """Return a hash for each full block of the first `tokens` tokens.
-
-        A hash covers the block's tokens and the hash of the block before it, hence all tokens up to the block's end.
-        """
+        """Return a hash for each full block of the first `tokens` tokens."""
         known, size = sequence.block_hashes, self.block_size
-        for end in range(size * (len(known) + 1), tokens + 1, size):
-            before = known[-1] if known else b""
-            known.append(sha256(before + array("q", sequence.token_ids[end - size : end]).tobytes()).digest())
+        if len(known) < tokens // size:
+            known += hash_blocks(sequence.token_ids[len(known) * size : tokens], size, known[-1] if known else b"")
         return known[: tokens // size]
 
     def _register(self, sequence: Sequence) -> None:
@@ -276,7 +276,12 @@ class BlockManager:
                 if digest not in self._block_of:
                     block = self.tables[sequence][place]
                     self._block_of[digest], self._hash_of[block] = block, digest
+                    self._report([digest], registered=True)
             self._registered[sequence] = full
+
+    def _report(self, hashes: Iterable[bytes], registered: bool) -> None:
+        if self.cache_events is not None:
+            self.cache_events += ((digest, registered) for digest in hashes)
 
     # --- blocks change state ------------------------------------------------------------------------------------
 
@@ -286,7 +291,9 @@ class BlockManager:
             block = self._free.take(after)
         else:
             block, _ = self._cached.popitem(last=False)
-            del self._block_of[self._hash_of.pop(block)]
+            digest = self._hash_of.pop(block)
+            del self._block_of[digest]
+            self._report([digest], registered=False)
         self.references[block] = 1
         return block
 

@@ -50,15 +50,24 @@ class RequestValidator:
         self.token_rules.make(params)
         self.check_length(prompt, params)
         token_ids = self._token_ids(prompt)
-        max_tokens = self._max_tokens(len(token_ids), params)
+        max_tokens = self.check_counts(len(token_ids), params)
         if params.min_tokens > max_tokens:
             raise ValueError(
                 f"min_tokens is {params.min_tokens}, but an output after {len(token_ids)} prompt tokens can have at "
                 f"most {max_tokens} tokens: lower it, or shorten the prompt."
             )
-        self._check_memory(len(token_ids), max_tokens)
         self.grammar(params)
         return token_ids, max_tokens
+
+    def check_counts(self, prompt_tokens: int, params: SamplingParams) -> int:
+        """Return how many tokens a request may generate, given the number of its prompt tokens.
+
+        Raises:
+            ValueError: the request is too long for the model's context, for the engine's limits or for its memory.
+        """
+        max_tokens = self._max_tokens(prompt_tokens, params)
+        self._check_memory(prompt_tokens, max_tokens)
+        return max_tokens
 
     def grammar(self, params: SamplingParams) -> Grammar | None:
         """Return the compiled grammar of a request; None if its text is free.
@@ -82,7 +91,7 @@ class RequestValidator:
             return  # it is short enough to look at its tokens
         least = self._token_length.least_tokens(prompt) if is_text else len(prompt)
         try:
-            self._check_memory(least, self._max_tokens(least, params))
+            self.check_counts(least, params)
         except ValueError as error:
             if not is_text:
                 raise

@@ -1,5 +1,35 @@
-"""The engine without a model: the same plans, from a clock that a cost function moves. Nothing here imports torch."""
+"""The engine without a model: the same plans, from a clock that a cost model moves. Nothing here but `fit` needs torch.
 
+simulator.py    `Simulator`: an engine whose runner computes nothing
+simulate.py     `simulate`: requests with lengths become a trace
+cost_model.py   the seconds of an iteration, from six counts of its plan
+fit.py          measures these seconds on this machine, and the errors of the predictions
+stretch.py      iterations that only decode, run at once
+replica.py      a replica for long runs, without outputs and without a trace
+fleet.py        replicas behind a router
+trace_files.py  when requests arrived and how long they were, as services have published it
+synthetic.py    invented requests of similar statistics
+__main__.py     the command line: how many replicas does a trace need?
+"""
+
+from .cost_model import CostModel
+from .fleet import FleetResult, TimedRequest, simulate_fleet
+from .replica import SimulatedReplica
+from .simulate import simulate
 from .simulator import SimulatedRunner, Simulator
+from .synthetic import synthetic_trace
+from .trace_files import read_trace, write_trace
 
-__all__ = ["SimulatedRunner", "Simulator"]
+__all__ = [
+    "CostModel",
+    "FleetResult",
+    "SimulatedReplica",
+    "SimulatedRunner",
+    "Simulator",
+    "TimedRequest",
+    "read_trace",
+    "simulate",
+    "simulate_fleet",
+    "synthetic_trace",
+    "write_trace",
+]

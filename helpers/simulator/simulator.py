@@ -1,11 +1,12 @@
 """`Simulator`: an `EngineCore` whose runner computes nothing, so thousands of iterations take a second.
 
 Scheduler, block manager, outputs and trace are the engine's own. So a simulated run plans exactly what an engine plans
-for the same requests, provided that both generate as many tokens per request. The simulator does not know a model's
-EOS tokens: its requests end after `max_tokens`.
+for the same requests, provided that both generate as many tokens per request. By default, requests end after
+`max_tokens`, because the simulated token is not an EOS token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from math import inf
 
 from ..engine import (
     Chunk,
@@ -33,6 +34,7 @@ class Simulator(EngineCore):
         context_length: the most tokens (prompt and output) of a request; None for no limit.
         next_token: returns the token that follows a prompt and the tokens generated so far; TOKEN by default. It
             decides how many drafts are accepted.
+        eos_token_ids: the tokens that end an output.
 
     Raises:
         ValueError: a setting is outside its range.
@@ -44,11 +46,20 @@ class Simulator(EngineCore):
         seconds: Callable[[Plan], float] = lambda plan: 1.0,
         context_length: int | None = None,
         next_token: Callable[[list[int]], int] = lambda token_ids: TOKEN,
+        eos_token_ids: Iterable[int] = (),
     ):
         config = config or EngineConfig()
         runner = SimulatedRunner(config.num_blocks, config.block_size, seconds, next_token)
-        info = ModelInfo(vocab_size=2**31, context_length=context_length)
+        info = ModelInfo(2**31, context_length, frozenset(eos_token_ids))
         super().__init__(runner, _NoText(), info, config, clock=lambda: runner.time)
+        self._start = 0.0  # simulated time begins with the simulator, not with its first request
+
+    def run_until(self, time: float = inf) -> None:
+        """Run all iterations that begin before `time`, and move an idle clock to `time` if it is finite."""
+        while self.runner.time < time and self.scheduler.unfinished:
+            self.step()
+        if not self.scheduler.unfinished and time < inf:
+            self.runner.time = max(self.runner.time, time)
 
 
 class SimulatedRunner:
@@ -85,6 +96,8 @@ class SimulatedRunner:
 
     def _sample(self, chunk: Chunk) -> list[SampledToken] | Exception:
         known, drafts = chunk.sequence.token_ids, chunk.draft_token_ids
+        if not drafts:
+            return [SampledToken(self._next_token(known))]
         return accept_drafts(drafts, lambda accepted: SampledToken(self._next_token(known + drafts[:accepted])))
 
 

@@ -1,0 +1,90 @@
+"""What a router knows of a replica: the tokens that its unfinished requests may still compute, and its cached blocks.
+
+The replica reports which blocks it registers and evicts, by their hashes, so the router's knowledge has no more entries
+than the replica has blocks. Reports come late: a prompt's blocks are registered only once they are computed. Until
+then, the blocks of a prompt on its way count as cached, too. Without them, requests that arrive together with the same
+beginning would each be sent to another replica, and each replica would compute it.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from ..engine.block_hashes import hash_blocks
+
+
+@dataclass
+class _Outstanding:
+    """The tokens that a request may still compute, and the hashes of its prompt's blocks."""
+
+    prompt: int
+    output: int
+    hashes: list[bytes]
+
+
+class ReplicaState:
+    """The load and the cache of one replica, as far as they are known; a `routing.Replica`.
+
+    Args:
+        block_size: tokens per block of the replica's KV cache; None if it does not cache prefixes.
+
+    Attributes:
+        outstanding_tokens: how many tokens its unfinished requests may still compute: what is not cached of their
+            prompts, and what is left of their `max_tokens`.
+    """
+
+    def __init__(self, block_size: int | None = 16):
+        self.block_size = block_size
+        self.outstanding_tokens = 0
+        self._requests: dict[Hashable, _Outstanding] = {}
+        self._registered: set[bytes] = set()
+        self._expected: Counter[bytes] = Counter()  # blocks of prompts that are not finished
+
+    def cached_tokens(self, prompt_token_ids: Seq[int]) -> int:
+        """Return how many tokens of a prompt, from the first, need not be computed: at most all but the last one."""
+        if self.block_size is None:
+            return 0
+        cached = 0
+        for digest in hash_blocks(prompt_token_ids[:-1], self.block_size):
+            if digest not in self._registered and digest not in self._expected:
+                break
+            cached += self.block_size
+        return cached
+
+    def add(self, request_id: Hashable, prompt_token_ids: Seq[int], max_tokens: int) -> None:
+        """Count a request that was sent to the replica.
+
+        Args:
+            request_id: an id that is not in use.
+            prompt_token_ids: its prompt; of a resumed request, the generated tokens, too.
+            max_tokens: the most tokens that it may still generate.
+        """
+        computed = len(prompt_token_ids) - self.cached_tokens(prompt_token_ids)
+        hashes = [] if self.block_size is None else list(hash_blocks(prompt_token_ids, self.block_size))
+        self._requests[request_id] = _Outstanding(computed, max_tokens, hashes)
+        self._expected.update(hashes)
+        self.outstanding_tokens += computed + max_tokens
+
+    def advance(self, request_id: Hashable, num_tokens: int) -> None:
+        """Count tokens that a request has generated. Its prompt is computed by then."""
+        if (request := self._requests.get(request_id)) is not None:
+            self.outstanding_tokens -= request.prompt + num_tokens
+            request.prompt, request.output = 0, request.output - num_tokens
+
+    def remove(self, request_id: Hashable) -> None:
+        """Forget a request that has finished, was cancelled or has moved to another replica."""
+        if (request := self._requests.pop(request_id, None)) is not None:
+            self.outstanding_tokens -= request.prompt + request.output
+            self._expected.subtract(request.hashes)
+            for digest in request.hashes:
+                if not self._expected[digest]:
+                    del self._expected[digest]
+
+    def report(self, cache_events: Iterable[tuple[bytes, bool]]) -> None:
+        """Follow the replica's cache: hashes of blocks, and whether they were registered or evicted, in order."""
+        for digest, registered in cache_events:
+            if registered:
+                self._registered.add(digest)
+            else:
+                self._registered.discard(digest)

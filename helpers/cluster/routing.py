@@ -1,0 +1,111 @@
+"""Routing: which replica gets a request. Each policy is one `choose`, which reads two facts about every replica.
+
+    RoundRobin              in turn; reads neither fact
+    LeastOutstandingTokens  the replica with the fewest tokens left to compute
+    PowerOfTwoChoices       the better one of two random replicas (Mitzenmacher, 2001)
+    PrefixAware             cached tokens of the prompt count for a replica, outstanding tokens against it
+
+Replicas become unequal once they cache prefixes: a prompt costs least where its beginning is cached. A router that
+looks at nothing else sends all requests with a popular prefix to one replica. The weight of the load prevents that.
+"""
+
+import itertools
+import random
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+
+class Replica(Protocol):
+    """What a router reads of a replica; `ReplicaState` is one.
+
+    Attributes:
+        outstanding_tokens: how many tokens its unfinished requests may still compute.
+    """
+
+    outstanding_tokens: int
+
+    def cached_tokens(self, prompt_token_ids: Seq[int]) -> int:
+        """Return how many tokens of a prompt, from the first, the replica need not compute."""
+
+
+class Router(Protocol):
+    """A routing policy."""
+
+    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[Replica]) -> int:
+        """Return the index of the replica that gets a request.
+
+        Args:
+            prompt_token_ids: the request's prompt, at least one token.
+            replicas: the replicas that can take it, at least one.
+        """
+
+
+class RoundRobin:
+    """Sends requests to the replicas in turn."""
+
+    def __init__(self):
+        self._turns = itertools.count()
+
+    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[Replica]) -> int:
+        return next(self._turns) % len(replicas)
+
+
+class LeastOutstandingTokens:
+    """Sends a request to the replica with the fewest outstanding tokens; the first of equal ones."""
+
+    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[Replica]) -> int:
+        return min(range(len(replicas)), key=lambda index: replicas[index].outstanding_tokens)
+
+
+class PowerOfTwoChoices:
+    """Draws two replicas and takes the one with fewer outstanding tokens.
+
+    Where the loads are known with a delay, requests do not all follow the same small number.
+
+    Args:
+        seed: makes the draws repeatable.
+    """
+
+    def __init__(self, seed: int = 0):
+        self._random = random.Random(seed)
+
+    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[Replica]) -> int:
+        drawn = self._random.sample(range(len(replicas)), min(2, len(replicas)))
+        return min(drawn, key=lambda index: replicas[index].outstanding_tokens)
+
+
+class PrefixAware:
+    """Sends a request to the replica with the highest score: the cached share of the prompt minus `weight` times load.
+
+    The load of a replica is its outstanding tokens per token of the prompt. So a request leaves the replica that caches
+    its prefix as soon as another one has fewer outstanding tokens by more than the cached tokens divided by the weight.
+
+    Args:
+        weight: 0 looks at the cache alone; with a large weight, the cache decides between equal loads only.
+
+    Raises:
+        ValueError: a negative weight.
+    """
+
+    def __init__(self, weight: float = 0.25):
+        if not weight >= 0:
+            raise ValueError(f"weight must be at least 0, not {weight}.")
+        self.weight = weight
+
+    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[Replica]) -> int:
+        length = len(prompt_token_ids)
+
+        def score(index: int) -> tuple[float, int]:
+            replica = replicas[index]
+            share, load = replica.cached_tokens(prompt_token_ids) / length, replica.outstanding_tokens / length
+            return share - self.weight * load, -replica.outstanding_tokens
+
+        return max(range(len(replicas)), key=score)
+
+
+ROUTERS = {
+    "round_robin": RoundRobin,
+    "least_outstanding_tokens": LeastOutstandingTokens,
+    "power_of_two_choices": PowerOfTwoChoices,
+    "prefix_aware": PrefixAware,
+}

@@ -1,0 +1,231 @@
+"""The command line of the simulator: how many replicas does this trace need?
+
+    python -m helpers.simulator --trace FILE --replicas 1..32 --slo ttft=1,tpot=0.05      a trace file
+    python -m helpers.simulator --synthetic conversation --rate 20 --replicas 4..12       invented requests
+    python -m helpers.simulator --trace FILE --price-per-hour 2.5 --picture fleet.svg     costs and a picture
+    python -m helpers.simulator --fit machine.json                                        measures this machine
+
+For each number of replicas, the whole trace is simulated. --cost names a file that --fit wrote, or one in `machines/`
+beside this file. The default there is an estimate from data sheets and contains no overhead.
+
+The exit status is 0 on success, 2 for an invalid setting or file, 130 after Ctrl-C.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ..cluster.routing import ROUTERS
+from ..engine import POLICIES, EngineConfig
+from .cost_model import CostModel
+from .fleet import FleetResult, TimedRequest, simulate_fleet
+from .synthetic import TRACES, synthetic_trace
+from .trace_files import at_rate, read_trace
+
+LIMITS = ("ttft", "tpot", "e2e")
+MACHINES = {file.stem: file for file in sorted(Path(__file__).with_name("machines").glob("*.json"))}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m helpers.simulator",
+        usage="%(prog)s (--trace FILE | --synthetic NAME | --fit FILE) [options]",
+        description="Simulate a trace of requests on fleets of several sizes, and report goodput and cost.",
+        allow_abbrev=False,
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--trace", metavar="FILE", help="a CSV file in the format of Azure's LLM traces or BurstGPT's")
+    source.add_argument("--synthetic", choices=TRACES, help="invented requests with the statistics of such a trace")
+    source.add_argument("--fit", metavar="FILE", help="measure the embedded model on this machine, and write its costs")
+
+    group = parser.add_argument_group("requests")
+    group.add_argument("--rate", type=float, metavar="R", help="scale the gaps to R requests per second")
+    group.add_argument("--requests", type=int, metavar="N", help="only N requests (--synthetic: 1000, --fit: 300)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of --synthetic and of random routers")
+
+    group = parser.add_argument_group("fleet")
+    group.add_argument(
+        "--replicas", type=_sizes, default=[1, 2, 4], metavar="N|N..M|N,M", help="sizes (default: 1,2,4)"
+    )
+    group.add_argument("--router", choices=ROUTERS, default="least_outstanding_tokens", help="(default: %(default)s)")
+    known = ", ".join(MACHINES)
+    group.add_argument("--cost", default="h100_llama_8b", metavar="FILE", help=f"(default: %(default)s of {known})")
+    group.add_argument("--rows", type=int, default=64, metavar="N", help="rows per replica (default: 64)")
+    group.add_argument("--tokens", type=int, default=2048, metavar="N", help="tokens per iteration (default: 2048)")
+    group.add_argument("--blocks", type=int, metavar="N", help="blocks of KV cache per replica (default: unlimited)")
+    group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens per block (default: 16)")
+    group.add_argument("--policy", choices=POLICIES, default="fcfs", help="order of the queue (default: fcfs)")
+
+    group = parser.add_argument_group("answers")
+    group.add_argument(
+        "--slo", type=_slo, default={}, metavar="NAME=S,...", help=f"limits in seconds: {', '.join(LIMITS)}"
+    )
+    group.add_argument("--share", type=_share, default=0.99, help="the share of requests to meet them (default: 0.99)")
+    group.add_argument("--price-per-hour", type=float, metavar="P", help="of one replica; adds the cost of tokens")
+    group.add_argument("--picture", metavar="FILE", help="draw goodput over the number of replicas as SVG")
+    return parser
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        first, dots, last = text.partition("..")
+        sizes = list(range(int(first), int(last) + 1)) if dots else [int(one) for one in text.split(",")]
+        if not sizes or min(sizes) < 1:
+            raise ValueError
+        return sorted(set(sizes))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"sizes are like 4, 1..8 or 1,2,4, not {text!r}") from None
+
+
+def _slo(text: str) -> dict[str, float]:
+    try:
+        limits = {name: float(seconds) for name, seconds in (one.split("=") for one in text.split(","))}
+        if not set(limits) <= set(LIMITS) or not all(0 < limit < float("inf") for limit in limits.values()):
+            raise ValueError
+        return limits
+    except ValueError:
+        known = ",".join(f"{name}=SECONDS" for name in LIMITS)
+        raise argparse.ArgumentTypeError(f"limits are some of {known}, not {text!r}") from None
+
+
+def _share(text: str) -> float:
+    try:
+        if 0 < float(text) <= 1:
+            return float(text)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"a share is above 0 and at most 1, not {text!r}")
+
+
+def read_requests(args: argparse.Namespace) -> list[TimedRequest]:
+    """Return the requests that the arguments describe.
+
+    Raises:
+        OSError, ValueError: see `read_trace`, `at_rate` and `synthetic_trace`.
+    """
+    if args.synthetic:
+        return list(synthetic_trace(args.synthetic, args.requests or 1000, args.rate or 1.0, args.seed))
+    requests = read_trace(args.trace)[: args.requests]
+    return requests if args.rate is None else at_rate(requests, args.rate)
+
+
+def plan_capacity(
+    requests: Sequence[TimedRequest], cost: CostModel, args: argparse.Namespace
+) -> dict[int, FleetResult]:
+    """Simulate the requests on a fleet of each size; a bar counts requests.
+
+    Raises:
+        ValueError: see `simulate_fleet`.
+    """
+    config = EngineConfig(
+        max_batch_size=args.rows,
+        max_tokens_per_step=args.tokens,
+        num_blocks=args.blocks,
+        block_size=args.block_size,
+        policy=args.policy,
+        prefix_caching=False,  # a trace does not say which prompts begin alike
+    )
+    results = {}
+    with tqdm(total=len(requests) * len(args.replicas), unit="request", leave=False, disable=None) as bar:
+        for size in args.replicas:
+            router = ROUTERS[args.router]
+            router = router(args.seed) if args.router == "power_of_two_choices" else router()
+            results[size] = simulate_fleet(_counted(requests, bar), config, cost, size, router)
+    return results
+
+
+def _counted(requests: Iterable[TimedRequest], bar: tqdm) -> Iterable[TimedRequest]:
+    for request in requests:
+        yield request
+        bar.update()
+
+
+def price_per_million(result: FleetResult, price_per_hour: float) -> float:
+    """Return the price of a million output tokens, idle time included."""
+    hours = result.seconds * len(result.busy_seconds) / 3600
+    return price_per_hour * hours / (sum(result.output_tokens) / 1e6)
+
+
+def table(results: dict[int, FleetResult], args: argparse.Namespace) -> str:
+    """Return a line for each number of replicas."""
+    heads = ["replicas", "requests/s", "goodput", "within", "TTFT p50", "p99 (s)", "TPOT p99", "busy", "preempted"]
+    heads += ["per M tokens"] * (args.price_per_hour is not None)
+    lines = ["".join(f"{head:>13}" for head in heads)]
+    for size, result in results.items():
+        latencies = result.percentile("ttft", 50), result.percentile("ttft", 99), result.percentile("tpot", 99)
+        cells = [f"{size}", f"{len(result) / result.seconds:.3g}", f"{result.goodput(**args.slo):.3g}"]
+        cells += [f"{result.within(**args.slo):.1%}", *("-" if one is None else f"{one:.3g}" for one in latencies)]
+        cells += [f"{result.utilization:.0%}", f"{sum(result.preemptions)}"]
+        if args.price_per_hour is not None:
+            cells.append(f"{price_per_million(result, args.price_per_hour):.3g}")
+        lines.append("".join(f"{cell:>13}" for cell in cells))
+    return "\n".join(lines)
+
+
+def answer(results: dict[int, FleetResult], args: argparse.Namespace) -> str:
+    """Return a sentence that names the smallest fleet with the required share of requests within the limits."""
+    limits = " and ".join(f"{name.upper()} <= {limit:g} s" for name, limit in args.slo.items())
+    enough = [size for size, result in results.items() if result.within(**args.slo) >= args.share]
+    served = f"To serve {args.share:.4g} of the requests with {limits},"
+    if not enough:
+        return f"{served} {max(results)} replicas are too few: try more."
+    return f"{served} the smallest of these fleets has {enough[0]} replica{'s' * (enough[0] > 1)}."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate what the arguments describe, or measure this machine.
+
+    Returns:
+        The exit status: 0 on success, 130 after Ctrl-C.
+
+    Raises:
+        SystemExit: 2 for an invalid setting or file; 0 after --help.
+    """
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if args.picture and not args.picture.endswith(".svg"):
+        parser.error(f"--picture writes SVG: end the file name with .svg, unlike {args.picture!r}.")
+    if args.price_per_hour is not None and not 0 <= args.price_per_hour < float("inf"):
+        parser.error(f"--price-per-hour is a number of at least 0, not {args.price_per_hour}.")
+    try:
+        if args.requests is not None and args.requests < 1:
+            raise ValueError(f"--requests is at least 1, not {args.requests}.")
+        if args.fit:
+            from .fit import fit_machine  # only here: it needs a model, torch and numpy
+
+            fit_machine(args.fit, args.requests or 300)
+            return 0
+        if args.picture:
+            Path(args.picture).touch()  # fail now rather than after a long simulation
+        cost = CostModel.load(MACHINES.get(args.cost, args.cost))
+        requests = read_requests(args)
+        results = plan_capacity(requests, cost, args)
+    except KeyboardInterrupt:
+        return 130
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    about = [cost.about.get(name, f"unknown {name}") for name in ("model", "machine", "source")]
+    print(f"{len(requests)} requests in {requests[-1].arrival:.4g} s; {about[0]} on {about[1]}, {about[2]}")
+    print(f"\n{table(results, args)}")
+    if args.slo:
+        print(f"\n{answer(results, args)}")
+    if args.picture:
+        _draw(results, args)
+    return 0
+
+
+def _draw(results: dict[int, FleetResult], args: argparse.Namespace) -> None:
+    from .. import plots  # only here: importing matplotlib takes a while
+
+    sizes = list(results)
+    series = {"finished": (sizes, [len(result) / result.seconds for result in results.values()])}
+    if args.slo:
+        series["within the limits"] = (sizes, [result.goodput(**args.slo) for result in results.values()])
+    plots.lines(series, "replicas", "requests per second").save(args.picture)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""The cost model: the seconds of an iteration from six counts of its plan.
+
+    iterations  1: starting the kernels, and all work that does not depend on the plan
+    tiles       the tokens in units of TILE, rounded up: a matrix product computes whole tiles
+    tokens      the tokens that pass through the layers
+    sequences   the rows: sampling, and the engine's work per sequence
+    keys        the keys that attention reads, one set per sequence: a decode's whole context
+    pairs       the pairs of a token and an earlier one in prefills: their attention grows with the square of the prompt
+
+The seconds are a weighted sum of these counts. The weights of a machine are measured (`fit.py`) and kept in a small
+JSON file. For a machine that is out of reach, `estimate` computes them from data sheets.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..engine import Plan
+
+FEATURES = ("iterations", "tiles", "tokens", "sequences", "keys", "pairs")
+TILE = 16  # tokens
+
+
+def features(plan: Plan) -> tuple[float, ...]:
+    """Return the counts of a plan, in the order of FEATURES; zeros if it computes nothing."""
+    tokens = keys = pairs = 0
+    for chunk in plan.chunks:
+        number = chunk.tokens
+        tokens += number
+        keys += chunk.start + number
+        if not chunk.is_decode:
+            pairs += number * chunk.start + number * (number + 1) // 2
+    return bool(plan.chunks), -(-tokens // TILE), tokens, len(plan.chunks), keys, pairs
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The seconds that each unit of each count takes; a callable for `Simulator(seconds=...)`.
+
+    Attributes:
+        iterations, tiles, tokens, sequences, keys, pairs: seconds per unit, at least 0.
+        about: what the model describes: the machine, the model, the errors of the fit, ...
+
+    Raises:
+        ValueError: a weight is not a number of at least 0, or all of them are 0.
+    """
+
+    iterations: float = 0.0
+    tiles: float = 0.0
+    tokens: float = 0.0
+    sequences: float = 0.0
+    keys: float = 0.0
+    pairs: float = 0.0
+    about: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self):
+        for name, weight in zip(FEATURES, self.weights, strict=True):
+            if not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+                raise ValueError(f"The seconds per unit of {name!r} must be a number of at least 0, not {weight!r}.")
+        if not any(self.weights):
+            raise ValueError("All weights are 0, so no iteration would take any time: set at least one.")
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The seconds per unit, in the order of FEATURES."""
+        return self.iterations, self.tiles, self.tokens, self.sequences, self.keys, self.pairs
+
+    def __call__(self, plan: Plan) -> float:
+        """Return the seconds of an iteration, given its plan."""
+        return self.of(*features(plan))
+
+    def of(self, iterations: int, tiles: int, tokens: int, sequences: int, keys: int, pairs: int) -> float:
+        """Return the seconds of these counts."""
+        return (
+            self.iterations * iterations
+            + self.tiles * tiles
+            + self.tokens * tokens
+            + self.sequences * sequences
+            + self.keys * keys
+            + self.pairs * pairs
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the model as a JSON file."""
+        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "CostModel":
+        """Read a model from a JSON file.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it does not contain a cost model.
+        """
+        known = [one.name for one in fields(cls)]
+        try:
+            saved = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls(**saved)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} contains no cost model ({error}). It is a JSON object with some of the keys "
+                f"{', '.join(known)}; `python -m helpers.simulator --fit FILE` writes one."
+            ) from error
+
+
+def estimate(
+    parameters: float,
+    bytes_per_parameter: float,
+    kv_bytes_per_token: float,
+    attention_width: float,
+    bytes_per_second: float,
+    operations_per_second: float,
+) -> CostModel:
+    """Return a cost model from data sheets, without any overhead: a real iteration takes longer.
+
+    Each iteration reads all weights once, and the keys and values of each sequence. Each token takes two operations per
+    parameter, and each pair in a prefill's attention four per unit of width. The times of reading and of computing are
+    added, as if they never overlapped.
+
+    Args:
+        parameters: of the model.
+        bytes_per_parameter: 2 for bf16.
+        kv_bytes_per_token: keys and values of a token in all layers.
+        attention_width: the number of layers times the width of all query heads together.
+        bytes_per_second: how fast the device reads memory.
+        operations_per_second: how fast it multiplies and adds.
+    """
+    return CostModel(
+        iterations=parameters * bytes_per_parameter / bytes_per_second,
+        tokens=2 * parameters / operations_per_second,
+        keys=kv_bytes_per_token / bytes_per_second,
+        pairs=4 * attention_width / operations_per_second,
+    )

@@ -1,0 +1,184 @@
+"""A simulated replica for long runs: the engine's scheduler and memory on a clock, without outputs and without a trace.
+
+An iteration is the engine's: schedule, run, update. What differs from `Simulator` is what remains of it: nothing but
+two times per request. Iterations that only decode become a stretch (`stretch.py`). It is run once the clock has passed
+it, or up to the iteration before which the next request arrives.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+
+from ..engine import EngineConfig, SamplingParams, Sequence
+from .cost_model import CostModel
+from .simulator import TOKEN, Simulator
+from .stretch import Stretch, find_stretch
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """A finished request: when it arrived, when its first and its last token were available, and its lengths."""
+
+    request_id: Hashable
+    arrival: float
+    first_token: float
+    last_token: float
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def ttft(self) -> float:
+        return self.first_token - self.arrival
+
+    @property
+    def e2e(self) -> float:
+        return self.last_token - self.arrival
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token; None for an output of one token."""
+        return (self.e2e - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+
+@dataclass
+class FleetClock:
+    """The time at which a router looks at replicas, which all share this object."""
+
+    now: float = 0.0
+
+
+class SimulatedReplica:
+    """Runs requests of known lengths in simulated time; a `cluster.routing.Replica`.
+
+    Args:
+        config: as for `Simulator`.
+        cost: the seconds of each iteration.
+        clock: the time to which `outstanding_tokens` refers.
+        skip: whether to run stretches at once; otherwise, every iteration is planned. The results are the same.
+
+    Attributes:
+        iterations: how many iterations were run.
+        planned: how many of them were planned one by one.
+        preemptions: how often a sequence was preempted.
+        busy_seconds: the seconds of all iterations.
+        finished: the requests that have finished; the caller may empty the list.
+
+    Raises:
+        ValueError: a setting is outside its range, or drafts are configured: without a model, there are no tokens to
+            guess.
+    """
+
+    def __init__(self, config: EngineConfig, cost: CostModel, clock: FleetClock | None = None, skip: bool = True):
+        if config.speculative is not None:
+            raise ValueError("A replica without a model has no tokens to guess: use speculative=None.")
+        core = Simulator(config, cost)
+        self.scheduler, self._runner, self._validator = core.scheduler, core.runner, core.validator
+        self._cost, self._clock, self._skip = cost, clock or FleetClock(), skip
+        self._stretch: Stretch | None = None
+        self._outstanding = 0  # when the stretch begins
+        self.iterations = self.planned = self.preemptions = 0
+        self.busy_seconds = 0.0
+        self.finished: list[FinishedRequest] = []
+
+    @property
+    def time(self) -> float:
+        """When the next iteration that is not run yet begins."""
+        return self._runner.time
+
+    @property
+    def busy_until(self) -> float:
+        """Until when `advance` has nothing to do; infinity without requests."""
+        if self._stretch is not None:
+            return self._stretch.end
+        return self.time if self.scheduler.unfinished else inf
+
+    # --- what a router reads ------------------------------------------------------------------------------------
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """How many tokens its unfinished requests may still compute; a prompt counts until its first output token."""
+        if self._stretch is None:
+            return self._outstanding
+        return self._outstanding - len(self.scheduler.running) * self._stretch.begun_before(self._clock.now)
+
+    def cached_tokens(self, prompt_token_ids: list[int]) -> int:
+        """Return how many tokens of a prompt, from the first, the replica need not compute."""
+        return self.scheduler.memory.cached_tokens(Sequence("", prompt_token_ids, 1))
+
+    # --- requests and time --------------------------------------------------------------------------------------
+
+    def check(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Refuse a request that can never run.
+
+        Raises:
+            ValueError: it is too long for the settings, or it has no tokens.
+        """
+        if prompt_tokens < 1 or output_tokens < 1:
+            raise ValueError(
+                f"A request has at least 1 prompt token and 1 output token, not {prompt_tokens} and {output_tokens}."
+            )
+        self._validator.check_counts(prompt_tokens, _params(output_tokens))
+
+    def add(self, request_id: Hashable, arrival: float, prompt_token_ids: list[int], output_tokens: int) -> None:
+        """Add a request, which `check` has accepted, after all iterations that begin before its arrival.
+
+        Args:
+            request_id: an id that is not in use.
+            arrival: in simulated seconds; arrivals do not decrease from call to call.
+            prompt_token_ids: the prompt, which belongs to the replica from now on.
+            output_tokens: the number of tokens to generate.
+        """
+        self.advance(arrival)
+        self._run_stretch(None if self._stretch is None else self._stretch.begun_before(arrival))
+        if not self.scheduler.unfinished:
+            self._runner.time = max(self._runner.time, arrival)
+        self._outstanding += len(prompt_token_ids) + output_tokens
+        self.scheduler.add(Sequence(request_id, prompt_token_ids, output_tokens, arrival=arrival))
+
+    def advance(self, time: float = inf) -> None:
+        """Run all iterations that begin before `time`; by default, until all requests have finished."""
+        while self.scheduler.unfinished:
+            if self._stretch is not None:
+                if time <= self._stretch.end:
+                    return  # what is left of the stretch may have to make room for a request
+                self._run_stretch(None)
+            if time <= self._runner.time:
+                return
+            self._iterate()
+
+    def _iterate(self) -> None:
+        """Run one iteration: the engine's, but for its outputs and its trace."""
+        plan = self.scheduler.schedule()
+        output = self._runner.run(plan, lambda: self._runner.time)
+        finished = self.scheduler.update(plan, output)
+        self.iterations += 1
+        self.planned += 1
+        self.preemptions += len(plan.preempted)
+        for done in output.passes:
+            self.busy_seconds += done.seconds
+            self._outstanding -= len(done.sampled)
+            self._outstanding -= sum(one.prompt_tokens for one in done.sampled if one.generated == 1)
+        for one in finished:
+            times = one.token_times
+            self.finished.append(
+                FinishedRequest(one.request_id, one.arrival, times[0], times[-1], one.prompt_tokens, one.generated)
+            )
+        if self._skip:
+            self._stretch = find_stretch(self.scheduler, plan, self._cost, self._runner.time)
+
+    def _run_stretch(self, iterations: int | None) -> None:
+        """Run the stretch, or its first iterations, and forget what is left of it."""
+        if self._stretch is None:
+            return
+        stretch, self._stretch = self._stretch, None
+        iterations = len(stretch.ends) if iterations is None else iterations
+        self._runner.time = stretch.run(iterations, TOKEN)
+        self.iterations += iterations
+        self.busy_seconds += self._runner.time - stretch.start
+        self._outstanding -= iterations * len(self.scheduler.running)
+
+
+@cache
+def _params(output_tokens: int) -> SamplingParams:
+    return SamplingParams(output_tokens, ignore_eos=True)

@@ -1,0 +1,189 @@
+"""Stretches change nothing but the time that a simulation takes, and a fleet is what its replicas are alone."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from helpers.cluster.routing import LeastOutstandingTokens, PowerOfTwoChoices, PrefixAware, RoundRobin
+from helpers.engine import POLICIES, EngineConfig
+from helpers.metrics import request_metrics
+from helpers.simulator import CostModel, SimulatedReplica, TimedRequest, simulate, simulate_fleet
+
+COST = CostModel(iterations=0.01, tiles=0.001, tokens=0.0002, sequences=0.0001, keys=1e-6, pairs=1e-8)
+
+
+@st.composite
+def workloads(draw) -> tuple[EngineConfig, list[TimedRequest]]:
+    """Draw the settings of a replica, and requests that it accepts: some have the same beginning."""
+    rows = draw(st.integers(1, 6))
+    config = EngineConfig(
+        max_batch_size=rows,
+        max_tokens_per_step=draw(st.integers(rows, 60)),
+        num_blocks=draw(st.sampled_from([None, 28, 40])),
+        block_size=4,
+        policy=draw(st.sampled_from(sorted(POLICIES))),
+        mixed_batches=draw(st.booleans()),
+        prefix_caching=draw(st.booleans()),
+    )
+    gaps = draw(st.lists(st.sampled_from([0.0, 0.005, 0.02, 0.3]), min_size=1, max_size=25))
+    requests = []
+    for arrival in itertools.accumulate(gaps):
+        own = draw(st.integers(1, 40))
+        prompt = [draw(st.integers(1, 2))] * draw(st.sampled_from([0, 8])) + list(range(100, 100 + own))
+        requests.append(TimedRequest(arrival, prompt, draw(st.integers(1, 60))))
+    return config, requests
+
+
+def state(replica: SimulatedReplica) -> tuple:
+    """Return everything that later plans depend on, and what is counted."""
+    scheduler, memory = replica.scheduler, replica.scheduler.memory
+    running = [(one.request_id, one.computed, one.token_ids, one.token_times) for one in scheduler.running]
+    tables = {one.request_id: table for one, table in getattr(memory, "tables", {}).items()}
+    kept = [getattr(memory, name, None) for name in ("available", "references")]
+    waiting = [(one.request_id, one.waited) for one in scheduler.waiting]
+    return running, waiting, tables, kept, scheduler.waiting.step, replica.time, replica.iterations, replica.preemptions
+
+
+@settings(derandomize=True, deadline=None, max_examples=150, phases=[Phase.generate])
+@given(workloads())
+def test_a_stretch_leaves_what_its_iterations_would_leave_one_by_one(workload):
+    config, requests = workload
+    replicas = [SimulatedReplica(config, COST, skip=skip) for skip in (True, False)]
+    for number, (arrival, prompt, output_tokens) in enumerate(requests):
+        for replica in replicas:
+            replica.add(number, arrival, list(prompt), output_tokens)
+        assert state(replicas[0]) == state(replicas[1])
+    for replica in replicas:
+        replica.advance()
+    assert state(replicas[0]) == state(replicas[1])
+    assert replicas[0].finished == replicas[1].finished
+    assert [replica.outstanding_tokens for replica in replicas] == [0, 0]
+    assert replicas[0].planned <= replicas[1].planned == replicas[1].iterations
+
+
+@settings(derandomize=True, deadline=None, max_examples=40, phases=[Phase.generate])
+@given(workloads())
+def test_a_replica_has_the_times_of_the_simulator(workload):
+    config, requests = workload
+    result = simulate_fleet(requests, config, COST, 1, RoundRobin())
+
+    arrivals = [request.arrival for request in requests]
+    trace = simulate([request[1:] for request in requests], config, arrivals, COST)
+
+    expected = request_metrics(trace, dict(enumerate(arrivals)))
+    times = (sorted((one.ttft, one.e2e, one.tpot or 0.0) for one in run) for run in (result.requests, expected))
+    assert next(times) == next(times)
+    assert result.iterations == [trace.steps]
+
+
+def requests_at(rate: float, count: int = 200, seed: int = 0) -> list[TimedRequest]:
+    draw = random.Random(seed)
+    arrivals = itertools.accumulate(draw.expovariate(rate) for _ in range(count))
+    return [TimedRequest(arrival, draw.randint(1, 60), draw.randint(1, 80)) for arrival in arrivals]
+
+
+@pytest.mark.parametrize("router", [LeastOutstandingTokens, PowerOfTwoChoices, RoundRobin, PrefixAware])
+def test_a_router_sees_the_same_loads_with_and_without_stretches(router):
+    config, seen = EngineConfig(max_batch_size=4, num_blocks=60, prefix_caching=False), []
+
+    class Watching(router):
+        def choose(self, prompt_token_ids, replicas):
+            seen[-1].append([replica.outstanding_tokens for replica in replicas])
+            return super().choose(prompt_token_ids, replicas)
+
+    results = []
+    for skip in (True, False):
+        seen.append([])
+        results.append(simulate_fleet(requests_at(30.0), config, COST, 3, Watching(), skip))
+
+    assert seen[0] == seen[1]
+    assert sorted(results[0].requests, key=lambda one: one.arrival)[0].arrival == requests_at(30.0)[0].arrival
+    assert sorted(results[0].last_tokens) == sorted(results[1].last_tokens)
+    assert results[0].iterations == results[1].iterations
+    assert [round(one, 9) for one in results[0].busy_seconds] == [round(one, 9) for one in results[1].busy_seconds]
+
+
+def test_most_iterations_of_long_outputs_are_not_planned_one_by_one():
+    replica = SimulatedReplica(EngineConfig(max_batch_size=8, num_blocks=2000, prefix_caching=False), COST)
+    for number in range(8):
+        replica.add(number, 0.0, [0] * 100, 400)
+    replica.advance()
+
+    assert replica.iterations > 400
+    assert replica.planned < 20
+
+
+def test_the_load_of_a_replica_falls_by_a_token_per_row_and_iteration():
+    replica = SimulatedReplica(EngineConfig(max_batch_size=2), CostModel(iterations=1.0))
+    for number in range(2):
+        replica.add(number, 0.0, [0] * 10, 5)
+    loads = []
+    for time in range(6):
+        replica.advance(time)
+        replica._clock.now = time
+        loads.append(replica.outstanding_tokens)
+
+    assert loads == [30, 8, 6, 4, 2, 0]
+
+
+def test_a_router_sees_the_loads_at_the_time_of_the_arrival():
+    seen = []
+
+    class Watching(RoundRobin):
+        def choose(self, prompt_token_ids, replicas):
+            seen.append([replica.outstanding_tokens for replica in replicas])
+            return super().choose(prompt_token_ids, replicas)
+
+    requests = [TimedRequest(0.0, 1, 9), TimedRequest(0.0, 1, 3), TimedRequest(3.5, 1, 1), TimedRequest(20.0, 1, 1)]
+    simulate_fleet(requests, EngineConfig(max_batch_size=2), CostModel(iterations=1.0), 2, Watching())
+
+    assert seen == [[0, 0], [10, 0], [5, 0], [0, 0]]
+
+
+def test_a_prefix_stays_on_the_replica_that_caches_it():
+    config = EngineConfig(num_blocks=64, block_size=4)
+    beginnings = [[number] * 16 for number in (1, 2)]
+    requests = [TimedRequest(float(place), beginnings[place % 3 % 2] + [50 + place], 2) for place in range(12)]
+
+    result = {
+        router: simulate_fleet(requests, config, CostModel(tokens=1e-3), 2, router())
+        for router in (PrefixAware, RoundRobin)
+    }
+
+    busy = {router: sum(one.busy_seconds) for router, one in result.items()}
+    assert busy[PrefixAware] < busy[RoundRobin]
+
+
+def test_goodput_counts_the_requests_within_all_limits():
+    config, cost = EngineConfig(max_batch_size=1), CostModel(iterations=1.0)
+    result = simulate_fleet([TimedRequest(0.0, 1, 4), TimedRequest(1.0, 1, 1)], config, cost, 1, RoundRobin())
+
+    assert [(one.ttft, one.tpot, one.e2e) for one in result.requests] == [(1.0, 1.0, 4.0), (4.0, None, 4.0)]
+    assert result.seconds == 5.0
+    assert result.goodput(ttft=1.0) == result.goodput(ttft=1.0, tpot=1.0) == 1 / 5
+    assert result.within(ttft=4.0) == 1.0
+    assert result.percentile("tpot", 99) == 1.0
+    assert result.utilization == 1.0
+
+
+def test_a_fleet_says_what_is_wrong_with_a_trace():
+    def fleet(requests, config=None, replicas=1):
+        simulate_fleet(requests, config or EngineConfig(max_batch_size=1), COST, replicas, RoundRobin())
+
+    with pytest.raises(ValueError, match=r"Request 1 arrives at 0\.5, before the one ahead of it: sort the trace"):
+        fleet([TimedRequest(1.0, 3, 3), TimedRequest(0.5, 3, 3)])
+    with pytest.raises(ValueError, match="at least 1 prompt token and 1 output token, not 0 and 3"):
+        fleet([TimedRequest(1.0, 0, 3)])
+    with pytest.raises(ValueError, match="7 blocks of 16 tokens, and this engine has 4"):
+        fleet([TimedRequest(0.0, 100, 3)], EngineConfig(num_blocks=4, prefix_caching=False))
+    with pytest.raises(ValueError, match="set prefix_caching=False"):
+        fleet([TimedRequest(0.0, 10, 3)], EngineConfig(num_blocks=4))
+    with pytest.raises(ValueError, match="The trace has no requests"):
+        fleet([])
+    with pytest.raises(ValueError, match="at least 1 replica, not 0"):
+        fleet([TimedRequest(0.0, 3, 3)], replicas=0)
+    with pytest.raises(ValueError, match="use speculative=None"):
+        fleet([TimedRequest(0.0, 3, 3)], EngineConfig(speculative="ngram"))

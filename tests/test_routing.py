@@ -1,0 +1,162 @@
+"""Routing policies, what they know of the replicas, and the reports by which they know it."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from helpers.cluster.replica_state import ReplicaState
+from helpers.cluster.routing import (
+    ROUTERS,
+    LeastOutstandingTokens,
+    PowerOfTwoChoices,
+    PrefixAware,
+    RoundRobin,
+)
+from helpers.engine import EngineConfig, SamplingParams, Sequence
+from helpers.engine.block_hashes import hash_blocks
+from helpers.simulator import Simulator
+
+PROMPT = list(range(40))
+
+
+class Known:
+    """A replica of which a test states both facts."""
+
+    def __init__(self, outstanding_tokens: int = 0, cached: int = 0):
+        self.outstanding_tokens, self.cached = outstanding_tokens, cached
+
+    def cached_tokens(self, prompt_token_ids) -> int:
+        return min(self.cached, len(prompt_token_ids) - 1)
+
+
+def simulator(num_blocks: int = 64) -> Simulator:
+    """An engine that reports to a router."""
+    engine = Simulator(EngineConfig(max_batch_size=4, num_blocks=num_blocks, block_size=4))
+    engine.block_manager.cache_events = []
+    return engine
+
+
+def take_events(engine: Simulator) -> list[tuple[bytes, bool]]:
+    events, engine.block_manager.cache_events = engine.block_manager.cache_events, []
+    return events
+
+
+# --- policies -------------------------------------------------------------------------------------------------------
+
+
+def test_round_robin_goes_on_in_turn_when_a_replica_is_lost():
+    router = RoundRobin()
+    assert [router.choose(PROMPT, [Known()] * 3) for _ in range(4)] == [0, 1, 2, 0]
+    assert [router.choose(PROMPT, [Known()] * 2) for _ in range(3)] == [0, 1, 0]
+
+
+def test_least_outstanding_tokens_takes_the_least_loaded_replica_and_the_first_of_equal_ones():
+    assert LeastOutstandingTokens().choose(PROMPT, [Known(5), Known(3, cached=0), Known(3), Known(9, cached=39)]) == 1
+
+
+def test_power_of_two_choices_never_takes_the_most_loaded_replica_and_repeats_its_draws():
+    replicas = [Known(5), Known(30), Known(10), Known(20)]
+    draws = [[router.choose(PROMPT, replicas) for _ in range(200)] for router in map(PowerOfTwoChoices, (1, 1, 2))]
+    assert draws[0] == draws[1] != draws[2]
+    count = Counter(draws[0])
+    assert set(count) == {0, 2, 3} and count[0] > count[2] > count[3]
+    assert PowerOfTwoChoices().choose(PROMPT, [Known()]) == 0
+
+
+def test_prefix_aware_follows_the_cache_until_the_load_outweighs_it():
+    router = PrefixAware(weight=0.5)
+    assert router.choose(PROMPT, [Known(), Known(0, cached=20)]) == 1
+    assert router.choose(PROMPT, [Known(), Known(39, cached=20)]) == 1
+    assert router.choose(PROMPT, [Known(), Known(41, cached=20)]) == 0, "20 cached tokens are worth 20 / 0.5"
+    assert PrefixAware(weight=0).choose(PROMPT, [Known(), Known(10**6, cached=4)]) == 1
+
+
+def test_prefix_aware_takes_the_least_loaded_of_replicas_that_cache_equally_much():
+    assert PrefixAware(weight=0).choose(PROMPT, [Known(7, cached=8), Known(3, cached=8), Known(0)]) == 1
+
+
+def test_a_negative_weight_is_refused():
+    with pytest.raises(ValueError, match="weight must be at least 0, not -1"):
+        PrefixAware(-1)
+
+
+@pytest.mark.parametrize("make", ROUTERS.values())
+def test_every_policy_works_with_a_single_replica(make):
+    assert make().choose([1], [Known(3)]) == 0
+
+
+# --- what a router knows --------------------------------------------------------------------------------------------
+
+
+def test_the_cached_tokens_that_a_router_knows_are_those_of_the_block_manager():
+    draw = random.Random(0)
+    engine, state = simulator(num_blocks=24), ReplicaState(block_size=4)
+    prompts = [[draw.randrange(3) for _ in range(4)] * draw.randint(1, 8) for _ in range(60)]
+    for number, prompt in enumerate(prompts):
+        engine.add_request(prompt, SamplingParams(max_tokens=5), number)
+        for _ in range(draw.randint(1, 4)):
+            engine.step()
+        state.report(take_events(engine))
+        assert state.cached_tokens(prompt) == cached_in(engine, prompt)
+    while engine.has_unfinished_requests():
+        engine.step()
+    state.report(take_events(engine))
+    assert any(state.cached_tokens(prompt) for prompt in prompts)
+    assert all(state.cached_tokens(prompt) == cached_in(engine, prompt) for prompt in prompts)
+    assert len(state._registered) <= 24, "the router's memory is bounded by the replica's blocks"
+
+
+def cached_in(engine: Simulator, prompt: list[int]) -> int:
+    return engine.block_manager.cached_tokens(Sequence("asked", list(prompt), 1))
+
+
+def test_a_cache_that_is_cleared_is_reported():
+    engine, state = simulator(), ReplicaState(block_size=4)
+    engine.generate([PROMPT], SamplingParams(max_tokens=1))
+    state.report(take_events(engine))
+    assert state.cached_tokens(PROMPT) == 36
+    engine.block_manager.clear()
+    state.report(take_events(engine))
+    assert state.cached_tokens(PROMPT) == 0
+
+
+def test_a_prompt_on_its_way_counts_as_cached_until_it_leaves():
+    state = ReplicaState(block_size=4)
+    state.add("a", PROMPT, 10)
+    state.add("b", PROMPT[:20] + [99] * 20, 10)
+    assert state.cached_tokens(PROMPT) == 36, "the last token is always computed"
+    state.remove("a")
+    assert state.cached_tokens(PROMPT) == 20
+    state.remove("b")
+    assert state.cached_tokens(PROMPT) == 0
+    assert not state._expected and not state._requests
+
+
+def test_outstanding_tokens_are_what_requests_may_still_compute():
+    state = ReplicaState(block_size=4)
+    state.add("a", PROMPT, 10)
+    assert state.outstanding_tokens == 40 + 10
+    state.add("b", PROMPT, 5)
+    assert state.outstanding_tokens == 50 + 4 + 5, "36 tokens of the prompt are shared"
+    state.advance("a", 1)
+    assert state.outstanding_tokens == 9 + 9
+    state.advance("a", 3)
+    state.remove("b")
+    assert state.outstanding_tokens == 6
+    state.remove("a")
+    state.remove("a")
+    state.advance("a", 1)
+    assert state.outstanding_tokens == 0
+
+
+def test_a_replica_that_caches_no_prefixes_has_no_cached_tokens():
+    state = ReplicaState(block_size=None)
+    state.add("a", PROMPT, 10)
+    assert state.cached_tokens(PROMPT) == 0 and state.outstanding_tokens == 50
+
+
+def test_a_chain_of_hashes_can_be_continued():
+    whole = list(hash_blocks(PROMPT, 8))
+    assert len(whole) == 5 == len(set(whole))
+    assert [*hash_blocks(PROMPT[:16], 8), *hash_blocks(PROMPT[16:], 8, whole[1])] == whole

@@ -1,0 +1,114 @@
+"""The command line of the simulator answers with goodput per fleet size, and says what is wrong with its input."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from helpers.simulator import CostModel, TimedRequest, write_trace
+from helpers.simulator.__main__ import main
+
+SECOND_PER_ITERATION = CostModel(iterations=1.0)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Four requests at once, of two tokens each."""
+    write_trace(tmp_path / "trace.csv", [TimedRequest(number / 1e6, 1, 2) for number in range(4)])
+    SECOND_PER_ITERATION.save(tmp_path / "cost.json")
+    return ["--trace", str(tmp_path / "trace.csv"), "--cost", str(tmp_path / "cost.json"), "--rows", "1"]
+
+
+def rows(text: str) -> list[list[str]]:
+    lines = text.split("\n\n")[1].splitlines()
+    return [re.split(r"\s{2,}", line.strip()) for line in lines]
+
+
+def test_each_size_gets_a_line_and_the_smallest_that_suffices_is_named(trace, capsys):
+    status = main([*trace, "--replicas", "1..3", "--slo", "ttft=3,e2e=4.5", "--price-per-hour", "3600"])
+
+    text = capsys.readouterr().out
+    head, *sizes = rows(text)
+    assert status == 0
+    assert text.startswith("4 requests in ")
+    assert text.splitlines()[0].endswith("; unknown model on unknown machine, unknown source")
+    assert head[:4] == ["replicas", "requests/s", "goodput", "within"]
+    assert [size[0] for size in sizes] == ["1", "2", "3"]
+    assert [size[3] for size in sizes] == ["50.0%", "100.0%", "100.0%"]
+    assert [float(size[-1]) for size in sizes] == pytest.approx([1e6, 1e6, 1.5e6], rel=0.01)
+
+
+def test_the_answer_names_the_smallest_fleet_or_asks_for_more(trace, capsys):
+    main([*trace, "--replicas", "1,2,4", "--slo", "e2e=4.5"])
+    assert "with E2E <= 4.5 s, the smallest of these fleets has 2 replicas." in capsys.readouterr().out
+    main([*trace, "--replicas", "1,2", "--slo", "e2e=1"])
+    assert "2 replicas are too few: try more." in capsys.readouterr().out
+    main([*trace, "--replicas", "1", "--slo", "e2e=4.5", "--share", "0.5"])
+    assert "To serve 0.5 of the requests with E2E <= 4.5 s, the smallest of these fleets has 1 replica." in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_picture_shows_goodput_over_replicas(trace, tmp_path, capsys):
+    main([*trace, "--replicas", "1..2", "--slo", "e2e=4.5", "--picture", str(tmp_path / "fleet.svg")])
+
+    assert "within the limits" in (tmp_path / "fleet.svg").read_text()
+
+
+@pytest.mark.parametrize("router", ["round_robin", "power_of_two_choices", "prefix_aware"])
+def test_every_router_serves_all_requests(trace, capsys, router):
+    assert main([*trace, "--replicas", "2", "--router", router]) == 0
+    assert capsys.readouterr().out.startswith("4 requests")
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (["--replicas", "0"], "sizes are like 4, 1..8 or 1,2,4, not '0'"),
+        (["--replicas", "4..2"], "not '4..2'"),
+        (["--slo", "itl=1"], "limits are some of ttft=SECONDS,tpot=SECONDS,e2e=SECONDS, not 'itl=1'"),
+        (["--slo", "ttft"], "not 'ttft'"),
+        (["--share", "99"], "a share is above 0 and at most 1, not '99'"),
+        (["--rate", "0"], "above 0, not 0"),
+        (["--requests", "0"], "--requests is at least 1, not 0"),
+        (["--cost", "nowhere.json"], "nowhere.json"),
+        (["--picture", "fleet.png"], "end the file name with .svg"),
+        (["--price-per-hour", "-1"], "at least 0"),
+        (["--rows", "5000"], "allow more tokens or fewer rows"),
+        (["--blocks", "1", "--block-size", "1"], "need 2 blocks of 1 tokens, and this engine has 1"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_the_reason(trace, capsys, arguments, reason):
+    with pytest.raises(SystemExit) as exit:
+        main([*trace, *arguments])
+
+    assert exit.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_the_same_trace_from_a_shell_needs_neither_torch_nor_numpy(trace):
+    program = (
+        "import sys; from helpers.simulator.__main__ import main; "
+        f"main({trace}); print(sorted({{'torch', 'numpy'}} & set(sys.modules)))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert done.stdout.endswith("[]\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_this_machine_can_be_measured_and_its_costs_used(tmp_path, capsys):
+    file = str(tmp_path / "machine.json")
+
+    assert main(["--fit", file, "--requests", "20"]) == 0
+
+    assert capsys.readouterr().out.count("two live runs differ by") == 2
+    assert main(["--synthetic", "code", "--requests", "20", "--cost", file]) == 0
+    assert "the embedded model on" in capsys.readouterr().out
+
+
+def test_synthetic_requests_need_no_files(capsys):
+    assert main(["--synthetic", "code", "--requests", "20", "--rate", "5", "--replicas", "2"]) == 0
+    assert capsys.readouterr().out.startswith("20 requests")
