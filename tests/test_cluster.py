@@ -28,7 +28,7 @@ PROMPT = "Once upon a time there was a fox"
 @pytest.fixture(scope="module")
 def cluster():
     """A front with two replicas, each in slow motion, so that there is time to kill one."""
-    with launch("--replicas", "2", "--replica-timeout", "2", "--pace", "0.01", module="helpers.cluster") as front:
+    with launch("--replicas", "2", "--replica-timeout", "4", "--pace", "0.01", module="helpers.cluster") as front:
         yield front
         processes = psutil.Process(front.process.pid).children(recursive=True)
     assert processes and not psutil.wait_procs(processes, timeout=20)[1], "processes are left over"
@@ -46,6 +46,11 @@ BODIES = {"greedy": GREEDY, "seeded": SEEDED}
 
 def replicas(front) -> dict[str, dict]:
     return {one["name"]: one for one in httpx.get(f"{front.url}/replicas").json()}
+
+
+def metric(front, name: str) -> float:
+    lines = httpx.get(f"{front.url}/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
 class Reader(threading.Thread):
@@ -80,6 +85,7 @@ def wait_for_two(front, other_than: str | None = None) -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_streams_go_on_when_a_replica_is_killed_or_hangs(cluster, expected, how):
     wait_for_two(cluster)
+    lost, resumed = metric(cluster, "replicas_lost"), metric(cluster, "requests_resumed")
     readers = [Reader(cluster, name) for name in ("greedy", "seeded") * 4]
     wait_until(lambda: all(one.num_events > 5 for one in readers), "a stream did not begin")
     running = {name: one["running"] for name, one in replicas(cluster).items()}
@@ -91,7 +97,7 @@ def test_streams_go_on_when_a_replica_is_killed_or_hangs(cluster, expected, how)
     assert [one.error for one in readers] == [None] * 8
     assert [one.text for one in readers] == [expected[one.name_of_request] for one in readers]
     wait_for_two(cluster, other_than=victim)
-    assert f"requests_resumed {running[victim]}.0" in httpx.get(f"{cluster.url}/metrics").text or how == signal.SIGSTOP
+    assert metric(cluster, "replicas_lost") > lost and metric(cluster, "requests_resumed") >= resumed + running[victim]
     assert not psutil.pid_exists(found[victim]["pid"])
 
 
@@ -119,7 +125,7 @@ def test_replicas_end_with_a_front_that_is_killed():
         processes = psutil.Process(front.process.pid).children(recursive=True)
         assert replicas(front)
         front.process.kill()
-        assert not psutil.wait_procs(processes, timeout=20)[1]
+        assert not psutil.wait_procs(processes, timeout=60)[1]
 
 
 def test_without_ray_the_command_says_what_to_install():

@@ -103,7 +103,9 @@ def run(options: argparse.Namespace, make: Callable[[argparse.Namespace], FastAP
             f"Anyone who can reach {options.host} can use this server: set an --api-key.",
             stacklevel=1,
         )
-    with _bound_socket(options) as listening:  # first, since loading a model takes a while
+    with _bound_socket(
+        options.host, options.port, options.program
+    ) as listening:  # first, since loading a model takes a while
         _serve(options, listening, make)
 
 
@@ -262,18 +264,15 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argpa
     return options
 
 
-def _bound_socket(options: argparse.Namespace) -> socket.socket:
+def _bound_socket(host: str, port: int, program: str = "helpers.server") -> socket.socket:
     """Bind a socket to an address on which nothing listens yet."""
-    host, port = options.host, options.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)  # asyncio sends without delay only if the protocol is given
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        sys.exit(
-            f"{options.program}: cannot listen on {host}:{port} ({error}). Choose another --port, or 0 for a free one."
-        )
+        sys.exit(f"{program}: cannot listen on {host}:{port} ({error}). Choose another --port, or 0 for a free one.")
     return bound
 
 
