@@ -57,6 +57,7 @@ async def killer(http: httpx.AsyncClient, draw: random.Random, kills: int, repli
         await asyncio.sleep(draw.uniform(0, 1))
         os.kill(draw.choice(listed)["pid"], signal.SIGKILL)
         counts["kills"] += 1
+        print(counts, file=sys.stderr, flush=True)
         while len((await http.get("/replicas")).json()) == replicas:
             await asyncio.sleep(0.02)
     counts["done"] = True
