@@ -122,10 +122,11 @@ def test_a_model_that_cannot_be_loaded_is_refused_with_the_reason_and_leaves_no_
 
 def test_replicas_end_with_a_front_that_is_killed():
     with launch("--replicas", "1", module="helpers.cluster") as front:
-        processes = psutil.Process(front.process.pid).children(recursive=True)
         assert replicas(front)
+        processes = psutil.Process(front.process.pid).children(recursive=True)
+        processes = [one for one in processes if "Agent" not in one.name()]  # Ray's own agents take a minute to end
         front.process.kill()
-        assert not psutil.wait_procs(processes, timeout=60)[1]
+        assert processes and not psutil.wait_procs(processes, timeout=20)[1]
 
 
 def test_without_ray_the_command_says_what_to_install():

@@ -125,8 +125,6 @@ class RayReplicas:
     def __init__(self, settings: ReplicaSettings, num_replicas: int, address: str | None = None):
         self._settings, self._numbers = settings, itertools.count()
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        if address is None:  # Ray's helper processes end this many seconds after a front that was killed
-            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         own = {} if address else {
             "num_cpus": num_replicas * settings.num_cpus,
