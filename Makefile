@@ -18,7 +18,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Idle threads of PyTorch wait in a busy loop, so two processes on the same cores slow each other down many times over.
 # Passive waiting avoids that. Benchmarks run alone and are faster without it.
-course test test-slow soak test-oldest support-matrix notebooks lab serve release grade: export OMP_WAIT_POLICY := PASSIVE
+course test test-slow soak test-oldest support-matrix notebooks lab serve cluster release grade: export OMP_WAIT_POLICY := PASSIVE
 
 # Compiled kernels stay in this folder, too; without this variable they go to the user's cache folder.
 export COURSE_KERNEL_CACHE := $(CURDIR)/build/kernels
@@ -37,7 +37,7 @@ bench: export THP_MEM_ALLOC_ENABLE := 1
 test test-slow soak test-oldest: export COURSE_MODEL :=
 
 .DEFAULT_GOAL := help
-.PHONY: help course site lab serve test test-slow soak test-oldest support-matrix bench notebooks images release grade colab tiny-model clean
+.PHONY: help course site lab serve cluster test test-slow soak test-oldest support-matrix bench notebooks images release grade colab tiny-model clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -61,6 +61,9 @@ lab: $(STAMP)  ## open lesson 1 in JupyterLab; your copies of the notebooks are 
 
 serve: $(STAMP)  ## serve the embedded model to OpenAI clients, with a live view at http://127.0.0.1:8000 [ARGS="--rows 16"]
 	$(RUN) -m helpers.server $(ARGS)
+
+cluster: $(STAMP)  ## serve it from two replicas, with a live view at http://127.0.0.1:8100 [ARGS="--replicas 4"]
+	$(RUN) -m helpers.cluster $(ARGS)
 
 test: $(STAMP)  ## lint, run the unit tests, and run every lesson and compare it with its stored outputs
 	$(RUN) -m ruff check .

@@ -39,10 +39,10 @@ async def test_a_request_that_the_engine_refuses_late_fails_alone():
     async with running() as thread:
         add = thread.engine.add_request
 
-        def refusing(token_ids, params, engine_id, priority):
+        def refusing(token_ids, params, engine_id, *others):
             if engine_id == "bad":
                 raise ValueError("no room")
-            return add(token_ids, params, engine_id, priority)
+            return add(token_ids, params, engine_id, *others)
 
         thread.engine.add_request = refusing
         bad = await submit(thread, "a", 2, "bad", n=2, temperature=1)

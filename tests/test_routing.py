@@ -33,13 +33,12 @@ class Known:
 def simulator(num_blocks: int = 64) -> Simulator:
     """An engine that reports to a router."""
     engine = Simulator(EngineConfig(max_batch_size=4, num_blocks=num_blocks, block_size=4))
-    engine.block_manager.cache_events = []
+    assert engine.block_manager.take_cache_events() == []
     return engine
 
 
 def take_events(engine: Simulator) -> list[tuple[bytes, bool]]:
-    events, engine.block_manager.cache_events = engine.block_manager.cache_events, []
-    return events
+    return engine.block_manager.take_cache_events()
 
 
 # --- policies -------------------------------------------------------------------------------------------------------
@@ -119,6 +118,16 @@ def test_a_cache_that_is_cleared_is_reported():
     engine.block_manager.clear()
     state.report(take_events(engine))
     assert state.cached_tokens(PROMPT) == 0
+
+
+def test_a_router_that_comes_later_learns_what_is_cached_already():
+    engine, state = Simulator(EngineConfig(num_blocks=8, block_size=4)), ReplicaState(block_size=4)
+    engine.generate([PROMPT[:16]], SamplingParams(max_tokens=1))
+    state.report(take_events(engine))
+    assert state.cached_tokens(PROMPT[:16]) == 12
+    engine.generate([PROMPT[20:] + PROMPT[:12]], SamplingParams(max_tokens=1))
+    state.report(take_events(engine))
+    assert state.cached_tokens(PROMPT[:16]) == 0
 
 
 def test_a_prompt_on_its_way_counts_as_cached_until_it_leaves():

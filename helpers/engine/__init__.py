@@ -23,6 +23,7 @@ stop_conditions.py   the conditions that end an output
 stop_strings.py      the search for stop strings
 recording.py         what an iteration did, for the trace
 recovery.py          what is derived again after an interrupt
+resumption.py        continues outputs that another engine has begun
 outputs.py           what is new for each request, and which caller gets it
 detokenizer.py       the text of an output, as far as it is certain
 config.py            the settings of an engine

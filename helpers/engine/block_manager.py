@@ -14,7 +14,7 @@ New tokens are written to free blocks. If no block is free, the least recently u
 does the bookkeeping only, without torch. `runners/kv_pool.py` holds the tensors.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, KeysView
 from typing import Protocol
 
@@ -101,8 +101,8 @@ class BlockManager:
         tables: the block table of every sequence that has blocks.
         references: for each block, the number of tables that contain it.
         copies: (source, destination) blocks to copy before the next forward pass writes anything.
-        cache_events: hashes of blocks and whether they were registered or, otherwise, evicted, in order, for a router
-            that takes them from here; None unless it has set a list.
+        cache_events: hashes of blocks and whether they were registered or, otherwise, evicted, in order; None until
+            `take_cache_events` is called.
 
     Raises:
         ValueError: `num_blocks` or `block_size` is below 1.
@@ -112,7 +112,7 @@ class BlockManager:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"There must be at least 1 block of at least 1 token, not {num_blocks} of {block_size}.")
         self.num_blocks, self.block_size, self.prefix_caching = num_blocks, block_size, prefix_caching
-        self.cache_events: list[tuple[bytes, bool]] | None = None
+        self.cache_events: deque[tuple[bytes, bool]] | None = None
         self._block_of: dict[bytes, int] = {}  # by hash
         self.clear()
 
@@ -204,6 +204,12 @@ class BlockManager:
         copies, self.copies = self.copies, []
         return copies
 
+    def take_cache_events(self) -> list[tuple[bytes, bool]]:
+        """Return the cache events since the last call, and forget them. Another thread may call this, too."""
+        if self.cache_events is None:  # from now on, they are recorded; so far, there is nothing or all is registered
+            self.cache_events = deque((digest, True) for digest in self._block_of)
+        return [self.cache_events.popleft() for _ in range(len(self.cache_events))]
+
     # --- counts and tables --------------------------------------------------------------------------------------
 
     def blocks_for(self, tokens: int) -> int:
@@ -281,7 +287,7 @@ class BlockManager:
 
     def _report(self, hashes: Iterable[bytes], registered: bool) -> None:
         if self.cache_events is not None:
-            self.cache_events += ((digest, registered) for digest in hashes)
+            self.cache_events.extend((digest, registered) for digest in hashes)
 
     # --- blocks change state ------------------------------------------------------------------------------------
 

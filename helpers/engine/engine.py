@@ -15,7 +15,7 @@ import itertools
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 
 from ..trace import Trace
@@ -26,6 +26,7 @@ from .outputs import OutputCollector, RequestOutput
 from .proposer import Proposer
 from .recording import record
 from .recovery import recover
+from .resumption import resume
 from .runner import ModelInfo, Runner
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
@@ -127,7 +128,12 @@ class EngineCore:
     # --- requests arrive and leave ------------------------------------------------------------------------------
 
     def add_request(
-        self, prompt: Prompt, params: SamplingParams | None = None, request_id: Hashable = None, priority: int = 0
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: Hashable = None,
+        priority: int = 0,
+        generated: Mapping[int, Seq[int]] | None = None,
     ) -> Hashable:
         """Add a request to the queue.
 
@@ -136,13 +142,15 @@ class EngineCore:
             params: how to sample; if omitted, greedily and up to the model's context length.
             request_id: an id that is not in use; a number if omitted.
             priority: for the policy "priority"; a smaller number is more urgent.
+            generated: for a request that another engine has begun: the tokens so far of each unfinished output, by
+                index. Its outputs continue from there (`resumption.py`).
 
         Returns:
             The request's id.
 
         Raises:
             ValueError: the prompt is empty or has token ids outside the vocabulary, the request is too long, its
-                priority is not an integer, or its id is in use.
+                priority is not an integer, its id is in use, or it cannot have generated these tokens.
         """
         if request_id is None:
             request_id = self._new_id()
@@ -151,13 +159,15 @@ class EngineCore:
                 f"There is an unfinished request {request_id!r}, or one whose stream has not been read to its end: "
                 f"give this one another id, or none."
             )
-        return self._add(prompt, params or SamplingParams(), request_id, priority)
+        return self._add(prompt, params or SamplingParams(), request_id, priority, generated=generated)
 
     def _new_id(self) -> int:
         """Return a number that is not in use; outputs that are not delivered yet must not be confused with new ones."""
         return next(id for id in self._ids if id not in self.scheduler.requests and not self.outputs.holds(id))
 
-    def _add(self, prompt: Prompt, params: SamplingParams, request_id: Hashable, priority=0, beam_width=0) -> Hashable:
+    def _add(
+        self, prompt: Prompt, params: SamplingParams, request_id: Hashable, priority=0, beam_width=0, generated=None
+    ) -> Hashable:
         token_ids, max_tokens = self.validator.validate(prompt, params)
         if not isinstance(priority, int):
             raise ValueError(f"priority must be an integer, not {priority!r}.")
@@ -165,7 +175,7 @@ class EngineCore:
             self._start = self._clock()
         token_rules, grammar = self.validator.token_rules.make(params), self.validator.grammar(params)
         arrival, sequences = self.now(), []
-        for index in range(beam_width or params.n):
+        for index in range(beam_width or params.n) if generated is None else generated:
             sequence = Sequence(
                 request_id, list(token_ids), max_tokens, index, priority, sequences[0] if sequences else None,
                 prompt=prompt,
@@ -176,6 +186,8 @@ class EngineCore:
                 token_rules=token_rules,
                 grammar=grammar,
             )  # fmt: skip
+            if generated is not None:
+                resume(sequence, generated[index], self.validator.model)
             sequences.append(sequence)
         try:
             self.outputs.add(sequences)

@@ -148,8 +148,9 @@ class OutputCollector:
         return list(self._emitted)
 
     def add(self, sequences: Iterable[Sequence]) -> None:
-        """Expect outputs of these sequences."""
-        self._emitted.update(dict.fromkeys(sequences, (0, 0)))
+        """Expect outputs of these sequences, beginning after the tokens that they have already generated."""
+        for sequence in sequences:
+            self._mark_emitted(sequence)
 
     def discard(self, sequences: Iterable[Sequence]) -> None:
         """Expect no outputs of these sequences any more."""

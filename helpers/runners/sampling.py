@@ -64,6 +64,7 @@ class BatchSampler:
                 sequence.prompt_tokens,
                 sequence.token_rules,
                 GrammarState.of(sequence),
+                sequence.generated,
             )
         return self._samplers[sequence]
 
@@ -77,6 +78,7 @@ class Sampler:
         prompt_tokens: how many tokens of the sequence are the prompt.
         rules: the token ids behind the parameters.
         grammar: where its text is in the grammar of a structured output; None if the text is free.
+        num_drawn: how many tokens another engine has drawn. These draws are repeated, and their results dropped.
     """
 
     def __init__(
@@ -86,8 +88,9 @@ class Sampler:
         prompt_tokens: int = 0,
         rules: TokenRules | None = None,
         grammar: GrammarState | None = None,
+        num_drawn: int = 0,
     ):
-        self.params, self.grammar = params, grammar
+        self.params, self.grammar, self._to_skip = params, grammar, num_drawn
         self.processors = make_processors(params, prompt_tokens, rules or TokenRules())
         self.warpers = make_warpers(params)
         self.generator = torch.Generator()
@@ -138,6 +141,9 @@ class Sampler:
 
     def _draw(self, probabilities: torch.Tensor, place: int) -> int:
         """Draw the token at a place in the sequence; drawing again at the same place gives the same number."""
+        for _ in range(self._to_skip):  # a draw moves the generator by as much whatever the probabilities are
+            torch.multinomial(probabilities, 1, generator=self.generator)
+        self._to_skip = 0
         if place in self._states:
             self.generator.set_state(self._states[place])
         else:

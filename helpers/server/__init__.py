@@ -6,6 +6,7 @@
     formats.py          OpenAI's response bodies
     middleware.py       what is checked before a request's body is read: host, key and length
     http_errors.py      which status goes with what went wrong (errors.py)
+    engine_client.py    accepts requests or refuses them, and hands each output to its stream
     engine_thread.py    the thread that runs the engine; the event loop submits, reads and cancels
     prompt_tokenizer.py the threads that turn prompts into token ids
     response_stream.py  the outputs of one request on their way to its client

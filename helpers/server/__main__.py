@@ -19,11 +19,14 @@ import socket
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 try:
     import torch
     import uvicorn
+    from fastapi import FastAPI
 
     from ..engine import POLICIES, EngineConfig
     from ..model_engine import Engine
@@ -31,7 +34,7 @@ try:
     from ..models.quantization import FORMATS
     from .app import make_app
     from .connections import ConnectionLimits
-    from .engine_thread import EngineThread
+    from .engine_client import EngineClient
 except KeyboardInterrupt:  # these imports take seconds
     sys.exit(130)
 
@@ -51,7 +54,7 @@ class Server(uvicorn.Server):
         grace: seconds to finish accepted requests and to send their responses; at least `LAST_WORDS`.
     """
 
-    def __init__(self, config: uvicorn.Config, thread: EngineThread, grace: float):
+    def __init__(self, config: uvicorn.Config, thread: EngineClient, grace: float):
         super().__init__(config)
         self.thread, self.grace = thread, max(grace, LAST_WORDS)
 
@@ -86,44 +89,69 @@ class Server(uvicorn.Server):
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the server until it is told to stop."""
-    options = _options(arguments)
+    run(_options(arguments), _make_app)
+
+
+def run(options: argparse.Namespace, make: Callable[[argparse.Namespace], FastAPI]) -> None:
+    """Run an application until it is told to stop.
+
+    Args:
+        options: see `make_parser` and `parse`.
+        make: makes the application, or raises a ValueError that says what is wrong with the options.
+    """
     if not _is_loopback(options.host) and options.api_key is None:
         warnings.warn(
             f"Anyone who can reach {options.host} can use this server: set an --api-key.",
             stacklevel=1,
         )
-    with _bound_socket(options.host, options.port) as listening:  # first, since loading a model takes a while
-        _serve(options, listening)
+    address = options.host, options.port
+    with _bound_socket(*address, options.program) as listening:  # first, since loading a model takes a while
+        _serve(options, listening, make)
 
 
-def _serve(options: argparse.Namespace, listening: socket.socket) -> None:
+def _make_app(options: argparse.Namespace) -> FastAPI:
+    model, tokenizer = load_model(options.model, dtype=DTYPES[options.dtype], weights=options.weights)
+    app = make_app(Engine(model, tokenizer, engine_config(options)), **app_options(options))
+    _warn_if_memory_is_small(app.state.thread.engine)
+    return app
+
+
+def engine_config(options: argparse.Namespace) -> EngineConfig:
+    """Return the settings of an engine."""
+    return EngineConfig(
+        max_batch_size=options.rows,
+        max_tokens_per_step=options.tokens_per_step,
+        policy=options.policy,
+        num_blocks=options.blocks,
+        block_size=options.block_size,
+        trace_length=TRACE_LENGTH,
+        speculative=options.speculative,
+        num_speculative_tokens=options.num_speculative_tokens,
+        draft_model=options.draft_model,
+    )
+
+
+def app_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `make_app`."""
+    return {
+        "model_name": options.served_model_name or _name_of(options.model or os.environ.get("COURSE_MODEL")),
+        "max_queue": options.max_queue,
+        "deadline": options.deadline,
+        "api_key": options.api_key,
+        "pace": options.pace,
+        "allowed_hosts": _allowed_hosts(options.host, options.allowed_host),
+        "allowed_origins": options.allowed_origin,
+    }
+
+
+def _serve(
+    options: argparse.Namespace, listening: socket.socket, make: Callable[[argparse.Namespace], FastAPI]
+) -> None:
     try:
         limits = ConnectionLimits(options.max_connections, options.client_timeout).within_descriptors()
-        model, tokenizer = load_model(options.model, dtype=DTYPES[options.dtype], weights=options.weights)
-        config = EngineConfig(
-            max_batch_size=options.rows,
-            max_tokens_per_step=options.tokens_per_step,
-            policy=options.policy,
-            num_blocks=options.blocks,
-            block_size=options.block_size,
-            trace_length=TRACE_LENGTH,
-            speculative=options.speculative,
-            num_speculative_tokens=options.num_speculative_tokens,
-            draft_model=options.draft_model,
-        )
-        app = make_app(
-            Engine(model, tokenizer, config),
-            model_name=options.served_model_name or _name_of(options.model or os.environ.get("COURSE_MODEL")),
-            max_queue=options.max_queue,
-            deadline=options.deadline,
-            api_key=options.api_key,
-            pace=options.pace,
-            allowed_hosts=_allowed_hosts(options.host, options.allowed_host),
-            allowed_origins=options.allowed_origin,
-        )
-        _warn_if_memory_is_small(app.state.thread.engine)
+        app = make(options)
     except ValueError as error:
-        sys.exit(f"helpers.server: {error}")
+        sys.exit(f"{options.program}: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
     if options.stop_with_stdin:
@@ -140,13 +168,21 @@ def _serve(options: argparse.Namespace, listening: socket.socket) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         Server(config, app.state.thread, options.grace).run([listening])
     if app.state.thread.crashed:
-        sys.exit("helpers.server: the engine has stopped because of the error above.")
+        sys.exit(f"{options.program}: the engine has stopped because of the error above.")
 
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
+def make_parser(program: str, description: str, port: int) -> argparse.ArgumentParser:
+    """Make a parser of a server's options.
+
+    Args:
+        program: the module that is run.
+        description: for `--help`.
+        port: the default port.
+    """
     parser = argparse.ArgumentParser(
-        "python -m helpers.server", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        f"python -m {program}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.set_defaults(program=program)
     add = parser.add_argument
     add("--model", help="a folder in the Hugging Face format or a Hub id (default: the embedded model)")
     add("--served-model-name", "--name", help="what clients call the model (default: the name of its folder)")
@@ -157,7 +193,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         help="store the weights of linear layers as integers of 8 or 4 bits (default: off)",
     )
     add("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1, for this machine only)")
-    add("--port", type=int, default=8000, help="the port to listen on, 0 for a free one (default: 8000)")
+    add("--port", type=int, default=port, help=f"the port to listen on, 0 for a free one (default: {port})")
     add("--rows", type=int, default=8, help="sequences that run at once (default: 8)")
     add("--tokens-per-step", type=int, default=512, help="the most tokens that an iteration computes (default: 512)")
     add("--policy", choices=POLICIES, default="fcfs", help="in which order requests get rows (default: fcfs)")
@@ -209,6 +245,15 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add("--pace", type=float, default=0, help="slow motion: the least number of seconds per iteration, up to 2")
     add("--log", action="store_true", help="log every request to stderr")
     add("--stop-with-stdin", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    return parse(make_parser("helpers.server", __doc__, 8000), arguments)
+
+
+def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    """Return the options of a command line; exit with a message if one is outside its range."""
     options = parser.parse_args(arguments)
     if options.api_key == "" or options.deadline == 0:
         parser.error("an empty --api-key or a --deadline of 0 would refuse every request: leave it out.")
@@ -223,7 +268,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _bound_socket(host: str, port: int) -> socket.socket:
+def _bound_socket(host: str, port: int, program: str = "helpers.server") -> socket.socket:
     """Bind a socket to an address on which nothing listens yet."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -231,9 +276,7 @@ def _bound_socket(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        sys.exit(
-            f"helpers.server: cannot listen on {host}:{port} ({error}). Choose another --port, or 0 for a free one."
-        )
+        sys.exit(f"{program}: cannot listen on {host}:{port} ({error}). Choose another --port, or 0 for a free one.")
     return bound
 
 

@@ -3,7 +3,7 @@
 import mimetypes
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from ..engine import EngineCore, StructuredOutputs
 from .chat import ChatPrompt
+from .engine_client import EngineClient
 from .engine_thread import EngineThread
 from .formats import ChatFormatter, CompletionFormatter
 from .http_errors import HANDLED, APIError, error_response
@@ -43,6 +44,8 @@ def make_app(
     max_body: int = 2**20,
     allowed_hosts: Iterable[str] | None = None,
     allowed_origins: Iterable[str] = (),
+    connect: Callable[[EngineCore, int, float], EngineClient] | None = None,
+    more_addresses: Mapping[str, Callable] | None = None,
 ) -> FastAPI:
     """Make the HTTP application for an engine, which it uses alone from then on.
 
@@ -56,14 +59,17 @@ def make_app(
         max_body: the most bytes in a request's body.
         allowed_hosts: the names and addresses, without ports, by which clients may call the server; None for any.
         allowed_origins: the origins, such as "https://example.org", whose web pages may use the server; "*" for any.
+        connect: makes the client of an engine that runs elsewhere, from `engine`, `max_queue` and `pace`; an
+            `EngineThread` if omitted.
+        more_addresses: functions that respond to GET at further addresses.
 
     Returns:
-        The application; `app.state.thread` is its `EngineThread`.
+        The application; `app.state.thread` is its `EngineClient`, and `app.state.metrics` its metrics.
 
     Raises:
         ValueError: a negative max_queue.
     """
-    thread = EngineThread(engine, max_queue, pace)
+    thread = (connect or EngineThread)(engine, max_queue, pace)
     metrics, live_view = ServerMetrics(thread), LiveView(thread)
     started = int(time.time())
 
@@ -75,7 +81,7 @@ def make_app(
 
     # Every handler is `async`: FastAPI would run any other function on a thread, and so use dozens of them under load.
     app = FastAPI(title="Continuous batching", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.thread = thread
+    app.state.thread, app.state.metrics = thread, metrics
     # The last one that is added sees a request first. A browser asks for leave (CORS) without the key.
     app.add_middleware(BodyLimit, limit=max_body)
     app.add_middleware(RefuseIfFull, refuse=thread.refuse_if_unable)
@@ -223,6 +229,8 @@ def make_app(
     async def docs() -> HTMLResponse:
         return HTMLResponse(reference_page(app.openapi()), headers=PAGE_HEADERS)
 
+    for address, respond_to_get in (more_addresses or {}).items():
+        app.get(address, responses=documented(401))(respond_to_get)
     for operation in (operation for path in app.openapi()["paths"].values() for operation in path.values()):
         operation["responses"].pop("422", None)  # FastAPI's status for what is 400 here
     for route in app.routes:

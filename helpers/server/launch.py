@@ -25,8 +25,8 @@ class LaunchedServer:
 
 
 @contextmanager
-def launch(*options: str, shares_cores: bool = True) -> Iterator[LaunchedServer]:
-    """Start `python -m helpers.server` with these options on a free port, and stop it at the end of the block.
+def launch(*options: str, shares_cores: bool = True, module: str = "helpers.server") -> Iterator[LaunchedServer]:
+    """Start a server with these options on a free port, and stop it at the end of the block.
 
     The server also stops when this process ends for any reason.
 
@@ -34,11 +34,12 @@ def launch(*options: str, shares_cores: bool = True) -> Iterator[LaunchedServer]
         options: command-line options.
         shares_cores: whether other processes compute while the server does. Its idle threads then wait passively,
             which leaves the cores to the others and slows down the server when it is alone.
+        module: what is run: "helpers.server", or "helpers.cluster" for replicas.
 
     Raises:
         RuntimeError: the server did not start; the message has its output.
     """
-    command = [sys.executable, "-m", "helpers.server", "--port", "0", "--stop-with-stdin", *options]
+    command = [sys.executable, "-m", module, "--port", "0", "--stop-with-stdin", *options]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     waiting = {"OMP_WAIT_POLICY": "PASSIVE"} if shares_cores else {}
     environment = waiting | os.environ | {"PYTHONPATH": path}

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..engine import OutputDelta
 from ..trace import TracedPass
-from .engine_thread import EngineThread
+from .engine_client import EngineClient
 from .errors import TooManyListeners
 from .formats import server_sent_event
 from .response_stream import choice_name
@@ -46,7 +46,7 @@ class Frame:
 class LiveView:
     """Follows an engine and reports to its listeners."""
 
-    def __init__(self, thread: EngineThread):
+    def __init__(self, thread: EngineClient):
         self._thread = thread
         self._snapshot, self._version = Snapshot(), 0  # the version grows with every step
         self._iterations: deque[dict[str, Any]] = deque(maxlen=KEPT)

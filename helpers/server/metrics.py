@@ -10,7 +10,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..engine import OutputDelta
-from .engine_thread import EngineThread
+from .engine_client import EngineClient
 from .snapshot import Snapshot
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
@@ -24,7 +24,7 @@ class ServerMetrics:
         prompt_tokens: counts the tokens of accepted prompts; the application increments it.
     """
 
-    def __init__(self, thread: EngineThread):
+    def __init__(self, thread: EngineClient):
         self.registry = registry = CollectorRegistry()
         self._thread, self._snapshot = thread, Snapshot()
         self._last_token_time: dict[tuple[str, int], float] = {}  # of each unfinished sequence

@@ -1,0 +1,87 @@
+"""Serve a model from several replicas, behind one address for OpenAI's clients.
+
+    python -m helpers.cluster --replicas 2               the embedded model on http://127.0.0.1:8100
+    python -m helpers.cluster --router round_robin       another routing policy, to compare
+    python -m helpers.cluster --ray-address auto         replicas on the machines of a running Ray cluster
+
+All options of `python -m helpers.server` apply; rows, budgets and blocks are those of each replica. The page at / shows
+all replicas together, /replicas lists them, and /metrics has the figures of each. If a replica is lost, its requests
+continue on another one.
+"""
+
+import argparse
+import asyncio
+import sys
+from functools import partial
+
+try:
+    import ray  # noqa: F401
+except ImportError:
+    sys.exit(
+        "helpers.cluster: replicas need Ray, which is not installed: run `pip install "
+        "'continuous-batching-course[cluster]'`, or in a checkout `pip install ray`."
+    )
+except KeyboardInterrupt:
+    sys.exit(130)
+
+from fastapi import FastAPI
+
+from ..server.__main__ import DTYPES, app_options, engine_config, make_parser, parse, run
+from .app import make_cluster_app
+from .ray_replicas import RayReplicas, ReplicaSettings
+from .replica_client import ReplicaClient, ReplicatedEngine
+from .routing import ROUTERS
+
+PORT = 8100  # the single server has 8000
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the front and its replicas until it is told to stop."""
+    options = _options(arguments)
+    started: list[RayReplicas] = []
+    try:
+        run(options, partial(_make_app, started))
+    finally:
+        for replicas in started:
+            replicas.shutdown()
+
+
+def _make_app(started: list[RayReplicas], options: argparse.Namespace) -> FastAPI:
+    settings = ReplicaSettings(options.model, DTYPES[options.dtype], engine_config(options), options.replica_cpus)
+    source = RayReplicas(settings, options.replicas, options.ray_address)
+    started.append(source)
+    replicas = asyncio.run(source.start_replicas(options.replicas))
+    connect = partial(
+        ReplicaClient,
+        replicas=replicas,
+        router=ROUTERS[options.router](),
+        start_replica=source.start_replica,
+        timeout=options.replica_timeout,
+    )
+    return make_cluster_app(ReplicatedEngine(replicas[0].info, len(replicas)), connect, **app_options(options))
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = make_parser("helpers.cluster", __doc__, PORT)
+    add = parser.add_argument_group("replicas").add_argument
+    add("--replicas", type=int, default=2, help="how many replicas run (default: 2)")
+    add("--replica-cpus", type=int, default=1, help="the cores of a replica (default: 1)")
+    add("--router", choices=ROUTERS, default="prefix_aware", help="the routing policy (default: prefix_aware)")
+    add(
+        "--replica-timeout",
+        type=float,
+        default=10,
+        help="seconds without a sign of life, or in one iteration, after which a replica is replaced (default: 10)",
+    )
+    add("--ray-address", help="the Ray cluster to join (default: Ray is started on this machine, for it alone)")
+    options = parse(parser, arguments)
+    for name in ("replicas", "replica_cpus"):
+        if (value := getattr(options, name)) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, not {value}.")
+    if not 1 <= options.replica_timeout < float("inf"):
+        parser.error(f"--replica-timeout must be a number of seconds of at least 1, not {options.replica_timeout}.")
+    return options
+
+
+if __name__ == "__main__":
+    main()

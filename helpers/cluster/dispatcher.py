@@ -1,0 +1,128 @@
+"""The dispatcher: which replica has which request, and how far each output is. It sends and receives nothing itself.
+
+The dispatcher keeps every token that was delivered. If a replica is lost, its requests are assigned to other replicas,
+which continue after these tokens (`engine/resumption.py`). Tokens that the lost replica had computed and not delivered
+are computed again. Outputs that arrive late, from a replica that no longer has the request, are dropped. So every token
+is delivered exactly once.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+from ..engine import OutputDelta, SamplingParams
+from .replica_state import ReplicaState
+from .routing import Router
+
+
+class NoReplicas(Exception):
+    """There is no replica that could take a request."""
+
+
+@dataclass(eq=False)
+class DispatchedRequest:
+    """A request that some replica works on.
+
+    Attributes:
+        request_id: an id that is not in use.
+        prompt_token_ids: the prompt.
+        params: how to continue it.
+        max_tokens: the most tokens of an output.
+        priority: as for `EngineCore.add_request`.
+        generated: the tokens delivered so far of each unfinished output, by index.
+        replica: the replica that has the request; None if none has it now.
+        history: all replicas that it was assigned to, in order.
+    """
+
+    request_id: Hashable
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    max_tokens: int
+    priority: int = 0
+    generated: dict[int, list[int]] = field(init=False)
+    replica: Hashable = field(default=None, init=False)
+    history: list[Hashable] = field(default_factory=list, init=False)
+
+    def __post_init__(self):
+        self.generated = {index: [] for index in range(self.params.n)}
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens that the next replica has to compute before it can continue the first unfinished output."""
+        return self.prompt_token_ids + next(iter(self.generated.values()), [])
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most tokens that its outputs may still get, all together."""
+        return sum(self.max_tokens - len(token_ids) for token_ids in self.generated.values())
+
+
+class Dispatcher:
+    """Assigns requests to replicas and follows their outputs.
+
+    Args:
+        router: chooses among the replicas.
+
+    Attributes:
+        replicas: what is known of each replica, by its name. A name is never used again.
+        requests: all unfinished requests, by id.
+    """
+
+    def __init__(self, router: Router):
+        self.router = router
+        self.replicas: dict[Hashable, ReplicaState] = {}
+        self.requests: dict[Hashable, DispatchedRequest] = {}
+
+    def add_replica(self, name: Hashable, block_size: int | None) -> None:
+        """Let a replica take requests. `block_size` is None if it does not cache prefixes."""
+        self.replicas[name] = ReplicaState(block_size)
+
+    def remove_replica(self, name: Hashable) -> list[DispatchedRequest]:
+        """Forget a replica, and return its unfinished requests, which now need another one."""
+        self.replicas.pop(name, None)
+        orphans = [request for request in self.requests.values() if request.replica == name]
+        for request in orphans:
+            request.replica = None
+        return orphans
+
+    def assign(self, request: DispatchedRequest) -> Hashable:
+        """Choose a replica for a request, whether new or from a lost replica, and return the replica's name.
+
+        Raises:
+            NoReplicas: there is none; the request stays as it is.
+        """
+        if not self.replicas:
+            raise NoReplicas("There is no replica left.")
+        names, token_ids = list(self.replicas), request.token_ids
+        name = names[self.router.choose(token_ids, list(self.replicas.values()))]
+        self.replicas[name].add(request.request_id, token_ids, request.max_new_tokens)
+        self.requests[request.request_id] = request
+        request.replica = name
+        request.history.append(name)
+        return name
+
+    def accept(
+        self, name: Hashable, outputs: Iterable[OutputDelta], cache_events: Iterable[tuple[bytes, bool]] = ()
+    ) -> list[OutputDelta]:
+        """Follow what a replica reports, and return the outputs to deliver: those of requests that it still has."""
+        if name not in self.replicas:
+            return []
+        self.replicas[name].report(cache_events)
+        accepted = []
+        for output in outputs:
+            request = self.requests.get(output.request_id)
+            if request is None or request.replica != name or output.index not in request.generated:
+                continue
+            accepted.append(output)
+            request.generated[output.index] += output.new_token_ids
+            self.replicas[name].advance(output.request_id, len(output.new_token_ids))
+            if output.finish_reason is not None:
+                del request.generated[output.index]
+                if not request.generated:
+                    self.forget(request)
+        return accepted
+
+    def forget(self, request: DispatchedRequest) -> None:
+        """Forget a request that has finished or was given up."""
+        self.requests.pop(request.request_id, None)
+        if (state := self.replicas.get(request.replica)) is not None:
+            state.remove(request.request_id)

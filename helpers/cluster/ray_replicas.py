@@ -1,0 +1,159 @@
+"""Replicas as Ray actors: Ray starts the processes, on this machine or on others, and notices when one has ended.
+
+An actor is a remote object: each method call is a message, and calls arrive in order. The front makes one call per
+report, so its cost per token falls as the batch grows. Ray Serve's streaming responses would be one message per token
+of each request. The choice of a replica, resuming, and back-pressure are the course's own code and need no Ray.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from ..engine import EngineConfig, SamplingParams
+from .replica import Replica, ReplicaInfo, ReplicaLost, Report
+
+OBJECT_STORE = 80 * 2**20  # bytes, about Ray's minimum: reports are small and do not use it
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class ReplicaSettings:
+    """What a replica runs.
+
+    Attributes:
+        model: a folder or a Hub id; None for the embedded model.
+        dtype: the torch dtype of the weights.
+        config: the engine's settings.
+        num_cpus: the cores that Ray reserves for the replica, and the threads that its model computes on.
+    """
+
+    model: str | None
+    dtype: Any
+    config: EngineConfig
+    num_cpus: int = 1
+
+
+class ReplicaActor:
+    """A replica in a process of its own. Ray calls the methods on the process's event loop."""
+
+    def __init__(self, settings: ReplicaSettings):
+        import torch
+
+        from ..model_engine import Engine
+        from ..models import load_model
+
+        torch.set_num_threads(settings.num_cpus)
+        self._replica, self._refusal = None, None
+        try:
+            self._replica = Replica(Engine(*load_model(settings.model, dtype=settings.dtype), settings.config))
+        except ValueError as error:  # raised by `start`: from here, only the text of a traceback would arrive
+            self._refusal = error
+
+    async def start(self) -> ReplicaInfo:
+        if self._refusal is not None:
+            raise self._refusal
+        self._replica.start()
+        return self._replica.info
+
+    async def add(self, *request) -> None:
+        self._replica.add(*request)
+
+    async def abort(self, engine_id: str) -> None:
+        self._replica.abort(engine_id)
+
+    async def set_pace(self, seconds: float) -> None:
+        self._replica.pace = seconds
+
+    async def report(self) -> Report:
+        return await self._replica.report()
+
+
+class RayReplica:
+    """The handle of an actor; a `ReplicaHandle`."""
+
+    def __init__(self, name: str, actor: Any, info: ReplicaInfo):
+        self.name, self.info, self._actor = name, info, actor
+
+    def add(
+        self,
+        engine_id: str,
+        token_ids: list[int],
+        params: SamplingParams,
+        priority: int,
+        generated: Mapping[int, Seq[int]],
+    ) -> None:
+        self._actor.add.remote(engine_id, token_ids, params, priority, generated)
+
+    def abort(self, engine_id: str) -> None:
+        self._actor.abort.remote(engine_id)
+
+    def set_pace(self, seconds: float) -> None:
+        self._actor.set_pace.remote(seconds)
+
+    async def report(self) -> Report:
+        try:
+            return await self._actor.report.remote()
+        except ray.exceptions.RayError as error:
+            raise ReplicaLost(str(error).partition("\n")[0]) from error
+
+    def kill(self) -> None:
+        with contextlib.suppress(Exception):  # it has ended, or Ray has
+            ray.kill(self._actor)
+        if self.info.node == os.uname().nodename:  # a stopped process answers nothing, not even Ray
+            with contextlib.suppress(OSError):
+                os.kill(self.info.pid, signal.SIGKILL)
+
+
+class RayReplicas:
+    """Starts replicas, and Ray itself unless it runs already.
+
+    Args:
+        settings: what every replica runs.
+        num_replicas: how many replicas run at once.
+        address: of a Ray cluster to join; None starts Ray on this machine, reachable from it alone.
+    """
+
+    def __init__(self, settings: ReplicaSettings, num_replicas: int, address: str | None = None):
+        self._settings, self._numbers = settings, itertools.count()
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        own = {} if address else {
+            "num_cpus": num_replicas * settings.num_cpus,
+            "num_gpus": 0,
+            "object_store_memory": OBJECT_STORE,
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+        }  # fmt: skip
+        ray.init(address=address, log_to_driver=False, logging_level="error", **own)
+        self._actor_cls = ray.remote(ReplicaActor)
+
+    async def start_replica(self) -> RayReplica:
+        """Start a replica and return it once its model is loaded.
+
+        Raises:
+            ValueError: the settings or the model are refused.
+        """
+        name = f"replica-{next(self._numbers)}"
+        # A lost replica is replaced by the front, under a new name, so Ray must not restart it.
+        actor = self._actor_cls.options(num_cpus=self._settings.num_cpus, max_restarts=0).remote(self._settings)
+        try:
+            return RayReplica(name, actor, await actor.start.remote())
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+
+    async def start_replicas(self, number: int) -> list[RayReplica]:
+        """Start several replicas at once."""
+        return await asyncio.gather(*(self.start_replica() for _ in range(number)))
+
+    def shutdown(self) -> None:
+        """End all replicas, and Ray if it was started here."""
+        ray.shutdown()

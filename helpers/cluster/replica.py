@@ -1,0 +1,176 @@
+"""A replica: an engine on a thread of its own process, and the reports that it gives when it is asked.
+
+A report holds everything since the last one, from as many iterations as there were, so the front asks once per report
+and not once per token. A replica with nothing new to say reports after half a second nevertheless: these reports are
+its heartbeat. They say for how long the current iteration has run, since a replica whose engine hangs can still answer.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Hashable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+from ..engine import EngineConfig, EngineCore, ModelInfo, OutputDelta, SamplingParams
+from ..server.engine_thread import EngineThread
+from ..server.snapshot import Snapshot
+
+HEARTBEAT = 0.5  # seconds between two reports of a replica with nothing new
+
+
+@dataclass(frozen=True)
+class ReplicaInfo:
+    """What a replica says about itself once it is ready.
+
+    Attributes:
+        pid, node: its process, and the machine that it runs on.
+        config: the engine's settings.
+        model_info: the vocabulary, the context length and the EOS tokens of the model.
+        tokenizer: turns text into token ids and back.
+        num_blocks, block_size: of its KV cache; None if a sequence needs only a row.
+    """
+
+    pid: int
+    node: str
+    config: EngineConfig
+    model_info: ModelInfo
+    tokenizer: Any
+    num_blocks: int | None
+    block_size: int | None
+
+
+@dataclass
+class Report:
+    """What is new in a replica.
+
+    Attributes:
+        outputs: new outputs, in order.
+        cache_events: see `BlockManager`.
+        snapshot: the engine now, with the forward passes since the last report.
+        step_seconds: for how long the current iteration has run; 0 between two iterations.
+    """
+
+    outputs: list[OutputDelta] = field(default_factory=list)
+    cache_events: list[tuple[bytes, bool]] = field(default_factory=list)
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    step_seconds: float = 0.0
+
+
+class ReplicaLost(Exception):
+    """A replica has ended, or it does not answer."""
+
+
+class ReplicaHandle(Protocol):
+    """How the front talks to a replica. What is sent to a lost replica has no effect.
+
+    Attributes:
+        name: never used for another replica.
+        info: what the replica says about itself.
+    """
+
+    name: str
+    info: ReplicaInfo
+
+    def add(
+        self,
+        engine_id: str,
+        token_ids: list[int],
+        params: SamplingParams,
+        priority: int,
+        generated: Mapping[int, Seq[int]],
+    ) -> None:
+        """Send a request, which continues after the tokens `generated`."""
+
+    def abort(self, engine_id: str) -> None:
+        """Abort a request."""
+
+    def set_pace(self, seconds: float) -> None:
+        """Set the least number of seconds per iteration."""
+
+    async def report(self) -> Report:
+        """Return the next report.
+
+        Raises:
+            ReplicaLost: the replica has ended.
+        """
+
+    def kill(self) -> None:
+        """End the replica's process at once, even one that hangs."""
+
+
+class Replica(EngineThread):
+    """An engine that reports instead of delivering. Its methods must be called from one event loop.
+
+    Args:
+        engine: the engine, used by this object alone.
+    """
+
+    def __init__(self, engine: EngineCore):
+        super().__init__(engine)
+        self._report, self._is_new = Report(), asyncio.Event()
+        self._step, self._step_started = engine.step, None
+        engine.step = self._timed_step
+        self._prefix_caching = engine.block_manager is not None and engine.block_manager.prefix_caching
+        self._take_cache_events()  # from here on, they are recorded
+
+    @property
+    def info(self) -> ReplicaInfo:
+        engine = self.engine
+        blocks = engine.block_manager
+        return ReplicaInfo(
+            os.getpid(),
+            os.uname().nodename,
+            engine.config,
+            engine.validator.model,
+            engine.tokenizer,
+            blocks and blocks.num_blocks,
+            blocks and blocks.block_size,
+        )
+
+    def add(
+        self,
+        engine_id: str,
+        token_ids: list[int],
+        params: SamplingParams,
+        priority: int,
+        generated: Mapping[int, Seq[int]],
+    ) -> None:
+        """Add a request to the engine, see `ReplicaHandle`."""
+        self._inbox.put(partial(self._add_request, token_ids, params, engine_id, priority, generated))
+
+    def abort(self, engine_id: Hashable) -> None:
+        """Abort a request of the engine; one that it does not have is ignored."""
+        self._send_abort(engine_id)
+
+    async def report(self) -> Report:
+        """Return what is new, at the latest after `HEARTBEAT` seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_new.wait(), HEARTBEAT)
+        self._is_new.clear()
+        report, self._report = self._report, Report(snapshot=replace(self._report.snapshot, passes=()))
+        report.cache_events = self._take_cache_events()
+        started = self._step_started
+        report.step_seconds = 0.0 if started is None else time.perf_counter() - started
+        return report
+
+    def _take_cache_events(self) -> list[tuple[bytes, bool]]:
+        return self.engine.block_manager.take_cache_events() if self._prefix_caching else []
+
+    def _timed_step(self) -> list[OutputDelta]:
+        self._step_started = time.perf_counter()
+        try:
+            return self._step()
+        finally:
+            self._step_started = None
+
+    def _deliver(self, outputs: list[OutputDelta], snapshot: Snapshot) -> None:
+        self._report.outputs += outputs
+        self._report.snapshot = replace(snapshot, passes=self._report.snapshot.passes + snapshot.passes)
+        self._is_new.set()
+
+    def _on_crash(self, error: BaseException) -> None:
+        os._exit(1)  # the process has no other purpose; its requests continue on another replica

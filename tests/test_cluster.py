@@ -1,0 +1,137 @@
+"""Replicas on Ray, as a learner starts them: processes that are killed or stopped, and the streams that go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from helpers import SamplingParams
+from helpers.server import launch
+from tests.serving import embedded_engine, wait_until
+
+ray = pytest.importorskip("ray")
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.slow
+TOKENS = 150
+GREEDY = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}
+SEEDED = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.1, "seed": 5}
+PROMPT = "Once upon a time there was a fox"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A front with two replicas, each in slow motion, so that there is time to kill one."""
+    with launch("--replicas", "2", "--replica-timeout", "4", "--pace", "0.01", module="helpers.cluster") as front:
+        yield front
+        processes = psutil.Process(front.process.pid).children(recursive=True)
+    assert processes and not psutil.wait_procs(processes, timeout=20)[1], "processes are left over"
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, str]:
+    """The texts of the two requests, each alone."""
+    engine = embedded_engine()
+    return {name: engine.generate(PROMPT, SamplingParams(**one))[0].text for name, one in BODIES.items()}
+
+
+BODIES = {"greedy": GREEDY, "seeded": SEEDED}
+
+
+def replicas(front) -> dict[str, dict]:
+    return {one["name"]: one for one in httpx.get(f"{front.url}/replicas").json()}
+
+
+def metric(front, name: str) -> float:
+    lines = httpx.get(f"{front.url}/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+class Reader(threading.Thread):
+    """Reads one stream to its end."""
+
+    def __init__(self, front, name: str):
+        super().__init__(daemon=True)
+        self.front, self.name_of_request, self.text, self.error, self.num_events = front, name, "", None, 0
+        self.start()
+
+    def run(self) -> None:
+        body = {"prompt": PROMPT, "stream": True} | BODIES[self.name_of_request]
+        try:
+            with httpx.stream("POST", f"{self.front.url}/v1/completions", json=body, timeout=60) as response:
+                for line in response.iter_lines():
+                    self._read(line)
+        except Exception as error:
+            self.error = error
+
+    def _read(self, line: str) -> None:
+        if line.startswith("data: {"):
+            event = json.loads(line.removeprefix("data: "))
+            self.error = self.error or event.get("error")
+            self.text += "".join(choice["text"] for choice in event.get("choices", ()))
+            self.num_events += 1
+
+
+def wait_for_two(front, other_than: str | None = None) -> None:
+    wait_until(lambda: len(found := replicas(front)) == 2 and other_than not in found, "the replica was not replaced")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_streams_go_on_when_a_replica_is_killed_or_hangs(cluster, expected, how):
+    wait_for_two(cluster)
+    lost, resumed = metric(cluster, "replicas_lost"), metric(cluster, "requests_resumed")
+    readers = [Reader(cluster, name) for name in ("greedy", "seeded") * 4]
+    wait_until(lambda: all(one.num_events > 5 for one in readers), "a stream did not begin")
+    running = {name: one["running"] for name, one in replicas(cluster).items()}
+    assert min(running.values()) > 0
+    victim, found = max(running, key=running.get), replicas(cluster)
+    os.kill(found[victim]["pid"], how)
+    for one in readers:
+        one.join(60)
+    assert [one.error for one in readers] == [None] * 8
+    assert [one.text for one in readers] == [expected[one.name_of_request] for one in readers]
+    wait_for_two(cluster, other_than=victim)
+    assert metric(cluster, "replicas_lost") > lost and metric(cluster, "requests_resumed") >= resumed + running[victim]
+    assert not psutil.pid_exists(found[victim]["pid"])
+
+
+def test_the_front_has_the_addresses_limits_and_errors_of_the_single_server(cluster):
+    wait_for_two(cluster)
+    assert httpx.get(f"{cluster.url}/v1/models").json()["data"][0]["id"] == "tiny-model"
+    too_long = httpx.post(f"{cluster.url}/v1/completions", json={"prompt": "a", "max_tokens": 10**6})
+    assert too_long.status_code == 400 and "context" in too_long.json()["error"]["message"]
+    body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "deadline": 0.3}
+    late = httpx.post(f"{cluster.url}/v1/completions", json=body)
+    assert late.status_code == 504
+    wait_until(lambda: all(one["running"] == 0 for one in replicas(cluster).values()), "the late request still runs")
+    assert httpx.get(f"{cluster.url}/health").status_code == 200
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_with_the_reason_and_leaves_no_process():
+    command = [sys.executable, "-m", "helpers.cluster", "--port", "0", "--replicas", "1", "--model", "./no-such-folder"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("helpers.cluster: Cannot load './no-such-folder'")
+
+
+def test_replicas_end_with_a_front_that_is_killed():
+    with launch("--replicas", "1", module="helpers.cluster") as front:
+        assert replicas(front)
+        processes = psutil.Process(front.process.pid).children(recursive=True)
+        processes = [one for one in processes if "Agent" not in one.name()]  # Ray's own agents take a minute to end
+        front.process.kill()
+        assert processes and not psutil.wait_procs(processes, timeout=20)[1]
+
+
+def test_without_ray_the_command_says_what_to_install():
+    code = (
+        "import sys; sys.modules['ray'] = None; import runpy; runpy.run_module('helpers.cluster', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "replicas need Ray, which is not installed: run `pip install" in done.stderr

@@ -1,0 +1,237 @@
+"""Replicas in lock-step: counts of the routing policies, and streams that survive the loss of replicas."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from helpers import Engine
+from helpers.cluster.dispatcher import DispatchedRequest, Dispatcher, NoReplicas
+from helpers.cluster.lockstep import LockstepReplicas
+from helpers.cluster.routing import ROUTERS, LeastOutstandingTokens, PrefixAware, RoundRobin
+from helpers.engine import EngineConfig, OutputDelta, SamplingParams, StructuredOutputs
+from helpers.simulator import Simulator
+from tests.conftest import PROMPTS, alone
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BLOCK, PREFIX = 16, 128  # tokens
+
+
+def simulators(number: int, num_blocks: int = 200) -> list[Simulator]:
+    config = EngineConfig(max_batch_size=8, max_tokens_per_step=128, num_blocks=num_blocks, block_size=BLOCK)
+    return [Simulator(config) for _ in range(number)]
+
+
+def shared_prefixes(num_prefixes: int, popular: float = 0.0, number: int = 120) -> list[list[int]]:
+    """Prompts with a prefix of 128 tokens each; `popular` is the share of them that begin with the first prefix."""
+    draw = random.Random(0)
+    prefixes = [[draw.randrange(1000) for _ in range(PREFIX)] for _ in range(num_prefixes)]
+    return [
+        prefixes[0 if draw.random() < popular else draw.randrange(num_prefixes)]
+        + [draw.randrange(1000) for _ in range(draw.randint(8, 48))]
+        for _ in range(number)
+    ]
+
+
+def run(router, prompts: list[list[int]], num_replicas: int = 4) -> LockstepReplicas:
+    """Run prompts, two of which arrive in every step."""
+    replicas = LockstepReplicas(simulators(num_replicas), router)
+    replicas.generate(prompts, SamplingParams(max_tokens=16), [place // 2 for place in range(len(prompts))])
+    return replicas
+
+
+# --- counts ---------------------------------------------------------------------------------------------------------
+
+
+def test_prefix_aware_routing_computes_each_shared_prefix_once_and_round_robin_once_per_replica():
+    prompts = shared_prefixes(num_prefixes=6)
+    own = sum(len(prompt) - PREFIX for prompt in prompts)
+    assert sum(run(PrefixAware(weight=0), prompts).prompt_tokens) == own + 6 * PREFIX
+    assert sum(run(RoundRobin(), prompts).prompt_tokens) == own + 4 * 6 * PREFIX
+
+
+def test_one_popular_prefix_overloads_a_replica_and_the_weight_of_the_load_prevents_that():
+    prompts = shared_prefixes(num_prefixes=6, popular=0.8)
+    herd, balanced = run(PrefixAware(weight=0), prompts), run(PrefixAware(), prompts)
+    assert herd.imbalance > 2.5 and balanced.imbalance < 1.25
+    assert sum(balanced.prompt_tokens) < 1.2 * sum(herd.prompt_tokens) < sum(run(RoundRobin(), prompts).prompt_tokens)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_counts_repeat_and_every_request_gets_all_of_its_tokens(name):
+    prompts = shared_prefixes(num_prefixes=3, number=40)
+    first, second = run(ROUTERS[name](), prompts), run(ROUTERS[name](), prompts)
+    assert first.prompt_tokens == second.prompt_tokens and first.computed_tokens == second.computed_tokens
+    assert sum(engine.trace.output_tokens for engine in first.engines) == 40 * 16
+    assert not first.dispatcher.requests
+    assert [state.outstanding_tokens for state in first.dispatcher.replicas.values()] == [0] * 4
+
+
+# --- killed replicas ------------------------------------------------------------------------------------------------
+
+
+GREEDY = [SamplingParams(max_tokens=1 + 7 * place % 30) for place in range(len(PROMPTS))]
+
+
+def engines(pair, number: int = 3, **settings) -> list[Engine]:
+    config = EngineConfig(**({"max_batch_size": 3, "max_tokens_per_step": 12, "block_size": 4} | settings))
+    return [Engine(*pair, config) for _ in range(number)]
+
+
+def random_kills(seed: int, num_replicas: int, steps: int = 12) -> dict[int, int]:
+    """Return which replicas are killed before which steps: all but one."""
+    draw = random.Random(seed)
+    steps = draw.sample(range(1, steps), num_replicas - 1)
+    return dict(zip(steps, draw.sample(range(num_replicas), num_replicas - 1), strict=True))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("settings", [{}, {"execution": "padded"}, {"speculative": "ngram"}], ids=str)
+def test_greedy_tokens_are_those_of_each_request_alone_whichever_replicas_are_killed(random_pairs, seed, settings):
+    model, tokenizer = random_pairs
+    replicas = LockstepReplicas(engines(random_pairs, **settings), list(ROUTERS.values())[seed]())
+    outputs = replicas.generate(PROMPTS, GREEDY, kills=random_kills(seed, 3))
+    for prompt, params, output in zip(PROMPTS, GREEDY, outputs, strict=True):
+        expected = alone(model, tokenizer, prompt, params.max_tokens)
+        assert (output.new_token_ids, output.num_tokens) == (expected, len(expected))
+    assert len(replicas.alive) == 1
+    assert not replicas.dispatcher.requests and not replicas.has_unfinished_requests()
+
+
+SEEDED = SamplingParams(max_tokens=24, temperature=1.2, top_p=0.95, seed=11, logprobs=2)
+KINDS = {
+    "seeded": SEEDED,
+    "several outputs": replace(SEEDED, n=3),
+    "penalties": replace(SEEDED, frequency_penalty=0.7, repetition_penalty=1.2, min_tokens=6, ignore_eos=True),
+    "a stop string": replace(SEEDED, stop=["e "]),
+    "prompt logprobs": replace(SEEDED, prompt_logprobs=1),
+    "a pattern": replace(SEEDED, structured_outputs=StructuredOutputs(regex="([a-z]+ ){3,5}end")),
+    "speculation": SEEDED,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_output_is_the_one_without_a_break(embedded, kind):
+    settings = {"speculative": "ngram"} if kind == "speculation" else {}
+    (reference,) = engines(embedded, 1, **settings)
+    expected = [reference.generate(prompt, KINDS[kind]) for prompt in PROMPTS[:5]]
+    replicas = LockstepReplicas(engines(embedded, **settings), RoundRobin())
+    joined = iter(replicas.generate(PROMPTS[:5], KINDS[kind], kills={3: 1, 9: 0}))
+    for outputs in expected:
+        for output in outputs:
+            resumed = next(joined)
+            assert resumed.new_token_ids == output.token_ids
+            assert resumed.new_text == output.text
+            assert resumed.finish_reason == output.finish_reason
+            assert [set(one) for one in resumed.new_logprobs] == [set(one) for one in output.logprobs]
+            assert (resumed.prompt_logprobs is None) == (output.prompt_logprobs is None)
+            assert len(resumed.prompt_logprobs or []) == len(output.prompt_logprobs or [])
+
+
+def test_tokens_that_a_lost_replica_had_not_delivered_are_computed_again(embedded):
+    replicas = LockstepReplicas(engines(embedded, 2), RoundRobin())
+    replicas.add_request(PROMPTS[0], SamplingParams(max_tokens=10, ignore_eos=True), "a")
+    received = [output for _ in range(4) for output in replicas.step()]
+    for _ in range(3):
+        replicas.engines[0].step()  # these outputs are lost with the replica
+    assert replicas.kill(0) == ["a"]
+    while replicas.has_unfinished_requests():
+        received += replicas.step()
+    whole = OutputDelta.join(received)
+    (expected,) = engines(embedded, 1)[0].generate(PROMPTS[0], SamplingParams(max_tokens=10, ignore_eos=True))
+    assert (whole.new_token_ids, whole.new_text) == (expected.token_ids, expected.text)
+
+
+def test_a_request_outlives_all_replicas_that_it_began_on(embedded):
+    replicas = LockstepReplicas(engines(embedded, 1), LeastOutstandingTokens())
+    replicas.add_request(PROMPTS[1], SamplingParams(max_tokens=30, ignore_eos=True), "a")
+    request, received = replicas.dispatcher.requests["a"], []
+    for num_tokens in (1, 2, 13):
+        while len(received) < num_tokens:
+            received += replicas.step()
+        replicas.add_replica(engines(embedded, 1)[0])
+        replicas.kill(replicas.alive[0])
+    while replicas.has_unfinished_requests():
+        received += replicas.step()
+    assert request.history == [0, 1, 2, 3]
+    assert OutputDelta.join(received).new_token_ids == alone_ignoring_eos(embedded, PROMPTS[1], 30)
+
+
+def alone_ignoring_eos(pair, prompt: str, max_tokens: int) -> list[int]:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return engines(pair, 1)[0].generate(prompt, params)[0].token_ids
+
+
+def test_the_last_replica_cannot_be_killed_nor_one_twice():
+    replicas = LockstepReplicas(simulators(2), RoundRobin())
+    replicas.kill(0)
+    for name in (0, 1, 7):
+        with pytest.raises(ValueError, match=f"Replica {name} cannot be killed"):
+            replicas.kill(name)
+    with pytest.raises(ValueError, match="no engines"):
+        LockstepReplicas([], RoundRobin())
+
+
+# --- the dispatcher -------------------------------------------------------------------------------------------------
+
+
+def delta(request_id: str, index: int, token_ids: list[int], finish_reason: str | None = None) -> OutputDelta:
+    return OutputDelta(request_id, index, "", token_ids, None, len(token_ids), finish_reason)
+
+
+def dispatched(n: int = 1) -> tuple[Dispatcher, DispatchedRequest]:
+    dispatcher = Dispatcher(RoundRobin())
+    dispatcher.add_replica("first", BLOCK)
+    request = DispatchedRequest("a", [1, 2, 3], SamplingParams(temperature=1, n=n), max_tokens=8)
+    dispatcher.assign(request)
+    return dispatcher, request
+
+
+def test_outputs_of_a_replica_that_no_longer_has_the_request_are_dropped():
+    dispatcher, request = dispatched()
+    assert dispatcher.accept("first", [delta("a", 0, [5])])
+    dispatcher.add_replica("second", BLOCK)
+    assert dispatcher.remove_replica("first") == [request] and request.replica is None
+    assert dispatcher.assign(request) == "second"
+    assert dispatcher.accept("first", [delta("a", 0, [6])]) == []
+    dispatcher.add_replica("third", BLOCK)
+    assert dispatcher.accept("third", [delta("a", 0, [6])]) == []
+    assert dispatcher.accept("second", [delta("a", 0, [7]), delta("unknown", 0, [1])]) == [delta("a", 0, [7])]
+    assert request.generated == {0: [5, 7]} and request.token_ids == [1, 2, 3, 5, 7]
+    assert dispatcher.replicas["second"].outstanding_tokens == 6
+
+
+def test_only_unfinished_outputs_are_resumed():
+    dispatcher, request = dispatched(n=3)
+    dispatcher.accept("first", [delta("a", 0, [5], "stop"), delta("a", 1, [6]), delta("a", 2, [7])])
+    assert request.generated == {1: [6], 2: [7]} and request.max_new_tokens == 14
+    assert dispatcher.accept("first", [delta("a", 0, [8])]) == [], "it has finished"
+    dispatcher.accept("first", [delta("a", 1, [], "abort"), delta("a", 2, [], "abort")])
+    assert not dispatcher.requests and dispatcher.replicas["first"].outstanding_tokens == 0
+
+
+def test_a_request_waits_where_no_replica_is_left():
+    dispatcher, request = dispatched()
+    assert dispatcher.remove_replica("first") == [request]
+    with pytest.raises(NoReplicas):
+        dispatcher.assign(request)
+    assert dispatcher.requests == {"a": request}
+
+
+# --- what an engine refuses to resume -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("generated", "message"),
+    [
+        ({0: [1] * 5}, "Output 0 has 5 of at most 5 tokens already"),
+        ({1: [1]}, "generated has tokens for output 1, but the request has 1"),
+        ({0: [10**6]}, "Token ids in generated must be below"),
+        ({0: [-1]}, "A token id of output 0 in generated must be an integer of at least 0"),
+    ],
+)
+def test_tokens_that_a_request_cannot_have_generated_are_refused(embedded, generated, message):
+    (engine,) = engines(embedded, 1)
+    with pytest.raises(ValueError, match=message):
+        engine.add_request("Once", SamplingParams(max_tokens=5), generated=generated)
+    assert not engine.has_unfinished_requests()

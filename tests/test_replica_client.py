@@ -1,0 +1,263 @@
+"""The front's side of replicas, without Ray: engines of this process stand for those of other processes."""
+
+import asyncio
+import itertools
+import threading
+from contextlib import asynccontextmanager
+from functools import partial
+
+import httpx
+import pytest
+
+from helpers import EngineConfig, SamplingParams
+from helpers.cluster import replica_client
+from helpers.cluster.app import make_cluster_app
+from helpers.cluster.replica import Replica, ReplicaLost, Report
+from helpers.cluster.replica_client import ReplicaClient, ReplicatedEngine
+from helpers.cluster.routing import LeastOutstandingTokens, PrefixAware
+from helpers.server.errors import EngineFailed
+from helpers.simulator import Simulator
+from tests.gated_thread import in_loop, wait_until
+
+ENOUGH = 1000  # permits
+
+
+class LocalReplica:
+    """A replica in this process. `lose` and `hang` do to it what can happen to a process.
+
+    It makes as many iterations as it has permits. The token at each place of a sequence is the number of the place.
+    """
+
+    def __init__(self, name: str, shut: bool):
+        self.name, self.permits = name, threading.Semaphore(0 if shut else ENOUGH)
+        config = EngineConfig(max_batch_size=2, num_blocks=40, block_size=2, trace_length=100)
+        self.replica = Replica(Simulator(config, self._seconds, context_length=40, next_token=len))
+        self.replica.start()
+        self.info, self.killed, self._lost = self.replica.info, False, asyncio.Event()
+        self.add, self.abort = self.replica.add, self.replica.abort
+
+    def _seconds(self, plan) -> float:
+        self.permits.acquire()
+        return 1.0
+
+    def set_pace(self, seconds: float) -> None:
+        self.replica.pace = seconds
+
+    async def report(self) -> Report:
+        asked = [asyncio.ensure_future(one) for one in (self.replica.report(), self._lost.wait())]
+        try:
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            if self._lost.is_set():
+                raise ReplicaLost("its process has ended")
+            return asked[0].result()
+        finally:
+            for one in asked:
+                one.cancel()
+
+    def lose(self) -> None:
+        self._lost.set()
+
+    def hang(self) -> None:
+        self.report = lambda: asyncio.sleep(1e6)
+
+    def kill(self) -> None:
+        self.killed = True
+        self.permits.release(ENOUGH)
+
+
+@asynccontextmanager
+async def running(
+    num_replicas=2, shut=False, max_queue=8, timeout=10.0, router=LeastOutstandingTokens, restarts=True, all_shut=False
+):
+    """Run replicas of two rows each; `client.started` lists all that were started, and only the first may be shut."""
+    numbers, started = itertools.count(), []
+
+    async def start_replica() -> LocalReplica:
+        if len(started) >= num_replicas and not restarts:
+            await asyncio.sleep(1e6)
+        started.append(LocalReplica(f"r{next(numbers)}", all_shut or (shut and len(started) < num_replicas)))
+        return started[-1]
+
+    replicas = [await start_replica() for _ in range(num_replicas)]
+    client = ReplicaClient(
+        ReplicatedEngine(replicas[0].info, num_replicas),
+        max_queue,
+        0.0,
+        replicas=replicas,
+        router=router(),
+        start_replica=start_replica,
+        timeout=timeout,
+    )
+    client.started, client.seen = started, []
+    client.observers.append(lambda outputs, snapshot: client.seen.append((outputs, snapshot)))
+    client.start()
+    await wait_until(lambda: len(client.replicas) == num_replicas)
+    try:
+        yield client
+    finally:
+        await client.stop()
+        for one in started:
+            one.kill()
+            await one.replica.stop()
+
+
+def is_empty(client: ReplicaClient) -> bool:
+    return not (
+        client.num_in_flight or client._streams or client._num_unfinished or client._waiting or client._aborted
+        or client.dispatcher.requests or any(one.outstanding_tokens for one in client.dispatcher.replicas.values())
+    )  # fmt: skip
+
+
+def let(replica: LocalReplica, passes: int) -> None:
+    replica.permits.release(passes)
+
+
+async def submit(client: ReplicaClient, prompt: list[int], max_tokens: int, id: str = "r"):
+    stream, _ = await client.submit(id, [prompt], SamplingParams(max_tokens))
+    return stream
+
+
+async def tokens(stream) -> list[int]:
+    """Return all tokens of a stream with one choice."""
+    with stream:
+        return [token_id async for _, output in stream for token_id in output.new_token_ids]
+
+
+@in_loop
+async def test_requests_run_on_all_replicas_and_their_rows_add_up():
+    async with running(shut=True) as client:
+        streams = [await submit(client, [0, 1], 6, f"r{number}") for number in range(4)]
+        assert client.capacity == 2 * 2 + 8 and client.engine.config.max_batch_size == 4
+        for one in client.started:
+            let(one, 2)  # the first of these iterations may have begun with a single request
+        await wait_until(lambda: client._snapshot(()).num_running == 4)
+        for one in client.started:
+            let(one, ENOUGH)
+        assert [await tokens(stream) for stream in streams] == [[2, 3, 4, 5, 6, 7]] * 4
+        assert max(snapshot.num_running for _, snapshot in client.seen) == 4
+        passes = [one for _, snapshot in client.seen for one in snapshot.passes]
+        assert all(len(one.row_steps) == 4 for one in passes)
+        assert sum(row.new_tokens for one in passes for row in one.row_steps) == 24
+        await wait_until(lambda: is_empty(client))
+
+
+@pytest.mark.parametrize("how", ["lose", "hang"])
+@in_loop
+async def test_streams_go_on_when_a_replica_is_lost_and_another_takes_its_place(how):
+    async with running(shut=True, timeout=1.5) as client:
+        first, second = client.started
+        streams = [await submit(client, [0, 1], 9, f"r{number}") for number in range(4)]
+        let(first, 3), let(second, 2)
+        await wait_until(lambda: sum(len(output.new_token_ids) for outputs, _ in client.seen for output in outputs) > 7)
+        getattr(first, how)()
+        let(second, ENOUGH)
+        assert [await tokens(stream) for stream in streams] == [list(range(2, 11))] * 4
+        await wait_until(lambda: list(client.replicas) == ["r1", "r2"])
+        assert first.killed
+        assert client.num_lost == 1 and client.num_resumed == 2
+        await wait_until(lambda: is_empty(client))
+
+
+@in_loop
+async def test_an_iteration_that_takes_too_long_is_a_hung_replica_although_it_reports():
+    async with running(shut=True, timeout=0.7) as client:
+        stream = await submit(client, [0, 1], 4)
+        assert await tokens(stream) == [2, 3, 4, 5]
+        assert client.started[0].killed and client.num_lost == client.num_resumed == 2, "the second one hung, too"
+
+
+@in_loop
+async def test_without_a_replica_requests_wait_for_the_next_one():
+    async with running(num_replicas=1, shut=True, restarts=False) as client:
+        begun = await submit(client, [0, 1], 5, "begun")
+        let(client.started[0], 2)
+        await wait_until(lambda: client.seen and client.seen[-1][0])
+        client.started[0].lose()
+        await wait_until(lambda: not client.replicas)
+        new, left = await submit(client, [0], 2, "new"), await submit(client, [0], 2, "left")
+        assert client.alive and client.seen[-1] is not None
+        with left:
+            pass  # its client leaves
+        await wait_until(lambda: client.num_in_flight == 2)
+        assert client._snapshot(()).num_waiting == 2 and client._snapshot(()).waiting == ("begun", "new")
+        replica = LocalReplica("late", shut=False)
+        client.started.append(replica)
+        client._join(0, replica)
+        following = asyncio.create_task(client._run(0, replica))
+        assert await tokens(begun) == [2, 3, 4, 5, 6] and await tokens(new) == [1, 2]
+        following.cancel()
+        await wait_until(lambda: is_empty(client))
+
+
+@in_loop
+async def test_a_request_that_was_aborted_is_not_resumed():
+    async with running(num_replicas=2, shut=True) as client:
+        streams = [await submit(client, [0, 1], 9, f"r{number}") for number in range(2)]
+        first = client.started[0]
+        await wait_until(lambda: first.replica.engine.num_running == 1)
+        with streams[0]:
+            pass  # its client leaves while the replica is in the middle of a pass
+        first.lose()
+        await wait_until(lambda: client.num_lost == 1)
+        assert client.num_in_flight == 1 and client.num_resumed == 0
+        let(client.started[1], ENOUGH)
+        assert await tokens(streams[1]) == list(range(2, 11))
+        await wait_until(lambda: is_empty(client))
+
+
+@in_loop
+async def test_a_request_that_every_replica_is_lost_with_ends_with_an_error(monkeypatch):
+    monkeypatch.setattr(replica_client, "MAX_ASSIGNMENTS", 3)
+    async with running(num_replicas=1, all_shut=True) as client:
+        stream = await submit(client, [0, 1], 4)
+        for number in range(3):
+            await wait_until(lambda number=number: f"r{number}" in client.replicas)
+            client.started[number].lose()
+        with pytest.raises(EngineFailed, match="3 replicas were lost while they worked on this request"):
+            await tokens(stream)
+        await wait_until(lambda: is_empty(client))
+
+
+@in_loop
+async def test_a_prompt_goes_where_its_beginning_is_cached():
+    async with running(shut=True, router=partial(PrefixAware, weight=0)) as client:
+        first, second = client.started
+        streams = [await submit(client, [9, 9, 9], 2, "other"), await submit(client, [0, 1, 2, 3, 4], 2, "one")]
+        await wait_until(lambda: first.replica.engine.num_running == second.replica.engine.num_running == 1)
+        for replica in client.started:
+            let(replica, ENOUGH)
+        assert [await tokens(stream) for stream in streams] == [[3, 4], [5, 6]]
+        steps = first.replica.engine.steps
+        assert await tokens(await submit(client, [0, 1, 2, 3, 4], 3, "two")) == [5, 6, 7]
+        assert first.replica.engine.steps == steps, "the first one would be chosen if both were equal"
+        await wait_until(lambda: is_empty(client))
+
+
+@in_loop
+async def test_slow_motion_reaches_all_replicas_and_those_that_come_later():
+    async with running() as client:
+        client.pace = 0.125
+        client.started[0].lose()
+        await wait_until(lambda: "r2" in client.replicas)
+        assert [one.replica.pace for one in client.started] == [0.125] * 3
+
+
+@in_loop
+async def test_the_same_front_lists_the_replicas_and_has_their_metrics():
+    async with running() as client:
+        app = make_cluster_app(client.engine, lambda *_: client)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://front") as http:
+            response = await http.post("/v1/completions", json={"prompt": [0, 1], "max_tokens": 3})
+            assert response.json()["usage"]["completion_tokens"] == 3
+            listed = (await http.get("/replicas")).json()
+            assert [one["name"] for one in listed] == ["r0", "r1"]
+            assert all(one["rows"] == 2 and one["running"] == 0 and one["outstanding_tokens"] == 0 for one in listed)
+            metrics = (await http.get("/metrics")).text
+            assert 'replica_running{replica="r1"} 0.0' in metrics and "\nreplicas 2.0\n" in metrics
+            assert "\nengine_rows 4.0\n" in metrics and "\nengine_generated_tokens_total 3.0\n" in metrics
+            refused = await http.post("/v1/completions", json={"prompt": [0] * 50})
+            assert refused.status_code == 400 and "context is 40" in refused.json()["error"]["message"]
+            described = (await http.get("/openapi.json")).json()["paths"]["/replicas"]["get"]
+            assert set(described["responses"]) == {"200", "401"}
+            assert (await http.head("/replicas")).status_code == 200
