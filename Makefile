@@ -7,6 +7,7 @@ SHELL  := bash
 VENV   := .venv
 STAMP  := $(VENV)/.set-up
 RUN    := $(VENV)/bin/python
+CLUSTER := $(VENV)/.cluster
 # The oldest supported transformers is installed here and comes first on the path; torch is shared with .venv.
 OLDEST := $(CURDIR)/build/oldest
 OLDEST_TESTS := families models kv_cache batching batching_exactness loops linear linear_choice quantization lean_forward batch_invariant sampling ragged ragged_exactness beam_search
@@ -62,7 +63,7 @@ lab: $(STAMP)  ## open lesson 1 in JupyterLab; your copies of the notebooks are 
 serve: $(STAMP)  ## serve the embedded model to OpenAI clients, with a live view at http://127.0.0.1:8000 [ARGS="--rows 16"]
 	$(RUN) -m helpers.server $(ARGS)
 
-cluster: $(STAMP)  ## serve it from two replicas, with a live view at http://127.0.0.1:8100 [ARGS="--replicas 4"]
+cluster: $(CLUSTER)  ## serve it from two replicas, with a live view at http://127.0.0.1:8100 [ARGS="--replicas 4"]
 	$(RUN) -m helpers.cluster $(ARGS)
 
 test: $(STAMP)  ## lint, run the unit tests, and run every lesson and compare it with its stored outputs
@@ -78,7 +79,7 @@ test: $(STAMP)  ## lint, run the unit tests, and run every lesson and compare it
 	exit $$((unit || lessons))
 
 # Browsers and killed processes depend on how busy the machine is, so a test that fails is run once more, and reported.
-test-slow: $(STAMP)  ## run the tests that take minutes: grading, Colab, the live view in a browser, an installed wheel
+test-slow: $(STAMP) $(CLUSTER)  ## run the tests that take minutes: grading, Colab, the live view in a browser, an installed wheel
 	$(RUN) -m pytest tests -m slow --timeout 900 --reruns 1 -rR
 
 soak: $(STAMP)  ## overload a server with clients that misbehave, kill it twice, and report; takes minutes [ARGS="--requests 1000"]
@@ -118,6 +119,10 @@ build/cache:
 clean:  ## remove everything that the commands wrote, except .venv and lab/
 	rm -rf build *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name .venv -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
+
+$(CLUSTER): constraints.txt | $(STAMP)
+	@$(RUN) -m pip install -q --no-cache-dir --disable-pip-version-check -c constraints.txt ray
+	@touch $@
 
 $(OLDEST)/.set-up: requirements-oldest.txt $(STAMP)
 	rm -rf $(OLDEST)

@@ -13,6 +13,7 @@ import sys
 from importlib import metadata, util
 
 PACKAGE = "continuous-batching-course"
+NOT_FOR_LESSONS = ("gguf", "cluster")  # extras that no lesson needs
 
 
 class CannotStart(Exception):
@@ -28,7 +29,7 @@ def load_ipython_extension(shell) -> None:
 
 
 def missing() -> list[str]:
-    """Return the unmet requirements of the installed package, those of its extras included.
+    """Return the unmet requirements of the installed package and of the extras that lessons use.
 
     A copy of the course that is not installed has none.
     """
@@ -38,6 +39,7 @@ def missing() -> list[str]:
         lines = metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:
         return []
+    lines = [line for line in lines if not re.search(f"extra == .({'|'.join(NOT_FOR_LESSONS)}).$", line)]
     requirements = [Requirement(line.partition(";")[0]) for line in lines]
     return [str(requirement) for requirement in requirements if not _is_met(requirement)]
 

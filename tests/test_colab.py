@@ -376,6 +376,12 @@ def test_it_installs_what_is_missing_or_too_old_and_never_torch(machine):
     assert machine.asked_of_pip()[1].split()[-2:] == ["numpy>=99", "no-such-package<2,>=1"]
 
 
+def test_extras_that_no_lesson_needs_are_left_out(machine):
+    small_wheel(machine, "torch>=2.6", 'no-such-package; extra == "cluster"', 'no-such-reader; extra == "gguf"')
+    assert machine.start() == (True, "")
+    assert len(machine.asked_of_pip()) == 1
+
+
 def test_a_missing_torch_is_installed(monkeypatch):
     def version(name):
         if name == "torch":

@@ -8,11 +8,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 import helpers
+from helpers.set_up import NOT_FOR_LESSONS
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))
@@ -93,22 +95,18 @@ def test_make_keeps_compiled_kernels_inside_the_checkout():
 # --- requirements -----------------------------------------------------------------------------------------------------
 
 
-def declared() -> list[str]:
-    """Return the requirements of the installed package, its extras included."""
+def declared(without: Iterable[str] = ()) -> list[str]:
+    """Return the requirements of the package and of its extras, but for those left out."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return project["dependencies"] + [line for extra in project["optional-dependencies"].values() for line in extra]
-
-
-def lessons_need(requirement: str) -> bool:
-    """Return whether the lessons need what the package declares; replicas on Ray are shown where it is installed."""
-    return not requirement.startswith("ray>")
+    extras = project["optional-dependencies"]
+    assert set(without) <= set(extras)
+    return project["dependencies"] + [line for extra in set(extras) - set(without) for line in extras[extra]]
 
 
 def test_the_package_and_the_lessons_require_the_same_versions():
     lessons = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    assert set(filter(lessons_need, declared())) <= set(lessons), (
-        "a range in pyproject.toml is missing from requirements.txt"
-    )
+    missing = set(declared(without=NOT_FOR_LESSONS)) - set(lessons)
+    assert not missing, "a range in pyproject.toml is missing from requirements.txt"
 
 
 def test_every_package_that_helpers_imports_is_declared():

@@ -47,7 +47,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _make_app(started: list[RayReplicas], options: argparse.Namespace) -> FastAPI:
-    settings = ReplicaSettings(options.model, DTYPES[options.dtype], engine_config(options), options.replica_cpus)
+    dtype, config = DTYPES[options.dtype], engine_config(options)
+    settings = ReplicaSettings(options.model, dtype, options.weights, config, options.replica_cpus)
     source = RayReplicas(settings, options.replicas, options.ray_address)
     started.append(source)
     replicas = asyncio.run(source.start_replicas(options.replicas))

@@ -32,12 +32,14 @@ class ReplicaSettings:
     Attributes:
         model: a folder or a Hub id; None for the embedded model.
         dtype: the torch dtype of the weights.
+        weights: "int8" or "int4" for quantized weights, else None.
         config: the engine's settings.
         num_cpus: the cores that Ray reserves for the replica, and the threads that its model computes on.
     """
 
     model: str | None
     dtype: Any
+    weights: str | None
     config: EngineConfig
     num_cpus: int = 1
 
@@ -54,7 +56,8 @@ class ReplicaActor:
         torch.set_num_threads(settings.num_cpus)
         self._replica, self._refusal = None, None
         try:
-            self._replica = Replica(Engine(*load_model(settings.model, dtype=settings.dtype), settings.config))
+            model, tokenizer = load_model(settings.model, dtype=settings.dtype, weights=settings.weights)
+            self._replica = Replica(Engine(model, tokenizer, settings.config))
         except ValueError as error:  # raised by `start`: from here, only the text of a traceback would arrive
             self._refusal = error
 
