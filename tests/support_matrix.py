@@ -233,10 +233,11 @@ differ more often, since one changed token changes what follows.
 `load_model` also reads weights that were quantized elsewhere, and no number changes. `tests/test_quantized_files.py`
 compares them bit for bit with what the format's own library computes.
 
-| file | what is read | what is refused |
-| --- | --- | --- |
-| compressed-tensors folder (`pack-quantized`), as from `save_quantized` | symmetric integers of 4 or 8 bits, a scale per output or per multiple of 32 inputs | other schemes, such as asymmetric ones, activation order and quantized activations |
-| GGUF file | GPT-2, Llama, Qwen2 and Qwen3; Q8_0 and Q4_0 keep their integers, other types become floats | other architectures, and settings that transformers would ignore |
+- **Folders in the format compressed-tensors** (`pack-quantized`), such as `save_quantized` writes: symmetric integers of
+  4 or 8 bits, with a scale per output or per multiple of 32 inputs. Other schemes are refused, such as asymmetric ones
+  and quantized activations.
+- **GGUF files** of GPT-2, Llama, Qwen2 and Qwen3: Q8_0 and Q4_0 keep their integers, and other types become floats.
+  Other architectures are refused, and so are settings that transformers would ignore.
 
 A saved folder loads in transformers, too, if `compressed-tensors` is installed. GPT-2 is the exception, because the
 format has no place for its `Conv1D` layers: only `load_model` reads it.
