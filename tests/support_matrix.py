@@ -233,7 +233,7 @@ differ more often, since one changed token changes what follows.
 `load_model` also reads weights that were quantized elsewhere, and no number changes. `tests/test_quantized_files.py`
 compares them bit for bit with what the format's own library computes.
 
-- **Folders in the format compressed-tensors** (`pack-quantized`), such as `save_quantized` writes: symmetric integers of
+- **Folders of compressed-tensors** (`pack-quantized`), such as `save_quantized` writes: symmetric integers of
   4 or 8 bits, with a scale per output or per multiple of 32 inputs. Other schemes are refused, such as asymmetric ones
   and quantized activations.
 - **GGUF files** of GPT-2, Llama, Qwen2 and Qwen3: Q8_0 and Q4_0 keep their integers, and other types become floats.
