@@ -147,6 +147,6 @@ def agreement(expected: Sequence[Sequence], named: Mapping[str, Sequence[Sequenc
         ax.set_ylabel("text")
         described.append(f"{name}: {changed} of {len(expected)} texts change")
     axes[-1].set_xlabel("position in the output (tokens)")
-    key = {"the same token": {"facecolor": SKY}, "the first other token": {"facecolor": RED}, "after it": wasted()}
+    key = {"the same token": {"facecolor": SKY}, "the first that differs": {"facecolor": RED}, "after it": wasted()}
     add_key(figure, key)
     return Picture(figure, f"Texts, token by token, against those without quantization. {'; '.join(described)}.")

@@ -14,7 +14,8 @@ def in_numpy_with_a_zero_point(values, bits):
     low, high = values.clip(max=0).min(), values.clip(min=0).max()
     scale = (high - low) / (2**bits - 1)
     zero = np.rint(-low / scale).astype(int)
-    return (np.rint(values / scale).astype(int) + zero).tolist(), float(scale), int(zero)
+    integers = (np.rint(values / scale).astype(int) + zero).clip(max=2**bits - 1)
+    return integers.tolist(), float(scale), int(zero)
 
 
 @right("quantize")

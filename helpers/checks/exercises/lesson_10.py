@@ -24,6 +24,8 @@ def _(random):
         ([-0.47, -1.13, -3.0], 4),
         ([0.02, -0.01, 0.04], 2),
         ([12.0, -18.0, 3.3], 8),
+        ([-1.0, 1.0], 4),
+        ([-1.0, 0.3, 1.0], 8),
         ([*drawn, -1.2], 4),
     ]:
         yield (values, bits), f"values {values}, {bits} bits"
@@ -32,13 +34,14 @@ def _(random):
 @quantize.reference
 def with_a_zero_point(
     values, bits, limits=None, steps=lambda bits: 2**bits - 1, zero=lambda low, scale: round(-low / scale),
-    to_int=round, shift=1,
+    to_int=round, shift=1, limit=True,
 ):  # fmt: skip
-    """Quantize, with replaceable parts: the range, the steps in it, the zero point, the rounding, and the shift."""
+    """Quantize, with replaceable parts: the range, its steps, the zero point, the rounding, the shift and the limit."""
     low, high = limits(values) if limits else (min(0.0, *values), max(0.0, *values))
     scale = (high - low) / steps(bits)
     zero_point = zero(low, scale)
-    return [to_int(value / scale) + shift * zero_point for value in values], scale, zero_point
+    integers = [to_int(value / scale) + shift * zero_point for value in values]
+    return [min(one, 2**bits - 1) if limit else one for one in integers], scale, zero_point
 
 
 def of_the_mean(values):
@@ -66,6 +69,8 @@ for _message, _parts in {
     "returns the integer of the smallest value as the zero point: it is the integer that stands for 0.":
         {"zero": lambda low, scale: round(low / scale)},
     "cuts off the fraction: the nearest integer has a smaller error.": {"to_int": int},
+    "has an integer of 2**bits: where the largest value and the zero point are both rounded up, their sum is too large "
+    "by one.": {"limit": False},
 }.items():  # fmt: skip
     quantize.misconception(_message, lambda *case, parts=_parts: with_a_zero_point(*case, **parts))
 
