@@ -12,7 +12,7 @@ own texts: how often would another token come next?
 
 In `speed` the engines take turns. It reports the tokens per second of iterations in which all rows decode, the share of
 the memory bandwidth at which they read the weights, and the time of two prompts. llama.cpp joins where it is installed.
-Its Q8_0 and Q4_0 quantize what flows through the layers, too.
+Its Q8_0 and Q4_0 quantize activations, too.
 """
 
 import argparse

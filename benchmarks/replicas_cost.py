@@ -1,8 +1,8 @@
 """What the layer of replicas costs: `python -m benchmarks.replicas_cost`.
 
-The claim: a request through the cluster's front gets its first token at most 15 ms later than from the single server,
-and each further token at most 1 ms later (medians). Both servers compute on one core per engine. The single server and
-the front with one replica differ in nothing but the layer. Two replicas share the rows of the single server.
+The claim: through the cluster's front end, a request gets its first token at most 15 ms later than from the single
+server, and each further token at most 1 ms later (medians). Both servers compute on one core per engine. The single
+server and the front end with one replica differ only in the layer. Two replicas share the rows of the single server.
 """
 
 import itertools

@@ -218,7 +218,7 @@ model's dtype.
 
 What rounding changes depends on the model. For the embedded one, from `python -m benchmarks.quantization quality`:
 
-| weights, everything else | perplexity of held-out text | greedy tokens changed | texts changed |
+| weights, dtype of the rest | perplexity of held-out text | greedy tokens changed | texts changed |
 | --- | --- | --- | --- |
 | fp32 | 1.2632 | | |
 | bf16 | 1.2632 | 4 of 2,580 (0.16%) | 3 of 100 |
@@ -227,11 +227,11 @@ What rounding changes depends on the model. For the embedded one, from `python -
 | int8, bf16 | 1.2633 | 3 of 2,580 (0.12%) | 4 of 100 |
 | int4, bf16 | 1.2654 | 38 of 2,580 (1.47%) | 25 of 100 |
 
-Tokens are counted at the positions of fp32's own texts: how often does another token come next? Whole texts
-differ more often, since one changed token changes what follows.
+A token counts as changed if the model, given the fp32 output up to that position, would choose another one. The last
+column compares whole outputs, in which one changed token changes what follows.
 
-`load_model` also reads weights that were quantized elsewhere, and no number changes. `tests/test_quantized_files.py`
-compares them bit for bit with what the format's own library computes.
+`load_model` also reads weights that were quantized elsewhere, and keeps their exact values.
+`tests/test_quantized_files.py` compares them bit for bit with what each format's own library computes.
 
 - **Folders of compressed-tensors** (`pack-quantized`), such as `save_quantized` writes: symmetric integers of
   4 or 8 bits, with a scale per output or per multiple of 32 inputs. Other schemes are refused, such as asymmetric ones

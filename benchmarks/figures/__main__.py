@@ -1,4 +1,4 @@
-"""Print the table of published figures: `python -m benchmarks.figures`. It takes about ten seconds."""
+"""Print the table of published figures: `python -m benchmarks.figures`. This takes about ten seconds."""
 
 from types import ModuleType
 

@@ -45,7 +45,7 @@ def figures() -> list[Figure]:
     all_memory = static / iterations(outputs, "fcfs", ANY_ROWS, TOKENS_IN_12_GB)
     return [
         Figure(
-            "continuous batching, times static batches",
+            "throughput of continuous batching, in multiples of static batches",
             "8",
             f"{refilled:.1f}",
             "Our two runs differ in scheduling alone. The published baseline was also a slower program: "
@@ -53,10 +53,10 @@ def figures() -> list[Figure]:
             f"{FASTER_PROGRAM * refilled:.0f}.",
         ),
         Figure(
-            "with blocks, times static batches",
+            "the same with blocks of KV cache",
             "23",
             f"{same_memory:.1f} in the memory that static batches reserve, {all_memory:.1f} in 12 GB",
-            f"The same factor makes {FASTER_PROGRAM * same_memory:.0f} of {same_memory:.1f}. More rows fit in 12 GB, "
+            f"The same factor turns {same_memory:.1f} into {FASTER_PROGRAM * same_memory:.0f}. More rows fit in 12 GB, "
             "but they would slow down the iterations, which is not counted here.",
         ),
     ]

@@ -1,11 +1,11 @@
 """DistServe (Zhong et al., OSDI 2024): goodput with prefill and decode on the same GPU, and on separate ones.
 
-Kept: the paper's first figure. A model of 13B parameters on A100s, prompts of 512 tokens, outputs of 64, Poisson
-arrivals, and as goodput the highest rate with a P90 TTFT of at most 0.4 s and a P90 TPOT of at most 0.04 s.
+Kept: the paper's first figure. It has a model of 13B parameters on A100s, prompts of 512 tokens, outputs of 64, and
+Poisson arrivals. Goodput is the highest rate with a P90 TTFT of at most 0.4 s and a P90 TPOT of at most 0.04 s.
 Scaled down: 150 requests per rate, and no model. An iteration takes 27.8 ms for the weights, 190 us per token, and 0.41
 us per key that a decode reads (819,200 bytes at 2 TB/s). The first two are fitted to two published figures: the goodput
-of a GPU that only prefills, and of one that only decodes. The others follow. Moving the keys and values of a prompt
-takes 1.4 ms (419 MB at 300 GB/s).
+of a GPU that only prefills, and of one that only decodes. The other goodputs follow. Moving the keys and values of a
+prompt takes 1.4 ms (419 MB at 300 GB/s).
 """
 
 import math
@@ -104,14 +104,14 @@ def figures() -> list[Figure]:
             "of a GPU that does both",
             "1.6",
             f"{one:.1f}",
-            "Our time per iteration is a straight line, fitted with about 26 rows. A GPU with 3 rows may be faster.",
+            "Our iteration time is a straight line, fitted at about 26 rows. With 3 rows, a GPU may be faster.",
         ),
         Figure("the same without a limit on TPOT", "3", f"{any_tpot:.1f}", "The same."),
         Figure(
-            "per GPU, two that prefill and one that decodes",
+            "per GPU, of two that prefill and one that decodes",
             "3.3",
             f"{three:.1f}",
             "The paper adds up its separate figures; ours is a run of three replicas that moves keys and values.",
         ),
-        Figure("separate, times both on one", "2.1", f"{three / one:.1f}", "It follows from the lines above."),
+        Figure("separate, relative to both on one", "2.1", f"{three / one:.1f}", "It follows from the lines above."),
     ]

@@ -5,8 +5,9 @@ and 1 or 8 for FasterTransformer, whichever is better. The latency is the median
 output token; its limit is about twice the time of an iteration (published: 190 ms and 95 ms). FasterTransformer
 computes the prompts of a batch together up to the end of the shortest, then all rows token by token. It returns all
 outputs of a batch when the longest is complete.
-Scaled down: 150 requests per rate, and one pipeline stage instead of two. An iteration takes 1 for the weights, and 1
-per 200 tokens: an A100 computes about 200 operations in the time in which it reads a byte (312 TFLOPS, 1.6 TB/s).
+Scaled down: 150 requests per rate, and one pipeline stage instead of two. The unit of time is one
+reading of the weights. An iteration takes 1 for the weights, and 1 per 200 tokens: an A100 computes about 200
+operations in the time in which it reads a byte (312 TFLOPS, 1.6 TB/s).
 """
 
 import random
@@ -32,7 +33,7 @@ class FasterTransformer(Scheduler):
         self.batches = []
 
     def choose_chunks(self, plan: Plan) -> None:
-        """Choose equally many tokens for all rows."""
+        """Choose the same number of tokens for every row."""
         super().choose_chunks(plan)
         width = 1
         if all(chunk.start == 0 for chunk in plan.chunks):
@@ -42,7 +43,7 @@ class FasterTransformer(Scheduler):
 
 
 def seconds(plan: Plan) -> float:
-    """Return the duration of an iteration, in readings of the weights."""
+    """Return the duration of an iteration; 1 is the time of reading the weights once."""
     return 1 + plan.tokens / TOKENS_PER_WEIGHTS
 
 
@@ -69,7 +70,7 @@ def median_latency(rate: float, rows: int, is_static: bool) -> float:
 
 
 def capacity(rows: int, is_static: bool, low: float, high: float) -> float:
-    """Return the rate that a server can take within the latency, between these two."""
+    """Return the highest rate between `low` and `high` at which a server meets the limit on latency."""
     return highest_rate(lambda rate: median_latency(rate, rows, is_static) <= LATENCY, low, high, halvings=5)
 
 
@@ -79,15 +80,15 @@ def figures() -> list[Figure]:
     times = capacity(ORCA_ROWS, False, 0.15, 0.6) / max(static.values())
     return [
         Figure(
-            "throughput at equal latency, times FasterTransformer",
+            "throughput at equal latency, in multiples of FasterTransformer's",
             "36.9",
             f"{times:.1f}",
-            "Iterations of equal size take equally long in both of ours. With equal batches, the paper's engine is up "
+            "In our runs, iterations of equal size take equally long. With equal batches, the paper's engine is up "
             f"to 47% faster than FasterTransformer, and 1.47 × {times:.1f} = {1.47 * times:.0f}. "
             "Pipelining is left out.",
         ),
         Figure(
-            "FasterTransformer with 8 rows, times 1 row",
+            "FasterTransformer's throughput with 8 rows, in multiples of that with 1 row",
             "no gain",
             f"{static[8] / static[1]:.1f}",
             "As in the paper: a batch waits for its longest prompt and its longest output.",

@@ -59,7 +59,7 @@ class Measured:
 
 
 def measure(config: EngineConfig) -> Measured:
-    """Run the requests."""
+    """Run the requests with these settings, and return what the run is judged by."""
     sequences, longest, computed = requests(), 0, 0
     latest: dict[Sequence, int] = {}  # the tokens computed when a sequence got its latest token
     for plan in run(sequences, config, seconds):
@@ -81,7 +81,7 @@ def figures() -> list[Figure]:
             "mixed batches only: median TTFT, P99 ITL",
             "0.53 s, 0.68 s",
             f"{mixed.ttft:.2f} s, {mixed.itl:.2f} s",
-            "The paper does not state the load; ours is chosen. Our times come from the hardware's speeds and the "
+            "The paper does not state its load, so we chose ours. Our times come from the hardware's speeds and the "
             "paper's SLO.",
         ),
         Figure(
@@ -92,15 +92,15 @@ def figures() -> list[Figure]:
         ),
         Figure("both", "0.76 s, 0.14 s", f"{both.ttft:.2f} s, {both.itl:.2f} s", "The same."),
         Figure(
-            "longest ITL of mixed batches, in iterations of decodes alone",
+            "longest ITL with mixed batches, in multiples of a decode-only iteration",
             "28.3",
             f"{mixed.gap / DECODES:.1f}; {both.gap / DECODES:.1f} with chunks",
             "Published: the worst of a few chosen batches. Ours: the worst of a run.",
         ),
         Figure(
-            "most tokens computed from one token of a request to its next",
+            "most tokens computed between two consecutive tokens of a request",
             "at most 1,024 with chunks",
             f"{mixed.stall:,}; {both.stall:,} with chunks",
-            "With both, the token budget is the bound. Without chunks, several prompts can share an iteration.",
+            "With chunks, the token budget is the bound. Without them, several prompts can share an iteration.",
         ),
     ]

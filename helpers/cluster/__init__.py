@@ -1,12 +1,12 @@
-"""Many replicas of the engine behind one address: `python -m helpers.cluster --replicas 2`.
+"""Several replicas of the engine behind one address: `python -m helpers.cluster --replicas 2`.
 
     routing.py         the policies: which replica gets a request
     replica_state.py   what a router knows of a replica: its outstanding tokens and its cached blocks
     dispatcher.py      which replica has which request, and how requests of a lost replica continue
     lockstep.py        replicas in one process, for exact counts
 
-    replica.py         an engine in a process of its own, and its reports to the front
-    replica_client.py  the front's side of all replicas; loses and replaces replicas
+    replica.py         an engine in a process of its own, and its reports to the front end
+    replica_client.py  the front end's side of all replicas; detects and replaces lost ones
     ray_replicas.py    replicas as Ray actors
     app.py             the single server's application with replicas behind it
 

@@ -36,7 +36,7 @@ PORT = 8100  # the single server has 8000
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the front and its replicas until it is told to stop."""
+    """Run the front end and its replicas until it is told to stop."""
     options = _options(arguments)
     started: list[RayReplicas] = []
     try:
@@ -66,15 +66,15 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser("helpers.cluster", __doc__, PORT)
     add = parser.add_argument_group("replicas").add_argument
     add("--replicas", type=int, default=2, help="how many replicas run (default: 2)")
-    add("--replica-cpus", type=int, default=1, help="the cores of a replica (default: 1)")
+    add("--replica-cpus", type=int, default=1, help="how many CPU cores each replica gets (default: 1)")
     add("--router", choices=ROUTERS, default="prefix_aware", help="the routing policy (default: prefix_aware)")
     add(
         "--replica-timeout",
         type=float,
         default=10,
-        help="seconds without a sign of life, or in one iteration, after which a replica is replaced (default: 10)",
+        help="replace a replica after this many seconds without a report, or in one iteration (default: 10)",
     )
-    add("--ray-address", help="the Ray cluster to join (default: Ray is started on this machine, for it alone)")
+    add("--ray-address", help="the Ray cluster to join (default: start Ray on this machine, for this server only)")
     options = parse(parser, arguments)
     for name in ("replicas", "replica_cpus"):
         if (value := getattr(options, name)) < 1:

@@ -1,4 +1,4 @@
-"""The front's application: that of the single server, with its engine replaced by replicas, and two views of them."""
+"""The front end's application: the single server's, with replicas in place of its engine, and two views of them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -74,5 +74,5 @@ class ReplicaMetrics:
         yield GaugeMetricFamily("replicas", "Replicas that take requests.", value=len(replicas))
         yield GaugeMetricFamily("replicas_lost", "Replicas lost since the start.", value=self._client.num_lost)
         yield GaugeMetricFamily(
-            "requests_resumed", "Moves of a request to another replica.", value=self._client.num_resumed
+            "requests_resumed", "How often a request moved to another replica.", value=self._client.num_resumed
         )

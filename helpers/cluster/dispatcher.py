@@ -57,7 +57,7 @@ class DispatchedRequest:
 
 
 class Dispatcher:
-    """Assigns requests to replicas and follows their outputs.
+    """Assigns requests to replicas and keeps track of their outputs.
 
     Args:
         router: chooses among the replicas.
@@ -103,7 +103,7 @@ class Dispatcher:
     def accept(
         self, name: Hashable, outputs: Iterable[OutputDelta], cache_events: Iterable[tuple[bytes, bool]] = ()
     ) -> list[OutputDelta]:
-        """Follow what a replica reports, and return the outputs to deliver: those of requests that it still has."""
+        """Record what a replica reports, and return the outputs to deliver: those of requests that it still has."""
         if name not in self.replicas:
             return []
         self.replicas[name].report(cache_events)
@@ -122,7 +122,7 @@ class Dispatcher:
         return accepted
 
     def forget(self, request: DispatchedRequest) -> None:
-        """Forget a request that has finished or was given up."""
+        """Forget a request that has finished or was ended."""
         self.requests.pop(request.request_id, None)
         if (state := self.replicas.get(request.replica)) is not None:
             state.remove(request.request_id)

@@ -1,8 +1,8 @@
 """Replicas in lock-step: several engines in one process, behind a router, without a network.
 
 In each step, every replica makes one iteration. What happens depends on nothing but the requests, the router and the
-seeds, so everything that can be counted is the same on every machine: prompt tokens computed over all replicas, the
-imbalance of their load, the tokens that are computed again after a replica is killed.
+seeds, so all counts are the same on every machine: the prompt tokens that all replicas compute, the imbalance of their
+load, and the tokens that are computed again after a replica is killed.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from .routing import Router
 
 
 class LockstepReplicas:
-    """Runs requests on several engines, which this object uses alone.
+    """Runs requests on several engines, which nothing else may use.
 
     Args:
         engines: the replicas, with the same model; they are named by their index. `Simulator`s need no model.
@@ -41,7 +41,7 @@ class LockstepReplicas:
         for engine in engines:
             self.add_replica(engine)
 
-    # --- replicas come and go -------------------------------------------------------------------------------------
+    # --- adding and killing replicas --------------------------------------------------------------------------------
 
     def add_replica(self, engine: EngineCore) -> int:
         """Add a replica and return its name."""
@@ -56,7 +56,7 @@ class LockstepReplicas:
         return name
 
     def kill(self, name: int) -> list[Hashable]:
-        """Stop a replica for good, with all that it has computed, and resume its requests on the other ones.
+        """Stop a replica for good, drop all that it has computed, and resume its requests on the other replicas.
 
         Returns:
             The ids of the requests that were resumed.
@@ -65,7 +65,7 @@ class LockstepReplicas:
             ValueError: there is no such replica, or it is the last one.
         """
         if name not in self.alive or len(self.alive) == 1:
-            raise ValueError(f"Replica {name} cannot be killed; {self.alive} run, and one of them has to remain.")
+            raise ValueError(f"Replica {name} cannot be killed: the replicas {self.alive} run, and one must remain.")
         self.alive.remove(name)
         orphans = self.dispatcher.remove_replica(name)
         for request in orphans:
@@ -124,7 +124,7 @@ class LockstepReplicas:
             prompts: texts or lists of token ids.
             params: one for all prompts, or one for each; greedy if omitted.
             arrivals: for each prompt, the step before which its request arrives; 0 if omitted.
-            kills: the replica that is killed before a step, by the number of the step.
+            kills: for the number of a step, the replica that is killed before it.
 
         Returns:
             All outputs, joined, in the order of the prompts.

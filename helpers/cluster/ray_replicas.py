@@ -1,7 +1,7 @@
 """Replicas as Ray actors: Ray starts the processes, on this machine or on others, and notices when one has ended.
 
-An actor is a remote object: each method call is a message, and calls arrive in order. The front makes one call per
-report, so its cost per token falls as the batch grows. Ray Serve's streaming responses would be one message per token
+An actor is a remote object: each method call is a message, and calls arrive in order. The front end makes one call per
+report, so the cost per token falls as the batch grows. Ray Serve's streaming responses would take one message per token
 of each request. The choice of a replica, resuming, and back-pressure are the course's own code and need no Ray.
 """
 
@@ -117,7 +117,7 @@ class RayReplica:
 
 
 class RayReplicas:
-    """Starts replicas, and Ray itself unless it runs already.
+    """Starts replicas, and Ray itself unless a cluster's address is given.
 
     Args:
         settings: what every replica runs.
@@ -146,7 +146,7 @@ class RayReplicas:
             ValueError: the settings or the model are refused.
         """
         name = f"replica-{next(self._numbers)}"
-        # A lost replica is replaced by the front, under a new name, so Ray must not restart it.
+        # The front end replaces a lost replica, under a new name, so Ray must not restart it.
         actor = self._actor_cls.options(num_cpus=self._settings.num_cpus, max_restarts=0).remote(self._settings)
         try:
             return RayReplica(name, actor, await actor.start.remote())

@@ -1,8 +1,8 @@
 """A replica: an engine on a thread of its own process, and the reports that it gives when it is asked.
 
-A report holds everything since the last one, from as many iterations as there were, so the front asks once per report
-and not once per token. A replica with nothing new to say reports after half a second nevertheless: these reports are
-its heartbeat. They say for how long the current iteration has run, since a replica whose engine hangs can still answer.
+A report holds everything since the last one, from as many iterations as there were. So the front end asks once per
+report and not once per token. A replica without news still reports after half a second, which is its heartbeat. A
+report also says for how long the current iteration has run, since a replica whose engine hangs can still respond.
 """
 
 import asyncio
@@ -61,11 +61,11 @@ class Report:
 
 
 class ReplicaLost(Exception):
-    """A replica has ended, or it does not answer."""
+    """A replica has ended, or it does not respond."""
 
 
 class ReplicaHandle(Protocol):
-    """How the front talks to a replica. What is sent to a lost replica has no effect.
+    """How the front end calls a replica. Calls to a lost replica have no effect.
 
     Attributes:
         name: never used for another replica.
@@ -103,7 +103,7 @@ class ReplicaHandle(Protocol):
 
 
 class Replica(EngineThread):
-    """An engine that reports instead of delivering. Its methods must be called from one event loop.
+    """An engine that collects its outputs in reports. Its methods must be called from one event loop.
 
     Args:
         engine: the engine, used by this object alone.

@@ -1,9 +1,9 @@
-"""The front's side of all replicas: an `EngineClient` whose engine is several engines in other processes.
+"""The front end's side of all replicas: an `EngineClient` whose engine is several engines in other processes.
 
 Each replica has a task that asks it for reports. A replica is lost if it ends, if it does not report for `timeout`
-seconds, or if one of its iterations takes longer than that. It is then killed, another one is started in its place, and
-its unfinished requests continue on the replicas that remain, from their prompts and the tokens delivered so far. If
-none remains, they wait for the next one. No client notices more than a pause.
+seconds, or if one of its iterations takes longer than that. It is then killed, and another one is started in its place.
+Its unfinished requests continue on the replicas that remain, from their prompts and the tokens delivered so far. If no
+replica remains, they wait for the next one. A client notices only a pause.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from .dispatcher import DispatchedRequest, Dispatcher, NoReplicas
 from .replica import ReplicaHandle, ReplicaInfo, ReplicaLost, Report
 from .routing import Router
 
-MAX_ASSIGNMENTS = 20  # a request that was on so many lost replicas is suspected to be the reason
+MAX_ASSIGNMENTS = 20  # a request that was on this many lost replicas probably caused the losses
 RESTART_PAUSE = 1.0  # seconds before another attempt to start a replica
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class _AllBlocks:
 
 
 class ReplicatedEngine:
-    """All replicas as one engine, as far as a front asks: settings, tokenizer and limits.
+    """All replicas as one engine, as far as the server needs it: settings, tokenizer and limits.
 
     Args:
         info: what one of the replicas says about itself; all have the same model and settings.
@@ -175,7 +175,7 @@ class ReplicaClient(EngineClient):
         """Follow the replica at a place, and start another one whenever it is lost."""
         try:
             await self._follow(place, handle)
-        except Exception as error:  # not of a replica: the front itself cannot go on
+        except Exception as error:  # not of a replica: the front end itself cannot continue
             self._on_crash(error)
             raise
 
@@ -203,7 +203,7 @@ class ReplicaClient(EngineClient):
             handle = None
 
     def _join(self, place: int, handle: ReplicaHandle) -> None:
-        """Let a replica take requests, at first those that wait for one."""
+        """Let a replica take requests, beginning with those that wait for one."""
         self.replicas[handle.name], self._rows[place] = handle, handle.name
         self.snapshots[handle.name] = Snapshot()
         prefix_caching = handle.info.config.prefix_caching

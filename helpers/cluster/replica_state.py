@@ -1,9 +1,9 @@
 """What a router knows of a replica: the tokens that its unfinished requests may still compute, and its cached blocks.
 
 The replica reports which blocks it registers and evicts, by their hashes, so the router's knowledge has no more entries
-than the replica has blocks. Reports come late: a prompt's blocks are registered only once they are computed. Until
-then, the blocks of a prompt on its way count as cached, too. Without them, requests that arrive together with the same
-beginning would each be sent to another replica, and each replica would compute it.
+than the replica has blocks. Reports come late: a prompt's blocks are registered only once they are computed. So the
+blocks of an unfinished request's prompt count as cached, too. Otherwise, requests that arrive together and share a
+prefix would be sent to different replicas, each of which would compute the prefix.
 """
 
 from collections import Counter
@@ -30,8 +30,8 @@ class ReplicaState:
         block_size: tokens per block of the replica's KV cache; None if it does not cache prefixes.
 
     Attributes:
-        outstanding_tokens: how many tokens its unfinished requests may still compute: what is not cached of their
-            prompts, and what is left of their `max_tokens`.
+        outstanding_tokens: how many tokens its unfinished requests may still compute: the uncached part of their
+            prompts, and the rest of their `max_tokens`.
     """
 
     def __init__(self, block_size: int | None = 16):
@@ -57,7 +57,7 @@ class ReplicaState:
 
         Args:
             request_id: an id that is not in use.
-            prompt_token_ids: its prompt; of a resumed request, the generated tokens, too.
+            prompt_token_ids: its prompt; for a resumed request, also the tokens generated so far.
             max_tokens: the most tokens that it may still generate.
         """
         computed = len(prompt_token_ids) - self.cached_tokens(prompt_token_ids)
@@ -82,7 +82,7 @@ class ReplicaState:
                     del self._expected[digest]
 
     def report(self, cache_events: Iterable[tuple[bytes, bool]]) -> None:
-        """Follow the replica's cache: hashes of blocks, and whether they were registered or evicted, in order."""
+        """Apply the changes of the replica's cache in order: (hash, whether the block was registered or evicted)."""
         for digest, registered in cache_events:
             if registered:
                 self._registered.add(digest)

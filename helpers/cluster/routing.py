@@ -1,4 +1,4 @@
-"""Routing: which replica gets a request. Each policy is one `choose`, which reads two facts about every replica.
+"""Routing: which replica gets a request. Each policy is a method `choose`, which can read two facts about a replica.
 
     RoundRobin              in turn; reads neither fact
     LeastOutstandingTokens  the replica with the fewest tokens left to compute
@@ -6,7 +6,7 @@
     PrefixAware             cached tokens of the prompt count for a replica, outstanding tokens against it
 
 Replicas become unequal once they cache prefixes: a prompt costs least where its beginning is cached. A router that
-looks at nothing else sends all requests with a popular prefix to one replica. The weight of the load prevents that.
+considers only the cache sends all requests with a popular prefix to one replica. Considering the load prevents that.
 """
 
 import itertools
@@ -51,7 +51,7 @@ class RoundRobin:
 
 
 class LeastOutstandingTokens:
-    """Sends a request to the replica with the fewest outstanding tokens; the first of equal ones."""
+    """Sends a request to the replica with the fewest outstanding tokens; of equal replicas, to the first."""
 
     def choose(self, prompt_token_ids: Seq[int], replicas: Seq[Replica]) -> int:
         return min(range(len(replicas)), key=lambda index: replicas[index].outstanding_tokens)
@@ -60,7 +60,7 @@ class LeastOutstandingTokens:
 class PowerOfTwoChoices:
     """Draws two replicas and takes the one with fewer outstanding tokens.
 
-    Where the loads are known with a delay, requests do not all follow the same small number.
+    If loads are known with a delay, requests do not all go to the replica that had the smallest load.
 
     Args:
         seed: makes the draws repeatable.
@@ -77,11 +77,11 @@ class PowerOfTwoChoices:
 class PrefixAware:
     """Sends a request to the replica with the highest score: the cached share of the prompt minus `weight` times load.
 
-    The load of a replica is its outstanding tokens per token of the prompt. So a request leaves the replica that caches
-    its prefix as soon as another one has fewer outstanding tokens by more than the cached tokens divided by the weight.
+    The load of a replica is its outstanding tokens per token of the prompt. So another replica gets the request as soon
+    as it has fewer outstanding tokens than the one with the cached prefix, by more than the cached tokens / `weight`.
 
     Args:
-        weight: 0 looks at the cache alone; with a large weight, the cache decides between equal loads only.
+        weight: 0 considers the cache alone; with a large weight, the cache decides only between equal loads.
 
     Raises:
         ValueError: a negative weight.

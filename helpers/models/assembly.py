@@ -2,8 +2,8 @@
 
 `from_pretrained` would allocate the float weights first. Here, the model is built without any: its parameters are on
 the "meta" device and have only a shape. Then the layers whose integers are in the file become `QuantizedLinear`, one
-after the other, and the other tensors are read. So memory never holds more than the quantized weights and one layer,
-apart from pages of the mapped file, which the operating system can drop.
+after the other. Finally, the other tensors are read. So memory never holds more than the quantized weights and one
+layer, apart from pages of the mapped file, which the operating system can drop.
 """
 
 import threading
@@ -70,7 +70,7 @@ def _check_shape(name: str, tensor: torch.Tensor, shape: torch.Size) -> None:
 
 
 def _without_weights(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a model whose parameters are on the meta device. Buffers that no file stores, as of RoPE, have values."""
+    """Return a model with parameters on the meta device. Buffers that no file stores, such as RoPE's, have values."""
     thread = threading.get_ident()
 
     def drop_values(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:

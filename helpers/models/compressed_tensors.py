@@ -3,7 +3,7 @@
 That is a Hugging Face folder with a `quantization_config` in its config.json. A quantized layer has three tensors in
 place of its weight [out, in]:
 
-    weight_packed   int32 [out, in * bits / 32]: the first input has the lowest bits, and half the range is added
+    weight_packed   int32 [out, in * bits / 32]: the first input has the lowest bits; 8 or 128 is added to each integer
     weight_scale    [out, 1] for a scale per output, or [out, groups]
     weight_shape    [out, in]
 
@@ -37,11 +37,11 @@ SUPPORTED = (
 def save_quantized(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | os.PathLike) -> None:
     """Save a quantized model and its tokenizer as a folder that `load_model` and other libraries read.
 
-    No number changes: `load_model(folder)` returns the same integers and scales. Scales are saved in the wider one of
-    their dtype and the model's, so that a product with an integer is not rounded to fewer bits than here.
+    No number changes: `load_model(folder)` returns the same integers and scales. Scales are saved in the wider of
+    their dtype and the model's, so that another library does not round integer times scale to fewer bits.
 
     Args:
-        model: for instance the one from `load_model(name, weights="int4")`.
+        model: a quantized model, for instance from `load_model(name, weights="int4")`.
 
     Raises:
         ValueError: the model has no quantized layers, or the groups of a layer do not divide its inputs.

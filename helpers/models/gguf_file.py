@@ -1,6 +1,6 @@
 """Read a GGUF file, the format of llama.cpp: its configuration and its weights.
 
-A GGUF file stores each tensor in a type of its own. Two of them keep their integers here, without a second rounding:
+A GGUF file stores each tensor in one of many types. Two types keep their integers here, without a second rounding:
 
     Q8_0   groups of 32 inputs: a float16 scale and 32 integers of 8 bits
     Q4_0   groups of 32 inputs: a float16 scale and 32 integers of 4 bits; input i shares a byte with input i + 16
@@ -9,7 +9,7 @@ Linear layers of other types, and all other tensors, become floats with the exac
 head that is tied to the embedding keeps the integers, and the embedding becomes floats.
 
 The architectures below are read as llama.cpp converts them. A setting or tensor that the transformers model would
-ignore is an error, because the model would compute something else.
+ignore raises an error, because the model would compute something else.
 """
 
 from pathlib import Path
@@ -47,7 +47,7 @@ class GGUFFile:
     """The settings and tensors of a GGUF file; see `assembly.Checkpoint`.
 
     Raises:
-        ValueError: the package gguf is missing, or the architecture is another one.
+        ValueError: the package gguf is missing, or the architecture is not supported.
     """
 
     def __init__(self, file: str | Path):
@@ -139,13 +139,13 @@ class GGUFFile:
         return tensor
 
     def _ordered(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows of a tensor as in transformers: the file alternates the halves that RoPE rotates in Llama."""
+        """Return the rows of a tensor as in transformers: Llama files interleave the halves that RoPE rotates."""
         if self.architecture != "llama" or not (".attn_q." in name or ".attn_k." in name):
             return rows
         heads = self._setting("attention.head_count_kv" if ".attn_k." in name else "attention.head_count")
         return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
     def check_all_read(self) -> None:
-        """Raise a ValueError if a tensor was not asked for."""
+        """Raise a ValueError if a tensor was not read."""
         if unread := sorted(self.tensors.keys() - self._read):
             raise ValueError(f"the model in transformers has no tensors for {', '.join(unread[:5])}")

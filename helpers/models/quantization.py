@@ -1,20 +1,20 @@
 """Quantize a model's linear layers: integers of 8 or 4 bits, with a scale for each group of weights.
 
-A decode reads all weights to compute a few rows, so its time is the time to read them. Fewer bits per weight make it
-faster. Only weights are quantized. What flows through the layers keeps the model's dtype.
+A decode reads all weights to compute a few rows, so it takes about as long as reading them. Fewer bits per weight make
+it faster. Only weights are quantized: activations keep the model's dtype.
 
     int8    8 bits per weight and a float32 scale for each output
     int4    4 bits per weight and a bfloat16 scale for each GROUP of inputs of an output: 4.5 bits per weight
 
 A weight is stored as the integer nearest to weight / scale, and the scale maps the largest weight of its group to the
 largest integer, 127 or 7. So no weight changes by more than half a scale. A single outlier enlarges the scale of its
-whole group. With 255 values that hardly matters, and with 15 it does, hence the small groups of int4. 32 weights share
-16 bits there, which costs half a bit per weight.
+whole group. With the 255 values of int8 that hardly matters. With the 15 values of int4 it does, so groups are small:
+32 weights share a scale of 16 bits, which costs half a bit per weight.
 
-Which layers: all that multiply and do nothing else, the LM head among them. Each decode reads it in full, and in GPT-2
-(124M) it has 31% of the weights that a decode reads. Where it is tied to the embedding, the embedding stays as it is: a
-token reads one row of it. Layers with fewer than GROUP inputs or outputs, such as the router of a mixture of experts,
-stay as they are, and so do weights outside of linear layers: transformers stores experts that way.
+All layers that only multiply and add a bias are quantized, including the LM head. A decode reads the head in full, and
+in GPT-2 (124M) it has 31% of the weights that a decode reads. Where it is tied to the embedding, the embedding stays as
+it is: a token reads one row of it. Layers with fewer than GROUP inputs or outputs, such as the router of a mixture of
+experts, stay as they are, and so do weights outside of linear layers: transformers stores experts that way.
 
 `dequantized` returns the reference: an ordinary model with the rounded weights. `compressed_tensors.py` and
 `gguf_file.py` load integers that were rounded elsewhere.
@@ -33,7 +33,7 @@ from .cloning import clone_sharing_weights
 
 GROUP = 32  # inputs that share a scale in int4; sizes of weights are padded to a multiple
 PANEL = 32  # outputs whose integers are neighbours in memory, as in kernels/quantized.cpp
-SLAB = 2**18  # weights that are quantized, or made floats, at once: so both take little memory
+SLAB = 2**18  # weights that are quantized, or converted to floats, at a time, so that both take little memory
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer whose weight is stored as integers. The kernel multiplies by it, or PyTorch where there is none.
+    """A linear layer whose weight is stored as integers. The kernel multiplies by it, or PyTorch if there is no kernel.
 
     Args:
         layer: an `nn.Linear`, or GPT-2's `Conv1D`; its weight is read and not kept.
@@ -107,12 +107,12 @@ class QuantizedLinear(nn.Module):
     def from_integers(
         cls, integers: torch.Tensor, scales: torch.Tensor, bits: int, bias: nn.Parameter | None, dtype: torch.dtype
     ) -> "QuantizedLinear":
-        """Return a layer with weights that are quantized already. No number changes.
+        """Return a layer with weights that are already quantized. No value changes.
 
         Args:
             integers: int8 [out, in].
-            scales: [out, groups]; a group is all inputs, or a multiple of GROUP of them. They are stored as bfloat16
-                if they have 4 bits and bfloat16 holds them exactly, and otherwise as float32.
+            scales: [out, groups]; a group is all inputs, or a multiple of GROUP of them. Scales are stored as
+                bfloat16 if `bits` is 4 and bfloat16 holds them exactly, and otherwise as float32.
             bits: 8 or 4.
             bias: [out] or None.
             dtype: of the layer's inputs and outputs.
@@ -145,7 +145,7 @@ class QuantizedLinear(nn.Module):
         self.bias, self.dtype = bias, dtype
         panels, inputs = -(-self.out_features // PANEL), -(-self.in_features // GROUP) * GROUP
         groups = inputs // (self.format.group or inputs)
-        # First, so that the memory of what quantizing needs is in one piece afterwards, and returns to the system.
+        # Allocated first, so that what quantizing needs is contiguous and returns to the system afterwards.
         words = torch.empty(panels, inputs * self.format.bits // 32, PANEL, dtype=torch.int32, device=device)
         scales = torch.empty(panels, groups, PANEL, dtype=self.format.scale_dtype, device=device)
         n = self._panels_per_slab()
@@ -239,7 +239,7 @@ def _layers_to_quantize(model: nn.Module) -> Iterator[tuple[list[str], nn.Linear
 def quantize(model: nn.Module, weights: str) -> nn.Module:
     """Replace the linear layers of a model, one after the other, with quantized ones; return the model.
 
-    A layer's float weight is freed as soon as it is quantized, unless something else holds it. So memory never holds
+    A layer's float weight is freed as soon as it is quantized, unless something else uses it. So memory never holds
     more than the float weights and one quantized layer.
 
     Args:
@@ -275,7 +275,7 @@ def is_quantized(model: nn.Module, weights: str) -> bool:
 
 
 def dequantized(model: nn.Module, weights: str) -> nn.Module:
-    """Return an ordinary model with the weights that quantization leaves: integers times scales, in the model's dtype.
+    """Return an ordinary model with the rounded weights: integers times scales, in the model's dtype.
 
     It is the reference for an engine with `EngineConfig(weights=...)`. In float32 both generate the same tokens, except
     for near ties. All other tensors are the given model's.

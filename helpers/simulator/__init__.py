@@ -1,14 +1,14 @@
-"""The engine without a model: the same plans, from a clock that a cost model moves. Nothing here but `fit` needs torch.
+"""The engine without a model: the same plans, on a clock that a cost model advances. Only `fit` needs torch.
 
 simulator.py    `Simulator`: an engine whose runner computes nothing
 simulate.py     `simulate`: requests with lengths become a trace
 cost_model.py   the seconds of an iteration, from six counts of its plan
 fit.py          measures these seconds on this machine, and the errors of the predictions
-stretch.py      iterations that only decode, run at once
+stretch.py      many decode-only iterations, computed in one step
 replica.py      a replica for long runs, without outputs and without a trace
 fleet.py        replicas behind a router
-trace_files.py  when requests arrived and how long they were, as services have published it
-synthetic.py    invented requests of similar statistics
+trace_files.py  reads and writes traces in published formats: when requests arrived, and how long they were
+synthetic.py    invented requests with similar statistics
 __main__.py     the command line: how many replicas does a trace need?
 """
 

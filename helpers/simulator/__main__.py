@@ -5,8 +5,8 @@
     python -m helpers.simulator --trace FILE --price-per-hour 2.5 --picture fleet.svg     costs and a picture
     python -m helpers.simulator --fit machine.json                                        measures this machine
 
-For each number of replicas, the whole trace is simulated. --cost names a file that --fit wrote, or one in `machines/`
-beside this file. The default there is an estimate from data sheets and contains no overhead.
+The whole trace is simulated for each number of replicas. --cost names a file that --fit wrote, or one in `machines/`
+beside this file. The default, h100_llama_8b, is an estimate from data sheets and contains no overhead.
 
 The exit status is 0 on success, 2 for an invalid setting or file, 130 after Ctrl-C.
 """
@@ -42,30 +42,32 @@ def make_parser() -> argparse.ArgumentParser:
     source.add_argument("--fit", metavar="FILE", help="measure the embedded model on this machine, and write its costs")
 
     group = parser.add_argument_group("requests")
-    group.add_argument("--rate", type=float, metavar="R", help="scale the gaps to R requests per second")
+    group.add_argument("--rate", type=float, metavar="R", help="scale the gaps of arrivals to R requests per second")
     group.add_argument("--requests", type=int, metavar="N", help="only N requests (--synthetic: 1000, --fit: 300)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of --synthetic and of random routers")
 
     group = parser.add_argument_group("fleet")
     group.add_argument(
-        "--replicas", type=_sizes, default=[1, 2, 4], metavar="N|N..M|N,M", help="sizes (default: 1,2,4)"
+        "--replicas", type=_sizes, default=[1, 2, 4], metavar="N|N..M|N,M", help="how many (default: 1,2,4)"
     )
-    group.add_argument("--router", choices=ROUTERS, default="least_outstanding_tokens", help="(default: %(default)s)")
-    known = ", ".join(MACHINES)
-    group.add_argument("--cost", default="h100_llama_8b", metavar="FILE", help=f"(default: %(default)s of {known})")
+    group.add_argument(
+        "--router", choices=ROUTERS, default="least_outstanding_tokens", help="routing policy (default: %(default)s)"
+    )
+    known = f"a file of --fit, or one of {', '.join(MACHINES)}"
+    group.add_argument("--cost", default="h100_llama_8b", metavar="FILE", help=f"{known} (default: %(default)s)")
     group.add_argument("--rows", type=int, default=64, metavar="N", help="rows per replica (default: 64)")
     group.add_argument("--tokens", type=int, default=2048, metavar="N", help="tokens per iteration (default: 2048)")
     group.add_argument("--blocks", type=int, metavar="N", help="blocks of KV cache per replica (default: unlimited)")
     group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens per block (default: 16)")
     group.add_argument("--policy", choices=POLICIES, default="fcfs", help="order of the queue (default: fcfs)")
 
-    group = parser.add_argument_group("answers")
+    group = parser.add_argument_group("results")
     group.add_argument(
-        "--slo", type=_slo, default={}, metavar="NAME=S,...", help=f"limits in seconds: {', '.join(LIMITS)}"
+        "--slo", type=_slo, default={}, metavar="NAME=S,...", help=f"latency limits in seconds: {', '.join(LIMITS)}"
     )
-    group.add_argument("--share", type=_share, default=0.99, help="the share of requests to meet them (default: 0.99)")
-    group.add_argument("--price-per-hour", type=float, metavar="P", help="of one replica; adds the cost of tokens")
-    group.add_argument("--picture", metavar="FILE", help="draw goodput over the number of replicas as SVG")
+    group.add_argument("--share", type=_share, default=0.99, help="share of requests within the limits (default: 0.99)")
+    group.add_argument("--price-per-hour", type=float, metavar="P", help="of one replica; adds the price of tokens")
+    group.add_argument("--picture", metavar="FILE", help="an SVG file: goodput for each number of replicas")
     return parser
 
 
@@ -115,7 +117,7 @@ def read_requests(args: argparse.Namespace) -> list[TimedRequest]:
 def plan_capacity(
     requests: Sequence[TimedRequest], cost: CostModel, args: argparse.Namespace
 ) -> dict[int, FleetResult]:
-    """Simulate the requests on a fleet of each size; a bar counts requests.
+    """Simulate the requests on a fleet of each size, with a progress bar.
 
     Raises:
         ValueError: see `simulate_fleet`.

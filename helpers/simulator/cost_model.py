@@ -1,6 +1,6 @@
 """The cost model: the seconds of an iteration from six counts of its plan.
 
-    iterations  1: starting the kernels, and all work that does not depend on the plan
+    iterations  always 1: starting the kernels, and all work that does not depend on the plan
     tiles       the tokens in units of TILE, rounded up: a matrix product computes whole tiles
     tokens      the tokens that pass through the layers
     sequences   the rows: sampling, and the engine's work per sequence
@@ -8,7 +8,7 @@
     pairs       the pairs of a token and an earlier one in prefills: their attention grows with the square of the prompt
 
 The seconds are a weighted sum of these counts. The weights of a machine are measured (`fit.py`) and kept in a small
-JSON file. For a machine that is out of reach, `estimate` computes them from data sheets.
+JSON file. For a machine that cannot be measured, `estimate` computes them from data sheets.
 """
 
 import json
@@ -82,12 +82,12 @@ class CostModel:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the model as a JSON file."""
+        """Write the cost model as a JSON file."""
         Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> "CostModel":
-        """Read a model from a JSON file.
+        """Read a cost model from a JSON file.
 
         Raises:
             OSError: the file cannot be read.

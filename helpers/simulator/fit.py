@@ -1,8 +1,8 @@
 """Fit a cost model to this machine, and measure how well it predicts requests that it has not seen.
 
-A few hundred iterations of a real engine are timed, with one row and with all rows, with short and with long prompts
-and contexts. The plans are the same in each repeat, so the median of the repeats is the time of a plan. The weights are
-the non-negative ones with the smallest relative error. A negative weight would make some plan faster than no work.
+A few hundred iterations of a real engine are timed, with one row to all rows, and with short and long prompts and
+contexts. The plans are the same in each repeat, so the median of the repeats is the time of a plan. The weights are the
+non-negative ones with the smallest relative error. With a negative weight, more work could take less time.
 
 This module alone needs a model, torch and numpy. The other modules of the simulator read the file that it writes.
 """
@@ -47,7 +47,7 @@ class LiveRun:
 
 @dataclass(frozen=True)
 class Errors:
-    """Differences as shares of the real value: of an iteration in the median, of the makespan, of the p99 TTFT."""
+    """Relative errors: of an iteration's time (the median), of the makespan, and of the p99 TTFT."""
 
     iteration: float
     makespan: float
@@ -188,8 +188,8 @@ def prediction_errors(
 def spread(one: LiveRun, other: LiveRun) -> Errors:
     """Return how far two live runs of a workload are from each other: no prediction can be expected to do better.
 
-    Their plans differ, because a request arrives during another iteration. So iterations are compared by the median of
-    those that decode the same number of rows.
+    Their plans differ, because a request can arrive during a different iteration. So the medians of the iterations that
+    decode the same number of rows are compared.
     """
     decodes: list[dict[float, list[float]]] = [{}, {}]
     for run, by_rows in zip((one, other), decodes, strict=True):
@@ -234,7 +234,7 @@ def fit_machine(path: str | Path, count: int = 300, name: str | None = None) -> 
     measured = measure(engine, context)
     cost = fit(measured)
     ratios = [abs(cost.of(*counts) / seconds - 1) for counts, seconds in measured]
-    print(f"{len(measured)} iterations measured; the model is off by {statistics.median(ratios):.1%} in the median.")
+    print(f"{len(measured)} iterations measured; the fit is off by {statistics.median(ratios):.1%} in the median.")
     errors = {}
     for load in (0.5, 0.8):
         requests, arrivals = held_out(cost, config, context, load, count)

@@ -1,9 +1,9 @@
 """A fleet: replicas of the simulated engine behind a router, and a trace of requests that arrive one after another.
 
-A request waits for nothing but its replica, so replicas meet in one place: where the router compares them. Each keeps
-its own clock and is moved on only when its state is looked at or changes. What is kept of a request is its arrival, its
-two times and its length: a million requests over 100 replicas took 124 MB, and 4:22 minutes on a core of an AMD EPYC
-(Zen 4).
+Replicas affect each other only through the router, which compares them. So each replica keeps its own clock, which
+advances only when the replica's state is read or changes. Of a finished request, only five numbers remain: its arrival,
+the times of its first and last token, and its two lengths. A million requests over 100 replicas took 124 MB and 4:22
+minutes on one core of an AMD EPYC (Zen 4).
 """
 
 import heapq
@@ -33,7 +33,7 @@ class TimedRequest(NamedTuple):
 
 
 class Router(Protocol):
-    """Chooses a replica: `cluster.routing` has several."""
+    """Chooses a replica; `cluster.routing` has several routers."""
 
     def choose(self, prompt_token_ids: list[int], replicas: list[SimulatedReplica]) -> int:
         """Return the index of the replica that gets a request."""
@@ -119,10 +119,10 @@ def simulate_fleet(
 
     Raises:
         ValueError: there is no replica or no request, requests are not in order of arrival, a request can never run,
-            or prompts without contents meet prefix caching.
+            or prefix caching is on for prompts without token ids.
     """
     if replicas < 1:
-        raise ValueError(f"A fleet has at least 1 replica, not {replicas}.")
+        raise ValueError(f"A fleet needs at least 1 replica, not {replicas}.")
     clock, result = FleetClock(float("-inf")), FleetResult()
     fleet = [SimulatedReplica(config, cost, clock, skip) for _ in range(replicas)]
     due: list[tuple[float, int]] = []  # a heap; an entry is out of date if its replica is busy until another time

@@ -1,8 +1,8 @@
 """A simulated replica for long runs: the engine's scheduler and memory on a clock, without outputs and without a trace.
 
-An iteration is the engine's: schedule, run, update. What differs from `Simulator` is what remains of it: nothing but
-two times per request. Iterations that only decode become a stretch (`stretch.py`). It is run once the clock has passed
-it, or up to the iteration before which the next request arrives.
+An iteration is the engine's: schedule, run, update. Unlike a `Simulator`, a replica records only the times and lengths
+of each request. Successive iterations that only decode become a stretch (`stretch.py`). It is run once the clock has
+passed its end. If a request arrives earlier, only the iterations that begin before the arrival are run.
 """
 
 from collections.abc import Hashable
@@ -55,7 +55,7 @@ class SimulatedReplica:
         config: as for `Simulator`.
         cost: the seconds of each iteration.
         clock: the time to which `outstanding_tokens` refers.
-        skip: whether to run stretches at once; otherwise, every iteration is planned. The results are the same.
+        skip: whether to run a stretch in one step; otherwise, every iteration is planned. The results are the same.
 
     Attributes:
         iterations: how many iterations were run.
@@ -88,7 +88,7 @@ class SimulatedReplica:
 
     @property
     def busy_until(self) -> float:
-        """Until when `advance` has nothing to do; infinity without requests."""
+        """The time until which `advance` has nothing to do; infinity without requests."""
         if self._stretch is not None:
             return self._stretch.end
         return self.time if self.scheduler.unfinished else inf
@@ -141,7 +141,7 @@ class SimulatedReplica:
         while self.scheduler.unfinished:
             if self._stretch is not None:
                 if time <= self._stretch.end:
-                    return  # what is left of the stretch may have to make room for a request
+                    return  # a request may still arrive before the rest of the stretch
                 self._run_stretch(None)
             if time <= self._runner.time:
                 return

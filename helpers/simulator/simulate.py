@@ -37,7 +37,7 @@ def simulate(
     if len(arrivals) != len(requests):
         raise ValueError(f"{len(requests)} requests, but {len(arrivals)} arrivals: give one for each.")
     simulator = Simulator(config, seconds)
-    simulator.outputs.output_type = OutputDelta  # nobody reads them, and these are the smaller ones
+    simulator.outputs.output_type = OutputDelta  # the outputs are not read, and these are the smaller ones
     params = [SamplingParams(length, ignore_eos=True) for _, length in requests]
     for (prompt, _), one in zip(requests, params, strict=True):
         simulator.validator.validate(prompt, one)

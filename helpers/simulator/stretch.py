@@ -1,9 +1,9 @@
 """A stretch: iterations that only decode, so their plans are known in advance and need not be made one by one.
 
 From one arrival, end or preemption to the next, every running sequence gets one token per iteration. Only the blocks
-change: a sequence takes a new one each time its last one is full. A stretch therefore visits no iteration and no
-sequence; it allocates the same blocks in the same order, then moves every sequence forward at once. Its end leaves the
-scheduler as single iterations would have left it, block tables and token times included.
+change: a sequence takes a new one each time its last one is full. A stretch therefore does not visit the sequences in
+every iteration. It allocates the same blocks in the same order, then advances each sequence once. Afterwards, the
+scheduler is as single iterations would have left it, block tables and token times included.
 """
 
 from bisect import bisect_left
@@ -75,7 +75,7 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, 
         last: the plan of its latest iteration, after which no request has arrived or left.
         cost: the seconds of each iteration.
         now: when the next iteration begins.
-        most: the most iterations.
+        most: at most this many iterations.
     """
     running = scheduler.running
     if not running or not all(sequence.is_decode for sequence in running) or not _none_is_admitted(scheduler, last):
@@ -95,9 +95,9 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, 
 def _none_is_admitted(scheduler: Scheduler, last: Plan) -> bool:
     """Return whether the next iterations admit no sequence, as long as all running ones decode and none of them ends.
 
-    This is plain if none waits, if no row is free, or if admission was tried in the last iteration, and the first one
-    in the queue did not fit. It still does not: decodes free no memory, and without prefix caching no part of its
-    prompt becomes available.
+    That is certain if none waits or no row is free. It is also certain if the last iteration tried to admit the first
+    sequence in the queue, and it did not fit. It still does not fit: decodes free no memory, and without prefix caching
+    no part of its prompt becomes available.
     """
     policy, memory = type(scheduler.policy), scheduler.memory
     if scheduler.speculation is not None:

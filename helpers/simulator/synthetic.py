@@ -1,12 +1,12 @@
-"""Synthetic traces: invented requests whose lengths and gaps have about the statistics of published traces.
+"""Synthetic traces: invented requests whose lengths and gaps roughly match the statistics of published traces.
 
     conversation  Azure's conversations: a median prompt of 1,020 tokens (mean 1,155), a median output of 129 (mean 211)
     code          Azure's code completions: prompts of 1,500 (mean 2,048), outputs of 13 (mean 28)
     bursts        BurstGPT: a mean prompt of 621 tokens, a mean output of 126, and arrivals in bursts
 
-Lengths are lognormal, gaps follow a gamma distribution. Both are simplifications: real lengths have several peaks, real
-rates change with the hour, and a long prompt does not always have a short answer. A published trace should be used
-where there is one.
+Lengths follow a lognormal distribution, and gaps follow a gamma distribution. Both are simplifications: real lengths
+have several peaks, and real rates change with the hour. The lengths of a prompt and of its output are drawn
+independently. Use a published trace where you have one.
 """
 
 import math
@@ -52,7 +52,7 @@ def synthetic_trace(name: str, count: int, rate: float, seed: int = 0) -> Iterat
     if name not in TRACES:
         raise ValueError(f"There is no synthetic trace {name!r}: choose one of {', '.join(TRACES)}.")
     if not 0 < rate < float("inf"):
-        raise ValueError(f"A rate is a number of requests per second above 0, not {rate}.")
+        raise ValueError(f"The rate must be a number of requests per second above 0, not {rate}.")
     return _requests(TRACES[name], count, rate, random.Random(seed))
 
 

@@ -20,9 +20,9 @@ FORMATS = {"azure": AZURE, "burstgpt": BURSTGPT}
 
 
 def read_trace(path: str | Path) -> list[TimedRequest]:
-    """Read a trace, whose format its first line shows.
+    """Read a trace; its first line shows the format.
 
-    Requests without prompt or output tokens are left out: they failed.
+    Requests without prompt or output tokens are left out, because they failed.
 
     Returns:
         The requests in order of arrival; the first one arrives at 0.
@@ -85,9 +85,9 @@ def at_rate(requests: list[TimedRequest], rate: float) -> list[TimedRequest]:
     """
     seconds = requests[-1].arrival - requests[0].arrival
     if not 0 < rate < float("inf"):
-        raise ValueError(f"A rate is a number of requests per second above 0, not {rate}.")
+        raise ValueError(f"The rate must be a number of requests per second above 0, not {rate}.")
     if seconds <= 0:
-        raise ValueError("All requests of the trace arrive at once, so it has no rate to change.")
+        raise ValueError("All requests of the trace arrive at once, so it has no rate to change: do not set one.")
     factor = (len(requests) - 1) / rate / seconds
     return [one._replace(arrival=one.arrival * factor) for one in requests]
 
