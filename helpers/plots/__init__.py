@@ -36,6 +36,7 @@ from .picture import (
     Picture,
 )
 from .player import FlipBook, Player, flip_book, play
+from .replicas import prefix_map, replica_work, resumed_streams
 from .rows import padding, slot_timeline, tokens_read, waiting_requests, work_bars
 from .system_map import system_map
 
@@ -76,8 +77,11 @@ __all__ = [
     "padded_and_ragged",
     "padding",
     "play",
+    "prefix_map",
     "probability_strips",
+    "replica_work",
     "request_timeline",
+    "resumed_streams",
     "shared_pass",
     "slot_timeline",
     "static_and_continuous",
