@@ -10,6 +10,7 @@ from grading.submissions import ASSIGNMENTS, release_of
 from handing_in import (
     CODELAB,
     EIGHT,
+    ELEVEN,
     EVICTION,
     FIVE,
     FOUR,
@@ -101,6 +102,7 @@ HALVES = {  # tasks that are worth half of the points
     SEVEN: ["read_events", "BoundedQueue"],
     EIGHT: ["top_p", "allowed_tokens"],
     NINE: ["propose", "verify"],
+    ELEVEN: ["resume", "route"],
 }
 
 

@@ -121,6 +121,9 @@ PICTURES = {
     "verified_draft without a draft": lambda: plots.verified_draft(" a", [], [" b"]),
     "draft_staircase": lambda: plots.draft_staircase([(4, 4), (4, 1), (0, 0)]),
     "draft_timeline": lambda: plots.draft_timeline(drafting_trace(), "A takeaway"),
+    "prefix_map": lambda: plots.prefix_map({"all": [[3, 1], [2, 0]], "one": [[5, 0], [0, 1]]}, "A takeaway"),
+    "replica_loads": lambda: plots.replica_loads({"herd": [[9, 0], [5, 1]], "even": [[4, 4]]}, "A takeaway"),
+    "resumed_streams": lambda: plots.resumed_streams({0: [(0, 0, 1), (1, 2, 2)], 1: [(0, 2, 1)]}, {1: 0}, "A takeaway"),
     "slot_timeline enlarged": lambda: plots.slot_timeline({"run": small_trace()}, "A takeaway", zoom=(1, 2)),
 } | {name: getattr(plots, name) for name in DRAWINGS}
 

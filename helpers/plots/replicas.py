@@ -47,7 +47,9 @@ def prefix_map(runs: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> 
         _name_replicas(ax, len(rows))
         ax.set_xlim(0, len(rows[0]))
         ax.set_xticks([x + 0.5 for x in range(len(rows[0]))], [str(x) for x in range(len(rows[0]))])
-        described.append(f"{name}: {computed} filled cells; requests per replica {', '.join(str(sum(r)) for r in rows)}")
+        described.append(
+            f"{name}: {computed} filled cells; requests per replica {', '.join(str(sum(r)) for r in rows)}"
+        )
     axes[-1].set_xlabel("prefix (in a cell: the requests with it)")
     return Picture(figure, f"A row per replica and a column per prefix. {'. '.join(described)}.")
 

@@ -49,6 +49,7 @@ from . import (  # noqa: E402, F401
     lesson_7_queue,
     lesson_8,
     lesson_9,
+    lesson_11,
 )
 
 for _task, _changes in ALMOST.items():
