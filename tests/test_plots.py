@@ -238,6 +238,42 @@ def test_a_timeline_of_drafts_is_as_tall_as_the_tokens_gained():
     assert "yield 6 tokens: 4 draft tokens are verified, 2 of them accepted." in picture.alt
 
 
+def test_a_prefix_is_filled_on_the_replicas_that_got_requests_with_it():
+    picture = plots.prefix_map({"all": [[3, 1], [2, 0]], "one": [[5, 0], [0, 1]]})
+    colors = [{patch.get_facecolor() for patch in ax.patches} for ax in picture.figure.axes]
+
+    assert [len(each) for each in colors] == [3, 3]  # a replica each, and the empty cells
+    assert [text.get_text() for ax in picture.figure.axes for text in ax.texts] == ["3", "1", "2", "5", "1"]
+    assert (
+        "all: 3 filled cells; requests per replica 4, 2. one: 2 filled cells; requests per replica 5, 1." in picture.alt
+    )
+
+
+def test_all_lanes_of_loads_have_one_scale():
+    picture = plots.replica_loads({"herd": [[10, 0], [5, 1]], "even": [[5, 5]]})
+    tops = [
+        round(lane + 0.94 - min(path.vertices[:, 1].min() for path in each.get_paths()), 2)
+        for ax in picture.figure.axes
+        for lane, each in enumerate(ax.collections)
+    ]
+
+    assert tops == [0.88, 0.09, 0.44, 0.44]
+    assert "herd: 2 iterations; most outstanding tokens per replica 10, 1." in picture.alt
+
+
+def test_a_resumed_stream_changes_its_colour_with_the_replica():
+    picture = plots.resumed_streams({"a": [(0, 0, 1), (1, 2, 2)], "b": [(0, 2, 1)]}, {1: 0})
+    first, second, other = [
+        patch.get_facecolor() for patch in picture.figure.axes[0].patches if patch.get_width() < 0.9
+    ]
+
+    assert first != second == other
+    assert (
+        "replica 0 before iteration 1. a: 3 tokens from replica 0 and then 2; b: 1 tokens from replica 2."
+        in picture.alt
+    )
+
+
 def test_a_request_keeps_its_colour_from_row_to_row():
     picture = plots.token_row({"first": [("a", "x", 0), ("b", "y", 0)], "second": [("c", "y", 1), ("d", "x", 1)]})
     first, second = ([patch.get_facecolor() for patch in ax.patches] for ax in picture.figure.axes)

@@ -56,7 +56,7 @@ def with_arrays(prompt, outputs, max_tokens):
 
 
 ALMOST["resume"] |= {
-    "should have 4 parts, but has 3": lambda resumed, *_: [one[:3] for one in resumed],
+    "should be [(0, [5, 6, 7], 3, 1)], but is [(0, [5, 6, 7], 3)]": lambda resumed, *_: [one[:3] for one in resumed],
     "changed its argument: `prompt`": lambda resumed, prompt, *_: prompt.append(1) or resumed,
 }
 
