@@ -123,5 +123,6 @@ def _color(replica: int) -> str:
 
 def _name_replicas(ax, number: int) -> None:
     ax.set_ylim(number, 0)
-    ax.set_yticks([y + 0.5 for y in range(number)], [f"replica {y}" for y in range(number)])
+    ax.set_yticks([y + 0.5 for y in range(number)], [str(y) for y in range(number)])
+    ax.set_ylabel("replica")
     ax.tick_params(length=2)
