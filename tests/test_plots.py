@@ -122,7 +122,7 @@ PICTURES = {
     "draft_staircase": lambda: plots.draft_staircase([(4, 4), (4, 1), (0, 0)]),
     "draft_timeline": lambda: plots.draft_timeline(drafting_trace(), "A takeaway"),
     "prefix_map": lambda: plots.prefix_map({"all": [[3, 1], [2, 0]], "one": [[5, 0], [0, 1]]}, "A takeaway"),
-    "replica_loads": lambda: plots.replica_loads({"herd": [[9, 0], [5, 1]], "even": [[4, 4]]}, "A takeaway"),
+    "replica_work": lambda: plots.replica_work({"herd": [[9, 0], [5, 1]], "even": [[4, 4]]}, 8, "A takeaway"),
     "resumed_streams": lambda: plots.resumed_streams({0: [(0, 0, 1), (1, 2, 2)], 1: [(0, 2, 1)]}, {1: 0}, "A takeaway"),
     "slot_timeline enlarged": lambda: plots.slot_timeline({"run": small_trace()}, "A takeaway", zoom=(1, 2)),
 } | {name: getattr(plots, name) for name in DRAWINGS}
@@ -249,8 +249,8 @@ def test_a_prefix_is_filled_on_the_replicas_that_got_requests_with_it():
     )
 
 
-def test_all_lanes_of_loads_have_one_scale():
-    picture = plots.replica_loads({"herd": [[10, 0], [5, 1]], "even": [[5, 5]]})
+def test_a_full_lane_is_the_stated_number_of_tokens_or_more():
+    picture = plots.replica_work({"herd": [[20, 0], [5, 1]], "even": [[5, 5]]}, top=10)
     tops = [
         round(lane + 0.94 - min(path.vertices[:, 1].min() for path in each.get_paths()), 2)
         for ax in picture.figure.axes
@@ -258,7 +258,7 @@ def test_all_lanes_of_loads_have_one_scale():
     ]
 
     assert tops == [0.88, 0.09, 0.44, 0.44]
-    assert "herd: 2 iterations; most outstanding tokens per replica 10, 1." in picture.alt
+    assert "herd: 2 iterations; tokens per replica 25, 1." in picture.alt
 
 
 def test_a_resumed_stream_changes_its_colour_with_the_replica():

@@ -36,7 +36,7 @@ from .picture import (
     Picture,
 )
 from .player import FlipBook, Player, flip_book, play
-from .replicas import prefix_map, replica_loads, resumed_streams
+from .replicas import prefix_map, replica_work, resumed_streams
 from .rows import padding, slot_timeline, tokens_read, waiting_requests, work_bars
 from .system_map import system_map
 
@@ -79,7 +79,7 @@ __all__ = [
     "play",
     "prefix_map",
     "probability_strips",
-    "replica_loads",
+    "replica_work",
     "request_timeline",
     "resumed_streams",
     "shared_pass",

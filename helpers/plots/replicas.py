@@ -1,4 +1,4 @@
-"""Pictures of many replicas: which prefixes each one computes, its load over time, and streams that survive.
+"""Pictures of many replicas: which prefixes each one computes, its work over time, and streams that survive.
 
 A replica keeps its colour: the colours of the requests would say something else here.
 """
@@ -54,31 +54,31 @@ def prefix_map(runs: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> 
     return Picture(figure, f"A row per replica and a column per prefix. {'. '.join(described)}.")
 
 
-def replica_loads(runs: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> Picture:
-    """Draw how many outstanding tokens each replica had after each iteration.
+def replica_work(runs: Mapping[str, Sequence[Sequence[int]]], top: int, title: str = "") -> Picture:
+    """Draw how many tokens each replica computed in each iteration.
 
     Args:
         runs: for each run a row per iteration with the tokens of each replica, [iterations, replicas].
+        top: the tokens that fill the height of a lane; more of them look the same.
         title: what the picture shows.
     """
-    most = max(1, *(tokens for loads in runs.values() for row in loads for tokens in row))
-    lanes = sum(len(loads[0]) for loads in runs.values())
+    lanes = sum(len(work[0]) for work in runs.values())
     figure, axes = new_figure(0.38 * lanes + 0.75 * len(runs) + 0.3, len(runs), title, sharex=True)
     described = []
-    for ax, (name, loads) in zip(axes, runs.items(), strict=True):
-        peaks = []
-        for lane, tokens in enumerate(zip(*loads, strict=True)):
-            top = [lane + 0.94 - 0.88 * count / most for count in tokens]
-            steps = [*range(len(top)), len(top)]
-            ax.fill_between(steps, [*top, top[-1]], lane + 0.94, step="post", color=_color(lane), linewidth=0)
+    for ax, (name, work) in zip(axes, runs.items(), strict=True):
+        totals = []
+        for lane, tokens in enumerate(zip(*work, strict=True)):
+            heights = [lane + 0.94 - 0.88 * min(1, count / top) for count in tokens]
+            steps = range(len(heights) + 1)
+            ax.fill_between(steps, [*heights, heights[-1]], lane + 0.94, step="post", color=_color(lane), linewidth=0)
             ax.axhline(lane + 0.94, color=GRAY, linewidth=0.6)
-            peaks.append(f"{max(tokens):,}")
-        _name_replicas(ax, len(loads[0]))
-        set_panel_title(ax, f"{name}: {len(loads)} iterations")
-        described.append(f"{name}: {len(loads)} iterations; most outstanding tokens per replica {', '.join(peaks)}")
+            totals.append(f"{sum(tokens):,}")
+        _name_replicas(ax, len(work[0]))
+        set_panel_title(ax, f"{name}: {len(work)} iterations")
+        described.append(f"{name}: {len(work)} iterations; tokens per replica {', '.join(totals)}")
     axes[-1].set_xlim(0, max(map(len, runs.values())))
-    axes[-1].set_xlabel(f"iteration (the height of a lane is {most:,} outstanding tokens)")
-    return Picture(figure, f"A lane per replica, as high as its outstanding tokens. {'. '.join(described)}.")
+    axes[-1].set_xlabel(f"iteration (a full lane is {top} tokens or more)")
+    return Picture(figure, f"A lane per replica with the tokens of each iteration. {'. '.join(described)}.")
 
 
 def resumed_streams(
