@@ -10,6 +10,7 @@ from grading.submissions import ASSIGNMENTS, release_of
 from handing_in import (
     CODELAB,
     EIGHT,
+    ELEVEN,
     EVICTION,
     FIVE,
     FOUR,
@@ -103,6 +104,7 @@ HALVES = {  # tasks that are worth half of the points
     EIGHT: ["top_p", "allowed_tokens"],
     NINE: ["propose", "verify"],
     TEN: ["quantize", "multiply"],
+    ELEVEN: ["resume", "route"],
 }
 
 

@@ -46,7 +46,7 @@ def test_the_number_of_lessons_and_tasks_is_that_of_the_exercises():
         for path in lessons
         for cell in nbformat.read(path, as_version=4).cells
     )
-    words = {10: "Ten", 53: "fifty-three"}  # and those that more lessons will need
+    words = {11: "Eleven", 58: "fifty-eight"}  # and those that more lessons will need
     assert f"{words[len(lessons)]} lessons, {words[tasks]} small tasks, two codelabs and a design memo." in PAGE
 
 

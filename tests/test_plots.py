@@ -127,6 +127,9 @@ PICTURES = {
     "error_map": lambda: plots.error_map({"all": [[0.1, -0.4], [0, 0.2]], "none": [[0, 0], [0, 0]]}, "A takeaway"),
     "packed_byte": lambda: plots.packed_byte(-3, 5, "A takeaway"),
     "agreement": lambda: plots.agreement([[1, 2, 3], [4, 5]], {"int8": [[1, 2, 3], [4, 5, 6]]}, "A takeaway"),
+    "prefix_map": lambda: plots.prefix_map({"all": [[3, 1], [2, 0]], "one": [[5, 0], [0, 1]]}, "A takeaway"),
+    "replica_work": lambda: plots.replica_work({"herd": [[9, 0], [5, 1]], "even": [[4, 4]]}, 8, "A takeaway"),
+    "resumed_streams": lambda: plots.resumed_streams({0: [(0, 0, 1), (1, 2, 2)], 1: [(0, 2, 1)]}, {1: 0}, "A takeaway"),
     "slot_timeline enlarged": lambda: plots.slot_timeline({"run": small_trace()}, "A takeaway", zoom=(1, 2)),
 } | {name: getattr(plots, name) for name in DRAWINGS}
 
@@ -273,6 +276,42 @@ def test_agreement_ends_at_the_first_other_token_also_where_a_text_is_longer():
 
     assert widths == [(0, 1), (2, 2), (1, 1), (0, 2), (3, 0), (2, 1), (0, 2)]
     assert "int4: 2 of 3 texts change." in picture.alt
+
+
+def test_a_prefix_is_filled_on_the_replicas_that_got_requests_with_it():
+    picture = plots.prefix_map({"all": [[3, 1], [2, 0]], "one": [[5, 0], [0, 1]]})
+    colors = [{patch.get_facecolor() for patch in ax.patches} for ax in picture.figure.axes]
+
+    assert [len(each) for each in colors] == [3, 3]  # a replica each, and the empty cells
+    assert [text.get_text() for ax in picture.figure.axes for text in ax.texts] == ["3", "1", "2", "5", "1"]
+    assert (
+        "all: 3 filled cells; requests per replica 4, 2. one: 2 filled cells; requests per replica 5, 1." in picture.alt
+    )
+
+
+def test_a_full_lane_is_the_stated_number_of_tokens_or_more():
+    picture = plots.replica_work({"herd": [[20, 0], [5, 1]], "even": [[5, 5]]}, top=10)
+    tops = [
+        round(lane + 0.94 - min(path.vertices[:, 1].min() for path in each.get_paths()), 2)
+        for ax in picture.figure.axes
+        for lane, each in enumerate(ax.collections)
+    ]
+
+    assert tops == [0.88, 0.09, 0.44, 0.44]
+    assert "herd: 2 iterations; tokens per replica 25, 1." in picture.alt
+
+
+def test_a_resumed_stream_changes_its_colour_with_the_replica():
+    picture = plots.resumed_streams({"a": [(0, 0, 1), (1, 2, 2)], "b": [(0, 2, 1)]}, {1: 0})
+    first, second, other = [
+        patch.get_facecolor() for patch in picture.figure.axes[0].patches if patch.get_width() < 0.9
+    ]
+
+    assert first != second == other
+    assert (
+        "replica 0 before iteration 1. a: 3 tokens from replica 0 and then 2; b: 1 tokens from replica 2."
+        in picture.alt
+    )
 
 
 def test_a_request_keeps_its_colour_from_row_to_row():

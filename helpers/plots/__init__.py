@@ -37,6 +37,7 @@ from .picture import (
 )
 from .player import FlipBook, Player, flip_book, play
 from .quantization import agreement, error_map, packed_byte, rounding_levels
+from .replicas import prefix_map, replica_work, resumed_streams
 from .rows import padding, slot_timeline, tokens_read, waiting_requests, work_bars
 from .system_map import system_map
 
@@ -80,8 +81,11 @@ __all__ = [
     "padded_and_ragged",
     "padding",
     "play",
+    "prefix_map",
     "probability_strips",
+    "replica_work",
     "request_timeline",
+    "resumed_streams",
     "rounding_levels",
     "shared_pass",
     "slot_timeline",

@@ -50,6 +50,7 @@ from . import (  # noqa: E402, F401
     lesson_8,
     lesson_9,
     lesson_10,
+    lesson_11,
 )
 
 for _task, _changes in ALMOST.items():

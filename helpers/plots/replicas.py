@@ -1,0 +1,128 @@
+"""Pictures of many replicas: which prefixes each one computes, its work over time, and streams that survive.
+
+A replica keeps its colour: the colours of the requests would say something else here.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from matplotlib.patches import Rectangle
+
+from .picture import (
+    GRAY,
+    INK,
+    LABEL,
+    PALE,
+    REQUEST_COLORS,
+    SMALL,
+    Picture,
+    add_key,
+    ink_on,
+    new_figure,
+    set_panel_title,
+    shade,
+)
+
+
+def prefix_map(runs: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> Picture:
+    """Draw how many requests with each prefix each replica got; a filled cell is a prefix that the replica computes.
+
+    Args:
+        runs: for each run a row per replica with a number of requests per prefix, [replicas, prefixes].
+        title: what the picture shows.
+    """
+    most = max(len(rows) for rows in runs.values())
+    figure, axes = new_figure((0.32 * most + 0.75) * len(runs) + 0.3, len(runs), title)
+    described = []
+    for ax, (name, rows) in zip(axes, runs.items(), strict=True):
+        for y, row in enumerate(rows):
+            color = _color(y)
+            for x, count in enumerate(row):
+                face = color if count else PALE
+                ax.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.88, facecolor=face, linewidth=0))
+                if count:
+                    place = {"ha": "center", "va": "center", "fontsize": SMALL}
+                    ax.text(x + 0.5, y + 0.5, str(count), color=ink_on(color), **place)
+        computed = sum(count > 0 for row in rows for count in row)
+        set_panel_title(ax, f"{name}: {computed} filled cells")
+        _name_replicas(ax, len(rows))
+        ax.set_xlim(0, len(rows[0]))
+        ax.set_xticks([x + 0.5 for x in range(len(rows[0]))], [str(x) for x in range(len(rows[0]))])
+        described.append(
+            f"{name}: {computed} filled cells; requests per replica {', '.join(str(sum(r)) for r in rows)}"
+        )
+    axes[-1].set_xlabel("prefix (in a cell: the requests with it)")
+    return Picture(figure, f"A row per replica and a column per prefix. {'. '.join(described)}.")
+
+
+def replica_work(runs: Mapping[str, Sequence[Sequence[int]]], top: int, title: str = "") -> Picture:
+    """Draw how many tokens each replica computed in each iteration.
+
+    Args:
+        runs: for each run a row per iteration with the tokens of each replica, [iterations, replicas].
+        top: the tokens that fill the height of a lane; more of them look the same.
+        title: what the picture shows.
+    """
+    lanes = sum(len(work[0]) for work in runs.values())
+    figure, axes = new_figure(0.38 * lanes + 0.75 * len(runs) + 0.3, len(runs), title, sharex=True)
+    described = []
+    for ax, (name, work) in zip(axes, runs.items(), strict=True):
+        totals = []
+        for lane, tokens in enumerate(zip(*work, strict=True)):
+            heights = [lane + 0.94 - 0.88 * min(1, count / top) for count in tokens]
+            steps = range(len(heights) + 1)
+            ax.fill_between(steps, [*heights, heights[-1]], lane + 0.94, step="post", color=_color(lane), linewidth=0)
+            ax.axhline(lane + 0.94, color=GRAY, linewidth=0.6)
+            totals.append(f"{sum(tokens):,}")
+        _name_replicas(ax, len(work[0]))
+        set_panel_title(ax, f"{name}: {len(work)} iterations")
+        described.append(f"{name}: {len(work)} iterations; tokens per replica {', '.join(totals)}")
+    axes[-1].set_xlim(0, max(map(len, runs.values())))
+    axes[-1].set_xlabel(f"iteration (a full lane is {top} tokens or more)")
+    return Picture(figure, f"A lane per replica with the tokens of each iteration. {'. '.join(described)}.")
+
+
+def resumed_streams(
+    streams: Mapping[Hashable, Sequence[tuple[int, int, int]]], kills: Mapping[int, int], title: str = ""
+) -> Picture:
+    """Draw from which replica the tokens of each stream came, and when.
+
+    Args:
+        streams: for each request its outputs in order: (iteration, replica, number of tokens).
+        kills: the replica that was killed before an iteration, by the number of the iteration.
+        title: what the picture shows.
+    """
+    figure, (ax,) = new_figure(0.3 * len(streams) + 1.6, title=title)
+    last = max(step for outputs in streams.values() for step, _, _ in outputs)
+    described = []
+    for y, (name, outputs) in enumerate(streams.items()):
+        ax.add_patch(Rectangle((0, y + 0.06), outputs[-1][0] + 1, 0.88, facecolor=PALE, linewidth=0))
+        for step, replica, _ in outputs:
+            ax.add_patch(Rectangle((step + 0.06, y + 0.06), 0.88, 0.88, facecolor=_color(replica), linewidth=0))
+        path = list(dict.fromkeys(replica for _, replica, _ in outputs))
+        tokens = sum(number for _, _, number in outputs)
+        described.append(f"{name}: {tokens} tokens from replica {' and then '.join(map(str, path))}")
+    for step, replica in kills.items():
+        ax.axvline(step, color=INK, linewidth=1.4, linestyle=(0, (3, 2)))
+        place = {"textcoords": "offset points", "fontsize": LABEL, "color": INK, "annotation_clip": False}
+        ax.annotate(f"replica {replica} is killed", (step, 0), (3, 4), **place)
+    ax.set_xlim(0, last + 1)
+    ax.set_ylim(len(streams), 0)
+    ax.set_yticks([y + 0.5 for y in range(len(streams))], [str(name) for name in streams])
+    ax.set_ylabel("request")
+    ax.set_xlabel("iteration")
+    replicas = sorted({replica for outputs in streams.values() for _, replica, _ in outputs})
+    key = {f"token from replica {replica}": {"facecolor": _color(replica)} for replica in replicas}
+    add_key(figure, key | {"no token": {"facecolor": PALE}}, columns=2)
+    killed = ", ".join(f"replica {replica} before iteration {step}" for step, replica in kills.items())
+    return Picture(figure, f"A row per request and a column per iteration. Killed: {killed}. {'; '.join(described)}.")
+
+
+def _color(replica: int) -> str:
+    return shade(REQUEST_COLORS[replica % 7], 0.8)
+
+
+def _name_replicas(ax, number: int) -> None:
+    ax.set_ylim(number, 0)
+    ax.set_yticks([y + 0.5 for y in range(number)], [str(y) for y in range(number)])
+    ax.set_ylabel("replica")
+    ax.tick_params(length=2)
