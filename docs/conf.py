@@ -3,6 +3,9 @@
 import sys
 from pathlib import Path
 
+from sphinx.domains.python import PyObject
+from sphinx.util.docfields import GroupedField, TypedField
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
@@ -41,3 +44,11 @@ html_show_copyright = False
 pygments_dark_style = "a11y-dark"  # the default underlines modules like links
 html_copy_source = False
 html_theme_options = {"top_of_page_buttons": []}
+
+# Types are in the signatures. A typed field would take "a" for the type of "b" where a docstring describes "a, b".
+PyObject.doc_field_types = [
+    GroupedField(field.name, names=field.names, label=field.label, can_collapse=True)
+    if isinstance(field, TypedField)
+    else field
+    for field in PyObject.doc_field_types
+]

@@ -32,7 +32,7 @@ class TimedRequest(NamedTuple):
     output_tokens: int
 
 
-class Router(Protocol):
+class RoutingPolicy(Protocol):
     """Chooses a replica; `cluster.routing` has several routers."""
 
     def choose(self, prompt_token_ids: list[int], replicas: list[SimulatedReplica]) -> int:
@@ -104,7 +104,7 @@ def simulate_fleet(
     config: EngineConfig,
     cost: CostModel,
     replicas: int,
-    router: Router,
+    router: RoutingPolicy,
     skip: bool = True,
 ) -> FleetResult:
     """Run a trace on a number of equal replicas.
