@@ -169,6 +169,13 @@ def test_goodput_counts_the_requests_within_all_limits():
     assert result.utilization == 1.0
 
 
+def test_if_all_requests_are_within_the_limits_their_share_is_exactly_one():
+    for count in range(1, 60):
+        requests = [TimedRequest(0.1 * number, 1, 3) for number in range(count)]
+        result = simulate_fleet(requests, EngineConfig(max_batch_size=1), COST, 1, RoundRobin())
+        assert result.within(e2e=1000.0) == 1.0, count
+
+
 def test_a_fleet_says_what_is_wrong_with_a_trace():
     def fleet(requests, config=None, replicas=1):
         simulate_fleet(requests, config or EngineConfig(max_batch_size=1), COST, replicas, RoundRobin())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ..engine import EngineConfig
-from ..metrics import goodput, percentile
+from ..metrics import count_within, goodput, percentile
 from .cost_model import CostModel
 from .replica import FinishedRequest, FleetClock, SimulatedReplica
 
@@ -86,7 +86,7 @@ class FleetResult:
 
     def within(self, **limits: float) -> float:
         """Return the share of requests that meet all limits."""
-        return self.goodput(**limits) * self.seconds / len(self)
+        return count_within(self.requests, **limits) / len(self)  # goodput * seconds could round below 1
 
     def percentile(self, name: str, percent: float) -> float | None:
         """Return a percentile of "ttft", "tpot" or "e2e", in seconds; None if no request has such a time."""
