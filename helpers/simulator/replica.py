@@ -2,7 +2,8 @@
 
 An iteration is the engine's: schedule, run, update. Unlike a `Simulator`, a replica records only the times and lengths
 of each request. Successive iterations that only decode become a stretch (`stretch.py`). It is run once the clock has
-passed its end. If a request arrives earlier, only the iterations that begin before the arrival are run.
+passed its end. If a request arrives earlier, only the iterations that begin before the arrival are run. With prefix
+caching, there are no stretches.
 """
 
 from collections.abc import Hashable
@@ -56,6 +57,7 @@ class SimulatedReplica:
         cost: the seconds of each iteration.
         clock: the time to which `outstanding_tokens` refers.
         skip: whether to run a stretch in one step; otherwise, every iteration is planned. The results are the same.
+            With prefix caching, every iteration is planned: a router reads the cache, which changes within a stretch.
 
     Attributes:
         iterations: how many iterations were run.
@@ -74,7 +76,8 @@ class SimulatedReplica:
             raise ValueError("A replica without a model has no tokens to guess: use speculative=None.")
         core = Simulator(config, cost)
         self.scheduler, self._runner, self._validator = core.scheduler, core.runner, core.validator
-        self._cost, self._clock, self._skip = cost, clock or FleetClock(), skip
+        self._cost, self._clock = cost, clock or FleetClock()
+        self._skip = skip and not getattr(self.scheduler.memory, "prefix_caching", False)
         self._stretch: Stretch | None = None
         self._outstanding = 0  # when the stretch begins
         self.iterations = self.planned = self.preemptions = 0
