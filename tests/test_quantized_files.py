@@ -204,6 +204,44 @@ def test_a_folder_without_one_of_its_tensors_is_refused(saved, tmp_path):
         load_model(tmp_path)
 
 
+QUANTIZATIONS = {
+    "no config_groups": {"config_groups": None},
+    "a group without weights": {"config_groups": {"group_0": {}}},
+    "a group that is null": {"config_groups": {"group_0": None}},
+    "a transform that is text": {"transform_config": "u"},
+}
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+TENSORS = {
+    "no weight_scale": {"weight_scale": None},
+    "no weight_shape": {"weight_shape": None},
+    "a weight_shape of one number": {"weight_shape": torch.tensor([64])},
+    "a weight_shape of floats": {"weight_shape": torch.tensor([torch.nan, torch.nan])},
+    "a weight_shape of zeros": {"weight_shape": torch.tensor([0, 0])},
+    "a negative weight_shape": {"weight_shape": torch.tensor([64, -64])},
+    "a weight_scale of one dimension": {"weight_scale": torch.ones(64)},
+    "a weight_scale without groups": {"weight_scale": torch.ones(64, 0)},
+    "a weight_scale of no dimension": {"weight_scale": torch.tensor(1.0)},
+    "a weight_scale of integers": {"weight_scale": torch.ones(64, 2, dtype=torch.int32)},
+    "a weight_packed of one dimension": {"weight_packed": torch.zeros(64, dtype=torch.int32)},
+    "a weight_packed of floats": {"weight_packed": torch.zeros(64, 8)},
+    "a weight_packed of complex numbers": {"weight_packed": torch.zeros(64, 8, dtype=torch.complex64)},
+}
+
+
+@pytest.mark.parametrize("damage", [*QUANTIZATIONS, *TENSORS])
+def test_a_damaged_folder_is_refused_with_its_name(damage, saved, tmp_path):
+    for file in saved.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((saved / "config.json").read_text())
+    config["quantization_config"] |= QUANTIZATIONS.get(damage, {})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(saved / "model.safetensors")
+    tensors |= {f"{Q_PROJ}.{kind}": tensor for kind, tensor in TENSORS.get(damage, {}).items()}
+    save_file({name: one for name, one in tensors.items() if one is not None}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"Cannot load .*{tmp_path.name}.*\(.*{Q_PROJ if damage in TENSORS else ''}"):
+        load_model(tmp_path)
+
+
 def test_a_float_model_and_groups_that_do_not_divide_the_inputs_cannot_be_saved(tmp_path):
     with pytest.raises(ValueError, match=r"LlamaForCausalLM is not quantized. Load it with load_model"):
         save_quantized(model_of("llama"), byte_tokenizer(), tmp_path)

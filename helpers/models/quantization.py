@@ -120,8 +120,9 @@ class QuantizedLinear(nn.Module):
         Raises:
             ValueError: the sizes do not match, or a scale is infinite or not a number.
         """
-        (outputs, inputs), groups = integers.shape, scales.shape[-1]
-        if scales.shape != (outputs, groups) or inputs % groups or (groups > 1 and inputs // groups % GROUP):
+        (outputs, inputs), groups = integers.shape, scales.shape[-1] if scales.ndim else 0
+        fit = groups > 0 and scales.shape == (outputs, groups) and inputs % groups == 0
+        if not fit or (groups > 1 and inputs // groups % GROUP):
             raise ValueError(
                 f"Scales {list(scales.shape)} do not fit a weight {[outputs, inputs]}: a scale is for all inputs of an "
                 f"output, or for a multiple of {GROUP}."
