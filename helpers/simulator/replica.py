@@ -16,6 +16,8 @@ from .cost_model import CostModel
 from .simulator import TOKEN, Simulator
 from .stretch import Stretch, find_stretch
 
+MOST_TOKENS = 10_000_000  # of a prompt or an output: a list with more of them might not fit in memory
+
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
@@ -115,11 +117,16 @@ class SimulatedReplica:
         """Refuse a request that can never run.
 
         Raises:
-            ValueError: it is too long for the settings, or it has no tokens.
+            ValueError: it is longer than the settings or MOST_TOKENS allow, or it has no tokens.
         """
         if prompt_tokens < 1 or output_tokens < 1:
             raise ValueError(
                 f"A request has at least 1 prompt token and 1 output token, not {prompt_tokens} and {output_tokens}."
+            )
+        if max(prompt_tokens, output_tokens) > MOST_TOKENS:
+            raise ValueError(
+                f"A request has at most {MOST_TOKENS} prompt tokens and output tokens, not {prompt_tokens} and "
+                f"{output_tokens}."
             )
         self._validator.check_counts(prompt_tokens, _params(output_tokens))
 
