@@ -1,5 +1,6 @@
 """Stretches change nothing but the time that a simulation takes, and a fleet is what its replicas are alone."""
 
+import heapq
 import itertools
 import random
 
@@ -155,6 +156,13 @@ def test_a_prefix_stays_on_the_replica_that_caches_it():
 
     busy = {router: sum(one.busy_seconds) for router, one in result.items()}
     assert busy[PrefixAware] < busy[RoundRobin]
+
+
+def test_an_idle_replica_is_not_in_the_heap(monkeypatch):
+    push, pushed = heapq.heappush, []
+    monkeypatch.setattr(heapq, "heappush", lambda heap, entry: push(heap, pushed.append(entry) or entry))
+    simulate_fleet([TimedRequest(float(place), 1, 1) for place in range(5)], EngineConfig(), COST, 1, RoundRobin())
+    assert len(pushed) == 5 and max(pushed)[0] < 5.0
 
 
 def test_a_router_sees_the_blocks_that_a_replica_has_cached_so_far():
