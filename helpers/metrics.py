@@ -10,7 +10,7 @@
 All times are in seconds. Report medians with a tail percentile (p95, p99), never a mean alone.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .trace import Trace
@@ -78,9 +78,15 @@ def goodput(
     """
     if seconds <= 0:
         raise ValueError(f"A run takes more than 0 seconds, not {seconds}.")
+    return count_within(requests, ttft, tpot, e2e) / seconds
+
+
+def count_within(
+    requests: Iterable[RequestMetrics], ttft: float | None = None, tpot: float | None = None, e2e: float | None = None
+) -> int:
+    """Return how many requests meet every stated limit; see `goodput`."""
     limits = {name: limit for name, limit in {"ttft": ttft, "tpot": tpot, "e2e": e2e}.items() if limit is not None}
-    good = sum(all((getattr(one, name) or 0) <= limit for name, limit in limits.items()) for one in requests)
-    return good / seconds
+    return sum(all((getattr(one, name) or 0) <= limit for name, limit in limits.items()) for one in requests)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

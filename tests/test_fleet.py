@@ -1,5 +1,6 @@
 """Stretches change nothing but the time that a simulation takes, and a fleet is what its replicas are alone."""
 
+import heapq
 import itertools
 import random
 
@@ -157,6 +158,31 @@ def test_a_prefix_stays_on_the_replica_that_caches_it():
     assert busy[PrefixAware] < busy[RoundRobin]
 
 
+def test_an_idle_replica_is_not_in_the_heap(monkeypatch):
+    push, pushed = heapq.heappush, []
+    monkeypatch.setattr(heapq, "heappush", lambda heap, entry: push(heap, pushed.append(entry) or entry))
+    simulate_fleet([TimedRequest(float(place), 1, 1) for place in range(5)], EngineConfig(), COST, 1, RoundRobin())
+    assert len(pushed) == 5 and max(pushed)[0] < 5.0
+
+
+def test_a_router_sees_the_blocks_that_a_replica_has_cached_so_far():
+    config, prompt = EngineConfig(4, 256, num_blocks=40, block_size=16), list(range(70))
+    requests, seen = [TimedRequest(0.0, prompt, 100), TimedRequest(0.05, prompt, 100)], []
+
+    class Watching(PrefixAware):
+        def choose(self, prompt_token_ids, replicas):
+            seen[-1].append([replica.cached_tokens(prompt_token_ids) for replica in replicas])
+            return super().choose(prompt_token_ids, replicas)
+
+    results = []
+    for skip in (True, False):
+        seen.append([])
+        results.append(simulate_fleet(requests, config, CostModel(iterations=0.01), 2, Watching(0), skip))
+
+    assert seen[0] == seen[1] == [[0, 0], [64, 0]]
+    assert results[0] == results[1]
+
+
 def test_goodput_counts_the_requests_within_all_limits():
     config, cost = EngineConfig(max_batch_size=1), CostModel(iterations=1.0)
     result = simulate_fleet([TimedRequest(0.0, 1, 4), TimedRequest(1.0, 1, 1)], config, cost, 1, RoundRobin())
@@ -169,12 +195,22 @@ def test_goodput_counts_the_requests_within_all_limits():
     assert result.utilization == 1.0
 
 
+def test_if_all_requests_are_within_the_limits_their_share_is_exactly_one():
+    for count in range(1, 60):
+        requests = [TimedRequest(0.1 * number, 1, 3) for number in range(count)]
+        result = simulate_fleet(requests, EngineConfig(max_batch_size=1), COST, 1, RoundRobin())
+        assert result.within(e2e=1000.0) == 1.0, count
+
+
 def test_a_fleet_says_what_is_wrong_with_a_trace():
     def fleet(requests, config=None, replicas=1):
         simulate_fleet(requests, config or EngineConfig(max_batch_size=1), COST, replicas, RoundRobin())
 
     with pytest.raises(ValueError, match=r"Request 1 arrives at 0\.5, before the one ahead of it: sort the trace"):
         fleet([TimedRequest(1.0, 3, 3), TimedRequest(0.5, 3, 3)])
+    for arrival in (float("nan"), float("inf"), float("-inf")):
+        with pytest.raises(ValueError, match=f"Request 0 arrives at {arrival}, which is not a finite"):
+            fleet([TimedRequest(arrival, 3, 3)])
     with pytest.raises(ValueError, match="at least 1 prompt token and 1 output token, not 0 and 3"):
         fleet([TimedRequest(1.0, 0, 3)])
     with pytest.raises(ValueError, match="7 blocks of 16 tokens, and this engine has 4"):

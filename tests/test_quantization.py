@@ -100,6 +100,13 @@ def test_a_weight_without_a_nearest_integer_is_refused_by_name(weights, number):
         quantize(model, weights)
 
 
+def test_a_weight_that_is_infinite_in_float32_is_refused():
+    layer = layer_of(dtype=torch.float64)
+    layer.weight.data[3, 3] = 1e300
+    with pytest.raises(ValueError, match="A weight is infinite"):
+        QuantizedLinear(layer, "int8")
+
+
 @in_both_formats
 def test_slabs_make_no_difference(monkeypatch, weights):
     x, results = torch.randn(3, 40), []
@@ -209,8 +216,11 @@ def test_the_kernel_refuses_what_does_not_fit():
     quantized = QuantizedLinear(layer_of(), "int8")
     with pytest.raises(ValueError, match="float64"):
         quantized.multiply_quantized(torch.randn(2, 40).double())
-    with pytest.raises(ValueError, match=r"has 64 inputs, but x has 65"):
-        quantized.multiply_quantized(torch.randn(2, 65))
+    for inputs in (39, 41, 65):
+        with pytest.raises(ValueError, match=f"has 40 inputs, but x has {inputs}"):
+            quantized.multiply_quantized(torch.randn(2, inputs))
+    with pytest.raises(ValueError, match="has 64 inputs, but x has 65"):
+        kernels.quantized_linear(torch.randn(2, 65), quantized.words, quantized.scales, None, 8, 70)
     with pytest.raises(ValueError, match=r"float32 \[70\]: pass a bias of \[70\] in the dtype of x, torch.bfloat16"):
         quantized.multiply_quantized(torch.randn(2, 40).bfloat16())
 
@@ -433,6 +443,18 @@ def test_each_number_of_rows_uses_its_backend(monkeypatch):
     for rows in (1, 16, 300):
         layer(torch.randn(rows, 40))
     assert calls == ["multiply_quantized", "multiply_quantized", "multiply_dequantized"]
+
+
+@needs_kernels
+@torch.no_grad()
+def test_a_copied_or_cast_layer_still_multiplies_by_its_integers():
+    fast = linear.FastQuantizedLinear(QuantizedLinear(layer_of(), "int8"), ["compiled"] * len(ROWS))
+    x = torch.randn(3, 40)
+    twin = copy.deepcopy(fast)
+    assert type(twin) is linear.FastQuantizedLinear and twin.layer is not fast.layer
+    assert torch.equal(twin(x), fast(x))
+    half = twin.half()
+    torch.testing.assert_close(half(x.half()), fast(x).half(), rtol=0.01, atol=0.01)
 
 
 def test_without_a_compiler_pytorch_multiplies_by_the_dequantized_weight(pair, no_kernels):

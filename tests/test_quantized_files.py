@@ -2,6 +2,7 @@
 
 import copy
 import json
+import struct
 import sys
 
 import numpy as np
@@ -204,6 +205,44 @@ def test_a_folder_without_one_of_its_tensors_is_refused(saved, tmp_path):
         load_model(tmp_path)
 
 
+QUANTIZATIONS = {
+    "no config_groups": {"config_groups": None},
+    "a group without weights": {"config_groups": {"group_0": {}}},
+    "a group that is null": {"config_groups": {"group_0": None}},
+    "a transform that is text": {"transform_config": "u"},
+}
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+TENSORS = {
+    "no weight_scale": {"weight_scale": None},
+    "no weight_shape": {"weight_shape": None},
+    "a weight_shape of one number": {"weight_shape": torch.tensor([64])},
+    "a weight_shape of floats": {"weight_shape": torch.tensor([torch.nan, torch.nan])},
+    "a weight_shape of zeros": {"weight_shape": torch.tensor([0, 0])},
+    "a negative weight_shape": {"weight_shape": torch.tensor([64, -64])},
+    "a weight_scale of one dimension": {"weight_scale": torch.ones(64)},
+    "a weight_scale without groups": {"weight_scale": torch.ones(64, 0)},
+    "a weight_scale of no dimension": {"weight_scale": torch.tensor(1.0)},
+    "a weight_scale of integers": {"weight_scale": torch.ones(64, 2, dtype=torch.int32)},
+    "a weight_packed of one dimension": {"weight_packed": torch.zeros(64, dtype=torch.int32)},
+    "a weight_packed of floats": {"weight_packed": torch.zeros(64, 8)},
+    "a weight_packed of complex numbers": {"weight_packed": torch.zeros(64, 8, dtype=torch.complex64)},
+}
+
+
+@pytest.mark.parametrize("damage", [*QUANTIZATIONS, *TENSORS])
+def test_a_damaged_folder_is_refused_with_its_name(damage, saved, tmp_path):
+    for file in saved.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((saved / "config.json").read_text())
+    config["quantization_config"] |= QUANTIZATIONS.get(damage, {})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(saved / "model.safetensors")
+    tensors |= {f"{Q_PROJ}.{kind}": tensor for kind, tensor in TENSORS.get(damage, {}).items()}
+    save_file({name: one for name, one in tensors.items() if one is not None}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"Cannot load .*{tmp_path.name}.*\(.*{Q_PROJ if damage in TENSORS else ''}"):
+        load_model(tmp_path)
+
+
 def test_a_float_model_and_groups_that_do_not_divide_the_inputs_cannot_be_saved(tmp_path):
     with pytest.raises(ValueError, match=r"LlamaForCausalLM is not quantized. Load it with load_model"):
         save_quantized(model_of("llama"), byte_tokenizer(), tmp_path)
@@ -253,7 +292,8 @@ def write_gguf(model, file, kind: str, settings: dict = {}, tensors: dict = {}) 
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
         writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count_kv(config.num_key_value_heads)
+        if config.num_key_value_heads != config.num_attention_heads:
+            writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         writer.add_rope_freq_base(model.base_model.rotary_emb.config.rope_parameters["rope_theta"])
         writer.add_key_length(model.base_model.layers[0].self_attn.head_dim)
@@ -320,6 +360,15 @@ def test_a_gguf_file_is_loaded_with_the_weights_that_gguf_dequantizes(architectu
         assert torch.equal(logits(loaded), logits(model))
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_without_a_number_of_kv_heads_there_are_as_many_as_query_heads(architecture, tmp_path):
+    model = model_of(architecture, num_key_value_heads=4)
+    write_gguf(model, tmp_path / "model.gguf", "F32")
+    loaded, _ = load_model(tmp_path / "model.gguf")
+    assert loaded.config.num_key_value_heads == 4
+    assert torch.equal(logits(loaded), logits(model))
+
+
 def test_a_gguf_file_is_saved_as_a_folder_with_the_same_integers(tmp_path):
     write_gguf(model_of("qwen2"), tmp_path / "model.gguf", "Q4_0")
     loaded, tokenizer = load_model(tmp_path / "model.gguf")
@@ -355,6 +404,27 @@ def test_a_gguf_file_with_more_than_the_model_can_use_is_refused(problem, tmp_pa
     write_gguf(model_of("llama"), tmp_path / "model.gguf", "Q8_0", **REFUSED[problem])
     with pytest.raises(ValueError, match=problem):
         load_model(tmp_path / "model.gguf")
+
+
+def test_a_gguf_file_that_counts_more_than_it_contains_is_refused_at_once(tmp_path):
+    """Each of these would be read, or built, for hours."""
+    file, key = tmp_path / "model.gguf", b"general.architecture"
+    header = struct.pack(f"<4sIQQQ{len(key)}s", b"GGUF", 3, 0, 1, len(key), key)
+    array, uint8, string, nested = 9, 0, 8, 9
+    for item in (uint8, string, nested):
+        file.write_bytes(header + struct.pack("<IIQ", array, item, 2**60))
+        with pytest.raises(ValueError, match="the file ends early"):
+            load_model(file)
+    file.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 2**60, 0))
+    with pytest.raises(ValueError, match="the file ends early"):
+        load_model(file)
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(2**31)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match="2147483648 layers, but only 0 tensors"):
+        load_model(file)
 
 
 def test_other_architectures_damaged_files_and_missing_ones_are_refused(tmp_path, monkeypatch):

@@ -171,6 +171,21 @@ def test_a_preempted_sequence_loses_the_chunk_that_it_had_in_the_same_plan():
     assert plan.preempted == [b] and chunks(plan) == [(a, 4)]
 
 
+def test_the_tokens_of_a_preempted_sequence_return_to_the_budget_of_the_same_plan():
+    # As above. c, which is also in its prefill, gets the token that b would have computed.
+    simulation = Simulation("fcfs", rows=3, tokens=8, memory=TokenMemory(20))
+    scheduler = simulation.scheduler
+    a, c, b = simulation.add(12, 2, "a"), simulation.add(9, 2, "c"), simulation.add(6, 9, "b")
+    for sequence, computed in ((a, 8), (c, 2), (b, 6)):
+        assert scheduler.memory.allocate(sequence, computed)
+        sequence.computed = computed
+        scheduler.waiting.remove(sequence)
+        scheduler.running.append(sequence)
+    b.token_ids.append(0)
+    plan = simulation.step()
+    assert plan.preempted == [b] and chunks(plan) == [(a, 4), (c, 4)]
+
+
 def test_cached_tokens_are_not_computed_and_cost_no_budget():
     class Cached(UnlimitedMemory):
         def cached_tokens(self, sequence):

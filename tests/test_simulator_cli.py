@@ -9,6 +9,7 @@ import pytest
 from helpers.simulator import CostModel, TimedRequest, write_trace
 from helpers.simulator.__main__ import main
 
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 SECOND_PER_ITERATION = CostModel(iterations=1.0)
 
 
@@ -54,6 +55,35 @@ def test_a_picture_shows_goodput_over_replicas(trace, tmp_path, capsys):
     main([*trace, "--replicas", "1..2", "--slo", "e2e=4.5", "--picture", str(tmp_path / "fleet.svg")])
 
     assert "within the limits" in (tmp_path / "fleet.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    "name, content, reason",
+    [
+        ("cost", '{"tokens": 1, "about": 5}', "'about' must be an object, not 5"),
+        ("cost", f'{{"tokens": 1{"0" * 400}}}', "'tokens' must be a number from 0 to 1e+09"),
+        ("cost", '{"tokens": 1e308}', "'tokens' must be a number from 0 to 1e+09"),
+        ("cost", "[" * 100_000, "contains no cost model"),
+        ("trace", AZURE + "2023-11-16 18:15:46," + "1" * 140_000 + ",7", "after line 1: field larger than field limit"),
+        (
+            "trace",
+            AZURE + "2023-11-16 18:15:46,10000000000000,7",
+            "at most 10000000 prompt tokens and output tokens, not 10000000000000 and 7",
+        ),
+        (
+            "trace",
+            AZURE + "2023-11-16 18:15:46,7,10000000000000",
+            "at most 10000000 prompt tokens and output tokens, not 7 and 10000000000000",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_simulated_is_refused_with_the_reason(trace, tmp_path, capsys, name, content, reason):
+    (tmp_path / "bad").write_text(content)
+    with pytest.raises(SystemExit) as exit:
+        main([*trace, f"--{name}", str(tmp_path / "bad")])
+
+    assert exit.value.code == 2
+    assert reason in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("router", ["round_robin", "power_of_two_choices", "prefix_aware"])
@@ -107,6 +137,12 @@ def test_this_machine_can_be_measured_and_its_costs_used(tmp_path, capsys):
     assert capsys.readouterr().out.count("two live runs differ by") == 2
     assert main(["--synthetic", "code", "--requests", "20", "--cost", file]) == 0
     assert "the embedded model on" in capsys.readouterr().out
+
+
+def test_synthetic_requests_at_a_rate_of_zero_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--synthetic", "code", "--rate", "0"])
+    assert "above 0, not 0" in capsys.readouterr().err
 
 
 def test_synthetic_requests_need_no_files(capsys):

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.simulator import TimedRequest, read_trace, synthetic_trace, write_trace
 from helpers.simulator.synthetic import TRACES
-from helpers.simulator.trace_files import at_rate
+from helpers.simulator.trace_files import FORMATS, at_rate
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
@@ -59,6 +59,18 @@ def test_what_is_written_is_read_again(tmp_path, format):
     write_trace(tmp_path / "trace.csv", requests, format)
 
     assert read_trace(tmp_path / "trace.csv") == requests
+
+
+def test_a_prompt_of_token_ids_is_written_as_its_length(tmp_path):
+    for format in FORMATS:
+        write_trace(tmp_path / "trace.csv", [TimedRequest(0.0, [7, 8, 9], 2)], format)
+        assert read_trace(tmp_path / "trace.csv") == [(0.0, 3, 2)]
+
+
+def test_an_unknown_format_is_refused_and_writes_nothing(tmp_path):
+    with pytest.raises(ValueError, match="no format 'AZURE': choose one of azure, burstgpt"):
+        write_trace(tmp_path / "trace.csv", [TimedRequest(0.0, 3, 2)], "AZURE")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_trace_at_another_rate_keeps_its_pattern():

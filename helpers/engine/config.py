@@ -43,8 +43,8 @@ class EngineConfig:
             (`runners/batch_invariant.py`). It requires a CPU, a C++ compiler and a model that runs ragged.
         dtype: the torch dtype of the engine's copy of the model; None to run the model as it is.
         weights: "int8" or "int4" to store the weights of the linear layers as integers (`models/quantization.py`). A
-            decode then reads fewer bytes, and the engine generates the tokens of `dequantized(model, weights)`. None
-            stores them in the model's dtype.
+            decode then reads fewer bytes. In float32, and except for near ties, the engine generates the tokens of
+            `dequantized(model, weights)`. None stores the weights in the model's dtype.
         trace_length: how many of the latest forward passes the trace keeps, for an engine that never stops; None for
             all of them.
         speculative: what proposes drafts for speculative decoding (`speculation.py`): "ngram" looks them up in the

@@ -176,14 +176,17 @@ class Scheduler:
 
     def _advance(self, plan: Plan, sequences: list[Sequence]) -> None:
         """Schedule the next tokens of running sequences; preempt the newest where memory is short."""
+        left = self.max_tokens_per_step - plan.tokens
         for sequence in sequences:
-            tokens = min(sequence.num_uncomputed_tokens, self.max_tokens_per_step - plan.tokens)
+            tokens = min(sequence.num_uncomputed_tokens, left)
             if tokens == 0 or (tokens < sequence.num_uncomputed_tokens and not self.chunked):
                 continue
             while sequence not in plan.preempted and not self.memory.allocate(sequence, tokens):
                 self._preempt(plan, self.running[-1])
+                left = self.max_tokens_per_step - plan.tokens  # it may have been planned already
             if sequence not in plan.preempted:
                 plan.chunks.append(Chunk(sequence, tokens, self.memory.block_table(sequence)))
+                left -= tokens
 
     def _preempt(self, plan: Plan, newest: Sequence) -> None:
         """Free a sequence's row and memory, and return it to the queue, ahead of later arrivals."""
@@ -199,20 +202,21 @@ class Scheduler:
 
     def _admit(self, plan: Plan) -> None:
         """Admit sequences in the policy's order until one does not fit: a later one must not overtake it."""
-        free_rows, admitted = self.max_rows - len(self.running), []
+        free_rows, left, admitted = self.max_rows - len(self.running), self.max_tokens_per_step - plan.tokens, []
         if free_rows <= 0 or not self.waiting:
             return
         for sequence in itertools.islice(self.policy.order(self.waiting, self.running), free_rows):
             if sequence not in self.waiting or sequence in admitted:
                 raise ValueError(f"The policy admits sequence {sequence.label!r}, which is not waiting.")
             uncomputed = len(sequence.token_ids) - self.memory.cached_tokens(sequence)
-            tokens = min(uncomputed, self.max_tokens_per_step - plan.tokens)
+            tokens = min(uncomputed, left)
             if tokens == 0 or (tokens < uncomputed and not self.chunked):
                 break
             if not self.memory.allocate(sequence, tokens):
                 break
             admitted.append(sequence)
             plan.chunks.append(Chunk(sequence, tokens, self.memory.block_table(sequence)))
+            left -= tokens
         for sequence in admitted:
             self.waiting.remove(sequence)
         self.running += admitted

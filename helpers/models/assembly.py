@@ -47,7 +47,11 @@ def assemble(config: PretrainedConfig, checkpoint: Checkpoint, dtype: torch.dtyp
         if type(layer) in (nn.Linear, Conv1D) and (found := checkpoint.integers(path)) is not None:
             shape = layer.weight.shape[::-1] if isinstance(layer, Conv1D) else layer.weight.shape
             _check_shape(f"{path}.weight", found.integers, shape)
-            model.set_submodule(path, QuantizedLinear.from_integers(*found, layer.bias, dtype))
+            try:
+                quantized = QuantizedLinear.from_integers(*found, layer.bias, dtype)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
+            model.set_submodule(path, quantized)
     names: dict[torch.Tensor, list[str]] = {}  # several, if an LM head is tied to the embedding
     for name, tensor in model.state_dict(keep_vars=True).items():
         names.setdefault(tensor, []).append(name)

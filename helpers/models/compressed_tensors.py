@@ -107,7 +107,10 @@ def check_supported(quantization: dict) -> None:
         problems.append("transformed weights")
     if (quantization.get("sparsity_config") or {}).get("format", "dense") != "dense":
         problems.append("sparse weights")
-    for group in quantization.get("config_groups", {}).values():
+    groups = quantization.get("config_groups")
+    if not groups or not all(group and group.get("weights") for group in groups.values()):
+        raise ValueError("the quantization_config of its config.json describes no weights")
+    for group in groups.values():
         if group.get("input_activations") or group.get("output_activations"):
             problems.append("quantized activations")
         weights, size = group["weights"], group["weights"].get("group_size")
@@ -140,12 +143,18 @@ class CompressedTensors:
         return self._files[name].get_tensor(name) if name in self._files else None
 
     def integers(self, path: str) -> Integers | None:
-        packed = self.tensor(f"{path}.weight_packed")
-        if packed is None:
+        if (packed := self.tensor(f"{path}.weight_packed")) is None:
             return None
-        inputs = int(self.tensor(f"{path}.weight_shape")[1])
+        shape, scales = self.tensor(f"{path}.weight_shape"), self.tensor(f"{path}.weight_scale")
+        if shape is None or shape.shape != (2,) or shape.is_floating_point():
+            raise ValueError(f"{path} needs a weight_shape of two integers")
+        if scales is None or not scales.is_floating_point():
+            raise ValueError(f"{path} needs a weight_scale of floats")
+        if packed.dtype is not torch.int32 or packed.ndim != 2:
+            raise ValueError(f"{path}.weight_packed is {packed.dtype} {list(packed.shape)}, not int32 [out, words]")
+        inputs = int(shape[1])
         bits = 8 if packed.shape[1] == -(-inputs // 4) else 4
-        return Integers(unpack(packed, bits)[:, :inputs], self.tensor(f"{path}.weight_scale"), bits)
+        return Integers(unpack(packed, bits)[:, :inputs], scales, bits)
 
 
 def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:

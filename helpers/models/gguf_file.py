@@ -14,6 +14,7 @@ ignore raises an error, because the model would compute something else.
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
@@ -56,7 +57,7 @@ class GGUFFile:
         except ImportError as error:
             raise ValueError("GGUF files need the package gguf: pip install gguf") from error
         self._dequantize = gguf.dequantize
-        reader = gguf.GGUFReader(file)
+        reader = _bounded(gguf.GGUFReader)(file)
         self.metadata = {
             name: field.contents()
             for name, field in reader.fields.items()
@@ -66,8 +67,14 @@ class GGUFFile:
         self.architecture = self.metadata["general.architecture"]
         if self.architecture not in ARCHITECTURES:
             raise ValueError(f"the architecture {self.architecture!r} is not one of {', '.join(ARCHITECTURES)}")
+        layers = self._setting("block_count")
+        if not isinstance(layers, int) or not 0 < layers <= len(self.tensors):
+            raise ValueError(f"it has {layers} layers, but only {len(self.tensors)} tensors")
+        if self.architecture != "gpt2":
+            heads = self._setting("attention.head_count")
+            self.metadata.setdefault(f"{self.architecture}.attention.head_count_kv", heads)
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-        self._names = gguf.get_tensor_name_map(kinds[self.architecture], self._setting("block_count"))
+        self._names = gguf.get_tensor_name_map(kinds[self.architecture], layers)
         self._read = {ROPE_FACTORS}
 
     def _setting(self, name: str):
@@ -149,3 +156,15 @@ class GGUFFile:
         """Raise a ValueError if a tensor was not read."""
         if unread := sorted(self.tensors.keys() - self._read):
             raise ValueError(f"the model in transformers has no tensors for {', '.join(unread[:5])}")
+
+
+def _bounded(reader_class: type) -> type:
+    """Return a GGUFReader that raises an error at the end of the file, where gguf would read on, array item by item."""
+
+    class BoundedReader(reader_class):
+        def _get(self, offset, dtype, count=1, *arguments, **options):
+            if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise ValueError("the file ends early")
+            return super()._get(offset, dtype, count, *arguments, **options)
+
+    return BoundedReader

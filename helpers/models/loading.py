@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -94,7 +93,7 @@ def _load(name: str, device: str | None, dtype: torch.dtype | None, weights: str
         logging.disable_progress_bar()
     try:
         model = _load_weights(name, config, file, dtype or torch.float32).to(device).eval()
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+    except Exception as error:  # damaged files make torch, safetensors and transformers raise errors of many types
         raise _refusal(name, f" ({config.model_type}) as a causal language model", error) from error
     finally:
         if bar:
@@ -168,5 +167,6 @@ def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def _refusal(name: str, problem: str, error: Exception, advice: str = HINT) -> ValueError:
-    reason = " ".join(str(error).split())
+    is_bare = isinstance(error, LookupError | TypeError | AttributeError)  # their texts alone say too little
+    reason = " ".join((f"{type(error).__name__}: {error}" if is_bare else str(error)).split())
     return ValueError(f"Cannot load {name!r}{problem} ({reason[:300].rstrip('.')}). {advice}")

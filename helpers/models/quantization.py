@@ -120,8 +120,9 @@ class QuantizedLinear(nn.Module):
         Raises:
             ValueError: the sizes do not match, or a scale is infinite or not a number.
         """
-        (outputs, inputs), groups = integers.shape, scales.shape[-1]
-        if scales.shape != (outputs, groups) or inputs % groups or (groups > 1 and inputs // groups % GROUP):
+        (outputs, inputs), groups = integers.shape, scales.shape[-1] if scales.ndim else 0
+        fit = groups > 0 and scales.shape == (outputs, groups) and inputs % groups == 0
+        if not fit or (groups > 1 and inputs // groups % GROUP):
             raise ValueError(
                 f"Scales {list(scales.shape)} do not fit a weight {[outputs, inputs]}: a scale is for all inputs of an "
                 f"output, or for a multiple of {GROUP}."
@@ -162,7 +163,7 @@ class QuantizedLinear(nn.Module):
     @torch.no_grad()
     def _quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return integers and scales of some outputs."""
-        weight = pad(weight.detach(), (0, -weight.shape[1] % GROUP))
+        weight = pad(weight.detach().float(), (0, -weight.shape[1] % GROUP))
         if not weight.isfinite().all():
             raise ValueError("A weight is infinite or not a number, and has no nearest integer: check the model.")
         return round_to_integers(weight, self.format)
@@ -200,7 +201,16 @@ class QuantizedLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
     def multiply_quantized(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply with the kernel, which never stores the rounded weight."""
+        """Multiply with the kernel, which never stores the rounded weight.
+
+        Raises:
+            ValueError: x has another number of inputs; also see `kernels.quantized_linear`.
+        """
+        if x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"The layer has {self.in_features} inputs, but x has {x.shape[-1]}: pass x of shape "
+                f"[..., {self.in_features}]."
+            )
         return kernels.quantized_linear(x, self.words, self.scales, self.bias, self.format.bits, self.out_features)
 
     def _apply(self, fn, recurse=True):

@@ -14,6 +14,7 @@ from torch import nn
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
+from .. import kernels
 from ..models.quantization import QuantizedLinear
 from .linear_backends import BACKENDS, Layer, available_backends, backends_of, bytes_of, inputs_of, kind_of
 from .linear_choice import ROWS, nearest, shape_of, times_of
@@ -144,7 +145,7 @@ class FastLinear(nn.Module):
 
     def __deepcopy__(self, memo: dict) -> "FastLinear":
         """Copy the original layer. The copy makes its own products, because a packed weight cannot be copied."""
-        return FastLinear(copy.deepcopy(self.layer, memo), self.backends)
+        return type(self)(copy.deepcopy(self.layer, memo), self.backends)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # The products would drop gradients without an error, and a copy does not follow changes to the weight.
@@ -164,6 +165,6 @@ class FastQuantizedLinear(FastLinear):
     """The same for a `QuantizedLinear`. Its backends read the layer's own tensors, so they follow every change."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or kernels.unavailable(x.dtype, x.device):  # cast or moved since the choice
             return self._modules["layer"](x)
         return self.products[min(x.numel() // self.inputs, self.max_rows)](x)

@@ -109,7 +109,8 @@ def read_requests(args: argparse.Namespace) -> list[TimedRequest]:
         OSError, ValueError: see `read_trace`, `at_rate` and `synthetic_trace`.
     """
     if args.synthetic:
-        return list(synthetic_trace(args.synthetic, args.requests or 1000, args.rate or 1.0, args.seed))
+        rate = 1.0 if args.rate is None else args.rate
+        return list(synthetic_trace(args.synthetic, args.requests or 1000, rate, args.seed))
     requests = read_trace(args.trace)[: args.requests]
     return requests if args.rate is None else at_rate(requests, args.rate)
 

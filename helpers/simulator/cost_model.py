@@ -20,6 +20,7 @@ from ..engine import Plan
 
 FEATURES = ("iterations", "tiles", "tokens", "sequences", "keys", "pairs")
 TILE = 16  # tokens
+MOST_SECONDS = 1e9  # per unit: far above any machine's, and low enough for all times to be finite
 
 
 def features(plan: Plan) -> tuple[float, ...]:
@@ -39,11 +40,11 @@ class CostModel:
     """The seconds that each unit of each count takes; a callable for `Simulator(seconds=...)`.
 
     Attributes:
-        iterations, tiles, tokens, sequences, keys, pairs: seconds per unit, at least 0.
+        iterations, tiles, tokens, sequences, keys, pairs: seconds per unit, from 0 to MOST_SECONDS.
         about: what the model describes: the machine, the model, the errors of the fit, ...
 
     Raises:
-        ValueError: a weight is not a number of at least 0, or all of them are 0.
+        ValueError: a weight is not a number in this range, all of them are 0, or `about` is not a dict.
     """
 
     iterations: float = 0.0
@@ -56,10 +57,14 @@ class CostModel:
 
     def __post_init__(self):
         for name, weight in zip(FEATURES, self.weights, strict=True):
-            if not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-                raise ValueError(f"The seconds per unit of {name!r} must be a number of at least 0, not {weight!r}.")
+            if not isinstance(weight, int | float) or not 0 <= weight <= MOST_SECONDS:
+                raise ValueError(
+                    f"The seconds per unit of {name!r} must be a number from 0 to {MOST_SECONDS:g}, not {weight!r}."
+                )
         if not any(self.weights):
             raise ValueError("All weights are 0, so no iteration would take any time: set at least one.")
+        if not isinstance(self.about, dict):
+            raise ValueError(f"'about' must be an object, not {self.about!r}.")
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -97,7 +102,7 @@ class CostModel:
         try:
             saved = json.loads(Path(path).read_text(encoding="utf-8"))
             return cls(**saved)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"{path} contains no cost model ({error}). It is a JSON object with some of the keys "
                 f"{', '.join(known)}; `python -m helpers.simulator --fit FILE` writes one."

@@ -10,10 +10,11 @@ import heapq
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import inf, isfinite
 from typing import NamedTuple, Protocol
 
 from ..engine import EngineConfig
-from ..metrics import goodput, percentile
+from ..metrics import count_within, goodput, percentile
 from .cost_model import CostModel
 from .replica import FinishedRequest, FleetClock, SimulatedReplica
 
@@ -86,7 +87,7 @@ class FleetResult:
 
     def within(self, **limits: float) -> float:
         """Return the share of requests that meet all limits."""
-        return self.goodput(**limits) * self.seconds / len(self)
+        return count_within(self.requests, **limits) / len(self)  # goodput * seconds could round below 1
 
     def percentile(self, name: str, percent: float) -> float | None:
         """Return a percentile of "ttft", "tpot" or "e2e", in seconds; None if no request has such a time."""
@@ -123,25 +124,28 @@ def simulate_fleet(
     """
     if replicas < 1:
         raise ValueError(f"A fleet needs at least 1 replica, not {replicas}.")
-    clock, result = FleetClock(float("-inf")), FleetResult()
+    clock, result = FleetClock(-inf), FleetResult()
     fleet = [SimulatedReplica(config, cost, clock, skip) for _ in range(replicas)]
     due: list[tuple[float, int]] = []  # a heap; an entry is out of date if its replica is busy until another time
     for number, (arrival, prompt, output_tokens) in enumerate(requests):
-        if not arrival >= clock.now:
+        if not isfinite(arrival):
+            raise ValueError(f"Request {number} arrives at {arrival}, which is not a finite number of seconds.")
+        if arrival < clock.now:
             raise ValueError(f"Request {number} arrives at {arrival}, before the one ahead of it: sort the trace.")
         clock.now = arrival
+        fleet[0].check(prompt if isinstance(prompt, int) else len(prompt), output_tokens)
         token_ids = _token_ids(prompt, config)
-        fleet[0].check(len(token_ids), output_tokens)
         while due and due[0][0] < arrival:
             until, index = heapq.heappop(due)
             if until == fleet[index].busy_until:
                 _advance(fleet[index], arrival, result)
-                heapq.heappush(due, (fleet[index].busy_until, index))
+                if fleet[index].busy_until < inf:  # it is still busy
+                    heapq.heappush(due, (fleet[index].busy_until, index))
         index = router.choose(token_ids, fleet)
         fleet[index].add(number, arrival, token_ids, output_tokens)
         heapq.heappush(due, (fleet[index].busy_until, index))
     for replica in fleet:
-        _advance(replica, float("inf"), result)
+        _advance(replica, inf, result)
     if not len(result):
         raise ValueError("The trace has no requests.")
     result.iterations = [replica.iterations for replica in fleet]

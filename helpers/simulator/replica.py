@@ -2,7 +2,8 @@
 
 An iteration is the engine's: schedule, run, update. Unlike a `Simulator`, a replica records only the times and lengths
 of each request. Successive iterations that only decode become a stretch (`stretch.py`). It is run once the clock has
-passed its end. If a request arrives earlier, only the iterations that begin before the arrival are run.
+passed its end. If a request arrives earlier, only the iterations that begin before the arrival are run. With prefix
+caching, there are no stretches.
 """
 
 from collections.abc import Hashable
@@ -14,6 +15,8 @@ from ..engine import EngineConfig, SamplingParams, Sequence
 from .cost_model import CostModel
 from .simulator import TOKEN, Simulator
 from .stretch import Stretch, find_stretch
+
+MOST_TOKENS = 10_000_000  # of a prompt or an output: a list with more of them might not fit in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class SimulatedReplica:
         cost: the seconds of each iteration.
         clock: the time to which `outstanding_tokens` refers.
         skip: whether to run a stretch in one step; otherwise, every iteration is planned. The results are the same.
+            With prefix caching, every iteration is planned: a router reads the cache, which changes within a stretch.
 
     Attributes:
         iterations: how many iterations were run.
@@ -74,7 +78,8 @@ class SimulatedReplica:
             raise ValueError("A replica without a model has no tokens to guess: use speculative=None.")
         core = Simulator(config, cost)
         self.scheduler, self._runner, self._validator = core.scheduler, core.runner, core.validator
-        self._cost, self._clock, self._skip = cost, clock or FleetClock(), skip
+        self._cost, self._clock = cost, clock or FleetClock()
+        self._skip = skip and not getattr(self.scheduler.memory, "prefix_caching", False)
         self._stretch: Stretch | None = None
         self._outstanding = 0  # when the stretch begins
         self.iterations = self.planned = self.preemptions = 0
@@ -112,11 +117,16 @@ class SimulatedReplica:
         """Refuse a request that can never run.
 
         Raises:
-            ValueError: it is too long for the settings, or it has no tokens.
+            ValueError: it is longer than the settings or MOST_TOKENS allow, or it has no tokens.
         """
         if prompt_tokens < 1 or output_tokens < 1:
             raise ValueError(
                 f"A request has at least 1 prompt token and 1 output token, not {prompt_tokens} and {output_tokens}."
+            )
+        if max(prompt_tokens, output_tokens) > MOST_TOKENS:
+            raise ValueError(
+                f"A request has at most {MOST_TOKENS} prompt tokens and output tokens, not {prompt_tokens} and "
+                f"{output_tokens}."
             )
         self._validator.check_counts(prompt_tokens, _params(output_tokens))
 

@@ -3,7 +3,8 @@
 From one arrival, end or preemption to the next, every running sequence gets one token per iteration. Only the blocks
 change: a sequence takes a new one each time its last one is full. A stretch therefore does not visit the sequences in
 every iteration. It allocates the same blocks in the same order, then advances each sequence once. Afterwards, the
-scheduler is as single iterations would have left it, block tables and token times included.
+scheduler is as single iterations would have left it, block tables and token times included. That requires memory
+without prefix caching: a cache registers the blocks that fill up in each iteration.
 """
 
 from bisect import bisect_left
@@ -71,7 +72,8 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, 
     """Return the iterations ahead that only decode; None if the next one may do anything else.
 
     Args:
-        scheduler: a scheduler without EOS tokens, whose sequences have no other stop conditions than `max_tokens`.
+        scheduler: a scheduler without EOS tokens and without prefix caching, whose sequences have no other stop
+            conditions than `max_tokens`.
         last: the plan of its latest iteration, after which no request has arrived or left.
         cost: the seconds of each iteration.
         now: when the next iteration begins.
@@ -96,17 +98,16 @@ def _none_is_admitted(scheduler: Scheduler, last: Plan) -> bool:
     """Return whether the next iterations admit no sequence, as long as all running ones decode and none of them ends.
 
     That is certain if none waits or no row is free. It is also certain if the last iteration tried to admit the first
-    sequence in the queue, and it did not fit. It still does not fit: decodes free no memory, and without prefix caching
-    no part of its prompt becomes available.
+    sequence in the queue, and it did not fit. It still does not fit: decodes free no memory.
     """
-    policy, memory = type(scheduler.policy), scheduler.memory
+    policy = type(scheduler.policy)
     if scheduler.speculation is not None:
         return False
     only_decodes = len(last.chunks) == len(scheduler.running) and all(chunk.is_decode for chunk in last.chunks)
     if not scheduler.waiting or len(scheduler.running) == scheduler.max_rows or policy is Static:
         return scheduler.mixed or only_decodes
     was_tried = scheduler.mixed and only_decodes and not last.preempted
-    return was_tried and policy in ORDER_IS_FIXED and not getattr(memory, "prefix_caching", False)
+    return was_tried and policy in ORDER_IS_FIXED
 
 
 def _allocations(scheduler: Scheduler, iterations: int) -> tuple[int, list[tuple[int, int]]]:
