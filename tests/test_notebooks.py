@@ -201,6 +201,7 @@ GIVEN = {
     "5_padding_free_batching": {"31": "the mixed requests in bfloat16, run on an AMD EPYC (Zen 4)"},
     "6_paged_kv_cache": dict.fromkeys(("20.4", "38.2"), "Kwon et al., SOSP 2023"),
     "10_quantized_weights": {"35,000": "Dettmers and Zettlemoyer, 2022", "110": "workloads.clear_stories"},
+    "11_many_replicas": {"512": "256 / 0.5"},
     "anyscale_23x": {
         **dict.fromkeys(("400", "132"), "lesson 3"),
         "40": "the article's GPU",
