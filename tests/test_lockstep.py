@@ -128,6 +128,22 @@ def test_a_resumed_output_is_the_one_without_a_break(embedded, kind):
             assert len(resumed.prompt_logprobs or []) == len(output.prompt_logprobs or [])
 
 
+@pytest.mark.parametrize("kills", [{}, {0: 0}, {1: 0}], ids=str)
+def test_a_prompt_to_score_needs_no_new_token(kills):
+    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
+    (output,) = LockstepReplicas(simulators(2), RoundRobin()).generate([[1, 2, 3]], params, kills=kills)
+    assert (output.new_token_ids, output.finish_reason) == ([], "length")
+
+
+def test_a_request_that_an_engine_refuses_leaves_nothing_behind():
+    replicas = LockstepReplicas(simulators(2), RoundRobin())
+    replicas.engines[0].scheduler.add = lambda sequence: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        replicas.add_request([1, 2, 3], SamplingParams(max_tokens=5), "a")
+    assert not replicas.dispatcher.requests
+    assert [state.outstanding_tokens for state in replicas.dispatcher.replicas.values()] == [0, 0]
+
+
 def test_tokens_that_a_lost_replica_had_not_delivered_are_computed_again(embedded):
     replicas = LockstepReplicas(engines(embedded, 2), RoundRobin())
     replicas.add_request(PROMPTS[0], SamplingParams(max_tokens=10, ignore_eos=True), "a")

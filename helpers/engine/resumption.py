@@ -25,7 +25,7 @@ def resume(sequence: Sequence, token_ids: Seq[int], model: ModelInfo) -> None:
             f"generated has tokens for output {sequence.index!r}, but the request has {sequence.params.n}, "
             f"numbered from 0."
         )
-    if len(token_ids) >= sequence.max_tokens:
+    if token_ids and len(token_ids) >= sequence.max_tokens:  # without tokens, it may be a prompt to score
         raise ValueError(
             f"Output {sequence.index} has {len(token_ids)} of at most {sequence.max_tokens} tokens already: "
             f"resume unfinished outputs only."
