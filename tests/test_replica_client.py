@@ -15,6 +15,7 @@ from helpers.cluster.app import make_cluster_app
 from helpers.cluster.replica import Replica, ReplicaLost, Report
 from helpers.cluster.replica_client import ReplicaClient, ReplicatedEngine
 from helpers.cluster.routing import LeastOutstandingTokens, PrefixAware
+from helpers.engine import OutputDelta
 from helpers.server.errors import EngineFailed
 from helpers.simulator import Simulator
 from tests.gated_thread import in_loop, wait_until
@@ -202,6 +203,20 @@ async def test_a_request_that_was_aborted_is_not_resumed():
         assert client.num_in_flight == 1 and client.num_resumed == 0
         let(client.started[1], ENOUGH)
         assert await tokens(streams[1]) == list(range(2, 11))
+        await wait_until(lambda: is_empty(client))
+
+
+@in_loop
+async def test_an_aborted_request_is_not_resumed_even_if_one_of_its_outputs_had_finished():
+    async with running(num_replicas=2, shut=True) as client:
+        stream, _ = await client.submit("r", [[0, 1]], SamplingParams(9, n=2, temperature=1.0))
+        with stream:
+            pass  # its client leaves
+        finished = OutputDelta("r", 0, "", [5], None, 1, "stop")  # reported before the replica got the abort
+        client._on_report("r0", Report(outputs=[finished], snapshot=client.snapshots["r0"]))
+        client.started[0].lose()
+        await wait_until(lambda: client.num_lost == 1)
+        assert client.num_resumed == client.num_in_flight == 0
         await wait_until(lambda: is_empty(client))
 
 

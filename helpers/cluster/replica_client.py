@@ -229,7 +229,7 @@ class ReplicaClient(EngineClient):
 
     def _on_report(self, name: str, report: Report) -> None:
         outputs = self.dispatcher.accept(name, report.outputs, report.cache_events)
-        self._aborted.difference_update(output.request_id for output in outputs if output.finish_reason is not None)
+        self._aborted.intersection_update(self.dispatcher.requests)
         is_new = bool(report.outputs or report.snapshot.passes or report.snapshot != self.snapshots[name])
         self.snapshots[name] = replace(report.snapshot, passes=())
         if is_new:
