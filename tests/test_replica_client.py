@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from helpers import EngineConfig, SamplingParams
-from helpers.cluster import replica_client
 from helpers.cluster.app import make_cluster_app
 from helpers.cluster.replica import Replica, ReplicaLost, Report
 from helpers.cluster.replica_client import ReplicaClient, ReplicatedEngine
@@ -221,8 +220,7 @@ async def test_an_aborted_request_is_not_resumed_even_if_one_of_its_outputs_had_
 
 
 @in_loop
-async def test_a_request_that_every_replica_is_lost_with_ends_with_an_error(monkeypatch):
-    monkeypatch.setattr(replica_client, "MAX_ASSIGNMENTS", 3)
+async def test_a_request_that_every_replica_is_lost_with_ends_with_an_error():
     async with running(num_replicas=1, all_shut=True) as client:
         stream = await submit(client, [0, 1], 4)
         for number in range(3):
@@ -230,6 +228,32 @@ async def test_a_request_that_every_replica_is_lost_with_ends_with_an_error(monk
             client.started[number].lose()
         with pytest.raises(EngineFailed, match="3 replicas were lost while they worked on this request"):
             await tokens(stream)
+        await wait_until(lambda: is_empty(client))
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+@in_loop
+async def test_a_request_that_causes_the_losses_ends_alone(num_replicas):
+    async with running(num_replicas=num_replicas, all_shut=True) as client:
+        good = [await submit(client, [0, 1], 3, f"r{number}") for number in range(3)]
+        bad = await submit(client, [0, 1], 3, "bad")
+
+        async def be_lost_or_go_on() -> None:
+            while True:
+                await asyncio.sleep(0.005)
+                request = client.dispatcher.requests.get("bad")
+                for one in client.started:
+                    if request is not None and one.name == request.replica:
+                        one.lose()
+                    elif one.name in client.replicas:
+                        let(one, 1)
+
+        going_on = asyncio.create_task(be_lost_or_go_on())
+        with pytest.raises(EngineFailed, match="3 replicas were lost while they worked on this request"):
+            await tokens(bad)
+        assert [await tokens(stream) for stream in good] == [[2, 3, 4]] * 3
+        assert client.num_lost == 3
+        going_on.cancel()
         await wait_until(lambda: is_empty(client))
 
 

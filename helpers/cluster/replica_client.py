@@ -4,6 +4,10 @@ Each replica has a task that asks it for reports. A replica is lost if it ends, 
 seconds, or if one of its iterations takes longer than that. It is then killed, and another one is started in its place.
 Its unfinished requests continue on the replicas that remain, from their prompts and the tokens delivered so far. If no
 replica remains, they wait for the next one. A client notices only a pause.
+
+A request may itself cause the losses. So a request that was on three lost replicas ends with an error. On its third
+replica, no other request has its last attempt: the request that causes the losses ends after three, and takes no other
+with it. Until such a replica is free, a request waits for its last attempt.
 """
 
 import asyncio
@@ -21,7 +25,7 @@ from .dispatcher import DispatchedRequest, Dispatcher, NoReplicas
 from .replica import ReplicaHandle, ReplicaInfo, ReplicaLost, Report
 from .routing import Router
 
-MAX_ASSIGNMENTS = 20  # a request that was on this many lost replicas probably caused the losses
+MAX_ASSIGNMENTS = 3  # a request that was on this many lost replicas probably caused the losses
 RESTART_PAUSE = 1.0  # seconds before another attempt to start a replica
 logger = logging.getLogger(__name__)
 
@@ -144,12 +148,16 @@ class ReplicaClient(EngineClient):
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def _dispatch(self, request: DispatchedRequest) -> None:
-        """Send a request to a replica; without one, let it wait."""
+        """Send a request to a replica; without one that may take it, let it wait."""
         if len(request.history) >= MAX_ASSIGNMENTS:
             text = f"{len(request.history)} replicas were lost while they worked on this request"
             return self._end(request, "error", text)
+        avoided = set()
+        if len(request.history) == MAX_ASSIGNMENTS - 1:  # its last attempt
+            others = self.dispatcher.requests.values()
+            avoided = {other.replica for other in others if len(other.history) == MAX_ASSIGNMENTS}
         try:
-            name = self.dispatcher.assign(request)
+            name = self.dispatcher.assign(request, avoided)
         except NoReplicas:
             self.dispatcher.requests[request.request_id] = request
             self._waiting.append(request)
@@ -158,6 +166,11 @@ class ReplicaClient(EngineClient):
         self.replicas[name].add(
             request.request_id, request.prompt_token_ids, request.params, request.priority, generated
         )
+
+    def _dispatch_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            self._dispatch(request)
 
     def _end(self, request: DispatchedRequest, reason: str, error: str | None = None) -> None:
         """End a request that no replica has."""
@@ -210,9 +223,7 @@ class ReplicaClient(EngineClient):
         self.dispatcher.add_replica(handle.name, handle.info.block_size if prefix_caching else None)
         if self._pace:
             handle.set_pace(self._pace)
-        waiting, self._waiting = self._waiting, []
-        for request in waiting:
-            self._dispatch(request)
+        self._dispatch_waiting()
 
     def _lose(self, place: int, handle: ReplicaHandle) -> None:
         """Kill a replica, and let its requests continue on others."""
@@ -234,6 +245,7 @@ class ReplicaClient(EngineClient):
         self.snapshots[name] = replace(report.snapshot, passes=())
         if is_new:
             self._deliver(outputs, self._snapshot(self._widened(name, report)))
+        self._dispatch_waiting()  # those whose last attempt another request's has held back
 
     def _widened(self, name: str, report: Report) -> tuple:
         """Return the forward passes of a replica as passes of all rows; the other replicas' rows are empty."""
