@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import threading
+import time
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -164,6 +165,44 @@ async def test_an_iteration_that_takes_too_long_is_a_hung_replica_although_it_re
         stream = await submit(client, [0, 1], 4)
         assert await tokens(stream) == [2, 3, 4, 5]
         assert client.started[0].killed and client.num_lost == client.num_resumed == 2, "the second one hung, too"
+
+
+@in_loop
+async def test_a_front_end_that_was_stopped_for_longer_than_the_timeout_loses_no_replica():
+    asked = asyncio.Event()
+
+    async def report_soon() -> Report:
+        asked.set()
+        await asyncio.sleep(0.2)
+        return Report()
+
+    async with running(num_replicas=1, timeout=0.7) as client:
+        client.started[0].report = report_soon
+        await asked.wait()
+        time.sleep(1.0)  # by now, the report and the timeout are both due
+        await asyncio.sleep(0.1)
+        assert client.num_lost == 0
+
+
+@in_loop
+async def test_the_error_that_stops_the_front_end_is_logged(caplog):
+    async with running() as client:
+        client.observers.append(lambda outputs, snapshot: 1 / 0)
+        with pytest.raises(EngineFailed, match="ZeroDivisionError"):
+            await tokens(await submit(client, [0, 1], 4))
+        assert client.crashed and "ZeroDivisionError" in caplog.text
+
+
+@in_loop
+async def test_the_last_output_of_a_request_without_a_replica_joins_the_others():
+    async with running(num_replicas=1, shut=True, restarts=False) as client:
+        stream = await submit(client, [0, 1], 9)
+        let(client.started[0], 3)
+        await wait_until(lambda: sum(len(output.new_token_ids) for outputs, _ in client.seen for output in outputs) > 2)
+        client.started[0].lose()
+        await wait_until(lambda: not client.replicas)
+        client.cancel(stream)
+        assert OutputDelta.join([output for outputs, _ in client.seen for output in outputs]).finish_reason == "abort"
 
 
 @in_loop

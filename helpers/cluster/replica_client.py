@@ -26,6 +26,7 @@ from .replica import ReplicaHandle, ReplicaInfo, ReplicaLost, Report
 from .routing import Router
 
 MAX_ASSIGNMENTS = 3  # a request that was on this many lost replicas probably caused the losses
+GRACE = 1.0  # seconds to read a report that came while the front end itself was stopped
 RESTART_PAUSE = 1.0  # seconds before another attempt to start a replica
 logger = logging.getLogger(__name__)
 
@@ -174,8 +175,9 @@ class ReplicaClient(EngineClient):
 
     def _end(self, request: DispatchedRequest, reason: str, error: str | None = None) -> None:
         """End a request that no replica has."""
+        logprobs = None if request.params.logprobs is None else []
         outputs = [
-            OutputDelta(request.request_id, index, "", [], [], len(token_ids), reason, error)
+            OutputDelta(request.request_id, index, "", [], logprobs, len(token_ids), reason, error)
             for index, token_ids in request.generated.items()
         ]
         self._aborted.discard(request.request_id)
@@ -189,6 +191,7 @@ class ReplicaClient(EngineClient):
         try:
             await self._follow(place, handle)
         except Exception as error:  # not of a replica: the front end itself cannot continue
+            logger.exception("The front end has stopped.")
             self._on_crash(error)
             raise
 
@@ -204,7 +207,7 @@ class ReplicaClient(EngineClient):
             self._join(place, handle)
             try:
                 while True:
-                    report = await asyncio.wait_for(handle.report(), self._timeout)
+                    report = await self._report_of(handle)
                     if report.step_seconds > self._timeout:
                         raise ReplicaLost(f"an iteration has taken {report.step_seconds:.1f} s")
                     self._on_report(handle.name, report)
@@ -214,6 +217,23 @@ class ReplicaClient(EngineClient):
                 logger.warning("Replica %s is lost: %s.", handle.name, error)
             self._lose(place, handle)
             handle = None
+
+    async def _report_of(self, handle: ReplicaHandle) -> Report:
+        """Return a replica's next report.
+
+        Raises:
+            ReplicaLost: it has ended.
+            TimeoutError: it does not report in time.
+        """
+        asked = asyncio.ensure_future(handle.report())
+        try:
+            for seconds in (self._timeout, GRACE):
+                done, _ = await asyncio.wait([asked], timeout=seconds)
+                if done:
+                    return asked.result()
+            raise TimeoutError
+        finally:
+            asked.cancel()
 
     def _join(self, place: int, handle: ReplicaHandle) -> None:
         """Let a replica take requests, beginning with those that wait for one."""
