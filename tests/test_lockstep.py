@@ -221,6 +221,7 @@ def test_only_unfinished_outputs_are_resumed():
     dispatcher, request = dispatched(n=3)
     dispatcher.accept("first", [delta("a", 0, [5], "stop"), delta("a", 1, [6]), delta("a", 2, [7])])
     assert request.generated == {1: [6], 2: [7]} and request.max_new_tokens == 14
+    assert dispatcher.replicas["first"].outstanding_tokens == 14
     assert dispatcher.accept("first", [delta("a", 0, [8])]) == [], "it has finished"
     dispatcher.accept("first", [delta("a", 1, [], "abort"), delta("a", 2, [], "abort")])
     assert not dispatcher.requests and dispatcher.replicas["first"].outstanding_tokens == 0

@@ -116,7 +116,8 @@ class Dispatcher:
             request.generated[output.index] += output.new_token_ids
             self.replicas[name].advance(output.request_id, len(output.new_token_ids))
             if output.finish_reason is not None:
-                del request.generated[output.index]
+                unused = request.max_tokens - len(request.generated.pop(output.index))
+                self.replicas[name].advance(output.request_id, unused)
                 if not request.generated:
                     self.forget(request)
         return accepted
