@@ -238,12 +238,30 @@ def test_a_request_waits_where_no_replica_is_left():
 # --- what an engine refuses to resume -------------------------------------------------------------------------------
 
 
+def test_a_request_that_could_not_be_computed_again_at_once_is_refused(embedded):
+    settings = {"execution": "padded", "chunked_prefill": False, "mixed_batches": False, "max_tokens_per_step": 24}
+    replicas = LockstepReplicas(engines(embedded, 2, **settings), RoundRobin())
+    replicas.add_request(list(range(5, 25)), SamplingParams(max_tokens=5))
+    with pytest.raises(ValueError, match="may have to compute 25 tokens at once"):
+        replicas.add_request(list(range(5, 25)), SamplingParams(max_tokens=6))
+    assert len(replicas.dispatcher.requests) == 1
+
+
+def test_an_output_that_contains_a_stop_string_is_not_resumed(embedded):
+    (engine,) = engines(embedded, 1)
+    (stop,) = engine.tokenizer.convert_ids_to_tokens([50])
+    with pytest.raises(ValueError, match="Output 0 ended with token 50"):
+        engine.add_request("Once", SamplingParams(max_tokens=5, stop=[stop]), generated={0: [40, 50]})
+
+
 @pytest.mark.parametrize(
     ("generated", "message"),
     [
         ({0: [1] * 5}, "Output 0 has 5 of at most 5 tokens already"),
         ({1: [1]}, "generated has tokens for output 1, but the request has 1"),
         ({0: [10**6]}, "Token ids in generated must be below"),
+        ({}, "generated has no output"),
+        ({0: [5, 0]}, "Output 0 ended with token 0: resume unfinished outputs only"),
         ({0: [-1]}, "A token id of output 0 in generated must be an integer of at least 0"),
     ],
 )
