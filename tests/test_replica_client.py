@@ -5,6 +5,7 @@ import itertools
 import threading
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import httpx
@@ -185,6 +186,16 @@ async def test_a_front_end_that_was_stopped_for_longer_than_the_timeout_loses_no
 
 
 @in_loop
+async def test_a_request_that_cannot_be_sent_leaves_nothing_behind():
+    async with running(shut=True) as client:
+        client.started[1].add = lambda *_: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            await client.submit("r", [[0], [1], [2]], SamplingParams(9, n=2, temperature=1.0))
+        let(client.started[0], ENOUGH)
+        await wait_until(lambda: is_empty(client))
+
+
+@in_loop
 async def test_the_error_that_stops_the_front_end_is_logged(caplog):
     async with running() as client:
         client.observers.append(lambda outputs, snapshot: 1 / 0)
@@ -308,6 +319,17 @@ async def test_a_request_that_causes_the_losses_ends_alone(num_replicas):
         assert client.num_lost == 3
         going_on.cancel()
         await wait_until(lambda: is_empty(client))
+
+
+@in_loop
+async def test_a_request_that_no_other_replica_could_resume_is_refused():
+    async with running(num_replicas=1) as client:
+        config = EngineConfig(max_tokens_per_step=8, chunked_prefill=False)
+        info = replace(client.started[0].info, config=config, num_blocks=None)
+        validator = ReplicatedEngine(info, 2).validator
+        assert validator.validate([0, 1], SamplingParams(7)) == ([0, 1], 7)
+        with pytest.raises(ValueError, match="on another replica, the request may have to compute 9 tokens at once"):
+            validator.validate([0, 1], SamplingParams(8))
 
 
 @in_loop

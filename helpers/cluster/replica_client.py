@@ -36,6 +36,15 @@ class _AllBlocks:
     num_blocks: int
 
 
+class ResumableValidator(RequestValidator):
+    """Also refuses requests that another replica could not resume."""
+
+    def check_counts(self, prompt_tokens: int, params: SamplingParams) -> int:
+        max_tokens = super().check_counts(prompt_tokens, params)
+        self.check_recomputation(prompt_tokens, max_tokens)
+        return max_tokens
+
+
 class ReplicatedEngine:
     """All replicas as one engine, as far as the server needs it: settings, tokenizer and limits.
 
@@ -56,7 +65,7 @@ class ReplicatedEngine:
         )
         self.tokenizer = info.tokenizer
         # A request has to fit into a single replica.
-        self.validator = RequestValidator(info.tokenizer, config, info.model_info, blocks)
+        self.validator = ResumableValidator(info.tokenizer, config, info.model_info, blocks)
         self.block_manager = blocks and _AllBlocks(num_replicas * info.num_blocks)
 
 
@@ -164,9 +173,13 @@ class ReplicaClient(EngineClient):
             self._waiting.append(request)
             return None
         generated = {index: list(token_ids) for index, token_ids in request.generated.items()}
-        self.replicas[name].add(
-            request.request_id, request.prompt_token_ids, request.params, request.priority, generated
-        )
+        try:
+            self.replicas[name].add(
+                request.request_id, request.prompt_token_ids, request.params, request.priority, generated
+            )
+        except BaseException:
+            self.dispatcher.forget(request)
+            raise
 
     def _dispatch_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
