@@ -71,6 +71,15 @@ def test_a_delta_holds_only_what_is_new_and_deltas_join_to_the_whole(collector):
     assert OutputDelta.join(deltas[:1]) == deltas[0]
 
 
+def test_only_the_first_delta_holds_the_log_probabilities_of_the_prompt(collector):
+    collector.output_type = OutputDelta
+    one = sequence("a")
+    one.prompt_logprobs = [None, {2: -1.0}]
+    deltas = [*collect(collector, grow(one, "x"), []), *collect(collector, grow(one, "yz", "length"), [one])]
+    assert [delta.prompt_logprobs for delta in deltas] == [[None, {2: -1.0}], None]
+    assert OutputDelta.join(deltas).prompt_logprobs == [None, {2: -1.0}]
+
+
 def test_a_sequence_without_a_new_token_has_no_output_unless_it_ended(collector):
     one, other = sequence("a"), sequence("b")
     plan = Plan([Chunk(one, 1), Chunk(other, 1)])

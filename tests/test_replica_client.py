@@ -3,18 +3,20 @@
 import asyncio
 import itertools
 import threading
+import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import httpx
 import pytest
 
 from helpers import EngineConfig, SamplingParams
-from helpers.cluster import replica_client
 from helpers.cluster.app import make_cluster_app
 from helpers.cluster.replica import Replica, ReplicaLost, Report
 from helpers.cluster.replica_client import ReplicaClient, ReplicatedEngine
 from helpers.cluster.routing import LeastOutstandingTokens, PrefixAware
+from helpers.engine import OutputDelta
 from helpers.server.errors import EngineFailed
 from helpers.simulator import Simulator
 from tests.gated_thread import in_loop, wait_until
@@ -167,6 +169,54 @@ async def test_an_iteration_that_takes_too_long_is_a_hung_replica_although_it_re
 
 
 @in_loop
+async def test_a_front_end_that_was_stopped_for_longer_than_the_timeout_loses_no_replica():
+    asked = asyncio.Event()
+
+    async def report_soon() -> Report:
+        asked.set()
+        await asyncio.sleep(0.2)
+        return Report()
+
+    async with running(num_replicas=1, timeout=0.7) as client:
+        client.started[0].report = report_soon
+        await asked.wait()
+        time.sleep(1.0)  # by now, the report and the timeout are both due
+        await asyncio.sleep(0.1)
+        assert client.num_lost == 0
+
+
+@in_loop
+async def test_a_request_that_cannot_be_sent_leaves_nothing_behind():
+    async with running(shut=True) as client:
+        client.started[1].add = lambda *_: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            await client.submit("r", [[0], [1], [2]], SamplingParams(9, n=2, temperature=1.0))
+        let(client.started[0], ENOUGH)
+        await wait_until(lambda: is_empty(client))
+
+
+@in_loop
+async def test_the_error_that_stops_the_front_end_is_logged(caplog):
+    async with running() as client:
+        client.observers.append(lambda outputs, snapshot: 1 / 0)
+        with pytest.raises(EngineFailed, match="ZeroDivisionError"):
+            await tokens(await submit(client, [0, 1], 4))
+        assert client.crashed and "ZeroDivisionError" in caplog.text
+
+
+@in_loop
+async def test_the_last_output_of_a_request_without_a_replica_joins_the_others():
+    async with running(num_replicas=1, shut=True, restarts=False) as client:
+        stream = await submit(client, [0, 1], 9)
+        let(client.started[0], 3)
+        await wait_until(lambda: sum(len(output.new_token_ids) for outputs, _ in client.seen for output in outputs) > 2)
+        client.started[0].lose()
+        await wait_until(lambda: not client.replicas)
+        client.cancel(stream)
+        assert OutputDelta.join([output for outputs, _ in client.seen for output in outputs]).finish_reason == "abort"
+
+
+@in_loop
 async def test_without_a_replica_requests_wait_for_the_next_one():
     async with running(num_replicas=1, shut=True, restarts=False) as client:
         begun = await submit(client, [0, 1], 5, "begun")
@@ -206,8 +256,35 @@ async def test_a_request_that_was_aborted_is_not_resumed():
 
 
 @in_loop
-async def test_a_request_that_every_replica_is_lost_with_ends_with_an_error(monkeypatch):
-    monkeypatch.setattr(replica_client, "MAX_ASSIGNMENTS", 3)
+async def test_an_abort_may_overtake_its_request():
+    async with running(num_replicas=1) as client:
+        replica, late = client.started[0], []
+        real, replica.add = replica.add, lambda *request: late.append(request)
+        with await submit(client, [0, 1], 30):
+            pass  # its client leaves
+        await wait_until(lambda: replica.replica._early_aborts)
+        real(*late[0])
+        await wait_until(lambda: is_empty(client))
+        assert not replica.replica.engine.trace.passes
+        assert not replica.replica._early_aborts
+
+
+@in_loop
+async def test_an_aborted_request_is_not_resumed_even_if_one_of_its_outputs_had_finished():
+    async with running(num_replicas=2, shut=True) as client:
+        stream, _ = await client.submit("r", [[0, 1]], SamplingParams(9, n=2, temperature=1.0))
+        with stream:
+            pass  # its client leaves
+        finished = OutputDelta("r", 0, "", [5], None, 1, "stop")  # reported before the replica got the abort
+        client._on_report("r0", Report(outputs=[finished], snapshot=client.snapshots["r0"]))
+        client.started[0].lose()
+        await wait_until(lambda: client.num_lost == 1)
+        assert client.num_resumed == client.num_in_flight == 0
+        await wait_until(lambda: is_empty(client))
+
+
+@in_loop
+async def test_a_request_that_every_replica_is_lost_with_ends_with_an_error():
     async with running(num_replicas=1, all_shut=True) as client:
         stream = await submit(client, [0, 1], 4)
         for number in range(3):
@@ -216,6 +293,43 @@ async def test_a_request_that_every_replica_is_lost_with_ends_with_an_error(monk
         with pytest.raises(EngineFailed, match="3 replicas were lost while they worked on this request"):
             await tokens(stream)
         await wait_until(lambda: is_empty(client))
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+@in_loop
+async def test_a_request_that_causes_the_losses_ends_alone(num_replicas):
+    async with running(num_replicas=num_replicas, all_shut=True) as client:
+        good = [await submit(client, [0, 1], 3, f"r{number}") for number in range(3)]
+        bad = await submit(client, [0, 1], 3, "bad")
+
+        async def be_lost_or_go_on() -> None:
+            while True:
+                await asyncio.sleep(0.005)
+                request = client.dispatcher.requests.get("bad")
+                for one in client.started:
+                    if request is not None and one.name == request.replica:
+                        one.lose()
+                    elif one.name in client.replicas:
+                        let(one, 1)
+
+        going_on = asyncio.create_task(be_lost_or_go_on())
+        with pytest.raises(EngineFailed, match="3 replicas were lost while they worked on this request"):
+            await tokens(bad)
+        assert [await tokens(stream) for stream in good] == [[2, 3, 4]] * 3
+        assert client.num_lost == 3
+        going_on.cancel()
+        await wait_until(lambda: is_empty(client))
+
+
+@in_loop
+async def test_a_request_that_no_other_replica_could_resume_is_refused():
+    async with running(num_replicas=1) as client:
+        config = EngineConfig(max_tokens_per_step=8, chunked_prefill=False)
+        info = replace(client.started[0].info, config=config, num_blocks=None)
+        validator = ReplicatedEngine(info, 2).validator
+        assert validator.validate([0, 1], SamplingParams(7)) == ([0, 1], 7)
+        with pytest.raises(ValueError, match="on another replica, the request may have to compute 9 tokens at once"):
+            validator.validate([0, 1], SamplingParams(8))
 
 
 @in_loop

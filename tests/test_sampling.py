@@ -5,6 +5,7 @@ engine are the judge of what it gets beside others.
 """
 
 import functools
+import itertools
 import math
 from dataclasses import replace
 
@@ -182,6 +183,15 @@ def test_n_outputs_equal_those_of_n_requests_with_consecutive_seeds(random_pairs
         assert len({output.request_id for output in samples}) == 1
         for output in samples:
             assert output.token_ids == seeded_alone(*random_pairs, prompt, replace(SEEDED, seed=4 + output.index))
+
+
+@pytest.mark.parametrize(("seed", "draws"), [(None, 1), (3, 6)])
+def test_only_a_seeded_output_repeats_the_draws_of_another_engine(monkeypatch, seed, draws):
+    draw, numbers = torch.multinomial, itertools.count()
+    monkeypatch.setattr(torch, "multinomial", lambda *args, **named: next(numbers) is None or draw(*args, **named))
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=seed), num_drawn=5)
+    sampler.choose([1] * 7, torch.zeros(9), 0)
+    assert next(numbers) == draws
 
 
 def test_n_outputs_without_a_seed_differ(random_pairs):

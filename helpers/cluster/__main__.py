@@ -19,7 +19,7 @@ try:
 except ImportError:
     sys.exit(
         "helpers.cluster: replicas need Ray, which is not installed: run `pip install "
-        "'continuous-batching-course[cluster]'`, or in a checkout `pip install ray`."
+        "'continuous-batching-course[cluster,server]'`, or in a checkout `make cluster`."
     )
 except KeyboardInterrupt:
     sys.exit(130)

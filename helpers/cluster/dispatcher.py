@@ -6,7 +6,7 @@ are computed again. Outputs that arrive late, from a replica that no longer has 
 is delivered exactly once.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from ..engine import OutputDelta, SamplingParams
@@ -84,16 +84,16 @@ class Dispatcher:
             request.replica = None
         return orphans
 
-    def assign(self, request: DispatchedRequest) -> Hashable:
+    def assign(self, request: DispatchedRequest, avoided: Collection[Hashable] = ()) -> Hashable:
         """Choose a replica for a request, whether new or from a lost replica, and return the replica's name.
 
         Raises:
-            NoReplicas: there is none; the request stays as it is.
+            NoReplicas: there is none but those to be avoided; the request stays as it is.
         """
-        if not self.replicas:
-            raise NoReplicas("There is no replica left.")
-        names, token_ids = list(self.replicas), request.token_ids
-        name = names[self.router.choose(token_ids, list(self.replicas.values()))]
+        names, token_ids = [name for name in self.replicas if name not in avoided], request.token_ids
+        if not names:
+            raise NoReplicas(f"Of the replicas {list(self.replicas)}, none can take the request.")
+        name = names[self.router.choose(token_ids, [self.replicas[name] for name in names])]
         self.replicas[name].add(request.request_id, token_ids, request.max_new_tokens)
         self.requests[request.request_id] = request
         request.replica = name
@@ -116,7 +116,8 @@ class Dispatcher:
             request.generated[output.index] += output.new_token_ids
             self.replicas[name].advance(output.request_id, len(output.new_token_ids))
             if output.finish_reason is not None:
-                del request.generated[output.index]
+                unused = request.max_tokens - len(request.generated.pop(output.index))
+                self.replicas[name].advance(output.request_id, unused)
                 if not request.generated:
                     self.forget(request)
         return accepted

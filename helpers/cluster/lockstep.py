@@ -94,9 +94,13 @@ class LockstepReplicas:
     def _send(self, request: DispatchedRequest) -> None:
         generated = dict(request.generated)
         engine = self.engines[self.dispatcher.assign(request)]
-        engine.add_request(
-            request.prompt_token_ids, request.params, request.request_id, request.priority, generated=generated
-        )
+        try:
+            engine.add_request(
+                request.prompt_token_ids, request.params, request.request_id, request.priority, generated=generated
+            )
+        except BaseException:
+            self.dispatcher.forget(request)
+            raise
 
     def step(self) -> list[OutputDelta]:
         """Let every replica make an iteration, and return the new outputs."""

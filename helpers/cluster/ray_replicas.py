@@ -1,8 +1,9 @@
 """Replicas as Ray actors: Ray starts the processes, on this machine or on others, and notices when one has ended.
 
-An actor is a remote object: each method call is a message, and calls arrive in order. The front end makes one call per
-report, so the cost per token falls as the batch grows. Ray Serve's streaming responses would take one message per token
-of each request. The choice of a replica, resuming, and back-pressure are the course's own code and need no Ray.
+An actor is a remote object: each method call is a message. Calls to an asynchronous actor may arrive out of order, so a
+replica remembers an abort that comes before its request. The front end makes one call per report, so the cost per token
+falls as the batch grows. Ray Serve's streaming responses would take one message per token of each request. The choice
+of a replica, resuming, and back-pressure are the course's own code and need no Ray.
 """
 
 import asyncio

@@ -4,6 +4,10 @@ Each replica has a task that asks it for reports. A replica is lost if it ends, 
 seconds, or if one of its iterations takes longer than that. It is then killed, and another one is started in its place.
 Its unfinished requests continue on the replicas that remain, from their prompts and the tokens delivered so far. If no
 replica remains, they wait for the next one. A client notices only a pause.
+
+A request may itself cause the losses. So a request that was on three lost replicas ends with an error. On its third
+replica, no other request has its last attempt: the request that causes the losses ends after three, and takes no other
+with it. Until such a replica is free, a request waits for its last attempt.
 """
 
 import asyncio
@@ -21,7 +25,8 @@ from .dispatcher import DispatchedRequest, Dispatcher, NoReplicas
 from .replica import ReplicaHandle, ReplicaInfo, ReplicaLost, Report
 from .routing import Router
 
-MAX_ASSIGNMENTS = 20  # a request that was on this many lost replicas probably caused the losses
+MAX_ASSIGNMENTS = 3  # a request that was on this many lost replicas probably caused the losses
+GRACE = 1.0  # seconds to read a report that came while the front end itself was stopped
 RESTART_PAUSE = 1.0  # seconds before another attempt to start a replica
 logger = logging.getLogger(__name__)
 
@@ -29,6 +34,15 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class _AllBlocks:
     num_blocks: int
+
+
+class ResumableValidator(RequestValidator):
+    """Also refuses requests that another replica could not resume."""
+
+    def check_counts(self, prompt_tokens: int, params: SamplingParams) -> int:
+        max_tokens = super().check_counts(prompt_tokens, params)
+        self.check_recomputation(prompt_tokens, max_tokens)
+        return max_tokens
 
 
 class ReplicatedEngine:
@@ -51,7 +65,7 @@ class ReplicatedEngine:
         )
         self.tokenizer = info.tokenizer
         # A request has to fit into a single replica.
-        self.validator = RequestValidator(info.tokenizer, config, info.model_info, blocks)
+        self.validator = ResumableValidator(info.tokenizer, config, info.model_info, blocks)
         self.block_manager = blocks and _AllBlocks(num_replicas * info.num_blocks)
 
 
@@ -144,25 +158,39 @@ class ReplicaClient(EngineClient):
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def _dispatch(self, request: DispatchedRequest) -> None:
-        """Send a request to a replica; without one, let it wait."""
+        """Send a request to a replica; without one that may take it, let it wait."""
         if len(request.history) >= MAX_ASSIGNMENTS:
             text = f"{len(request.history)} replicas were lost while they worked on this request"
             return self._end(request, "error", text)
+        avoided = set()
+        if len(request.history) == MAX_ASSIGNMENTS - 1:  # its last attempt
+            others = self.dispatcher.requests.values()
+            avoided = {other.replica for other in others if len(other.history) == MAX_ASSIGNMENTS}
         try:
-            name = self.dispatcher.assign(request)
+            name = self.dispatcher.assign(request, avoided)
         except NoReplicas:
             self.dispatcher.requests[request.request_id] = request
             self._waiting.append(request)
             return None
         generated = {index: list(token_ids) for index, token_ids in request.generated.items()}
-        self.replicas[name].add(
-            request.request_id, request.prompt_token_ids, request.params, request.priority, generated
-        )
+        try:
+            self.replicas[name].add(
+                request.request_id, request.prompt_token_ids, request.params, request.priority, generated
+            )
+        except BaseException:
+            self.dispatcher.forget(request)
+            raise
+
+    def _dispatch_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            self._dispatch(request)
 
     def _end(self, request: DispatchedRequest, reason: str, error: str | None = None) -> None:
         """End a request that no replica has."""
+        logprobs = None if request.params.logprobs is None else []
         outputs = [
-            OutputDelta(request.request_id, index, "", [], [], len(token_ids), reason, error)
+            OutputDelta(request.request_id, index, "", [], logprobs, len(token_ids), reason, error)
             for index, token_ids in request.generated.items()
         ]
         self._aborted.discard(request.request_id)
@@ -176,6 +204,7 @@ class ReplicaClient(EngineClient):
         try:
             await self._follow(place, handle)
         except Exception as error:  # not of a replica: the front end itself cannot continue
+            logger.exception("The front end has stopped.")
             self._on_crash(error)
             raise
 
@@ -191,7 +220,7 @@ class ReplicaClient(EngineClient):
             self._join(place, handle)
             try:
                 while True:
-                    report = await asyncio.wait_for(handle.report(), self._timeout)
+                    report = await self._report_of(handle)
                     if report.step_seconds > self._timeout:
                         raise ReplicaLost(f"an iteration has taken {report.step_seconds:.1f} s")
                     self._on_report(handle.name, report)
@@ -202,6 +231,23 @@ class ReplicaClient(EngineClient):
             self._lose(place, handle)
             handle = None
 
+    async def _report_of(self, handle: ReplicaHandle) -> Report:
+        """Return a replica's next report.
+
+        Raises:
+            ReplicaLost: it has ended.
+            TimeoutError: it does not report in time.
+        """
+        asked = asyncio.ensure_future(handle.report())
+        try:
+            for seconds in (self._timeout, GRACE):
+                done, _ = await asyncio.wait([asked], timeout=seconds)
+                if done:
+                    return asked.result()
+            raise TimeoutError
+        finally:
+            asked.cancel()
+
     def _join(self, place: int, handle: ReplicaHandle) -> None:
         """Let a replica take requests, beginning with those that wait for one."""
         self.replicas[handle.name], self._rows[place] = handle, handle.name
@@ -210,9 +256,7 @@ class ReplicaClient(EngineClient):
         self.dispatcher.add_replica(handle.name, handle.info.block_size if prefix_caching else None)
         if self._pace:
             handle.set_pace(self._pace)
-        waiting, self._waiting = self._waiting, []
-        for request in waiting:
-            self._dispatch(request)
+        self._dispatch_waiting()
 
     def _lose(self, place: int, handle: ReplicaHandle) -> None:
         """Kill a replica, and let its requests continue on others."""
@@ -229,11 +273,12 @@ class ReplicaClient(EngineClient):
 
     def _on_report(self, name: str, report: Report) -> None:
         outputs = self.dispatcher.accept(name, report.outputs, report.cache_events)
-        self._aborted.difference_update(output.request_id for output in outputs if output.finish_reason is not None)
+        self._aborted.intersection_update(self.dispatcher.requests)
         is_new = bool(report.outputs or report.snapshot.passes or report.snapshot != self.snapshots[name])
         self.snapshots[name] = replace(report.snapshot, passes=())
         if is_new:
             self._deliver(outputs, self._snapshot(self._widened(name, report)))
+        self._dispatch_waiting()  # those whose last attempt another request's has held back
 
     def _widened(self, name: str, report: Report) -> tuple:
         """Return the forward passes of a replica as passes of all rows; the other replicas' rows are empty."""

@@ -26,7 +26,7 @@ from .outputs import OutputCollector, RequestOutput
 from .proposer import Proposer
 from .recording import record
 from .recovery import recover
-from .resumption import resume
+from .resumption import check_indices, resume
 from .runner import ModelInfo, Runner
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
@@ -175,7 +175,7 @@ class EngineCore:
             self._start = self._clock()
         token_rules, grammar = self.validator.token_rules.make(params), self.validator.grammar(params)
         arrival, sequences = self.now(), []
-        for index in range(beam_width or params.n) if generated is None else generated:
+        for index in range(beam_width or params.n) if generated is None else check_indices(generated, params.n):
             sequence = Sequence(
                 request_id, list(token_ids), max_tokens, index, priority, sequences[0] if sequences else None,
                 prompt=prompt,
@@ -187,7 +187,7 @@ class EngineCore:
                 grammar=grammar,
             )  # fmt: skip
             if generated is not None:
-                resume(sequence, generated[index], self.validator.model)
+                resume(sequence, generated[index], self.validator)
             sequences.append(sequence)
         try:
             self.outputs.add(sequences)

@@ -84,10 +84,11 @@ class OutputDelta:
     """What is new in a request's output.
 
     Attributes:
-        request_id, index, finish_reason, error, prompt_logprobs: as in `RequestOutput`.
+        request_id, index, finish_reason, error: as in `RequestOutput`.
         new_text, new_token_ids: what was added since the previous delta with this index.
         new_logprobs: for each new token, the requested log-probabilities by token id; None if none were requested.
         num_tokens: how many tokens the output has so far, the new ones included.
+        prompt_logprobs: as in `RequestOutput`, in the first delta of an output; None in the others.
     """
 
     request_id: Hashable
@@ -112,7 +113,7 @@ class OutputDelta:
             sequence.generated,
             sequence.finish_reason,
             sequence.error,
-            sequence.prompt_logprobs,
+            None if num_tokens else sequence.prompt_logprobs,
         )
 
     @classmethod
@@ -124,6 +125,7 @@ class OutputDelta:
             new_text="".join(delta.new_text for delta in deltas),
             new_token_ids=[token_id for delta in deltas for token_id in delta.new_token_ids],
             new_logprobs=None if last.new_logprobs is None else [one for delta in deltas for one in delta.new_logprobs],
+            prompt_logprobs=deltas[0].prompt_logprobs,
         )
 
 

@@ -5,27 +5,40 @@ place in a grammar and the state of the random generator follow from the tokens 
 the tokens that it would have got without a break, greedy or seeded, and its next output begins after the old tokens.
 """
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
-from .runner import ModelInfo
 from .sampling_params import TOKEN_ID
 from .sequence import Sequence
+from .stop_conditions import is_end_token
+from .validation import RequestValidator
 
 
-def resume(sequence: Sequence, token_ids: Seq[int], model: ModelInfo) -> None:
+def check_indices(indices: Collection[int], n: int) -> Collection[int]:
+    """Return the indices of the outputs to resume.
+
+    Raises:
+        ValueError: there are none, or a request with `n` outputs has none with such an index.
+    """
+    if not indices:
+        raise ValueError("generated has no output: give the tokens of each unfinished output, by index.")
+    for index in indices:
+        if not (isinstance(index, int) and 0 <= index < n):
+            raise ValueError(f"generated has tokens for output {index!r}, but the request has {n}, numbered from 0.")
+    return indices
+
+
+def resume(sequence: Sequence, token_ids: Seq[int], validator: RequestValidator) -> None:
     """Append the tokens that were generated elsewhere to a new sequence.
 
     They count as available from the sequence's arrival, and their log-probabilities are not known here.
 
     Raises:
-        ValueError: the request has no output with this index, or it would have ended with these tokens.
+        ValueError: the output would have ended with these tokens, or it may become too long to compute them again.
     """
-    if not (isinstance(sequence.index, int) and 0 <= sequence.index < sequence.params.n):
-        raise ValueError(
-            f"generated has tokens for output {sequence.index!r}, but the request has {sequence.params.n}, "
-            f"numbered from 0."
-        )
-    if len(token_ids) >= sequence.max_tokens:
+    model, params = validator.model, sequence.params
+    validator.check_recomputation(sequence.prompt_tokens, sequence.max_tokens)
+    if token_ids and len(token_ids) >= sequence.max_tokens:  # without tokens, it may be a prompt to score
         raise ValueError(
             f"Output {sequence.index} has {len(token_ids)} of at most {sequence.max_tokens} tokens already: "
             f"resume unfinished outputs only."
@@ -34,7 +47,11 @@ def resume(sequence: Sequence, token_ids: Seq[int], model: ModelInfo) -> None:
         TOKEN_ID.check(f"A token id of output {sequence.index} in generated", token_id)
         if token_id >= model.vocab_size:
             raise ValueError(f"Token ids in generated must be below {model.vocab_size}, not {token_id}.")
-        sequence.detokenizer.push(token_id)
+        ended = is_end_token(token_id, model.eos_token_ids, params.ignore_eos, sequence.token_rules.stop_token_ids)
+        if not ended:
+            sequence.detokenizer.push(token_id)
+        if ended or sequence.detokenizer.stopped:
+            raise ValueError(f"Output {sequence.index} ended with token {token_id}: resume unfinished outputs only.")
     sequence.token_ids += token_ids
     sequence.token_times += [sequence.arrival] * len(token_ids)
     if sequence.logprobs is not None:

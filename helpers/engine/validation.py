@@ -161,7 +161,7 @@ class RequestValidator:
         self.check_recomputation(prompt_tokens, max_tokens)
 
     def check_recomputation(self, prompt_tokens: int, max_tokens: int) -> None:
-        """Refuse a request that could not continue after a preemption, because chunked_prefill is off.
+        """Refuse a request that could not continue after a preemption or on another replica: chunked_prefill is off.
 
         Raises:
             ValueError: in the worst case, it has more tokens than an iteration computes.
@@ -169,9 +169,9 @@ class RequestValidator:
         tokens = prompt_tokens + max(max_tokens, 1) - 1
         if not self.config.chunked_prefill and tokens > self.config.max_tokens_per_step:
             raise ValueError(
-                f"After a preemption, the request may have to compute {tokens} tokens at once, but an iteration "
-                f"computes at most {self.config.max_tokens_per_step} and chunked_prefill is off: raise "
-                f"max_tokens_per_step, ask for fewer tokens, or set chunked_prefill."
+                f"After a preemption, or on another replica, the request may have to compute {tokens} tokens at once, "
+                f"but an iteration computes at most {self.config.max_tokens_per_step} and chunked_prefill is off: "
+                f"raise max_tokens_per_step, ask for fewer tokens, or set chunked_prefill."
             )
 
 

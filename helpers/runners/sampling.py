@@ -78,7 +78,8 @@ class Sampler:
         prompt_tokens: how many tokens of the sequence are the prompt.
         rules: the token ids behind the parameters.
         grammar: where its text is in the grammar of a structured output; None if the text is free.
-        num_drawn: how many tokens another engine has drawn. These draws are repeated, and their results dropped.
+        num_drawn: how many tokens another engine has drawn. With a seed, these draws are repeated, and
+            their results dropped.
     """
 
     def __init__(
@@ -90,14 +91,15 @@ class Sampler:
         grammar: GrammarState | None = None,
         num_drawn: int = 0,
     ):
-        self.params, self.grammar, self._to_skip = params, grammar, num_drawn
+        self.params, self.grammar = params, grammar
         self.processors = make_processors(params, prompt_tokens, rules or TokenRules())
         self.warpers = make_warpers(params)
         self.generator = torch.Generator()
         if params.seed is None:
-            self.generator.seed()
+            self.generator.seed()  # any draws will do
         else:
             self.generator.manual_seed((int(params.seed) + index) % 2**63)
+        self._to_skip = 0 if params.seed is None else num_drawn
         self._states: dict[int, torch.Tensor] = {}  # of the generator before the draw at each of the newest places
 
     def choose(self, token_ids: list[int], logits: torch.Tensor, best: int) -> SampledToken:

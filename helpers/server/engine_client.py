@@ -121,9 +121,15 @@ class EngineClient(ABC):
 
         engine_ids = engine_request_ids(response_id, len(prompts), params.n)
         stream = ResponseStream(engine_ids, params.n, accepted, deadline, self.cancel)
-        for engine_id, token_ids in zip(engine_ids, validated, strict=True):
+        for place, (engine_id, token_ids) in enumerate(zip(engine_ids, validated, strict=True)):
             self._streams[engine_id], self._num_unfinished[engine_id] = stream, params.n
-            self._send(engine_id, token_ids, params, priority)
+            try:
+                self._send(engine_id, token_ids, params, priority)
+            except BaseException:  # the engine has the prompts before this one only
+                del self._num_unfinished[engine_id]
+                self.num_in_flight -= (len(prompts) - place) * params.n
+                self.cancel(stream)
+                raise
         return stream, validated
 
     def cancel(self, stream: ResponseStream) -> None:
