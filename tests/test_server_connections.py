@@ -66,6 +66,23 @@ def test_an_incomplete_request_is_408_once_the_server_has_waited_too_long(data):
         server.assert_empty()
 
 
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.parametrize("responds_first", [False, True])
+def test_an_invalid_chunk_ends_the_connection_without_a_traceback(caplog, method, responds_first):
+    head = method + b" /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with serving() as server:
+        connection = RawConnection(server, head if responds_first else head + b"zz\r\n")
+        if responds_first:
+            connection.read_until(b"}" if method == b"GET" else b"\r\n\r\n")
+            connection.socket.sendall(b"zz\r\n")
+        rest = b""
+        while piece := connection.socket.recv(2**16):  # until the end of the connection
+            rest += piece
+        assert rest.startswith(b"" if responds_first else b"HTTP/1.1 400 ")
+        assert (b"error" in rest) == (method == b"GET" and not responds_first)
+    assert "Traceback" not in caplog.text
+
+
 def test_a_request_that_arrives_byte_by_byte_has_no_longer_than_one_that_stops():
     with serving(limits=SHORT) as server:
         connection = RawConnection(server, b"POST /")

@@ -165,11 +165,11 @@ class GuardedConnection(H11Protocol):
 
     def _watch(self) -> None:
         """Close the connection once the server has waited too long; look again later otherwise."""
-        self._update()
         timeout = self.limits.client_timeout
+        self._timer = self.loop.call_later(min(1.0, timeout / 10), self._watch)  # first: closing may fail
+        self._update()
         if self.awaited is not None and self.loop.time() - self.since >= timeout:
             self.give_up(APIError(408, f"The request was not complete after {timeout:g} s.", code="client_timeout"))
-        self._timer = self.loop.call_later(min(1.0, timeout / 10), self._watch)
 
     def _make_room(self) -> None:
         occupied = [one for one in self.connections if one.num_unread or not one.transport.is_closing()]
@@ -205,8 +205,15 @@ class GuardedConnection(H11Protocol):
         self.transport.close()
 
     def _send_error(self, error: APIError) -> None:
+        """Respond with an error; if a response has begun, cut it off instead."""
+        state = self.conn.our_state
+        if state not in (h11.IDLE, h11.SEND_RESPONSE):
+            if state is h11.SEND_BODY:
+                self.transport.abort()
+            return
+        is_head = state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
         response, reason = as_response(error), STATUS_PHRASES[error.status_code]
         headers = [*response.raw_headers, (b"connection", b"close")]
         head = h11.Response(status_code=response.status_code, headers=headers, reason=reason)
-        for event in (head, h11.Data(data=response.body), h11.EndOfMessage()):
+        for event in (head, h11.Data(data=b"" if is_head else response.body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event))
