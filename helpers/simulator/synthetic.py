@@ -6,7 +6,8 @@
 
 Lengths follow a lognormal distribution, and gaps follow a gamma distribution. Both are simplifications: real lengths
 have several peaks, and real rates change with the hour. The lengths of a prompt and of its output are drawn
-independently. Use a published trace where you have one.
+independently. The figures above are approximate, because they were not computed from the published files. How strongly
+arrivals cluster is an assumption. Use a published trace where you have one.
 """
 
 import math
