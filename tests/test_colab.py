@@ -459,13 +459,18 @@ print(json.dumps([helpers.__file__, torch.__file__, torch.__version__]))"""
 
 
 def run_alone(machine, wheel, path, to_the_end):
-    """Run a copy of a notebook in the empty folder, to the end or up to where it has a model, then the probe."""
+    """Run a copy of a notebook in the empty folder, to the end or up to where it loads a model, then the probe.
+
+    A release loads one before its first task, or not at all.
+    """
     shutil.copy(wheel, machine.pip)
     nb = nbformat.read(path, as_version=4)
     colab.stamp_notebook(nb, "someone/course", path.relative_to(ROOT).as_posix())
     code = [cell for cell in nb.cells if cell.cell_type == "code" and cell.source.strip()]
     if not to_the_end:
-        loads = [number for number, cell in enumerate(code) if "load_model()" in cell.source]
+        unfilled = [number for number, cell in enumerate(code) if "NotImplementedError" in cell.source]
+        given = code[: min(unfilled, default=None)]
+        loads = [number for number, cell in enumerate(given) if "load_model()" in cell.source]
         code = code[: 1 + min([number for number in loads if number] or [1])]
     nb.cells = [*code, new_code_cell(PROBE)]
     for cell in nb.cells:
