@@ -157,15 +157,20 @@ def test_a_prompt_that_exceeds_the_token_budget_is_not_overtaken_by_one_that_fit
     assert [one.request_id for one in simulation.scheduler.waiting] == ["b", "c"]
 
 
+def start(scheduler, computed):
+    """Give waiting sequences their rows, with this many tokens computed."""
+    for sequence, tokens in computed.items():
+        assert scheduler.memory.allocate(sequence, tokens)
+        sequence.computed = tokens
+        scheduler.waiting.remove(sequence)
+        scheduler.running.append(sequence)
+
+
 def test_a_preempted_sequence_loses_the_chunk_that_it_had_in_the_same_plan():
     # b decodes first, since decodes are never delayed. Then a, which is older and still in its prefill, needs memory.
     simulation = Simulation("fcfs", rows=2, tokens=8, memory=TokenMemory(13))
-    scheduler, a, b = simulation.scheduler, simulation.add(12, 2, "a"), simulation.add(3, 9, "b")
-    for sequence, computed in ((a, 8), (b, 3)):
-        assert scheduler.memory.allocate(sequence, computed)
-        sequence.computed = computed
-        scheduler.waiting.remove(sequence)
-        scheduler.running.append(sequence)
+    a, b = simulation.add(12, 2, "a"), simulation.add(3, 9, "b")
+    start(simulation.scheduler, {a: 8, b: 3})
     b.token_ids.append(0)
     plan = simulation.step()
     assert plan.preempted == [b] and chunks(plan) == [(a, 4)]
@@ -174,13 +179,8 @@ def test_a_preempted_sequence_loses_the_chunk_that_it_had_in_the_same_plan():
 def test_the_tokens_of_a_preempted_sequence_return_to_the_budget_of_the_same_plan():
     # As above. c, which is also in its prefill, gets the token that b would have computed.
     simulation = Simulation("fcfs", rows=3, tokens=8, memory=TokenMemory(20))
-    scheduler = simulation.scheduler
     a, c, b = simulation.add(12, 2, "a"), simulation.add(9, 2, "c"), simulation.add(6, 9, "b")
-    for sequence, computed in ((a, 8), (c, 2), (b, 6)):
-        assert scheduler.memory.allocate(sequence, computed)
-        sequence.computed = computed
-        scheduler.waiting.remove(sequence)
-        scheduler.running.append(sequence)
+    start(simulation.scheduler, {a: 8, c: 2, b: 6})
     b.token_ids.append(0)
     plan = simulation.step()
     assert plan.preempted == [b] and chunks(plan) == [(a, 4), (c, 4)]

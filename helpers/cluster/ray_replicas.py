@@ -11,15 +11,13 @@ import contextlib
 import itertools
 import os
 import signal
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from ..engine import EngineConfig, SamplingParams
+from ..engine import EngineConfig
 from .replica import Replica, ReplicaInfo, ReplicaLost, Report
 
 OBJECT_STORE = 80 * 2**20  # bytes, about Ray's minimum: reports are small and do not use it
@@ -87,15 +85,8 @@ class RayReplica:
     def __init__(self, name: str, actor: Any, info: ReplicaInfo):
         self.name, self.info, self._actor = name, info, actor
 
-    def add(
-        self,
-        engine_id: str,
-        token_ids: list[int],
-        params: SamplingParams,
-        priority: int,
-        generated: Mapping[int, Seq[int]],
-    ) -> None:
-        self._actor.add.remote(engine_id, token_ids, params, priority, generated)
+    def add(self, *request) -> None:
+        self._actor.add.remote(*request)
 
     def abort(self, engine_id: str) -> None:
         self._actor.abort.remote(engine_id)

@@ -92,12 +92,13 @@ def _load(name: str, device: str | None, dtype: torch.dtype | None, weights: str
     if Path(name).exists():  # a local folder loads too quickly for a bar
         logging.disable_progress_bar()
     try:
-        model = _load_weights(name, config, file, dtype or torch.float32).to(device).eval()
+        model = _load_weights(name, config, file, dtype or torch.float32)
     except Exception as error:  # damaged files make torch, safetensors and transformers raise errors of many types
         raise _refusal(name, f" ({config.model_type}) as a causal language model", error) from error
     finally:
         if bar:
             logging.enable_progress_bar()
+    model = model.to(device).eval()  # outside of the above: a device without memory is not a damaged file
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     require_exact_batching(model)

@@ -72,7 +72,7 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, 
     """Return the iterations ahead that only decode; None if the next one may do anything else.
 
     Args:
-        scheduler: a scheduler without EOS tokens and without prefix caching, whose sequences have no other stop
+        scheduler: a scheduler without EOS tokens, drafts and prefix caching, whose sequences have no other stop
             conditions than `max_tokens`.
         last: the plan of its latest iteration, after which no request has arrived or left.
         cost: the seconds of each iteration.
@@ -101,8 +101,6 @@ def _none_is_admitted(scheduler: Scheduler, last: Plan) -> bool:
     sequence in the queue, and it did not fit. It still does not fit: decodes free no memory.
     """
     policy = type(scheduler.policy)
-    if scheduler.speculation is not None:
-        return False
     only_decodes = len(last.chunks) == len(scheduler.running) and all(chunk.is_decode for chunk in last.chunks)
     if not scheduler.waiting or len(scheduler.running) == scheduler.max_rows or policy is Static:
         return scheduler.mixed or only_decodes
