@@ -136,6 +136,7 @@ async def test_retry_after_is_the_usual_time_between_two_finished_sequences():
         for gap, seconds in ((0.1, 1), (2.5, 3), (500, 60)):
             thread._finish_times.clear()
             thread._finish_times.extend([10 + gap * number for number in range(9)] + [10**6])
+            thread._retry_after = None
             assert thread.retry_after() == seconds
 
 

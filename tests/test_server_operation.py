@@ -5,12 +5,14 @@ import itertools
 import json
 import socket
 import sys
+import threading
 import warnings
 
 import httpx
 import openai
 import pytest
 from conftest import PROMPTS, random_pair
+from fastapi.testclient import TestClient
 
 from helpers import Engine, EngineConfig
 from helpers.models.quantization import QuantizedLinear
@@ -272,6 +274,20 @@ def test_responses_are_sent_without_delay():
                 return await accepted
 
     assert not asyncio.run(asyncio.wait_for(delays(), 60))
+
+
+def test_the_thread_that_loads_the_model_runs_the_engine(monkeypatch):
+    """OpenMP keeps a team of threads for each thread that computes, and two teams on two cores are slow."""
+    loading, load_model = [], command.load_model
+    monkeypatch.setattr(
+        command, "load_model", lambda *_, **named: loading.append(threading.current_thread()) or load_model(**named)
+    )
+    app = command._make_app(command._options(["--host", "127.0.0.1"]))
+    with TestClient(app, "http://localhost") as client:
+        running, step = [], app.state.thread.engine.step
+        app.state.thread.engine.step = lambda: running.append(threading.current_thread()) or step()
+        assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+    assert set(running) == set(loading) and threading.current_thread() not in running
 
 
 def test_listening_to_other_machines_without_a_key_is_a_warning(monkeypatch):

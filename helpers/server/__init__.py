@@ -8,6 +8,7 @@
     http_errors.py      which status goes with what went wrong (errors.py)
     engine_client.py    accepts requests or refuses them, and hands each output to its stream
     engine_thread.py    the thread that runs the engine; the event loop submits, reads and cancels
+    worker_thread.py    a thread that loads the model and then computes
     prompt_tokenizer.py the threads that turn prompts into token ids
     response_stream.py  the outputs of one request on their way to its client
     connections.py      how long the server waits for a client, and how many connections it holds

@@ -51,6 +51,7 @@ class EngineClient(ABC):
         self._streams: dict[str, ResponseStream] = {}  # by the engine's request id, until finished or cancelled
         self._num_unfinished: dict[str, int] = {}  # how many sequences of each request the engine still works on
         self._finish_times: deque[float] = deque(maxlen=100)  # of the last sequences
+        self._retry_after: int | None = None  # until another sequence has finished
         self.prompt_tokenizer = PromptTokenizer(engine)
 
     # --- what a subclass does -----------------------------------------------------------------------------------
@@ -157,8 +158,10 @@ class EngineClient(ABC):
 
     def retry_after(self) -> int:
         """Estimate the seconds until there is room: the median time between the last finished sequences, 1 to 60."""
-        gaps = [later - earlier for earlier, later in itertools.pairwise(self._finish_times)]
-        return min(60, max(1, math.ceil(median(gaps)))) if gaps else 1
+        if self._retry_after is None:
+            gaps = [later - earlier for earlier, later in itertools.pairwise(self._finish_times)]
+            self._retry_after = min(60, max(1, math.ceil(median(gaps)))) if gaps else 1
+        return self._retry_after
 
     def refuse_if_unable(self, num_sequences: int = 1) -> None:
         """Return if that many more sequences can be accepted now.
@@ -193,6 +196,7 @@ class EngineClient(ABC):
             self._finish_times.append(time.perf_counter())
         else:  # rows are free, so the times between finished sequences say nothing about waiting for one
             self._finish_times.clear()
+        self._retry_after = None
         self.num_in_flight -= 1
         self._num_unfinished[engine_id] -= 1
         if not self._num_unfinished[engine_id]:

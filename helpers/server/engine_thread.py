@@ -7,16 +7,17 @@ request has therefore left its row before the next step begins.
 
 import asyncio
 import queue
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future
 from functools import partial
 
 from ..engine import EngineCore, OutputDelta, RequestOutput, SamplingParams
 from .engine_client import EngineClient
 from .snapshot import take_snapshot
+from .worker_thread import WorkerThread
 
 
 class EngineThread(EngineClient):
@@ -25,15 +26,17 @@ class EngineThread(EngineClient):
     Args:
         engine: used by this thread alone, from `start` to `stop`.
         max_queue, pace: as for every `EngineClient`.
+        worker: the thread, which this object ends; the one that has loaded the model is the fastest
+            (worker_thread.py). A new one if omitted.
 
     Raises:
         ValueError: a negative max_queue.
     """
 
-    def __init__(self, engine: EngineCore, max_queue: int = 64, pace: float = 0.0):
+    def __init__(self, engine: EngineCore, max_queue: int = 64, pace: float = 0.0, worker: WorkerThread | None = None):
         super().__init__(engine, max_queue, pace)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._worker, self._running = worker or WorkerThread("engine"), Future()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # --- on the event loop --------------------------------------------------------------------------------------
@@ -42,17 +45,17 @@ class EngineThread(EngineClient):
         """Start the thread, for the running event loop."""
         self._loop = asyncio.get_running_loop()
         self.engine.outputs.output_type = OutputDelta
-        self._thread.start()
+        self._running = self._worker.submit(self._run)
 
     @property
     def alive(self) -> bool:
         """Whether the thread runs and the engine has not crashed."""
-        return self._thread.is_alive() and not self.crashed
+        return self._loop is not None and not self._running.done() and not self.crashed
 
     async def stop(self) -> None:
         """End the thread after the current iteration."""
         self._inbox.put(None)
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        await asyncio.get_running_loop().run_in_executor(None, self._worker.end)
         self.engine.outputs.output_type = RequestOutput
         self.prompt_tokenizer.shutdown()
 
@@ -82,7 +85,7 @@ class EngineThread(EngineClient):
                 time.sleep(max(0.0, self.pace - (time.perf_counter() - started)))
         except BaseException as error:  # `step` handles all that it can: the engine cannot go on
             self._loop.call_soon_threadsafe(self._on_crash, error)
-            raise
+            traceback.print_exc()
 
     def _add_request(
         self,

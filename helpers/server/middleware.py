@@ -12,6 +12,7 @@ the server neither memory nor a parsed body.
 
 import hmac
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from prometheus_client import Counter
@@ -140,6 +141,7 @@ def _header(scope, name: bytes) -> bytes:
     return dict(scope["headers"]).get(name, b"")
 
 
+@lru_cache(maxsize=64)
 def _host_name(host: bytes) -> str | None:
     """Return the name or address in a `Host` header, without the port; None if there is none."""
     try:
