@@ -3,7 +3,7 @@
     python -m helpers.simulator --trace FILE --replicas 1..32 --slo ttft=1,tpot=0.05      a trace file
     python -m helpers.simulator --synthetic conversation --rate 20 --replicas 4..12       invented requests
     python -m helpers.simulator --trace FILE --price-per-hour 2.5 --picture fleet.svg     costs and a picture
-    python -m helpers.simulator --fit machine.json --model FOLDER --dtype bfloat16        measures this machine
+    python -m helpers.simulator --fit machine.json                                        measures this machine
 
 The whole trace is simulated for each number of replicas. --cost names a file that --fit wrote, or one in `machines/`
 beside this file. The default, h100_llama_8b, is an estimate from data sheets and contains no overhead.
