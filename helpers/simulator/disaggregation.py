@@ -1,9 +1,11 @@
 """Disaggregation: some replicas compute the prompts, and others all further tokens.
 
 The idea is DistServe's (Zhong et al., OSDI 2024). A prefill then delays no decodes of other requests, and each kind of
-replica can have settings of its own. In return, the keys and values of each prompt have to move. In this model, a transfer takes a time in proportion to the prompt,
-however many others take place. It occupies no blocks on either side, and begins as soon as the prompt is computed. A
-sequence that is preempted on a decode replica is computed again there, its prompt included.
+replica can have settings of its own. In return, the keys and values of each prompt have to move.
+
+In this model, a transfer takes a time in proportion to the prompt, however many others take place. It occupies no
+blocks on either side, and begins as soon as the prompt is computed. A sequence that is preempted on a decode replica is
+computed again there, its prompt included.
 """
 
 import heapq
