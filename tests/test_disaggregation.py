@@ -72,6 +72,21 @@ def test_a_sequence_that_is_preempted_on_a_decode_replica_is_computed_again_ther
     assert sorted(result.output_tokens) == [9, 9]
 
 
+def test_only_output_tokens_are_outstanding_on_a_decode_replica():
+    seen = []
+
+    class Watching(RoundRobin):
+        def choose(self, prompt_token_ids, replicas):
+            seen.append([replica.outstanding_tokens for replica in replicas])
+            return super().choose(prompt_token_ids, replicas)
+
+    requests = [TimedRequest(0.0, 10, 9), TimedRequest(2.0, 10, 9), TimedRequest(40.0, 10, 9)]
+    cost = CostModel(iterations=1.0)
+    simulate_disaggregated(requests, EngineConfig(), cost, 1, 2, RoundRobin(), Watching(), seconds_per_token=0.0)
+
+    assert seen == [[0, 0], [6, 0], [0, 0]]
+
+
 def test_a_request_that_fits_no_decode_replica_is_refused():
     decodes = EngineConfig(num_blocks=4)
     with pytest.raises(ValueError, match="7 blocks of 16 tokens, and this engine has 4"):

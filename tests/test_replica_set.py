@@ -81,6 +81,21 @@ def test_a_request_continues_on_another_replica_after_the_iteration_in_which_its
     assert (result.replica_seconds, result.mean_replicas) == (12.0, 2.0)
 
 
+def test_the_tokens_of_a_resumed_request_count_as_outstanding_until_its_next_token():
+    seen = []
+
+    class Watching(RoundRobin):
+        def choose(self, prompt_token_ids, replicas):
+            seen.append((len(prompt_token_ids), [replica.outstanding_tokens for replica in replicas]))
+            return super().choose(prompt_token_ids, replicas)
+
+    requests = [TimedRequest(0.0, 10, 6), TimedRequest(0.0, 20, 6), TimedRequest(3.5, 1, 1), TimedRequest(50.0, 1, 1)]
+    simulate_fleet(requests, EngineConfig(), SECOND, 2, Watching(), failures=[(2.5, 1)], start_seconds=4.0)
+
+    # At 3.0, the second request continues with 20 + 3 tokens. The iteration that computes them counts from its beginning.
+    assert seen == [(10, [0, 0]), (20, [16, 0]), (23, [3]), (1, [2 + 2]), (1, [0, 0])]
+
+
 def test_requests_wait_while_no_replica_is_ready():
     requests = [TimedRequest(0.0, 10, 6), TimedRequest(4.0, 1, 1)]
 
