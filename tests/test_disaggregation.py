@@ -80,11 +80,11 @@ def test_only_output_tokens_are_outstanding_on_a_decode_replica():
             seen.append([replica.outstanding_tokens for replica in replicas])
             return super().choose(prompt_token_ids, replicas)
 
-    requests = [TimedRequest(0.0, 10, 9), TimedRequest(2.0, 10, 9), TimedRequest(40.0, 10, 9)]
-    cost = CostModel(iterations=1.0)
-    simulate_disaggregated(requests, EngineConfig(), cost, 1, 2, RoundRobin(), Watching(), seconds_per_token=0.0)
+    requests = [TimedRequest(arrival, 10, 9) for arrival in (0.0, 2.0, 5.0, 50.0)]
+    config, cost = EngineConfig(max_batch_size=1), CostModel(iterations=1.0)
+    simulate_disaggregated(requests, config, cost, 1, 1, RoundRobin(), Watching(), seconds_per_token=0.0)
 
-    assert seen == [[0, 0], [6, 0], [0, 0]]
+    assert seen == [[0], [6], [3 + 8], [0]]  # at 1.0, 3.0, 6.0 and 51.0
 
 
 def test_a_request_that_fits_no_decode_replica_is_refused():

@@ -90,10 +90,11 @@ def test_the_tokens_of_a_resumed_request_count_as_outstanding_until_its_next_tok
             return super().choose(prompt_token_ids, replicas)
 
     requests = [TimedRequest(0.0, 10, 6), TimedRequest(0.0, 20, 6), TimedRequest(3.5, 1, 1), TimedRequest(50.0, 1, 1)]
-    simulate_fleet(requests, EngineConfig(), SECOND, 2, Watching(), failures=[(2.5, 1)], start_seconds=4.0)
+    config = EngineConfig(max_batch_size=1)
+    simulate_fleet(requests, config, SECOND, 2, Watching(), failures=[(2.5, 1)], start_seconds=4.0)
 
-    # At 3.0, the second request continues with 20 + 3 tokens. The iteration that computes them counts from its beginning.
-    assert seen == [(10, [0, 0]), (20, [16, 0]), (23, [3]), (1, [2 + 2]), (1, [0, 0])]
+    # At 3.0, the second request moves with 20 + 3 tokens to the first replica, where it waits for the row.
+    assert seen == [(10, [0, 0]), (20, [16, 0]), (23, [3]), (1, [2 + 23 + 3]), (1, [0, 0])]
 
 
 def test_requests_wait_while_no_replica_is_ready():
