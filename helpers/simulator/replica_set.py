@@ -232,7 +232,7 @@ class ReplicaSet:
             if not (isfinite(time) and time >= self.clock.now):
                 raise ValueError(f"A failure at {time} follows one at {self.clock.now}: give finite times, sorted.")
             if not 0 <= place < most_places:
-                raise ValueError(f"A failure at place {place}: the {most_places} places count from 0.")
+                raise ValueError(f"There is no place {place} that could fail: the {most_places} places count from 0.")
             self._plan(time, partial(self._fail, place, failures, most_places))
             return
 
