@@ -99,13 +99,14 @@ def test_a_fleet_is_what_the_command_beside_it_prints(name, capsys):
 
 def test_the_examples_of_fleets_show_what_their_names_promise():
     shown = [playground_fleet.run(settings) for settings in playground_fleet.PRESETS.values()]
-    _, bursts_in_turn, bursts_by_load, prefixes_in_turn, prefixes_together = shown
+    whole, bursts_in_turn, bursts_by_load, prefixes_in_turn, prefixes_together, failed = shown
 
     first, second = (playground_fleet.run(size=size)["within"] for size in (2, 3))
     assert first < playground_fleet.SHARE <= second
     assert bursts_in_turn["within"] < bursts_by_load["within"]
     assert prefixes_in_turn["cached"] < prefixes_together["cached"] / 2
     assert prefixes_in_turn["within"] < prefixes_together["within"]
+    assert failed["within"] < whole["within"] and failed["moved"] > 0 == whole["moved"]
 
 
 def test_a_fleet_has_the_load_that_the_router_saw_at_each_arrival():
@@ -113,10 +114,26 @@ def test_a_fleet_has_the_load_that_the_router_saw_at_each_arrival():
     shown = playground_fleet.run(settings, 2)
     lengths = [prompt + output for _, prompt, output in playground_fleet.requests(playground_fleet.DEFAULTS | settings)]
 
-    assert len(shown["arrivals"]) == 100 and [one["requests"] for one in shown["replicas"]] == [50, 50]
+    assert len(shown["times"]) == 100 and [one["requests"] for one in shown["replicas"]] == [50, 50]
     assert [one["outstanding"][0] for one in shown["replicas"]] == [0, 0]
     first, second = (one["outstanding"] for one in shown["replicas"])
     assert 0 < first[1] <= lengths[0] and second[1] == 0 and 0 < second[2] <= lengths[1]
+
+
+def test_a_failed_replica_has_no_load_until_another_one_takes_its_place():
+    shown = playground_fleet.run({"failure": 40, "rate": 20}, 2)
+    begin, end = shown["missing"]
+    first = [load for time, load in zip(shown["times"], shown["replicas"][0]["outstanding"], strict=True) if load]
+    while_missing = [
+        load
+        for time, load in zip(shown["times"], shown["replicas"][0]["outstanding"], strict=True)
+        if begin < time <= end
+    ]
+
+    assert end - begin == pytest.approx(playground_fleet.START_SECONDS)
+    assert first and len(while_missing) > 20 and set(while_missing) == {0}
+    requests = sum(replica["requests"] for replica in shown["replicas"])
+    assert requests == playground_fleet.DEFAULTS["requests"] + shown["moved"]
 
 
 def test_the_files_on_the_site_are_enough_to_run_the_engine_and_a_fleet(tmp_path):

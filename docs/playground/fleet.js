@@ -7,6 +7,7 @@ const LABELS = {
   replicas: "replicas", rate: "requests per second", requests: "requests in all",
   ttft_limit: "TTFT limit in milliseconds", tpot_limit: "TPOT limit in milliseconds",
   shared_prefix: "shared prefix, in tokens", prefixes: "number of different prefixes",
+  failure: "replica 1 fails after … % of the requests (0: never)",
 };
 const CHOICES = { router: "router", trace: "requests like those of", machine: "cost model" };
 const ENOUGH = 0.99;  // of the requests within the limits
@@ -105,23 +106,29 @@ function drawSizes(results, chosenSize) {
 }
 
 function drawReplicas(result) {
-  const { arrivals, replicas } = result, peaks = replicas.map((one) => Math.max(...one.outstanding));
-  const highest = Math.max(1, ...peaks), last = arrivals.at(-1);
+  const { times, replicas, missing } = result, peaks = replicas.map((one) => Math.max(...one.outstanding));
+  const highest = Math.max(1, ...peaks), last = times.at(-1), count = (number) => number.toLocaleString("en");
   $("replicas-text").textContent = `${result.size} replica${result.size > 1 ? "s" : ""}, as the router sees them at each arrival, ` +
-    `from 0 to ${last.toFixed(1)} s. Every picture is ${highest.toLocaleString("en")} tokens high.` +
+    `from 0 to ${last.toFixed(1)} s. Every picture is ${count(highest)} tokens high.` +
+    (missing.length ? ` Replica 1 is missing from ${missing[0].toFixed(1)} to ${missing[1].toFixed(1)} s; ${count(result.moved)} of its requests moved, and ${count(result.lost_tokens)} computed tokens are lost.` : "") +
     (result.cached ? ` ${percent(result.cached)} of all prompt tokens are in the chosen replica's cache when their request arrives.` : "");
   $("loads").replaceChildren(...replicas.map((one, index) => element("tr", {}, head(index + 1),
-    element("td", { className: "pg-load-cell" }, area(arrivals, one.outstanding, highest)),
-    cell(peaks[index].toLocaleString("en")), cell(one.requests), cell(percent(one.busy)))));
+    element("td", { className: "pg-load-cell" }, area(times, one.outstanding, highest, index ? [] : missing)),
+    cell(count(peaks[index])), cell(one.requests), cell(percent(one.busy)))));
 }
 
-// A curve with steps: a value holds until the next arrival.
-function area(times, values, highest) {
-  const across = 600 / (times.at(-1) || 1), down = 30 / highest;
-  const steps = values.map((value, index) => `L${(times[index] * across).toFixed(1)} ${(30 - value * down).toFixed(2)}H${((times[index + 1] ?? times[index]) * across).toFixed(1)}`);
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), path = document.createElementNS(svg.namespaceURI, "path");
-  for (const [name, value] of Object.entries({ viewBox: "0 0 600 30", preserveAspectRatio: "none", class: "pg-load", "aria-hidden": "true" })) svg.setAttribute(name, value);
-  path.setAttribute("d", `M0 30${steps.join("")}V30Z`);
-  svg.append(path);
-  return svg;
+// A curve with steps, as a value holds until the next one. `missing` is the time without a replica.
+function area(times, values, highest, missing) {
+  const last = times.at(-1) || 1, x = (time) => (600 * Math.min(time / last, 1)).toFixed(1), y = (value) => (30 - 30 * value / highest).toFixed(2);
+  const steps = values.map((value, index) => `L${x(times[index])} ${y(value)}H${x(times[index + 1] ?? last)}`);
+  const picture = shape("svg", { viewBox: "0 0 600 30", preserveAspectRatio: "none", class: "pg-load", "aria-hidden": "true" });
+  picture.append(shape("path", { d: `M0 30${steps.join("")}V30Z` }));
+  if (missing.length) picture.append(shape("rect", { x: x(missing[0]), y: 0, height: 30, width: x(missing[1]) - x(missing[0]), class: "pg-missing" }));
+  return picture;
+}
+
+function shape(tag, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
 }
