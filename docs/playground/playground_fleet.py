@@ -16,16 +16,16 @@ from helpers.simulator import CostModel, FleetResult, TimedRequest, simulate_fle
 from helpers.simulator.synthetic import TRACES
 
 ROWS, TOKEN_BUDGET = 64, 2048  # the defaults of `python -m helpers.simulator`
-BLOCK_SIZE, BLOCKS = 64, 1024  # with shared prefixes: 65,536 tokens per replica
+BLOCK_SIZE, BLOCKS = 128, 512  # with shared prefixes: 65,536 tokens per replica
 START_SECONDS = 2  # until another replica takes the place of one that failed; a real one takes longer to load a model
 SHARE = 0.99  # of the requests, within the limits
 SETTINGS = {  # name: (least, most, step, default)
     "replicas": (1, 16, 1, 4),
     "rate": (5, 100, 5, 60),
-    "requests": (100, 400, 100, 200),
+    "requests": (100, 800, 100, 400),
     "ttft_limit": (50, 2000, 50, 200),
     "tpot_limit": (5, 100, 5, 20),
-    "shared_prefix": (0, 4096, 256, 0),
+    "shared_prefix": (0, 2048, 128, 0),
     "prefixes": (1, 64, 1, 16),
     "failure": (0, 90, 10, 0),
 }
@@ -33,7 +33,7 @@ MACHINES = {file.stem: file for file in Path(helpers.simulator.__file__).parent.
 CHOICES = {"router": list(ROUTERS), "trace": list(TRACES), "machine": sorted(MACHINES)}
 DEFAULTS = {name: default for name, (_, _, _, default) in SETTINGS.items()}
 DEFAULTS |= {"router": "least_outstanding_tokens", "trace": "conversation", "machine": "h100_llama_8b"}
-PREFIXES = {"trace": "code", "rate": 20, "shared_prefix": 4096, "prefixes": 32}
+PREFIXES = {"trace": "code", "rate": 30, "requests": 200, "shared_prefix": 2048, "prefixes": 32}
 PRESETS = {
     "How many replicas? (lesson 12)": {},
     "Bursts in turn (lesson 11)": {"trace": "bursts", "rate": 100, "router": "round_robin"},
