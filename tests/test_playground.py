@@ -75,6 +75,16 @@ def test_the_examples_count_what_the_lessons_say_of_them():
     assert counted("Too little memory: preemption (lesson 6)", blocks=36)[1:] == (80, 0)
 
 
+def test_the_examples_of_fleets_count_what_the_lessons_say_of_them():
+    def shares(name, *sizes):
+        return [playground_fleet.run(playground_fleet.PRESETS[name], size)["within"] for size in sizes]
+
+    assert shares("How many replicas? (lesson 12)", 2, 3) == [0.555, 0.995]
+    assert shares("A replica fails (lesson 11)", 3, 4) == [0.6575, 1.0]
+    assert shares("Shared prefixes in turn (lesson 11)", 4) == [0.85]
+    assert shares("Shared prefixes stay together (lesson 11)", 4) == [0.915]
+
+
 def test_settings_that_contradict_each_other_are_refused_with_the_reason():
     with pytest.raises(ValueError, match="allow more tokens or fewer rows"):
         playground.Playground({"rows": 8, "token_budget": 4})
@@ -226,24 +236,21 @@ def as_shown(result):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", playground_fleet.PRESETS)
-def test_every_number_of_a_fleet_in_the_browser_is_the_simulators_own(name, window, address):  # noqa: F811
+def test_every_number_of_a_fleet_in_the_browser_is_the_simulators_own(window, address):  # noqa: F811
     page = window(address + "docs/playground.html", site=address)
     page.locator("#pg-app").wait_for(timeout=60_000)
-    settings = playground_fleet.DEFAULTS | playground_fleet.PRESETS[name]
 
-    for size in (1, settings["replicas"]):
-        in_browser = page.evaluate("([settings, size]) => playgroundFleet(settings, size)", [settings, size])
-        assert as_shown(in_browser) == as_shown(playground_fleet.run(settings, size))
+    for name, settings in playground_fleet.PRESETS.items():
+        for size in (1, 3):
+            in_browser = page.evaluate("([settings, size]) => playgroundFleet(settings, size)", [settings, size])
+            assert as_shown(in_browser) == as_shown(playground_fleet.run(settings, size)), (name, size)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_visitor_sizes_a_fleet_by_keyboard_on_a_phone(window, address, scheme):  # noqa: F811
-    phone = {"width": 390, "height": 844}
-    page = window(address + "docs/playground.html", site=address, viewport=phone, color_scheme=scheme)
+def test_a_visitor_sizes_a_fleet_by_keyboard_on_a_phone(window, address):  # noqa: F811
+    page = window(address + "docs/playground.html", site=address, viewport={"width": 390, "height": 844})
     page.locator("#pg-app").wait_for(timeout=60_000)
-    page.add_style_tag(content=":root { color-scheme: light dark }")
+    page.add_style_tag(content=":root { color-scheme: light dark } body { background: Canvas }")
 
     page.get_by_label("One engine").focus()
     page.keyboard.press("ArrowRight")
@@ -264,8 +271,10 @@ def test_a_visitor_sizes_a_fleet_by_keyboard_on_a_phone(window, address, scheme)
     for line, replica in zip(loads[1:], shown["replicas"], strict=True):
         assert f"{max(replica['outstanding']):,}" in line and str(replica["requests"]) in line
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert faint_texts(page) == []
-    assert Axe().run(page, "#pg-root").response["violations"] == []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert faint_texts(page) == []
+        assert Axe().run(page, "#pg-root").response["violations"] == []
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ const CHOICES = { router: "router", trace: "requests like those of", machine: "c
 const ENOUGH = 0.99;  // of the requests within the limits
 const $ = (id) => document.getElementById(`pg-fleet-${id}`);
 const percent = (share) => `${Math.floor(1000 * share + 1e-6) / 10}%`;  // never rounded up: 99.96% is not all
-const seconds = (value) => value === undefined || value === null ? "–" : value.toPrecision(3);
+const milliseconds = (seconds) => Math.round(1000 * seconds).toLocaleString("en");
 let module, defaults, current = 0;
 
 export function makeFleet(python) {
@@ -44,8 +44,9 @@ export function makeFleet(python) {
     const sizes = [settings.replicas, ...Array.from({ length: settings.replicas - 1 }, (_, index) => index + 1)];
     const given = python.toPy(settings);
     $("about").textContent = module.about(given);
-    $("command").textContent = module.command(given);
-    $("command-text").hidden = !$("command").textContent;
+    const options = module.command(given).split(/ (?=--)/);  // an option stays on one line
+    $("command").replaceChildren(...options.flatMap((option) => [element("span", { textContent: option }), " "]));
+    $("command-text").hidden = !options[0];
     $("status").textContent = "Simulating…";
     $("progress").max = sizes.length;
     $("progress").value = 0;
@@ -84,7 +85,7 @@ const chosen = () => Object.fromEntries(
 function answer(results, settings) {
   const enough = results.filter((one) => one.within >= ENOUGH).map((one) => one.size);
   const limits = `TTFT up to ${settings.ttft_limit} ms and TPOT up to ${settings.tpot_limit} ms`;
-  const served = `To serve 99% of the requests with a ${limits},`;
+  const served = `To serve 99% of the requests with ${limits},`;
   if (!enough.length) return `${served} ${settings.replicas} replicas are too few.`.replace("1 replicas are", "1 replica is");
   const least = Math.min(...enough);
   return `${served} the smallest of these fleets has ${least} replica${least > 1 ? "s" : ""}.`;
@@ -99,7 +100,7 @@ function drawSizes(results, chosenSize) {
   $("sizes").replaceChildren(...results.map((one) => {
     const bar = element("span", { className: "pg-bar", style: `--share:${100 * one.within}%` });
     const row = element("tr", {}, head(one.size), element("td", { className: "pg-bar-cell" }, bar), cell(percent(one.within)),
-      cell(one.goodput.toPrecision(3)), ...one.ttft.map((value) => cell(seconds(value))), cell(percent(one.busy)));
+      cell(one.goodput.toPrecision(3)), ...one.ttft.map((value) => cell(milliseconds(value))), cell(percent(one.busy)));
     if (one.size === chosenSize) row.setAttribute("aria-current", "true");
     return row;
   }));
