@@ -22,15 +22,18 @@ MODULES = (
     "trace.py",
     "engine/*.py",
     "simulator/*.py",
+    "simulator/machines/*.json",
+    "cluster/__init__.py",
+    "cluster/routing.py",
 )  # of helpers; a test imports them without the rest
 
 
 def course_zip() -> bytes:
-    """Return a ZIP file with playground.py and the modules that it imports, the same bytes for the same files."""
+    """Return a ZIP file with the page's Python files and what they import, the same bytes for the same files."""
     files = {
         path.relative_to(ROOT).as_posix(): path for pattern in MODULES for path in (ROOT / "helpers").glob(pattern)
     }
-    files["playground.py"] = DOCS / "playground" / "playground.py"
+    files |= {path.name: path for path in (DOCS / "playground").glob("*.py")}
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):
@@ -76,5 +79,9 @@ def playground(cache: Path) -> tuple[dict[str, bytes], str]:
     runtime, reason = pyodide(cache)
     if reason:
         return {}, reason
-    pages = {name: (DOCS / "playground" / name).read_bytes() for name in ("playground.js", "playground.css")}
+    pages = {
+        path.name: path.read_bytes()
+        for path in sorted((DOCS / "playground").iterdir())
+        if path.suffix in (".js", ".css")
+    }
     return pages | {"course.zip": course_zip()} | {f"pyodide/{name}": data for name, data in runtime.items()}, ""

@@ -1,8 +1,9 @@
-"""The playground runs the course's own files, and plans what an engine with a model plans."""
+"""The playground runs the course's own files: its plans are an engine's, and its fleets are those of the simulator."""
 
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -13,10 +14,13 @@ from threading import Thread
 
 import playground
 import playground_files
+import playground_fleet
 import pytest
-from browsing import browser, window  # noqa: F401  (fixtures)
+from axe_playwright_python.sync_playwright import Axe
+from browsing import browser, faint_texts, window  # noqa: F401  (fixtures)
 
 from helpers import Engine, load_model
+from helpers.simulator.__main__ import main
 
 ROOT = Path(__file__).parents[1]
 
@@ -71,6 +75,16 @@ def test_the_examples_count_what_the_lessons_say_of_them():
     assert counted("Too little memory: preemption (lesson 6)", blocks=36)[1:] == (80, 0)
 
 
+def test_the_examples_of_fleets_count_what_the_lessons_say_of_them():
+    def shares(name, *sizes):
+        return [playground_fleet.run(playground_fleet.PRESETS[name], size)["within"] for size in sizes]
+
+    assert shares("How many replicas? (lesson 12)", 2, 3) == [0.555, 0.995]
+    assert shares("A replica fails (lesson 11)", 3, 4) == [0.6575, 1.0]
+    assert shares("Shared prefixes in turn (lesson 11)", 4) == [0.85]
+    assert shares("Shared prefixes stay together (lesson 11)", 4) == [0.915]
+
+
 def test_settings_that_contradict_each_other_are_refused_with_the_reason():
     with pytest.raises(ValueError, match="allow more tokens or fewer rows"):
         playground.Playground({"rows": 8, "token_budget": 4})
@@ -78,14 +92,70 @@ def test_settings_that_contradict_each_other_are_refused_with_the_reason():
         playground.Playground({"blocks": 16, "prompt": 40, "output": 24, "shared_prefix": 24})
 
 
-def test_the_files_on_the_site_are_enough_to_run_the_engine(tmp_path):
+@pytest.mark.parametrize("name", ["How many replicas? (lesson 12)", "Bursts in turn (lesson 11)"])
+def test_a_fleet_is_what_the_command_beside_it_prints(name, capsys):
+    settings = playground_fleet.DEFAULTS | playground_fleet.PRESETS[name]
+    program, arguments = playground_fleet.command(settings).split("helpers.simulator ")
+    assert program == "python -m " and main(shlex.split(arguments)) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    printed = {line[0]: line for line in lines if line and line[0].isdigit()}
+
+    for size in range(1, settings["replicas"] + 1):
+        shown = playground_fleet.run(settings, size)
+        expected = [f"{shown['goodput']:.3g}", f"{shown['within']:.1%}", *(f"{one:.3g}" for one in shown["ttft"])]
+        assert printed[str(size)][2:6] == expected
+        assert f"{shown['busy']:.0%}" in printed[str(size)]
+
+
+def test_the_examples_of_fleets_show_what_their_names_promise():
+    shown = [playground_fleet.run(settings) for settings in playground_fleet.PRESETS.values()]
+    whole, bursts_in_turn, bursts_by_load, prefixes_in_turn, prefixes_together, failed = shown
+
+    first, second = (playground_fleet.run(size=size)["within"] for size in (2, 3))
+    assert first < playground_fleet.SHARE <= second
+    assert bursts_in_turn["within"] < bursts_by_load["within"]
+    assert prefixes_in_turn["cached"] < 0.6 * prefixes_together["cached"]
+    assert prefixes_in_turn["within"] < prefixes_together["within"]
+    assert failed["ttft"][1] > whole["ttft"][1] and failed["moved"] > 0 == whole["moved"]
+
+
+def test_a_fleet_has_the_load_that_the_router_saw_at_each_arrival():
+    settings = {"requests": 100, "rate": 5, "router": "round_robin"}
+    shown = playground_fleet.run(settings, 2)
+    lengths = [prompt + output for _, prompt, output in playground_fleet.requests(playground_fleet.DEFAULTS | settings)]
+
+    assert len(shown["times"]) == 100 and [one["requests"] for one in shown["replicas"]] == [50, 50]
+    assert [one["outstanding"][0] for one in shown["replicas"]] == [0, 0]
+    first, second = (one["outstanding"] for one in shown["replicas"])
+    assert 0 < first[1] <= lengths[0] and second[1] == 0 and 0 < second[2] <= lengths[1]
+
+
+def test_a_failed_replica_has_no_load_until_another_one_takes_its_place():
+    shown = playground_fleet.run({"failure": 40, "rate": 20}, 2)
+    begin, end = shown["missing"]
+    first = [load for time, load in zip(shown["times"], shown["replicas"][0]["outstanding"], strict=True) if load]
+    while_missing = [
+        load
+        for time, load in zip(shown["times"], shown["replicas"][0]["outstanding"], strict=True)
+        if begin < time <= end
+    ]
+
+    assert end - begin == pytest.approx(playground_fleet.START_SECONDS)
+    assert first and len(while_missing) > 20 and set(while_missing) == {0}
+    requests = sum(replica["requests"] for replica in shown["replicas"])
+    assert requests == playground_fleet.DEFAULTS["requests"] + shown["moved"]
+
+
+def test_the_files_on_the_site_are_enough_to_run_the_engine_and_a_fleet(tmp_path):
     zipfile.ZipFile(io.BytesIO(playground_files.course_zip())).extractall(tmp_path)
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import playground; print(len(playground.run()))"
+    program += "; import playground_fleet; print(playground_fleet.run()['goodput'])"
     program += "; print(sorted({'torch', 'numpy', 'tqdm'} & set(sys.modules)))"
 
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, cwd=tmp_path)
 
-    assert done.stdout.split("\n")[:2] == [str(len(playground.run())), "[]"], done.stderr
+    expected = [str(len(playground.run())), str(playground_fleet.run()["goodput"]), "[]"]
+    assert done.stdout.split("\n")[:3] == expected, done.stderr
 
 
 def test_without_npm_there_is_no_playground_and_the_reason_is_told(tmp_path, monkeypatch):
@@ -154,3 +224,65 @@ def test_a_visitor_steps_through_an_example_and_sees_queue_rows_blocks_and_count
     assert page.locator(".pg-column").count() == 0
     page.get_by_role("button", name="Step").click()
     assert "of at most 8 tokens" in page.get_by_role("status").last.inner_text()
+
+
+def as_shown(result):
+    """Return a run's result with times to compare: another processor may round the last digit differently."""
+    if isinstance(result, dict):
+        return {name: as_shown(value) for name, value in result.items()}
+    if isinstance(result, list):
+        return [as_shown(value) for value in result]
+    return float(f"{result:.9g}") if isinstance(result, float) else result
+
+
+@pytest.mark.slow
+def test_every_number_of_a_fleet_in_the_browser_is_the_simulators_own(window, address):  # noqa: F811
+    page = window(address + "docs/playground.html", site=address)
+    page.locator("#pg-app").wait_for(timeout=60_000)
+
+    for name, settings in playground_fleet.PRESETS.items():
+        for size in (1, 3):
+            in_browser = page.evaluate("([settings, size]) => playgroundFleet(settings, size)", [settings, size])
+            assert as_shown(in_browser) == as_shown(playground_fleet.run(settings, size)), (name, size)
+
+
+@pytest.mark.slow
+def test_a_visitor_sizes_a_fleet_by_keyboard_on_a_phone(window, address):  # noqa: F811
+    page = window(address + "docs/playground.html", site=address, viewport={"width": 390, "height": 844})
+    page.locator("#pg-app").wait_for(timeout=60_000)
+    page.add_style_tag(content=":root { color-scheme: light dark } body { background: Canvas }")
+
+    page.get_by_label("One engine").focus()
+    page.keyboard.press("ArrowRight")
+    status = page.get_by_role("status")
+    status.get_by_text("the smallest of these fleets has 3 replicas").wait_for(timeout=60_000)
+    page.get_by_label(re.compile("^replicas")).focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowLeft")
+    status.get_by_text("2 replicas are too few").wait_for(timeout=60_000)
+
+    lines = page.get_by_role("region", name="Fleets by size").get_by_role("row").all_inner_texts()[1:]
+    assert [line.split()[0] for line in lines] == ["1", "2"]
+    settings = page.evaluate("playgroundFleetSettings()")
+    assert settings == playground_fleet.DEFAULTS | {"replicas": 2}
+    shown = playground_fleet.run(settings, 2)
+    assert f"{shown['within']:.1%}" in lines[1] and f"{shown['goodput']:.1f}" in lines[1]
+    loads = page.get_by_role("region", name="Outstanding tokens of each replica").get_by_role("row").all_inner_texts()
+    for line, replica in zip(loads[1:], shown["replicas"], strict=True):
+        assert f"{max(replica['outstanding']):,}" in line and str(replica["requests"]) in line
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert faint_texts(page) == []
+        assert Axe().run(page, "#pg-root").response["violations"] == []
+
+
+@pytest.mark.slow
+def test_a_link_opens_an_example_of_a_fleet(window, address):  # noqa: F811
+    page = window(address + "docs/playground.html#shared_prefixes_stay_together", site=address)
+    page.locator("#pg-fleet").wait_for(timeout=60_000)
+
+    page.get_by_text("of all prompt tokens are in the chosen replica's cache").wait_for(timeout=60_000)
+
+    assert not page.locator("#pg-engine").is_visible()
+    assert page.get_by_label("router").input_value() == "prefix_aware"

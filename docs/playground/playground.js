@@ -1,4 +1,8 @@
 // The page around playground.py: controls, and pictures of what each step returns. The engine runs in Pyodide.
+// The view of a fleet is in fleet.js.
+
+import { element, linkedExample, slider, toJS } from "./shared.js";
+import { makeFleet } from "./fleet.js";
 
 const COLORS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a500", "#6a51a3"];
 const LABELS = {
@@ -12,24 +16,12 @@ const panel = (id) => $(`panel-${id}`);
 const color = (request) => COLORS[request % COLORS.length];
 let python, game, timer, latest;
 
-function element(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
-}
-
-const toJS = (proxy) => { const value = proxy.toJs({ dict_converter: Object.fromEntries }); proxy.destroy?.(); return value; };
-
 // --- controls --------------------------------------------------------------------------------------------------
 
 function makeControls(module) {
   const settings = toJS(module.SETTINGS), policies = toJS(python.runPython("from helpers.engine import POLICIES; list(POLICIES)"));
-  for (const [name, [least, most, value]] of Object.entries(settings)) {
-    const output = element("span", { className: "pg-value", textContent: value });
-    const input = element("input", { type: "range", id: `pg-${name}`, min: least, max: most, value });
-    input.addEventListener("input", () => { output.textContent = input.value; restart(); });
-    $("controls").append(element("label", {}, `${LABELS[name]}: `, output, input));
-  }
+  for (const [name, [least, most, value]] of Object.entries(settings))
+    $("controls").append(slider(`pg-${name}`, LABELS[name], [least, most, 1, value], "input", restart));
   const select = element("select", { id: "pg-policy", onchange: restart }, ...policies.map((name) => new Option(name)));
   $("controls").append(element("label", {}, "policy: ", select));
   for (const [name, text] of Object.entries(SWITCHES))
@@ -37,9 +29,7 @@ function makeControls(module) {
   const presets = toJS(module.PRESETS), defaults = toJS(module.DEFAULTS);
   for (const [name, changes] of Object.entries(presets))
     $("presets").append(element("button", { type: "button", textContent: name, onclick: () => { show({ ...defaults, ...changes }); restart(); } }));
-  const wanted = decodeURIComponent(location.hash.slice(1)).replaceAll("_", " ");
-  const linked = Object.keys(presets).find((name) => name.toLowerCase().startsWith(wanted.toLowerCase()) && wanted);
-  show({ ...defaults, ...presets[linked ?? Object.keys(presets)[1]] });
+  show({ ...defaults, ...presets[linkedExample(presets) ?? Object.keys(presets)[1]] });
 }
 
 function show(settings) {
@@ -144,6 +134,7 @@ async function start() {
   $("play").onclick = play;
   $("reset").onclick = restart;
   $("speed").onchange = () => { if (timer) { play(); play(); } };
+  makeFleet(python);
   $("app").hidden = false;
   $("loading").hidden = true;
   restart();

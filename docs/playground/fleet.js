@@ -1,0 +1,135 @@
+// The view of a fleet: controls for playground_fleet.py, and tables with pictures of what each run returns.
+// Fleets of 1, 2, ... replicas are simulated one after another, and the page answers in between.
+
+import { element, linkedExample, slider, toJS } from "./shared.js";
+
+const LABELS = {
+  replicas: "replicas", rate: "requests per second", requests: "requests in all",
+  ttft_limit: "TTFT limit in milliseconds", tpot_limit: "TPOT limit in milliseconds",
+  shared_prefix: "shared prefix, in tokens", prefixes: "number of different prefixes",
+  failure: "replica 1 fails after … % of the requests (0: never)",
+};
+const CHOICES = { router: "router", trace: "requests like those of", machine: "cost model" };
+const ENOUGH = 0.99;  // of the requests within the limits
+const $ = (id) => document.getElementById(`pg-fleet-${id}`);
+const percent = (share) => `${Math.floor(1000 * share + 1e-6) / 10}%`;  // never rounded up: 99.96% is not all
+const milliseconds = (seconds) => Math.round(1000 * seconds).toLocaleString("en");
+let module, defaults, current = 0;
+
+export function makeFleet(python) {
+  module = python.pyimport("playground_fleet");
+  defaults = toJS(module.DEFAULTS);
+  const presets = toJS(module.PRESETS), settings = toJS(module.SETTINGS), choices = toJS(module.CHOICES);
+  for (const [name, options] of Object.entries(choices)) {
+    const select = element("select", { id: `pg-fleet-${name}`, onchange: run }, ...options.map((option) => new Option(option.replaceAll("_", " "), option)));
+    $("controls").append(element("label", {}, `${CHOICES[name]}: `, select));
+  }
+  for (const [name, range] of Object.entries(settings))
+    $("controls").append(slider(`pg-fleet-${name}`, LABELS[name], range, "change", run));
+  for (const [name, changes] of Object.entries(presets))
+    $("presets").append(element("button", { type: "button", textContent: name, onclick: () => { show(changes); run(); } }));
+
+  const linked = linkedExample(presets);
+  show(presets[linked] ?? {});
+  for (const view of ["engine", "fleet"])
+    document.getElementById(`pg-show-${view}`).addEventListener("change", () => choose(view));
+  choose(linked || location.hash === "#fleet" ? "fleet" : "engine");
+
+  // For the tests that compare these numbers with CPython's.
+  window.playgroundFleet = (changes, size) => toJS(module.run(python.toPy(changes), size));
+  window.playgroundFleetSettings = chosen;
+
+  async function run() {
+    const mine = ++current, settings = chosen(), results = [];
+    const sizes = [settings.replicas, ...Array.from({ length: settings.replicas - 1 }, (_, index) => index + 1)];
+    const given = python.toPy(settings);
+    $("about").textContent = module.about(given);
+    const options = module.command(given).split(/ (?=--)/);  // an option stays on one line
+    $("command").replaceChildren(...options.flatMap((option) => [element("span", { textContent: option }), " "]));
+    $("command-text").hidden = !options[0];
+    $("status").textContent = "Simulating…";
+    $("progress").max = sizes.length;
+    $("progress").value = 0;
+    $("progress").hidden = false;
+    for (const size of sizes) {
+      await new Promise((resume) => setTimeout(resume, 20));  // here the page draws, and controls are heard
+      if (mine !== current) return given.destroy();
+      results.push(toJS(module.run(given, size)));
+      $("progress").value = results.length;
+      if (results.length === 1) drawReplicas(results[0]);
+      drawSizes([...results].sort((one, other) => one.size - other.size), settings.replicas);
+    }
+    given.destroy();
+    $("progress").hidden = true;
+    $("status").textContent = answer(results, settings);
+  }
+
+  function choose(view) {
+    document.getElementById(`pg-show-${view}`).checked = true;
+    for (const name of ["engine", "fleet"]) document.getElementById(`pg-${name}`).hidden = name !== view;
+    if (view === "fleet" && !current) run();
+  }
+}
+
+function show(changes) {
+  for (const [name, value] of Object.entries({ ...defaults, ...changes })) {
+    $(name).value = value;
+    const shown = $(name).parentElement.querySelector(".pg-value");
+    if (shown) shown.textContent = value;
+  }
+}
+
+const chosen = () => Object.fromEntries(
+  [...Object.keys(CHOICES).map((name) => [name, $(name).value]), ...Object.keys(LABELS).map((name) => [name, Number($(name).value)])]);
+
+function answer(results, settings) {
+  const enough = results.filter((one) => one.within >= ENOUGH).map((one) => one.size);
+  const limits = `TTFT up to ${settings.ttft_limit} ms and TPOT up to ${settings.tpot_limit} ms`;
+  const served = `To serve 99% of the requests with ${limits},`;
+  if (!enough.length) return `${served} ${settings.replicas} replicas are too few.`.replace("1 replicas are", "1 replica is");
+  const least = Math.min(...enough);
+  return `${served} the smallest of these fleets has ${least} replica${least > 1 ? "s" : ""}.`;
+}
+
+// --- pictures --------------------------------------------------------------------------------------------------
+
+const cell = (...content) => element("td", {}, ...content);
+const head = (text) => element("th", { scope: "row", textContent: text });
+
+function drawSizes(results, chosenSize) {
+  $("sizes").replaceChildren(...results.map((one) => {
+    const bar = element("span", { className: "pg-bar", style: `--share:${100 * one.within}%` });
+    const row = element("tr", {}, head(one.size), element("td", { className: "pg-bar-cell" }, bar), cell(percent(one.within)),
+      cell(one.goodput.toPrecision(3)), ...one.ttft.map((value) => cell(milliseconds(value))), cell(percent(one.busy)));
+    if (one.size === chosenSize) row.setAttribute("aria-current", "true");
+    return row;
+  }));
+}
+
+function drawReplicas(result) {
+  const { times, replicas, missing } = result, peaks = replicas.map((one) => Math.max(...one.outstanding));
+  const highest = Math.max(1, ...peaks), last = times.at(-1), count = (number) => number.toLocaleString("en");
+  $("replicas-text").textContent = `${result.size} replica${result.size > 1 ? "s" : ""}, as the router sees them at each arrival, ` +
+    `from 0 to ${last.toFixed(1)} s. Every picture is ${count(highest)} tokens high.` +
+    (missing.length ? ` Replica 1 is missing from ${missing[0].toFixed(1)} to ${missing[1].toFixed(1)} s; ${count(result.moved)} of its requests moved, and ${count(result.lost_tokens)} computed tokens are lost.` : "") +
+    (result.cached ? ` ${percent(result.cached)} of all prompt tokens are in the chosen replica's cache when their request arrives.` : "");
+  $("loads").replaceChildren(...replicas.map((one, index) => element("tr", {}, head(index + 1),
+    element("td", { className: "pg-load-cell" }, area(times, one.outstanding, highest, index ? [] : missing)),
+    cell(count(peaks[index])), cell(one.requests), cell(percent(one.busy)))));
+}
+
+// A curve with steps, as a value holds until the next one. `missing` is the time without a replica.
+function area(times, values, highest, missing) {
+  const last = times.at(-1) || 1, x = (time) => (600 * Math.min(time / last, 1)).toFixed(1), y = (value) => (30 - 30 * value / highest).toFixed(2);
+  const steps = values.map((value, index) => `L${x(times[index])} ${y(value)}H${x(times[index + 1] ?? last)}`);
+  const picture = shape("svg", { viewBox: "0 0 600 30", preserveAspectRatio: "none", class: "pg-load", "aria-hidden": "true" });
+  picture.append(shape("path", { d: `M0 30${steps.join("")}V30Z` }));
+  if (missing.length) picture.append(shape("rect", { x: x(missing[0]), y: 0, height: 30, width: x(missing[1]) - x(missing[0]), class: "pg-missing" }));
+  return picture;
+}
+
+function shape(tag, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
