@@ -12,7 +12,7 @@ from helpers.cluster.routing import LeastOutstandingTokens
 from helpers.simulator import Simulator
 from tests.gated_thread import wait_until
 
-ENOUGH = 1000  # permits
+ENOUGH = 10_000  # permits
 
 
 class LocalReplica:

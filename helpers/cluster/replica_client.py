@@ -139,7 +139,7 @@ class ReplicaClient(EngineClient):
     @property
     def problem(self) -> str | None:
         if super().problem is None and not self.pool.count(READY):
-            return f"No replica is ready: {self.pool.count(STARTING)} are starting."
+            return f"No replica is ready: {self.pool.count(STARTING)} of {self.pool.wanted} are starting."
         return super().problem
 
     @property
