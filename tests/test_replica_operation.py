@@ -1,10 +1,13 @@
 """Replicas are restarted, added and removed under load, and no request notices. No Ray: see tests/local_replicas.py."""
 
 import asyncio
+import itertools
+import random
 
 import httpx
 import pytest
 
+from helpers.cluster import replica
 from helpers.cluster.app import make_cluster_app
 from helpers.cluster.autoscaling import QueueLengthAutoscaler
 from helpers.cluster.lifecycle import DRAINING, READY, STARTING
@@ -167,3 +170,35 @@ async def test_a_restart_needs_the_key_the_name_of_the_server_and_a_json_object(
         response = await http.post("/replicas/restart", json={}, headers=key)
         assert response.status_code == 202 and response.json() == {"replaced": ["r0", "r1"]}
         await wait_until(lambda: list(client.replicas) == ["r2", "r3"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@in_loop
+async def test_no_request_is_lost_whatever_is_done_to_the_replicas(seed):
+    draw, ids, results, done = random.Random(seed), itertools.count(), [], False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replica, "HEARTBEAT", 0.01)  # a drained replica ends at its next report
+        async with running(2, max_queue=100, most=3, drain_grace=0.02, has_room=lambda: draw.random() < 0.5) as client:
+
+            async def user() -> None:
+                while not done:
+                    stream = await submit(client, [0, 1], 9, f"r{next(ids)}")
+                    await asyncio.sleep(draw.choice([0.001, 0.005]))
+                    if draw.random() < 0.2:
+                        client.cancel(stream)
+                    else:
+                        results.append(await tokens(stream))
+
+            users = [asyncio.create_task(user()) for _ in range(8)]
+            for _ in range(40):
+                await asyncio.sleep(0.02)
+                if (action := draw.choice(["lose", "restart", "scale"])) == "restart":
+                    client.pool.restart()
+                elif action == "scale":
+                    client.pool.scale(draw.randint(1, 3))
+                elif client.replicas:
+                    client.replicas[draw.choice(list(client.replicas))].lose()
+            done = True
+            await asyncio.gather(*users)
+            assert len(results) > 40 and results == [list(range(2, 11))] * len(results)
+            await wait_until(lambda: states(client) == [READY] * client.pool.wanted and is_empty(client))

@@ -12,6 +12,7 @@ continue on another one. POST /replicas/restart replaces all replicas, one after
 
 import argparse
 import asyncio
+import re
 import sys
 from functools import partial
 
@@ -77,12 +78,12 @@ def _report_ready(replica: RayReplica) -> None:
     print(f"{replica.name} is ready.", file=sys.stderr, flush=True)
 
 
-def _range(text: str) -> tuple[int, int]:
-    """Return the least and the most replicas: "2" or "1..4"."""
-    least, dots, most = text.partition("..")
-    least, most = int(least), int(most if dots else least)
+def _least_and_most(text: str) -> tuple[int, int]:
+    """Return the least and the most replicas from "2" or "1..4"."""
+    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
+    least, most = (int(number) for number in (found[1], found[2] or found[1])) if found else (0, 0)
     if not 1 <= least <= most:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"give a number of at least 1, or a range such as 1..4, not {text!r}.")
     return least, most
 
 
@@ -91,7 +92,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument_group("replicas").add_argument
     add(
         "--replicas",
-        type=_range,
+        type=_least_and_most,
         default=(2, 2),
         metavar="NUMBER",
         help="how many replicas run, or the least and the most, such as 1..4 (default: 2)",

@@ -80,8 +80,6 @@ def next_change(
     active = [one for one in members if one.state != DRAINING]
     ready = [one for one in active if one.state == READY]
     outdated = [one for one in active if one.generation < generation]
-    if unfinished := [one for one in outdated if one.state == STARTING]:
-        return Drain(unfinished[0])
     if len(active) < wanted:
         for one in members:
             if one.state == DRAINING and one.generation == generation:

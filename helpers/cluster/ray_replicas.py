@@ -145,8 +145,12 @@ class RayReplicas:
         actor = self._actor_cls.options(**options).remote(self._settings)
         try:
             return RayReplica(name, actor, await actor.start.remote())
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
+        except BaseException as error:  # also a cancellation: the replica is no longer needed
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+            if isinstance(error, ray.exceptions.RayTaskError):
+                raise error.cause from error
+            raise
 
     async def start_replicas(self, number: int, on_ready: Callable[[RayReplica], None]) -> list[RayReplica]:
         """Start several replicas at once, and call `on_ready` for each one as soon as it is ready."""
