@@ -127,7 +127,8 @@ def test_a_rolling_restart_replaces_all_replicas_and_fails_no_stream(cluster, ex
     users = [User(cluster, name) for name in ("greedy", "seeded") * 2]
     wait_until(lambda: all(len(one.readers) > 1 for one in users), "no stream has ended")
     assert httpx.post(f"{cluster.url}/replicas/restart", json={}).json() == {"replaced": list(old)}
-    wait_until(lambda: len(found := replicas(cluster)) == 2 and not old.keys() & found.keys(), "it did not end")
+    ended = lambda: len(found := replicas(cluster)) == 2 and not old.keys() & found.keys()  # noqa: E731
+    wait_until(ended, "the restart did not end", patience=200)
     for one in users:
         one.stop()
     for one in [reader for user in users for reader in user.readers]:

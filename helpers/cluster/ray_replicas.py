@@ -163,9 +163,10 @@ class RayReplicas:
         return await asyncio.gather(*(start() for _ in range(number)))
 
     def has_room(self) -> bool:
-        """Return whether Ray has cores for another replica."""
+        """Return whether one of Ray's nodes has cores for another replica; no, if Ray does not say."""
         with contextlib.suppress(Exception):
-            return ray.available_resources().get("CPU", 0) >= self._settings.num_cpus
+            nodes = ray._private.state.available_resources_per_node().values()  # the public function adds up all nodes
+            return any(node.get("CPU", 0) >= self._settings.num_cpus for node in nodes)
         return False
 
     def shutdown(self) -> None:
