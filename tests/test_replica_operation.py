@@ -7,7 +7,7 @@ import random
 import httpx
 import pytest
 
-from helpers.cluster import replica
+from helpers.cluster import replica, replica_client
 from helpers.cluster.app import make_cluster_app
 from helpers.cluster.autoscaling import QueueLengthAutoscaler
 from helpers.cluster.lifecycle import DRAINING, READY, STARTING
@@ -180,6 +180,7 @@ async def test_no_request_is_lost_whatever_is_done_to_the_replicas(seed):
     draw, ids, results, done = random.Random(seed), itertools.count(), [], False
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replica, "HEARTBEAT", 0.01)  # a drained replica ends at its next report
+        patch.setattr(replica_client, "MAX_LOSSES", 10**6)  # no request is the cause
         async with running(2, max_queue=100, most=3, drain_grace=0.0, has_room=lambda: draw.random() < 0.5) as client:
 
             async def user() -> None:
@@ -200,7 +201,8 @@ async def test_no_request_is_lost_whatever_is_done_to_the_replicas(seed):
                     client.pool.scale(draw.randint(1, 3))
                 elif client.replicas:
                     client.replicas[draw.choice(list(client.replicas))].lose()
+            await wait_until(lambda: len(results) > 40)
             done = True
             await asyncio.gather(*users)
-            assert len(results) > 40 and results == [list(range(2, 11))] * len(results)
+            assert results == [list(range(2, 11))] * len(results)
             await wait_until(lambda: states(client) == [READY] * client.pool.wanted and is_empty(client))
