@@ -3,12 +3,19 @@
 The claim: through the cluster's front end, a request gets its first token at most 15 ms later than from the single
 server, and each further token at most 1 ms later (medians). Both servers compute on one core per engine. The single
 server and the front end with one replica differ only in the layer. Two replicas share the rows of the single server.
+
+`--separate` compares the throughput of two replicas with that of two single servers which know nothing of each other
+and have half of the users each. The claim: it is at least 0.95 of theirs.
 """
 
+import argparse
 import itertools
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from statistics import median
 
 import httpx
 import psutil
@@ -60,9 +67,38 @@ def memory(url: str) -> list[int]:
     return [psutil.Process(one["pid"]).memory_full_info().uss >> 20 for one in replicas]
 
 
+def throughput(urls: list[str]) -> float:
+    """Return the output tokens per second of servers that share 64 users, all together."""
+    users, num_requests = 64 // len(urls), USERS[64] // len(urls)
+    with ThreadPoolExecutor() as pool:
+        return sum(cost.tokens_per_second for cost in pool.map(lambda url: measure(url, users, num_requests), urls))
+
+
+def compare_with_separate_servers(rounds: int) -> None:
+    """Measure two single servers and two replicas in turn."""
+    options, found = ("--rows", str(ROWS // 2), "--max-queue", str(ROWS)), {"separate": [], "replicas": []}
+    for _ in range(rounds):
+        with ExitStack() as stack:
+            servers = [stack.enter_context(launch(*options)) for _ in range(2)]
+            found["separate"].append(throughput([server.url for server in servers]))
+        with launch(*options, "--replicas", "2", module="helpers.cluster") as front:
+            found["replicas"].append(throughput([front.url]))
+        print("  ".join(f"{name}: {rates[-1]:.0f} tokens/s" for name, rates in found.items()), flush=True)
+    ratio = median(found["replicas"]) / median(found["separate"])
+    print(f"Two replicas have {ratio:.2f} of the throughput of two separate servers (medians of {rounds} rounds).")
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.replicas_cost", description=__doc__)
+    parser.add_argument("--separate", action="store_true", help="compare two replicas with two separate servers")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="with --separate: how often each is measured (default: 3)"
+    )
+    options = parser.parse_args()
     print(processor())
     os.environ["OMP_NUM_THREADS"] = "1"
+    if options.separate:
+        return compare_with_separate_servers(options.rounds)
     for name, (module, engines, options) in ARRANGEMENTS.items():
         began = time.perf_counter()
         with launch("--rows", str(ROWS // engines), "--max-queue", str(ROWS), *options, module=module) as server:

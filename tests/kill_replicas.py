@@ -49,16 +49,20 @@ async def one_user(http: httpx.AsyncClient, draw: random.Random, expected: list,
         counts["wrong"] += "".join(received) != expected_text
 
 
+async def ready_replicas(http: httpx.AsyncClient) -> list[dict]:
+    return [one for one in (await http.get("/replicas")).json() if one["state"] == "ready"]
+
+
 async def killer(http: httpx.AsyncClient, draw: random.Random, kills: int, replicas: int, counts: dict) -> None:
     """Kill random replicas, each once the one before has been replaced."""
     for _ in range(kills):
-        while len(listed := (await http.get("/replicas")).json()) < replicas:
+        while len(listed := await ready_replicas(http)) < replicas:
             await asyncio.sleep(0.1)
         await asyncio.sleep(draw.uniform(0, 1))
         os.kill(draw.choice(listed)["pid"], signal.SIGKILL)
         counts["kills"] += 1
         print(counts, file=sys.stderr, flush=True)
-        while len((await http.get("/replicas")).json()) == replicas:
+        while len(await ready_replicas(http)) == replicas:
             await asyncio.sleep(0.02)
     counts["done"] = True
 

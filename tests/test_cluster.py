@@ -45,7 +45,9 @@ BODIES = {"greedy": GREEDY, "seeded": SEEDED}
 
 
 def replicas(front) -> dict[str, dict]:
-    return {one["name"]: one for one in httpx.get(f"{front.url}/replicas").json()}
+    """Return those that take requests, by name."""
+    listed = httpx.get(f"{front.url}/replicas").json()
+    return {one["name"]: one for one in listed if one["state"] == "ready"}
 
 
 def metric(front, name: str) -> float:
@@ -78,6 +80,24 @@ class Reader(threading.Thread):
             self.num_events += 1
 
 
+class User(threading.Thread):
+    """Reads one stream after another, until told to stop."""
+
+    def __init__(self, front, name: str):
+        super().__init__(daemon=True)
+        self.front, self.name_of_request, self.readers, self.stopped = front, name, [], False
+        self.start()
+
+    def run(self) -> None:
+        while not self.stopped:
+            self.readers.append(Reader(self.front, self.name_of_request))
+            self.readers[-1].join(60)
+
+    def stop(self) -> None:
+        self.stopped = True
+        self.join(60)
+
+
 def wait_for_two(front, other_than: str | None = None) -> None:
     wait_until(lambda: len(found := replicas(front)) == 2 and other_than not in found, "the replica was not replaced")
 
@@ -101,6 +121,22 @@ def test_streams_go_on_when_a_replica_is_killed_or_hangs(cluster, expected, how)
     assert not psutil.pid_exists(found[victim]["pid"])
 
 
+def test_a_rolling_restart_replaces_all_replicas_and_fails_no_stream(cluster, expected):
+    wait_for_two(cluster)
+    old, lost = replicas(cluster), metric(cluster, "replicas_lost")
+    users = [User(cluster, name) for name in ("greedy", "seeded") * 2]
+    wait_until(lambda: all(len(one.readers) > 1 for one in users), "no stream has ended")
+    assert httpx.post(f"{cluster.url}/replicas/restart", json={}).json() == {"replaced": list(old)}
+    ended = lambda: len(found := replicas(cluster)) == 2 and not old.keys() & found.keys()  # noqa: E731
+    wait_until(ended, "the restart did not end", patience=200)
+    for one in users:
+        one.stop()
+    for one in [reader for user in users for reader in user.readers]:
+        assert one.error is None and one.text == expected[one.name_of_request]
+    assert metric(cluster, "replicas_lost") == lost
+    assert not any(psutil.pid_exists(one["pid"]) for one in old.values())
+
+
 def test_the_front_has_the_addresses_limits_and_errors_of_the_single_server(cluster):
     wait_for_two(cluster)
     assert httpx.get(f"{cluster.url}/v1/models").json()["data"][0]["id"] == "tiny-model"
@@ -120,13 +156,53 @@ def test_a_model_that_cannot_be_loaded_is_refused_with_the_reason_and_leaves_no_
     assert done.stderr.strip().splitlines()[-1].startswith("helpers.cluster: Cannot load './no-such-folder'")
 
 
-def test_replicas_end_with_a_front_that_is_killed():
+def test_replicas_end_with_a_front_that_is_killed_and_the_next_front_starts_at_once(monkeypatch):
     with launch("--replicas", "1", module="helpers.cluster") as front:
         assert replicas(front)
         processes = psutil.Process(front.process.pid).children(recursive=True)
         processes = [one for one in processes if "Agent" not in one.name()]  # Ray's own agents take a minute to end
         front.process.kill()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # another cluster, which is not the one of this command
+    port = front.url.rpartition(":")[2]
+    with launch("--replicas", "1", "--port", port, module="helpers.cluster") as front:
+        response = httpx.post(f"{front.url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 3})
+        assert response.json()["usage"]["completion_tokens"] == 3
         assert processes and not psutil.wait_procs(processes, timeout=20)[1]
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """A Ray cluster of three nodes on this machine; the first one has no core for a replica."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the package is installed on each node of a real cluster
+    settings = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0} | settings)
+    for _ in range(2):
+        cluster.add_node(num_cpus=1, **settings)
+    try:
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def test_replicas_run_on_several_nodes_and_streams_survive_the_loss_of_one(nodes, expected):
+    options = ("--replicas", "2", "--pace", "0.01", "--ray-address", nodes.address)
+    with launch(*options, module="helpers.cluster") as front:
+        listed = {one["node_id"]: name for name, one in replicas(front).items()}
+        assert listed.keys() == {node.node_id for node in nodes.worker_nodes}
+        readers = [Reader(front, name) for name in ("greedy", "seeded") * 2]
+        wait_until(lambda: all(one.num_events > 5 for one in readers), "a stream did not begin")
+        assert all(one["running"] for one in replicas(front).values())
+        victim = next(iter(nodes.worker_nodes))
+        nodes.remove_node(victim, allow_graceful=False)
+        for one in readers:
+            one.join(60)
+        assert [one.error for one in readers] == [None] * 4
+        assert [one.text for one in readers] == [expected[one.name_of_request] for one in readers]
+        assert listed[victim.node_id] not in replicas(front)
+        nodes.add_node(num_cpus=1, node_ip_address="127.0.0.1", include_dashboard=False)
+        wait_for_two(front)
 
 
 def test_without_ray_the_command_says_what_to_install():

@@ -1,10 +1,7 @@
 """The front's side of replicas, without Ray: engines of this process stand for those of other processes."""
 
 import asyncio
-import itertools
-import threading
 import time
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -13,116 +10,13 @@ import pytest
 
 from helpers import EngineConfig, SamplingParams
 from helpers.cluster.app import make_cluster_app
-from helpers.cluster.replica import Replica, ReplicaLost, Report
-from helpers.cluster.replica_client import ReplicaClient, ReplicatedEngine
-from helpers.cluster.routing import LeastOutstandingTokens, PrefixAware
+from helpers.cluster.replica import Report
+from helpers.cluster.replica_client import ReplicatedEngine
+from helpers.cluster.routing import PrefixAware
 from helpers.engine import OutputDelta
 from helpers.server.errors import EngineFailed
-from helpers.simulator import Simulator
 from tests.gated_thread import in_loop, wait_until
-
-ENOUGH = 1000  # permits
-
-
-class LocalReplica:
-    """A replica in this process. `lose` and `hang` do to it what can happen to a process.
-
-    It makes as many iterations as it has permits. The token at each place of a sequence is the number of the place.
-    """
-
-    def __init__(self, name: str, shut: bool):
-        self.name, self.permits = name, threading.Semaphore(0 if shut else ENOUGH)
-        config = EngineConfig(max_batch_size=2, num_blocks=40, block_size=2, trace_length=100)
-        self.replica = Replica(Simulator(config, self._seconds, context_length=40, next_token=len))
-        self.replica.start()
-        self.info, self.killed, self._lost = self.replica.info, False, asyncio.Event()
-        self.add, self.abort = self.replica.add, self.replica.abort
-
-    def _seconds(self, plan) -> float:
-        self.permits.acquire()
-        return 1.0
-
-    def set_pace(self, seconds: float) -> None:
-        self.replica.pace = seconds
-
-    async def report(self) -> Report:
-        asked = [asyncio.ensure_future(one) for one in (self.replica.report(), self._lost.wait())]
-        try:
-            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-            if self._lost.is_set():
-                raise ReplicaLost("its process has ended")
-            return asked[0].result()
-        finally:
-            for one in asked:
-                one.cancel()
-
-    def lose(self) -> None:
-        self._lost.set()
-
-    def hang(self) -> None:
-        self.report = lambda: asyncio.sleep(1e6)
-
-    def kill(self) -> None:
-        self.killed = True
-        self.permits.release(ENOUGH)
-
-
-@asynccontextmanager
-async def running(
-    num_replicas=2, shut=False, max_queue=8, timeout=10.0, router=LeastOutstandingTokens, restarts=True, all_shut=False
-):
-    """Run replicas of two rows each; `client.started` lists all that were started, and only the first may be shut."""
-    numbers, started = itertools.count(), []
-
-    async def start_replica() -> LocalReplica:
-        if len(started) >= num_replicas and not restarts:
-            await asyncio.sleep(1e6)
-        started.append(LocalReplica(f"r{next(numbers)}", all_shut or (shut and len(started) < num_replicas)))
-        return started[-1]
-
-    replicas = [await start_replica() for _ in range(num_replicas)]
-    client = ReplicaClient(
-        ReplicatedEngine(replicas[0].info, num_replicas),
-        max_queue,
-        0.0,
-        replicas=replicas,
-        router=router(),
-        start_replica=start_replica,
-        timeout=timeout,
-    )
-    client.started, client.seen = started, []
-    client.observers.append(lambda outputs, snapshot: client.seen.append((outputs, snapshot)))
-    client.start()
-    await wait_until(lambda: len(client.replicas) == num_replicas)
-    try:
-        yield client
-    finally:
-        await client.stop()
-        for one in started:
-            one.kill()
-            await one.replica.stop()
-
-
-def is_empty(client: ReplicaClient) -> bool:
-    return not (
-        client.num_in_flight or client._streams or client._num_unfinished or client._waiting or client._aborted
-        or client.dispatcher.requests or any(one.outstanding_tokens for one in client.dispatcher.replicas.values())
-    )  # fmt: skip
-
-
-def let(replica: LocalReplica, passes: int) -> None:
-    replica.permits.release(passes)
-
-
-async def submit(client: ReplicaClient, prompt: list[int], max_tokens: int, id: str = "r"):
-    stream, _ = await client.submit(id, [prompt], SamplingParams(max_tokens))
-    return stream
-
-
-async def tokens(stream) -> list[int]:
-    """Return all tokens of a stream with one choice."""
-    with stream:
-        return [token_id async for _, output in stream for token_id in output.new_token_ids]
+from tests.local_replicas import ENOUGH, is_empty, let, running, submit, tokens
 
 
 @in_loop
@@ -230,12 +124,8 @@ async def test_without_a_replica_requests_wait_for_the_next_one():
             pass  # its client leaves
         await wait_until(lambda: client.num_in_flight == 2)
         assert client._snapshot(()).num_waiting == 2 and client._snapshot(()).waiting == ("begun", "new")
-        replica = LocalReplica("late", shut=False)
-        client.started.append(replica)
-        client._join(0, replica)
-        following = asyncio.create_task(client._run(0, replica))
+        client.may_start.release()
         assert await tokens(begun) == [2, 3, 4, 5, 6] and await tokens(new) == [1, 2]
-        following.cancel()
         await wait_until(lambda: is_empty(client))
 
 
@@ -276,7 +166,7 @@ async def test_an_aborted_request_is_not_resumed_even_if_one_of_its_outputs_had_
         with stream:
             pass  # its client leaves
         finished = OutputDelta("r", 0, "", [5], None, 1, "stop")  # reported before the replica got the abort
-        client._on_report("r0", Report(outputs=[finished], snapshot=client.snapshots["r0"]))
+        client.on_report(client.pool.members[0], Report(outputs=[finished], snapshot=client.snapshots["r0"]))
         client.started[0].lose()
         await wait_until(lambda: client.num_lost == 1)
         assert client.num_resumed == client.num_in_flight == 0

@@ -35,7 +35,7 @@ PATTERNS = {
     "no dash for drama: use a comma, a colon or a new sentence": r"(?<=\w) [–—] |\w—\w",
 }
 MARKDOWN = ["README.md", "INSTRUCTOR.md", "SUPPORT.md", "benchmarks/README.md", "helpers/tiny_model/README.md"]
-MARKDOWN += ["helpers/tiny_model/draft/README.md", "benchmarks/figures/README.md"]
+MARKDOWN += ["helpers/tiny_model/draft/README.md", "benchmarks/figures/README.md", "docs/deployment.md"]
 DATA = {"corpus.py"}  # the grammar of the embedded model's training text
 PAGES = ["*.html", "*.js"]
 

@@ -5,11 +5,13 @@
     dispatcher.py      which replica has which request, and how requests of a lost replica continue
     lockstep.py        replicas in one process, for exact counts
     autoscaling.py     how many replicas there should be
+    lifecycle.py       which replica is started, drained or replaced next
 
     replica.py         an engine in a process of its own, and its reports to the front end
-    replica_client.py  the front end's side of all replicas; detects and replaces lost ones
+    replica_client.py  the front end's side of all replicas: sends requests, resumes those of lost replicas
+    replica_pool.py    starts, follows, drains and replaces the replicas
     ray_replicas.py    replicas as Ray actors
     app.py             the single server's application with replicas behind it
 
-The first five need neither torch nor Ray.
+The first six need neither torch nor Ray.
 """

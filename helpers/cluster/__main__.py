@@ -1,16 +1,18 @@
 """Serve a model from several replicas, behind one address for OpenAI's clients.
 
     python -m helpers.cluster --replicas 2               the embedded model on http://127.0.0.1:8100
+    python -m helpers.cluster --replicas 1..4            as many as the unfinished requests need
     python -m helpers.cluster --router round_robin       another routing policy, to compare
     python -m helpers.cluster --ray-address auto         replicas on the machines of a running Ray cluster
 
 All options of `python -m helpers.server` apply; rows, budgets and blocks are those of each replica. The page at / shows
 all replicas together, /replicas lists them, and /metrics has the figures of each. If a replica is lost, its requests
-continue on another one.
+continue on another one. POST /replicas/restart replaces all replicas, one after another.
 """
 
 import argparse
 import asyncio
+import re
 import sys
 from functools import partial
 
@@ -28,7 +30,8 @@ from fastapi import FastAPI
 
 from ..server.__main__ import DTYPES, app_options, engine_config, make_parser, parse, run
 from .app import make_cluster_app
-from .ray_replicas import RayReplicas, ReplicaSettings
+from .autoscaling import QueueLengthAutoscaler
+from .ray_replicas import RayReplica, RayReplicas, ReplicaSettings
 from .replica_client import ReplicaClient, ReplicatedEngine
 from .routing import ROUTERS
 
@@ -49,23 +52,55 @@ def main(arguments: list[str] | None = None) -> None:
 def _make_app(started: list[RayReplicas], options: argparse.Namespace) -> FastAPI:
     dtype, config = DTYPES[options.dtype], engine_config(options)
     settings = ReplicaSettings(options.model, dtype, options.weights, config, options.replica_cpus)
-    source = RayReplicas(settings, options.replicas, options.ray_address)
+    least, most = options.replicas
+    print("Starting Ray.", file=sys.stderr, flush=True)
+    source = RayReplicas(settings, most, options.ray_address)
     started.append(source)
-    replicas = asyncio.run(source.start_replicas(options.replicas))
+    print(f"Starting {least} replicas." if least > 1 else "Starting a replica.", file=sys.stderr, flush=True)
+    replicas = asyncio.run(source.start_replicas(least, _report_ready))
+    autoscaler = None
+    if least < most:
+        autoscaler = QueueLengthAutoscaler(least, most, options.target or options.rows, options.autoscale_interval)
     connect = partial(
         ReplicaClient,
         replicas=replicas,
         router=ROUTERS[options.router](),
         start_replica=source.start_replica,
+        has_room=source.has_room,
         timeout=options.replica_timeout,
+        drain_grace=options.grace,
+        autoscaler=autoscaler,
     )
-    return make_cluster_app(ReplicatedEngine(replicas[0].info, len(replicas)), connect, **app_options(options))
+    return make_cluster_app(ReplicatedEngine(replicas[0].info, most), connect, **app_options(options))
+
+
+def _report_ready(replica: RayReplica) -> None:
+    print(f"{replica.name} is ready.", file=sys.stderr, flush=True)
+
+
+def _least_and_most(text: str) -> tuple[int, int]:
+    """Return the least and the most replicas from "2" or "1..4"."""
+    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
+    least, most = (int(number) for number in (found[1], found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise argparse.ArgumentTypeError(f"give a number of at least 1, or a range such as 1..4, not {text!r}.")
+    return least, most
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser("helpers.cluster", __doc__, PORT)
     add = parser.add_argument_group("replicas").add_argument
-    add("--replicas", type=int, default=2, help="how many replicas run (default: 2)")
+    add(
+        "--replicas",
+        type=_least_and_most,
+        default=(2, 2),
+        metavar="NUMBER",
+        help="how many replicas run, or the least and the most, such as 1..4 (default: 2)",
+    )
+    add(
+        "--target", type=float, help="with 1..4: unfinished requests per replica to aim at (default: as many as --rows)"
+    )
+    add("--autoscale-interval", type=float, default=10, help="with 1..4: seconds between two looks (default: 10)")
     add("--replica-cpus", type=int, default=1, help="how many CPU cores each replica gets (default: 1)")
     add("--router", choices=ROUTERS, default="prefix_aware", help="the routing policy (default: prefix_aware)")
     add(
@@ -76,9 +111,11 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--ray-address", help="the Ray cluster to join (default: start Ray on this machine, for this server only)")
     options = parse(parser, arguments)
-    for name in ("replicas", "replica_cpus"):
-        if (value := getattr(options, name)) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, not {value}.")
+    if options.replica_cpus < 1:
+        parser.error(f"--replica-cpus must be at least 1, not {options.replica_cpus}.")
+    for name in ("target", "autoscale_interval"):
+        if (value := getattr(options, name)) is not None and not 0 < value < float("inf"):
+            parser.error(f"--{name.replace('_', '-')} must be a number above 0, not {value}.")
     if not 1 <= options.replica_timeout < float("inf"):
         parser.error(f"--replica-timeout must be a number of seconds of at least 1, not {options.replica_timeout}.")
     return options

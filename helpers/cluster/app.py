@@ -1,4 +1,4 @@
-"""The front end's application: the single server's, with replicas in place of its engine, and two views of them."""
+"""The front end's application: the single server's with replicas for its engine, and what shows and restarts them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from ..server.app import make_app
+from ..server.app import documented, make_app
+from ..server.strict import Strict
+from .lifecycle import DRAINING, READY, STARTING, Member
 from .replica_client import ReplicaClient, ReplicatedEngine
 
 GAUGES = {
@@ -16,6 +18,10 @@ GAUGES = {
     "blocks_cached": "Blocks kept for prompts with the same prefix, by replica.",
     "outstanding_tokens": "Tokens that unfinished requests may still compute, by replica.",
 }
+
+
+class Restart(Strict):
+    """`POST /replicas/restart`: an empty JSON object, which a browser sends for no other site without asking."""
 
 
 def make_cluster_app(engine: ReplicatedEngine, connect, **options) -> FastAPI:
@@ -29,24 +35,39 @@ def make_cluster_app(engine: ReplicatedEngine, connect, **options) -> FastAPI:
     Returns:
         The application; `app.state.thread` is its `ReplicaClient`.
     """
-    app = make_app(engine, connect=connect, more_addresses={"/replicas": replicas}, **options)
+    app = make_app(engine, connect=connect, add_addresses=add_addresses, **options)
     app.state.metrics.registry.register(ReplicaMetrics(app.state.thread))
     return app
 
 
+def add_addresses(app: FastAPI) -> None:
+    """Add the addresses that show and restart the replicas."""
+    app.get("/replicas", responses=documented(401))(replicas)
+    app.post("/replicas/restart", status_code=202, responses=documented(400, 401, 413))(restart)
+
+
 async def replicas(request: Request) -> list[dict[str, Any]]:
-    """List the replicas that take requests."""
+    """List the replicas, with those that start and those that finish their last requests."""
     client: ReplicaClient = request.app.state.thread
-    return [described(client, name) for name in client.replicas]
+    return [described(client, member) for member in client.pool.members]
 
 
-def described(client: ReplicaClient, name: str) -> dict[str, Any]:
-    """Describe a replica: where it runs and what it does."""
-    info, now = client.replicas[name].info, client.snapshots[name]
+async def restart(body: Restart, request: Request) -> dict[str, list[str]]:
+    """Replace all replicas, one after another, without an interruption of any request."""
+    return {"replaced": request.app.state.thread.pool.restart()}
+
+
+def described(client: ReplicaClient, member: Member) -> dict[str, Any]:
+    """Describe a replica: where it runs and what it does. One that starts has nothing but its state."""
+    if (name := member.name) not in client.replicas:
+        return {"name": name, "state": STARTING}
+    info, now = member.handle.info, client.snapshots[name]
     return {
         "name": name,
+        "state": member.state,
         "pid": info.pid,
         "node": info.node,
+        "node_id": info.node_id,
         "rows": info.config.max_batch_size,
         "running": now.num_running,
         "waiting": now.num_waiting,
@@ -65,13 +86,18 @@ class ReplicaMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, as a registry asks for them."""
-        replicas = [described(self._client, name) for name in self._client.replicas]
+        pool = self._client.pool
+        replicas = [described(self._client, one) for one in pool.members if one.name in self._client.replicas]
         for key, help_text in GAUGES.items():
             gauge = GaugeMetricFamily(f"replica_{key}", help_text, labels=["replica"])
             for replica in replicas:
                 gauge.add_metric([replica["name"]], replica[key])
             yield gauge
-        yield GaugeMetricFamily("replicas", "Replicas that take requests.", value=len(replicas))
+        yield GaugeMetricFamily("replicas", "Replicas that take requests.", value=pool.count(READY))
+        yield GaugeMetricFamily("replicas_starting", "Replicas that load their model.", value=pool.count(STARTING))
+        yield GaugeMetricFamily(
+            "replicas_draining", "Replicas that take no more requests and finish theirs.", value=pool.count(DRAINING)
+        )
         yield GaugeMetricFamily("replicas_lost", "Replicas lost since the start.", value=self._client.num_lost)
         yield GaugeMetricFamily(
             "requests_resumed", "How often a request moved to another replica.", value=self._client.num_resumed

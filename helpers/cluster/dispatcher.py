@@ -31,6 +31,7 @@ class DispatchedRequest:
         generated: the tokens delivered so far of each unfinished output, by index.
         replica: the replica that has the request; None if none has it now.
         history: all replicas that it was assigned to, in order.
+        num_losses: how many replicas were lost while they had the request.
     """
 
     request_id: Hashable
@@ -41,6 +42,7 @@ class DispatchedRequest:
     generated: dict[int, list[int]] = field(init=False)
     replica: Hashable = field(default=None, init=False)
     history: list[Hashable] = field(default_factory=list, init=False)
+    num_losses: int = field(default=0, init=False)
 
     def __post_init__(self):
         self.generated = {index: [] for index in range(self.params.n)}

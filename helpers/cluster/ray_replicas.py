@@ -11,7 +11,8 @@ import contextlib
 import itertools
 import os
 import signal
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class ReplicaActor:
         if self._refusal is not None:
             raise self._refusal
         self._replica.start()
-        return self._replica.info
+        return replace(self._replica.info, node_id=ray.get_runtime_context().get_node_id())
 
     async def add(self, *request) -> None:
         self._replica.add(*request)
@@ -113,7 +114,7 @@ class RayReplicas:
 
     Args:
         settings: what every replica runs.
-        num_replicas: how many replicas run at once.
+        num_replicas: the most replicas that there may be.
         address: of a Ray cluster to join; None starts Ray on this machine, reachable from it alone.
     """
 
@@ -121,14 +122,15 @@ class RayReplicas:
         self._settings, self._numbers = settings, itertools.count()
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        needed = num_replicas * settings.num_cpus
         own = {} if address else {
-            "num_cpus": num_replicas * settings.num_cpus,
+            "num_cpus": min(max(os.cpu_count() or 1, needed), needed + settings.num_cpus),  # one more for a restart
             "num_gpus": 0,
             "object_store_memory": OBJECT_STORE,
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
         }  # fmt: skip
-        ray.init(address=address, log_to_driver=False, logging_level="error", **own)
+        ray.init(address=address or "local", log_to_driver=False, logging_level="error", **own)
         self._actor_cls = ray.remote(ReplicaActor)
 
     async def start_replica(self) -> RayReplica:
@@ -139,15 +141,33 @@ class RayReplicas:
         """
         name = f"replica-{next(self._numbers)}"
         # The front end replaces a lost replica, under a new name, so Ray must not restart it.
-        actor = self._actor_cls.options(num_cpus=self._settings.num_cpus, max_restarts=0).remote(self._settings)
+        options = {"num_cpus": self._settings.num_cpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        actor = self._actor_cls.options(**options).remote(self._settings)
         try:
             return RayReplica(name, actor, await actor.start.remote())
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
+        except BaseException as error:  # also a cancellation: the replica is no longer needed
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+            if isinstance(error, ray.exceptions.RayTaskError):
+                raise error.cause from error
+            raise
 
-    async def start_replicas(self, number: int) -> list[RayReplica]:
-        """Start several replicas at once."""
-        return await asyncio.gather(*(self.start_replica() for _ in range(number)))
+    async def start_replicas(self, number: int, on_ready: Callable[[RayReplica], None]) -> list[RayReplica]:
+        """Start several replicas at once, and call `on_ready` for each one as soon as it is ready."""
+
+        async def start() -> RayReplica:
+            replica = await self.start_replica()
+            on_ready(replica)
+            return replica
+
+        return await asyncio.gather(*(start() for _ in range(number)))
+
+    def has_room(self) -> bool:
+        """Return whether one of Ray's nodes has cores for another replica; no, if Ray does not say."""
+        with contextlib.suppress(Exception):
+            nodes = ray._private.state.available_resources_per_node().values()  # the public function adds up all nodes
+            return any(node.get("CPU", 0) >= self._settings.num_cpus for node in nodes)
+        return False
 
     def shutdown(self) -> None:
         """End all replicas, and Ray if it was started here."""

@@ -29,11 +29,12 @@ class ReplicaInfo:
     """What a replica says about itself once it is ready.
 
     Attributes:
-        pid, node: its process, and the machine that it runs on.
+        pid, node: its process, and the name of the machine that it runs on.
         config: the engine's settings.
         model_info: the vocabulary, the context length and the EOS tokens of the model.
         tokenizer: turns text into token ids and back.
         num_blocks, block_size: of its KV cache; None if a sequence needs only a row.
+        node_id: Ray's id of the node that it runs on; a machine can have several.
     """
 
     pid: int
@@ -43,6 +44,7 @@ class ReplicaInfo:
     tokenizer: Any
     num_blocks: int | None
     block_size: int | None
+    node_id: str | None = None
 
 
 @dataclass

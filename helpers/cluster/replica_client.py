@@ -1,9 +1,8 @@
 """The front end's side of all replicas: an `EngineClient` whose engine is several engines in other processes.
 
-Each replica has a task that asks it for reports. A replica is lost if it ends, if it does not report for `timeout`
-seconds, or if one of its iterations takes longer than that. It is then killed, and another one is started in its place.
-Its unfinished requests continue on the replicas that remain, from their prompts and the tokens delivered so far. If no
-replica remains, they wait for the next one. A client notices only a pause.
+The unfinished requests of a lost replica continue on the replicas that remain, from their prompts and the tokens
+delivered so far. If no replica remains, they wait for the next one. A client notices only a pause. The same happens to
+requests that a draining replica has not finished in time.
 
 A request may itself cause the losses. So a request that was on three lost replicas ends with an error. On its third
 replica, no other request has its last attempt: the request that causes the losses ends after three, and takes no other
@@ -11,7 +10,6 @@ with it. Until such a replica is free, a request waits for its last attempt.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -21,14 +19,15 @@ from ..engine.validation import RequestValidator
 from ..server.engine_client import EngineClient
 from ..server.snapshot import MAX_NAMED, Snapshot
 from ..trace import RowStep
+from .autoscaling import QueueLengthAutoscaler
 from .dispatcher import DispatchedRequest, Dispatcher, NoReplicas
-from .replica import ReplicaHandle, ReplicaInfo, ReplicaLost, Report
+from .lifecycle import DRAINING, READY, STARTING, Member
+from .replica import ReplicaHandle, ReplicaInfo, Report
+from .replica_pool import ReplicaPool
 from .routing import Router
 
-MAX_ASSIGNMENTS = 3  # a request that was on this many lost replicas probably caused the losses
-GRACE = 1.0  # seconds to read a report that came while the front end itself was stopped
-RESTART_PAUSE = 1.0  # seconds before another attempt to start a replica
-logger = logging.getLogger(__name__)
+MAX_LOSSES = 3  # a request that was on this many lost replicas probably caused the losses
+SHARE = 2  # requests per row that a replica takes while others are starting: one runs and one waits
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,15 @@ class ReplicatedEngine:
 
     Args:
         info: what one of the replicas says about itself; all have the same model and settings.
-        num_replicas: how many there are.
+        num_replicas: how many there may be.
+
+    Attributes:
+        rows: of one replica.
     """
 
     def __init__(self, info: ReplicaInfo, num_replicas: int):
         config = info.config
+        self.num_replicas, self.rows = num_replicas, config.max_batch_size
         blocks = None
         if info.num_blocks is not None:
             blocks = BlockManager(info.num_blocks, info.block_size, config.prefix_caching)
@@ -78,10 +81,14 @@ class ReplicaClient(EngineClient):
         replicas: the replicas, ready.
         router: chooses the replica of each request.
         start_replica: starts another replica and returns it once it is ready.
+        has_room: says whether there are cores for a replica in addition to those that run.
         timeout: seconds without a report, or within one iteration, after which a replica is lost.
+        drain_grace: seconds in which a draining replica may finish its requests before they move to others.
+        autoscaler: says how many replicas there should be; their number stays the same if omitted.
 
     Attributes:
-        replicas: the replicas that take requests, by name.
+        pool: starts, drains and replaces the replicas.
+        replicas: the replicas that have requests or can take them, by name.
         snapshots: what they reported last.
         num_lost: how many replicas were lost so far.
         num_resumed: how many times a request moved to another replica.
@@ -96,37 +103,44 @@ class ReplicaClient(EngineClient):
         replicas: list[ReplicaHandle],
         router: Router,
         start_replica: Callable[[], Awaitable[ReplicaHandle]],
+        has_room: Callable[[], bool] = lambda: False,
         timeout: float = 10.0,
+        drain_grace: float = 30.0,
+        autoscaler: QueueLengthAutoscaler | None = None,
     ):
         self.replicas: dict[str, ReplicaHandle] = {}
         self.snapshots: dict[str, Snapshot] = {}
         self.num_lost = self.num_resumed = 0
         self.dispatcher = Dispatcher(router)
-        self._first, self._start_replica, self._timeout = replicas, start_replica, timeout
+        self.pool = ReplicaPool(self, start_replica, has_room, timeout, drain_grace)
+        self._first, self._autoscaler, self._looking = replicas, autoscaler, None
         self._waiting: list[DispatchedRequest] = []  # for a replica
         self._aborted: set[str] = set()
-        self._tasks: list[asyncio.Task] = []
-        self._rows: list[str | None] = [None] * len(replicas)  # the names of the replicas, by their place
         super().__init__(engine, max_queue, pace)
 
     # --- as an EngineClient ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._tasks = [asyncio.create_task(self._run(*pair)) for pair in enumerate(self._first)]
+        self.pool.start(self._first)
+        if self._autoscaler is not None:
+            self._looking = asyncio.create_task(self._look())
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for handle in self.replicas.values():
-            handle.kill()
+        if self._looking is not None:
+            self._looking.cancel()
+        await self.pool.stop()
         self.prompt_tokenizer.shutdown()
 
     @property
     def alive(self) -> bool:
         """Whether replicas run or will be started again."""
-        return bool(self._tasks) and not self.crashed
+        return bool(self.pool.members) and not self.crashed
+
+    @property
+    def problem(self) -> str | None:
+        if super().problem is None and not self.pool.count(READY):
+            return f"No replica is ready: {self.pool.count(STARTING)} of {self.pool.wanted} are starting."
+        return super().problem
 
     @property
     def pace(self) -> float:
@@ -155,17 +169,28 @@ class ReplicaClient(EngineClient):
             self._aborted.add(engine_id)
             self.replicas[request.replica].abort(engine_id)
 
+    # --- autoscaling ----------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(self._autoscaler.interval)
+            self.autoscale()
+
+    def autoscale(self) -> None:
+        """Ask the autoscaler how many replicas there should be, and start or drain some."""
+        self.pool.scale(self._autoscaler.desired(len(self.dispatcher.requests)))
+
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def _dispatch(self, request: DispatchedRequest) -> None:
         """Send a request to a replica; without one that may take it, let it wait."""
-        if len(request.history) >= MAX_ASSIGNMENTS:
-            text = f"{len(request.history)} replicas were lost while they worked on this request"
+        if request.num_losses >= MAX_LOSSES:
+            text = f"{request.num_losses} replicas were lost while they worked on this request"
             return self._end(request, "error", text)
-        avoided = set()
-        if len(request.history) == MAX_ASSIGNMENTS - 1:  # its last attempt
+        avoided = self._closed()
+        if request.num_losses == MAX_LOSSES - 1:  # its last attempt
             others = self.dispatcher.requests.values()
-            avoided = {other.replica for other in others if len(other.history) == MAX_ASSIGNMENTS}
+            avoided |= {other.replica for other in others if other.num_losses == MAX_LOSSES - 1}
         try:
             name = self.dispatcher.assign(request, avoided)
         except NoReplicas:
@@ -181,9 +206,24 @@ class ReplicaClient(EngineClient):
             self.dispatcher.forget(request)
             raise
 
+    def _closed(self) -> set[str]:
+        """Return the replicas that get no further request now: those that drain, or have their share.
+
+        While replicas are starting, the others take only as many requests as keep their rows busy. The rest waits, so
+        that the first replica after a loss of all does not get every request.
+        """
+        names = {member.name for member in self.pool.members if member.state == DRAINING}
+        if self.pool.count(STARTING):
+            states = self.dispatcher.replicas.items()
+            names |= {name for name, state in states if state.num_requests >= SHARE * self.engine.rows}
+        return names
+
     def _dispatch_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for request in waiting:
+        for place, request in enumerate(waiting):
+            if self._closed() >= self.replicas.keys():
+                self._waiting += waiting[place:]
+                break
             self._dispatch(request)
 
     def _end(self, request: DispatchedRequest, reason: str, error: str | None = None) -> None:
@@ -197,94 +237,53 @@ class ReplicaClient(EngineClient):
         self.dispatcher.forget(request)
         self._deliver(outputs, self._snapshot(()))
 
-    # --- replicas ---------------------------------------------------------------------------------------------------
+    # --- as the owner of the pool -----------------------------------------------------------------------------------
 
-    async def _run(self, place: int, handle: ReplicaHandle | None) -> None:
-        """Follow the replica at a place, and start another one whenever it is lost."""
-        try:
-            await self._follow(place, handle)
-        except Exception as error:  # not of a replica: the front end itself cannot continue
-            logger.exception("The front end has stopped.")
-            self._on_crash(error)
-            raise
-
-    async def _follow(self, place: int, handle: ReplicaHandle | None) -> None:
-        while True:
-            if handle is None:
-                try:
-                    handle = await self._start_replica()
-                except Exception as error:
-                    logger.warning("A replica could not be started: %s", error)
-                    await asyncio.sleep(RESTART_PAUSE)
-                    continue
-            self._join(place, handle)
-            try:
-                while True:
-                    report = await self._report_of(handle)
-                    if report.step_seconds > self._timeout:
-                        raise ReplicaLost(f"an iteration has taken {report.step_seconds:.1f} s")
-                    self._on_report(handle.name, report)
-            except TimeoutError:
-                logger.warning("Replica %s is lost: no report for %g s.", handle.name, self._timeout)
-            except ReplicaLost as error:
-                logger.warning("Replica %s is lost: %s.", handle.name, error)
-            self._lose(place, handle)
-            handle = None
-
-    async def _report_of(self, handle: ReplicaHandle) -> Report:
-        """Return a replica's next report.
-
-        Raises:
-            ReplicaLost: it has ended.
-            TimeoutError: it does not report in time.
-        """
-        asked = asyncio.ensure_future(handle.report())
-        try:
-            for seconds in (self._timeout, GRACE):
-                done, _ = await asyncio.wait([asked], timeout=seconds)
-                if done:
-                    return asked.result()
-            raise TimeoutError
-        finally:
-            asked.cancel()
-
-    def _join(self, place: int, handle: ReplicaHandle) -> None:
+    def on_ready(self, member: Member) -> None:
         """Let a replica take requests, beginning with those that wait for one."""
-        self.replicas[handle.name], self._rows[place] = handle, handle.name
-        self.snapshots[handle.name] = Snapshot()
+        handle = member.handle
+        self.replicas[handle.name], self.snapshots[handle.name] = handle, Snapshot()
         prefix_caching = handle.info.config.prefix_caching
         self.dispatcher.add_replica(handle.name, handle.info.block_size if prefix_caching else None)
         if self._pace:
             handle.set_pace(self._pace)
         self._dispatch_waiting()
 
-    def _lose(self, place: int, handle: ReplicaHandle) -> None:
-        """Kill a replica, and let its requests continue on others."""
-        self.num_lost += 1
-        handle.kill()
-        del self.replicas[handle.name], self.snapshots[handle.name]
-        self._rows[place] = None
-        for request in self.dispatcher.remove_replica(handle.name):
+    def on_left(self, member: Member, lost: bool) -> None:
+        """Let the unfinished requests of a replica continue on others."""
+        self.num_lost += lost
+        del self.replicas[member.name], self.snapshots[member.name]
+        for request in self.dispatcher.remove_replica(member.name):
+            request.num_losses += lost
             if request.request_id in self._aborted:
                 self._end(request, "abort")
             else:
                 self.num_resumed += 1
                 self._dispatch(request)
 
-    def _on_report(self, name: str, report: Report) -> None:
+    def load(self, member: Member) -> int:
+        """Return how many requests a replica has not finished."""
+        return self.dispatcher.replicas[member.name].num_requests
+
+    def on_crash(self, error: BaseException) -> None:
+        """Fail all requests: the front end cannot continue."""
+        self._on_crash(error)
+
+    def on_report(self, member: Member, report: Report) -> None:
+        """Deliver the outputs in a replica's report."""
+        name = member.name
         outputs = self.dispatcher.accept(name, report.outputs, report.cache_events)
         self._aborted.intersection_update(self.dispatcher.requests)
         is_new = bool(report.outputs or report.snapshot.passes or report.snapshot != self.snapshots[name])
         self.snapshots[name] = replace(report.snapshot, passes=())
         if is_new:
-            self._deliver(outputs, self._snapshot(self._widened(name, report)))
-        self._dispatch_waiting()  # those whose last attempt another request's has held back
+            self._deliver(outputs, self._snapshot(self._widened(member.place, report)))
+        self._dispatch_waiting()  # the replica may have room now, or a last attempt of another request has ended
 
-    def _widened(self, name: str, report: Report) -> tuple:
+    def _widened(self, place: int, report: Report) -> tuple:
         """Return the forward passes of a replica as passes of all rows; the other replicas' rows are empty."""
-        rows = self.engine.config.max_batch_size // len(self._rows)
-        before = self._rows.index(name) * rows
-        after = self.engine.config.max_batch_size - before - rows
+        before = place * self.engine.rows
+        after = self.engine.config.max_batch_size - before - self.engine.rows
         return tuple(
             replace(one, row_steps=(RowStep(),) * before + one.row_steps + (RowStep(),) * after)
             for one in report.snapshot.passes

@@ -41,6 +41,11 @@ class ReplicaState:
         self._registered: set[bytes] = set()
         self._expected: Counter[bytes] = Counter()  # blocks of prompts that are not finished
 
+    @property
+    def num_requests(self) -> int:
+        """How many requests it has not finished."""
+        return len(self._requests)
+
     def cached_tokens(self, prompt_token_ids: Seq[int]) -> int:
         """Return how many tokens of a prompt, from the first, need not be computed: at most all but the last one."""
         if self.block_size is None:

@@ -3,7 +3,7 @@
 import mimetypes
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ def make_app(
     allowed_hosts: Iterable[str] | None = None,
     allowed_origins: Iterable[str] = (),
     connect: Callable[[EngineCore, int, float], EngineClient] | None = None,
-    more_addresses: Mapping[str, Callable] | None = None,
+    add_addresses: Callable[[FastAPI], None] | None = None,
 ) -> FastAPI:
     """Make the HTTP application for an engine, which it uses alone from then on.
 
@@ -61,7 +61,7 @@ def make_app(
         allowed_origins: the origins, such as "https://example.org", whose web pages may use the server; "*" for any.
         connect: makes the client of an engine that runs elsewhere, from `engine`, `max_queue` and `pace`; an
             `EngineThread` if omitted.
-        more_addresses: functions that respond to GET at further addresses.
+        add_addresses: adds further addresses to the application.
 
     Returns:
         The application; `app.state.thread` is its `EngineClient`, and `app.state.metrics` its metrics.
@@ -196,8 +196,8 @@ def make_app(
     @app.get("/health", responses=documented(503))
     async def health() -> dict[str, str]:
         """Say whether the server takes requests."""
-        if thread.draining or not thread.alive:
-            raise APIError(503, "The server takes no requests.")
+        if (problem := thread.problem) is not None:
+            raise APIError(503, problem)
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=Response, responses=documented(401))
@@ -229,8 +229,8 @@ def make_app(
     async def docs() -> HTMLResponse:
         return HTMLResponse(reference_page(app.openapi()), headers=PAGE_HEADERS)
 
-    for address, respond_to_get in (more_addresses or {}).items():
-        app.get(address, responses=documented(401))(respond_to_get)
+    if add_addresses is not None:
+        add_addresses(app)
     for operation in (operation for path in app.openapi()["paths"].values() for operation in path.values()):
         operation["responses"].pop("422", None)  # FastAPI's status for what is 400 here
     for route in app.routes:

@@ -69,6 +69,11 @@ class EngineClient(ABC):
     def alive(self) -> bool:
         """Whether requests can be accepted and will be worked on."""
 
+    @property
+    def problem(self) -> str | None:
+        """Why the server takes no requests now; None if it does."""
+        return "The server takes no requests." if self.draining or not self.alive else None
+
     @abstractmethod
     def _send(self, engine_id: str, token_ids: list[int], params: SamplingParams, priority: int) -> None:
         """Hand a request to the engine, which answers with outputs."""

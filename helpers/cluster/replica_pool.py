@@ -1,0 +1,185 @@
+"""The pool of replicas: it starts, follows, drains and replaces them, so that as many are ready as are wanted.
+
+Each replica has a task that asks it for reports. A replica is lost if it ends, if it does not report for `timeout`
+seconds, or if one of its iterations takes longer than that. It is then killed. Which replica is started or drained next
+is decided by the rules in lifecycle.py, whenever the state of a replica changes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from .lifecycle import DRAINING, READY, STARTING, Keep, Member, Start, next_change
+from .replica import ReplicaHandle, ReplicaLost, Report
+
+GRACE = 1.0  # seconds to read a report that came while the front end itself was stopped
+RESTART_PAUSE = 1.0  # seconds before another attempt to start a replica
+logger = logging.getLogger(__name__)
+
+
+class PoolOwner(Protocol):
+    """What a pool calls when something happens to a replica."""
+
+    def on_ready(self, member: Member) -> None:
+        """Let a replica take requests."""
+
+    def on_report(self, member: Member, report: Report) -> None:
+        """Use a replica's report."""
+
+    def on_left(self, member: Member, lost: bool) -> None:
+        """Move what a replica has not finished to others. It is stopped by then: it was lost, or drained."""
+
+    def load(self, member: Member) -> int:
+        """Return how many requests a replica has not finished."""
+
+    def on_crash(self, error: BaseException) -> None:
+        """Stop: the front end itself cannot continue."""
+
+
+class ReplicaPool:
+    """Keeps as many replicas ready as are wanted. Its methods must be called from the event loop.
+
+    Args:
+        owner: told about every replica.
+        start_replica: starts another replica and returns its handle once it is ready.
+        has_room: says whether there are cores for a replica in addition to those that run.
+        timeout: seconds without a report, or within one iteration, after which a replica is lost.
+        drain_grace: seconds in which a draining replica may finish its requests.
+
+    Attributes:
+        members: all replicas, in the order in which they were started.
+        wanted: how many replicas should be ready.
+    """
+
+    def __init__(
+        self,
+        owner: PoolOwner,
+        start_replica: Callable[[], Awaitable[ReplicaHandle]],
+        has_room: Callable[[], bool],
+        timeout: float,
+        drain_grace: float,
+    ):
+        self.members: list[Member] = []
+        self.wanted = 0
+        self._owner, self._start_replica, self._has_room = owner, start_replica, has_room
+        self._timeout, self._drain_grace, self._generation = timeout, drain_grace, 0
+        self._tasks: dict[Member, asyncio.Task] = {}
+
+    def start(self, replicas: list[ReplicaHandle]) -> None:
+        """Begin with replicas that are ready; as many are wanted."""
+        self.wanted = len(replicas)
+        for place, handle in enumerate(replicas):
+            self._add(Member(place, self._generation, handle))
+
+    async def stop(self) -> None:
+        """Kill all replicas."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for member in self.members:
+            if member.handle is not None:
+                member.handle.kill()
+        self.members, self._tasks = [], {}
+
+    def scale(self, wanted: int) -> None:
+        """Start or drain replicas until `wanted` are ready."""
+        self.wanted = wanted
+        if self.members:  # else the pool has stopped
+            self._change()
+
+    def restart(self) -> list[str]:
+        """Replace all replicas, one after another, and return the names of those that are replaced."""
+        self._generation += 1
+        names = [member.name for member in self.members if member.state == READY]
+        self._change()
+        return names
+
+    def count(self, state: str) -> int:
+        """Return how many replicas are in a state."""
+        return sum(member.state == state for member in self.members)
+
+    # --- the life of a replica ------------------------------------------------------------------------------------
+
+    def _change(self) -> None:
+        """Start and drain replicas until there is nothing to do but to wait."""
+        while change := next_change(self.members, self.wanted, self._generation, self._has_room, load=self._owner.load):
+            if isinstance(change, Start):
+                self._add(Member(change.place, self._generation))
+            elif isinstance(change, Keep):
+                change.member.state = READY
+            elif change.member.state == STARTING:
+                self._tasks.pop(change.member).cancel()
+                self.members.remove(change.member)
+            else:
+                change.member.state = DRAINING
+                change.member.drain_until = asyncio.get_running_loop().time() + self._drain_grace
+                logger.info("Replica %s drains.", change.member.name)
+
+    def _add(self, member: Member) -> None:
+        self.members.append(member)
+        self._tasks[member] = asyncio.create_task(self._run(member))
+
+    async def _run(self, member: Member) -> None:
+        """Start a replica unless it is ready, and follow it to its end."""
+        try:
+            if member.handle is None:
+                try:
+                    member.handle = await self._start_replica()
+                except Exception as error:
+                    logger.warning("A replica could not be started: %s", error)
+                    await asyncio.sleep(RESTART_PAUSE)
+                    self._remove(member)
+                    return
+            member.state = READY
+            self._owner.on_ready(member)
+            self._change()
+            lost = await self._follow(member)
+            member.handle.kill()
+            self._remove(member)
+            self._owner.on_left(member, lost)
+        except Exception as error:  # not of a replica: the front end itself cannot continue
+            logger.exception("The front end has stopped.")
+            self._owner.on_crash(error)
+            raise
+
+    def _remove(self, member: Member) -> None:
+        self.members.remove(member)
+        del self._tasks[member]
+        self._change()
+
+    async def _follow(self, member: Member) -> bool:
+        """Hand on a replica's reports until it is drained or lost, and return whether it is lost."""
+        try:
+            while True:
+                report = await self._report_of(member.handle)
+                if report.step_seconds > self._timeout:
+                    raise ReplicaLost(f"an iteration has taken {report.step_seconds:.1f} s")
+                self._owner.on_report(member, report)
+                if member.state == DRAINING:
+                    is_late = asyncio.get_running_loop().time() >= member.drain_until
+                    if is_late or not self._owner.load(member):
+                        return False
+        except TimeoutError:
+            logger.warning("Replica %s is lost: no report for %g s.", member.name, self._timeout)
+        except ReplicaLost as error:
+            logger.warning("Replica %s is lost: %s.", member.name, error)
+        return True
+
+    async def _report_of(self, handle: ReplicaHandle) -> Report:
+        """Return a replica's next report.
+
+        Raises:
+            ReplicaLost: it has ended.
+            TimeoutError: it does not report in time.
+        """
+        asked = asyncio.ensure_future(handle.report())
+        try:
+            for seconds in (self._timeout, GRACE):
+                done, _ = await asyncio.wait([asked], timeout=seconds)
+                if done:
+                    return asked.result()
+            raise TimeoutError
+        finally:
+            asked.cancel()

@@ -1,0 +1,28 @@
+"""The options of the command that starts replicas."""
+
+import pytest
+
+pytest.importorskip("ray")
+from helpers.cluster.__main__ import _options
+
+
+@pytest.mark.parametrize("given, expected", [("1", (1, 1)), ("3", (3, 3)), ("1..4", (1, 4)), ("2..2", (2, 2))])
+def test_the_number_of_replicas_may_be_a_range(given, expected):
+    assert _options(["--replicas", given]).replicas == expected
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (["--replicas", "0"], "a number of at least 1, or a range such as 1..4, not '0'"),
+        (["--replicas", "4..2"], "not '4..2'"),
+        (["--replicas", "1.."], "not '1..'"),
+        (["--replicas", "two"], "not 'two'"),
+        (["--target", "0"], "--target must be a number above 0, not 0.0"),
+        (["--autoscale-interval", "nan"], "--autoscale-interval must be a number above 0, not nan"),
+    ],
+)
+def test_an_option_outside_its_range_is_refused_with_the_reason(arguments, reason, capsys):
+    with pytest.raises(SystemExit):
+        _options(arguments)
+    assert reason in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""Which replica is started or drained next: the rules alone, without processes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.cluster.lifecycle import DRAINING, READY, STARTING, Drain, Keep, Member, Start, next_change
+
+MOST = 4
+
+
+class Replicas:
+    """Replicas that exist on paper: they do what the rules say, and get ready, lost or empty when a test says so."""
+
+    def __init__(self, wanted: int, cores: int):
+        self.members: list[Member] = []
+        self.wanted, self.cores, self.generation, self.loads = wanted, cores, 0, {}
+        self.change()
+
+    def change(self) -> None:
+        """Follow the rules until there is nothing to do."""
+        for _ in range(4 * MOST):
+            change = next_change(self.members, self.wanted, self.generation, self.has_room, self.load)
+            if change is None:
+                return
+            if isinstance(change, Start):
+                self.members.append(Member(change.place, self.generation))
+            elif isinstance(change, Keep):
+                change.member.state = READY
+            elif change.member.state == STARTING:
+                self.members.remove(change.member)
+            else:
+                change.member.state = DRAINING
+        raise AssertionError("the rules do not come to an end")
+
+    def has_room(self) -> bool:
+        return len(self.members) < self.cores
+
+    def load(self, member: Member) -> int:
+        return self.loads.get(member, 0)
+
+    def in_state(self, state: str) -> list[Member]:
+        return [one for one in self.members if one.state == state]
+
+    def get_ready(self) -> None:
+        for one in self.in_state(STARTING)[:1]:
+            one.state = READY
+
+    def lose(self, index: int) -> None:
+        if self.members:
+            self.members.pop(index % len(self.members))
+
+    def end_draining(self) -> None:
+        for one in self.in_state(DRAINING)[:1]:
+            self.members.remove(one)
+
+    def settle(self) -> list[int]:
+        """Let every replica that starts get ready and every one that drains end; return how many were ready."""
+        seen = []
+        while self.in_state(STARTING) or self.in_state(DRAINING):
+            seen.append(len(self.in_state(READY)))
+            self.get_ready() if self.in_state(STARTING) else self.end_draining()
+            self.change()
+        return [*seen, len(self.in_state(READY))]
+
+
+events = st.lists(
+    st.one_of(
+        st.just(("get_ready",)),
+        st.just(("end_draining",)),
+        st.tuples(st.just("lose"), st.integers(0, MOST)),
+        st.tuples(st.just("want"), st.integers(1, MOST)),
+        st.just(("restart",)),
+    ),
+    max_size=30,
+)
+
+
+@given(events=events, cores=st.integers(1, MOST + 2))
+def test_whatever_happens_the_replicas_that_are_wanted_are_there_in_the_end(events, cores):
+    replicas = Replicas(wanted=2, cores=cores)
+    for name, *arguments in events:
+        if name == "want":
+            replicas.wanted = arguments[0]
+        elif name == "restart":
+            replicas.generation += 1
+        else:
+            getattr(replicas, name)(*arguments)
+        before = len(replicas.members)
+        replicas.change()
+        assert len(replicas.members) <= max(before, replicas.wanted, cores), "more replicas than cores"
+    replicas.settle()
+    assert [one.state for one in replicas.members] == [READY] * replicas.wanted
+    assert {one.generation for one in replicas.members} == {replicas.generation}
+    assert len({one.place for one in replicas.members}) == replicas.wanted
+    assert all(0 <= one.place < MOST for one in replicas.members)
+
+
+def test_a_restart_replaces_one_replica_at_a_time_and_the_new_one_comes_first_if_there_is_room():
+    for cores, fewest in ((3, 3), (4, 3), (2, 1)):
+        replicas = Replicas(wanted=2 if cores == 2 else 3, cores=cores)
+        replicas.settle()
+        if cores == 3:  # no room for a fourth
+            fewest = 2
+        replicas.generation += 1
+        replicas.change()
+        assert min(replicas.settle()) == fewest
+
+
+def test_the_replica_with_the_least_work_drains_first_and_the_newest_of_equal_ones():
+    replicas = Replicas(wanted=3, cores=3)
+    replicas.settle()
+    first, second, third = replicas.members
+    replicas.loads = {first: 2, second: 1, third: 1}
+    assert next_change(replicas.members, 2, 0, replicas.has_room, replicas.load) == Drain(third)
+
+
+def test_a_replica_that_drains_is_wanted_again_and_one_that_starts_is_not():
+    replicas = Replicas(wanted=2, cores=4)
+    replicas.settle()
+    replicas.wanted = 1
+    replicas.change()
+    (draining,) = replicas.in_state(DRAINING)
+    replicas.wanted = 3
+    replicas.change()
+    assert draining.state == READY and len(replicas.in_state(STARTING)) == 1
+    replicas.wanted = 2
+    replicas.change()
+    assert [one.state for one in replicas.members] == [READY, READY], "the one that was starting is not needed"
