@@ -39,11 +39,12 @@ class Workload:
     rows: int = 8
 
 
-# In "long", most outstanding tokens are those of outputs: they are computed one per iteration, and delay no prefill.
+# In "long", most outstanding tokens belong to outputs. While rows are free, they delay no new request, so a router that
+# weighs them gives up cached prefixes for nothing.
 WORKLOADS = {
     "even": Workload(),
     "popular": Workload(popular=0.8),
-    "long": Workload(outputs=(10, 300), rate=0.5, rows=32),
+    "long": Workload(outputs=(10, 10, 1000), rate=1.0, rows=32),
 }
 
 
@@ -54,10 +55,12 @@ class KnownReplica:
     Attributes:
         cached: how many tokens of the request's prompt the replica has cached.
         outstanding: how many tokens its unfinished requests may still compute.
+        waiting: how many of its unfinished requests have no row.
     """
 
     cached: int
     outstanding: int
+    waiting: int
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ class _Replica:
         cached = list(takewhile(lambda digest: digest in self.hashes, hash_blocks(prompt[:-1], BLOCK_SIZE)))
         unfinished = [*self.engine.scheduler.running, *self.engine.scheduler.waiting]
         outstanding = sum(one.prompt_tokens + one.max_tokens - one.computed for one in unfinished)
-        return KnownReplica(BLOCK_SIZE * len(cached), outstanding)
+        waiting = max(0, len(unfinished) - self.engine.config.max_batch_size)
+        return KnownReplica(BLOCK_SIZE * len(cached), outstanding, waiting)
 
     def add(self, prompt: list[int], max_tokens: int, number: int) -> None:
         """Send a request to the replica."""

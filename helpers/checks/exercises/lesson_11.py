@@ -308,7 +308,7 @@ for _message, _parts in {
 
 # --- route ----------------------------------------------------------------------------------------------------------
 
-MOST_TOKENS = {"even": 0.7, "popular": 0.9}  # of those that the least loaded replica computes
+MOST_TOKENS = {"even": 0.7, "popular": 0.9, "long": 0.6}  # of those that the least loaded replica computes
 MOST_LATE = 5  # iterations, the p95 of TTFT
 
 
@@ -326,9 +326,11 @@ def _judge(route: Callable, seed: int) -> str | Passed:
             return (
                 f"computes {score.prompt_tokens:,} prompt tokens on {workload!r}. The least loaded replica for each "
                 f"request computes {known.prompt_tokens:,}, and at most {share:.0%} of that are allowed. Which replica "
-                "has most of the prompt cached?"
+                "has most of the prompt cached, and would the request have to wait there?"
             )
     return Passed(f"Your function: {'; '.join(stands)}.")
 
 
-route = JudgedExercise(SIGNATURE, "the cache saves tokens, and the load keeps the queues short", _judge)
+route = JudgedExercise(
+    SIGNATURE, "the cache saves tokens, and a request goes elsewhere only where it would have to wait", _judge
+)
