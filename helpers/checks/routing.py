@@ -4,6 +4,7 @@ The replicas are simulators in lock-step, so a score depends on nothing but the 
 """
 
 import operator
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,9 +18,34 @@ from ..simulator import Simulator
 from .comparing import kind
 from .exercise import Wrong
 
-REPLICAS, PREFIXES, PREFIX, REQUESTS, OUTPUT, BLOCK_SIZE = 4, 8, 256, 120, 8, 16
+REPLICAS, PREFIXES, PREFIX, REQUESTS, BLOCK_SIZE = 4, 8, 256, 120, 16
 SIGNATURE = "route(length, replicas)"
-WORKLOADS = {"even": 0.0, "popular": 0.8}  # the share of the requests that have the first prefix in any case
+
+
+@dataclass(frozen=True)
+class Workload:
+    """How requests arrive, and what they ask for.
+
+    Attributes:
+        popular: the share of the requests that have the first prefix in any case.
+        outputs: the output lengths, in tokens, from which each request draws.
+        rate: requests per iteration.
+        rows: the rows of a replica.
+    """
+
+    popular: float = 0.0
+    outputs: tuple[int, ...] = (8,)
+    rate: float = 2.0
+    rows: int = 8
+
+
+# In "long", most outstanding tokens belong to outputs. While rows are free, they delay no new request, so a router that
+# weighs them gives up cached prefixes for nothing.
+WORKLOADS = {
+    "even": Workload(),
+    "popular": Workload(popular=0.8),
+    "long": Workload(outputs=(10, 10, 1000), rate=1.0, rows=32),
+}
 
 
 @dataclass(frozen=True)
@@ -29,10 +55,12 @@ class KnownReplica:
     Attributes:
         cached: how many tokens of the request's prompt the replica has cached.
         outstanding: how many tokens its unfinished requests may still compute.
+        waiting: how many of its unfinished requests have no row.
     """
 
     cached: int
     outstanding: int
+    waiting: int
 
 
 @dataclass(frozen=True)
@@ -50,8 +78,8 @@ class Score:
 class _Replica:
     """A simulator, and the hashes of the blocks that it has cached or is about to compute."""
 
-    def __init__(self):
-        config = EngineConfig(max_batch_size=8, max_tokens_per_step=320, num_blocks=600, block_size=BLOCK_SIZE)
+    def __init__(self, rows: int):
+        config = EngineConfig(max_batch_size=rows, max_tokens_per_step=320, num_blocks=1200, block_size=BLOCK_SIZE)
         self.engine, self.hashes = Simulator(config), set()
 
     def known_for(self, prompt: list[int]) -> KnownReplica:
@@ -61,12 +89,13 @@ class _Replica:
         cached = list(takewhile(lambda digest: digest in self.hashes, hash_blocks(prompt[:-1], BLOCK_SIZE)))
         unfinished = [*self.engine.scheduler.running, *self.engine.scheduler.waiting]
         outstanding = sum(one.prompt_tokens + one.max_tokens - one.computed for one in unfinished)
-        return KnownReplica(BLOCK_SIZE * len(cached), outstanding)
+        waiting = max(0, len(unfinished) - self.engine.config.max_batch_size)
+        return KnownReplica(BLOCK_SIZE * len(cached), outstanding, waiting)
 
-    def add(self, prompt: list[int], number: int) -> None:
-        """Send a prompt to the replica."""
+    def add(self, prompt: list[int], max_tokens: int, number: int) -> None:
+        """Send a request to the replica."""
         self.hashes.update(hash_blocks(prompt, BLOCK_SIZE))
-        self.engine.add_request(prompt, SamplingParams(max_tokens=OUTPUT), number)
+        self.engine.add_request(prompt, SamplingParams(max_tokens=max_tokens), number)
 
 
 def choose(route: Callable, length: int, replicas: list[KnownReplica]) -> int:
@@ -88,32 +117,36 @@ def choose(route: Callable, length: int, replicas: list[KnownReplica]) -> int:
 
 
 @lru_cache(8)
-def prompts(workload: str, seed: int = 0) -> tuple[list[int], ...]:
-    """Return prompts that begin with one of eight prefixes."""
+def requests(workload: str, seed: int = 0) -> tuple[tuple[list[int], int], ...]:
+    """Return (prompt, output tokens) for each request. Prompts begin with one of eight prefixes."""
     draw = Random(f"{workload} {seed}")
 
     def text(tokens: int) -> list[int]:
         return [draw.randrange(10**6) for _ in range(tokens)]
 
     prefixes = [text(PREFIX) for _ in range(PREFIXES)]
-    chosen = [0 if draw.random() < WORKLOADS[workload] else draw.randrange(PREFIXES) for _ in range(REQUESTS)]
-    return tuple(prefixes[one] + text(draw.randint(8, 48)) for one in chosen)
+    kind_of_load = WORKLOADS[workload]
+    chosen = [0 if draw.random() < kind_of_load.popular else draw.randrange(PREFIXES) for _ in range(REQUESTS)]
+    prompts = [prefixes[one] + text(draw.randint(8, 48)) for one in chosen]
+    return tuple((prompt, draw.choice(kind_of_load.outputs)) for prompt in prompts)
 
 
 def score_route(route: Callable, workload: str, seed: int = 0) -> Score:
-    """Run a workload with a function. Two requests arrive before every iteration.
+    """Run a workload with a function.
 
     Raises:
         Wrong: the function returns something that is not the index of a replica.
     """
-    replicas, first = [_Replica() for _ in range(REPLICAS)], {}
-    arriving = list(enumerate(prompts(workload, seed)))
+    replicas, first = [_Replica(WORKLOADS[workload].rows) for _ in range(REPLICAS)], {}
+    arrivals = [int(number / WORKLOADS[workload].rate) for number in range(REQUESTS)]
+    to_come = deque(enumerate(requests(workload, seed)))
     for step in count():
-        for number, prompt in arriving[2 * step : 2 * step + 2]:
+        while to_come and arrivals[to_come[0][0]] == step:
+            number, (prompt, max_tokens) = to_come.popleft()
             known = [replica.known_for(prompt) for replica in replicas]
-            replicas[choose(route, len(prompt), known)].add(prompt, number)
+            replicas[choose(route, len(prompt), known)].add(prompt, max_tokens, number)
         for output in [output for replica in replicas for output in replica.engine.step()]:
-            first.setdefault(output.request_id, 1 + step - output.request_id // 2)
+            first.setdefault(output.request_id, 1 + step - arrivals[output.request_id])
         if len(first) == REQUESTS:
             computed = sum(replica.engine.trace.prompt_tokens for replica in replicas)
             return Score(computed, percentile(list(first.values()), 95))

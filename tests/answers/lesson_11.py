@@ -129,30 +129,36 @@ def least_loaded(length, replicas):
 
 @right("route")
 def by_a_weighted_sum(length, replicas):
-    return max(range(len(replicas)), key=lambda index: replicas[index].cached - 0.5 * replicas[index].outstanding)
+    scores = [(one.cached - 300 * one.waiting, -one.outstanding) for one in replicas]
+    return scores.index(max(scores))
 
 
 @right("route")
-def cached_unless_its_queue_is_long(length, replicas):
-    best, least = most_cached(length, replicas), least_loaded(length, replicas)
-    return least if replicas[best].outstanding > replicas[least].outstanding + 512 else best
+def cached_unless_requests_wait_there(length, replicas):
+    free = [index for index in range(len(replicas)) if not replicas[index].waiting]
+    return max(free or range(4), key=lambda index: (replicas[index].cached, -replicas[index].outstanding))
 
 
 @right("route")
 def in_numpy(length, replicas):
-    return np.argmax([one.cached / length - 0.3 * one.outstanding / length for one in replicas])
+    return np.argmax([one.cached - 200 * one.waiting - 0.01 * one.outstanding for one in replicas])
+
+
+def by_outstanding_tokens_alone(length, replicas):
+    return max(range(len(replicas)), key=lambda index: replicas[index].cached - 0.5 * replicas[index].outstanding)
 
 
 WRONG["route"] |= {
     "lets requests wait: the p95 of TTFT is 41 iterations on 'popular'": most_cached,
     "computes 11,469 prompt tokens on 'even'": least_loaded,
+    "prompt tokens on 'long'. The least loaded replica for each request": by_outstanding_tokens_alone,
     "should return the index of a replica, an int, but returned a KnownReplica": lambda length, replicas: replicas[0],
     "should return an index from 0 to 3, but returned 4": lambda length, replicas: 4,
     "should return the index of a replica, an int, but returned None": lambda length, replicas: None,
     "lets requests wait: the p95 of TTFT is": lambda length, replicas: 0,
 }
 RIGHT["route"] |= {
-    "by_the_tokens_to_compute": lambda length, replicas: min(
-        range(4), key=lambda index: length - replicas[index].cached + 0.4 * replicas[index].outstanding
+    "by_waiting_requests_first": lambda length, replicas: min(
+        range(4), key=lambda index: (replicas[index].waiting, -replicas[index].cached, replicas[index].outstanding)
     )
 }

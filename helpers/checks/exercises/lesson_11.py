@@ -62,17 +62,18 @@ def leading_blocks(
 for _message, _parts in {
     "ignores that blocks are evicted: a report with False takes a block away.":
         {"known": lambda reports: {report[:2] for report in reports}},
-    "treats every report as a cached block that was not evicted later: a block can be evicted and cached again, so the "
-    "last report counts.":
+    "drops a block for good once it has been evicted: it can be cached again, so its last report counts.":
         {"known": lambda reports: {one[:2] for one in reports} - {one[:2] for one in reports if not one[2]}},
     "counts blocks after a missing one. Keys and values depend on everything before them, and the prompt is computed "
     "from the first missing block on.": {"measure": sum},
-    "counts all or nothing: a replica that has the first blocks need not compute those.":
+    "counts a prompt only if all of its blocks are cached: a replica that has the first ones need not compute those.":
         {"measure": lambda present: len(present) * all(present)},
-    "mixes the replicas: a block in one replica's memory helps no other replica.": {"of": lambda replica: range(9)},
-    "looks for the last cached block, and counts the missing ones before it.":
+    "counts blocks of other replicas: a block in one replica's memory helps no other replica.":
+        {"of": lambda replica: range(9)},
+    "counts missing blocks, if a later one is cached: a replica can use only the blocks before the first gap.":
         {"measure": lambda present: max((place + 1 for place, one in enumerate(present) if one), default=0)},
-    "counts the blocks that are missing.": {"measure": lambda present: len(present) - until_the_first_missing(present)},
+    "counts the blocks that are missing instead of those that are cached.":
+        {"measure": lambda present: len(present) - until_the_first_missing(present)},
 }.items():  # fmt: skip
     cached_on.misconception(_message, lambda *case, parts=_parts: leading_blocks(*case, **parts))
 
@@ -124,7 +125,8 @@ for _message, _parts in {
         {"all_outputs": True},
     "numbers the outputs anew: the client knows them by their numbers, and the seed of each depends on its number.":
         {"names": lambda unfinished: list(range(len(unfinished)))},
-    "computes the prompt only: the model would generate the delivered tokens again, and the client gets them twice.":
+    "computes the prompt only: the model would generate the delivered tokens again, and the client would get them "
+    "twice.":
         {"text": lambda prompt, tokens: prompt},
     "leaves out the prompt: every token depends on it.": {"text": lambda prompt, tokens: tokens},
     "leaves out the last delivered token. It has no keys and values yet, but it is part of the text.":
@@ -140,7 +142,7 @@ for _message, _parts in {
     "skips a draw for each token of the prompt, too: only generated tokens are drawn.":
         {"skip": lambda p, t, o: len(p) + len(t)},
     "skips one draw too many: with n tokens delivered, n draws were used.": {"skip": lambda p, t, o: len(t) + 1},
-    "skips one draw less than were used: the last delivered token's draw is used again.":
+    "skips one draw too few: the draw of the last delivered token would be used again.":
         {"skip": lambda p, t, o: max(0, len(t) - 1)},
     "skips the draws of all outputs: each output has a random generator of its own.":
         {"skip": lambda p, t, o: sum(len(tokens) for tokens, _ in o)},
@@ -226,17 +228,17 @@ def by_owner(
 
 
 for _message, _parts in {
-    "delivers tokens from any replica, also from one that has lost the request. The next replica computes these tokens "
-    "again, so the client gets them twice.": {"accepts": lambda owner, sender, had, lost: True},
+    "delivers tokens from any replica, even from one that no longer has the request. The next replica computes these "
+    "tokens again, so the client gets them twice.": {"accepts": lambda owner, sender, had, lost: True},
     "delivers late tokens: a replica that once had the request may still send some after the request has moved.":
         {"accepts": lambda owner, sender, had, lost: sender in had},
-    "waits for the next assignment before it drops the tokens of a lost replica. The next replica has been told what "
-    "was delivered before the loss.": {"loses": False},
-    "drops only the tokens of lost replicas: a request can also move away from a replica that runs on.":
+    "delivers tokens of a lost replica until the request is assigned again. The next replica continues after what was "
+    "delivered before the loss.": {"loses": False},
+    "drops only the tokens of lost replicas: a request can also move away from a replica that is still running.":
         {"accepts": lambda owner, sender, had, lost: sender not in lost},
-    "keeps to the first replica: once it is lost, the tokens of the next one count.":
+    "delivers tokens of a request's first replica only: once the request has moved, those of the next one count.":
         {"assigned": lambda old, new: old or new, "loses": False},
-    "begins the stream anew when the request moves. The client has the earlier tokens, and the next replica only sends "
+    "begins the stream anew when the request moves. The client has the earlier tokens, and the next replica sends only "
     "new ones.": {"restarts": True},
     "leaves out requests without tokens: their streams are empty lists.": {"empty": False},
 }.items():  # fmt: skip
@@ -291,21 +293,22 @@ for _message, _parts in {
         {"text": lambda prompt, output: output},
     "counts all tokens: full blocks that the next replica has cached are not computed again.":
         {"whole": lambda tokens, size: 0},
-    "counts cached tokens of a block that is not full: only full blocks have a hash, and can be shared.":
+    "counts tokens of a block that is not full as cached: only full blocks have a hash and can be shared.":
         {"whole": lambda tokens, size: tokens},
-    "counts a block as cached that is shared in part.": {"whole": lambda tokens, size: -(-tokens // size) * size},
-    "computes nothing for a text that is cached as a whole: its last token gives the logits for the next one.":
+    "counts a block as cached although only a part of it is shared.":
+        {"whole": lambda tokens, size: -(-tokens // size) * size},
+    "computes nothing for a text that is cached as a whole: its last token is computed for the logits of the next one.":
         {"most": lambda tokens: tokens},
     "counts the shared blocks for one request only: each request finds them in the cache.":
         {"times": lambda place: place == 0},
-    "leaves out the last token of each text. It was delivered, and its keys and values are still to be computed.":
+    "leaves out the last token of each text. It was delivered, but its keys and values are still to be computed.":
         {"text": lambda prompt, output: prompt + output - 1},
 }.items():  # fmt: skip
     recomputed.misconception(_message, lambda *case, parts=_parts: prefill_again(*case, **parts))
 
 # --- route ----------------------------------------------------------------------------------------------------------
 
-MOST_TOKENS = {"even": 0.7, "popular": 0.9}  # of those that the least loaded replica computes
+MOST_TOKENS = {"even": 0.7, "popular": 0.9, "long": 0.6}  # of those that the least loaded replica computes
 MOST_LATE = 5  # iterations, the p95 of TTFT
 
 
@@ -323,9 +326,11 @@ def _judge(route: Callable, seed: int) -> str | Passed:
             return (
                 f"computes {score.prompt_tokens:,} prompt tokens on {workload!r}. The least loaded replica for each "
                 f"request computes {known.prompt_tokens:,}, and at most {share:.0%} of that are allowed. Which replica "
-                "has most of the prompt cached?"
+                "has most of the prompt cached, and would the request have to wait there?"
             )
     return Passed(f"Your function: {'; '.join(stands)}.")
 
 
-route = JudgedExercise(SIGNATURE, "the cache saves tokens, and the load keeps the queues short", _judge)
+route = JudgedExercise(
+    SIGNATURE, "the cache saves tokens, and a request goes elsewhere only where it would have to wait", _judge
+)
