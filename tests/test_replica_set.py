@@ -31,7 +31,7 @@ class Planned:
 
 
 def comparable(result: FleetResult) -> tuple:
-    """Return all results, except for the order of requests that finished while no one asked."""
+    """Return all that does not depend on the order in which replicas report finished requests."""
     requests = sorted((one.arrival, one.first_token, one.last_token) for one in result.requests)
     counts = result.iterations, result.preemptions, result.computed_tokens, result.resumed, result.lost_tokens
     return requests, counts, result.lifetimes, [round(one, 9) for one in result.busy_seconds]

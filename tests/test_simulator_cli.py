@@ -55,6 +55,8 @@ def test_replicas_that_come_and_go_or_do_half_of_the_work_get_a_line_each(trace,
     assert float(fixed[-2]) == 3.0 and float(separate[-2]) == 2.0 and 1 < float(scaled[-2]) < 3
     assert float(fixed[-1]) == pytest.approx(3 * 28 * 1e6 / 80, rel=0.01)
     assert float(separate[-1]) == pytest.approx(2 * 41 * 1e6 / 80, rel=0.01)
+    mean, seconds = float(scaled[-2]), 40 / float(scaled[1])
+    assert float(scaled[-1]) == pytest.approx(mean * seconds * 1e6 / 80, rel=0.02)
     assert text.endswith("the smallest of these fleets has 1:1 replicas.\n")
     assert failing[0][-2:] == ["mean size", "resumed per M tokens"]
     assert int(failing[1][-2]) > 0 and float(failing[1][1]) < float(fixed[1])
