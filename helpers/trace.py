@@ -102,9 +102,9 @@ class Trace:
         for request_id in computed:
             if request_id not in self._holders:
                 self._holders[self._holders.index(None)] = request_id
-        all_rows = (
+        all_rows = [
             computed.get(held) or (EMPTY if held is None else RowStep("stalled", held)) for held in self._holders
-        )
+        ]
         self.passes.append(TracedPass(tuple(all_rows), start, seconds, step))
 
     def free(self, request_ids: Iterable[Hashable]) -> None:

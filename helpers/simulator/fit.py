@@ -240,7 +240,8 @@ def fit_machine(
     unseen = timed[300:]
     off = _median_and_p90(cost.of(*counts) / statistics.median(seconds) for counts, seconds in unseen)
     apart = _median_and_p90(one / other for _, (one, other, *_) in unseen)
-    print(f"100 other iterations: the predictions are off by {_percent(off)}; two rounds differ by {_percent(apart)}.")
+    print(f"100 other iterations: the predictions are off by {_percent(off)};")
+    print(f"    two rounds differ by {_percent(apart)}.", flush=True)
     errors = {"iterations": {"prediction": off, "two rounds": apart}}
     for load in (0.5, 0.8):
         requests, arrivals = held_out(cost, config, context, load, count, seconds=30)
@@ -248,7 +249,7 @@ def fit_machine(
         predicted = prediction_errors(cost, runs[0], config, requests, arrivals)
         apart = spread(*runs)
         print(f"{len(requests)} other requests at {load:.0%} load: the prediction is off by {predicted};")
-        print(f"    two live runs differ by {apart}.")
+        print(f"    two live runs differ by {apart}.", flush=True)
         errors[f"{load:.0%} load"] = {"prediction": asdict(predicted), "two live runs": asdict(apart)}
     about = {
         "machine": f"{cpuinfo().get('model name', platform.processor() or platform.machine())}, {os.cpu_count()} cores",

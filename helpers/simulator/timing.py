@@ -17,6 +17,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 import torch
+from tqdm import tqdm
 
 from ..engine import EngineConfig, EngineCore, Plan, Runner, RunnerOutput, SamplingParams, Scheduler
 from ..engine.runner import Clock
@@ -102,7 +103,7 @@ def time_rounds(engine: EngineCore, situations: Seq[Situation], rounds: int = 3)
     engine.runner = _Skipping(runner)
     try:
         _touch_memory(engine)
-        for _ in range(1 + rounds):
+        for _ in tqdm(range(1 + rounds), unit="round", leave=False, disable=None):
             for times, situation in zip(timed, situations, strict=True):
                 times.append(_time(engine, situation))
     finally:
