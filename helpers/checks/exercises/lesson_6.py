@@ -50,7 +50,7 @@ for _message, _wrong in {
 
 slices_of = Exercise(
     "slices_of(table, start, end, block_size)",
-    "a text can be anywhere in memory: its block table finds each token, and neighbours can be read at once",
+    "a text can be anywhere in memory: its block table finds each token, and neighboring blocks can be read at once",
     forbidden=["helpers.runners.kv_pool:slot_mapping"],
 )
 
