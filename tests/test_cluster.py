@@ -179,6 +179,7 @@ def nodes(monkeypatch):
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the package is installed on each node of a real cluster
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # else Ray replaces 127.0.0.1 by an outer address
     settings = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0} | settings)
     for _ in range(2):
