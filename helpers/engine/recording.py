@@ -1,12 +1,15 @@
 """Recording: what an iteration did becomes an entry per row in the trace."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from ..trace import RowStep, Trace
 from .plan import Chunk, Plan
 from .runner import RunnerOutput
 from .sequence import Sequence
 from .speculation import num_matching
+
+shared_row_step = lru_cache(maxsize=4096)(RowStep)  # most are equal to an earlier one, and a trace may hold millions
 
 
 def record(trace: Trace, step: int, plan: Plan, output: RunnerOutput, finished: Iterable[Sequence]) -> None:
@@ -22,4 +25,5 @@ def record(trace: Trace, step: int, plan: Plan, output: RunnerOutput, finished: 
 def _row_step(chunk: Chunk, padding: int) -> RowStep:
     work, sequence, drafts = "decode" if chunk.is_decode else "prefill", chunk.sequence, chunk.draft_token_ids
     new = sequence.token_ids[chunk.end :] if chunk.samples_token else []
-    return RowStep(work, sequence.label, chunk.tokens, padding, len(new), len(drafts), num_matching(new, drafts))
+    accepted = num_matching(new, drafts) if drafts else 0
+    return shared_row_step(work, sequence.label, chunk.tokens, padding, len(new), len(drafts), accepted)
