@@ -34,7 +34,7 @@ def test_each_size_gets_a_line_and_the_smallest_that_suffices_is_named(trace, ca
     assert status == 0
     assert text.startswith("4 requests in ")
     assert text.splitlines()[0].endswith("; unknown model on unknown machine, unknown source")
-    assert head[:4] == ["replicas", "requests/s", "goodput", "within"]
+    assert head[:4] == ["replicas", "finished/s", "goodput", "within"]
     assert [size[0] for size in sizes] == ["1", "2", "3"]
     assert [size[3] for size in sizes] == ["50.0%", "100.0%", "100.0%"]
     assert [float(size[-1]) for size in sizes] == pytest.approx([1e6, 1e6, 1.5e6], rel=0.01)
@@ -44,9 +44,9 @@ def test_the_answer_names_the_smallest_fleet_or_asks_for_more(trace, capsys):
     main([*trace, "--replicas", "1,2,4", "--slo", "e2e=4.5"])
     assert "with E2E <= 4.5 s, the smallest of these fleets has 2 replicas." in capsys.readouterr().out
     main([*trace, "--replicas", "1,2", "--slo", "e2e=1"])
-    assert "2 replicas are too few: try more." in capsys.readouterr().out
+    assert "all of these fleets are too small: try more replicas." in capsys.readouterr().out
     main([*trace, "--replicas", "1", "--slo", "e2e=4.5", "--share", "0.5"])
-    assert "To serve 0.5 of the requests with E2E <= 4.5 s, the smallest of these fleets has 1 replica." in (
+    assert "To serve 50% of the requests with E2E <= 4.5 s, the smallest of these fleets has 1 replica." in (
         capsys.readouterr().out
     )
 

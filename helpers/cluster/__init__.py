@@ -4,11 +4,12 @@
     replica_state.py   what a router knows of a replica: its outstanding tokens and its cached blocks
     dispatcher.py      which replica has which request, and how requests of a lost replica continue
     lockstep.py        replicas in one process, for exact counts
+    autoscaling.py     how many replicas there should be
 
     replica.py         an engine in a process of its own, and its reports to the front end
     replica_client.py  the front end's side of all replicas; detects and replaces lost ones
     ray_replicas.py    replicas as Ray actors
     app.py             the single server's application with replicas behind it
 
-The first four need neither torch nor Ray.
+The first five need neither torch nor Ray.
 """

@@ -6,14 +6,19 @@ cost_model.py   the seconds of an iteration, from six counts of its plan
 fit.py          measures these seconds on this machine, and the errors of the predictions
 stretch.py      many decode-only iterations, computed in one step
 replica.py      a replica for long runs, without outputs and without a trace
-fleet.py        replicas behind a router
+replica_set.py  replicas behind a router, which start, fail and stop
+fleet.py        a trace of requests on such a fleet
+fleet_result.py what a fleet did
+disaggregation.py  prefill and decode on separate replicas
 trace_files.py  reads and writes traces in published formats: when requests arrived, and how long they were
 synthetic.py    invented requests with similar statistics
 __main__.py     the command line: how many replicas does a trace need?
 """
 
 from .cost_model import CostModel
-from .fleet import FleetResult, TimedRequest, simulate_fleet
+from .disaggregation import simulate_disaggregated
+from .fleet import TimedRequest, random_failures, simulate_fleet
+from .fleet_result import FleetResult, Lifetime
 from .replica import SimulatedReplica
 from .simulate import simulate
 from .simulator import SimulatedRunner, Simulator
@@ -23,12 +28,15 @@ from .trace_files import read_trace, write_trace
 __all__ = [
     "CostModel",
     "FleetResult",
+    "Lifetime",
     "SimulatedReplica",
     "SimulatedRunner",
     "Simulator",
     "TimedRequest",
+    "random_failures",
     "read_trace",
     "simulate",
+    "simulate_disaggregated",
     "simulate_fleet",
     "synthetic_trace",
     "write_trace",

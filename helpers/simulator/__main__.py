@@ -3,25 +3,33 @@
     python -m helpers.simulator --trace FILE --replicas 1..32 --slo ttft=1,tpot=0.05      a trace file
     python -m helpers.simulator --synthetic conversation --rate 20 --replicas 4..12       invented requests
     python -m helpers.simulator --trace FILE --price-per-hour 2.5 --picture fleet.svg     costs and a picture
+    python -m helpers.simulator --trace FILE --replicas 4,8 --autoscale 1..8              a fleet that grows and shrinks
+    python -m helpers.simulator --trace FILE --replicas 3 --disaggregate 1:2,2:1          prefill : decode
+    python -m helpers.simulator --trace FILE --replicas 4..6 --fail-every 3600            replicas fail
     python -m helpers.simulator --fit machine.json                                        measures this machine
 
-The whole trace is simulated for each number of replicas. --cost names a file that --fit wrote, or one in `machines/`
-beside this file. The default, h100_llama_8b, is an estimate from data sheets and contains no overhead.
+The whole trace is simulated on each fleet. Rates are per second from the first arrival to the last token. --cost names
+a file that --fit wrote, or one in `machines/` beside this file. The default, h100_llama_8b, is an estimate from data
+sheets and contains no overhead.
 
 The exit status is 0 on success, 2 for an invalid setting or file, 130 after Ctrl-C.
 """
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
+from ..cluster.autoscaling import QueueLengthAutoscaler
 from ..cluster.routing import ROUTERS
 from ..engine import POLICIES, EngineConfig
 from .cost_model import CostModel
-from .fleet import FleetResult, TimedRequest, simulate_fleet
+from .disaggregation import simulate_disaggregated
+from .fleet import TimedRequest, random_failures, simulate_fleet
+from .fleet_result import FleetResult
 from .synthetic import TRACES, synthetic_trace
 from .trace_files import at_rate, read_trace
 
@@ -61,13 +69,37 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens per block (default: 16)")
     group.add_argument("--policy", choices=POLICIES, default="fcfs", help="order of the queue (default: fcfs)")
 
+    group = parser.add_argument_group("further fleets and their events")
+    group.add_argument("--autoscale", type=_sizes, metavar="N..M", help="also a fleet that grows and shrinks")
+    group.add_argument(
+        "--target", type=float, metavar="N", help="its unfinished requests per replica (default: the number of rows)"
+    )
+    group.add_argument("--start-seconds", type=float, default=60, metavar="S", help="until a replica is ready (60)")
+    group.add_argument(
+        "--fail-every", type=float, metavar="S", help="mean seconds from one failure of a replica to the next"
+    )
+    group.add_argument(
+        "--disaggregate",
+        type=_pairs,
+        default=[],
+        metavar="P:D,...",
+        help="also P replicas that prefill, D that decode",
+    )
+    group.add_argument(
+        "--transfer-seconds",
+        type=float,
+        default=2.6e-6,
+        metavar="S",
+        help="to move the keys and values of a token (default: 2.6e-06, which is 131 kB at 50 GB/s)",
+    )
+
     group = parser.add_argument_group("results")
     group.add_argument(
         "--slo", type=_slo, default={}, metavar="NAME=S,...", help=f"latency limits in seconds: {', '.join(LIMITS)}"
     )
     group.add_argument("--share", type=_share, default=0.99, help="share of requests within the limits (default: 0.99)")
     group.add_argument("--price-per-hour", type=float, metavar="P", help="of one replica; adds the price of tokens")
-    group.add_argument("--picture", metavar="FILE", help="an SVG file: goodput for each number of replicas")
+    group.add_argument("--picture", metavar="FILE", help="an SVG file: goodput for each of --replicas")
     return parser
 
 
@@ -80,6 +112,16 @@ def _sizes(text: str) -> list[int]:
         return sorted(set(sizes))
     except ValueError:
         raise argparse.ArgumentTypeError(f"sizes are like 4, 1..8 or 1,2,4, not {text!r}") from None
+
+
+def _pairs(text: str) -> list[tuple[int, int]]:
+    try:
+        pairs = [(int(prefills), int(decodes)) for prefills, decodes in (one.split(":") for one in text.split(","))]
+        if min(map(min, pairs)) < 1:
+            raise ValueError
+        return pairs
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"pairs are like 2:1 or 1:1,2:1, not {text!r}") from None
 
 
 def _slo(text: str) -> dict[str, float]:
@@ -117,12 +159,21 @@ def read_requests(args: argparse.Namespace) -> list[TimedRequest]:
 
 def plan_capacity(
     requests: Sequence[TimedRequest], cost: CostModel, args: argparse.Namespace
-) -> dict[int, FleetResult]:
-    """Simulate the requests on a fleet of each size, with a progress bar.
+) -> dict[str, FleetResult]:
+    """Simulate the requests on each fleet, with a progress bar; the keys say how many replicas each of them has.
 
     Raises:
-        ValueError: see `simulate_fleet`.
+        ValueError: see `simulate_fleet` and `simulate_disaggregated`.
     """
+    results, fleets = {}, _fleets(cost, args)
+    with tqdm(total=len(requests) * len(fleets), unit="request", leave=False, disable=None) as bar:
+        for name, simulate in fleets.items():
+            results[name] = simulate(_counted(requests, bar))
+    return results
+
+
+def _fleets(cost: CostModel, args: argparse.Namespace) -> dict[str, Callable[[Iterable[TimedRequest]], FleetResult]]:
+    """Return a function for each fleet that simulates a trace on it."""
     config = EngineConfig(
         max_batch_size=args.rows,
         max_tokens_per_step=args.tokens,
@@ -131,13 +182,27 @@ def plan_capacity(
         policy=args.policy,
         prefix_caching=False,  # a trace does not say which prompts begin alike
     )
-    results = {}
-    with tqdm(total=len(requests) * len(args.replicas), unit="request", leave=False, disable=None) as bar:
-        for size in args.replicas:
-            router = ROUTERS[args.router]
-            router = router(args.seed) if args.router == "power_of_two_choices" else router()
-            results[size] = simulate_fleet(_counted(requests, bar), config, cost, size, router)
-    return results
+
+    def router():
+        return ROUTERS[args.router](*[args.seed] * (args.router == "power_of_two_choices"))
+
+    def fleet(size: int, most: int) -> Callable:
+        options = {"start_seconds": args.start_seconds}
+        if args.fail_every is not None:
+            options["failures"] = random_failures(most, args.fail_every, args.seed)
+        return partial(simulate_fleet, config=config, cost=cost, replicas=size, router=router(), **options)
+
+    fleets = {f"{size}": fleet(size, size) for size in args.replicas}
+    if args.autoscale:
+        least, most = args.autoscale[0], args.autoscale[-1]
+        autoscaler = QueueLengthAutoscaler(least, most, args.rows if args.target is None else args.target)
+        fleets[f"{least}..{most}"] = partial(fleet(least, most), autoscaler=autoscaler)
+    for pair in args.disaggregate:
+        options = {"config": config, "cost": cost, "seconds_per_token": args.transfer_seconds}
+        routers = {"prefill_router": router(), "decode_router": router()}
+        sizes = dict(zip(("prefill_replicas", "decode_replicas"), pair, strict=True))
+        fleets[f"{pair[0]}:{pair[1]}"] = partial(simulate_disaggregated, **options, **routers, **sizes)
+    return fleets
 
 
 def _counted(requests: Iterable[TimedRequest], bar: tqdm) -> Iterable[TimedRequest]:
@@ -147,35 +212,40 @@ def _counted(requests: Iterable[TimedRequest], bar: tqdm) -> Iterable[TimedReque
 
 
 def price_per_million(result: FleetResult, price_per_hour: float) -> float:
-    """Return the price of a million output tokens, idle time included."""
-    hours = result.seconds * len(result.busy_seconds) / 3600
-    return price_per_hour * hours / (sum(result.output_tokens) / 1e6)
+    """Return the price of a million output tokens, with the time in which replicas start or are idle."""
+    return price_per_hour * result.replica_seconds / 3600 / (sum(result.output_tokens) / 1e6)
 
 
-def table(results: dict[int, FleetResult], args: argparse.Namespace) -> str:
-    """Return a line for each number of replicas."""
-    heads = ["replicas", "requests/s", "goodput", "within", "TTFT p50", "p99 (s)", "TPOT p99", "busy", "preempted"]
+def table(results: dict[str, FleetResult], args: argparse.Namespace) -> str:
+    """Return a line for each fleet."""
+    heads = ["replicas", "finished/s", "goodput", "within", "TTFT p50", "p99 (s)", "TPOT p99", "busy", "preempted"]
+    heads += ["mean size"] * (args.autoscale is not None) + ["resumed"] * (args.fail_every is not None)
     heads += ["per M tokens"] * (args.price_per_hour is not None)
     lines = ["".join(f"{head:>13}" for head in heads)]
-    for size, result in results.items():
+    for name, result in results.items():
         latencies = result.percentile("ttft", 50), result.percentile("ttft", 99), result.percentile("tpot", 99)
-        cells = [f"{size}", f"{len(result) / result.seconds:.3g}", f"{result.goodput(**args.slo):.3g}"]
+        cells = [name, f"{len(result) / result.seconds:.3g}", f"{result.goodput(**args.slo):.3g}"]
         cells += [f"{result.within(**args.slo):.1%}", *("-" if one is None else f"{one:.3g}" for one in latencies)]
         cells += [f"{result.utilization:.0%}", f"{sum(result.preemptions)}"]
+        if args.autoscale is not None:
+            cells.append(f"{result.mean_replicas:.3g}")
+        if args.fail_every is not None:
+            cells.append(f"{result.resumed}")
         if args.price_per_hour is not None:
             cells.append(f"{price_per_million(result, args.price_per_hour):.3g}")
         lines.append("".join(f"{cell:>13}" for cell in cells))
     return "\n".join(lines)
 
 
-def answer(results: dict[int, FleetResult], args: argparse.Namespace) -> str:
+def answer(results: dict[str, FleetResult], args: argparse.Namespace) -> str:
     """Return a sentence that names the smallest fleet with the required share of requests within the limits."""
     limits = " and ".join(f"{name.upper()} <= {limit:g} s" for name, limit in args.slo.items())
-    enough = [size for size, result in results.items() if result.within(**args.slo) >= args.share]
-    served = f"To serve {args.share:.4g} of the requests with {limits},"
+    enough = [name for name, result in results.items() if result.within(**args.slo) >= args.share]
+    served = f"To serve {100 * args.share:.4g}% of the requests with {limits},"
     if not enough:
-        return f"{served} {max(results)} replicas are too few: try more."
-    return f"{served} the smallest of these fleets has {enough[0]} replica{'s' * (enough[0] > 1)}."
+        return f"{served} all of these fleets are too small: try more replicas."
+    smallest = min(enough, key=lambda name: results[name].mean_replicas)
+    return f"{served} the smallest of these fleets has {smallest} replica{'s' * (smallest != '1')}."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -196,6 +266,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.requests is not None and args.requests < 1:
             raise ValueError(f"--requests is at least 1, not {args.requests}.")
+        if args.fail_every is not None and not 1 <= args.fail_every < float("inf"):
+            raise ValueError(f"--fail-every is a number of seconds of at least 1, not {args.fail_every}.")
+        if args.fail_every is not None and args.disaggregate:
+            raise ValueError("Failures of replicas that only prefill or decode are not simulated: use one of the two.")
         if args.fit:
             from .fit import fit_machine  # only here: it needs a model, torch and numpy
 
@@ -220,13 +294,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _draw(results: dict[int, FleetResult], args: argparse.Namespace) -> None:
+def _draw(results: dict[str, FleetResult], args: argparse.Namespace) -> None:
     from .. import plots  # only here: importing matplotlib takes a while
 
-    sizes = list(results)
-    series = {"finished": (sizes, [len(result) / result.seconds for result in results.values()])}
+    sizes, fixed = args.replicas, [results[f"{size}"] for size in args.replicas]
+    series = {"finished": (sizes, [len(result) / result.seconds for result in fixed])}
     if args.slo:
-        series["within the limits"] = (sizes, [result.goodput(**args.slo) for result in results.values()])
+        series["within the limits"] = (sizes, [result.goodput(**args.slo) for result in fixed])
     plots.lines(series, "replicas", "requests per second").save(args.picture)
 
 

@@ -1,22 +1,20 @@
-"""A fleet: replicas of the simulated engine behind a router, and a trace of requests that arrive one after another.
+"""A fleet: simulated replicas behind a router, and a trace of requests that arrive one after another.
 
-Replicas affect each other only through the router, which compares them. So each replica keeps its own clock, which
-advances only when the replica's state is read or changes. Of a finished request, only five numbers remain: its arrival,
-the times of its first and last token, and its two lengths. A million requests over 100 replicas took 124 MB and 4:22
-minutes on one core of an AMD EPYC (Zen 4).
+The replicas may fail, and an autoscaler may start and stop them (`replica_set.py`). A million requests over 100
+replicas took 124 MB and 4:22 minutes on one core of an AMD EPYC (Zen 4).
 """
 
-import heapq
-from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import random
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from math import inf, isfinite
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from ..engine import EngineConfig
-from ..metrics import count_within, goodput, percentile
+from ..engine import EngineConfig, Sequence
 from .cost_model import CostModel
-from .replica import FinishedRequest, FleetClock, SimulatedReplica
+from .fleet_result import FleetResult
+from .replica import SimulatedReplica
+from .replica_set import Autoscaler, ReplicaSet, RoutingPolicy
 
 
 class TimedRequest(NamedTuple):
@@ -33,73 +31,6 @@ class TimedRequest(NamedTuple):
     output_tokens: int
 
 
-class RoutingPolicy(Protocol):
-    """Chooses a replica; `cluster.routing` has several routers."""
-
-    def choose(self, prompt_token_ids: list[int], replicas: list[SimulatedReplica]) -> int:
-        """Return the index of the replica that gets a request."""
-
-
-@dataclass
-class FleetResult:
-    """The times of all requests, in the order in which they finished, and what each replica did.
-
-    Attributes:
-        arrivals, first_tokens, last_tokens: in simulated seconds.
-        prompt_tokens, output_tokens: the lengths.
-        iterations, preemptions, busy_seconds: for each replica.
-    """
-
-    arrivals: array = field(default_factory=lambda: array("d"), repr=False)
-    first_tokens: array = field(default_factory=lambda: array("d"), repr=False)
-    last_tokens: array = field(default_factory=lambda: array("d"), repr=False)
-    prompt_tokens: array = field(default_factory=lambda: array("l"), repr=False)
-    output_tokens: array = field(default_factory=lambda: array("l"), repr=False)
-    iterations: list[int] = field(default_factory=list)
-    preemptions: list[int] = field(default_factory=list)
-    busy_seconds: list[float] = field(default_factory=list)
-
-    def add(self, finished: FinishedRequest) -> None:
-        """Add a finished request."""
-        self.arrivals.append(finished.arrival)
-        self.first_tokens.append(finished.first_token)
-        self.last_tokens.append(finished.last_token)
-        self.prompt_tokens.append(finished.prompt_tokens)
-        self.output_tokens.append(finished.output_tokens)
-
-    def __len__(self) -> int:
-        return len(self.arrivals)
-
-    @property
-    def requests(self) -> Iterator[FinishedRequest]:
-        """The requests, numbered in the order in which they finished."""
-        columns = self.arrivals, self.first_tokens, self.last_tokens, self.prompt_tokens, self.output_tokens
-        return (FinishedRequest(number, *one) for number, one in enumerate(zip(*columns, strict=True)))
-
-    @property
-    def seconds(self) -> float:
-        """The seconds from the first arrival to the last token."""
-        return max(self.last_tokens) - min(self.arrivals)
-
-    def goodput(self, **limits: float) -> float:
-        """Return the requests per second that meet all limits: "ttft", "tpot" and "e2e", in seconds."""
-        return goodput(self.requests, self.seconds, **limits)
-
-    def within(self, **limits: float) -> float:
-        """Return the share of requests that meet all limits."""
-        return count_within(self.requests, **limits) / len(self)  # goodput * seconds could round below 1
-
-    def percentile(self, name: str, percent: float) -> float | None:
-        """Return a percentile of "ttft", "tpot" or "e2e", in seconds; None if no request has such a time."""
-        values = [value for one in self.requests if (value := getattr(one, name)) is not None]
-        return percentile(values, percent) if values else None
-
-    @property
-    def utilization(self) -> float:
-        """The share of the time in which a replica computes, over all replicas."""
-        return sum(self.busy_seconds) / (len(self.busy_seconds) * self.seconds)
-
-
 def simulate_fleet(
     requests: Iterable[TimedRequest],
     config: EngineConfig,
@@ -107,59 +38,70 @@ def simulate_fleet(
     replicas: int,
     router: RoutingPolicy,
     skip: bool = True,
+    *,
+    failures: Iterable[tuple[float, int]] = (),
+    autoscaler: Autoscaler | None = None,
+    start_seconds: float = 60.0,
 ) -> FleetResult:
-    """Run a trace on a number of equal replicas.
+    """Run a trace on equal replicas.
 
     Args:
         requests: in order of arrival; they may be generated as they are read.
         config: the settings of each replica. If prompts are numbers of tokens, `prefix_caching` must be off.
         cost: the seconds of an iteration.
-        replicas: how many.
+        replicas: how many there are when the first request arrives.
         router: chooses the replica of each request.
         skip: as for `SimulatedReplica`.
+        failures: (seconds, place) of each failure, in order of time; read only as far as the run lasts. Places count
+            from 0, and each has at most one replica. A failure at an empty place has no effect.
+        autoscaler: decides the number of replicas at regular intervals after the first arrival; None for no change.
+        start_seconds: how long a replica takes from its start until it is ready. If none is ready, requests wait.
 
     Raises:
-        ValueError: there is no replica or no request, requests are not in order of arrival, a request can never run,
-            or prefix caching is on for prompts without token ids.
+        ValueError: there is no replica or no request, requests or failures are not in order of time, a request can
+            never run, prefix caching is on for prompts without token ids, or a setting is outside its range.
     """
-    if replicas < 1:
-        raise ValueError(f"A fleet needs at least 1 replica, not {replicas}.")
-    clock, result = FleetClock(-inf), FleetResult()
-    fleet = [SimulatedReplica(config, cost, clock, skip) for _ in range(replicas)]
-    due: list[tuple[float, int]] = []  # a heap; an entry is out of date if its replica is busy until another time
-    for number, (arrival, prompt, output_tokens) in enumerate(requests):
-        if not isfinite(arrival):
-            raise ValueError(f"Request {number} arrives at {arrival}, which is not a finite number of seconds.")
-        if arrival < clock.now:
-            raise ValueError(f"Request {number} arrives at {arrival}, before the one ahead of it: sort the trace.")
-        clock.now = arrival
-        fleet[0].check(prompt if isinstance(prompt, int) else len(prompt), output_tokens)
-        token_ids = _token_ids(prompt, config)
-        while due and due[0][0] < arrival:
-            until, index = heapq.heappop(due)
-            if until == fleet[index].busy_until:
-                _advance(fleet[index], arrival, result)
-                if fleet[index].busy_until < inf:  # it is still busy
-                    heapq.heappush(due, (fleet[index].busy_until, index))
-        index = router.choose(token_ids, fleet)
-        fleet[index].add(number, arrival, token_ids, output_tokens)
-        heapq.heappush(due, (fleet[index].busy_until, index))
-    for replica in fleet:
-        _advance(replica, inf, result)
-    if not len(result):
-        raise ValueError("The trace has no requests.")
-    result.iterations = [replica.iterations for replica in fleet]
-    result.preemptions = [replica.preemptions for replica in fleet]
-    result.busy_seconds = [replica.busy_seconds for replica in fleet]
+    if not 0 <= start_seconds < inf:
+        raise ValueError(f"start_seconds must be a number of at least 0, not {start_seconds}.")
+    result = FleetResult()
+    make_replica = partial(SimulatedReplica, config, cost, skip=skip)
+    fleet = ReplicaSet(make_replica, replicas, router, result.add, start_seconds)
+    check = partial(fleet.check, may_move=bool(failures))
+    fleet.plan_failures(iter(failures), most_places=replicas if autoscaler is None else inf)
+    for number, (arrival, token_ids, output_tokens) in enumerate(check_trace(requests, config, check)):
+        if number == 0 and autoscaler is not None:
+            fleet.plan_autoscaling(autoscaler, arrival)
+        fleet.advance(arrival)
+        fleet.add(Sequence(number, token_ids, output_tokens, arrival=arrival))
+    fleet.finish()
+    fleet.report(result)
     return result
 
 
-def _advance(replica: SimulatedReplica, time: float, result: FleetResult) -> None:
-    """Run a replica up to a time, and move the requests that it has finished into the result."""
-    replica.advance(time)
-    for finished in replica.finished:
-        result.add(finished)
-    replica.finished.clear()
+def check_trace(
+    requests: Iterable[TimedRequest], config: EngineConfig, check: Callable[[int, int], None]
+) -> Iterator[tuple[float, list[int], int]]:
+    """Yield the arrival, the token ids and the number of output tokens of each request.
+
+    Args:
+        requests: the trace.
+        config: the settings of the replicas that compute the prompts.
+        check: raises a ValueError for the lengths of a request that can never run.
+
+    Raises:
+        ValueError: see `simulate_fleet`.
+    """
+    latest = -inf
+    for number, (arrival, prompt, output_tokens) in enumerate(requests):
+        if not isfinite(arrival):
+            raise ValueError(f"Request {number} arrives at {arrival}, which is not a finite number of seconds.")
+        if arrival < latest:
+            raise ValueError(f"Request {number} arrives at {arrival}, before the one ahead of it: sort the trace.")
+        latest = arrival
+        check(prompt if isinstance(prompt, int) else len(prompt), output_tokens)
+        yield arrival, _token_ids(prompt, config), output_tokens
+    if latest == -inf:
+        raise ValueError("The trace has no requests.")
 
 
 def _token_ids(prompt: list[int] | int, config: EngineConfig) -> list[int]:
@@ -172,3 +114,17 @@ def _token_ids(prompt: list[int] | int, config: EngineConfig) -> list[int]:
             "set prefix_caching=False."
         )
     return [0] * prompt
+
+
+def random_failures(places: int, mean_seconds: float, seed: int = 0) -> Iterator[tuple[float, int]]:
+    """Yield failures without end, for `simulate_fleet`: on average, each place has one in `mean_seconds`.
+
+    Args:
+        places: how many places there are.
+        mean_seconds: the mean time from one failure of a place to the next.
+        seed: the same seed gives the same failures.
+    """
+    draw, time = random.Random(seed), 0.0
+    while True:
+        time += draw.expovariate(places / mean_seconds)
+        yield time, draw.randrange(places)

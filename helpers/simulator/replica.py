@@ -4,6 +4,9 @@ An iteration is the engine's: schedule, run, update. Unlike a `Simulator`, a rep
 of each request. Successive iterations that only decode become a stretch (`stretch.py`). It is run once the clock has
 passed its end. If a request arrives earlier, only the iterations that begin before the arrival are run. With prefix
 caching, there are no stretches.
+
+A replica can fail. Its unfinished sequences then lose their keys and values, and keep their tokens: another replica
+computes these again and continues, as in `engine/resumption.py`.
 """
 
 from collections.abc import Hashable
@@ -65,6 +68,7 @@ class SimulatedReplica:
         iterations: how many iterations were run.
         planned: how many of them were planned one by one.
         preemptions: how often a sequence was preempted.
+        computed_tokens: how many tokens passed through the layers.
         busy_seconds: the seconds of all iterations.
         finished: the requests that have finished; the caller may empty the list.
 
@@ -82,7 +86,8 @@ class SimulatedReplica:
         self._skip = skip and not getattr(self.scheduler.memory, "prefix_caching", False)
         self._stretch: Stretch | None = None
         self._outstanding = 0  # when the stretch begins
-        self.iterations = self.planned = self.preemptions = 0
+        self._prefills: dict[Sequence, int] = {}  # tokens that count as outstanding until the next output token
+        self.iterations = self.planned = self.preemptions = self.computed_tokens = 0
         self.busy_seconds = 0.0
         self.finished: list[FinishedRequest] = []
 
@@ -113,8 +118,12 @@ class SimulatedReplica:
 
     # --- requests and time --------------------------------------------------------------------------------------
 
-    def check(self, prompt_tokens: int, output_tokens: int) -> None:
+    def check(self, prompt_tokens: int, output_tokens: int, may_move: bool = False) -> None:
         """Refuse a request that can never run.
+
+        Args:
+            prompt_tokens, output_tokens: its lengths.
+            may_move: whether it may have to continue on another replica, which computes all of its tokens again.
 
         Raises:
             ValueError: it is longer than the settings or MOST_TOKENS allow, or it has no tokens.
@@ -129,6 +138,8 @@ class SimulatedReplica:
                 f"{output_tokens}."
             )
         self._validator.check_counts(prompt_tokens, _params(output_tokens))
+        if may_move:
+            self._validator.check_recomputation(prompt_tokens, output_tokens)
 
     def add(self, request_id: Hashable, arrival: float, prompt_token_ids: list[int], output_tokens: int) -> None:
         """Add a request, which `check` has accepted, after all iterations that begin before its arrival.
@@ -139,12 +150,28 @@ class SimulatedReplica:
             prompt_token_ids: the prompt, which belongs to the replica from now on.
             output_tokens: the number of tokens to generate.
         """
-        self.advance(arrival)
-        self._run_stretch(None if self._stretch is None else self._stretch.begun_before(arrival))
+        self.add_sequence(Sequence(request_id, prompt_token_ids, output_tokens, arrival=arrival), arrival)
+
+    def add_sequence(self, sequence: Sequence, now: float) -> None:
+        """Add a sequence, whether new or from a replica that failed, after all iterations that begin before `now`."""
+        sequence.computed = 0
+        self._run_before(now)
         if not self.scheduler.unfinished:
-            self._runner.time = max(self._runner.time, arrival)
-        self._outstanding += len(prompt_token_ids) + output_tokens
-        self.scheduler.add(Sequence(request_id, prompt_token_ids, output_tokens, arrival=arrival))
+            self._runner.time = max(self._runner.time, now)
+        self._prefills[sequence] = self._tokens_to_prefill(sequence)
+        self._outstanding += self._prefills[sequence] + sequence.max_tokens - sequence.generated
+        self.scheduler.add(sequence)
+
+    def _tokens_to_prefill(self, sequence: Sequence) -> int:
+        return len(sequence.token_ids)
+
+    def fail(self, now: float) -> list[Sequence]:
+        """Fail at the end of the iteration in progress, and return the unfinished sequences.
+
+        The replica must not be used afterwards, except for its counts and its `time`.
+        """
+        self._run_before(now)
+        return list(self.scheduler.unfinished)
 
     def advance(self, time: float = inf) -> None:
         """Run all iterations that begin before `time`; by default, until all requests have finished."""
@@ -157,6 +184,11 @@ class SimulatedReplica:
                 return
             self._iterate()
 
+    def _run_before(self, time: float) -> None:
+        """Run all iterations that begin before `time`, even if a stretch is in progress."""
+        self.advance(time)
+        self._run_stretch(None if self._stretch is None else self._stretch.begun_before(time))
+
     def _iterate(self) -> None:
         """Run one iteration: the engine's, but for its outputs and its trace."""
         plan = self.scheduler.schedule()
@@ -165,10 +197,12 @@ class SimulatedReplica:
         self.iterations += 1
         self.planned += 1
         self.preemptions += len(plan.preempted)
+        self.computed_tokens += plan.tokens
         for done in output.passes:
             self.busy_seconds += done.seconds
             self._outstanding -= len(done.sampled)
-            self._outstanding -= sum(one.prompt_tokens for one in done.sampled if one.generated == 1)
+            if self._prefills:
+                self._outstanding -= sum(self._prefills.pop(one, 0) for one in done.sampled)
         for one in finished:
             times = one.token_times
             self.finished.append(
@@ -186,6 +220,7 @@ class SimulatedReplica:
         self._runner.time = stretch.run(iterations, TOKEN)
         self.iterations += iterations
         self.busy_seconds += self._runner.time - stretch.start
+        self.computed_tokens += iterations * len(self.scheduler.running)
         self._outstanding -= iterations * len(self.scheduler.running)
 
 

@@ -111,9 +111,9 @@ def _none_is_admitted(scheduler: Scheduler, last: Plan) -> bool:
 def _allocations(scheduler: Scheduler, iterations: int) -> tuple[int, list[tuple[int, int]]]:
     """Return how many iterations the free memory suffices for, at most those given, and their allocations in order."""
     memory = scheduler.memory
-    if type(memory) is UnlimitedMemory:
+    if isinstance(memory, UnlimitedMemory):
         return iterations, []
-    if type(memory) is not BlockManager:
+    if not isinstance(memory, BlockManager):
         return 0, []
     size = memory.block_size
     events = sorted(

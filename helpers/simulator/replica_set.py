@@ -1,0 +1,286 @@
+"""Simulated replicas behind a router, which start, fail and stop.
+
+Replicas affect each other only through the router, which compares them. So each replica keeps its own clock, which
+advances only when the replica's state is read or changes. Everything else is an event at a time of its own:
+
+    failure      The replica ends the iteration in progress. Another one is started in its place. Its unfinished
+                 requests continue on other replicas from their tokens so far, as in `cluster/dispatcher.py`.
+    autoscaling  Replicas are started or drained. A drained one gets no new requests, and stops after its last one.
+    ready        A replica takes requests from now on, beginning with those that wait because none was ready.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import inf, isfinite
+from typing import NamedTuple, Protocol
+
+from ..engine import Sequence
+from .fleet_result import FleetResult, Lifetime
+from .replica import FinishedRequest, FleetClock, SimulatedReplica
+
+
+class RoutingPolicy(Protocol):
+    """Chooses a replica; `cluster.routing` has several routers."""
+
+    def choose(self, prompt_token_ids: list[int], replicas: list[SimulatedReplica]) -> int:
+        """Return the index of the replica that gets a request."""
+
+
+class Autoscaler(Protocol):
+    """Decides how many replicas there should be; `cluster.autoscaling` has one.
+
+    Attributes:
+        interval: the seconds from one decision to the next.
+    """
+
+    interval: float
+
+    def desired(self, unfinished: int) -> int:
+        """Return the number of replicas, given how many requests run or wait."""
+
+
+@dataclass(eq=False)
+class _Member:
+    """A replica that has not stopped."""
+
+    number: int  # in the order in which replicas were started
+    place: int
+    replica: SimulatedReplica
+    started: float
+    ready: float
+    is_draining: bool = False
+
+    @property
+    def unfinished(self) -> int:
+        return len(self.replica.scheduler.unfinished)
+
+
+class _Counts(NamedTuple):
+    """What is kept of a replica that has stopped."""
+
+    lifetime: Lifetime
+    iterations: int
+    preemptions: int
+    busy_seconds: float
+    computed_tokens: int
+
+
+class ReplicaSet:
+    """Runs requests on replicas.
+
+    Args:
+        make_replica: makes a replica, given a clock.
+        replicas: how many are ready from the beginning.
+        router: chooses the replica of each request.
+        on_finish: called with each finished request.
+        start_seconds: how long a replica takes from its start until it is ready.
+
+    Attributes:
+        clock: the time up to which everything has happened.
+        unfinished: how many requests run or wait.
+        check: raises a ValueError for the lengths of a request that can never run.
+
+    Raises:
+        ValueError: there is no replica, or its settings are out of range.
+    """
+
+    def __init__(
+        self,
+        make_replica: Callable[..., SimulatedReplica],
+        replicas: int,
+        router: RoutingPolicy,
+        on_finish: Callable[[FinishedRequest], None],
+        start_seconds: float = 0.0,
+    ):
+        if replicas < 1:
+            raise ValueError(f"A fleet needs at least 1 replica, not {replicas}.")
+        self.clock, self.unfinished = FleetClock(-inf), 0
+        self._make_replica, self._router, self._on_finish = make_replica, router, on_finish
+        self._start_seconds = start_seconds
+        self._resumed = self._lost_tokens = 0
+        self._numbers, self._order = itertools.count(), itertools.count()
+        self._due: list[
+            tuple[float, int]
+        ] = []  # a heap; an entry is out of date if its replica is busy until another time
+        self._events: list[tuple[float, int, Callable[[], None]]] = []  # a heap
+        self._members: dict[int, _Member] = {}  # by number
+        self._stopped: dict[int, _Counts] = {}
+        self._ready: list[_Member] = []
+        self._waiting: list[Sequence] = []  # until a replica is ready
+        for place in range(replicas):
+            self._start(place, -inf, ready=-inf)
+        self.check = self._ready[0].replica.check
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def advance(self, time: float) -> None:
+        """Let everything happen up to a time."""
+        while self._events and self._events[0][0] <= time:
+            self._handle_event()
+        self.clock.now = time
+        self._run_replicas(time)
+
+    def finish(self) -> None:
+        """Let everything happen until all requests have finished."""
+        while self._events and self.unfinished:
+            self._run_replicas(self._events[0][0])
+            if self.unfinished:
+                self._handle_event()
+        self._run_replicas(inf)
+
+    def _plan(self, time: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time, next(self._order), event))
+
+    def _handle_event(self) -> None:
+        self.clock.now, _, event = heapq.heappop(self._events)
+        self._run_replicas(self.clock.now)
+        event()
+
+    def _run_replicas(self, time: float) -> None:
+        """Run all iterations that begin before `time`, and pass on the requests that have finished."""
+        due, members = self._due, self._members
+        while due and due[0][0] < time:
+            until, number = heapq.heappop(due)
+            if number not in members or until != (replica := members[number].replica).busy_until:
+                continue
+            replica.advance(time)
+            self.unfinished -= len(replica.finished)
+            for finished in replica.finished:
+                self._on_finish(finished)
+            replica.finished.clear()
+            if replica.busy_until < inf:  # it is still busy
+                heapq.heappush(due, (replica.busy_until, number))
+            elif members[number].is_draining:
+                self._stop(members[number], -inf)  # when its last iteration ended
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a request that arrives now."""
+        self.unfinished += 1
+        self._dispatch(sequence)
+
+    def _dispatch(self, sequence: Sequence) -> None:
+        """Send a request to a replica; if none is ready, let it wait."""
+        if not self._ready:
+            self._waiting.append(sequence)
+            return
+        member = self._ready[self._router.choose(sequence.token_ids, self._replicas)]
+        member.replica.add_sequence(sequence, self.clock.now)
+        heapq.heappush(self._due, (member.replica.busy_until, member.number))
+
+    def _send(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self._dispatch(sequence)
+
+    # --- replicas start and stop ------------------------------------------------------------------------------------
+
+    def _start(self, place: int, now: float, ready: float | None = None) -> None:
+        ready = now + self._start_seconds if ready is None else ready
+        number = next(self._numbers)
+        self._members[number] = _Member(number, place, self._make_replica(clock=self.clock), now, ready)
+        if ready > self.clock.now:
+            self._plan(ready, self._update_ready)
+        else:
+            self._update_ready()
+
+    def _update_ready(self) -> None:
+        """Find the replicas that take requests, and send them those that wait."""
+        members = sorted(self._members.values(), key=lambda member: member.place)
+        self._ready = [one for one in members if one.ready <= self.clock.now and not one.is_draining]
+        self._replicas = [member.replica for member in self._ready]
+        waiting, self._waiting = self._waiting, []
+        self._send(waiting)
+
+    def _stop(self, member: _Member, time: float) -> float:
+        """Stop a replica at the end of the iteration in progress, keep only its counts, and return that time."""
+        one = self._members.pop(member.number).replica
+        lifetime = Lifetime(member.started, member.ready, max(time, member.started, one.time))
+        counts = lifetime, one.iterations, one.preemptions, one.busy_seconds, one.computed_tokens
+        self._stopped[member.number] = _Counts(*counts)
+        return lifetime.stopped
+
+    def report(self, result: FleetResult) -> None:
+        """Stop all replicas with the last token of a result, and add what each of them did."""
+        begin, end = min(result.arrivals), max(result.last_tokens)
+        for member in list(self._members.values()):
+            self._stop(member, end)
+        for _, counts in sorted(self._stopped.items()):
+            result.lifetimes.append(Lifetime(*(max(time, begin) for time in counts.lifetime)))
+            result.iterations.append(counts.iterations)
+            result.preemptions.append(counts.preemptions)
+            result.busy_seconds.append(counts.busy_seconds)
+            result.computed_tokens.append(counts.computed_tokens)
+        result.resumed += self._resumed
+        result.lost_tokens += self._lost_tokens
+
+    # --- failures -------------------------------------------------------------------------------------------------
+
+    def plan_failures(self, failures: Iterator[tuple[float, int]], most_places: float) -> None:
+        """Let replicas fail; the next failure is read once the one before has happened.
+
+        Args:
+            failures: (seconds, place) of each failure, in order of time.
+            most_places: the number of places.
+
+        Raises:
+            ValueError: the next failure has no place, is earlier than the one before, or is not at a finite time.
+        """
+        for time, place in failures:
+            if not (isfinite(time) and time >= self.clock.now):
+                raise ValueError(f"A failure at {time} follows one at {self.clock.now}: give finite times, sorted.")
+            if not 0 <= place < most_places:
+                raise ValueError(f"A failure at place {place}: the {most_places} places count from 0.")
+            self._plan(time, partial(self._fail, place, failures, most_places))
+            return
+
+    def _fail(self, place: int, failures: Iterator[tuple[float, int]], most_places: float) -> None:
+        self.plan_failures(failures, most_places)
+        member = next((one for one in self._members.values() if one.place == place), None)
+        if member is None:
+            return
+        sequences = member.replica.fail(self.clock.now)
+        end = self._stop(member, self.clock.now)
+        if not member.is_draining:
+            self._start(place, end)
+        self._update_ready()
+        self._resumed += len(sequences)
+        self._lost_tokens += sum(sequence.computed for sequence in sequences)
+        self._plan(end, partial(self._send, sequences))
+
+    # --- autoscaling ----------------------------------------------------------------------------------------------
+
+    def plan_autoscaling(self, autoscaler: Autoscaler, now: float) -> None:
+        """Let an autoscaler decide how many replicas there are, from its next interval on.
+
+        Raises:
+            ValueError: its interval is not positive.
+        """
+        if not autoscaler.interval > 0:
+            raise ValueError(f"The interval of an autoscaler is a number above 0, not {autoscaler.interval}.")
+        self._plan(now + autoscaler.interval, partial(self._autoscale, autoscaler))
+
+    def _autoscale(self, autoscaler: Autoscaler) -> None:
+        self.plan_autoscaling(autoscaler, self.clock.now)
+        self._resize(max(1, autoscaler.desired(self.unfinished)))
+
+    def _resize(self, wanted: int) -> None:
+        """Start or drain replicas until this many are not draining."""
+        now, active = self.clock.now, [member for member in self._members.values() if not member.is_draining]
+        surplus = sorted(active, key=lambda one: (one.ready <= now, one.unfinished, -one.number))
+        for member in surplus[: max(0, len(active) - wanted)]:  # at first those that are not ready yet
+            member.is_draining = True
+            if not member.unfinished:
+                self._stop(member, now)
+        missing = wanted - len(active)
+        for member in [one for one in self._members.values() if one.is_draining][: max(0, missing)]:
+            member.is_draining = False  # it is ready at once, unlike a new one
+            missing -= 1
+        taken = {member.place for member in self._members.values()}
+        free = (place for place in itertools.count() if place not in taken)
+        for place in itertools.islice(free, max(0, missing)):
+            self._start(place, now)
+        self._update_ready()

@@ -1,0 +1,186 @@
+"""Replicas of a simulated fleet fail, start and stop, and every request still gets all of its tokens."""
+
+import itertools
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from test_fleet import COST, workloads
+
+from helpers.cluster.autoscaling import QueueLengthAutoscaler
+from helpers.cluster.routing import LeastOutstandingTokens, PrefixAware, RoundRobin
+from helpers.engine import EngineConfig
+from helpers.simulator import CostModel, FleetResult, Lifetime, TimedRequest, random_failures, simulate_fleet
+
+SECOND = CostModel(iterations=1.0)  # per iteration
+
+
+class Planned:
+    """An autoscaler with the answers of a list, of which the last one is repeated."""
+
+    interval = 1.0
+
+    def __init__(self, *answers: int):
+        self.seen, self._answers = [], iter(answers)
+        self._last = 1
+
+    def desired(self, unfinished):
+        self.seen.append(unfinished)
+        self._last = next(self._answers, self._last)
+        return self._last
+
+
+def comparable(result: FleetResult) -> tuple:
+    """Return all results, except for the order of requests that finished while no one asked."""
+    requests = sorted((one.arrival, one.first_token, one.last_token) for one in result.requests)
+    counts = result.iterations, result.preemptions, result.computed_tokens, result.resumed, result.lost_tokens
+    return requests, counts, result.lifetimes, [round(one, 9) for one in result.busy_seconds]
+
+
+@settings(derandomize=True, deadline=None, max_examples=100, phases=[Phase.generate])
+@given(
+    workload=workloads(),
+    gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.02, 0.3]), st.integers(0, 2)), max_size=8),
+    scale=st.booleans(),
+    start_seconds=st.sampled_from([0.0, 0.05, 1.0]),
+)
+def test_no_token_is_lost_or_repeated_and_stretches_change_nothing(workload, gaps, scale, start_seconds):
+    config, requests = workload
+    times = itertools.accumulate(gap for gap, _ in gaps)
+    failures = [(time, place if scale else place % 2) for time, (_, place) in zip(times, gaps, strict=True)]
+
+    results = []
+    for skip in (True, False):
+        autoscaler = QueueLengthAutoscaler(1, 3, target=2, interval=0.1, window=2) if scale else None
+        router = PrefixAware() if config.prefix_caching else LeastOutstandingTokens()
+        options = {"failures": failures, "autoscaler": autoscaler, "start_seconds": start_seconds}
+        results.append(simulate_fleet(requests, config, COST, 2, router, skip, **options))
+
+    assert comparable(results[0]) == comparable(results[1])
+    result = results[0]
+    lengths = [(len(request.prompt), request.output_tokens) for request in requests]
+    assert sorted(zip(result.prompt_tokens, result.output_tokens, strict=True)) == sorted(lengths)
+    assert all(one.arrival < one.first_token <= one.last_token for one in result.requests)
+    assert all(started <= stopped for started, _, stopped in result.lifetimes)
+    if not config.prefix_caching and not any(result.preemptions):
+        needed = sum(prompt + output - 1 for prompt, output in lengths)
+        assert sum(result.computed_tokens) == needed + result.lost_tokens
+
+
+def test_a_request_continues_on_another_replica_after_the_iteration_in_which_its_own_failed():
+    requests = [TimedRequest(0.0, 10, 6), TimedRequest(0.0, 20, 6)]
+
+    result = simulate_fleet(requests, EngineConfig(), SECOND, 2, RoundRobin(), failures=[(2.5, 1)], start_seconds=4.0)
+
+    # The second request has 3 tokens when its replica fails at 3.0, with the keys and values of 20 + 2 tokens.
+    assert (result.resumed, result.lost_tokens) == (1, 22)
+    assert result.computed_tokens == [15 + 23 + 2, 22, 0]
+    assert sorted(result.last_tokens) == [6.0, 6.0]
+    assert result.lifetimes == [Lifetime(0.0, 0.0, 6.0), Lifetime(0.0, 0.0, 3.0), Lifetime(3.0, 7.0, 6.0)]
+    assert result.sizes == [(0.0, 2, 2), (3.0, 2, 1), (6.0, 0, 0)]
+    assert (result.replica_seconds, result.mean_replicas) == (12.0, 2.0)
+
+
+def test_requests_wait_while_no_replica_is_ready():
+    requests = [TimedRequest(0.0, 10, 6), TimedRequest(4.0, 1, 1)]
+
+    result = simulate_fleet(requests, EngineConfig(), SECOND, 1, RoundRobin(), failures=[(2.0, 0)], start_seconds=10.0)
+
+    assert list(zip(result.arrivals, result.first_tokens, result.last_tokens, strict=True)) == [
+        (4.0, 13.0, 13.0),
+        (0.0, 1.0, 16.0),
+    ]
+    assert result.sizes == [(0.0, 1, 1), (2.0, 1, 0), (12.0, 1, 1), (16.0, 0, 0)]
+
+
+def test_a_replica_that_fails_while_it_starts_starts_over():
+    failures = [(0.0, 0), (5.0, 0)]
+    requests = [TimedRequest(1.0, 1, 1)]
+
+    result = simulate_fleet(requests, EngineConfig(), SECOND, 1, RoundRobin(), failures=failures, start_seconds=6.0)
+
+    assert list(result.last_tokens) == [12.0]
+    assert result.lifetimes == [Lifetime(1.0, 1.0, 1.0), Lifetime(1.0, 6.0, 5.0), Lifetime(5.0, 11.0, 12.0)]
+
+
+def test_endless_random_failures_are_read_only_as_far_as_the_run_lasts_and_are_as_frequent_as_stated():
+    failures = list(itertools.takewhile(lambda failure: failure[0] < 10_000, random_failures(4, 100.0)))
+
+    assert 350 < len(failures) < 450
+    assert {place for _, place in failures} == {0, 1, 2, 3}
+    requests = [TimedRequest(float(second), 1, 3) for second in range(50)]
+    result = simulate_fleet(requests, EngineConfig(), COST, 4, RoundRobin(), failures=iter(failures), start_seconds=1.0)
+    assert len(result.lifetimes) == 4 + sum(time < 49.5 for time, _ in failures)
+
+
+def test_an_autoscaler_sees_all_unfinished_requests_and_pays_for_replicas_from_their_start():
+    requests = [TimedRequest(0.0, 1, 4) for _ in range(3)] + [TimedRequest(3.0, 1, 2)]
+    autoscaler = Planned(2)
+
+    result = simulate_fleet(
+        requests, EngineConfig(max_batch_size=1), SECOND, 1, RoundRobin(), autoscaler=autoscaler, start_seconds=1.5
+    )
+
+    # Two replicas from 1.0 on, the second of which is ready at 2.5; round robin sends the last request to it.
+    assert sorted(zip(result.arrivals, result.last_tokens, strict=True)) == [(0, 4), (0, 8), (0, 12), (3, 5)]
+    assert autoscaler.seen == [3, 3, 4, 3, 2, 2, 2, 1, 1, 1, 1]
+    assert result.sizes == [(0.0, 1, 1), (1.0, 2, 1), (2.5, 2, 2), (12.0, 0, 0)]
+    assert (result.replica_seconds, result.utilization) == (12 + 11, 14 / 23)
+
+
+def test_a_drained_replica_ends_its_requests_and_gets_no_others():
+    requests = [TimedRequest(0.0, 1, 5), TimedRequest(0.0, 1, 4), TimedRequest(1.5, 1, 5), TimedRequest(1.5, 1, 5)]
+
+    result = simulate_fleet(
+        requests, EngineConfig(), SECOND, 2, LeastOutstandingTokens(), autoscaler=Planned(1), start_seconds=9.0
+    )
+
+    # Both have one request at 1.0: the newest replica is drained.
+    assert result.lifetimes == [Lifetime(0.0, 0.0, 7.0), Lifetime(0.0, 0.0, 4.0)]
+    assert result.computed_tokens == [5 + 5 + 5, 4]
+
+
+def test_a_replica_that_is_still_needed_is_taken_back_before_another_one_is_started():
+    requests = [TimedRequest(0.0, 1, 9), TimedRequest(0.0, 1, 9)]
+
+    result = simulate_fleet(
+        requests, EngineConfig(), SECOND, 2, RoundRobin(), autoscaler=Planned(1, 3, 2), start_seconds=3.0
+    )
+
+    # One is drained at 1.0 and taken back at 2.0, when a third one is started, which stops before it is ready.
+    assert result.lifetimes == [Lifetime(0.0, 0.0, 9.0), Lifetime(0.0, 0.0, 9.0), Lifetime(2.0, 5.0, 3.0)]
+
+
+def test_a_failed_replica_that_was_draining_is_not_replaced():
+    requests = [TimedRequest(0.0, 1, 9), TimedRequest(0.0, 1, 9)]
+
+    result = simulate_fleet(
+        requests, EngineConfig(), SECOND, 2, RoundRobin(), autoscaler=Planned(1), failures=[(2.5, 1)], start_seconds=1.0
+    )
+
+    assert result.lifetimes == [Lifetime(0.0, 0.0, 9.0), Lifetime(0.0, 0.0, 3.0)]
+    assert result.resumed == 1
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"failures": [(1.0, 2)]}, "place 2: the 2 places count from 0"),
+        ({"failures": [(1.0, 0), (0.5, 0)]}, r"A failure at 0\.5 follows one at 1\.0: give finite times, sorted"),
+        ({"failures": [(float("nan"), 0)]}, "A failure at nan"),
+        ({"start_seconds": -1.0}, r"at least 0, not -1\.0"),
+        ({"autoscaler": type("Never", (Planned,), {"interval": 0.0})()}, r"above 0, not 0\.0"),
+    ],
+)
+def test_a_fleet_says_what_is_wrong_with_its_events(options, reason):
+    with pytest.raises(ValueError, match=reason):
+        simulate_fleet([TimedRequest(3.0, 3, 3)], EngineConfig(), COST, 2, RoundRobin(), **options)
+
+
+def test_a_request_that_no_other_replica_could_continue_is_refused_if_replicas_may_fail():
+    config = EngineConfig(max_batch_size=1, max_tokens_per_step=10, chunked_prefill=False)
+    requests = [TimedRequest(0.0, 8, 4)]
+
+    assert len(simulate_fleet(requests, config, COST, 1, RoundRobin())) == 1
+    with pytest.raises(ValueError, match="on another replica, the request may have to compute 11 tokens at once"):
+        simulate_fleet(requests, config, COST, 1, RoundRobin(), failures=[(9.0, 0)])
