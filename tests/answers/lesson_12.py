@@ -3,6 +3,7 @@
 import heapq
 
 import numpy as np
+
 from answers import ALMOST, RIGHT, WRONG, right
 
 
@@ -63,7 +64,7 @@ def with_numpy(counts, times):
 
 
 ALMOST["missing_count"] |= {
-    "should be a tuple, but is a str": lambda found, *_: found[0],
+    "should be 2 values: the count and its weight, but is a str": lambda found, *_: found[0],
     "changed its argument: `counts`": lambda found, counts, times: (counts.pop("tokens"), found)[1],
 }
 
@@ -83,7 +84,7 @@ def in_arrays(requests, start, end):
 
 
 ALMOST["waiting_and_running"] |= {
-    "should be a tuple, but is a float": lambda means, *_: sum(means),
+    "should be 2 values: waiting and running, but is a float": lambda means, *_: sum(means),
     "changed its argument: `requests`": lambda means, requests, *_: (requests.clear(), means)[1],
 }
 
@@ -116,7 +117,7 @@ RIGHT["plan_fleet_price"] |= {"by_the_budget": lambda: (np.int64(4), 384)}
 WRONG["plan_fleet"] |= {
     "Most others wait for more than 0.5 s for their first token": lambda: (4, 128),
     "Most others need more than 15 ms per token": lambda: (4, 2048),
-    "should return two ints, replicas and tokens, but returned 4": lambda: 4,
+    "should return two ints, replicas and tokens, but returned an int": lambda: 4,
     "should return two ints, but tokens is": lambda: (4, 384.0),
     "returns 32 for tokens, which should be between 64 and 8192": lambda: (4, 32),
 }

@@ -127,7 +127,8 @@ def _(random):
         ("keys", 0.004, 0.05),
         ("rows", 0.3, 0.05),
         ("pairs", 0.0005, 0.1),
-        ("keys", 0.01, 0.3),
+        ("keys", 0.0006, 0.02),
+        ("rows", 0.03, 0.02),
     ]:
         counts = _drawn_counts(random)
         times = [
