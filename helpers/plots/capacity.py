@@ -44,6 +44,8 @@ def predicted_times(models: Mapping[str, Sequence[tuple[float, float, bool]]], u
             ax.plot(*zip(*chosen, strict=True) if chosen else ([], []), marker, color=color, markersize=4, alpha=0.7)
         ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), ylabel=f"predicted ({unit})")
         ax.grid(color=PALE)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter("{x:g}")
         set_panel_title(ax, name)
     axes[-1].set_xlabel(f"measured ({unit})")
     key = {kind: Line2D([], [], linestyle="", marker=marker, color=color) for kind, (marker, color) in looks.items()}
@@ -78,16 +80,17 @@ def missed_requests(
                 ax.plot(enough[0], max(floor, shares[enough[0]]), "o", color=color, markersize=12, fillstyle="none")
                 kept.append(f"{enough[0]} for {promise:.1%}")
         described.append(f"{name}: smallest fleets {', '.join(kept) or 'none'}")
-    most = max(size for shares in fleets.values() for size in shares)
+    tried = [size for shares in fleets.values() for size in shares]
+    least, most = min(tried), max(tried)
     for promise in promises:
         ax.axhline(1 - promise, color=GRAY, linewidth=0.8, linestyle="--", zorder=0)
-        place = {"textcoords": "offset points", "fontsize": SMALL, "color": "#555555", "ha": "right"}
-        ax.annotate(f"promise {promise:.4g}", (most + 0.4, 1 - promise), (0, 3), **place)
+        place = {"textcoords": "offset points", "fontsize": SMALL, "color": "#555555"}
+        ax.annotate(f"{100 * promise:g}% promised", (least - 1.2, 1 - promise), (3, 3), **place)
     ax.set_yscale("log")
     ax.set_ylim(floor, 1.3)
     ax.yaxis.set_major_formatter(lambda share, _: f"{share:.3%}".rstrip("0%").rstrip(".") + "%")
-    ax.set_xticks(range(min(min(shares) for shares in fleets.values()), most + 1))
-    ax.set_xlim(right=most + 0.4)
+    ax.set_xticks(range(least, most + 1))
+    ax.set_xlim(least - 1.2, most + 0.4)  # room for the names of the promises
     ax.set_xlabel("replicas (a ring: the smallest fleet that keeps a promise)")
     ax.set_ylabel("requests that miss a limit (log scale)")
     label_ends(figure, ax, ends)
@@ -118,9 +121,8 @@ def arrivals_and_departures(requests: Sequence[tuple[float, float]], title: str 
     most = gaps.index(max(gaps))
     arrow = {"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0}
     ax.annotate("", (times[most], counts[0][most]), (times[most], counts[1][most]), arrowprops=arrow)
-    middle = (counts[0][most] + counts[1][most]) / 2
-    place = {"textcoords": "offset points", "fontsize": LABEL, "annotation_clip": False}
-    ax.annotate(f"{gaps[most]} in the system", (times[most], middle), (-8, 30), ha="right", **place)
+    place = {"textcoords": "offset points", "fontsize": LABEL, "ha": "right"}
+    ax.annotate(f"{gaps[most]} in the system", (times[most], counts[0][most]), (-4, 6), **place)
     ax.set_xlim(0, times[-1])
     ax.set_ylim(0, 1.03 * len(requests))
     ax.set_xlabel("simulated seconds")
@@ -174,7 +176,8 @@ def fleet_over_time(sizes: Sequence[tuple[float, int, int]], arrivals: Sequence[
     below.set_xlabel("simulated seconds")
     for ax in (above, below):
         ax.set_xlim(0, last)
-        ax.grid(axis="y", color=PALE)
+        ax.grid(axis="y", color="#CCCCCC", linewidth=0.6)
+        ax.set_axisbelow(True)
     alt = (
         f"{len(arrivals)} arrivals until {arrivals[-1]:.0f}, and the replicas over time: at most {max(paid)} paid for, "
     )
