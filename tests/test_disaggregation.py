@@ -72,6 +72,21 @@ def test_a_sequence_that_is_preempted_on_a_decode_replica_is_computed_again_ther
     assert sorted(result.output_tokens) == [9, 9]
 
 
+def test_only_output_tokens_are_outstanding_on_a_decode_replica():
+    seen = []
+
+    class Watching(RoundRobin):
+        def choose(self, prompt_token_ids, replicas):
+            seen.append([replica.outstanding_tokens for replica in replicas])
+            return super().choose(prompt_token_ids, replicas)
+
+    requests = [TimedRequest(arrival, 10, 9) for arrival in (0.0, 2.0, 5.0, 50.0)]
+    config, cost = EngineConfig(max_batch_size=1), CostModel(iterations=1.0)
+    simulate_disaggregated(requests, config, cost, 1, 1, RoundRobin(), Watching(), seconds_per_token=0.0)
+
+    assert seen == [[0], [6], [3 + 8], [0]]  # at 1.0, 3.0, 6.0 and 51.0
+
+
 def test_a_request_that_fits_no_decode_replica_is_refused():
     decodes = EngineConfig(num_blocks=4)
     with pytest.raises(ValueError, match="7 blocks of 16 tokens, and this engine has 4"):

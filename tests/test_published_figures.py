@@ -116,19 +116,11 @@ def test_with_chunks_no_more_tokens_than_the_budget_are_computed_between_two_tok
 def test_a_prefill_delays_the_decodes_of_the_same_gpu_but_not_those_of_another():
     alone, crowded = [0.0], [0.0, 0.5, 0.6, 0.7]
 
-    def last_on_one(arrivals):
-        sequences = make_sequences([distserve.PROMPT] * len(arrivals), [distserve.OUTPUT] * len(arrivals), arrivals)
-        return serve(sequences, distserve.CONFIG, distserve.seconds)[0].token_times[-1]
+    def last_of_the_first(result):
+        return next(one.last_token for one in result.requests if one.arrival == 0.0)
 
-    def last_on_two(arrivals):
-        return distserve.decode(distserve.prefill(arrivals, 1))[0]
-
-    prefill = distserve.WEIGHTS + distserve.PROMPT * distserve.PER_TOKEN
-    assert last_on_one(crowded) > last_on_one(alone) + 3 * prefill
-    assert last_on_two(crowded) < last_on_two(alone) + prefill
-
-
-def test_decodes_are_reported_in_the_order_of_the_requests_even_if_they_arrive_in_another():
-    first, second = distserve.decode([5.0, 0.0])
-
-    assert second < first
+    prefill = distserve.COST.iterations + distserve.PROMPT * distserve.COST.tokens
+    one = [last_of_the_first(distserve.on_equal_replicas(arrivals)) for arrivals in (alone, crowded)]
+    two = [last_of_the_first(distserve.on_separate_replicas(arrivals, 1)) for arrivals in (alone, crowded)]
+    assert one[1] > one[0] + 3 * prefill
+    assert two[1] < two[0] + prefill

@@ -37,7 +37,7 @@ def comparable(result: FleetResult) -> tuple:
     return requests, counts, result.lifetimes, [round(one, 9) for one in result.busy_seconds]
 
 
-@settings(derandomize=True, deadline=None, max_examples=100, phases=[Phase.generate])
+@settings(derandomize=True, deadline=None, max_examples=150, phases=[Phase.generate])
 @given(
     workload=workloads(),
     gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.02, 0.3]), st.integers(0, 2)), max_size=8),
@@ -79,6 +79,22 @@ def test_a_request_continues_on_another_replica_after_the_iteration_in_which_its
     assert result.lifetimes == [Lifetime(0.0, 0.0, 6.0), Lifetime(0.0, 0.0, 3.0), Lifetime(3.0, 7.0, 6.0)]
     assert result.sizes == [(0.0, 2, 2), (3.0, 2, 1), (6.0, 0, 0)]
     assert (result.replica_seconds, result.mean_replicas) == (12.0, 2.0)
+
+
+def test_the_tokens_of_a_resumed_request_count_as_outstanding_until_its_next_token():
+    seen = []
+
+    class Watching(RoundRobin):
+        def choose(self, prompt_token_ids, replicas):
+            seen.append((len(prompt_token_ids), [replica.outstanding_tokens for replica in replicas]))
+            return super().choose(prompt_token_ids, replicas)
+
+    requests = [TimedRequest(0.0, 10, 6), TimedRequest(0.0, 20, 6), TimedRequest(3.5, 1, 1), TimedRequest(50.0, 1, 1)]
+    config = EngineConfig(max_batch_size=1)
+    simulate_fleet(requests, config, SECOND, 2, Watching(), failures=[(2.5, 1)], start_seconds=4.0)
+
+    # At 3.0, the second request moves with 20 + 3 tokens to the first replica, where it waits for the row.
+    assert seen == [(10, [0, 0]), (20, [16, 0]), (23, [3]), (1, [2 + 23 + 3]), (1, [0, 0])]
 
 
 def test_requests_wait_while_no_replica_is_ready():
@@ -123,7 +139,7 @@ def test_an_autoscaler_sees_all_unfinished_requests_and_pays_for_replicas_from_t
 
     # Two replicas from 1.0 on, the second of which is ready at 2.5; round robin sends the last request to it.
     assert sorted(zip(result.arrivals, result.last_tokens, strict=True)) == [(0, 4), (0, 8), (0, 12), (3, 5)]
-    assert autoscaler.seen == [3, 3, 4, 3, 2, 2, 2, 1, 1, 1, 1]
+    assert autoscaler.seen == [3, 3, 3, 3, 2, 2, 2, 1, 1, 1, 1]
     assert result.sizes == [(0.0, 1, 1), (1.0, 2, 1), (2.5, 2, 2), (12.0, 0, 0)]
     assert (result.replica_seconds, result.utilization) == (12 + 11, 14 / 23)
 
@@ -165,7 +181,8 @@ def test_a_failed_replica_that_was_draining_is_not_replaced():
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"failures": [(1.0, 2)]}, "place 2: the 2 places count from 0"),
+        ({"failures": [(1.0, 2)]}, "no place 2 that could fail: the 2 places count from 0"),
+        ({"failures": random_failures(2, 0.0)}, r"a mean time above 0, not 2 and 0\.0"),
         ({"failures": [(1.0, 0), (0.5, 0)]}, r"A failure at 0\.5 follows one at 1\.0: give finite times, sorted"),
         ({"failures": [(float("nan"), 0)]}, "A failure at nan"),
         ({"start_seconds": -1.0}, r"at least 0, not -1\.0"),

@@ -40,6 +40,26 @@ def test_each_size_gets_a_line_and_the_smallest_that_suffices_is_named(trace, ca
     assert [float(size[-1]) for size in sizes] == pytest.approx([1e6, 1e6, 1.5e6], rel=0.01)
 
 
+def test_replicas_that_come_and_go_or_do_half_of_the_work_get_a_line_each(trace, tmp_path, capsys):
+    write_trace(tmp_path / "trace.csv", [TimedRequest(number / 1e6, 1, 2) for number in range(40)])
+    fleets = ["--replicas", "3", "--autoscale", "1..3", "--start-seconds", "5", "--price-per-hour", "3600"]
+
+    assert main([*trace, *fleets, "--disaggregate", "1:1", "--slo", "ttft=100"]) == 0
+    text = capsys.readouterr().out
+    assert main([*trace, *fleets, "--fail-every", "20"]) == 0
+    failing = rows(capsys.readouterr().out)
+
+    head, fixed, scaled, separate = rows(text)
+    assert head[-1] == "mean size per M tokens"  # two columns
+    assert (fixed[0], scaled[0], separate[0]) == ("3", "1..3", "1:1")
+    assert float(fixed[-2]) == 3.0 and float(separate[-2]) == 2.0 and 1 < float(scaled[-2]) < 3
+    assert float(fixed[-1]) == pytest.approx(3 * 28 * 1e6 / 80, rel=0.01)
+    assert float(separate[-1]) == pytest.approx(2 * 41 * 1e6 / 80, rel=0.01)
+    assert text.endswith("the smallest of these fleets has 1:1 replicas.\n")
+    assert failing[0][-2:] == ["mean size", "resumed per M tokens"]
+    assert int(failing[1][-2]) > 0 and float(failing[1][1]) < float(fixed[1])
+
+
 def test_the_answer_names_the_smallest_fleet_or_asks_for_more(trace, capsys):
     main([*trace, "--replicas", "1,2,4", "--slo", "e2e=4.5"])
     assert "with E2E <= 4.5 s, the smallest of these fleets has 2 replicas." in capsys.readouterr().out
@@ -100,6 +120,11 @@ def test_every_router_serves_all_requests(trace, capsys, router):
         (["--slo", "itl=1"], "limits are some of ttft=SECONDS,tpot=SECONDS,e2e=SECONDS, not 'itl=1'"),
         (["--slo", "ttft"], "not 'ttft'"),
         (["--share", "99"], "a share is above 0 and at most 1, not '99'"),
+        (["--autoscale", "0..2"], "sizes are like 4, 1..8 or 1,2,4, not '0..2'"),
+        (["--autoscale", "1..2", "--target", "0"], "above 0, not 0.0"),
+        (["--disaggregate", "1:1,2:0"], "pairs are like 2:1 or 1:1,2:1, not '1:1,2:0'"),
+        (["--fail-every", "59"], "at least 1 and --start-seconds, not 59.0"),
+        (["--fail-every", "99", "--disaggregate", "1:1"], "use one of the two"),
         (["--rate", "0"], "above 0, not 0"),
         (["--requests", "0"], "--requests is at least 1, not 0"),
         (["--cost", "nowhere.json"], "nowhere.json"),

@@ -3,90 +3,63 @@
 Kept: the paper's first figure. It has a model of 13B parameters on A100s, prompts of 512 tokens, outputs of 64, and
 Poisson arrivals. Goodput is the highest rate with a P90 TTFT of at most 0.4 s and a P90 TPOT of at most 0.04 s.
 Scaled down: 150 requests per rate, and no model. An iteration takes 27.8 ms for the weights, 190 us per token, and 0.41
-us per key that a decode reads (819,200 bytes at 2 TB/s). The first two are fitted to two published figures: the goodput
-of a GPU that only prefills, and of one that only decodes. The other goodputs follow. Moving the keys and values of a
-prompt takes 1.4 ms (419 MB at 300 GB/s).
+us per key that it reads (819,200 bytes at 2 TB/s). The first two are fitted to two published figures: the goodput of a
+GPU that only prefills, and of one that only decodes. The other goodputs follow. Moving the keys and values of a prompt
+takes 1.4 ms (419 MB at 300 GB/s).
 """
 
 import math
 
-from helpers.engine import EngineConfig, Plan
-from helpers.metrics import percentile
+from helpers.cluster.routing import RoundRobin
+from helpers.engine import EngineConfig
+from helpers.simulator import CostModel, FleetResult, TimedRequest, simulate_disaggregated, simulate_fleet
 
-from .replica import NO_LIMIT, Figure, highest_rate, make_sequences, poisson, serve
+from .replica import Figure, highest_rate, poisson
 
 REQUESTS, PROMPT, OUTPUT, ROWS = 150, 512, 64, 256
 TTFT, TPOT = 0.4, 0.04
-WEIGHTS, PER_TOKEN, PER_KEY, TRANSFER = 27.8e-3, 190e-6, 0.41e-6, 1.4e-3
+COST = CostModel(iterations=27.8e-3, tokens=190e-6, keys=0.41e-6)
+TRANSFER = 1.4e-3 / PROMPT  # seconds per token
 # Prefills and decodes take turns, one prompt at a time: 512 tokens occupy the GPU.
 CONFIG = EngineConfig(max_batch_size=ROWS, max_tokens_per_step=PROMPT, mixed_batches=False, chunked_prefill=False)
-DECODES = EngineConfig(max_batch_size=ROWS, max_tokens_per_step=NO_LIMIT)
 
 
-def seconds(plan: Plan) -> float:
-    """Return the duration of an iteration."""
-    keys = sum(chunk.end for chunk in plan.chunks if chunk.is_decode)
-    return WEIGHTS + PER_TOKEN * plan.tokens + PER_KEY * keys
+def on_equal_replicas(arrivals: list[float], replicas: int = 1, output_tokens: int = OUTPUT) -> FleetResult:
+    """Return the result of replicas that prefill and decode; those of one output token only prefill."""
+    requests = [TimedRequest(arrival, PROMPT, output_tokens) for arrival in arrivals]
+    return simulate_fleet(requests, CONFIG, COST, replicas, RoundRobin())
 
 
-def seconds_of_decodes(plan: Plan) -> float:
-    """Return the duration of an iteration if the keys and values of all prompts were received."""
-    return WEIGHTS + PER_TOKEN * len(plan.chunks) + PER_KEY * sum(chunk.end for chunk in plan.chunks)
+def on_separate_replicas(arrivals: list[float], prefills: int, seconds_per_token: float = TRANSFER) -> FleetResult:
+    """Return the result of replicas that prefill and one that decodes."""
+    requests = [TimedRequest(arrival, PROMPT, OUTPUT) for arrival in arrivals]
+    routers = RoundRobin(), RoundRobin()
+    return simulate_disaggregated(requests, CONFIG, COST, prefills, 1, *routers, seconds_per_token=seconds_per_token)
 
 
-def prefill(arrivals: list[float], replicas: int) -> list[float]:
-    """Return when the first token of each request is available, from replicas that take turns."""
-    sequences = make_sequences([PROMPT] * len(arrivals), [1] * len(arrivals), arrivals)
-    for replica in range(replicas):
-        serve(sequences[replica::replicas], CONFIG, seconds)
-    return [sequence.token_times[0] for sequence in sequences]
-
-
-def decode(arrivals: list[float]) -> list[float]:
-    """Return when the last token of each request is available, given when its prompt and first token arrive."""
-    order = sorted(range(len(arrivals)), key=arrivals.__getitem__)
-    prompts, outputs = [PROMPT + 1] * len(arrivals), [OUTPUT - 1] * len(arrivals)
-    served = serve(make_sequences(prompts, outputs, sorted(arrivals)), DECODES, seconds_of_decodes)
-    last = {place: one.token_times[-1] for place, one in zip(order, served, strict=True)}
-    return [last[place] for place in range(len(arrivals))]
-
-
-def p90_tpot(first: list[float], last: list[float]) -> float:
-    """Return P90 TPOT, given when the first and the last token of each request were available."""
-    return percentile([(end - start) / (OUTPUT - 1) for start, end in zip(first, last, strict=True)], 90)
-
-
-def p90_ttft(arrivals: list[float], first: list[float]) -> float:
-    """Return P90 TTFT."""
-    return percentile([one - arrival for arrival, one in zip(arrivals, first, strict=True)], 90)
+def is_within(result: FleetResult, ttft: float = TTFT, tpot: float = TPOT) -> bool:
+    """Return whether the P90 latencies are within the limits."""
+    return result.percentile("ttft", 90) <= ttft and (result.percentile("tpot", 90) or 0) <= tpot
 
 
 def meets_on_one(rate: float, tpot_limit: float = TPOT) -> bool:
     """Return whether a replica that prefills and decodes meets the limits."""
-    sequences = make_sequences([PROMPT] * REQUESTS, [OUTPUT] * REQUESTS, poisson(REQUESTS, rate))
-    served = serve(sequences, CONFIG, seconds)
-    ttft, tpot = percentile([one.ttft for one in served], 90), percentile([one.tpot for one in served], 90)
-    return ttft <= TTFT and tpot <= tpot_limit
+    return is_within(on_equal_replicas(poisson(REQUESTS, rate)), tpot=tpot_limit)
 
 
-def meets_ttft(rate: float, replicas: int = 1) -> bool:
-    """Return whether replicas that only prefill meet the limit on TTFT."""
-    arrivals = poisson(REQUESTS, rate)
-    return p90_ttft(arrivals, prefill(arrivals, replicas)) <= TTFT
+def meets_ttft(rate: float) -> bool:
+    """Return whether a replica that only prefills meets the limit on TTFT."""
+    return is_within(on_equal_replicas(poisson(REQUESTS, rate), output_tokens=1))
 
 
 def meets_tpot(rate: float) -> bool:
-    """Return whether a replica that only decodes meets the limit on TPOT."""
-    arrivals = poisson(REQUESTS, rate)
-    return p90_tpot(arrivals, decode(arrivals)) <= TPOT
+    """Return whether a replica that only decodes meets the limit on TPOT; no prompt waits for another one."""
+    return is_within(on_separate_replicas(poisson(REQUESTS, rate), REQUESTS, 0), ttft=math.inf)
 
 
 def meets_on_three(rate: float) -> bool:
     """Return whether two replicas that prefill and one that decodes meet both limits."""
-    arrivals = poisson(REQUESTS, rate)
-    first = prefill(arrivals, 2)
-    last = decode([time + TRANSFER for time in first])
-    return p90_ttft(arrivals, first) <= TTFT and p90_tpot(first, last) <= TPOT
+    return is_within(on_separate_replicas(poisson(REQUESTS, rate), 2))
 
 
 def figures() -> list[Figure]:

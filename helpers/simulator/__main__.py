@@ -266,8 +266,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.requests is not None and args.requests < 1:
             raise ValueError(f"--requests is at least 1, not {args.requests}.")
-        if args.fail_every is not None and not 1 <= args.fail_every < float("inf"):
-            raise ValueError(f"--fail-every is a number of seconds of at least 1, not {args.fail_every}.")
+        least = max(1.0, args.start_seconds)  # otherwise, replicas might fail before they are ready, again and again
+        if args.fail_every is not None and not least <= args.fail_every < float("inf"):
+            raise ValueError(f"--fail-every is a number of at least 1 and --start-seconds, not {args.fail_every}.")
         if args.fail_every is not None and args.disaggregate:
             raise ValueError("Failures of replicas that only prefill or decode are not simulated: use one of the two.")
         if args.fit:

@@ -123,7 +123,12 @@ def random_failures(places: int, mean_seconds: float, seed: int = 0) -> Iterator
         places: how many places there are.
         mean_seconds: the mean time from one failure of a place to the next.
         seed: the same seed gives the same failures.
+
+    Raises:
+        ValueError: there is no place, or the mean is not positive.
     """
+    if places < 1 or not 0 < mean_seconds < inf:
+        raise ValueError(f"Failures need at least 1 place and a mean time above 0, not {places} and {mean_seconds}.")
     draw, time = random.Random(seed), 0.0
     while True:
         time += draw.expovariate(places / mean_seconds)

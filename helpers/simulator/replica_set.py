@@ -102,10 +102,9 @@ class ReplicaSet:
         self._start_seconds = start_seconds
         self._resumed = self._lost_tokens = 0
         self._numbers, self._order = itertools.count(), itertools.count()
-        self._due: list[
-            tuple[float, int]
-        ] = []  # a heap; an entry is out of date if its replica is busy until another time
-        self._events: list[tuple[float, int, Callable[[], None]]] = []  # a heap
+        # Two heaps. An entry of the first is out of date if its replica is busy until another time.
+        self._due: list[tuple[float, int]] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._members: dict[int, _Member] = {}  # by number
         self._stopped: dict[int, _Counts] = {}
         self._ready: list[_Member] = []
@@ -233,7 +232,7 @@ class ReplicaSet:
             if not (isfinite(time) and time >= self.clock.now):
                 raise ValueError(f"A failure at {time} follows one at {self.clock.now}: give finite times, sorted.")
             if not 0 <= place < most_places:
-                raise ValueError(f"A failure at place {place}: the {most_places} places count from 0.")
+                raise ValueError(f"There is no place {place} that could fail: the {most_places} places count from 0.")
             self._plan(time, partial(self._fail, place, failures, most_places))
             return
 
