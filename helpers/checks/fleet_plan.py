@@ -13,6 +13,7 @@ from random import Random
 from .. import simulator
 from ..engine import EngineConfig
 from ..simulator import CostModel, TimedRequest, simulate_fleet, synthetic_trace
+from ..simulator.trace_files import at_rate
 from .comparing import kind
 from .exercise import Wrong
 
@@ -60,11 +61,14 @@ class _LeastOutstandingTokens:
 
 @lru_cache(8)
 def trace(seed: int = 0) -> tuple[TimedRequest, ...]:
-    """Return the requests of a trace: synthetic conversations, in which one prompt in ten is a page of text."""
+    """Return the requests of a trace: synthetic conversations, in which one prompt in ten is a page of text.
+
+    Gaps are scaled, so that every trace has the same rate.
+    """
     pages = [number < REQUESTS // 10 for number in range(REQUESTS)]
     Random(f"plan {seed}").shuffle(pages)
-    requests = zip(synthetic_trace("conversation", REQUESTS, RATE, seed), pages, strict=True)
-    return tuple(one._replace(prompt=PAGE) if page else one for one, page in requests)
+    requests = at_rate(list(synthetic_trace("conversation", REQUESTS, RATE, seed)), RATE)
+    return tuple(one._replace(prompt=PAGE) if page else one for one, page in zip(requests, pages, strict=True))
 
 
 @lru_cache(1)

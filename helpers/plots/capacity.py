@@ -114,7 +114,7 @@ def arrivals_and_departures(requests: Sequence[tuple[float, float]], title: str 
     for name, color, values in zip(("arrived", "finished"), (BLUE, GREEN), counts, strict=True):
         ax.step(times, values, where="post", color=color, linewidth=1.4)
         at = next(i for i, value in enumerate(values) if value >= 0.8 * len(requests))
-        side = {"ha": "right", "xytext": (-8, 4)} if name == "arrived" else {"ha": "left", "xytext": (8, -12)}
+        side = {"ha": "right", "xytext": (-8, 8)} if name == "arrived" else {"ha": "left", "xytext": (8, -12)}
         place = {"textcoords": "offset points", "fontsize": LABEL, "color": shade(color, 0.75)}
         ax.annotate(name, (times[at], values[at]), **side, **place)
     gaps = [arrived - finished for arrived, finished in zip(*counts, strict=True)]
@@ -122,7 +122,7 @@ def arrivals_and_departures(requests: Sequence[tuple[float, float]], title: str 
     arrow = {"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0}
     ax.annotate("", (times[most], counts[0][most]), (times[most], counts[1][most]), arrowprops=arrow)
     place = {"textcoords": "offset points", "fontsize": LABEL, "ha": "right"}
-    ax.annotate(f"{gaps[most]} in the system", (times[most], counts[0][most]), (-4, 6), **place)
+    ax.annotate(f"{gaps[most]} in the system", (times[most], counts[0][most]), (-4, 2), **place)
     ax.set_xlim(0, times[-1])
     ax.set_ylim(0, 1.03 * len(requests))
     ax.set_xlabel("simulated seconds")
