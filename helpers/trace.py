@@ -43,6 +43,9 @@ class RowStep:
     accepted: int = 0
 
 
+EMPTY = RowStep()  # a single one, because a trace may hold millions
+
+
 @dataclass(frozen=True)
 class TracedPass:
     """One forward pass: what each row did, when the pass began (seconds since the run's start) and how long it took.
@@ -99,9 +102,9 @@ class Trace:
         for request_id in computed:
             if request_id not in self._holders:
                 self._holders[self._holders.index(None)] = request_id
-        all_rows = (
-            computed.get(held) or RowStep("empty" if held is None else "stalled", held) for held in self._holders
-        )
+        all_rows = [
+            computed.get(held) or (EMPTY if held is None else RowStep("stalled", held)) for held in self._holders
+        ]
         self.passes.append(TracedPass(tuple(all_rows), start, seconds, step))
 
     def free(self, request_ids: Iterable[Hashable]) -> None:

@@ -2,16 +2,19 @@
 
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from helpers.engine import Chunk, EngineConfig, Plan, Sequence
-from helpers.simulator import CostModel, Simulator
+from helpers.simulator import CostModel, SimulatedRunner, Simulator
 from helpers.simulator.__main__ import MACHINES
 from helpers.simulator.cost_model import FEATURES, estimate, features
-from helpers.simulator.fit import fit, measure, prediction_errors, recording, run_live, spread
+from helpers.simulator.fit import fit, held_out, measure, prediction_errors, recording, run_live, spread
+from helpers.simulator.timing import Situation, draw_situations, time_rounds
 
-WEIGHTS = {"iterations": 0.004, "tiles": 0.001, "tokens": 2e-5, "sequences": 1e-4, "keys": 1e-6, "pairs": 1e-8}
+WEIGHTS = {"iterations": 0.004, "prefills": 0.001, "tokens": 2e-5, "sequences": 1e-4, "keys": 1e-6, "pairs": 1e-8}
 
 
 def decode(context: int) -> Chunk:
@@ -26,9 +29,16 @@ def test_a_plan_is_counted_in_six_ways():
     prompt.computed = 10
     plan = Plan([decode(100), Chunk(prompt, 20)])
 
-    assert features(plan) == (1, 2, 21, 2, 101 + 30, 20 * 10 + 20 * 21 // 2)
+    assert features(plan) == (1, 1, 21, 2, 101 + 30, 20 * 10 + 20 * 21 // 2)
+    assert features(Plan([decode(100)])) == (1, 0, 1, 1, 101, 0)
     assert features(Plan()) == (0, 0, 0, 0, 0, 0)
-    assert CostModel(**WEIGHTS)(plan) == pytest.approx(0.004 + 2 * 0.001 + 21 * 2e-5 + 2e-4 + 131e-6 + 410e-8)
+    assert CostModel(**WEIGHTS)(plan) == pytest.approx(0.004 + 0.001 + 21 * 2e-5 + 2e-4 + 131e-6 + 410e-8)
+
+
+def test_the_first_tokens_of_an_iteration_can_be_free():
+    cost = CostModel(iterations=1.0, tokens=0.5, free_tokens=8)
+
+    assert [cost.of(1, 0, tokens, 1, 0, 0) for tokens in (1, 8, 9, 10)] == [1.0, 1.0, 1.5, 2.0]
 
 
 def random_counts(number: int) -> list[tuple[int, ...]]:
@@ -36,15 +46,17 @@ def random_counts(number: int) -> list[tuple[int, ...]]:
     counts = []
     for tokens in (draw.randint(1, 256) for _ in range(number)):
         pairs = draw.choice([0, draw.randint(1, 90000)])
-        counts.append((1, -(-tokens // 16), tokens, draw.randint(1, 32), draw.randint(32, 9000), pairs))
+        counts.append((1, pairs > 0, tokens, draw.randint(1, 32), draw.randint(32, 9000), pairs))
     return counts
 
 
-def test_the_fit_recovers_the_weights():
-    exact = CostModel(**WEIGHTS)
+@pytest.mark.parametrize("free_tokens", [0, 8, 64])
+def test_the_fit_recovers_the_weights(free_tokens):
+    exact = CostModel(**WEIGHTS, free_tokens=free_tokens)
 
     fitted = fit([(counts, exact.of(*counts)) for counts in random_counts(100)])
 
+    assert fitted.free_tokens == free_tokens
     assert dict(zip(FEATURES, fitted.weights, strict=True)) == pytest.approx(WEIGHTS, rel=1e-6)
 
 
@@ -53,7 +65,7 @@ def test_no_weight_is_negative_even_where_that_would_fit_better():
 
     fitted = fit(measured)
 
-    assert fitted.tokens == 0.0 == fitted.tiles
+    assert fitted.tokens == 0.0
     assert fitted.iterations > 0 < fitted.sequences
 
 
@@ -75,6 +87,7 @@ def test_a_saved_model_is_read_again_with_what_it_describes(tmp_path):
         ('{"seconds": 1}', "seconds"),
         ('{"tokens": -1}', "'tokens' must be a number from 0 to 1e\\+09, not -1"),
         ('{"tokens": "1"}', "must be a number"),
+        ('{"tokens": 1, "free_tokens": -1}', "'free_tokens' must be an integer of at least 0, not -1"),
         ("{}", "All weights are 0"),
     ],
 )
@@ -107,11 +120,62 @@ def test_measured_iterations_cover_one_row_and_all_rows_prefills_and_decodes():
 
     counts = [counts for counts, _ in measured]
     assert len(counts) == 100
-    assert {1, 8} <= {one[3] for one in counts}
-    assert any(one[5] for one in counts) and any(not one[5] for one in counts)
-    assert max(one[2] for one in counts) == 64
+    decodes, prefills = ([one for one in counts if one[1] == prefills] for prefills in (0, 1))
+    assert {one[3] for one in decodes} == set(range(1, 9))
+    assert max(one[4] / one[3] for one in decodes) > 60 and min(one[4] / one[3] for one in decodes) < 10
+    assert {one[2] == 64 for one in prefills} == {True, False}
     assert all(seconds > 0 for _, seconds in measured)
     assert not engine.has_unfinished_requests()
+
+
+class CountingRunner:
+    """A simulated runner with a pool of blocks, which counts the tokens that it computes."""
+
+    def __init__(self, runner: SimulatedRunner):
+        self.runner, self.computed = runner, []
+        self.pool = SimpleNamespace(layers={0: (torch.zeros(1, 64, 2), torch.zeros(1, 64, 2))})
+
+    def __getattr__(self, name):
+        return getattr(self.runner, name)
+
+    def run(self, plan, clock):
+        self.computed.append(plan.tokens)
+        return self.runner.run(plan, clock)
+
+
+def test_only_the_timed_iterations_are_computed_and_all_memory_has_been_written_to():
+    config = EngineConfig(max_batch_size=4, max_tokens_per_step=32, num_blocks=100)
+    engine = Simulator(recording(config))
+    engine.runner = runner = CountingRunner(engine.runner)
+    situations = [Situation((50, 20)), Situation((50,), (40, 7), earlier=1)]
+
+    timed = time_rounds(engine, situations, rounds=3)
+
+    assert [counts for counts, _ in timed] == [
+        (1, 0, 2, 2, 51 + 21, 0),
+        (1, 1, 1 + 9 + 7, 3, 52 + 40 + 7, 9 * 31 + 9 * 10 // 2 + 7 * 8 // 2),
+    ]
+    assert [len(seconds) for _, seconds in timed] == [3, 3]
+    assert [tokens for tokens in runner.computed if tokens] == [1] + [2, 17] * 4
+    assert all(tensor.all() for tensor in runner.pool.layers[0])
+    assert engine.runner is runner
+
+
+def test_a_situation_is_possible_whatever_the_rows_and_the_context():
+    for rows, budget, context in ((1, 1, 20), (1, 64, 2000), (64, 64, 30), (16, 16, 1024), (16, 256, 1024)):
+        for situation in draw_situations(100, rows, budget, context):
+            assert 1 <= len(situation.contexts + situation.prompts) <= rows
+            assert all(1 <= length <= context - 2 - situation.earlier for length in situation.contexts)
+            assert all(1 <= length <= context - 2 for length in situation.prompts)
+
+
+def test_held_out_requests_fit_into_the_seconds_that_a_run_may_take():
+    cost, config = CostModel(iterations=0.05), EngineConfig(max_batch_size=4)
+
+    requests, arrivals = held_out(cost, config, 100, load=0.5, count=300, seconds=20)
+
+    assert len(requests) == len(arrivals) < 300
+    assert 10 < arrivals[-1] < 30
 
 
 def test_a_live_run_is_compared_with_its_simulation():
@@ -125,5 +189,5 @@ def test_a_live_run_is_compared_with_its_simulation():
     cost = fit(runs[0].iterations)
     errors = prediction_errors(cost, runs[0], config, requests, arrivals)
     assert 0 <= errors.iteration < 1 and errors.makespan < 1
-    assert spread(runs[0], runs[0]) == type(errors)(0.0, 0.0, 0.0)
+    assert spread(runs[0], runs[0]) == type(errors)(0.0, 0.0, 0.0, 0.0)
     assert len(runs[0].iterations) == 6

@@ -13,7 +13,7 @@ from helpers.engine import POLICIES, EngineConfig
 from helpers.metrics import request_metrics
 from helpers.simulator import CostModel, SimulatedReplica, TimedRequest, simulate, simulate_fleet
 
-COST = CostModel(iterations=0.01, tiles=0.001, tokens=0.0002, sequences=0.0001, keys=1e-6, pairs=1e-8)
+COST = CostModel(iterations=0.01, prefills=0.001, tokens=0.0002, sequences=0.0001, keys=1e-6, pairs=1e-8)
 
 
 @st.composite

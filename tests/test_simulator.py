@@ -1,5 +1,7 @@
 """A simulator plans exactly what an engine plans for the same requests, without a model."""
 
+import random
+
 import pytest
 from hypothesis import Phase, given, settings
 
@@ -38,6 +40,46 @@ def test_a_trace_of_requests_with_lengths_has_their_tokens_on_the_clock_of_their
 
     assert trace.token_times == {1: [1.0, 2.0], 2: [3.0], 0: [11.0, 12.0, 13.0]}
     assert trace.prompt_tokens == 6
+
+
+def random_requests(draw: random.Random) -> tuple[list[tuple[list[int], int]], EngineConfig, list[float]]:
+    """Return requests, a configuration with room for each of them, and arrivals."""
+    requests = [
+        ([draw.randint(0, 3) for _ in range(draw.randint(1, 30))], draw.randint(1, 20))
+        for _ in range(draw.randint(1, 9))
+    ]
+    config = EngineConfig(
+        max_batch_size=draw.randint(1, 5),
+        max_tokens_per_step=draw.randint(50, 80),
+        num_blocks=draw.choice([None, 13, 30]),
+        block_size=4,
+        policy=draw.choice(list(POLICIES)),
+        mixed_batches=draw.random() < 0.7,
+        chunked_prefill=draw.random() < 0.7,
+        prefix_caching=draw.random() < 0.5,
+        speculative=draw.choice([None, "ngram"]),
+    )
+    return requests, config, sorted(draw.choice([0.0, draw.uniform(0, 30)]) for _ in requests)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_trace_of_simulate_is_that_of_a_simulator_with_texts_and_outputs(seed):
+    requests, config, arrivals = random_requests(random.Random(seed))
+    simulator = Simulator(config, seconds := lambda plan: 0.3 + 0.01 * plan.tokens)
+    for number, ((prompt, length), arrival) in enumerate(zip(requests, arrivals, strict=True)):
+        simulator.run_until(arrival)
+        simulator.add_request(prompt, SamplingParams(length, ignore_eos=True), number)
+    simulator.run_until()
+
+    trace = simulate(requests, config, arrivals, seconds)
+
+    assert trace.passes == simulator.trace.passes
+    assert len(trace.token_times) == len(requests)
+
+
+def test_an_error_of_the_cost_function_reaches_the_caller():
+    with pytest.raises(ZeroDivisionError):
+        simulate([([1], 2)], seconds=lambda plan: 1 / 0)
 
 
 def test_requests_that_cannot_be_simulated_are_refused_before_any_runs():

@@ -157,11 +157,14 @@ def test_the_same_trace_from_a_shell_needs_neither_torch_nor_numpy(trace):
 def test_this_machine_can_be_measured_and_its_costs_used(tmp_path, capsys):
     file = str(tmp_path / "machine.json")
 
-    assert main(["--fit", file, "--requests", "20"]) == 0
+    assert main(["--fit", file, "--requests", "20", "--dtype", "bfloat16", "--rows", "4", "--tokens", "64"]) == 0
 
-    assert capsys.readouterr().out.count("two live runs differ by") == 2
+    printed = capsys.readouterr().out
+    assert "two rounds differ by" in printed and printed.count("two live runs differ by") == 2
+    about = CostModel.load(file).about
+    assert (about["rows"], about["tokens per iteration"]) == (4, 64)
     assert main(["--synthetic", "code", "--requests", "20", "--cost", file]) == 0
-    assert "the embedded model on" in capsys.readouterr().out
+    assert "the embedded model in bfloat16 on" in capsys.readouterr().out
 
 
 def test_synthetic_requests_at_a_rate_of_zero_are_refused(capsys):

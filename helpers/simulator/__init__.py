@@ -1,9 +1,10 @@
-"""The engine without a model: the same plans, on a clock that a cost model advances. Only `fit` needs torch.
+"""The engine without a model: the same plans, on a clock that a cost model advances. Only fitting needs torch.
 
 simulator.py    `Simulator`: an engine whose runner computes nothing
 simulate.py     `simulate`: requests with lengths become a trace
 cost_model.py   the seconds of an iteration, from six counts of its plan
-fit.py          measures these seconds on this machine, and the errors of the predictions
+fit.py          finds the weights for this machine, and measures the errors of the predictions
+timing.py       times iterations whose plans are chosen
 stretch.py      many decode-only iterations, computed in one step
 replica.py      a replica for long runs, without outputs and without a trace
 replica_set.py  replicas behind a router, which start, fail and stop

@@ -47,12 +47,18 @@ def make_parser() -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--trace", metavar="FILE", help="a CSV file in the format of Azure's LLM traces or BurstGPT's")
     source.add_argument("--synthetic", choices=TRACES, help="invented requests with the statistics of such a trace")
-    source.add_argument("--fit", metavar="FILE", help="measure the embedded model on this machine, and write its costs")
+    source.add_argument("--fit", metavar="FILE", help="measure a model on this machine, and write its costs")
 
     group = parser.add_argument_group("requests")
     group.add_argument("--rate", type=float, metavar="R", help="scale the gaps of arrivals to R requests per second")
     group.add_argument("--requests", type=int, metavar="N", help="only N requests (--synthetic: 1000, --fit: 300)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of --synthetic and of random routers")
+
+    group = parser.add_argument_group("--fit")
+    group.add_argument(
+        "--model", metavar="NAME", help="a folder, a GGUF file or a Hub id (default: the embedded model)"
+    )
+    group.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: %(default)s")
 
     group = parser.add_argument_group("fleet")
     group.add_argument(
@@ -63,8 +69,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     known = f"a file of --fit, or one of {', '.join(MACHINES)}"
     group.add_argument("--cost", default="h100_llama_8b", metavar="FILE", help=f"{known} (default: %(default)s)")
-    group.add_argument("--rows", type=int, default=64, metavar="N", help="rows per replica (default: 64)")
-    group.add_argument("--tokens", type=int, default=2048, metavar="N", help="tokens per iteration (default: 2048)")
+    group.add_argument("--rows", type=int, metavar="N", help="rows per replica (default: 64; --fit: 16)")
+    group.add_argument("--tokens", type=int, metavar="N", help="tokens per iteration (default: 2048; --fit: 256)")
     group.add_argument("--blocks", type=int, metavar="N", help="blocks of KV cache per replica (default: unlimited)")
     group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens per block (default: 16)")
     group.add_argument("--policy", choices=POLICIES, default="fcfs", help="order of the queue (default: fcfs)")
@@ -259,6 +265,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = make_parser()
     args = parser.parse_args(argv)
+    rows, tokens = (16, 256) if args.fit else (64, 2048)
+    args.rows, args.tokens = rows if args.rows is None else args.rows, tokens if args.tokens is None else args.tokens
     if args.picture and not args.picture.endswith(".svg"):
         parser.error(f"--picture writes SVG: end the file name with .svg, unlike {args.picture!r}.")
     if args.price_per_hour is not None and not 0 <= args.price_per_hour < float("inf"):
@@ -274,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.fit:
             from .fit import fit_machine  # only here: it needs a model, torch and numpy
 
-            fit_machine(args.fit, args.requests or 300)
+            fit_machine(args.fit, args.requests or 300, args.model, args.dtype, args.rows, args.tokens)
             return 0
         if args.picture:
             Path(args.picture).touch()  # fail now rather than after a long simulation

@@ -1,14 +1,16 @@
 """The cost model: the seconds of an iteration from six counts of its plan.
 
-    iterations  always 1: starting the kernels, and all work that does not depend on the plan
-    tiles       the tokens in units of TILE, rounded up: a matrix product computes whole tiles
+    iterations  always 1: reading the weights, and all other work that does not depend on the plan
+    prefills    1 if prompts are computed, otherwise 0: their attention takes other kernels than that of decodes
     tokens      the tokens that pass through the layers
     sequences   the rows: sampling, and the engine's work per sequence
     keys        the keys that attention reads, one set per sequence: a decode's whole context
     pairs       the pairs of a token and an earlier one in prefills: their attention grows with the square of the prompt
 
-The seconds are a weighted sum of these counts. The weights of a machine are measured (`fit.py`) and kept in a small
-JSON file. For a machine that cannot be measured, `estimate` computes them from data sheets.
+The seconds are a weighted sum of these counts. The first few tokens of an iteration can be free: their arithmetic takes
+less time than reading the weights (the roofline model; Williams et al., CACM 2009). The weights of a machine are
+measured (`fit.py`) and kept in a small JSON file. For a machine that cannot be measured, `estimate` computes them from
+data sheets.
 """
 
 import json
@@ -18,8 +20,7 @@ from typing import Any
 
 from ..engine import Plan
 
-FEATURES = ("iterations", "tiles", "tokens", "sequences", "keys", "pairs")
-TILE = 16  # tokens
+FEATURES = ("iterations", "prefills", "tokens", "sequences", "keys", "pairs")
 MOST_SECONDS = 1e9  # per unit: far above any machine's, and low enough for all times to be finite
 
 
@@ -32,7 +33,7 @@ def features(plan: Plan) -> tuple[float, ...]:
         keys += chunk.start + number
         if not chunk.is_decode:
             pairs += number * chunk.start + number * (number + 1) // 2
-    return bool(plan.chunks), -(-tokens // TILE), tokens, len(plan.chunks), keys, pairs
+    return bool(plan.chunks), pairs > 0, tokens, len(plan.chunks), keys, pairs
 
 
 @dataclass(frozen=True)
@@ -40,19 +41,22 @@ class CostModel:
     """The seconds that each unit of each count takes; a callable for `Simulator(seconds=...)`.
 
     Attributes:
-        iterations, tiles, tokens, sequences, keys, pairs: seconds per unit, from 0 to MOST_SECONDS.
+        iterations, prefills, tokens, sequences, keys, pairs: seconds per unit, from 0 to MOST_SECONDS.
+        free_tokens: how many tokens of an iteration take no time of their own.
         about: what the model describes: the machine, the model, the errors of the fit, ...
 
     Raises:
-        ValueError: a weight is not a number in this range, all of them are 0, or `about` is not a dict.
+        ValueError: a weight is not a number in this range, all of them are 0, `free_tokens` is not an integer of at
+            least 0, or `about` is not a dict.
     """
 
     iterations: float = 0.0
-    tiles: float = 0.0
+    prefills: float = 0.0
     tokens: float = 0.0
     sequences: float = 0.0
     keys: float = 0.0
     pairs: float = 0.0
+    free_tokens: int = 0
     about: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self):
@@ -63,24 +67,26 @@ class CostModel:
                 )
         if not any(self.weights):
             raise ValueError("All weights are 0, so no iteration would take any time: set at least one.")
+        if not isinstance(self.free_tokens, int) or self.free_tokens < 0:
+            raise ValueError(f"'free_tokens' must be an integer of at least 0, not {self.free_tokens!r}.")
         if not isinstance(self.about, dict):
             raise ValueError(f"'about' must be an object, not {self.about!r}.")
 
     @property
     def weights(self) -> tuple[float, ...]:
         """The seconds per unit, in the order of FEATURES."""
-        return self.iterations, self.tiles, self.tokens, self.sequences, self.keys, self.pairs
+        return self.iterations, self.prefills, self.tokens, self.sequences, self.keys, self.pairs
 
     def __call__(self, plan: Plan) -> float:
         """Return the seconds of an iteration, given its plan."""
         return self.of(*features(plan))
 
-    def of(self, iterations: int, tiles: int, tokens: int, sequences: int, keys: int, pairs: int) -> float:
+    def of(self, iterations: int, prefills: int, tokens: int, sequences: int, keys: int, pairs: int) -> float:
         """Return the seconds of these counts."""
         return (
             self.iterations * iterations
-            + self.tiles * tiles
-            + self.tokens * tokens
+            + self.prefills * prefills
+            + self.tokens * max(0, tokens - self.free_tokens)
             + self.sequences * sequences
             + self.keys * keys
             + self.pairs * pairs

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..engine import BlockManager, FirstComeFirstServed, LongestFirst, Plan, Scheduler, ShortestFirst, Static
 from ..engine.block_manager import UnlimitedMemory
-from .cost_model import TILE, CostModel
+from .cost_model import CostModel
 
 ORDER_IS_FIXED = (FirstComeFirstServed, LongestFirst, ShortestFirst)  # while no sequence arrives, however long it waits
 
@@ -87,9 +87,9 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, 
     if most < 1:
         return None
     rows, ends, end = len(running), [], now
-    tiles, keys = -(-rows // TILE), sum(len(sequence.token_ids) for sequence in running)
+    keys = sum(len(sequence.token_ids) for sequence in running)
     for iteration in range(most):
-        end += cost.of(1, tiles, rows, rows, keys + iteration * rows, 0)
+        end += cost.of(1, 0, rows, rows, keys + iteration * rows, 0)
         ends.append(end)
     return Stretch(scheduler, now, ends, events)
 
