@@ -110,15 +110,16 @@ def arrivals_and_departures(requests: Sequence[tuple[float, float]], title: str 
     arrivals, ends = (sorted(times) for times in zip(*requests, strict=True))
     times = sorted({*arrivals, *ends})
     counts = [_counts(moments, times) for moments in (arrivals, ends)]
+    gaps = [arrived - finished for arrived, finished in zip(*counts, strict=True)]
+    most = gaps.index(max(gaps))
     ax.fill_between(times, counts[1], counts[0], step="post", color=SKY, alpha=0.45, linewidth=0)
     for name, color, values in zip(("arrived", "finished"), (BLUE, GREEN), counts, strict=True):
         ax.step(times, values, where="post", color=color, linewidth=1.4)
-        at = next(i for i, value in enumerate(values) if value >= 0.8 * len(requests))
+        level = 0.8 if counts[0][most] < 0.6 * len(requests) else 0.35  # away from the other label
+        at = next(i for i, value in enumerate(values) if value >= level * len(requests))
         side = {"ha": "right", "xytext": (-8, 8)} if name == "arrived" else {"ha": "left", "xytext": (8, -12)}
         place = {"textcoords": "offset points", "fontsize": LABEL, "color": shade(color, 0.75)}
         ax.annotate(name, (times[at], values[at]), **side, **place)
-    gaps = [arrived - finished for arrived, finished in zip(*counts, strict=True)]
-    most = gaps.index(max(gaps))
     arrow = {"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0}
     ax.annotate("", (times[most], counts[0][most]), (times[most], counts[1][most]), arrowprops=arrow)
     place = {"textcoords": "offset points", "fontsize": LABEL, "ha": "right"}
