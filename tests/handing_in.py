@@ -8,10 +8,10 @@ from grading.submissions import ASSIGNMENTS
 
 ROOT = Path(__file__).parents[1]
 SOURCE, RELEASE = ROOT / "notebooks/exercises/source", ROOT / "notebooks/exercises/release"
-TEN, ELEVEN, ONE, TWO, THREE, CODELAB, FOUR, FIVE, EVICTION, SIX, MEMO, SEVEN, EIGHT, NINE = (
+TEN, ELEVEN, FLEET_MEMO, TWELVE, ONE, TWO, THREE, CODELAB, FOUR, FIVE, EVICTION, SIX, MEMO, SEVEN, EIGHT, NINE = (
     ASSIGNMENTS  # sorted as texts
 )
-LESSONS = [ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN, EIGHT, NINE, TEN, ELEVEN]
+LESSONS = [ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN, EIGHT, NINE, TEN, ELEVEN, TWELVE]
 
 
 def read(folder, assignment):

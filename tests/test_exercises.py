@@ -13,6 +13,7 @@ from handing_in import (
     ELEVEN,
     EVICTION,
     FIVE,
+    FLEET_MEMO,
     FOUR,
     LESSONS,
     MEMO,
@@ -25,6 +26,7 @@ from handing_in import (
     SOURCE,
     TEN,
     THREE,
+    TWELVE,
     TWO,
     answers_of,
     nbgrader_of,
@@ -105,6 +107,7 @@ HALVES = {  # tasks that are worth half of the points
     NINE: ["propose", "verify"],
     TEN: ["quantize", "multiply"],
     ELEVEN: ["resume", "route"],
+    TWELVE: ["finish_times", "missing_count"],
 }
 
 
@@ -114,21 +117,24 @@ def test_half_of_the_tasks_are_worth_half_of_the_points(assignment):
     assert 2 * sum(points[task] for task in HALVES[assignment]) == sum(points.values())
 
 
-@pytest.mark.parametrize("assignment, function", [(CODELAB, "schedule"), (EVICTION, "evict"), (MEMO, "design")])
+@pytest.mark.parametrize(
+    "assignment, function", [(CODELAB, "schedule"), (EVICTION, "evict"), (MEMO, "design"), (FLEET_MEMO, "plan_fleet")]
+)
 def test_a_codelab_is_one_function_in_several_tasks(assignment, function):
     assert list(answers_of(assignment)) == [function]
     assert len([cell for cell in release_of(assignment) if cell.task]) > 1
 
 
-def test_the_memo_is_a_text_that_the_instructor_grades_and_its_rubric_is_on_the_instructor_s_page():
+@pytest.mark.parametrize("memo, secret", [(MEMO, "192 blocks"), (FLEET_MEMO, "replica-seconds")])
+def test_a_memo_is_a_text_that_the_instructor_grades_and_its_rubric_is_on_the_instructor_s_page(memo, secret):
     (source,), (released,) = (
-        [cell for cell in read(folder, MEMO).cells if cell.cell_type == "markdown" and nbgrader_of(cell)]
+        [cell for cell in read(folder, memo).cells if cell.cell_type == "markdown" and nbgrader_of(cell)]
         for folder in (SOURCE, RELEASE)
     )
     assert nbgrader_of(released) | nbgrader_of(source) == nbgrader_of(released)
     assert nbgrader_of(source) | {"grade": True, "solution": True, "locked": False, "points": 4} == nbgrader_of(source)
-    assert "192 blocks" in source.source and "192 blocks" not in released.source
-    text = "\n".join(cell.source for cell in read(RELEASE, MEMO).cells)
+    assert secret in source.source and secret not in released.source
+    text = "\n".join(cell.source for cell in read(RELEASE, memo).cells)
     page = (ROOT / "INSTRUCTOR.md").read_text(encoding="utf-8")
     rubric = [line for line in text.splitlines() if line.startswith("| **")]
     assert len(rubric) == 4 and all(line in page for line in rubric)

@@ -29,11 +29,11 @@ def test_every_message_that_the_page_quotes_is_a_check_s():
 
 
 def test_the_points_are_those_of_the_exercises():
-    told = dict(re.findall(r"^\| (lesson \d+|codelab \d+|memo) \| (\d+) \|", PAGE, re.MULTILINE))
+    told = dict(re.findall(r"^\| (lesson \d+|codelab \d+|memo \d+) \| (\d+) \|", PAGE, re.MULTILINE))
     points = {}
     for path in NOTEBOOKS:
-        name = "codelab" if "codelab" in path.stem else "lesson"
-        name = "memo" if "memo" in path.stem else f"{name} {path.stem.partition('_')[0]}"
+        kind = next((kind for kind in ("codelab", "memo") if kind in path.stem), "lesson")
+        name = f"{kind} {path.stem.partition('_')[0]}"
         cells = nbformat.read(path, as_version=4).cells
         points[name] = str(sum(cell.metadata.get("nbgrader", {}).get("points", 0) for cell in cells))
     assert told == points
@@ -46,8 +46,8 @@ def test_the_number_of_lessons_and_tasks_is_that_of_the_exercises():
         for path in lessons
         for cell in nbformat.read(path, as_version=4).cells
     )
-    words = {11: "Eleven", 58: "fifty-eight"}  # and those that more lessons will need
-    assert f"{words[len(lessons)]} lessons, {words[tasks]} small tasks, two codelabs and a design memo." in PAGE
+    words = {12: "Twelve", 62: "sixty-two"}  # and those that more lessons will need
+    assert f"{words[len(lessons)]} lessons, {words[tasks]} small tasks, two codelabs and two memos." in PAGE
 
 
 def test_the_minutes_to_read_are_those_of_the_lessons():

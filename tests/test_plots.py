@@ -130,6 +130,14 @@ PICTURES = {
     "prefix_map": lambda: plots.prefix_map({"all": [[3, 1], [2, 0]], "one": [[5, 0], [0, 1]]}, "A takeaway"),
     "replica_work": lambda: plots.replica_work({"herd": [[9, 0], [5, 1]], "even": [[4, 4]]}, 8, "A takeaway"),
     "resumed_streams": lambda: plots.resumed_streams({0: [(0, 0, 1), (1, 2, 2)], 1: [(0, 2, 1)]}, {1: 0}, "A takeaway"),
+    "predicted_times": lambda: plots.predicted_times(
+        {"two": [(1, 2, True), (3, 2, False)], "six": [(1, 1, True), (3, 3, False)]}, "milliseconds", "A takeaway"
+    ),
+    "missed_requests": lambda: plots.missed_requests(
+        {"Poisson": {2: 0.5, 3: 0.02, 4: 0}, "bursts": {2: 0.6, 3: 0.2, 4: 0.05}}, title="A takeaway"
+    ),
+    "arrivals_and_departures": lambda: plots.arrivals_and_departures([(0, 2), (1, 5), (1.5, 3)], "A takeaway"),
+    "fleet_over_time": lambda: plots.fleet_over_time([(0, 1, 1), (2, 3, 1), (4, 3, 3), (9, 0, 0)], [0, 1, 2, 2.5], "A"),
     "slot_timeline enlarged": lambda: plots.slot_timeline({"run": small_trace()}, "A takeaway", zoom=(1, 2)),
 } | {name: getattr(plots, name) for name in DRAWINGS}
 
@@ -312,6 +320,21 @@ def test_a_resumed_stream_changes_its_colour_with_the_replica():
         "replica 0 before iteration 1. a: 3 tokens from replica 0 and then 2; b: 1 tokens from replica 2."
         in picture.alt
     )
+
+
+def test_a_ring_marks_the_smallest_fleet_that_keeps_a_promise():
+    picture = plots.missed_requests({"load": {1: 0.3, 2: 0.05, 3: 0.01, 4: 0.0}}, promises=(0.9, 0.99, 0.999))
+    rings = [line.get_xdata()[0] for line in picture.figure.axes[0].lines if line.get_markersize() == 12]
+
+    assert rings == [2, 3, 4]
+    assert "load: smallest fleets 2 for 90.0%, 3 for 99.0%, 4 for 99.9%." in picture.alt
+
+
+def test_the_distance_between_arrivals_and_departures_is_the_number_of_requests_in_the_system():
+    picture = plots.arrivals_and_departures([(0, 4), (1, 2), (3, 5), (3.5, 6)])
+
+    assert "At most 3 are in the system." in picture.alt
+    assert "3 in the system" in [text.get_text() for text in picture.figure.axes[0].texts]
 
 
 def test_a_request_keeps_its_colour_from_row_to_row():

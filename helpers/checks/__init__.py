@@ -27,6 +27,7 @@ _HOME = {
     "score_schedule": "scheduling",
     "simulate_queue": "queue_simulation",
     "try_design": "capacity",
+    "try_fleet": "fleet_plan",
 }
 
 __all__ = ["check", *_HOME]

@@ -4,6 +4,7 @@ Every function returns a `Picture`, except `play` and `flip_book`, which return 
 them when they are the last expression of a cell. All carry a text that describes what they show.
 """
 
+from .capacity import arrivals_and_departures, fleet_over_time, missed_requests, predicted_times
 from .charts import bars, grouped_bars, latencies, lines, throughput_latency, tradeoff
 from .choices import constrained_text, probability_strips, tokens_over_states
 from .drafts import draft_staircase, draft_timeline, verified_draft
@@ -57,6 +58,7 @@ __all__ = [
     "Picture",
     "Player",
     "agreement",
+    "arrivals_and_departures",
     "bars",
     "batches",
     "block_lookup",
@@ -68,6 +70,7 @@ __all__ = [
     "draft_staircase",
     "draft_timeline",
     "error_map",
+    "fleet_over_time",
     "flip_book",
     "grouped_bars",
     "latencies",
@@ -77,10 +80,12 @@ __all__ = [
     "load_sweep",
     "memory_shares",
     "memory_timeline",
+    "missed_requests",
     "packed_byte",
     "padded_and_ragged",
     "padding",
     "play",
+    "predicted_times",
     "prefix_map",
     "probability_strips",
     "replica_work",

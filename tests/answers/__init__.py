@@ -51,6 +51,7 @@ from . import (  # noqa: E402, F401
     lesson_9,
     lesson_10,
     lesson_11,
+    lesson_12,
 )
 
 for _task, _changes in ALMOST.items():

@@ -7,6 +7,8 @@ from . import (
     conversation,
     design_memo,
     draft_budgets,
+    fleet_memo,
+    fleet_promise,
     iteration_plan,
     joining,
     leaving,
@@ -21,6 +23,7 @@ from . import (
     lesson_9,
     lesson_10,
     lesson_11,
+    lesson_12,
     load_testing,
     serving_loop,
     shared_prefixes,
@@ -29,7 +32,7 @@ from . import (
 FILES = (
     *(lesson_1, conversation, lesson_2, lesson_3, joining, leaving, serving_loop, lesson_4, iteration_plan, codelab),
     *(lesson_5, codelab_eviction, lesson_6, shared_prefixes, design_memo, lesson_7, load_testing, lesson_8, lesson_9),
-    *(draft_budgets, lesson_10, lesson_11),
+    *(draft_budgets, lesson_10, lesson_11, lesson_12, fleet_promise, fleet_memo),
 )
 EXERCISES: dict[str, Exercise | JudgedExercise] = {
     one.name: one for file in FILES for one in vars(file).values() if isinstance(one, Exercise | JudgedExercise)

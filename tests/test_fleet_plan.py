@@ -1,0 +1,35 @@
+"""The plan of a fleet: both numbers matter, and a failure costs requests."""
+
+import pytest
+
+from helpers.checks import try_fleet
+from helpers.checks.fleet_plan import PAGE, REQUESTS, run_plan, trace
+
+
+def test_every_trace_has_as_many_pages_and_other_requests():
+    one, other = trace(0), trace(1)
+    assert len(one) == len(other) == REQUESTS and one != other
+    for requests in (one, other):
+        assert sum(request.prompt == PAGE for request in requests) == REQUESTS // 10
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_number_can_break_the_promise(seed):
+    good = run_plan(4, 384, seed)
+    assert good.share >= 0.99 and good.late + good.slow >= REQUESTS - good.in_time
+    few, large, small = run_plan(3, 384, seed), run_plan(4, 2048, seed), run_plan(4, 128, seed)
+    assert max(few.share, large.share, small.share) < 0.99
+    assert large.slow > large.late and small.late > small.slow
+
+
+def test_a_replica_that_fails_makes_requests_late_or_slow():
+    calm, hurt = run_plan(4, 384), run_plan(4, 384, failure=True)
+    assert hurt.in_time < calm.in_time
+    assert run_plan(5, 384, failure=True).in_time > hurt.in_time
+
+
+def test_a_try_prints_its_counts_and_says_what_is_impossible(capsys):
+    served = try_fleet(4, 384)
+    assert f" 4 replicas,  384 tokens: {served.in_time} of 600 in time" in capsys.readouterr().out
+    assert try_fleet(4, 32) is None
+    assert "This plan returns 32 for tokens, which should be between 64 and 8192." in capsys.readouterr().out
