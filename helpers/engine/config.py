@@ -33,7 +33,8 @@ class EngineConfig:
             length, up to 1 GiB.
         prefix_caching: whether a request reuses the keys and values of an earlier one with the same prefix.
         linear_backend: what computes the linear layers on a CPU: "auto" chooses by measurement
-            (`runners/linear_choice.py`); "pytorch", "onednn", "onednn_packed" or "compiled" computes all of them.
+            (`runners/linear_choice.py`); "pytorch", "onednn", "onednn_packed", "compiled" or
+            "compiled_unpacked" computes all of them.
         prepack: on a CPU, whether "auto" may keep second copies of weights in an order that is read faster; None allows
             that for models of up to 1 GiB.
         kernels: on a CPU, whether to compile the kernels in `kernels/` for attention and elementwise operations; None
