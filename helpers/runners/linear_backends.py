@@ -82,7 +82,7 @@ class Compiled:
 
 
 class CompiledUnpacked:
-    """Multiplies with the compiled kernel by the layer's own weight. A row does not depend on the others, bit for bit."""
+    """Multiplies with the compiled kernel by the layer's own weight. A row does not depend on the others, either."""
 
     copies_weight = False
 
