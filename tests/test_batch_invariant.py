@@ -11,8 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from helpers import Engine, EngineConfig, SamplingParams, kernels
 from helpers.models import clone_sharing_weights
+from helpers.runners import choice
 from helpers.runners.batch_invariant import why_not_invariant
-from helpers.runners.linear import choose_linear_backends
+from helpers.runners.linear import FastLinear, choose_linear_backends
 from tests.families import FAMILIES, CountingScheduler, build, not_ragged_because, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -91,6 +92,19 @@ def test_a_requests_logits_are_the_same_bits_alone_and_in_company(model, threads
 
 
 @needs_kernels
+@pytest.mark.parametrize("limit, backend", [(2**30, "compiled"), (0, "compiled_unpacked")])
+def test_a_large_model_is_invariant_without_copies_of_its_weights(model, monkeypatch, limit, backend):
+    monkeypatch.setattr(choice, "MAX_COPIED_BYTES", limit)
+    engine = Engine(model, tokenizer(), EngineConfig(batch_invariant=True))
+    layers = [module for module in engine.runner.model.modules() if isinstance(module, FastLinear)]
+    assert layers and {name for layer in layers for name in layer.backends} == {backend}
+    requests = requests_of([(37, 12), (5, 20), (60, 6)])
+    alone = [observed(model, [request], batch_invariant=True)[0][0] for request in requests]
+    together, _ = observed(model, requests, batch_invariant=True, max_tokens_per_step=23)
+    assert all(torch.equal(own, other) for own, other in zip(alone, together, strict=True))
+
+
+@needs_kernels
 def test_without_the_setting_company_changes_bits(model):
     if model.dtype != torch.float32:
         pytest.skip("rounding to bfloat16 hides most differences")
@@ -123,7 +137,7 @@ def test_every_family_that_runs_ragged_is_invariant_or_refused(family):
 
 @pytest.mark.parametrize("backend", ["pytorch", "onednn", "onednn_packed"])
 def test_a_backend_whose_rows_depend_on_their_number_is_refused(backend):
-    with pytest.raises(ValueError, match=f"'{backend}', a row depends on the number of rows.* requires 'compiled'"):
+    with pytest.raises(ValueError, match=f"'{backend}', a row depends on the number of rows.* requires 'compiled' or "):
         Engine(*random_pair("llama"), EngineConfig(batch_invariant=True, linear_backend=backend))
 
 

@@ -88,6 +88,54 @@ def test_bfloat16_is_rounded_to_nearest_even():
     assert got.flatten().tolist() == [1.0, 1.0, 1 + 2**-7, 1 + 2**-6]
 
 
+def stored(weight: torch.Tensor, order: str) -> torch.Tensor:
+    """Return the same weight [out, in], stored in the order of one kind of layer."""
+    if order == "rows that lie apart":
+        return torch.stack([weight, weight], dim=1)[:, 0]
+    return weight.T.contiguous().T if order == "as in Conv1D" else weight.contiguous()
+
+
+in_every_order = pytest.mark.parametrize("order", ["as in Linear", "as in Conv1D", "rows that lie apart"])
+
+
+@needs_kernels
+@in_both_dtypes
+@in_every_order
+@pytest.mark.parametrize("outputs", [1, 3, 33, 100, 2100])
+@pytest.mark.parametrize("inputs", [1, 2, 7, 64, 99])
+def test_unpacked_linear_computes_pytorchs_linear(dtype, tolerance, order, outputs, inputs):
+    torch.manual_seed(0)
+    weight, bias = torch.randn(outputs, inputs).to(dtype), torch.randn(outputs).to(dtype)
+    in_order = stored(weight, order)
+    for shape in [(0,), (1,), (2,), (7,), (8,), (9,), (2, 3, 5), (67,)]:
+        x = torch.randn(*shape, inputs).to(dtype)
+        for b in (bias, None):
+            expected = linear(x.float(), weight.float(), None if b is None else b.float()).to(dtype)
+            actual = kernels.unpacked_linear(x, in_order, b)
+            torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@needs_kernels
+@in_both_dtypes
+def test_unpacked_linear_takes_any_strides(dtype, tolerance):
+    weight = torch.randn(80, 48).to(dtype)[:, ::2]
+    x, bias = torch.randn(24, 9).to(dtype).T, torch.randn(160).to(dtype)[::2]
+    assert 1 not in weight.stride() and not (x.is_contiguous() or bias.is_contiguous())
+    expected = linear(x.float(), weight.float(), bias.float()).to(dtype)
+    torch.testing.assert_close(kernels.unpacked_linear(x, weight, bias), expected, rtol=0.02, atol=tolerance)
+
+
+@needs_kernels
+@in_both_dtypes
+@in_every_order
+def test_the_result_of_an_unpacked_row_does_not_depend_on_the_other_rows(dtype, tolerance, order):
+    weight, x = stored(torch.randn(100, 99).to(dtype), order), torch.randn(70, 99).to(dtype)
+    together = kernels.unpacked_linear(x, weight, None)
+    for rows in (1, 2, 3, 5, 8, 37):
+        parts = [kernels.unpacked_linear(part, weight, None) for part in x.split(rows)]
+        assert torch.equal(torch.cat(parts), together)
+
+
 @needs_kernels
 @pytest.mark.parametrize(
     ("x", "bias", "message"),
@@ -102,6 +150,8 @@ def test_bfloat16_is_rounded_to_nearest_even():
 def test_arguments_that_do_not_fit_the_weight_are_rejected(x, bias, message):
     with pytest.raises(ValueError, match=message):
         kernels.linear(x, kernels.pack(torch.ones(40, 24)), bias)
+    with pytest.raises(ValueError, match=message):
+        kernels.unpacked_linear(x, torch.ones(40, 24), bias)
 
 
 @needs_kernels

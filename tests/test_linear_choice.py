@@ -19,7 +19,7 @@ from helpers.runners.linear_backends import available_backends
 from helpers.runners.linear_choice import ROUNDS, ROWS, Times, fingerprint, load, measure, save, shape_of, times_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-NAMES = ["pytorch", "onednn", "onednn_packed", "compiled"]
+NAMES = ["pytorch", "onednn", "onednn_packed", "compiled", "compiled_unpacked"]
 
 
 @pytest.fixture(autouse=True)
@@ -256,8 +256,8 @@ def test_the_choice_falls_back_to_what_the_machine_has(monkeypatch, dtype, lacki
         expected = model(x)
         choose_linear_backends(model)
         torch.testing.assert_close(model(x), expected, rtol=0.05, atol=0.05)
-    forbidden = {"a compiler": {"compiled"}, "oneDNN": {"onednn", "onednn_packed"}, "nothing": set()}
-    forbidden["both"] = {"compiled", "onednn", "onednn_packed"}
+    kernel, onednn = {"compiled", "compiled_unpacked"}, {"onednn", "onednn_packed"}
+    forbidden = {"a compiler": kernel, "oneDNN": onednn, "nothing": set(), "both": kernel | onednn}
     used = {name for layer in model if isinstance(layer, FastLinear) for name in layer.backends}
     assert not used & forbidden[lacking]
 

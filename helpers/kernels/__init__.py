@@ -1,6 +1,7 @@
 """C++ kernels, for work that PyTorch's operators do more slowly on a CPU.
 
     linear            multiplies a few rows by a large weight, as fast as memory can be read
+    unpacked_linear   does so without a copy of the weight in another order
     quantized_linear  does so with a weight of integers, which take fewer bytes
     paged_attention   computes the attention of all sequences of an iteration in one call, through their block tables
     add_norm, gelu_   compute what lies between linear layers in one pass over memory
@@ -14,6 +15,7 @@ from .elementwise import add_norm, gelu_
 from .linear import linear, pack
 from .paged_attention import Segments, is_supported, paged_attention
 from .quantized import quantized_linear
+from .unpacked_linear import unpacked_linear
 
 __all__ = [
     "Segments",
@@ -25,4 +27,5 @@ __all__ = [
     "paged_attention",
     "quantized_linear",
     "unavailable",
+    "unpacked_linear",
 ]

@@ -40,18 +40,7 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
         ValueError: the dtype, device or size of x or bias does not match the weight.
     """
     panels, inputs, outputs = weight
-    for tensor in (x,) if bias is None else (x, bias):
-        if tensor.dtype is not panels.dtype or not tensor.is_cpu:
-            raise ValueError(
-                f"The weight is {panels.dtype} on the CPU, but an argument is {tensor.dtype} on {tensor.device}: "
-                f"move x and bias to the weight's dtype and device."
-            )
-    if x.shape[-1] != inputs:
-        raise ValueError(f"The weight has {inputs} inputs, but x has {x.shape[-1]}: pass x of shape [..., {inputs}].")
-    if bias is not None and bias.shape != (outputs,):
-        raise ValueError(
-            f"The bias has shape {list(bias.shape)}, but the layer has {outputs} outputs: pass a bias of [{outputs}]."
-        )
+    check_arguments(x, bias, panels.dtype, inputs, outputs)
     if padding := -inputs % INPUTS_PER_WORD[panels.dtype]:
         x, inputs = pad(x, (0, padding)), inputs + padding
     x, bias = x.contiguous(), None if bias is None else bias.contiguous()
@@ -67,6 +56,22 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
         torch.get_num_threads(),
     )
     return y
+
+
+def check_arguments(x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    """Raise a ValueError if x or bias does not match a weight of this dtype and size on the CPU."""
+    for tensor in (x,) if bias is None else (x, bias):
+        if tensor.dtype is not dtype or not tensor.is_cpu:
+            raise ValueError(
+                f"The weight is {dtype} on the CPU, but an argument is {tensor.dtype} on {tensor.device}: "
+                f"move x and bias to the weight's dtype and device."
+            )
+    if x.shape[-1] != inputs:
+        raise ValueError(f"The weight has {inputs} inputs, but x has {x.shape[-1]}: pass x of shape [..., {inputs}].")
+    if bias is not None and bias.shape != (outputs,):
+        raise ValueError(
+            f"The bias has shape {list(bias.shape)}, but the layer has {outputs} outputs: pass a bias of [{outputs}]."
+        )
 
 
 @functools.cache

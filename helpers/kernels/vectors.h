@@ -40,33 +40,49 @@ static inline void store(uint16_t* y, Floats x) {
 
 // Add w * x. A word has 32 bits: one float32, or the bfloat16 numbers of two neighbouring inputs, both products of which
 // are added.
-static inline Floats add_products(Floats sums, Floats w, float x) { return sums + w * x; }
+static inline Floats add_products(Floats sums, Floats w, Floats x) { return sums + w * x; }
 
 #if defined(__AVX512BF16__)
-static inline Floats add_products(Floats sums, Words w, uint32_t x) {
-  return bit_cast<Floats>(
-      _mm512_dpbf16_ps(bit_cast<__m512>(sums), bit_cast<__m512bh>(w), bit_cast<__m512bh>(_mm512_set1_epi32(x))));
+static inline Floats add_products(Floats sums, Words w, Words x) {
+  return bit_cast<Floats>(_mm512_dpbf16_ps(bit_cast<__m512>(sums), bit_cast<__m512bh>(w), bit_cast<__m512bh>(x)));
 }
 #else
-static inline Floats add_products(Floats sums, Words w, uint32_t x) {
-  sums += bit_cast<Floats>(w << 16) * bit_cast<float>(x << 16);
-  return sums + bit_cast<Floats>(w & 0xffff0000u) * bit_cast<float>(x & 0xffff0000u);
+static inline Floats add_products(Floats sums, Words w, Words x) {
+  sums += bit_cast<Floats>(w << 16) * bit_cast<Floats>(x << 16);
+  return sums + bit_cast<Floats>(w & 0xffff0000u) * bit_cast<Floats>(x & 0xffff0000u);
 }
 #endif
 
+static inline Floats add_products(Floats sums, Floats w, float x) { return sums + w * x; }
+static inline Floats add_products(Floats sums, Words w, uint32_t x) { return add_products(sums, w, Words{} + x); }
+
 static inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
-// Return the sum of all lanes: the halves are added until four are left.
-static inline float sum(Floats x) {
+typedef float Four __attribute__((vector_size(16)));
+
+// Add halves until four sums are left.
+static inline Four fold(Floats x) {
   typedef float Eight __attribute__((vector_size(32)));
-  typedef float Four __attribute__((vector_size(16)));
   Eight parts[LANES / 8];
   memcpy(parts, &x, sizeof x);
   if constexpr (LANES == 16) parts[0] += parts[LANES / 8 - 1];
   Four halves[2];
   memcpy(halves, parts, sizeof halves);
-  Four four = halves[0] + halves[1];
+  return halves[0] + halves[1];
+}
+
+// Return the sum of all lanes.
+static inline float sum(Floats x) {
+  Four four = fold(x);
   return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// Return the sums of all lanes of four vectors.
+static inline Four sum(Floats a, Floats b, Floats c, Floats d) {
+  Four i = fold(a), j = fold(b), k = fold(c), l = fold(d);
+  Four first = Four{i[0], j[0], i[1], j[1]} + Four{i[2], j[2], i[3], j[3]};
+  Four second = Four{k[0], l[0], k[1], l[1]} + Four{k[2], l[2], k[3], l[3]};
+  return Four{first[0], first[1], second[0], second[1]} + Four{first[2], first[3], second[2], second[3]};
 }
 
 // e^x to about one unit in the last place, for x up to 88; 0 below -87. NaN stays NaN. x = n ln 2 + r, and a polynomial

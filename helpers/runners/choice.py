@@ -59,12 +59,14 @@ def _choose_linear_backends(clone: PreTrainedModel, config: EngineConfig) -> int
     copies = size <= MAX_COPIED_BYTES if config.prepack is None else config.prepack
     if not config.batch_invariant:
         return choose_linear_backends(clone, config.linear_backend, copies)
-    if config.linear_backend not in ("auto", BATCH_INVARIANT):
+    if config.linear_backend not in ("auto", *BATCH_INVARIANT):
         raise ValueError(
             f"With the linear backend {config.linear_backend!r}, a row depends on the number of rows. "
-            f"batch_invariant=True requires {BATCH_INVARIANT!r}."
+            f"batch_invariant=True requires {' or '.join(map(repr, BATCH_INVARIANT))}."
         )
-    return choose_linear_backends(clone, BATCH_INVARIANT)
+    packed, unpacked = BATCH_INVARIANT
+    chosen = config.linear_backend if config.linear_backend != "auto" else packed if copies else unpacked
+    return choose_linear_backends(clone, chosen)
 
 
 def _require_invariance(model: PreTrainedModel, compiled: bool) -> None:

@@ -1,9 +1,10 @@
 """The implementations of a linear layer, of which the fastest is chosen by measurement (`linear_choice.py`).
 
-    pytorch         the layer itself
-    onednn          oneDNN, on the layer's own weight
-    onednn_packed   oneDNN, on a copy of the weight that oneDNN has reordered
-    compiled        the kernel in `kernels/linear.cpp`, on a copy of the weight in the kernel's order
+    pytorch             the layer itself
+    onednn              oneDNN, on the layer's own weight
+    onednn_packed       oneDNN, on a copy of the weight that oneDNN has reordered
+    compiled            the kernel in `kernels/linear.cpp`, on a copy of the weight in the kernel's order
+    compiled_unpacked   the kernel in `kernels/unpacked_linear.cpp`, on the layer's own weight
 
 No processor runs one of them fastest for every shape. With a few rows a product waits for memory, and the order in
 which the weight is read matters. With many rows it waits for arithmetic, and the matrix units of the processor matter.
@@ -80,6 +81,20 @@ class Compiled:
         return kernels.linear(x, self.weight, self.bias)
 
 
+class CompiledUnpacked:
+    """Multiplies with the compiled kernel by the layer's own weight. A row does not depend on the others, either."""
+
+    copies_weight = False
+
+    def __init__(self, layer: nn.Linear | Conv1D):
+        if problem := kernels.unavailable(layer.weight.dtype, layer.weight.device):
+            raise RuntimeError(problem)
+        self.weight, self.bias = weight_of(layer), layer.bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return kernels.unpacked_linear(x, self.weight, self.bias)
+
+
 class Dequantized:
     """Computes the float weight of a quantized layer and multiplies with PyTorch."""
 
@@ -99,9 +114,15 @@ class Quantized(Dequantized):
         self.multiply = layer.multiply_quantized
 
 
-BACKENDS = {"pytorch": PyTorch, "onednn": OneDNN, "onednn_packed": OneDNNPacked, "compiled": Compiled}
+BACKENDS = {
+    "pytorch": PyTorch,
+    "onednn": OneDNN,
+    "onednn_packed": OneDNNPacked,
+    "compiled": Compiled,
+    "compiled_unpacked": CompiledUnpacked,
+}
 QUANTIZED = {"pytorch": Dequantized, "compiled": Quantized}
-BATCH_INVARIANT = "compiled"  # the only backend in which a row never depends on the number of rows (test_linear.py)
+BATCH_INVARIANT = ("compiled", "compiled_unpacked")  # a row never depends on the number of rows (test_kernels.py)
 
 
 def backends_of(layer: Layer) -> dict[str, type]:

@@ -52,14 +52,14 @@ def main(
 
 def table(times: dict[str, Times], sizes: dict[str, int], backends: list[str], bandwidth: float) -> list[str]:
     """Return the lines of the table: a line for each shape and number of rows."""
-    lines = [f"{'layer':22}{'rows':>5}" + "".join(f"{name:>16}" for name in backends) + f"{'of bandwidth':>15}"]
+    lines = [f"{'layer':22}{'rows':>5}" + "".join(f"{name:>18}" for name in backends) + f"{'of bandwidth':>15}"]
     for shape, measured in times.items():
         chosen = measured.choose(backends)
         for index, rows in enumerate(ROWS[: len(measured.seconds[backends[0]])]):
             rates = {name: sizes[shape] / measured.seconds[name][index] for name in backends}
             cells = [f"{rates[name] / 1e9:.1f}" + " *"[name == chosen[index]] for name in backends]
             share = f"{rates[chosen[index]] / bandwidth:.0%}"
-            lines.append(f"{shape:22}{rows:5}" + "".join(f"{cell:>16}" for cell in cells) + f"{share:>15}")
+            lines.append(f"{shape:22}{rows:5}" + "".join(f"{cell:>18}" for cell in cells) + f"{share:>15}")
     return lines
 
 

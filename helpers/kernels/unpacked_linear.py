@@ -1,0 +1,56 @@
+"""Multiply a few rows by a weight in the order in which its layer stores it, without a copy of the weight."""
+
+import functools
+from ctypes import c_int, c_long, c_void_p
+
+import torch
+from torch.nn.functional import pad
+
+from .compiled import DTYPES, library
+from .linear import check_arguments
+
+LINE = 64  # bytes
+
+
+def unpacked_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Multiply x [..., in] by a weight [out, in], add bias [out] and return [..., out]. No gradients are recorded.
+
+    The weight is read where it is if its inputs or its outputs are neighbours in memory: `nn.Linear` stores it as
+    [out, in], and the transposed view of a `Conv1D`'s weight is stored as [in, out]. Otherwise each call copies it.
+
+    Raises:
+        ValueError: the dtype, device or size of x or bias does not match the weight.
+    """
+    outputs, inputs = weight.shape
+    check_arguments(x, bias, weight.dtype, inputs, outputs)
+    if not x.numel():
+        return x.new_empty(*x.shape[:-1], outputs)
+    if 1 not in weight.stride():
+        weight = weight.contiguous()
+    by_input = weight.stride(1) != 1
+    rows, row = x.numel() // inputs, inputs
+    if rows > 1 and not by_input:  # rows that begin 4 KB apart would evict each other from the L1 cache
+        row = (-(-inputs * x.itemsize // LINE) | 1) * LINE // x.itemsize
+        x = pad(x, (0, row - inputs))
+    x, bias, y = x.contiguous(), None if bias is None else bias.contiguous(), x.new_empty(*x.shape[:-1], outputs)
+    _kernel(x.dtype)(
+        x.data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        rows,
+        inputs,
+        outputs,
+        row,
+        weight.stride(0 if not by_input else 1),
+        by_input,
+        torch.get_num_threads(),
+    )
+    return y
+
+
+@functools.cache
+def _kernel(dtype: torch.dtype):
+    kernel = getattr(library(), f"unpacked_linear_{DTYPES[dtype]}")
+    kernel.argtypes, kernel.restype = [c_void_p] * 4 + [c_long] * 5 + [c_int] * 2, None
+    return kernel
