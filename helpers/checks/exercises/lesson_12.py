@@ -120,8 +120,8 @@ missing_count = Exercise(
 @missing_count.cases
 def _(random):
     yield (
-        ({"tokens": [1, 2, 3, 4], "rows": [1, 1, 2, 2], "keys": [5, 10, 5, 10]}, [2.0, 3.0, 3.0, 4.0]),
-        "the counts of four iterations, and times that grow with the keys",
+        ({"tokens": [1, 2, 3, 4, 5], "rows": [1, 1, 2, 2, 1], "keys": [5, 10, 5, 10, 20]}, [2.0, 3.0, 3.0, 4.0, 5.5]),
+        "the counts of five iterations, and times that grow with the keys",
     )
     for missing, weight, noise in [
         ("keys", 0.004, 0.05),
