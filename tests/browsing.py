@@ -92,7 +92,7 @@ def completion(url: str, prompt: str, max_tokens: int) -> dict:
 
 
 def painted(page: Page) -> dict[str, float]:
-    """Return the share of the timeline's pixels in the colour of each kind of work."""
+    """Return the share of the timeline's pixels in the color of each kind of work."""
     return page.evaluate("""() => {
         const {width, height} = document.getElementById("timeline");
         const copy = new OffscreenCanvas(width, height).getContext("2d", {willReadFrequently: true});

@@ -43,7 +43,7 @@ PROMPTS = (
     "On a snowy night",
 )
 LIMITS = (1, 2, 5, 11, 24, 50)  # max_tokens
-MISBEHAVIOUR = {"leave": 0.3, "never read": 0.05, "send slowly": 0.05}  # the fraction of the clients that do it
+MISBEHAVIOR = {"leave": 0.3, "never read": 0.05, "send slowly": 0.05}  # the fraction of the clients that do it
 GAUGES = ("rows_used", "queue_length", "sequences_unfinished", "blocks_used")
 MAX_GROWTH = 32  # MiB of memory in the second half of a server's life
 
@@ -161,10 +161,10 @@ def run(requests: int, times_capacity: float, seed: int = 0, restarts: int = 2) 
             "client_timeout": CLIENT_TIMEOUT,
         }
         rate = times_capacity * capacity
-        good = 1 - sum(MISBEHAVIOUR.values())
-        well_behaved = {"requests": round(requests * good), "rate": rate * good, "misbehaviour": {}}
+        good = 1 - sum(MISBEHAVIOR.values())
+        well_behaved = {"requests": round(requests * good), "rate": rate * good, "misbehavior": {}}
         alone, _ = _send(server, plan | well_behaved, restarts)
-        everything = {"requests": requests, "rate": rate, "misbehaviour": MISBEHAVIOUR}
+        everything = {"requests": requests, "rate": rate, "misbehavior": MISBEHAVIOR}
         together, memory = _send(server, plan | everything, restarts)
         left_over, descriptors_after = server.settled(server.descriptors)
         return _figures(alone, together, capacity=capacity, restarts=restarts, left_over=left_over,

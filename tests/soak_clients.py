@@ -26,7 +26,7 @@ LONG_STOPS = 0.1  # the fraction of well-behaved requests with the most and long
 async def all_clients(plan: dict) -> None:
     """Send each request at its time: an open loop, in which no request waits for an earlier response."""
     chance, start = random.Random(plan["seed"]), time.perf_counter()
-    kinds, weights = [*plan["misbehaviour"], "behave"], list(plan["misbehaviour"].values())
+    kinds, weights = [*plan["misbehavior"], "behave"], list(plan["misbehavior"].values())
     weights.append(1 - sum(weights))
     tasks, now = [], 0.0
     marks = plan["marks"]

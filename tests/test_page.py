@@ -285,7 +285,7 @@ def test_every_control_has_a_name_for_screen_readers(window, server):
     for named in (
         'textbox "Prompts, one per line"', 'spinbutton "Max tokens"', 'combobox "Speed"',
         'button "Freeze the timeline"', 'table "What each row does now"', 'img "Timeline: which request each row',
-        'list "What the colours mean"',
+        'list "What the colors mean"',
     ):  # fmt: skip
         assert named in tree
 

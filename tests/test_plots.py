@@ -261,7 +261,7 @@ def test_the_levels_end_at_the_largest_integer_and_errors_lead_to_the_nearest_le
     assert "all: 1 scale, mean error 0.013; two: 2 scales, mean error 0.000." in picture.alt
 
 
-def test_a_map_of_errors_has_one_colour_scale_for_all_panels():
+def test_a_map_of_errors_has_one_color_scale_for_all_panels():
     picture = plots.error_map({"large": [[0.5, -1.0]], "small": [[0.25, 0.0]]})
 
     assert {ax.images[0].get_clim() for ax in picture.figure.axes[:2]} == {(0, 1)}
@@ -309,7 +309,7 @@ def test_a_full_lane_is_the_stated_number_of_tokens_or_more():
     assert "herd: 2 iterations; tokens per replica 25, 1." in picture.alt
 
 
-def test_a_resumed_stream_changes_its_colour_with_the_replica():
+def test_a_resumed_stream_changes_its_color_with_the_replica():
     picture = plots.resumed_streams({"a": [(0, 0, 1), (1, 2, 2)], "b": [(0, 2, 1)]}, {1: 0})
     first, second, other = [
         patch.get_facecolor() for patch in picture.figure.axes[0].patches if patch.get_width() < 0.9
@@ -337,7 +337,7 @@ def test_the_distance_between_arrivals_and_departures_is_the_number_of_requests_
     assert "3 in the system" in [text.get_text() for text in picture.figure.axes[0].texts]
 
 
-def test_a_request_keeps_its_colour_from_row_to_row():
+def test_a_request_keeps_its_color_from_row_to_row():
     picture = plots.token_row({"first": [("a", "x", 0), ("b", "y", 0)], "second": [("c", "y", 1), ("d", "x", 1)]})
     first, second = ([patch.get_facecolor() for patch in ax.patches] for ax in picture.figure.axes)
 
@@ -345,7 +345,7 @@ def test_a_request_keeps_its_colour_from_row_to_row():
     assert "first: a (x, 0), b (y, 0); second: c (y, 1), d (x, 1)" in picture.alt
 
 
-def test_attention_to_another_request_is_counted_and_marked_by_more_than_colour():
+def test_attention_to_another_request_is_counted_and_marked_by_more_than_color():
     causal, split = [[True, False], [True, True]], [[True, False], [False, True]]
     picture = plots.visible_keys({"causal": causal, "split": split}, ["a", "b"], [0, 1])
 
@@ -360,7 +360,7 @@ def test_a_batch_picture_says_how_many_pads_each_row_has():
     assert f"request {ids[0]} with 3 pads, request {ids[1]} with 0 pads" in plots.batches({"now": batch}).alt
 
 
-def test_a_comparison_says_where_it_differs_and_marks_it_by_more_than_colour():
+def test_a_comparison_says_where_it_differs_and_marks_it_by_more_than_color():
     picture = plots.compare([[1, 2], [3, 4]], [[1, 2], [None, 4]], "keys")
     marks = [text.get_text() for text in picture.figure.axes[1].texts]
 
@@ -412,7 +412,7 @@ def test_a_request_that_comes_back_has_two_stretches_in_the_shares_of_memory():
     assert "a from iteration 0 to 4, at most 2; b from iteration 0 to 1, 3 to 4, at most 3." in alt
 
 
-def test_block_tables_colour_a_block_by_its_request_and_a_shared_one_gray():
+def test_block_tables_color_a_block_by_its_request_and_a_shared_one_gray():
     tables = {"a": ([0, 2], 6), "b": ([0, 1], 5)}
     left, right = plots.block_tables({"now": tables}, blocks=4, block_size=4).figure.axes
     slots = [patch.get_facecolor()[:3] for patch in right.patches]
@@ -471,7 +471,7 @@ def test_each_part_of_the_system_is_built_by_a_lesson_and_later_parts_say_which(
     }
 
 
-def test_a_request_has_its_number_and_the_same_colour_in_every_panel_of_a_timeline():
+def test_a_request_has_its_number_and_the_same_color_in_every_panel_of_a_timeline():
     trace = small_trace()
     upper, lower = plots.slot_timeline({"run": trace}, zoom=(0, 1)).figure.axes
     used = [

@@ -314,7 +314,7 @@ def write_gguf(model, file, kind: str, settings: dict = {}, tensors: dict = {}) 
         array = tensor.numpy()
         if isinstance(model.get_submodule(path), Conv1D) and name.endswith("weight"):
             array = array.T
-        if architecture == "llama" and path.endswith(("q_proj", "k_proj")):  # RoPE rotates neighbours in llama.cpp
+        if architecture == "llama" and path.endswith(("q_proj", "k_proj")):  # RoPE rotates neighbors in llama.cpp
             heads = config.num_attention_heads if path.endswith("q_proj") else config.num_key_value_heads
             array = array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
         own = names.get_name(name, try_suffixes=(".weight", ".bias"))

@@ -3,7 +3,7 @@
 Kept: requests that all wait from the start, prompts of 512 tokens, exponential outputs of mean 128 that are drawn again
 above 1,536, static batches of 4 rows, and 12 GB of KV cache (OPT-13B on an A100 with 40 GB).
 Scaled down: 500 requests instead of 1,000, and no model. A run is a number of iterations. An iteration takes the same
-time for any number of rows and prompt tokens, which favours large batches.
+time for any number of rows and prompt tokens, which favors large batches.
 """
 
 import random

@@ -3,7 +3,7 @@
 An actor is a remote object: each method call is a message. Calls to an asynchronous actor may arrive out of order, so a
 replica remembers an abort that comes before its request. The front end makes one call per report, so the cost per token
 falls as the batch grows. Ray Serve's streaming responses would take one message per token of each request. The choice
-of a replica, resuming, and back-pressure are the course's own code and need no Ray.
+of a replica, resuming, and backpressure are the course's own code and need no Ray.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Free blocks, kept as gaps: neighbours of allocated blocks and the largest gap are found without a scan.
+"""Free blocks, kept as gaps: neighbors of allocated blocks and the largest gap are found without a scan.
 
 Contiguous blocks can be read as one slice. A sequence therefore gets the block after its last one if that is free.
 Otherwise it gets the middle block of the largest gap, where it has room to grow, or block 0 if that gap begins there.

@@ -5,7 +5,7 @@
 // a group are summed first, and each sum is multiplied by the scale of its group.
 //
 // W lies in panels of PANEL outputs. A panel has one line per word, and a word of 32 bits holds the integers of 32 / BITS
-// neighbouring inputs of one output: even inputs in its lower half, odd ones in its upper half, so that one instruction
+// neighboring inputs of one output: even inputs in its lower half, odd ones in its upper half, so that one instruction
 // makes pairs of bfloat16 numbers.
 //
 // For more than CONVERTED rows, a panel is converted once, into a buffer that stays in the cache. The sums are the same and

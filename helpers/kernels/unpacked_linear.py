@@ -15,7 +15,7 @@ LINE = 64  # bytes
 def unpacked_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiply x [..., in] by a weight [out, in], add bias [out] and return [..., out]. No gradients are recorded.
 
-    The weight is read where it is if its inputs or its outputs are neighbours in memory: `nn.Linear` stores it as
+    The weight is read where it is if its inputs or its outputs are neighbors in memory: `nn.Linear` stores it as
     [out, in], and the transposed view of a `Conv1D`'s weight is stored as [in, out]. Otherwise each call copies it.
 
     Raises:

@@ -38,7 +38,7 @@ static inline void store(uint16_t* y, Floats x) {
   memcpy(y, &rounded, sizeof rounded);
 }
 
-// Add w * x. A word has 32 bits: one float32, or the bfloat16 numbers of two neighbouring inputs, both products of which
+// Add w * x. A word has 32 bits: one float32, or the bfloat16 numbers of two neighboring inputs, both products of which
 // are added.
 static inline Floats add_products(Floats sums, Floats w, Floats x) { return sums + w * x; }
 

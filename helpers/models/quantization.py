@@ -32,7 +32,7 @@ from .. import kernels
 from .cloning import clone_sharing_weights
 
 GROUP = 32  # inputs that share a scale in int4; sizes of weights are padded to a multiple
-PANEL = 32  # outputs whose integers are neighbours in memory, as in kernels/quantized.cpp
+PANEL = 32  # outputs whose integers are neighbors in memory, as in kernels/quantized.cpp
 SLAB = 2**18  # weights that are quantized, or converted to floats, at a time, so that both take little memory
 
 

@@ -29,7 +29,7 @@ def probability_strips(
 ) -> Picture:
     """Draw the probabilities of each row side by side from 0 to 1, and which token a random number draws.
 
-    A token has the same colour in all rows. What a row lacks to 1 is one pale segment: all the other tokens.
+    A token has the same color in all rows. What a row lacks to 1 is one pale segment: all the other tokens.
 
     Args:
         rows: the probabilities of the best tokens, in the order in which they are laid side by side, at most seven.

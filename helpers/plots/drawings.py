@@ -174,7 +174,7 @@ def token_budget(prompt_tokens: int = 397, decoding: int = 7, budget: int = 64) 
         ax.tick_params(axis="y", length=0)
         set_panel_title(ax, name)
     axes[1].text(budget + 2, 0, f"budget: {budget} tokens", va="center", fontsize=LABEL, color=shade(ORANGE, 0.6))
-    note = f"colours: one token of each of\n{decoding} requests that already decode"
+    note = f"colors: one token of each of\n{decoding} requests that already decode"
     axes[1].text(budget + 2, 1 + (len(chunks) - 1) / 2, note, va="center", fontsize=SMALL, linespacing=1.4)
     axes[-1].set_xlabel("tokens computed in the pass")
     listed = ", ".join(map(str, chunks))
@@ -234,7 +234,7 @@ def block_lookup(
         token: the position whose slot is looked up; all blocks are drawn as full.
         block_size: the number of tokens that fit in a block.
         blocks: the number of blocks in the memory.
-        color: the colour of the request.
+        color: the color of the request.
         stage: how far the look-up is drawn: 1 for the position, 2 for the table, 3 for the memory.
     """
     index, offset = divmod(token, block_size)

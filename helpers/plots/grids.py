@@ -32,7 +32,7 @@ def token_grid(
     positions: Mapping[str, Sequence[Sequence[int]]] | None = None,
     title: str = "",
 ) -> Picture:
-    """Draw tokens as grids with one row per request: real tokens in colour, pads hatched.
+    """Draw tokens as grids with one row per request: real tokens in color, pads hatched.
 
     Args:
         grids: for each panel, the texts of the tokens.
@@ -71,7 +71,7 @@ def _font_size(texts: Sequence[str], inches: float) -> float:
 def batches(named: Mapping[str, Mapping], title: str = "") -> Picture:
     """Draw batches below each other, for example before and after a verb: a row per request and a column per token.
 
-    Tokens are coloured, those that the next forward pass reads are framed, and left padding is hatched.
+    Tokens are colored, those that the next forward pass reads are framed, and left padding is hatched.
     """
     columns = max(batch["attention_mask"].size(1) for batch in named.values())
     rows = [max(1, len(batch["request_ids"])) + 0.9 for batch in named.values()]
@@ -159,7 +159,7 @@ def _describe(batch: Mapping) -> str:
 
 
 def draw_cell(ax, x: int, y: int, color: str | None, framed: bool = False) -> None:
-    """Draw a cell in a colour, or hatched if the colour is None."""
+    """Draw a cell in a color, or hatched if the color is None."""
     if color is None:
         look = wasted("#BBBBBB")
     else:
@@ -178,9 +178,9 @@ def set_up_grid(ax, columns: int, rows: int, title: str) -> None:
 
 
 def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]], title: str = "") -> Picture:
-    """Draw the tokens of several requests side by side in one row per panel, coloured by request.
+    """Draw the tokens of several requests side by side in one row per panel, colored by request.
 
-    A request keeps its colour from panel to panel, and its name stands below its tokens.
+    A request keeps its color from panel to panel, and its name stands below its tokens.
 
     Args:
         named: for each panel, (text, request, position) of each token. The position is drawn below the text.

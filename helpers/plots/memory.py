@@ -68,7 +68,7 @@ def block_tables(
     title: str = "",
     entries: int = 1,
 ) -> Picture:
-    """Draw block tables on the left and the memory that they point into on the right, coloured by request.
+    """Draw block tables on the left and the memory that they point into on the right, colored by request.
 
     Args:
         named: for each panel, the block table of each request and its number of tokens.

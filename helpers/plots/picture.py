@@ -1,8 +1,8 @@
-"""A picture with a text that describes it, and the language of colours and axes that all pictures share.
+"""A picture with a text that describes it, and the language of colors and axes that all pictures share.
 
-A request keeps its colour and carries its number. A solid colour is useful work or memory in use, and its dark shade
+A request keeps its color and carries its number. A solid color is useful work or memory in use, and its dark shade
 is a prefill. Hatching marks waste: pads, memory without a token, a row that computes for nothing. Gray waits, and pale
-is empty. The colours are those of Okabe and Ito, which colour-blind readers can tell apart.
+is empty. The colors are those of Okabe and Ito, which color-blind readers can tell apart.
 
 Pictures are narrow, because a phone shows them as wide as its screen: the letters must stay large enough to read.
 """
@@ -82,29 +82,29 @@ def set_panel_title(ax, title: str) -> None:
 
 
 def request_colors(request_ids: Iterable[Hashable]) -> dict:
-    """Return a colour for each request: a number always has the same one, other ids take them in turn."""
+    """Return a color for each request: a number always has the same one, other ids take them in turn."""
     ids = list(dict.fromkeys(request_ids))
     return {id: REQUEST_COLORS[(id if isinstance(id, int) else turn) % 7] for turn, id in enumerate(ids)}
 
 
 def shade(color: str, share: float = 0.55) -> str:
-    """Return a darker shade of a colour, with this share of its brightness."""
+    """Return a darker shade of a color, with this share of its brightness."""
     return to_hex([share * part for part in to_rgb(color)])
 
 
 def ink_on(color: str) -> str:
-    """Return the colour of letters that can be read on a colour."""
+    """Return the color of letters that can be read on a color."""
     red, green, blue = to_rgb(color)
     return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.4 else "white"
 
 
 def wasted(color: str = GRAY) -> dict:
-    """Return the look of waste: hatching in a colour."""
+    """Return the look of waste: hatching in a color."""
     return {"facecolor": "white", "edgecolor": color, "hatch": "////", "linewidth": 0}
 
 
 def work_look(work: str, color: str = BLUE) -> dict:
-    """Return the look of a kind of work in the colour of its request."""
+    """Return the look of a kind of work in the color of its request."""
     if work == "finished":
         return wasted(color)
     looks = {"prefill": shade(color), "decode": color, "stalled": GRAY, "empty": PALE}
@@ -123,7 +123,7 @@ def add_key(figure: Figure, entries: dict, columns: int = 3) -> None:
 
 
 def label_ends(figure: Figure, ax, ends: Iterable[tuple[float, float, str, str]]) -> None:
-    """Write (x, y, text, colour) beside their points, and move labels up that would cover each other."""
+    """Write (x, y, text, color) beside their points, and move labels up that would cover each other."""
     figure.draw_without_rendering()
     points = 72 / figure.dpi
     placed: list[tuple[float, float, int]] = []

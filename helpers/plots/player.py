@@ -171,7 +171,7 @@ def _marks(trace: Trace, colors: Mapping[Hashable, str], id: str) -> str:
 
 
 def _key(trace: Trace, id: str) -> str:
-    """Return what the colours mean, as HTML: the looks of the first request's work."""
+    """Return what the colors mean, as HTML: the looks of the first request's work."""
     color = next(iter(request_colors(held for *_, held in runs_of(trace, 0) if held is not None).values()), GRAY)
     looks = {"prefill": shade(color), "decode": color, "stalled": GRAY, "empty": PALE}
     looks["finished"] = f"repeating-linear-gradient(135deg,{color} 0 1px,#fff 1px 4px)"

@@ -1,6 +1,6 @@
 """Pictures of many replicas: which prefixes each one computes, its work over time, and streams that survive.
 
-A replica keeps its colour: the colours of the requests would say something else here.
+A replica keeps its color: the colors of the requests would say something else here.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

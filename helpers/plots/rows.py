@@ -30,7 +30,7 @@ from .picture import (
 def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int, int] | None = None) -> Picture:
     """Draw what every row did in every forward pass, with one panel per trace on a common axis.
 
-    A request has the same colour in all panels, and its number where that fits.
+    A request has the same color in all panels, and its number where that fits.
 
     Args:
         traces: the runs by name.
@@ -155,7 +155,7 @@ def waiting_requests(
 
     Args:
         named: the metrics of the requests under each policy.
-        groups: the request ids of each group, at most three; each group has its own colour and marker.
+        groups: the request ids of each group, at most three; each group has its own color and marker.
         unit: the unit of the latencies.
         title: what the picture shows.
     """

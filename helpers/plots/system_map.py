@@ -99,11 +99,11 @@ def _lessons(numbers: Collection[int]) -> str:
 
 
 def _draw_arrow(ax, start: tuple[int, int], end: tuple[int, int], kind: str) -> None:
-    """Draw an arrow between two neighbouring boxes, (column, row) each, from edge to edge."""
+    """Draw an arrow between two neighboring boxes, (column, row) each, from edge to edge."""
     right, down = end[0] - start[0], end[1] - start[1]
     points = []
     for (column, row), sign in ((start, 1), (end, -1)):
-        # Two neighbours on a diagonal meet at their corners.
+        # Two neighbors on a diagonal meet at their corners.
         x = column * ACROSS + WIDTH / 2 + sign * right * (WIDTH / 2 - 0.1 * bool(down))
         y = row * DOWN + HEIGHT / 2 + sign * down * HEIGHT / 2
         points.append((x, y))

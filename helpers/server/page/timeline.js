@@ -1,5 +1,5 @@
 // The timeline: a band per row, a column per iteration, the newest on the right. The upper part of a cell shows the
-// request: its number, on its hue. The lower part shows the kind of work, by colour and by pattern.
+// request: its number, on its hue. The lower part shows the kind of work, by color and by pattern.
 
 export const KINDS = {
   prefill: "prefill: computes a prompt, first token",
@@ -27,7 +27,7 @@ export function hueOf(number) {
   return Math.round((number * 137.5) % 360);
 }
 
-/** Make the repeating tile that tells a kind of work apart without colour. */
+/** Make the repeating tile that tells a kind of work apart without color. */
 function pattern(context, kind, colors) {
   const tile = new OffscreenCanvas(8, 8);
   const pen = tile.getContext("2d");
@@ -118,7 +118,7 @@ export class Timeline {
   }
 }
 
-/** Return [start, length, value] for each run of neighbouring iterations with the same value. */
+/** Return [start, length, value] for each run of neighboring iterations with the same value. */
 function runs(iterations, value) {
   const found = [];
   iterations.forEach((iteration, place) => {
@@ -129,7 +129,7 @@ function runs(iterations, value) {
   return found;
 }
 
-/** Return the colours of page.css, which has two sets: light and dark. */
+/** Return the colors of page.css, which has two sets: light and dark. */
 function palette() {
   const style = getComputedStyle(document.documentElement);
   const names = [...Object.keys(KINDS), "mark", "tint", "edge", "ink"];

@@ -62,6 +62,6 @@ def _shown(task: Task, drawn: tuple[dict, dict] | None, limit: int) -> dict:
 
 
 def _plain(text: str, limit: int = 1000) -> str:
-    """Return text without colours and control characters, cut to a length."""
+    """Return text without colors and control characters, cut to a length."""
     text = CONTROL.sub("", text[: 2 * limit]).strip("\n")
     return text if len(text) <= limit else f"{text[:limit]}\n[The rest is cut.]"
