@@ -1,15 +1,22 @@
 """Run the lessons from top to bottom: the first half of `make course`; docs/build_site.py then makes the site.
 
+Two lessons run side by side. A cell that measures seconds runs alone (`Machine`).
+
 The executed notebooks go to build/course/, so that the lessons in notebooks/ stay as they are. A failing cell ends the
 run with the lesson, the cell and the error; what ran up to there is written, too.
 """
 
 import argparse
+import asyncio
 import os
 import re
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from pathlib import Path
 
 import nbformat
@@ -19,6 +26,30 @@ from nbformat import NotebookNode
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
+# Seconds that a cell prints or draws differ between runs, so nbval must not compare them. Cells whose seconds only a
+# later cell shows are tagged `measures`.
+MEASURING = {"measures", "nbval-ignore-output"}
+
+
+class Machine:
+    """The places for running cells: a cell takes one, and a cell that measures seconds takes all of them."""
+
+    PLACES = 2
+
+    def __init__(self):
+        self._free, self._turn = threading.Semaphore(self.PLACES), threading.Lock()
+
+    @contextmanager
+    def hold(self, alone: bool = False) -> Iterator[None]:
+        """Wait until a place is free, or all of them; hold what was taken."""
+        places = self.PLACES if alone else 1
+        with self._turn:  # two callers that each had one place and waited for the other would wait for ever
+            for _ in range(places):
+                self._free.acquire()
+        try:
+            yield
+        finally:
+            self._free.release(places)
 
 
 class LessonError(Exception):
@@ -63,23 +94,69 @@ def headline_of(nb: NotebookNode) -> str:
     return " ".join("".join(streams).split())
 
 
-def execute(nb: NotebookNode, folder: Path, model: str, label: str) -> None:
-    """Run every cell in place, in a new kernel that works in `folder`.
+class Run:
+    """A run of the course: what its lessons share.
 
-    `model` is what `load_model()` loads there by default ("" is the embedded model), `label` names the progress bar.
+    Args:
+        model: what `load_model()` loads by default in the kernels; "" is the embedded model.
+        bar: a progress bar that counts cells.
     """
-    cells = [(i, cell) for i, cell in enumerate(nb.cells) if cell.cell_type == "code" and cell.source.strip()]
-    for number, (_, cell) in enumerate(cells, start=1):
-        cell.outputs, cell.execution_count = [], number  # nothing old may remain behind a cell that fails
-    options = {"kernel_name": "python3", "extra_arguments": ["--log-level=CRITICAL"]}
-    client = NotebookClient(nb, resources={"metadata": {"path": str(folder)}}, **options)
-    with client.setup_kernel(env=os.environ | {"COURSE_MODEL": model}):
-        for index, cell in tqdm(cells, desc=label, unit="cell", leave=False):
-            try:
-                client.execute_cell(cell, index)
-            except (CellExecutionError, DeadKernelError, KeyboardInterrupt) as error:
-                name, text = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", error)
-                raise LessonError(cell, f"{name}: {str(text)[:1000]}", failed_line(cell)) from error
+
+    def __init__(self, model: str, bar: tqdm):
+        self.model, self.bar = model, bar
+        self.machine, self.ended, self.clients = Machine(), threading.Event(), []
+
+    def execute(self, nb: NotebookNode, folder: Path) -> None:
+        """Run every cell in place, in a new kernel that works in `folder`, until the run has ended.
+
+        Raises:
+            LessonError: a cell failed.
+        """
+        cells = [(i, cell) for i, cell in enumerate(nb.cells) if cell.cell_type == "code" and cell.source.strip()]
+        for number, (_, cell) in enumerate(cells, start=1):
+            cell.outputs, cell.execution_count = [], number  # nothing old may remain behind a cell that fails
+        # A kernel that has loaded torch takes 3 s to end when asked to; nothing of it is needed any more.
+        options = {"kernel_name": "python3", "shutdown_kernel": "immediate"}
+        options["extra_arguments"] = ["--log-level=CRITICAL"]
+        client = NotebookClient(nb, resources={"metadata": {"path": str(folder)}}, **options)
+        with ExitStack() as kernel:
+            with self.machine.hold():
+                kernel.enter_context(client.setup_kernel(env=os.environ | {"COURSE_MODEL": self.model}))
+            self.clients.append(client)
+            kernel.callback(self.clients.remove, client)
+            # Consecutive cells that measure hold the machine together, every other cell by itself.
+            for key, group in groupby(cells, key=lambda place: "alone" if measures(place[1]) else place[0]):
+                with self.machine.hold(alone=key == "alone"):
+                    for index, cell in group:
+                        if not self.ended.is_set():
+                            execute_cell(client, cell, index)
+                            self.bar.update()
+            with self.machine.hold():
+                kernel.close()
+
+    def stop(self) -> None:
+        """End the run: kill the kernels, and run no other cell."""
+        self.ended.set()
+        for client in list(self.clients):
+            asyncio.run(client.km.provisioner.kill())
+
+
+def measures(cell: NotebookNode) -> bool:
+    """Return whether other work on this machine would change what a cell stores or shows."""
+    return not MEASURING.isdisjoint(cell.metadata.get("tags", []))
+
+
+def execute_cell(client: NotebookClient, cell: NotebookNode, index: int) -> None:
+    """Run one cell in the client's kernel.
+
+    Raises:
+        LessonError: the cell failed.
+    """
+    try:
+        client.execute_cell(cell, index)
+    except (CellExecutionError, DeadKernelError) as error:
+        name, text = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", error)
+        raise LessonError(cell, f"{name}: {str(text)[:1000]}", failed_line(cell)) from error
 
 
 def failed_line(cell: NotebookNode) -> int | None:
@@ -134,22 +211,51 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     local = Path(args.model).expanduser()  # relative to where the reader is, which is not where the kernel works
     model = str(local.resolve()) if args.model and local.exists() else args.model
-    for path in lessons:
-        nb, start = nbformat.read(path, as_version=4), time.perf_counter()
+    notebooks = {path: nbformat.read(path, as_version=4) for path in lessons}
+    total = sum(
+        cell.cell_type == "code" and bool(cell.source.strip()) for nb in notebooks.values() for cell in nb.cells
+    )
+
+    def run_lesson(path: Path) -> str:
+        """Run a lesson and write it; return its line, or "" if the run ended before it did."""
+        nb, start = notebooks[path], time.perf_counter()
         nb.metadata["course"] = {"model": args.model}
+        if run.ended.is_set():
+            return ""
         try:
-            execute(nb, path.parent, model, label=path.stem)
-            print(f"{path.stem:32} {time.perf_counter() - start:6.1f} s   {headline_of(nb)}", flush=True)
+            run.execute(nb, path.parent)
+            if run.ended.is_set():
+                return ""
+            line = f"{path.stem:32} {time.perf_counter() - start:6.1f} s   {headline_of(nb)}"
             if args.save:
                 nbformat.write(normalise(nb), path)
-        except LessonError as error:
-            print(f"{path.name} stopped in {error}", file=sys.stderr)
-            return 1
+            return line
+        except LessonError:
+            run.ended.set()
+            raise
         finally:
             executed = args.out / path.relative_to(args.notebooks)
             executed.parent.mkdir(parents=True, exist_ok=True)
             nbformat.write(nb, executed)
-    return 0
+
+    # Two models of the reader's choice might not fit into the memory.
+    side_by_side = 1 if args.model else Machine.PLACES
+    with tqdm(total=total, unit="cell", leave=False) as bar, ThreadPoolExecutor(side_by_side) as pool:
+        run = Run(model, bar)
+        exit_code = 0
+        try:
+            for path, lesson in [(path, pool.submit(run_lesson, path)) for path in lessons]:
+                try:
+                    line, stream = lesson.result(), sys.stdout
+                except LessonError as error:
+                    line, stream, exit_code = f"{path.name} stopped in {error}", sys.stderr, 1
+                if line:
+                    with bar.external_write_mode(stream):
+                        print(line, file=stream, flush=True)
+        except KeyboardInterrupt:
+            run.stop()
+            raise
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -1,5 +1,10 @@
 """The course runner, on lessons of a few cells: what it prints, what it writes, and how it stops."""
 
+import os
+import signal
+import threading
+import time
+
 import nbformat
 import pytest
 import run_course
@@ -61,10 +66,11 @@ def test_each_lesson_gets_a_line_and_an_executed_copy_that_names_the_model(lesso
     assert (out / "extra" / "a_paper.ipynb").exists()
 
 
-def test_a_failing_cell_stops_the_course_and_is_named(lesson, run, capsys):
+def test_a_failing_cell_stops_the_course_and_is_named(lesson, run, capsys, tmp_path):
     stale = nbformat.v4.new_output("stream", text="of an earlier run\n")
     lesson(1, code("print('before')"), code("x = {}\nx['missing']"), new_code_cell("x", outputs=[stale]))
-    lesson(2, code("print('never')"))
+    lesson(2, code(wait_for(tmp_path / "executed" / "1_rows.ipynb")), code("print('never')"))  # runs beside lesson 1
+    lesson(3, code("print('never')"))
     exit_code, out = run()
     assert exit_code == 1
     shown = capsys.readouterr()
@@ -72,7 +78,57 @@ def test_a_failing_cell_stops_the_course_and_is_named(lesson, run, capsys):
     assert "Traceback" not in shown.err + shown.out
     executed = (out / "1_rows.ipynb").read_text()
     assert "before" in executed and "KeyError" in executed and "of an earlier run" not in executed
-    assert not (out / "2_rows.ipynb").exists()
+    assert not any(nbformat.read(out / "2_rows.ipynb", as_version=4).cells[2].outputs)
+    assert not (out / "3_rows.ipynb").exists()
+
+
+def wait_for(path):
+    """Return a cell that runs until a file exists."""
+    loop = f"while not pathlib.Path({str(path)!r}).exists():\n    assert time.monotonic() < end\n    time.sleep(0.02)"
+    return f"import pathlib, time\nend = time.monotonic() + 60\n{loop}"
+
+
+def test_two_lessons_run_side_by_side(lesson, run, tmp_path):
+    marks = [tmp_path / "one", tmp_path / "two"]
+    for number, (mine, other) in enumerate([marks, marks[::-1]], start=1):
+        lesson(number, code(f"open({str(mine)!r}, 'w').close()\n{wait_for(other)}"))
+    assert run()[0] == 0
+
+
+def test_a_cell_that_measures_runs_alone(lesson, run, tmp_path):
+    begin = "import pathlib, time\nrunning = pathlib.Path({!r})\n(running / '{}').touch()\ntime.sleep(0.1)\n"
+    end = "print([*running.iterdir()])\n(running / '{}').unlink()"
+    (tmp_path / "running").mkdir()
+    for number in (1, 2, 3):
+        source = begin.format(str(tmp_path / "running"), number) + end.format(number)
+        tags = [[], ["measures"], ["nbval-ignore-output"], [], ["measures"], [], [], []]
+        lesson(number, *(code(source, *each) for each in tags))
+    exit_code, out = run()
+    assert exit_code == 0
+    cells = [cell for path in out.glob("*.ipynb") for cell in nbformat.read(path, as_version=4).cells[1:]]
+    alone = [cell.outputs[0].text.count(",") == 0 for cell in cells if cell.metadata.tags]
+    beside = [cell.outputs[0].text.count(",") == 1 for cell in cells if not cell.metadata.tags]
+    assert len(alone) == 9 and all(alone)
+    assert any(beside)
+
+
+def test_ctrl_c_ends_the_cells_that_run_and_writes_what_ran(lesson, run, tmp_path):
+    for number in (1, 2, 3):
+        mark = f"open({str(tmp_path / str(number))!r}, 'w').close()\nimport time\ntime.sleep(600)"
+        lesson(number, code("print('before')"), code(mark), code("print('never')"))
+
+    def press():
+        while not all((tmp_path / number).exists() for number in "12"):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    for number in "12":
+        executed = nbformat.read(tmp_path / "executed" / f"{number}_rows.ipynb", as_version=4)
+        assert [len(cell.outputs) for cell in executed.cells[1:]] == [1, 0, 0]
+    assert not (tmp_path / "executed" / "3_rows.ipynb").exists()
 
 
 def test_the_line_that_fails_is_quoted_if_it_calls_a_function_of_another_cell(lesson, run, capsys):

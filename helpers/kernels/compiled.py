@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -75,12 +76,11 @@ def library() -> ctypes.CDLL:
             return ctypes.CDLL(str(path))
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:  # another process may be compiling at the same time
-        objects = []
-        for source in sorted(SOURCES.glob("*.cpp")):
-            objects.append(f"{temporary}/{source.stem}.o")
-            _run(compiler, *FLAGS, "-c", str(source), "-o", objects[-1])
+        objects = {str(source): f"{temporary}/{source.stem}.o" for source in sorted(SOURCES.glob("*.cpp"))}
+        with ThreadPoolExecutor() as pool:  # a compiler for each source, side by side
+            list(pool.map(lambda source: _run(compiler, *FLAGS, "-c", source, "-o", objects[source]), objects))
         linked = Path(temporary, "kernels.so")
-        _run(compiler, *LINK_FLAGS, *objects, "-lm", "-o", str(linked))
+        _run(compiler, *LINK_FLAGS, *objects.values(), "-lm", "-o", str(linked))
         path = linked.replace(folder / f"{name}-{_hash(linked.read_bytes())}.so")
     return ctypes.CDLL(str(path))
 
