@@ -80,13 +80,12 @@ def next_change(
     active = [one for one in members if one.state != DRAINING]
     ready = [one for one in active if one.state == READY]
     outdated = [one for one in active if one.generation < generation]
+    free = sorted(set(range(wanted)) - {one.place for one in active})
     if len(active) < wanted:
         for one in members:
             if one.state == DRAINING and one.generation == generation:
                 return Keep(one)
-        taken = {one.place for one in active}
-        place = next(place for place in range(wanted) if place not in taken)
-        return Start(place) if len(members) < wanted or has_room() else None  # draining replicas hold their cores
+        return Start(free[0]) if len(members) < wanted or has_room() else None  # draining replicas hold their cores
     if len(active) > wanted:
         if outdated:  # one is replaced, by another that may be starting still
             return Drain(outdated[0]) if len(ready) > wanted else None
@@ -94,4 +93,4 @@ def next_change(
         return Drain(starting[-1] if starting else min(reversed(ready), key=load))
     if not outdated or len(ready) < len(members):  # one after another
         return None
-    return Start(outdated[0].place) if has_room() else Drain(outdated[0])
+    return Start(free[0] if free else outdated[0].place) if has_room() else Drain(outdated[0])
