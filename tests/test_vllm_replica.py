@@ -76,16 +76,15 @@ class LLM:
 
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch):
-    """A module `vllm` with what a replica uses of it."""
-    fake = SimpleNamespace(
-        EngineArgs=dict,
-        LLMEngine=SimpleNamespace(from_engine_args=LLM),
-        SamplingParams=dict,
-        sampling_params=SimpleNamespace(RequestOutputKind=SimpleNamespace(DELTA="delta")),
-        config=SimpleNamespace(KVEventsConfig=dict),
-    )
-    monkeypatch.setitem(sys.modules, "vllm", fake)
-    return fake
+    """Modules with what a replica uses of vLLM."""
+    llm_engine = SimpleNamespace(from_engine_args=LLM)
+    modules = {
+        "vllm": SimpleNamespace(EngineArgs=dict, LLMEngine=llm_engine, SamplingParams=dict),
+        "vllm.config": SimpleNamespace(KVEventsConfig=dict),
+        "vllm.sampling_params": SimpleNamespace(RequestOutputKind=SimpleNamespace(DELTA="delta")),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
 
 
 @pytest.fixture

@@ -165,10 +165,7 @@ class VLLMEngine:
     unsupported = UNSUPPORTED
 
     def __init__(self, llm: Any, tokenizer: Any, config: EngineConfig):
-        import vllm
-
-        self._vllm, self._llm = vllm, llm
-        self._scheduler = llm.engine_core.engine_core.scheduler
+        self._llm, self._scheduler = llm, llm.engine_core.engine_core.scheduler
         cache, model = llm.vllm_config.cache_config, llm.vllm_config.model_config
         self.tokenizer, self.config = tokenizer, replace(config, prefix_caching=cache.enable_prefix_caching)
         # One of vLLM's blocks is a placeholder.
@@ -233,7 +230,10 @@ class VLLMEngine:
         self._unfinished[one.name] = one
 
     def _vllm_params(self, params: SamplingParams, index: int, max_tokens: int, num_generated: int) -> Any:
-        return self._vllm.SamplingParams(
+        import vllm
+        from vllm.sampling_params import RequestOutputKind
+
+        return vllm.SamplingParams(
             **{name: getattr(params, name) for name in COPIED},
             max_tokens=max_tokens - num_generated,
             min_tokens=max(0, params.min_tokens - num_generated),
@@ -242,7 +242,7 @@ class VLLMEngine:
             allowed_token_ids=params.allowed_token_ids and list(params.allowed_token_ids),
             bad_words=list(params.bad_words),
             detokenize=False,
-            output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
+            output_kind=RequestOutputKind.DELTA,
         )
 
     def abort_request(self, request_id: Hashable) -> bool:
@@ -301,6 +301,7 @@ def load(model: str | None, dtype: Any, config: EngineConfig, arguments: Mapping
     """
     import vllm
     from transformers import AutoTokenizer
+    from vllm.config import KVEventsConfig
 
     model = str(model or os.environ.get("COURSE_MODEL") or EMBEDDED)
     settings = {
@@ -312,7 +313,7 @@ def load(model: str | None, dtype: Any, config: EngineConfig, arguments: Mapping
         "enable_prefix_caching": config.prefix_caching,
         "scheduling_policy": config.policy,
         "disable_log_stats": True,
-        "kv_events_config": vllm.config.KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+        "kv_events_config": KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
     }
     try:
         llm = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**settings | dict(arguments)))
