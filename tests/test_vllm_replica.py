@@ -1,19 +1,25 @@
 """Replicas that run vLLM: the conversion of its outputs with a vLLM that is made up, and streams with the real one."""
 
+import os
+import signal
 import sys
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from conftest import letter_tokenizer
 
+from benchmarks.install import python_of
 from helpers import EngineConfig, SamplingParams
 from helpers.cluster.replica import Replica
 from helpers.cluster.replica_client import ReplicatedEngine
 from helpers.cluster.vllm_replica import UNSUPPORTED, VLLMEngine, check_python, load
 from helpers.engine import StructuredOutputs
 from helpers.engine.block_hashes import hash_blocks
+from helpers.server import launch
 from tests.gated_thread import in_loop
+from tests.serving import embedded_engine, wait_until
 
 EOS, BLOCK = 0, 2
 
@@ -226,3 +232,33 @@ def test_an_interpreter_without_vllm_is_refused_with_the_reason():
         check_python(sys.executable)
     with pytest.raises(ValueError, match="cannot import Ray: install `ray=="):
         check_python("/no/such/python")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not python_of("vllm").exists(), reason="`python -m benchmarks.install vllm` has not been run")
+@pytest.mark.timeout(600)
+def test_streams_of_two_vllm_replicas_have_the_courses_tokens_and_survive_the_loss_of_one(monkeypatch, tmp_path):
+    pytest.importorskip("ray")
+    import test_cluster
+
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    options = ("--replicas", "2", "--engine", "vllm", "--python", str(python_of("vllm")), "--replica-timeout", "60")
+    quick = ("--engine-args", '{"enforce_eager": true}')  # otherwise vLLM compiles the model, which takes a minute
+    expected = embedded_engine().generate(test_cluster.PROMPT, SamplingParams(**test_cluster.GREEDY))[0].text
+    with launch(*options, *quick, "--pace", "0.02", module="helpers.cluster") as front:
+        readers = [test_cluster.Reader(front, "greedy") for _ in range(6)]
+        wait_until(lambda: all(one.num_events > 5 for one in readers), "a stream did not begin")
+        listed = test_cluster.replicas(front)
+        victim = max(listed.values(), key=lambda one: one["running"])
+        assert min(one["running"] for one in listed.values()) > 0
+        os.kill(victim["pid"], signal.SIGKILL)
+        for one in readers:
+            one.join(100)
+        assert [one.error for one in readers] == [None] * 6
+        assert [one.text for one in readers] == [expected] * 6
+        assert test_cluster.metric(front, "requests_resumed") >= victim["running"]
+        body = {"prompt": "a", "structured_outputs": {"regex": "a"}}
+        refused = httpx.post(f"{front.url}/v1/completions", json=body)
+        assert (
+            refused.status_code == 400 and "does not support structured_outputs" in refused.json()["error"]["message"]
+        )

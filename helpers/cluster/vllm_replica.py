@@ -78,8 +78,8 @@ def check_python(python: str) -> None:
         raise ValueError(f"{python} cannot import Ray: install `ray=={ray.__version__}` for it ({error}).") from error
     if found.endswith(" False\n"):
         raise ValueError(
-            f"{python} has no vLLM: install it there, or name another interpreter with --python. SUPPORT.md says which "
-            "versions were tested."
+            f"{python} has no vLLM: install it there, or name another interpreter with --python. docs/deployment.md "
+            "says how."
         )
     here = f"{ray.__version__} {platform.python_version()}"
     if not found.startswith(f"{here} "):
