@@ -70,7 +70,8 @@ class LLM:
             while reason is None and len(request.new) < before + 2:
                 request.new.append((request.prompt[-1] + len(request.new) + 1) % 10)
                 reason = "length" if len(request.new) == params["max_tokens"] else reason
-                reason = "stop" if request.new[-1] == EOS and not params["ignore_eos"] else reason
+                ended = request.new[-1] in params["stop_token_ids"] or request.new[-1] == EOS
+                reason = "stop" if ended and not params["ignore_eos"] else reason
             new = request.new[before:]
             logprobs = params["logprobs"] is not None and [{id: SimpleNamespace(logprob=-0.5)} for id in new]
             one = SimpleNamespace(token_ids=tuple(new), logprobs=logprobs or None, finish_reason=reason)
@@ -124,6 +125,9 @@ def test_an_end_token_ends_the_output_and_has_no_text(engine):
     engine.add_request([7], SamplingParams(max_tokens=9), "a")
     deltas, token_ids, text = finish(engine)
     assert token_ids == [8, 9, EOS] and text == "hi" and deltas[-1].finish_reason == "stop"
+    engine.add_request([7], SamplingParams(max_tokens=9, stop_token_ids=[9]), "b")
+    deltas, token_ids, text = finish(engine)
+    assert token_ids == [8, 9] and text == "h" and deltas[-1].finish_reason == "stop"
 
 
 def test_a_stop_string_ends_the_output_and_frees_vllms_request(engine):
