@@ -159,13 +159,12 @@ def test_a_model_that_cannot_be_loaded_is_refused_with_the_reason_and_leaves_no_
     assert done.stderr.strip().splitlines()[-1].startswith("helpers.cluster: Cannot load './no-such-folder'")
 
 
-def test_replicas_end_with_a_front_that_is_killed_and_the_next_front_starts_at_once(monkeypatch):
+def test_replicas_end_with_a_front_that_is_killed_and_the_next_front_starts_at_once():
     with launch("--replicas", "1", module="helpers.cluster") as front:
         assert replicas(front)
         processes = psutil.Process(front.process.pid).children(recursive=True)
         processes = [one for one in processes if "Agent" not in one.name()]  # Ray's own agents take a minute to end
         front.process.kill()
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # another cluster, which is not the one of this command
     port = front.url.rpartition(":")[2]
     with launch("--replicas", "1", "--port", port, module="helpers.cluster") as front:
         response = httpx.post(f"{front.url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 3})
@@ -179,6 +178,7 @@ def nodes(monkeypatch):
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the package is installed on each node of a real cluster
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # else Ray replaces 127.0.0.1 by an outer address
     settings = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0} | settings)
     for _ in range(2):

@@ -1,6 +1,6 @@
 """Which replica is started or drained next: the rules alone, without processes."""
 
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from helpers.cluster.lifecycle import DRAINING, READY, STARTING, Drain, Keep, Member, Start, next_change
@@ -75,6 +75,7 @@ events = st.lists(
 )
 
 
+@settings(derandomize=True, deadline=None, max_examples=1500, phases=[Phase.generate])
 @given(events=events, cores=st.integers(1, MOST + 2))
 def test_whatever_happens_the_replicas_that_are_wanted_are_there_in_the_end(events, cores):
     replicas = Replicas(wanted=2, cores=cores)

@@ -158,6 +158,7 @@ class RayReplicas:
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
         }  # fmt: skip
+        # Without "local", Ray would join a cluster that it finds in the environment or on this machine.
         ray.init(address=address or "local", log_to_driver=False, logging_level="error", **own)
         self._actor_cls = ray.remote(ReplicaActor)
 
