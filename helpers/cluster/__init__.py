@@ -11,6 +11,7 @@
     replica_client.py  the front end's side of all replicas: sends requests, resumes those of lost replicas
     replica_pool.py    starts, follows, drains and replaces the replicas
     ray_replicas.py    replicas as Ray actors
+    vllm_replica.py    vLLM as the engine of a replica
     app.py             the single server's application with replicas behind it
 
 The first six need neither torch nor Ray.

@@ -4,6 +4,7 @@
     python -m helpers.cluster --replicas 1..4            as many as the unfinished requests need
     python -m helpers.cluster --router round_robin       another routing policy, to compare
     python -m helpers.cluster --ray-address auto         replicas on the machines of a running Ray cluster
+    python -m helpers.cluster --engine vllm              replicas that run vLLM
 
 All options of `python -m helpers.server` apply; rows, budgets and blocks are those of each replica. The page at / shows
 all replicas together, /replicas lists them, and /metrics has the figures of each. If a replica is lost, its requests
@@ -12,6 +13,8 @@ continue on another one. POST /replicas/restart replaces all replicas, one after
 
 import argparse
 import asyncio
+import json
+import os
 import re
 import sys
 from functools import partial
@@ -29,6 +32,7 @@ except KeyboardInterrupt:
 from fastapi import FastAPI
 
 from ..server.__main__ import DTYPES, app_options, engine_config, make_parser, parse, run
+from . import vllm_replica
 from .app import make_cluster_app
 from .autoscaling import QueueLengthAutoscaler
 from .ray_replicas import RayReplica, RayReplicas, ReplicaSettings
@@ -51,7 +55,18 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _make_app(started: list[RayReplicas], options: argparse.Namespace) -> FastAPI:
     dtype, config = DTYPES[options.dtype], engine_config(options)
-    settings = ReplicaSettings(options.model, dtype, options.weights, config, options.replica_cpus)
+    if options.engine == "vllm" and options.ray_address is None:
+        vllm_replica.check_python(options.python or sys.executable)
+    settings = ReplicaSettings(
+        options.model,
+        dtype,
+        options.weights,
+        config,
+        options.replica_cpus,
+        options.replica_gpus,
+        options.engine_args if options.engine == "vllm" else None,
+        options.python,
+    )
     least, most = options.replicas
     print("Starting Ray.", file=sys.stderr, flush=True)
     source = RayReplicas(settings, most, options.ray_address)
@@ -87,6 +102,27 @@ def _least_and_most(text: str) -> tuple[int, int]:
     return least, most
 
 
+def _json_object(text: str) -> dict:
+    """Return the JSON object in a text."""
+    try:
+        if isinstance(found := json.loads(text), dict):
+            return found
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"give a JSON object, such as '{{\"enforce_eager\": true}}', not {text!r}.")
+
+
+def _refuse_for_vllm(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exit if an option is set that has no counterpart in vLLM."""
+    for name in ("weights", "block_size", "speculative", "num_speculative_tokens", "draft_model"):
+        if getattr(options, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')} is for the course's engine: set vLLM's own in --engine-args.")
+    if options.policy not in vllm_replica.POLICIES:
+        parser.error(
+            f"--policy {options.policy} is for the course's engine: vLLM has {', '.join(vllm_replica.POLICIES)}."
+        )
+
+
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser("helpers.cluster", __doc__, PORT)
     add = parser.add_argument_group("replicas").add_argument
@@ -102,6 +138,21 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--autoscale-interval", type=float, default=10, help="with 1..4: seconds between two looks (default: 10)")
     add("--replica-cpus", type=int, default=1, help="how many CPU cores each replica gets (default: 1)")
+    add("--replica-gpus", type=int, default=0, help="how many GPUs each replica gets (default: 0)")
+    add("--engine", choices=("course", "vllm"), default="course", help="what the replicas run (default: course)")
+    add(
+        "--engine-args",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help="with vllm: further fields of its EngineArgs",
+    )
+    add(
+        "--python",
+        type=os.path.abspath,
+        metavar="PATH",
+        help="the Python of the replicas (default: this one), such as one that has vLLM",
+    )
     add("--router", choices=ROUTERS, default="prefix_aware", help="the routing policy (default: prefix_aware)")
     add(
         "--replica-timeout",
@@ -113,6 +164,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     options = parse(parser, arguments)
     if options.replica_cpus < 1:
         parser.error(f"--replica-cpus must be at least 1, not {options.replica_cpus}.")
+    if options.replica_gpus < 0:
+        parser.error(f"--replica-gpus must be at least 0, not {options.replica_gpus}.")
+    if options.engine == "vllm":
+        _refuse_for_vllm(parser, options)
+    elif options.engine_args:
+        parser.error("--engine-args are vLLM's: add --engine vllm.")
     for name in ("target", "autoscale_interval"):
         if (value := getattr(options, name)) is not None and not 0 < value < float("inf"):
             parser.error(f"--{name.replace('_', '-')} must be a number above 0, not {value}.")

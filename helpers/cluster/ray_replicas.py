@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +19,10 @@ from typing import Any
 
 import ray
 
-from ..engine import EngineConfig
+from ..engine import EngineConfig, EngineCore
+from . import vllm_replica
 from .replica import Replica, ReplicaInfo, ReplicaLost, Report
+from .vllm_replica import VLLMEngine
 
 OBJECT_STORE = 80 * 2**20  # bytes, about Ray's minimum: reports are small and do not use it
 ROOT = Path(__file__).parents[2]
@@ -35,6 +38,9 @@ class ReplicaSettings:
         weights: "int8" or "int4" for quantized weights, else None.
         config: the engine's settings.
         num_cpus: the cores that Ray reserves for the replica, and the threads that its model computes on.
+        num_gpus: the GPUs that Ray reserves for the replica.
+        vllm: further arguments of vLLM's engine (vllm_replica.py); None for the course's engine.
+        python: the interpreter of the replica; None for the one of this process.
     """
 
     model: str | None
@@ -42,22 +48,44 @@ class ReplicaSettings:
     weights: str | None
     config: EngineConfig
     num_cpus: int = 1
+    num_gpus: int = 0
+    vllm: dict[str, Any] | None = None
+    python: str | None = None
+
+    @property
+    def runtime_env(self) -> dict[str, Any]:
+        """What differs in the environment of the replica's process, for Ray."""
+        env = (
+            {}
+            if self.vllm is None
+            else {"env_vars": vllm_replica.environment(self.python or sys.executable, self.num_cpus)}
+        )
+        return env if self.python is None else env | {"py_executable": self.python}
+
+    def load_engine(self) -> EngineCore | VLLMEngine:
+        """Load the model in the replica's process.
+
+        Raises:
+            ValueError: the settings or the model are refused.
+        """
+        if self.vllm is not None:
+            return vllm_replica.load(self.model, self.dtype, self.config, self.vllm)
+        import torch
+
+        from ..model_engine import Engine
+        from ..models import load_model
+
+        torch.set_num_threads(self.num_cpus)
+        return Engine(*load_model(self.model, dtype=self.dtype, weights=self.weights), self.config)
 
 
 class ReplicaActor:
     """A replica in a process of its own. Ray calls the methods on the process's event loop."""
 
     def __init__(self, settings: ReplicaSettings):
-        import torch
-
-        from ..model_engine import Engine
-        from ..models import load_model
-
-        torch.set_num_threads(settings.num_cpus)
         self._replica, self._refusal = None, None
         try:
-            model, tokenizer = load_model(settings.model, dtype=settings.dtype, weights=settings.weights)
-            self._replica = Replica(Engine(model, tokenizer, settings.config))
+            self._replica = Replica(settings.load_engine())
         except ValueError as error:  # raised by `start`: from here, only the text of a traceback would arrive
             self._refusal = error
 
@@ -125,7 +153,7 @@ class RayReplicas:
         needed = num_replicas * settings.num_cpus
         own = {} if address else {
             "num_cpus": min(max(os.cpu_count() or 1, needed), needed + settings.num_cpus),  # one more for a restart
-            "num_gpus": 0,
+            "num_gpus": num_replicas * settings.num_gpus,
             "object_store_memory": OBJECT_STORE,
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
@@ -143,6 +171,7 @@ class RayReplicas:
         name = f"replica-{next(self._numbers)}"
         # The front end replaces a lost replica, under a new name, so Ray must not restart it.
         options = {"num_cpus": self._settings.num_cpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        options |= {"num_gpus": self._settings.num_gpus, "runtime_env": self._settings.runtime_env}
         actor = self._actor_cls.options(**options).remote(self._settings)
         try:
             return RayReplica(name, actor, await actor.start.remote())
@@ -164,10 +193,11 @@ class RayReplicas:
         return await asyncio.gather(*(start() for _ in range(number)))
 
     def has_room(self) -> bool:
-        """Return whether one of Ray's nodes has cores for another replica; no, if Ray does not say."""
+        """Return whether one of Ray's nodes has cores and GPUs for another replica; no, if Ray does not say."""
         with contextlib.suppress(Exception):
             nodes = ray._private.state.available_resources_per_node().values()  # the public function adds up all nodes
-            return any(node.get("CPU", 0) >= self._settings.num_cpus for node in nodes)
+            needed = {"CPU": self._settings.num_cpus, "GPU": self._settings.num_gpus}
+            return any(all(node.get(kind, 0) >= number for kind, number in needed.items()) for node in nodes)
         return False
 
     def shutdown(self) -> None:

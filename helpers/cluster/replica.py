@@ -35,6 +35,7 @@ class ReplicaInfo:
         tokenizer: turns text into token ids and back.
         num_blocks, block_size: of its KV cache; None if a sequence needs only a row.
         node_id: Ray's id of the node that it runs on; a machine can have several.
+        unsupported: the sampling parameters that its engine does not have.
     """
 
     pid: int
@@ -45,6 +46,7 @@ class ReplicaInfo:
     num_blocks: int | None
     block_size: int | None
     node_id: str | None = None
+    unsupported: tuple[str, ...] = ()
 
 
 @dataclass
@@ -134,6 +136,7 @@ class Replica(EngineThread):
             engine.tokenizer,
             blocks and blocks.num_blocks,
             blocks and blocks.block_size,
+            unsupported=getattr(engine, "unsupported", ()),
         )
 
     def add(

@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from ..engine import EngineConfig, OutputDelta, SamplingParams
+from ..engine import EngineConfig, OutputDelta, Prompt, SamplingParams
 from ..engine.block_manager import BlockManager
-from ..engine.validation import RequestValidator
+from ..engine.validation import GREEDY, RequestValidator
 from ..server.engine_client import EngineClient
 from ..server.snapshot import MAX_NAMED, Snapshot
 from ..trace import RowStep
@@ -36,7 +36,14 @@ class _AllBlocks:
 
 
 class ResumableValidator(RequestValidator):
-    """Also refuses requests that another replica could not resume."""
+    """Also refuses requests that another replica could not resume, and parameters that no replica supports."""
+
+    unsupported: tuple[str, ...] = ()
+
+    def validate(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], int]:
+        if refused := [name for name in self.unsupported if getattr(params, name) != getattr(GREEDY, name)]:
+            raise ValueError(f"The replicas' engine does not support {' or '.join(refused)}: leave it out.")
+        return super().validate(prompt, params)
 
     def check_counts(self, prompt_tokens: int, params: SamplingParams) -> int:
         max_tokens = super().check_counts(prompt_tokens, params)
@@ -69,6 +76,7 @@ class ReplicatedEngine:
         self.tokenizer = info.tokenizer
         # A request has to fit into a single replica.
         self.validator = ResumableValidator(info.tokenizer, config, info.model_info, blocks)
+        self.validator.unsupported = info.unsupported
         self.block_manager = blocks and _AllBlocks(num_replicas * info.num_blocks)
 
 
