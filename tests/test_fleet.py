@@ -208,7 +208,7 @@ def test_a_fleet_says_what_is_wrong_with_a_trace():
 
     with pytest.raises(ValueError, match=r"Request 1 arrives at 0\.5, before the one ahead of it: sort the trace"):
         fleet([TimedRequest(1.0, 3, 3), TimedRequest(0.5, 3, 3)])
-    for arrival in (float("nan"), float("inf"), float("-inf")):
+    for arrival in (float("nan"), float("inf"), float("-inf"), -1.0):
         with pytest.raises(ValueError, match=f"Request 0 arrives at {arrival}, which is not a finite"):
             fleet([TimedRequest(arrival, 3, 3)])
     with pytest.raises(ValueError, match="at least 1 prompt token and 1 output token, not 0 and 3"):

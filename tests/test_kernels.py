@@ -102,7 +102,7 @@ in_every_order = pytest.mark.parametrize("order", ["as in Linear", "as in Conv1D
 @in_both_dtypes
 @in_every_order
 @pytest.mark.parametrize("outputs", [1, 3, 33, 100, 2100])
-@pytest.mark.parametrize("inputs", [1, 2, 7, 64, 99])
+@pytest.mark.parametrize("inputs", [0, 1, 2, 7, 64, 99])
 def test_unpacked_linear_computes_pytorchs_linear(dtype, tolerance, order, outputs, inputs):
     torch.manual_seed(0)
     weight, bias = torch.randn(outputs, inputs).to(dtype), torch.randn(outputs).to(dtype)

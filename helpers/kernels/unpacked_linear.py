@@ -23,8 +23,9 @@ def unpacked_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
     """
     outputs, inputs = weight.shape
     check_arguments(x, bias, weight.dtype, inputs, outputs)
-    if not x.numel():
-        return x.new_empty(*x.shape[:-1], outputs)
+    if not x.numel() or not outputs:  # no products: the bias is what is left
+        y = x.new_zeros(*x.shape[:-1], outputs)
+        return y if bias is None else y + bias
     if 1 not in weight.stride():
         weight = weight.contiguous()
     by_input = weight.stride(1) != 1

@@ -99,6 +99,8 @@ def unchanged_layers(model: nn.Module) -> list[str]:
 
 def _choose(layers: list, backend: str, copies: bool, available: list[str]) -> list[list[str]]:
     """Return for each layer the backend for every number in `ROWS`."""
+    if backend == "compiled_unpacked" and isinstance(layers[0], QuantizedLinear):
+        backend = "compiled"  # which copies no integers either
     if backend != "auto":
         if backend not in available:
             dtype, device, quantized = kind_of(layers[0])

@@ -36,7 +36,7 @@ class EngineThread(EngineClient):
     def __init__(self, engine: EngineCore, max_queue: int = 64, pace: float = 0.0, worker: WorkerThread | None = None):
         super().__init__(engine, max_queue, pace)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._worker, self._running = worker or WorkerThread("engine"), Future()
+        self._worker, self._running = worker, Future()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # --- on the event loop --------------------------------------------------------------------------------------
@@ -45,6 +45,7 @@ class EngineThread(EngineClient):
         """Start the thread, for the running event loop."""
         self._loop = asyncio.get_running_loop()
         self.engine.outputs.output_type = OutputDelta
+        self._worker = self._worker or WorkerThread("engine")
         self._running = self._worker.submit(self._run)
 
     @property
@@ -55,7 +56,8 @@ class EngineThread(EngineClient):
     async def stop(self) -> None:
         """End the thread after the current iteration."""
         self._inbox.put(None)
-        await asyncio.get_running_loop().run_in_executor(None, self._worker.end)
+        if self._worker is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._worker.end)
         self.engine.outputs.output_type = RequestOutput
         self.prompt_tokenizer.shutdown()
 

@@ -26,10 +26,21 @@ class WorkerThread:
         self._thread.start()
 
     def submit(self, function: Callable[[], Any]) -> Future:
-        """Call a function once those before it have returned, and return the future of its result."""
+        """Call a function once those before it have returned, and return the future of its result.
+
+        Raises:
+            RuntimeError: the thread has ended.
+        """
+        if not self.alive:
+            raise RuntimeError("The thread has ended, and calls no more functions.")
         future = Future()
         self._calls.put((function, future))
         return future
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread calls functions."""
+        return self._thread.is_alive()
 
     def end(self) -> None:
         """End the thread once it has called the functions that were submitted; return then."""

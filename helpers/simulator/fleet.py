@@ -7,7 +7,7 @@ replicas took 124 MB and 4:22 minutes on one core of an AMD EPYC (Zen 4).
 import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from math import inf, isfinite
+from math import inf
 from typing import NamedTuple
 
 from ..engine import EngineConfig, Sequence
@@ -93,8 +93,10 @@ def check_trace(
     """
     latest = -inf
     for number, (arrival, prompt, output_tokens) in enumerate(requests):
-        if not isfinite(arrival):
-            raise ValueError(f"Request {number} arrives at {arrival}, which is not a finite number of seconds.")
+        if not 0 <= arrival < inf:
+            raise ValueError(
+                f"Request {number} arrives at {arrival}, which is not a finite number of seconds of at least 0."
+            )
         if arrival < latest:
             raise ValueError(f"Request {number} arrives at {arrival}, before the one ahead of it: sort the trace.")
         latest = arrival
