@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogFormatter
 
 from .picture import (
     BLUE,
@@ -46,6 +47,7 @@ def predicted_times(models: Mapping[str, Sequence[tuple[float, float, bool]]], u
         ax.grid(color=PALE)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(LogFormatter())  # 20, not 2 × 10¹
         set_panel_title(ax, name)
     axes[-1].set_xlabel(f"measured ({unit})")
     key = {kind: Line2D([], [], linestyle="", marker=marker, color=color) for kind, (marker, color) in looks.items()}
