@@ -3,19 +3,21 @@
 import asyncio
 import itertools
 import random
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from helpers import SamplingParams
+from helpers import EngineConfig, SamplingParams
 from helpers.cluster import replica, replica_client
 from helpers.cluster.app import make_cluster_app
 from helpers.cluster.autoscaling import QueueLengthAutoscaler
 from helpers.cluster.lifecycle import DRAINING, READY, STARTING
 from helpers.cluster.replica_pool import ReplicaPool
 from helpers.server.errors import EngineFailed
+from helpers.simulator import Simulator
 from tests.gated_thread import in_loop, wait_until
 from tests.local_replicas import ENOUGH, is_empty, let, running, submit, tokens
 
@@ -81,6 +83,25 @@ async def test_each_new_replica_starts_first_although_the_cores_of_a_killed_one_
         await wait_until(lambda: list(client.replicas) == ["r3", "r4", "r5"] and states(client) == [READY] * 3)
         watching.cancel()
         assert min(ready) == 3
+
+
+@in_loop
+async def test_a_replica_computes_on_the_thread_that_has_loaded_its_model():
+    pytest.importorskip("ray")
+    from helpers.cluster.ray_replicas import ReplicaActor
+
+    threads = []
+
+    def load_engine() -> Simulator:
+        threads.append(threading.current_thread())
+        return Simulator(EngineConfig(), lambda plan: threads.append(threading.current_thread()) or 1.0)
+
+    actor = ReplicaActor(SimpleNamespace(load_engine=load_engine))
+    actor._replica.start()
+    await actor.add("r", [0, 1], SamplingParams(2), 0, {0: []})
+    await wait_until(lambda: len(threads) > 2)
+    assert len(set(threads)) == 1 and threads[0] is not threading.current_thread()
+    await actor._replica.stop()
 
 
 @in_loop
