@@ -3,14 +3,21 @@
 import asyncio
 import itertools
 import random
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from helpers import EngineConfig, SamplingParams
 from helpers.cluster import replica, replica_client
 from helpers.cluster.app import make_cluster_app
 from helpers.cluster.autoscaling import QueueLengthAutoscaler
 from helpers.cluster.lifecycle import DRAINING, READY, STARTING
+from helpers.cluster.replica_pool import ReplicaPool
+from helpers.server.errors import EngineFailed
+from helpers.simulator import Simulator
 from tests.gated_thread import in_loop, wait_until
 from tests.local_replicas import ENOUGH, is_empty, let, running, submit, tokens
 
@@ -54,6 +61,68 @@ async def test_a_rolling_restart_under_load_fails_no_request_and_changes_no_toke
         assert client.num_lost == client.num_resumed == 0
         assert all(one.killed for one in client.started[:num_replicas])
         await wait_until(lambda: is_empty(client))
+
+
+@in_loop
+async def test_each_new_replica_starts_first_although_the_cores_of_a_killed_one_are_free_only_later():
+    async with running(3, has_room=lambda: has_room()) as client:
+        loop, cores, free_at, ready = asyncio.get_running_loop(), 4, {}, []
+
+        def has_room() -> bool:
+            killed = [one for one in client.started if one.killed]
+            held = [one for one in killed if loop.time() < free_at.setdefault(one, loop.time() + 0.1)]
+            return len(client.started) - len(killed) + len(held) + client.pool.count(STARTING) < cores
+
+        async def watch() -> None:
+            while True:
+                ready.append(client.pool.count(READY))
+                await asyncio.sleep(0.001)
+
+        watching = asyncio.create_task(watch())
+        client.pool.restart()
+        await wait_until(lambda: list(client.replicas) == ["r3", "r4", "r5"] and states(client) == [READY] * 3)
+        watching.cancel()
+        assert min(ready) == 3
+
+
+@in_loop
+async def test_a_replica_computes_on_the_thread_that_has_loaded_its_model():
+    pytest.importorskip("ray")
+    from helpers.cluster.ray_replicas import ReplicaActor
+
+    threads = []
+
+    def load_engine() -> Simulator:
+        threads.append(threading.current_thread())
+        return Simulator(EngineConfig(), lambda plan: threads.append(threading.current_thread()) or 1.0)
+
+    actor = ReplicaActor(SimpleNamespace(load_engine=load_engine))
+    actor._replica.start()
+    await actor.add("r", [0, 1], SamplingParams(2), 0, {0: []})
+    await wait_until(lambda: len(threads) > 2)
+    assert len(set(threads)) == 1 and threads[0] is not threading.current_thread()
+    await actor._replica.stop()
+
+
+@in_loop
+async def test_a_pool_that_has_stopped_starts_no_replica():
+    async with running(2) as client:
+        await client.stop()
+        assert client.pool.restart() == []
+        client.pool.scale(3)
+        await asyncio.sleep(0)
+        assert client.pool.members == [] and len(client.started) == 2
+
+
+@in_loop
+async def test_a_replica_that_is_not_wanted_before_it_takes_requests_is_killed():
+    async with running(1) as client:
+        replicas = [client.started[0], SimpleNamespace(name="r1", kill=lambda: killed.append("r1"))]
+        killed, pool = [], ReplicaPool(client, None, lambda: False, 10.0, 0.0)
+        pool.start(replicas)
+        pool.scale(1)
+        assert killed == ["r1"] and len(pool.members) == 1
+        await pool.stop()
 
 
 @in_loop
@@ -138,6 +207,86 @@ async def test_the_first_replica_after_a_loss_of_all_leaves_requests_to_those_th
             let(one, ENOUGH)
         assert [await tokens(stream) for stream in streams] == [[2, 3, 4, 5]] * 10
         await wait_until(lambda: is_empty(client))
+
+
+def of_waiting(client) -> list[str]:
+    return [request.request_id for request in client._waiting]
+
+
+@in_loop
+async def test_requests_wait_for_a_replica_in_the_order_of_their_arrival():
+    async with running(2, shut=True, restarts=False, max_queue=20) as client:
+        for number in range(8):
+            await submit(client, [0, 1], 4, f"old-{number}")
+        client.started[0].lose()
+        await wait_until(lambda: list(client.replicas) == ["r1"])
+        for number in range(4):
+            await submit(client, [0, 1], 4, f"new-{number}")
+        client.started[1].lose()
+        await wait_until(lambda: not client.replicas)
+        assert of_waiting(client) == [f"old-{number}" for number in range(8)] + [f"new-{number}" for number in range(4)]
+
+
+@in_loop
+async def test_a_late_request_does_not_overtake_those_that_wait():
+    async with running(1, shut=True, restarts=False, max_queue=20, most=2) as client:
+        client.pool.scale(2)
+        for number in range(7):
+            await submit(client, [0, 1], 4, f"r{number}")
+        assert of_waiting(client) == ["r4", "r5", "r6"]
+        client.pool.scale(1)
+        received, add = [], client.started[0].add
+        client.started[0].add = lambda engine_id, *request: (received.append(engine_id), add(engine_id, *request))
+        await submit(client, [0, 1], 4, "late")
+        assert received == ["r4", "r5", "r6", "late"]
+
+
+@pytest.mark.parametrize("policy, order", [("fcfs", ["a", "b", "c"]), ("priority", ["b", "a", "c"])])
+@in_loop
+async def test_urgent_requests_come_first_if_the_policy_has_priorities(policy, order):
+    async with running(1, shut=True, restarts=False) as client:
+        client.engine.config = replace(client.engine.config, policy=policy)
+        client.started[0].lose()
+        await wait_until(lambda: not client.replicas)
+        for name, priority in (("a", 0), ("b", -1), ("c", 0)):
+            await client.submit(name, [[0, 1]], SamplingParams(4), priority=priority)
+        assert of_waiting(client) == order
+
+
+@in_loop
+async def test_an_autoscaler_counts_sequences_and_a_smaller_number_lets_requests_go_on():
+    asked, wanted = [], iter([2, 1])
+    autoscaler = SimpleNamespace(interval=NEVER, desired=lambda unfinished: (asked.append(unfinished), next(wanted))[1])
+    async with running(1, shut=True, restarts=False, max_queue=20, most=2, autoscaler=autoscaler) as client:
+        await client.submit("r", [[0, 1]], SamplingParams(4, n=6, temperature=1.0))
+        client.autoscale()
+        assert states(client) == [READY, STARTING]
+        for number in range(4):
+            await submit(client, [0, 1], 4, f"r{number}")
+        assert of_waiting(client) == ["r3"]
+        client.autoscale()
+        assert of_waiting(client) == [] and asked == [6, 10]
+
+
+@in_loop
+async def test_an_autoscaler_that_fails_stops_the_front_end(caplog):
+    autoscaler = SimpleNamespace(interval=0.01, desired=lambda unfinished: 1 / 0)
+    async with running(1, shut=True, autoscaler=autoscaler) as client:
+        await wait_until(lambda: client.crashed)
+        assert "The front end has stopped." in caplog.text and "ZeroDivisionError" in caplog.text
+        with pytest.raises(EngineFailed):
+            await submit(client, [0, 1], 4)
+
+
+@in_loop
+async def test_a_replica_with_another_model_than_the_first_is_reported(caplog):
+    async with running(2, restarts=False) as client:
+        assert "vocabulary" not in caplog.text
+        client.engine.info = replace(client.engine.info, num_blocks=41)
+        client.started[0].lose()
+        client.may_start.release()
+        await wait_until(lambda: "r2" in client.replicas)
+        assert "Replica r2 has another vocabulary, context or number of blocks" in caplog.text
 
 
 @in_loop

@@ -58,9 +58,9 @@ async def restart(body: Restart, request: Request) -> dict[str, list[str]]:
 
 
 def described(client: ReplicaClient, member: Member) -> dict[str, Any]:
-    """Describe a replica: where it runs and what it does. One that starts has nothing but its state."""
+    """Describe a replica: where it runs and what it does. One that starts or has ended has little but its state."""
     if (name := member.name) not in client.replicas:
-        return {"name": name, "state": STARTING}
+        return {"name": name, "state": member.state}
     info, now = member.handle.info, client.snapshots[name]
     return {
         "name": name,

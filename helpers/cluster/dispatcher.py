@@ -28,9 +28,9 @@ class DispatchedRequest:
         params: how to continue it.
         max_tokens: the most tokens of an output.
         priority: as for `EngineCore.add_request`.
+        arrival: counts the requests, for their order.
         generated: the tokens delivered so far of each unfinished output, by index.
         replica: the replica that has the request; None if none has it now.
-        history: all replicas that it was assigned to, in order.
         num_losses: how many replicas were lost while they had the request.
     """
 
@@ -39,9 +39,9 @@ class DispatchedRequest:
     params: SamplingParams
     max_tokens: int
     priority: int = 0
+    arrival: int = 0
     generated: dict[int, list[int]] = field(init=False)
     replica: Hashable = field(default=None, init=False)
-    history: list[Hashable] = field(default_factory=list, init=False)
     num_losses: int = field(default=0, init=False)
 
     def __post_init__(self):
@@ -99,7 +99,6 @@ class Dispatcher:
         self.replicas[name].add(request.request_id, token_ids, request.max_new_tokens)
         self.requests[request.request_id] = request
         request.replica = name
-        request.history.append(name)
         return name
 
     def accept(

@@ -3,6 +3,7 @@
     starting   its process starts and loads the model; it takes no requests yet
     ready      it takes requests
     draining   it takes no new requests, and is stopped once its requests have finished
+    ended      its process was killed, and its cores are not free yet
 
 Losses, a rolling restart and autoscaling need the same rules: they compare the replicas that there are with those that
 are wanted, and name one change. In a rolling restart the replicas of older generations are replaced one by one.
@@ -13,8 +14,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-STARTING, READY, DRAINING = "starting", "ready", "draining"
-STATES = (STARTING, READY, DRAINING)
+STARTING, READY, DRAINING, ENDED = "starting", "ready", "draining", "ended"
+STATES = (STARTING, READY, DRAINING, ENDED)
 
 
 @dataclass(eq=False)
@@ -77,7 +78,7 @@ def next_change(
     Returns:
         The change; None if there is nothing to do until a member changes its state.
     """
-    active = [one for one in members if one.state != DRAINING]
+    active = [one for one in members if one.state in (STARTING, READY)]
     ready = [one for one in active if one.state == READY]
     outdated = [one for one in active if one.generation < generation]
     free = sorted(set(range(wanted)) - {one.place for one in active})
@@ -85,7 +86,7 @@ def next_change(
         for one in members:
             if one.state == DRAINING and one.generation == generation:
                 return Keep(one)
-        return Start(free[0]) if len(members) < wanted or has_room() else None  # draining replicas hold their cores
+        return Start(free[0]) if len(members) < wanted or has_room() else None  # the others hold their cores
     if len(active) > wanted:
         if outdated:  # one is replaced, by another that may be starting still
             return Drain(outdated[0]) if len(ready) > wanted else None

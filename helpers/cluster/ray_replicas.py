@@ -20,6 +20,7 @@ from typing import Any
 import ray
 
 from ..engine import EngineConfig, EngineCore
+from ..server.worker_thread import WorkerThread
 from . import vllm_replica
 from .replica import Replica, ReplicaInfo, ReplicaLost, Report
 from .vllm_replica import VLLMEngine
@@ -84,8 +85,9 @@ class ReplicaActor:
 
     def __init__(self, settings: ReplicaSettings):
         self._replica, self._refusal = None, None
+        worker = WorkerThread("engine")
         try:
-            self._replica = Replica(settings.load_engine())
+            self._replica = Replica(worker.submit(settings.load_engine).result(), worker)
         except ValueError as error:  # raised by `start`: from here, only the text of a traceback would arrive
             self._refusal = error
 
@@ -151,8 +153,9 @@ class RayReplicas:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         needed = num_replicas * settings.num_cpus
+        cores = max(os.cpu_count() or 1, needed)
         own = {} if address else {
-            "num_cpus": min(max(os.cpu_count() or 1, needed), needed + settings.num_cpus),  # one more for a restart
+            "num_cpus": min(cores, needed + settings.num_cpus),  # one more for a restart, if the machine has it
             "num_gpus": num_replicas * settings.num_gpus,
             "object_store_memory": OBJECT_STORE,
             "include_dashboard": False,

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from ..engine import EngineConfig, EngineCore, ModelInfo, OutputDelta, SamplingParams
 from ..server.engine_thread import EngineThread
 from ..server.snapshot import Snapshot
+from ..server.worker_thread import WorkerThread
 
 MAX_EARLY_ABORTS = 1000  # aborts that may have come before their requests
 HEARTBEAT = 0.5  # seconds between two reports of a replica with nothing new
@@ -113,10 +114,11 @@ class Replica(EngineThread):
 
     Args:
         engine: the engine, used by this object alone.
+        worker: as for every `EngineThread`.
     """
 
-    def __init__(self, engine: EngineCore):
-        super().__init__(engine)
+    def __init__(self, engine: EngineCore, worker: WorkerThread | None = None):
+        super().__init__(engine, worker=worker)
         self._early_aborts: deque[Hashable] = deque(maxlen=MAX_EARLY_ABORTS)
         self._report, self._is_new = Report(), asyncio.Event()
         self._step, self._step_started = engine.step, None

@@ -10,6 +10,9 @@ with it. Until such a replica is free, a request waits for its last attempt.
 """
 
 import asyncio
+import itertools
+import logging
+from bisect import insort
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -18,16 +21,17 @@ from ..engine.block_manager import BlockManager
 from ..engine.validation import GREEDY, RequestValidator
 from ..server.engine_client import EngineClient
 from ..server.snapshot import MAX_NAMED, Snapshot
-from ..trace import RowStep
+from ..trace import EMPTY
 from .autoscaling import QueueLengthAutoscaler
 from .dispatcher import DispatchedRequest, Dispatcher, NoReplicas
-from .lifecycle import DRAINING, READY, STARTING, Member
+from .lifecycle import ENDED, READY, STARTING, Member
 from .replica import ReplicaHandle, ReplicaInfo, Report
 from .replica_pool import ReplicaPool
 from .routing import Router
 
 MAX_LOSSES = 3  # a request that was on this many lost replicas probably caused the losses
 SHARE = 2  # requests per row that a replica takes while others are starting: one runs and one waits
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,12 +63,13 @@ class ReplicatedEngine:
         num_replicas: how many there may be.
 
     Attributes:
+        info: of that replica.
         rows: of one replica.
     """
 
     def __init__(self, info: ReplicaInfo, num_replicas: int):
         config = info.config
-        self.num_replicas, self.rows = num_replicas, config.max_batch_size
+        self.info, self.rows = info, config.max_batch_size
         blocks = None
         if info.num_blocks is not None:
             blocks = BlockManager(info.num_blocks, info.block_size, config.prefix_caching)
@@ -122,7 +127,8 @@ class ReplicaClient(EngineClient):
         self.dispatcher = Dispatcher(router)
         self.pool = ReplicaPool(self, start_replica, has_room, timeout, drain_grace)
         self._first, self._autoscaler, self._looking = replicas, autoscaler, None
-        self._waiting: list[DispatchedRequest] = []  # for a replica
+        self._arrivals = itertools.count()
+        self._waiting: list[DispatchedRequest] = []  # for a replica, in the order of `_rank`
         self._aborted: set[str] = set()
         super().__init__(engine, max_queue, pace)
 
@@ -146,9 +152,10 @@ class ReplicaClient(EngineClient):
 
     @property
     def problem(self) -> str | None:
-        if super().problem is None and not self.pool.count(READY):
+        problem = super().problem
+        if problem is None and not self.pool.count(READY):
             return f"No replica is ready: {self.pool.count(STARTING)} of {self.pool.wanted} are starting."
-        return super().problem
+        return problem
 
     @property
     def pace(self) -> float:
@@ -165,7 +172,8 @@ class ReplicaClient(EngineClient):
         if max_tokens is None:  # the validator has made sure that there is a limit
             limits = self.engine.config.max_output_tokens, context and context - len(token_ids)
             max_tokens = min(limit for limit in limits if limit is not None)
-        self._dispatch(DispatchedRequest(engine_id, token_ids, params, max_tokens, priority))
+        self._dispatch_waiting()  # they arrived before
+        self._dispatch(DispatchedRequest(engine_id, token_ids, params, max_tokens, priority, next(self._arrivals)))
 
     def _send_abort(self, engine_id: str) -> None:
         if (request := self.dispatcher.requests.get(engine_id)) is None:
@@ -180,13 +188,21 @@ class ReplicaClient(EngineClient):
     # --- autoscaling ----------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        while True:
-            await asyncio.sleep(self._autoscaler.interval)
-            self.autoscale()
+        try:
+            while True:
+                await asyncio.sleep(self._autoscaler.interval)
+                self.autoscale()
+        except Exception as error:
+            self.on_crash(error)
+            raise
 
     def autoscale(self) -> None:
-        """Ask the autoscaler how many replicas there should be, and start or drain some."""
-        self.pool.scale(self._autoscaler.desired(len(self.dispatcher.requests)))
+        """Ask the autoscaler how many replicas there should be, and start or drain some.
+
+        Sequences count, because each takes a row: a request for six outputs counts as six.
+        """
+        self.pool.scale(self._autoscaler.desired(self.num_in_flight))
+        self._dispatch_waiting()  # a replica that drained may take requests again, or no other is missing now
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -203,7 +219,7 @@ class ReplicaClient(EngineClient):
             name = self.dispatcher.assign(request, avoided)
         except NoReplicas:
             self.dispatcher.requests[request.request_id] = request
-            self._waiting.append(request)
+            insort(self._waiting, request, key=self._rank)
             return None
         generated = {index: list(token_ids) for index, token_ids in request.generated.items()}
         try:
@@ -214,24 +230,27 @@ class ReplicaClient(EngineClient):
             self.dispatcher.forget(request)
             raise
 
+    def _rank(self, request: DispatchedRequest) -> tuple[int, int]:
+        """Return what orders the requests that wait for a replica: their arrival, after their priority if it counts."""
+        return request.priority if self.engine.config.policy == "priority" else 0, request.arrival
+
     def _closed(self) -> set[str]:
         """Return the replicas that get no further request now: those that drain, or have their share.
 
-        While replicas are starting, the others take only as many requests as keep their rows busy. The rest waits, so
-        that the first replica after a loss of all does not get every request.
+        While replicas are starting or are about to be replaced, the others take only as many requests as keep their
+        rows busy. The rest waits, so that the first replica after a loss of all does not get every request.
         """
-        names = {member.name for member in self.pool.members if member.state == DRAINING}
-        if self.pool.count(STARTING):
+        names = {member.name for member in self.pool.members if member.state != READY}
+        if self.pool.count(STARTING) or self.pool.count(ENDED):
             states = self.dispatcher.replicas.items()
             names |= {name for name, state in states if state.num_requests >= SHARE * self.engine.rows}
         return names
 
     def _dispatch_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for place, request in enumerate(waiting):
+        for request in list(self._waiting):
             if self._closed() >= self.replicas.keys():
-                self._waiting += waiting[place:]
                 break
+            self._waiting.remove(request)
             self._dispatch(request)
 
     def _end(self, request: DispatchedRequest, reason: str, error: str | None = None) -> None:
@@ -249,7 +268,13 @@ class ReplicaClient(EngineClient):
 
     def on_ready(self, member: Member) -> None:
         """Let a replica take requests, beginning with those that wait for one."""
-        handle = member.handle
+        handle, first = member.handle, self.engine.info
+        if (handle.info.model_info, handle.info.num_blocks) != (first.model_info, first.num_blocks):
+            logger.warning(
+                "Replica %s has another vocabulary, context or number of blocks than the first replica: restart the "
+                "front end, which checks requests against the first one.",
+                handle.name,
+            )
         self.replicas[handle.name], self.snapshots[handle.name] = handle, Snapshot()
         prefix_caching = handle.info.config.prefix_caching
         self.dispatcher.add_replica(handle.name, handle.info.block_size if prefix_caching else None)
@@ -275,6 +300,7 @@ class ReplicaClient(EngineClient):
 
     def on_crash(self, error: BaseException) -> None:
         """Fail all requests: the front end cannot continue."""
+        logger.error("The front end has stopped.", exc_info=error)
         self._on_crash(error)
 
     def on_report(self, member: Member, report: Report) -> None:
@@ -293,7 +319,7 @@ class ReplicaClient(EngineClient):
         before = place * self.engine.rows
         after = self.engine.config.max_batch_size - before - self.engine.rows
         return tuple(
-            replace(one, row_steps=(RowStep(),) * before + one.row_steps + (RowStep(),) * after)
+            replace(one, row_steps=(EMPTY,) * before + one.row_steps + (EMPTY,) * after)
             for one in report.snapshot.passes
         )
 

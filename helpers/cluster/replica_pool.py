@@ -10,11 +10,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from .lifecycle import DRAINING, READY, STARTING, Keep, Member, Start, next_change
+from .lifecycle import DRAINING, ENDED, READY, STARTING, Drain, Keep, Member, Start, next_change
 from .replica import ReplicaHandle, ReplicaLost, Report
 
 GRACE = 1.0  # seconds to read a report that came while the front end itself was stopped
 RESTART_PAUSE = 1.0  # seconds before another attempt to start a replica
+CORES_FREE = 1.0  # seconds within which the cores of a killed replica become free; with Ray, it takes about 0.1 s
+CORES_POLL = 0.02  # seconds between two looks at them
 logger = logging.getLogger(__name__)
 
 
@@ -65,6 +67,7 @@ class ReplicaPool:
         self._owner, self._start_replica, self._has_room = owner, start_replica, has_room
         self._timeout, self._drain_grace, self._generation = timeout, drain_grace, 0
         self._tasks: dict[Member, asyncio.Task] = {}
+        self._stopped = False
 
     def start(self, replicas: list[ReplicaHandle]) -> None:
         """Begin with replicas that are ready; as many are wanted."""
@@ -73,7 +76,8 @@ class ReplicaPool:
             self._add(Member(place, self._generation, handle))
 
     async def stop(self) -> None:
-        """Kill all replicas."""
+        """Kill all replicas, and start no more."""
+        self._stopped = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -86,8 +90,7 @@ class ReplicaPool:
     def scale(self, wanted: int) -> None:
         """Start or drain replicas until `wanted` are ready."""
         self.wanted = wanted
-        if self.members:  # else the pool has stopped
-            self._change()
+        self._change()
 
     def restart(self) -> list[str]:
         """Replace all replicas, one after another, and return the names of those that are replaced."""
@@ -104,7 +107,7 @@ class ReplicaPool:
 
     def _change(self) -> None:
         """Start and drain replicas until there is nothing to do but to wait."""
-        while change := next_change(self.members, self.wanted, self._generation, self._has_room, load=self._owner.load):
+        while change := self._next_change():
             if isinstance(change, Start):
                 self._add(Member(change.place, self._generation))
             elif isinstance(change, Keep):
@@ -112,10 +115,17 @@ class ReplicaPool:
             elif change.member.state == STARTING:
                 self._tasks.pop(change.member).cancel()
                 self.members.remove(change.member)
+                if change.member.handle is not None:  # one that was ready at the start, and whose task has not run yet
+                    change.member.handle.kill()
             else:
                 change.member.state = DRAINING
                 change.member.drain_until = asyncio.get_running_loop().time() + self._drain_grace
                 logger.info("Replica %s drains.", change.member.name)
+
+    def _next_change(self) -> Start | Drain | Keep | None:
+        if self._stopped:
+            return None
+        return next_change(self.members, self.wanted, self._generation, self._has_room, load=self._owner.load)
 
     def _add(self, member: Member) -> None:
         self.members.append(member)
@@ -137,12 +147,22 @@ class ReplicaPool:
             self._change()
             lost = await self._follow(member)
             member.handle.kill()
-            self._remove(member)
+            member.state = ENDED
             self._owner.on_left(member, lost)
+            await self._wait_for_cores()
+            self._remove(member)
         except Exception as error:  # not of a replica: the front end itself cannot continue
-            logger.exception("The front end has stopped.")
             self._owner.on_crash(error)
             raise
+
+    async def _wait_for_cores(self) -> None:
+        """Return once a replica in excess has left its cores, so that a restart can start the next replica there.
+
+        A missing replica is started at once: it waits for its cores itself.
+        """
+        end = asyncio.get_running_loop().time() + CORES_FREE
+        while len(self.members) > self.wanted and not self._has_room() and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(CORES_POLL)
 
     def _remove(self, member: Member) -> None:
         self.members.remove(member)
