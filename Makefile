@@ -141,7 +141,7 @@ $(STAMP): requirements.txt requirements-dev.txt constraints.txt
 	    exit 1; }
 	@set -o pipefail; \
 	show() { if [ -t 1 ]; then printf '\r\033[K  %s' "$$1"; else echo "  $$1"; fi; }; \
-	$(RUN) -m pip install --no-compile --no-cache-dir --disable-pip-version-check -c constraints.txt -r requirements-dev.txt \
+	$(RUN) -m pip install --no-cache-dir --disable-pip-version-check -c constraints.txt -r requirements-dev.txt \
 	| while read -r word name _; do case $$word in \
 	    Collecting) show "$$((++count)) fetching $$name" ;; \
 	    Installing) show "installing the packages" ;; \
