@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -83,6 +84,20 @@ def library() -> ctypes.CDLL:
         _run(compiler, *LINK_FLAGS, *objects.values(), "-lm", "-o", str(linked))
         path = linked.replace(folder / f"{name}-{_hash(linked.read_bytes())}.so")
     return ctypes.CDLL(str(path))
+
+
+@functools.cache
+def function(name: str, dtype: torch.dtype, arguments: tuple) -> Callable[..., None]:
+    """Return a kernel's function for tensors of a dtype.
+
+    Args:
+        name: of the kernel.
+        dtype: a key of `DTYPES`.
+        arguments: the ctypes of its arguments.
+    """
+    found = getattr(library(), f"{name}_{DTYPES[dtype]}")
+    found.argtypes, found.restype = arguments, None
+    return found
 
 
 def _run(*command: str) -> None:

@@ -1,11 +1,13 @@
 """Compute what lies between two linear layers in one pass over memory: a residual and its norm, and GELU."""
 
-import functools
 from ctypes import c_float, c_int, c_long, c_void_p
 
 import torch
 
-from .compiled import DTYPES, library
+from .compiled import function
+
+ADD_NORM = (c_void_p,) * 5 + (c_long, c_long, c_float, c_int, c_int)
+GELU = (c_void_p, c_long, c_int)
 
 
 def add_norm(
@@ -28,7 +30,7 @@ def add_norm(
     """
     y = torch.empty_like(x)
     rows, size = x.shape
-    _kernel("add_norm", x.dtype, (c_void_p,) * 5 + (c_long, c_long, c_float, c_int, c_int))(
+    function("add_norm", x.dtype, ADD_NORM)(
         x.data_ptr(),
         None if update is None else update.data_ptr(),
         weight.data_ptr(),
@@ -45,13 +47,5 @@ def add_norm(
 
 def gelu_(x: torch.Tensor) -> torch.Tensor:
     """Replace a contiguous x by its GELU in the tanh form (GPT-2's `gelu_new`), and return it."""
-    arguments = (c_void_p, c_long, c_int)
-    _kernel("gelu", x.dtype, arguments)(x.data_ptr(), x.numel(), torch.get_num_threads())
+    function("gelu", x.dtype, GELU)(x.data_ptr(), x.numel(), torch.get_num_threads())
     return x
-
-
-@functools.cache
-def _kernel(name: str, dtype: torch.dtype, arguments: tuple):
-    kernel = getattr(library(), f"{name}_{DTYPES[dtype]}")
-    kernel.argtypes, kernel.restype = arguments, None
-    return kernel

@@ -1,14 +1,14 @@
 """Multiply a few rows by a weight that is stored in the order in which `linear.cpp` reads it."""
 
-import functools
 from ctypes import c_int, c_long, c_void_p
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
-from .compiled import DTYPES, library
+from .compiled import function, library
 
+ARGUMENTS = (c_void_p,) * 4 + (c_long,) * 3 + (c_int,)
 INPUTS_PER_WORD = {torch.float32: 1, torch.bfloat16: 2}  # a word has 32 bits
 
 
@@ -45,7 +45,7 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
         x, inputs = pad(x, (0, padding)), inputs + padding
     x, bias = x.contiguous(), None if bias is None else bias.contiguous()
     y = x.new_empty(*x.shape[:-1], outputs)
-    _kernel(x.dtype)(
+    function("linear", x.dtype, ARGUMENTS)(
         x.data_ptr(),
         panels.data_ptr(),
         None if bias is None else bias.data_ptr(),
@@ -72,10 +72,3 @@ def check_arguments(x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dty
         raise ValueError(
             f"The bias has shape {list(bias.shape)}, but the layer has {outputs} outputs: pass a bias of [{outputs}]."
         )
-
-
-@functools.cache
-def _kernel(dtype: torch.dtype):
-    kernel = getattr(library(), f"linear_{DTYPES[dtype]}")
-    kernel.argtypes, kernel.restype = [c_void_p] * 4 + [c_long] * 3 + [c_int], None
-    return kernel

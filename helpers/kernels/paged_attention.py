@@ -1,12 +1,13 @@
 """Compute the attention of all sequences of an iteration in one call, through the sequences' block tables."""
 
-import functools
 from ctypes import c_float, c_int, c_long, c_void_p
 
 import torch
 
-from .compiled import DTYPES, library
+from .compiled import DTYPES, function
 
+POINTERS, SIZES = (c_void_p,) * 6, (c_int,) * 5
+ARGUMENTS = (c_void_p, c_long, c_long, *POINTERS, *SIZES, c_long, c_int, c_int, c_float, c_void_p, c_int)
 MAX_HEAD_DIM = 512  # as in paged_attention.cpp
 NO_WINDOW = 2**31 - 1
 
@@ -69,7 +70,7 @@ def paged_attention(
         window: the most keys that a query attends to, its own included; None for all.
     """
     kv_heads, slots, dim = keys.shape
-    _kernel(query.dtype)(
+    function("paged_attention", query.dtype, ARGUMENTS)(
         query.data_ptr(),
         query.stride(0),
         query.stride(1),
@@ -88,12 +89,3 @@ def paged_attention(
         output.data_ptr(),
         torch.get_num_threads(),
     )
-
-
-@functools.cache
-def _kernel(dtype: torch.dtype):
-    kernel = getattr(library(), f"paged_attention_{DTYPES[dtype]}")
-    pointers, sizes = [c_void_p] * 6, [c_int] * 5
-    kernel.argtypes = [c_void_p, c_long, c_long, *pointers, *sizes, c_long, c_int, c_int, c_float, c_void_p, c_int]
-    kernel.restype = None
-    return kernel

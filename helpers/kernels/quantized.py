@@ -1,12 +1,13 @@
 """Multiply a few rows by a weight of integers that `quantized.cpp` converts to floats in registers."""
 
-import functools
 from ctypes import c_int, c_long, c_void_p
 
 import torch
 from torch.nn.functional import pad
 
-from .compiled import DTYPES, library
+from .compiled import DTYPES, function, library
+
+ARGUMENTS = (c_void_p,) * 6 + (c_long,) * 4 + (c_int,) * 3
 
 
 def quantized_linear(
@@ -41,7 +42,7 @@ def quantized_linear(
     x, bias = x.contiguous(), None if bias is None else bias.contiguous()
     y, rows, threads = x.new_empty(*x.shape[:-1], outputs), x.numel() // inputs, torch.get_num_threads()
     buffers = x.new_empty(threads * inputs * words.shape[2] if rows > library().rows_without_buffer() else 0)
-    _kernel(x.dtype)(
+    function("quantized_linear", x.dtype, ARGUMENTS)(
         x.data_ptr(),
         words.data_ptr(),
         scales.data_ptr(),
@@ -57,10 +58,3 @@ def quantized_linear(
         threads,
     )
     return y
-
-
-@functools.cache
-def _kernel(dtype: torch.dtype):
-    kernel = getattr(library(), f"quantized_linear_{DTYPES[dtype]}")
-    kernel.argtypes, kernel.restype = [c_void_p] * 6 + [c_long] * 4 + [c_int] * 3, None
-    return kernel

@@ -1,14 +1,14 @@
 """Multiply a few rows by a weight in the order in which its layer stores it, without a copy of the weight."""
 
-import functools
 from ctypes import c_int, c_long, c_void_p
 
 import torch
 from torch.nn.functional import pad
 
-from .compiled import DTYPES, library
+from .compiled import function
 from .linear import check_arguments
 
+ARGUMENTS = (c_void_p,) * 4 + (c_long,) * 5 + (c_int,) * 2
 LINE = 64  # bytes
 
 
@@ -34,7 +34,7 @@ def unpacked_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
         row = (-(-inputs * x.itemsize // LINE) | 1) * LINE // x.itemsize
         x = pad(x, (0, row - inputs))
     x, bias, y = x.contiguous(), None if bias is None else bias.contiguous(), x.new_empty(*x.shape[:-1], outputs)
-    _kernel(x.dtype)(
+    function("unpacked_linear", x.dtype, ARGUMENTS)(
         x.data_ptr(),
         weight.data_ptr(),
         None if bias is None else bias.data_ptr(),
@@ -43,15 +43,8 @@ def unpacked_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
         inputs,
         outputs,
         row,
-        weight.stride(0 if not by_input else 1),
+        weight.stride(int(by_input)),
         by_input,
         torch.get_num_threads(),
     )
     return y
-
-
-@functools.cache
-def _kernel(dtype: torch.dtype):
-    kernel = getattr(library(), f"unpacked_linear_{DTYPES[dtype]}")
-    kernel.argtypes, kernel.restype = [c_void_p] * 4 + [c_long] * 5 + [c_int] * 2, None
-    return kernel
