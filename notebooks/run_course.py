@@ -87,6 +87,11 @@ def select(folder: Path, wanted: str = "") -> list[Path]:
     return [path for name, path in notebooks.items() if name in names]
 
 
+def code_cells(nb: NotebookNode) -> list[tuple[int, NotebookNode]]:
+    """The cells that a kernel runs, each with its index."""
+    return [(i, cell) for i, cell in enumerate(nb.cells) if cell.cell_type == "code" and cell.source.strip()]
+
+
 def headline_of(nb: NotebookNode) -> str:
     """What the cell tagged `headline` printed."""
     cells = [cell for cell in nb.cells if "headline" in cell.metadata.get("tags", [])]
@@ -112,7 +117,7 @@ class Run:
         Raises:
             LessonError: a cell failed.
         """
-        cells = [(i, cell) for i, cell in enumerate(nb.cells) if cell.cell_type == "code" and cell.source.strip()]
+        cells = code_cells(nb)
         for number, (_, cell) in enumerate(cells, start=1):
             cell.outputs, cell.execution_count = [], number  # nothing old may remain behind a cell that fails
         # A kernel that has loaded torch takes 3 s to end when asked to; nothing of it is needed any more.
@@ -212,9 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     local = Path(args.model).expanduser()  # relative to where the reader is, which is not where the kernel works
     model = str(local.resolve()) if args.model and local.exists() else args.model
     notebooks = {path: nbformat.read(path, as_version=4) for path in lessons}
-    total = sum(
-        cell.cell_type == "code" and bool(cell.source.strip()) for nb in notebooks.values() for cell in nb.cells
-    )
+    total = sum(len(code_cells(nb)) for nb in notebooks.values())
 
     def run_lesson(path: Path) -> str:
         """Run a lesson and write it; return its line, or "" if the run ended before it did."""

@@ -5,7 +5,10 @@ import itertools
 import threading
 from contextlib import asynccontextmanager
 
+import httpx
+
 from helpers import EngineConfig, SamplingParams
+from helpers.cluster.app import make_cluster_app
 from helpers.cluster.replica import Replica, ReplicaLost, Report
 from helpers.cluster.replica_client import ReplicaClient, ReplicatedEngine
 from helpers.cluster.routing import LeastOutstandingTokens
@@ -74,7 +77,7 @@ async def running(
 
     Args:
         num_replicas: how many there are at first, and `most` at any time.
-        shut: whether the first ones have no permits; `all_shut`: whether the later ones have none, either.
+        shut: whether the first ones have no permits; `all_shut`: whether none has any.
         restarts: whether further ones can be started; otherwise each needs a permit of `client.may_start`.
         max_queue, timeout, router, options: of the `ReplicaClient`.
 
@@ -111,6 +114,12 @@ async def running(
         for one in started:
             one.kill()
             await one.replica.stop()
+
+
+def http_client(client: ReplicaClient, **options) -> httpx.AsyncClient:
+    """Return a client of the HTTP application of replicas; the options are those of `make_cluster_app`."""
+    app = make_cluster_app(client.engine, lambda *_: client, **options)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://front")
 
 
 def is_empty(client: ReplicaClient) -> bool:

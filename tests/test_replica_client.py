@@ -5,18 +5,16 @@ import time
 from dataclasses import replace
 from functools import partial
 
-import httpx
 import pytest
 
 from helpers import EngineConfig, SamplingParams
-from helpers.cluster.app import make_cluster_app
 from helpers.cluster.replica import Report
 from helpers.cluster.replica_client import ReplicatedEngine
 from helpers.cluster.routing import PrefixAware
 from helpers.engine import OutputDelta
 from helpers.server.errors import EngineFailed
 from tests.gated_thread import in_loop, wait_until
-from tests.local_replicas import ENOUGH, is_empty, let, running, submit, tokens
+from tests.local_replicas import ENOUGH, http_client, is_empty, let, running, submit, tokens
 
 
 @in_loop
@@ -248,20 +246,17 @@ async def test_slow_motion_reaches_all_replicas_and_those_that_come_later():
 
 @in_loop
 async def test_the_same_front_lists_the_replicas_and_has_their_metrics():
-    async with running() as client:
-        app = make_cluster_app(client.engine, lambda *_: client)
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://front") as http:
-            response = await http.post("/v1/completions", json={"prompt": [0, 1], "max_tokens": 3})
-            assert response.json()["usage"]["completion_tokens"] == 3
-            listed = (await http.get("/replicas")).json()
-            assert [one["name"] for one in listed] == ["r0", "r1"]
-            assert all(one["rows"] == 2 and one["running"] == 0 and one["outstanding_tokens"] == 0 for one in listed)
-            metrics = (await http.get("/metrics")).text
-            assert 'replica_running{replica="r1"} 0.0' in metrics and "\nreplicas 2.0\n" in metrics
-            assert "\nengine_rows 4.0\n" in metrics and "\nengine_generated_tokens_total 3.0\n" in metrics
-            refused = await http.post("/v1/completions", json={"prompt": [0] * 50})
-            assert refused.status_code == 400 and "context is 40" in refused.json()["error"]["message"]
-            described = (await http.get("/openapi.json")).json()["paths"]["/replicas"]["get"]
-            assert set(described["responses"]) == {"200", "401"}
-            assert (await http.head("/replicas")).status_code == 200
+    async with running() as client, http_client(client) as http:
+        response = await http.post("/v1/completions", json={"prompt": [0, 1], "max_tokens": 3})
+        assert response.json()["usage"]["completion_tokens"] == 3
+        listed = (await http.get("/replicas")).json()
+        assert [one["name"] for one in listed] == ["r0", "r1"]
+        assert all(one["rows"] == 2 and one["running"] == 0 and one["outstanding_tokens"] == 0 for one in listed)
+        metrics = (await http.get("/metrics")).text
+        assert 'replica_running{replica="r1"} 0.0' in metrics and "\nreplicas 2.0\n" in metrics
+        assert "\nengine_rows 4.0\n" in metrics and "\nengine_generated_tokens_total 3.0\n" in metrics
+        refused = await http.post("/v1/completions", json={"prompt": [0] * 50})
+        assert refused.status_code == 400 and "context is 40" in refused.json()["error"]["message"]
+        described = (await http.get("/openapi.json")).json()["paths"]["/replicas"]["get"]
+        assert set(described["responses"]) == {"200", "401"}
+        assert (await http.head("/replicas")).status_code == 200

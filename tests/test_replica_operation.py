@@ -7,30 +7,23 @@ import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
-import httpx
 import pytest
 
 from helpers import EngineConfig, SamplingParams
 from helpers.cluster import replica, replica_client
-from helpers.cluster.app import make_cluster_app
 from helpers.cluster.autoscaling import QueueLengthAutoscaler
 from helpers.cluster.lifecycle import DRAINING, READY, STARTING
 from helpers.cluster.replica_pool import ReplicaPool
 from helpers.server.errors import EngineFailed
 from helpers.simulator import Simulator
 from tests.gated_thread import in_loop, wait_until
-from tests.local_replicas import ENOUGH, is_empty, let, running, submit, tokens
+from tests.local_replicas import ENOUGH, http_client, is_empty, let, running, submit, tokens
 
 NEVER = 1e6  # seconds
 
 
 def states(client) -> list[str]:
     return [one.state for one in client.pool.members]
-
-
-def http_client(client, **options) -> httpx.AsyncClient:
-    app = make_cluster_app(client.engine, lambda *_: client, **options)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://front")
 
 
 @pytest.mark.parametrize("has_room", [False, True])
@@ -145,7 +138,7 @@ async def test_a_draining_replica_finishes_its_request_and_gets_no_other():
 
 @in_loop
 async def test_after_the_grace_requests_move_to_others_and_many_restarts_are_no_losses():
-    async with running(num_replicas=1, all_shut=True, shut=True, drain_grace=0.0) as client:
+    async with running(num_replicas=1, all_shut=True, drain_grace=0.0) as client:
         stream = await submit(client, [0, 1], 9)
         for number in range(4):
             await wait_until(lambda number=number: f"r{number}" in client.replicas)
@@ -191,7 +184,7 @@ async def test_the_autoscaler_looks_once_per_interval():
 
 @in_loop
 async def test_the_first_replica_after_a_loss_of_all_leaves_requests_to_those_that_follow():
-    async with running(2, shut=True, all_shut=True, restarts=False, max_queue=20) as client:
+    async with running(2, all_shut=True, restarts=False, max_queue=20) as client:
         streams = [await submit(client, [0, 1], 4, f"r{number}") for number in range(10)]
         for one in client.started:
             one.lose()

@@ -10,7 +10,6 @@ const LABELS = {
   failure: "replica 1 fails after … % of the requests (0: never)",
 };
 const CHOICES = { router: "router", trace: "requests like those of", machine: "cost model" };
-const ENOUGH = 0.99;  // of the requests within the limits
 const $ = (id) => document.getElementById(`pg-fleet-${id}`);
 const percent = (share) => `${Math.floor(1000 * share + 1e-6) / 10}%`;  // never rounded up: 99.96% is not all
 const milliseconds = (seconds) => Math.round(1000 * seconds).toLocaleString("en");
@@ -83,10 +82,10 @@ const chosen = () => Object.fromEntries(
   [...Object.keys(CHOICES).map((name) => [name, $(name).value]), ...Object.keys(LABELS).map((name) => [name, Number($(name).value)])]);
 
 function answer(results, settings) {
-  const enough = results.filter((one) => one.within >= ENOUGH).map((one) => one.size);
+  const enough = results.filter((one) => one.within >= module.SHARE).map((one) => one.size);
   const limits = `TTFT up to ${settings.ttft_limit} ms and TPOT up to ${settings.tpot_limit} ms`;
-  const served = `To serve 99% of the requests with ${limits},`;
-  if (!enough.length) return `${served} ${settings.replicas} replicas are too few.`.replace("1 replicas are", "1 replica is");
+  const served = `To serve ${percent(module.SHARE)} of the requests with ${limits},`;
+  if (!enough.length) return `${served} ${settings.replicas} replica${settings.replicas > 1 ? "s are" : " is"} too few.`;
   const least = Math.min(...enough);
   return `${served} the smallest of these fleets has ${least} replica${least > 1 ? "s" : ""}.`;
 }

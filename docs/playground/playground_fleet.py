@@ -7,12 +7,11 @@ shows is what the same call returns anywhere, and what the command line prints w
 import random
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
 
-import helpers.simulator
 from helpers.cluster.routing import ROUTERS
 from helpers.engine import EngineConfig
 from helpers.simulator import CostModel, FleetResult, TimedRequest, simulate_fleet, synthetic_trace
+from helpers.simulator.cost_model import MACHINES
 from helpers.simulator.synthetic import TRACES
 
 ROWS, TOKEN_BUDGET = 64, 2048  # the defaults of `python -m helpers.simulator`
@@ -29,8 +28,7 @@ SETTINGS = {  # name: (least, most, step, default)
     "prefixes": (1, 64, 1, 16),
     "failure": (0, 90, 10, 0),
 }
-MACHINES = {file.stem: file for file in Path(helpers.simulator.__file__).parent.glob("machines/*.json")}
-CHOICES = {"router": list(ROUTERS), "trace": list(TRACES), "machine": sorted(MACHINES)}
+CHOICES = {"router": list(ROUTERS), "trace": list(TRACES), "machine": list(MACHINES)}
 DEFAULTS = {name: default for name, (_, _, _, default) in SETTINGS.items()}
 DEFAULTS |= {"router": "least_outstanding_tokens", "trace": "conversation", "machine": "h100_llama_8b"}
 PREFIXES = {"trace": "code", "rate": 30, "requests": 200, "shared_prefix": 2048, "prefixes": 32}

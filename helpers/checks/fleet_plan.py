@@ -7,12 +7,11 @@ every machine.
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
-from pathlib import Path
 from random import Random
 
-from .. import simulator
 from ..engine import EngineConfig
 from ..simulator import CostModel, TimedRequest, simulate_fleet, synthetic_trace
+from ..simulator.cost_model import MACHINES
 from ..simulator.trace_files import at_rate
 from .comparing import kind
 from .exercise import Wrong
@@ -74,7 +73,7 @@ def trace(seed: int = 0) -> tuple[TimedRequest, ...]:
 @lru_cache(1)
 def cost_model() -> CostModel:
     """Return the costs of the committed estimate for an H100."""
-    return CostModel.load(Path(simulator.__file__).with_name("machines") / "h100_llama_8b.json")
+    return CostModel.load(MACHINES["h100_llama_8b"])
 
 
 def run_plan(replicas: int, tokens: int, seed: int = 0, failure: bool = False) -> Served:

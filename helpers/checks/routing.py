@@ -87,7 +87,7 @@ class _Replica:
         for digest, registered in self.engine.block_manager.take_cache_events():
             (self.hashes.add if registered else self.hashes.discard)(digest)
         cached = list(takewhile(lambda digest: digest in self.hashes, hash_blocks(prompt[:-1], BLOCK_SIZE)))
-        unfinished = [*self.engine.scheduler.running, *self.engine.scheduler.waiting]
+        unfinished = self.engine.scheduler.unfinished
         outstanding = sum(one.prompt_tokens + one.max_tokens - one.computed for one in unfinished)
         waiting = max(0, len(unfinished) - self.engine.config.max_batch_size)
         return KnownReplica(BLOCK_SIZE * len(cached), outstanding, waiting)

@@ -134,7 +134,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         help="how many replicas run, or the least and the most, such as 1..4 (default: 2)",
     )
     add(
-        "--target", type=float, help="with 1..4: unfinished requests per replica to aim at (default: as many as --rows)"
+        "--target",
+        type=float,
+        help="with 1..4: unfinished sequences per replica to aim at (default: as many as --rows)",
     )
     add("--autoscale-interval", type=float, default=10, help="with 1..4: seconds between two looks (default: 10)")
     add("--replica-cpus", type=int, default=1, help="how many CPU cores each replica gets (default: 1)")

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 STARTING, READY, DRAINING, ENDED = "starting", "ready", "draining", "ended"
-STATES = (STARTING, READY, DRAINING, ENDED)
 
 
 @dataclass(eq=False)
@@ -26,7 +25,7 @@ class Member:
         place: which of the rows in the live view are its own.
         generation: a rolling restart replaces the members of older generations.
         handle: how to call it; None until it is ready.
-        state: one of `STATES`.
+        state: STARTING, READY, DRAINING or ENDED.
         drain_until: when its unfinished requests move to other replicas, by the clock of the event loop.
     """
 

@@ -56,12 +56,10 @@ class ReplicaSettings:
     @property
     def runtime_env(self) -> dict[str, Any]:
         """What differs in the environment of the replica's process, for Ray."""
-        env = (
-            {}
-            if self.vllm is None
-            else {"env_vars": vllm_replica.environment(self.python or sys.executable, self.num_cpus)}
-        )
-        return env if self.python is None else env | {"py_executable": self.python}
+        env = {} if self.python is None else {"py_executable": self.python}
+        if self.vllm is not None:
+            env["env_vars"] = vllm_replica.environment(self.python or sys.executable, self.num_cpus)
+        return env
 
     def load_engine(self) -> EngineCore | VLLMEngine:
         """Load the model in the replica's process.

@@ -1,5 +1,6 @@
 """Pictures of planning: predicted times, the requests that each fleet serves late, and fleets over time."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from matplotlib.lines import Line2D
@@ -43,13 +44,14 @@ def predicted_times(models: Mapping[str, Sequence[tuple[float, float, bool]]], u
         for kind, (marker, color) in looks.items():
             chosen = [point[:2] for point in points if point[2] == (kind == "has a prefill")]
             ax.plot(*zip(*chosen, strict=True) if chosen else ([], []), marker, color=color, markersize=4, alpha=0.7)
-        ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), ylabel=f"predicted ({unit})")
+        ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), ylabel=f"predicted ({unit}, log scale)")
         ax.grid(color=PALE)
+        ax.tick_params(which="both", labelsize=SMALL)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter("{x:g}")
             axis.set_minor_formatter(LogFormatter())  # 20, not 2 × 10¹
         set_panel_title(ax, name)
-    axes[-1].set_xlabel(f"measured ({unit})")
+    axes[-1].set_xlabel(f"measured ({unit}, log scale)")
     key = {kind: Line2D([], [], linestyle="", marker=marker, color=color) for kind, (marker, color) in looks.items()}
     add_key(figure, key | {"measured = predicted": Line2D([], [], color=GRAY)})
     count = max(map(len, models.values()))
@@ -85,7 +87,7 @@ def missed_requests(
     tried = [size for shares in fleets.values() for size in shares]
     least, most = min(tried), max(tried)
     for promise in promises:
-        ax.axhline(1 - promise, color=GRAY, linewidth=0.8, linestyle="--", zorder=0)
+        ax.hlines(1 - promise, least - 1.2, most, color=GRAY, linewidth=0.8, linestyle="--", zorder=0)
         place = {"textcoords": "offset points", "fontsize": SMALL, "color": "#555555"}
         ax.annotate(f"{100 * promise:g}% promised", (least - 1.2, 1 - promise), (3, 3), **place)
     ax.set_yscale("log")
@@ -111,7 +113,7 @@ def arrivals_and_departures(requests: Sequence[tuple[float, float]], title: str 
     figure, (ax,) = new_figure(3.7, title=title)
     arrivals, ends = (sorted(times) for times in zip(*requests, strict=True))
     times = sorted({*arrivals, *ends})
-    counts = [_counts(moments, times) for moments in (arrivals, ends)]
+    counts = [[bisect_right(moments, time) for time in times] for moments in (arrivals, ends)]
     gaps = [arrived - finished for arrived, finished in zip(*counts, strict=True)]
     most = gaps.index(max(gaps))
     ax.fill_between(times, counts[1], counts[0], step="post", color=SKY, alpha=0.45, linewidth=0)
@@ -135,16 +137,6 @@ def arrivals_and_departures(requests: Sequence[tuple[float, float]], title: str 
         f"Two rising curves of {len(requests)} requests: arrived and finished. At most {gaps[most]} are in the system."
     )
     return Picture(figure, alt)
-
-
-def _counts(moments: Sequence[float], times: Sequence[float]) -> list[int]:
-    """Return for each time how many moments are not later; both in ascending order."""
-    counts, place = [], 0
-    for time in times:
-        while place < len(moments) and moments[place] <= time:
-            place += 1
-        counts.append(place)
-    return counts
 
 
 def fleet_over_time(sizes: Sequence[tuple[float, int, int]], arrivals: Sequence[float], title: str = "") -> Picture:

@@ -36,7 +36,8 @@ class EngineThread(EngineClient):
     def __init__(self, engine: EngineCore, max_queue: int = 64, pace: float = 0.0, worker: WorkerThread | None = None):
         super().__init__(engine, max_queue, pace)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._worker, self._running = worker, Future()
+        self._worker = worker
+        self._running: Future | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # --- on the event loop --------------------------------------------------------------------------------------
@@ -51,7 +52,7 @@ class EngineThread(EngineClient):
     @property
     def alive(self) -> bool:
         """Whether the thread runs and the engine has not crashed."""
-        return self._loop is not None and not self._running.done() and not self.crashed
+        return self._running is not None and not self._running.done() and not self.crashed
 
     async def stop(self) -> None:
         """End the thread after the current iteration."""

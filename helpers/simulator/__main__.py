@@ -26,7 +26,7 @@ from tqdm import tqdm
 from ..cluster.autoscaling import QueueLengthAutoscaler
 from ..cluster.routing import ROUTERS
 from ..engine import POLICIES, EngineConfig
-from .cost_model import CostModel
+from .cost_model import MACHINES, CostModel
 from .disaggregation import simulate_disaggregated
 from .fleet import TimedRequest, random_failures, simulate_fleet
 from .fleet_result import FleetResult
@@ -34,7 +34,6 @@ from .synthetic import TRACES, synthetic_trace
 from .trace_files import at_rate, read_trace
 
 LIMITS = ("ttft", "tpot", "e2e")
-MACHINES = {file.stem: file for file in sorted(Path(__file__).with_name("machines").glob("*.json"))}
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -21,6 +21,7 @@ from typing import Any
 from ..engine import Plan
 
 FEATURES = ("iterations", "prefills", "tokens", "sequences", "keys", "pairs")
+MACHINES = {file.stem: file for file in sorted(Path(__file__).with_name("machines").glob("*.json"))}
 MOST_SECONDS = 1e9  # per unit: far above any machine's, and low enough for all times to be finite
 
 

@@ -84,7 +84,7 @@ def measure(engine: EngineCore, context: int, iterations: int = 300, repeats: in
         context: the most tokens of a request.
         iterations: about how many different iterations.
         repeats: how often each is timed, after one run that warms up.
-        seed: of lengths and token ids.
+        seed: of all choices.
 
     Returns:
         For each iteration, the counts of its plan and the median of its seconds.

@@ -198,8 +198,8 @@ class ReplicaSet:
         """Stop a replica at the end of the iteration in progress, keep only its counts, and return that time."""
         one = self._members.pop(member.number).replica
         lifetime = Lifetime(member.started, member.ready, max(time, member.started, one.time))
-        counts = lifetime, one.iterations, one.preemptions, one.busy_seconds, one.computed_tokens
-        self._stopped[member.number] = _Counts(*counts)
+        counts = _Counts(lifetime, one.iterations, one.preemptions, one.busy_seconds, one.computed_tokens)
+        self._stopped[member.number] = counts
         return lifetime.stopped
 
     def report(self, result: FleetResult) -> None:
