@@ -47,7 +47,7 @@ class ConnectionLimits:
 
     max_connections: int = 512
     client_timeout: float = 30.0
-    send_buffer: int = 2**16
+    send_buffer: int = 2**14
 
     def __post_init__(self):
         if self.max_connections < 1:
