@@ -119,6 +119,18 @@ def test_without_time_left_few_rows_are_timed_in_one_round_and_many_not_at_all(c
     assert all(len(seconds) == len(few) for one in times.values() for seconds in one.seconds.values())
 
 
+@pytest.mark.parametrize("copies, expected", [(True, "compiled"), (False, "compiled_unpacked")])
+def test_the_kernel_for_the_own_weight_is_only_chosen_where_no_copy_may_be_kept(monkeypatch, copies, expected):
+    seconds = dict(zip(NAMES, [9e-6, 8e-6, 7e-6, 2e-6, 1e-6], strict=True))
+    times = Times({name: [each] * len(ROWS) for name, each in seconds.items()})
+    monkeypatch.setattr(linear, "times_of", lambda layers, backends: {shape_of(layer): times for layer in layers})
+    monkeypatch.setattr(linear, "available_backends", lambda *kind: NAMES)
+    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
+    model = nn.Sequential(nn.Linear(600, 900))
+    choose_linear_backends(model, copies=copies)
+    assert model[0].backends == [expected] * len(ROWS)
+
+
 def test_copies_are_not_made_if_they_are_not_wanted(calls):
     choose_linear_backends(layers(), copies=False)
     assert not calls, "there is nothing to choose from"

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from .. import kernels
 from ..models.quantization import QuantizedLinear
-from .linear_backends import BACKENDS, Layer, available_backends, backends_of, bytes_of, inputs_of, kind_of
+from .linear_backends import BACKENDS, Layer, available_backends, backends_of, bytes_of, candidates, inputs_of, kind_of
 from .linear_choice import ROWS, nearest, shape_of, times_of
 
 MIN_LAYER_BYTES = 1_000_000  # smaller weights fit in a core's cache
@@ -113,8 +113,7 @@ def _choose(layers: list, backend: str, copies: bool, available: list[str]) -> l
     if isinstance(layers[0], QuantizedLinear):  # its backends make no copies
         times = times_of(layers, available)
         return [times[shape_of(layer)].fastest(available) for layer in layers]
-    if not copies:
-        available = [name for name in available if not BACKENDS[name].copies_weight]
+    available = candidates(available, copies)
     if available == ["pytorch"]:
         return [available * len(ROWS)] * len(layers)
     times = times_of(layers, available)

