@@ -74,9 +74,9 @@ def throughput(urls: list[str]) -> float:
         return sum(cost.tokens_per_second for cost in pool.map(lambda url: measure(url, users, num_requests), urls))
 
 
-def compare_with_separate_servers(rounds: int) -> None:
-    """Measure two single servers and two replicas in turn."""
-    options, found = ("--rows", str(ROWS // 2), "--max-queue", str(ROWS)), {"separate": [], "replicas": []}
+def compare_with_separate_servers(rounds: int, model: tuple[str, ...]) -> None:
+    """Measure two single servers and two replicas in turn. `model` are the options that name it."""
+    options, found = ("--rows", str(ROWS // 2), "--max-queue", str(ROWS), *model), {"separate": [], "replicas": []}
     for _ in range(rounds):
         with ExitStack() as stack:
             servers = [stack.enter_context(launch(*options)) for _ in range(2)]
@@ -94,11 +94,13 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=3, help="with --separate: how often each is measured (default: 3)"
     )
+    parser.add_argument("--model", help="with --separate: a model folder, run in bfloat16 (default: the embedded one)")
     options = parser.parse_args()
     print(processor())
     os.environ["OMP_NUM_THREADS"] = "1"
     if options.separate:
-        return compare_with_separate_servers(options.rounds)
+        model = ("--model", options.model, "--dtype", "bfloat16") if options.model else ()
+        return compare_with_separate_servers(options.rounds, model)
     for name, (module, engines, options) in ARRANGEMENTS.items():
         began = time.perf_counter()
         with launch("--rows", str(ROWS // engines), "--max-queue", str(ROWS), *options, module=module) as server:
