@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
-from .block_manager import KVMemory, UnlimitedMemory
+from .block_manager import BlockManager, UnlimitedMemory
 from .config import EngineConfig
 from .plan import Chunk, Plan
 from .policies import make_policy
@@ -49,7 +49,10 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: EngineConfig, memory: KVMemory | None = None, eos_token_ids: Iterable[int] = frozenset()
+        self,
+        config: EngineConfig,
+        memory: BlockManager | UnlimitedMemory | None = None,
+        eos_token_ids: Iterable[int] = frozenset(),
     ):
         self.max_rows, self.max_tokens_per_step = config.max_batch_size, config.max_tokens_per_step
         self.mixed, self.chunked = config.mixed_batches, config.chunked_prefill
