@@ -22,7 +22,7 @@ from .plan import Chunk, Plan
 from .policies import make_policy
 from .sequence import Sequence
 from .speculation import Speculation
-from .stop_conditions import finish_reason, is_end_token
+from .stop_conditions import finish_reason
 from .waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
@@ -291,14 +291,14 @@ class Scheduler:
         if sequence.logprobs is not None:
             sequence.logprobs.append(sampled.logprobs)
         sequence.token_ids.append(sampled.token_id)  # last: from here on, an interrupt does not take the token back
-        reason = self.decode(sequence, sampled.token_id)
+        reason = self.detokenize(sequence, sampled.token_id)
         if reason is not None:
             self.finish(sequence, reason)
 
-    def decode(self, sequence: Sequence, token_id: int) -> str | None:
+    def detokenize(self, sequence: Sequence, token_id: int) -> str | None:
         """Extend a sequence's text by a token, and return why the sequence finishes with it; None if it continues."""
-        ignore_eos, stop_token_ids = sequence.params.ignore_eos, sequence.token_rules.stop_token_ids
-        stopped = is_end_token(token_id, self.eos_token_ids, ignore_eos, stop_token_ids)
+        is_eos = token_id in self.eos_token_ids and not sequence.params.ignore_eos
+        stopped = is_eos or token_id in sequence.token_rules.stop_token_ids  # these tokens have no text
         if sequence.detokenizer is not None and not stopped:
             sequence.detokenizer.push(token_id)
             stopped = sequence.detokenizer.stopped
