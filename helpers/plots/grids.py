@@ -17,11 +17,11 @@ from .picture import (
     WIDTH,
     Picture,
     add_key,
+    empty_figure,
     ink_on,
     new_figure,
     request_colors,
     set_panel_title,
-    set_title,
     wasted,
 )
 
@@ -226,9 +226,7 @@ def visible_keys(
     """
     count = len(tokens)
     width = min(WIDTH, 0.44 * count * len(named) + 2)
-    figure = Figure(figsize=(width, width / len(named) + 0.5 + 0.3 * bool(title)), layout="constrained")
-    if title:
-        set_title(figure, title)
+    figure = empty_figure(width / len(named) + 0.5 + 0.3 * bool(title), title, width)
     described = []
     panels = figure.subplots(1, len(named), squeeze=False)[0]
     for ax, (name, mask) in zip(panels, named.items(), strict=True):

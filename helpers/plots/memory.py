@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from .grids import draw_cell, set_up_grid
@@ -12,15 +11,14 @@ from .picture import (
     INK,
     LABEL,
     SMALL,
-    WIDTH,
     Picture,
     add_key,
+    empty_figure,
     ink_on,
     label_area,
     new_figure,
     request_colors,
     set_panel_title,
-    set_title,
     wasted,
 )
 
@@ -80,9 +78,7 @@ def block_tables(
     color = request_colors(request for tables in named.values() for request in tables)
     longest = max([entries, *(len(table) for tables in named.values() for table, _ in tables.values())])
     heights = [0.34 * max(2, len(tables)) + 0.5 for tables in named.values()]
-    figure = Figure(figsize=(WIDTH, sum(heights) + 0.7 + 0.3 * bool(title)), layout="constrained")
-    if title:
-        set_title(figure, title)
+    figure = empty_figure(sum(heights) + 0.7 + 0.3 * bool(title), title)
     grid = figure.subplots(len(named), 2, squeeze=False, height_ratios=heights, width_ratios=[longest + 1, 12])
     described, shared_somewhere = [], False
     for (left, right), (name, tables) in zip(grid, named.items(), strict=True):
