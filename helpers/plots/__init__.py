@@ -39,7 +39,7 @@ from .picture import (
 from .player import FlipBook, Player, flip_book, play
 from .quantization import agreement, error_map, packed_byte, rounding_levels
 from .replicas import prefix_map, replica_work, resumed_streams
-from .rows import padding, slot_timeline, tokens_read, waiting_requests, work_bars
+from .rows import padding, slot_timeline, tokens_read, waiting_requests
 from .system_map import system_map
 
 __all__ = [
@@ -107,5 +107,4 @@ __all__ = [
     "visible_keys",
     "waiting_requests",
     "with_and_without_cache",
-    "work_bars",
 ]

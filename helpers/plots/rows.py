@@ -118,29 +118,6 @@ def runs_of(trace: Trace, row: int) -> Iterator[tuple[int, int, str, Hashable]]:
         start += length
 
 
-def work_bars(traces: Mapping[str, Trace], title: str = "") -> Picture:
-    """Draw how the slot-steps of each trace were spent, as one stacked bar per trace."""
-    figure, (ax,) = new_figure(0.5 * len(traces) + 1.5, title=title)
-    longest = max(trace.slot_steps for trace in traces.values())
-    for y, trace in enumerate(traces.values()):
-        left = 0
-        for kind in WORK:
-            count = trace.work[kind]
-            ax.barh(y, count, left=left, label=WORK_MEANING[kind] if y == 0 else None, **work_look(kind))
-            if count > 0.07 * longest:
-                box = {"facecolor": "white", "linewidth": 0, "pad": 1} if kind == "finished" else None
-                place = {"ha": "center", "va": "center", "fontsize": SMALL, "bbox": box}
-                ax.text(left + count / 2, y, f"{count:,}", color="white" if kind == "decode" else INK, **place)
-            left += count
-    ax.set_yticks(range(len(traces)), list(traces))
-    ax.invert_yaxis()
-    ax.set_xlabel("slot-steps (rows x forward passes)")
-    seen = [kind for kind in WORK if any(trace.work[kind] for trace in traces.values())]
-    add_key(figure, {WORK_MEANING[kind]: work_look(kind) for kind in seen})
-    described = "; ".join(f"{name}: {_counts(trace)}" for name, trace in traces.items())
-    return Picture(figure, f"Stacked bars of slot-steps. {described}.")
-
-
 def _counts(trace: Trace) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(trace.work.items()))
 
