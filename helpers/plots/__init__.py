@@ -25,18 +25,13 @@ from .memory import block_tables, memory_shares, memory_timeline
 from .picture import (
     BLUE,
     GRAY,
-    GREEN,
     INK,
     ORANGE,
-    PALE,
     PURPLE,
-    RED,
-    REQUEST_COLORS,
     SKY,
-    YELLOW,
     Picture,
 )
-from .player import FlipBook, Player, flip_book, play
+from .player import flip_book, play
 from .quantization import agreement, error_map, packed_byte, rounding_levels
 from .replicas import prefix_map, replica_work, resumed_streams
 from .rows import padding, slot_timeline, tokens_read, waiting_requests
@@ -45,18 +40,11 @@ from .system_map import system_map
 __all__ = [
     "BLUE",
     "GRAY",
-    "GREEN",
     "INK",
     "ORANGE",
-    "PALE",
     "PURPLE",
-    "RED",
-    "REQUEST_COLORS",
     "SKY",
-    "YELLOW",
-    "FlipBook",
     "Picture",
-    "Player",
     "agreement",
     "arrivals_and_departures",
     "bars",
