@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 class Scheduler:
     """Plans iterations, and owns the queue, the rows and the memory.
 
+    An unfinished sequence runs in a row, waits in the queue, or stays beside the queue. A further sample of a prompt
+    stays there until the prompt is computed (`parent`). A beam that lost its row stays there until the other beams have
+    finished their round (`paused`).
+
     Args:
         config: the rows, the token budget, the policy and the two settings above.
         memory: allocates the KV cache; if None, a sequence needs only a row.
