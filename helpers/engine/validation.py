@@ -12,11 +12,9 @@ from .config import EngineConfig
 from .grammar import Grammar, GrammarCompiler
 from .runner import ModelInfo
 from .sampling_params import SamplingParams
-from .sequence import Prompt
+from .sequence import GREEDY, Prompt
 from .token_length import TokenLength
 from .token_rules import TokenRulesMaker
-
-GREEDY = SamplingParams()
 
 
 class RequestValidator:
