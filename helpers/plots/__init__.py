@@ -1,7 +1,8 @@
 """The pictures of the lessons: maps, masks, caches, timelines of rows, latencies, and latency against throughput.
 
 Every function returns a `Picture`, except `play` and `flip_book`, which return pictures that move. A notebook displays
-them when they are the last expression of a cell. All carry a text that describes what they show.
+them when they are the last expression of a cell. All carry a text that describes what they show. A `title` says in a
+sentence what the picture shows.
 """
 
 from .capacity import arrivals_and_departures, fleet_over_time, missed_requests, predicted_times

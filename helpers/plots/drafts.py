@@ -35,7 +35,6 @@ def verified_draft(newest: str, draft: Sequence[str], chosen: Sequence[str], tit
         newest: the newest token of the text.
         draft: the draft tokens.
         chosen: the model's token after the newest one, and after each draft token.
-        title: what the picture shows.
 
     Raises:
         ValueError: `chosen` is not one longer than `draft`.
@@ -97,7 +96,6 @@ def draft_staircase(passes: Sequence[tuple[int, int]], title: str = "") -> Pictu
 
     Args:
         passes: for each pass after the prefill, the numbers of drafted and of accepted tokens.
-        title: what the picture shows.
     """
     figure, (ax,) = new_figure(0.105 * len(passes) + 1.5, title=title)
     place, furthest = 0, 0

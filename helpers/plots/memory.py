@@ -31,7 +31,6 @@ def memory_timeline(
     Args:
         named: for each panel, two counts per iteration: the tokens held, and the tokens for which memory is allocated.
         capacity: the tokens for which there is memory.
-        title: what the picture shows.
     """
     figure, axes = new_figure(1.6 * len(named) + 0.7, len(named), title, sharex=True, sharey=True)
     described = []
@@ -72,7 +71,6 @@ def block_tables(
         named: for each panel, the block table of each request and its number of tokens.
         blocks: the number of blocks.
         block_size: the number of tokens that fit in a block.
-        title: what the picture shows.
         entries: leave room for at least this many entries per table, so that several pictures have the same layout.
     """
     color = request_colors(request for tables in named.values() for request in tables)
@@ -129,7 +127,6 @@ def memory_shares(named: Mapping[str, Sequence[int]], capacity: int, unit: str, 
         named: for each request, the amount of memory that it holds in each iteration.
         capacity: the total amount of memory.
         unit: the unit of these amounts.
-        title: what the picture shows.
     """
     figure, (ax,) = new_figure(3.2, title=title)
     count = max(map(len, named.values()))

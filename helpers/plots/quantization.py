@@ -32,7 +32,6 @@ def rounding_levels(
         weights: a weight per input.
         scales: for each panel, the scales of its groups. The groups are equally large.
         largest: the largest integer; a level is an integer from -largest to largest, times the scale of its group.
-        title: what the picture shows.
     """
     figure, axes = new_figure(1.55 * len(scales) + 1.0, len(scales), title, sharex=True, sharey=True)
     edge, described = 1.12 * max(map(abs, weights)), []
@@ -64,7 +63,6 @@ def error_map(named: Mapping[str, Sequence[Sequence[float]]], title: str = "") -
 
     Args:
         named: for each panel, the errors [out, in], as nested lists.
-        title: what the picture shows.
     """
     rows, columns = len(first := next(iter(named.values()))), len(first[0])
     height = len(named) * (5.6 * rows / columns + 0.42) + 1.0
@@ -120,7 +118,6 @@ def agreement(expected: Sequence[Sequence], named: Mapping[str, Sequence[Sequenc
     Args:
         expected: the tokens of each text.
         named: for each panel, the tokens of the same texts as another model generates them.
-        title: what the picture shows.
     """
     columns = max(len(text) for texts in [expected, *named.values()] for text in texts)
     height = len(named) * (0.105 * len(expected) + 0.5) + 0.9

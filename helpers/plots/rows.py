@@ -34,7 +34,6 @@ def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int,
 
     Args:
         traces: the runs by name.
-        title: what the picture shows.
         zoom: the first and the last forward pass of one more panel, which shows a part of the last trace in detail.
     """
     longest = max(trace.forward_passes for trace in traces.values())
@@ -134,7 +133,6 @@ def waiting_requests(
         named: the metrics of the requests under each policy.
         groups: the request ids of each group, at most three; each group has its own color and marker.
         unit: the unit of the latencies.
-        title: what the picture shows.
     """
     figure, axes = new_figure(1.55 * len(named) + 0.6, len(named), title, sharex=True, sharey=True)
     looks = list(zip(groups.items(), (BLUE, RED, GREEN), "osD", strict=False))
@@ -174,7 +172,6 @@ def tokens_read(traces: Mapping[str, Trace], first: int = 0, last: int | None = 
     Args:
         traces: the runs, one panel each.
         first, last: the first and the last pass to draw.
-        title: what the picture shows.
     """
     figure, axes = new_figure(1.5 * len(traces) + 0.7, len(traces), title, sharex=True, sharey=True)
     described = []
@@ -200,7 +197,6 @@ def padding(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], ylabel: st
     Args:
         named: for each run, the useful and the padding count of each pass.
         ylabel: what is counted.
-        title: what the picture shows.
     """
     figure, axes = new_figure(1.7 * len(named) + 0.7, len(named), title)
     described, labelled = [], set()
