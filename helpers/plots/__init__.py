@@ -29,6 +29,7 @@ from .picture import (
     INK,
     ORANGE,
     PURPLE,
+    REQUEST_COLORS,
     SKY,
     Picture,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "INK",
     "ORANGE",
     "PURPLE",
+    "REQUEST_COLORS",
     "SKY",
     "Picture",
     "agreement",
