@@ -6,9 +6,18 @@ checks what every plan must respect.
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from helpers.engine import EngineConfig, Plan, RunnerOutput, Scheduler, Sequence, Static, UnlimitedMemory
+from helpers.engine import (
+    EngineConfig,
+    Plan,
+    RunnerOutput,
+    Scheduler,
+    Sequence,
+    Static,
+    UnlimitedMemory,
+    WaitingQueue,
+)
 from helpers.simulator import SimulatedRunner
 
 
@@ -31,6 +40,16 @@ KEYS: dict[str, Callable[[Sequence, int], int]] = {
 def run_without_a_model(plan: Plan) -> RunnerOutput:
     """Return the results of a plan for which every chunk succeeds and every sampled token is 0."""
     return SimulatedRunner().run(plan, clock=lambda: 0.0)
+
+
+def queue_of(sequences: Iterable[Sequence]) -> WaitingQueue:
+    """Return a queue of sequences in this order, each of which has waited for as long as it says."""
+    queue = WaitingQueue()
+    for number, sequence in enumerate(sequences):
+        sequence.number, queue.step = number, -sequence.waited
+        queue.add(sequence)
+    queue.step = 0
+    return queue
 
 
 class TokenMemory(UnlimitedMemory):

@@ -417,7 +417,6 @@ def test_a_stream_is_refused_when_it_is_requested_and_not_when_it_is_read():
         ({}, "\ud800", 3, "cannot be encoded"),
         ({}, "abcdefghi", 8, "9 prompt tokens and max_tokens 8, 17 in all, but the model's context is 16"),
         ({}, "abcdefgh" * 2, None, "16 prompt tokens, but the model's context is 16"),
-        ({"max_input_tokens": 3}, "abcd", 2, "4 tokens, and this engine accepts 3"),
         ({"max_output_tokens": 3}, "abcd", 4, "this engine generates at most 3 tokens per output"),
         ({"chunked_prefill": False, "max_tokens_per_step": 8}, "abcdefghi", 2, "chunked_prefill is off"),
     ],
@@ -435,7 +434,7 @@ def test_a_request_that_cannot_run_is_refused_before_any_step(config, prompt, ma
 
 
 def test_the_largest_requests_that_are_not_refused_run():
-    exact = letters_engine(16, max_input_tokens=4, max_output_tokens=3).generate("abcd", SamplingParams(3))
+    exact = letters_engine(16, max_output_tokens=3).generate("abcd", SamplingParams(3))
     assert [output.text for output in exact] == ["efg"]
     whole = letters_engine(16, chunked_prefill=False, max_tokens_per_step=9).generate("abcdefghi", SamplingParams(7))
     assert [len(output.token_ids) for output in whole] == [1]  # EOS
@@ -480,7 +479,6 @@ def test_a_model_whose_context_has_no_end_needs_a_limit():
         ({"max_tokens_per_step": 7}, "8 rows that all decode compute 8 tokens per iteration, but .* is 7"),
         ({"policy": "sjf"}, "no policy 'sjf'"),
         ({"execution": "fast"}, "execution must be"),
-        ({"max_input_tokens": 0}, "max_input_tokens must be an integer of at least 1, not 0"),
         ({"num_blocks": 0}, "num_blocks must be an integer of at least 1, not 0"),
     ],
 )

@@ -46,6 +46,13 @@ def test_every_module_has_a_docstring_and_is_short_enough_to_read_at_once(module
     )
 
 
+@pytest.mark.parametrize("folder", ["cluster", "engine", "load_test", "models", "runners", "server", "simulator"])
+def test_a_folder_lists_its_files(folder):
+    listing = ast.get_docstring(ast.parse((ROOT / "helpers" / folder / "__init__.py").read_text(encoding="utf-8")))
+    files = {path.name for path in (ROOT / "helpers" / folder).glob("*.py")} - {"__init__.py", "__main__.py"}
+    assert files <= set(re.findall(r"\w+\.py", listing)), "a file is missing from the list in __init__.py"
+
+
 @pytest.mark.parametrize("name", helpers.__all__)
 def test_every_exported_name_exists(name):
     assert getattr(helpers, name).__module__.startswith("helpers.")

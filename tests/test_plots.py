@@ -80,7 +80,6 @@ PICTURES = {
     "batches": lambda: plots.batches({"before": a_batch(), "after": filter_batch(a_batch())[0]}),
     "compare": lambda: plots.compare([[0, 1], [1, 1]], [[1, 0], [1, 1]], "attention_mask", (None, 0)),
     "slot_timeline": lambda: plots.slot_timeline({"run": small_trace()}),
-    "work_bars": lambda: plots.work_bars({"run": small_trace()}),
     "latencies": lambda: plots.latencies({"run": metrics.request_metrics(small_trace())}),
     "waiting_requests": lambda: plots.waiting_requests(
         {"run": metrics.request_metrics(small_trace())}, {"all": {0, 1, 2}}

@@ -7,8 +7,7 @@ import pytest
 
 from helpers.engine import POLICIES, Balanced, EngineConfig, FirstComeFirstServed, Priority, Scheduler, Sequence
 from helpers.engine.policies import make_policy
-from helpers.engine.waiting_queue import WaitingQueue
-from tests.simulation import Simulation
+from tests.simulation import Simulation, queue_of
 
 
 class LastComeFirstServed(FirstComeFirstServed):
@@ -70,7 +69,7 @@ def test_static_batching_admits_no_request_before_all_rows_are_free():
 
 def test_balanced_admits_when_enough_requests_wait_or_the_first_has_waited_too_long():
     def admits(waiting: int, running: int, waited: int, **limits) -> bool:
-        queue = WaitingQueue(Sequence(n, [0] * 3, 5, waited=waited if n == 0 else 0) for n in range(waiting))
+        queue = queue_of(Sequence(n, [0] * 3, 5, waited=waited if n == 0 else 0) for n in range(waiting))
         rows = [Sequence(-n, [0] * 4, 5, computed=3) for n in range(1, running + 1)]
         order = list(Balanced(**limits).order(queue, rows))
         assert order in (list(queue), [])

@@ -19,8 +19,9 @@ from helpers.checks import first_come, planned_by, run_schedule, score_schedule
 from helpers.checks.exercises.iteration_plan import planned
 from helpers.checks.exercises.lesson_4 import sequence_of
 from helpers.checks.scheduling import BASELINES, measure, static
-from helpers.engine import Scheduler, WaitingQueue
+from helpers.engine import Scheduler
 from helpers.trace import RowStep, Trace
+from tests.simulation import queue_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,7 +39,7 @@ def test_the_reference_plans_what_the_engine_plans():
         rows = len(running) + draw.randint(1, 3)
         tokens = draw.randint(rows, 50)
         scheduler = Scheduler(EngineConfig(max_batch_size=rows, max_tokens_per_step=tokens))
-        scheduler.running, scheduler.waiting = list(running), WaitingQueue(waiting)
+        scheduler.running, scheduler.waiting = list(running), queue_of(waiting)
         chunks = scheduler.schedule().chunks
         assert planned(running, waiting, rows, tokens) == [(one.sequence.request_id, one.tokens) for one in chunks]
 

@@ -16,50 +16,14 @@ does the bookkeeping only, without torch. `runners/kv_pool.py` holds the tensors
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, KeysView
-from typing import Protocol
 
 from .block_hashes import hash_blocks
 from .free_blocks import FreeBlocks
 from .sequence import Sequence
 
 
-class KVMemory(Protocol):
-    """The interface between a scheduler and the KV cache."""
-
-    def cached_tokens(self, sequence: Sequence) -> int:
-        """Return how many tokens of a waiting sequence are cached already: at most all but the last one."""
-
-    def allocate(self, sequence: Sequence, tokens: int) -> bool:
-        """Allocate memory for the next `tokens` tokens, or return False and change nothing.
-
-        A sequence without memory also gets the cached tokens that it can share, and its `computed` is set to their
-        number.
-        """
-
-    def allocate_drafts(self, sequence: Sequence, tokens: int) -> int:
-        """Allocate memory for drafts that follow a decode, as far as it is free; return how many of them fit."""
-
-    def trim(self, sequence: Sequence) -> None:
-        """Free the memory after a sequence's computed tokens, which was allocated for drafts."""
-
-    def fork(self, parent: Sequence, child: Sequence) -> bool:
-        """Let a sequence share all memory of another one instead of its own, or return False and change nothing."""
-
-    def free(self, sequence: Sequence) -> None:
-        """Free all memory of a sequence and set its `computed` to 0."""
-
-    def block_table(self, sequence: Sequence) -> list[int]:
-        """Return the blocks of a sequence, in the order of its tokens; an empty list if there are no blocks."""
-
-    def take_copies(self) -> list[tuple[int, int]]:
-        """Return the (source, destination) blocks to copy before the next forward pass, and clear the list."""
-
-    def clear(self) -> None:
-        """Free all memory and forget all cached tokens."""
-
-
 class UnlimitedMemory:
-    """A `KVMemory` without limits, blocks or sharing: a sequence needs only a row."""
+    """What the scheduler calls of a `BlockManager`, without limits or sharing: a sequence needs only a row."""
 
     def cached_tokens(self, sequence: Sequence) -> int:
         return 0
@@ -90,7 +54,7 @@ class UnlimitedMemory:
 
 
 class BlockManager:
-    """Allocates blocks to sequences; a `KVMemory`.
+    """Allocates blocks to sequences.
 
     Args:
         num_blocks: the number of blocks.
@@ -137,7 +101,7 @@ class BlockManager:
     def allocate(self, sequence: Sequence, tokens: int) -> bool:
         """Allocate blocks for the next `tokens` tokens, or return False and change nothing.
 
-        A sequence without blocks first gets those that it can share.
+        A sequence without blocks first gets those that it can share, and its `computed` is set to their tokens.
         """
         admitted = sequence not in self.tables
         if admitted:
@@ -192,7 +156,10 @@ class BlockManager:
         return True
 
     def free(self, sequence: Sequence) -> None:
-        """Free a sequence's blocks. With prefix caching, full ones stay cached, and the first ones are evicted last."""
+        """Free a sequence's blocks and set its `computed` to 0.
+
+        With prefix caching, full blocks stay cached, and the first ones are evicted last.
+        """
         self._register(sequence)
         for block in reversed(self.tables.pop(sequence, [])):
             self._drop(block)

@@ -21,8 +21,7 @@ class EngineConfig:
     Attributes:
         max_batch_size: the number of rows: how many sequences run at once.
         max_tokens_per_step: the most tokens that an iteration computes, decodes and prefills together.
-        max_input_tokens, max_output_tokens: the limits of a request's prompt and output, in tokens; None for no limits
-            other than the model's context.
+        max_output_tokens: the most tokens of an output; None for no limit other than the model's context.
         policy: a name in `policies.POLICIES`, or an object with a method `order`.
         mixed_batches: whether prefills and decodes share an iteration; otherwise they take turns.
         chunked_prefill: whether a prompt may be computed in chunks; otherwise it is computed in a single iteration.
@@ -63,7 +62,6 @@ class EngineConfig:
 
     max_batch_size: int = 8
     max_tokens_per_step: int = 512
-    max_input_tokens: int | None = None
     max_output_tokens: int | None = None
     policy: str | Policy = "fcfs"
     mixed_batches: bool = True
@@ -86,7 +84,7 @@ class EngineConfig:
 
     def __post_init__(self):
         counts = ("max_batch_size", "max_tokens_per_step", "block_size", "num_speculative_tokens")
-        limits = ("max_input_tokens", "max_output_tokens", "num_blocks", "trace_length")
+        limits = ("max_output_tokens", "num_blocks", "trace_length")
         for name in counts + tuple(name for name in limits if getattr(self, name) is not None):
             AT_LEAST_ONE.check(name, getattr(self, name))
         if self.max_tokens_per_step < self.max_batch_size:

@@ -187,7 +187,7 @@ class EngineCore:
                 grammar=grammar,
             )  # fmt: skip
             if generated is not None:
-                resume(sequence, generated[index], self.validator)
+                resume(sequence, generated[index], self.scheduler, self.validator)
             sequences.append(sequence)
         try:
             self.outputs.add(sequences)

@@ -30,18 +30,18 @@ def _derive(scheduler: Scheduler, outputs: OutputCollector, trace: Trace, tokeni
             del sequence.logprobs[sequence.generated :]
         if sequence.generated or sequence.finish_reason:
             sequence.detokenizer = IncrementalDetokenizer(tokenizer, sequence.params.stop, sequence.params.min_tokens)
-            _decode_again(sequence, scheduler)
+            _detokenize_again(sequence, scheduler)
     scheduler.recover(sequence for sequence in sequences if sequence.finish_reason is None)
     trace.free(sequence.label for sequence in sequences)
     outputs.recover()
 
 
-def _decode_again(sequence: Sequence, scheduler: Scheduler) -> None:
-    """Decode the text of a sequence from the start, and end the sequence if its newest token does."""
+def _detokenize_again(sequence: Sequence, scheduler: Scheduler) -> None:
+    """Make the text of a sequence from the start, and end the sequence if its newest token does."""
     reason = None
     try:
         for token_id in sequence.token_ids[sequence.prompt_tokens :]:
-            reason = scheduler.decode(sequence, token_id)
+            reason = scheduler.detokenize(sequence, token_id)
         if sequence.finish_reason is not None:
             sequence.detokenizer.finish()
         elif reason is not None:

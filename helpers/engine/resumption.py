@@ -9,8 +9,8 @@ from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 from .sampling_params import TOKEN_ID
+from .scheduler import Scheduler
 from .sequence import Sequence
-from .stop_conditions import is_end_token
 from .validation import RequestValidator
 
 
@@ -28,7 +28,7 @@ def check_indices(indices: Collection[int], n: int) -> Collection[int]:
     return indices
 
 
-def resume(sequence: Sequence, token_ids: Seq[int], validator: RequestValidator) -> None:
+def resume(sequence: Sequence, token_ids: Seq[int], scheduler: Scheduler, validator: RequestValidator) -> None:
     """Append the tokens that were generated elsewhere to a new sequence.
 
     They count as available from the sequence's arrival, and their log-probabilities are not known here.
@@ -36,23 +36,15 @@ def resume(sequence: Sequence, token_ids: Seq[int], validator: RequestValidator)
     Raises:
         ValueError: the output would have ended with these tokens, or it may become too long to compute them again.
     """
-    model, params = validator.model, sequence.params
+    vocab_size = validator.model.vocab_size
     validator.check_recomputation(sequence.prompt_tokens, sequence.max_tokens)
-    if token_ids and len(token_ids) >= sequence.max_tokens:  # without tokens, it may be a prompt to score
-        raise ValueError(
-            f"Output {sequence.index} has {len(token_ids)} of at most {sequence.max_tokens} tokens already: "
-            f"resume unfinished outputs only."
-        )
     for token_id in token_ids:
         TOKEN_ID.check(f"A token id of output {sequence.index} in generated", token_id)
-        if token_id >= model.vocab_size:
-            raise ValueError(f"Token ids in generated must be below {model.vocab_size}, not {token_id}.")
-        ended = is_end_token(token_id, model.eos_token_ids, params.ignore_eos, sequence.token_rules.stop_token_ids)
-        if not ended:
-            sequence.detokenizer.push(token_id)
-        if ended or sequence.detokenizer.stopped:
+        if token_id >= vocab_size:
+            raise ValueError(f"Token ids in generated must be below {vocab_size}, not {token_id}.")
+        sequence.token_ids.append(token_id)
+        if scheduler.detokenize(sequence, token_id) is not None:
             raise ValueError(f"Output {sequence.index} ended with token {token_id}: resume unfinished outputs only.")
-    sequence.token_ids += token_ids
     sequence.token_times += [sequence.arrival] * len(token_ids)
     if sequence.logprobs is not None:
         sequence.logprobs += [{} for _ in token_ids]

@@ -16,13 +16,13 @@ import itertools
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
-from .block_manager import KVMemory, UnlimitedMemory
+from .block_manager import BlockManager, UnlimitedMemory
 from .config import EngineConfig
 from .plan import Chunk, Plan
 from .policies import make_policy
 from .sequence import Sequence
 from .speculation import Speculation
-from .stop_conditions import finish_reason, is_end_token
+from .stop_conditions import finish_reason
 from .waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 class Scheduler:
     """Plans iterations, and owns the queue, the rows and the memory.
+
+    An unfinished sequence runs in a row, waits in the queue, or stays beside the queue. A further sample of a prompt
+    stays there until the prompt is computed (`parent`). A beam that lost its row stays there until the other beams have
+    finished their round (`paused`).
 
     Args:
         config: the rows, the token budget, the policy and the two settings above.
@@ -49,7 +53,10 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: EngineConfig, memory: KVMemory | None = None, eos_token_ids: Iterable[int] = frozenset()
+        self,
+        config: EngineConfig,
+        memory: BlockManager | UnlimitedMemory | None = None,
+        eos_token_ids: Iterable[int] = frozenset(),
     ):
         self.max_rows, self.max_tokens_per_step = config.max_batch_size, config.max_tokens_per_step
         self.mixed, self.chunked = config.mixed_batches, config.chunked_prefill
@@ -288,14 +295,14 @@ class Scheduler:
         if sequence.logprobs is not None:
             sequence.logprobs.append(sampled.logprobs)
         sequence.token_ids.append(sampled.token_id)  # last: from here on, an interrupt does not take the token back
-        reason = self.decode(sequence, sampled.token_id)
+        reason = self.detokenize(sequence, sampled.token_id)
         if reason is not None:
             self.finish(sequence, reason)
 
-    def decode(self, sequence: Sequence, token_id: int) -> str | None:
+    def detokenize(self, sequence: Sequence, token_id: int) -> str | None:
         """Extend a sequence's text by a token, and return why the sequence finishes with it; None if it continues."""
-        ignore_eos, stop_token_ids = sequence.params.ignore_eos, sequence.token_rules.stop_token_ids
-        stopped = is_end_token(token_id, self.eos_token_ids, ignore_eos, stop_token_ids)
+        is_eos = token_id in self.eos_token_ids and not sequence.params.ignore_eos
+        stopped = is_eos or token_id in sequence.token_rules.stop_token_ids  # these tokens have no text
         if sequence.detokenizer is not None and not stopped:
             sequence.detokenizer.push(token_id)
             stopped = sequence.detokenizer.stopped

@@ -58,7 +58,7 @@ def accept_drafts(
     return tokens
 
 
-def num_matching(one: Seq[int], other: Seq[int]) -> int:
+def num_matching(one: Seq, other: Seq) -> int:
     """Return the length of the longest common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))

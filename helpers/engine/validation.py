@@ -12,11 +12,9 @@ from .config import EngineConfig
 from .grammar import Grammar, GrammarCompiler
 from .runner import ModelInfo
 from .sampling_params import SamplingParams
-from .sequence import Prompt
+from .sequence import GREEDY, Prompt
 from .token_length import TokenLength
 from .token_rules import TokenRulesMaker
-
-GREEDY = SamplingParams()
 
 
 class RequestValidator:
@@ -121,10 +119,6 @@ class RequestValidator:
     def _max_tokens(self, prompt_tokens: int, params: SamplingParams) -> int:
         config, context, wanted = self.config, self.model.context_length, params.max_tokens
         at_least = 1 if wanted is None else wanted
-        if config.max_input_tokens is not None and prompt_tokens > config.max_input_tokens:
-            raise ValueError(
-                f"The prompt has {prompt_tokens} tokens, and this engine accepts {config.max_input_tokens}: shorten it."
-            )
         if not config.chunked_prefill and prompt_tokens > config.max_tokens_per_step:
             raise ValueError(
                 f"The prompt has {prompt_tokens} tokens, an iteration computes at most {config.max_tokens_per_step}, "

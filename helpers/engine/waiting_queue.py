@@ -20,23 +20,16 @@ def _number(sequence: Sequence) -> int:
 class WaitingQueue:
     """A queue of sequences that wait for a row; iterates in order of arrival.
 
-    Args:
-        sequences: the initial contents, in order of arrival.
-
     Attributes:
         step: the number of the current iteration. An iterator sets the `waited` of each sequence that it yields.
     """
 
-    def __init__(self, sequences: Iterable[Sequence] = ()):
+    def __init__(self):
         self.step = 0
         self._in_order: list[Sequence] = []
         self._groups: dict[str, dict[Any, list[Sequence]]] = {}  # by attribute, then by its value
         self._values: dict[str, list] = {}  # the values of each attribute, ascending
         self._added_at: dict[Sequence, int] = {}
-        for number, sequence in enumerate(sequences):
-            sequence.number = number
-            self._added_at[sequence] = -sequence.waited
-            self.add(sequence)
 
     def __len__(self) -> int:
         return len(self._in_order)

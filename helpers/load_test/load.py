@@ -82,7 +82,7 @@ def run_load(
 
     async def load() -> list[RequestResult]:
         async with client:
-            await _gather([_send_now(client, *pair) for pair in pairs[:warm_up]])
+            await _gather([client.send(0, *pair, 0.0, time.perf_counter) for pair in pairs[:warm_up]])
             name = f"{rate:g} requests/s" if users is None else f"{users} users"
             with tqdm(total=len(pairs) - warm_up, desc=name, leave=False, disable=None if progress else True) as bar:
 
@@ -130,10 +130,6 @@ async def _closed_loop(send: Send, count: int, users: int, think: float) -> list
 
     results = itertools.chain(*await _gather([user() for _ in range(users)]))
     return sorted(results, key=lambda result: result.request_id)
-
-
-async def _send_now(client: Client, prompt: Prompt, max_tokens: int) -> RequestResult:
-    return await client.send(0, prompt, max_tokens, 0.0, _start_clock())
 
 
 async def _gather(coroutines: Sequence[Awaitable[T]]) -> list[T]:

@@ -4,12 +4,10 @@ Latencies are those of `helpers.metrics`. They cover completed requests only, an
 time. Throughput and goodput refer to the time from the first intended send time to the end of the last request.
 """
 
-import json
 import platform
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -150,19 +148,3 @@ class LoadResult:
             "summary": self.summary(),
             "requests": [{**asdict(request), "status": request.status} for request in self.requests],
         }
-
-    @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> "LoadResult":
-        """Restore a result from what `as_dict` returned."""
-        fields = [{name: value for name, value in one.items() if name != "status"} for one in saved["requests"]]
-        requests = [RequestResult(**one) for one in fields]
-        return cls(saved["settings"], requests, saved["limits"], saved["environment"])
-
-    def save(self, path: str | Path) -> None:
-        """Write the result as a JSON file."""
-        Path(path).write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: str | Path) -> "LoadResult":
-        """Read a result from a JSON file."""
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))

@@ -1,4 +1,14 @@
-"""Load models, call them, find out what they support, quantize them, and clone them without copying their weights."""
+"""Load models, call them, find out what they support, quantize them, and clone them without copying their weights.
+
+loading.py             a model and its tokenizer, by name, folder or file
+capabilities.py        what a model supports, asked of the model
+running.py             one call for every family
+cloning.py             a copy that shares the weights
+quantization.py        linear layers that store integers
+assembly.py            a model from a file of integers, without its float weights
+compressed_tensors.py  folders of quantized weights
+gguf_file.py           the files of llama.cpp
+"""
 
 from .capabilities import (
     bytes_per_token,

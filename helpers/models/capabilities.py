@@ -128,7 +128,6 @@ def bytes_per_token(model) -> int:
 
     A forward pass measures this, so variants such as grouped-query attention are taken into account.
     """
-    one = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     cache = kv_cache.new()
-    run_model(model, input_ids=one, attention_mask=torch.ones_like(one), past_key_values=cache, use_cache=True)
+    _run_probe(model, cache, tokens=1)
     return sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))

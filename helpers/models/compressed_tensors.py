@@ -58,7 +58,7 @@ def save_quantized(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, f
                 f'{layer.format.group}. Load the model with weights="int8", which has no groups.'
             )
         integers, scales = layer.integers_and_scales()
-        tensors[f"{path}.weight_packed"] = pack(integers, layer.format.bits)
+        tensors[f"{path}.weight_packed"] = pack_to_int32(integers, layer.format.bits)
         tensors[f"{path}.weight_scale"] = scales.to(torch.promote_types(scales.dtype, layer.dtype)).clone()
         tensors[f"{path}.weight_shape"] = torch.tensor(integers.shape)
     folder = Path(folder)
@@ -154,10 +154,10 @@ class CompressedTensors:
             raise ValueError(f"{path}.weight_packed is {packed.dtype} {list(packed.shape)}, not int32 [out, words]")
         inputs = int(shape[1])
         bits = 8 if packed.shape[1] == -(-inputs // 4) else 4
-        return Integers(unpack(packed, bits)[:, :inputs], scales, bits)
+        return Integers(unpack_from_int32(packed, bits)[:, :inputs], scales, bits)
 
 
-def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
+def pack_to_int32(integers: torch.Tensor, bits: int) -> torch.Tensor:
     """Return int32 [out, in * bits / 32] of integers [out, in]; the last word may have zeros at its end."""
     codes = integers.contiguous().view(torch.uint8) + 2 ** (bits - 1)  # modulo 256
     codes = pad(codes, (0, -integers.shape[1] % (32 // bits)))
@@ -166,7 +166,7 @@ def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
     return codes.contiguous().view(torch.int32)
 
 
-def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
+def unpack_from_int32(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the integers, int8 [out, words * 32 / bits], of packed words."""
     codes = packed.contiguous().view(torch.uint8)
     if bits == 4:

@@ -1,7 +1,8 @@
 """The pictures of the lessons: maps, masks, caches, timelines of rows, latencies, and latency against throughput.
 
 Every function returns a `Picture`, except `play` and `flip_book`, which return pictures that move. A notebook displays
-them when they are the last expression of a cell. All carry a text that describes what they show.
+them when they are the last expression of a cell. All carry a text that describes what they show. A `title` says in a
+sentence what the picture shows.
 """
 
 from .capacity import arrivals_and_departures, fleet_over_time, missed_requests, predicted_times
@@ -25,38 +26,28 @@ from .memory import block_tables, memory_shares, memory_timeline
 from .picture import (
     BLUE,
     GRAY,
-    GREEN,
     INK,
     ORANGE,
-    PALE,
     PURPLE,
-    RED,
     REQUEST_COLORS,
     SKY,
-    YELLOW,
     Picture,
 )
-from .player import FlipBook, Player, flip_book, play
+from .player import flip_book, play
 from .quantization import agreement, error_map, packed_byte, rounding_levels
 from .replicas import prefix_map, replica_work, resumed_streams
-from .rows import padding, slot_timeline, tokens_read, waiting_requests, work_bars
+from .rows import padding, slot_timeline, tokens_read, waiting_requests
 from .system_map import system_map
 
 __all__ = [
     "BLUE",
     "GRAY",
-    "GREEN",
     "INK",
     "ORANGE",
-    "PALE",
     "PURPLE",
-    "RED",
     "REQUEST_COLORS",
     "SKY",
-    "YELLOW",
-    "FlipBook",
     "Picture",
-    "Player",
     "agreement",
     "arrivals_and_departures",
     "bars",
@@ -107,5 +98,4 @@ __all__ = [
     "visible_keys",
     "waiting_requests",
     "with_and_without_cache",
-    "work_bars",
 ]

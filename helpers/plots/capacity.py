@@ -33,7 +33,6 @@ def predicted_times(models: Mapping[str, Sequence[tuple[float, float, bool]]], u
     Args:
         models: for each cost model (measured, predicted, has_prefill) for each iteration, both times above 0.
         unit: of the times.
-        title: what the picture shows.
     """
     figure, axes = new_figure(2.7 * len(models) + 0.5, len(models), title, sharex=True, sharey=True)
     ends = [time for points in models.values() for point in points for time in point[:2]]
@@ -67,7 +66,6 @@ def missed_requests(
         fleets: for each load, at most four, the share that misses a limit by the number of replicas.
         promises: shares of requests that are promised to be within the limits; a dashed line for each, and a ring
             around the smallest fleet that keeps it.
-        title: what the picture shows.
     """
     figure, (ax,) = new_figure(3.9, title=title)
     floor = (1 - max(promises)) / 4  # where a fleet is drawn that misses nothing
@@ -108,7 +106,6 @@ def arrivals_and_departures(requests: Sequence[tuple[float, float]], title: str 
 
     Args:
         requests: (arrival, end) of each request, in seconds.
-        title: what the picture shows.
     """
     figure, (ax,) = new_figure(3.7, title=title)
     arrivals, ends = (sorted(times) for times in zip(*requests, strict=True))
@@ -145,7 +142,6 @@ def fleet_over_time(sizes: Sequence[tuple[float, int, int]], arrivals: Sequence[
     Args:
         sizes: (time, paid, ready): the numbers of replicas from that time on, in ascending order of time.
         arrivals: when requests arrive, in seconds.
-        title: what the picture shows.
     """
     figure, (above, below) = new_figure(4.6, 2, title, sharex=True)
     last = max(sizes[-1][0], *arrivals)

@@ -33,7 +33,6 @@ def probability_strips(
 
     Args:
         rows: the probabilities of the best tokens, in the order in which they are laid side by side, at most seven.
-        title: what the picture shows.
         number: from 0 to 1; in each row, the segment in which it falls is framed and named.
     """
     figure, (ax,) = new_figure(0.5 * len(rows) + 1.1, title=title)
@@ -78,7 +77,6 @@ def constrained_text(tokens: Sequence[str], allowed: Sequence[int], title: str =
     Args:
         tokens: the text of each token.
         allowed: how many tokens the pattern allowed at each place; at 1, the model had no choice.
-        title: what the picture shows.
     """
     lines, columns = [[]], 0  # each: (token, its allowed tokens, its column)
     for token, count in zip(tokens, allowed, strict=True):
@@ -125,7 +123,6 @@ def tokens_over_states(tokens: Sequence[str], refused: tuple[str, str], first: i
         tokens: the texts of tokens that the automaton reads one after the other.
         refused: the text of a token that may not follow, and its character without an edge.
         first: the number of the first state.
-        title: what the picture shows.
     """
     figure, (ax,) = new_figure(1.75, title=title)
     ax.set_axis_off()

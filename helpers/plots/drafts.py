@@ -4,6 +4,7 @@ from collections.abc import Hashable, Sequence
 
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
+from ..engine.speculation import num_matching
 from ..trace import Trace
 from .grids import set_up_grid
 from .picture import (
@@ -34,14 +35,13 @@ def verified_draft(newest: str, draft: Sequence[str], chosen: Sequence[str], tit
         newest: the newest token of the text.
         draft: the draft tokens.
         chosen: the model's token after the newest one, and after each draft token.
-        title: what the picture shows.
 
     Raises:
         ValueError: `chosen` is not one longer than `draft`.
     """
     if len(chosen) != len(draft) + 1:
         raise ValueError(f"A draft of {len(draft)} tokens needs {len(draft) + 1} chosen tokens, not {len(chosen)}.")
-    accepted = _agreement(draft, chosen)
+    accepted = num_matching(draft, chosen)
     columns = len(chosen)
     figure, (ax,) = new_figure(2.5, title=title)
     for x, token in enumerate([newest, *draft]):
@@ -81,11 +81,6 @@ def verified_draft(newest: str, draft: Sequence[str], chosen: Sequence[str], tit
     return Picture(figure, alt)
 
 
-def _agreement(draft: Sequence, chosen: Sequence) -> int:
-    pairs = enumerate(zip(draft, chosen, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), len(draft))
-
-
 def _listed(tokens: Sequence[str]) -> str:
     return ", ".join(map(repr, tokens)) or "(empty)"
 
@@ -101,7 +96,6 @@ def draft_staircase(passes: Sequence[tuple[int, int]], title: str = "") -> Pictu
 
     Args:
         passes: for each pass after the prefill, the numbers of drafted and of accepted tokens.
-        title: what the picture shows.
     """
     figure, (ax,) = new_figure(0.105 * len(passes) + 1.5, title=title)
     place, furthest = 0, 0
@@ -163,10 +157,8 @@ def draft_timeline(trace: Trace, title: str = "") -> Picture:
         "rejected": REJECTED,
     }
     add_key(figure, key)
-    drafted = sum(row.drafted for one in trace.passes for row in one.row_steps)
-    accepted = sum(row.accepted for one in trace.passes for row in one.row_steps)
     alt = (
         f"Timeline of {trace.rows} rows in {trace.forward_passes} forward passes, which yield {trace.output_tokens} "
-        f"tokens: {drafted} draft tokens are verified, {accepted} of them accepted."
+        f"tokens: {trace.drafted_tokens} draft tokens are verified, {trace.accepted_tokens} of them accepted."
     )
     return Picture(figure, alt)

@@ -17,11 +17,11 @@ from .picture import (
     WIDTH,
     Picture,
     add_key,
+    empty_figure,
     ink_on,
     new_figure,
     request_colors,
     set_panel_title,
-    set_title,
     wasted,
 )
 
@@ -38,7 +38,6 @@ def token_grid(
         grids: for each panel, the texts of the tokens.
         masks: for each panel, its attention mask: 1 for a real token, 0 for a pad.
         positions: for each panel, the position ids, drawn in small digits below the tokens.
-        title: what the picture shows.
     """
     height = sum(0.5 * len(grid) + 0.45 for grid in grids.values()) + 0.3 * bool(title)
     columns = max(len(row) for grid in grids.values() for row in grid)
@@ -184,7 +183,6 @@ def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]], title: s
 
     Args:
         named: for each panel, (text, request, position) of each token. The position is drawn below the text.
-        title: what the picture shows.
     """
     columns = max(len(cells) for cells in named.values())
     width = min(WIDTH, max(3.2, 0.85 * columns + 0.2))
@@ -222,13 +220,10 @@ def visible_keys(
         named: masks [tokens, tokens], True where a query attends to a key.
         tokens: the texts of the tokens.
         owners: the number of each token's request. A cross marks attention to a token of another request.
-        title: what the picture shows.
     """
     count = len(tokens)
     width = min(WIDTH, 0.44 * count * len(named) + 2)
-    figure = Figure(figsize=(width, width / len(named) + 0.5 + 0.3 * bool(title)), layout="constrained")
-    if title:
-        set_title(figure, title)
+    figure = empty_figure(width / len(named) + 0.5 + 0.3 * bool(title), title, width)
     described = []
     panels = figure.subplots(1, len(named), squeeze=False)[0]
     for ax, (name, mask) in zip(panels, named.items(), strict=True):

@@ -14,7 +14,6 @@ def request_timeline(request: RequestMetrics, title: str = "") -> Picture:
 
     Args:
         request: a request with at least one token. If it has an attribute `sent`, the actual send time is also marked.
-        title: what the picture shows.
     """
     sent = getattr(request, "sent", request.arrival)
     start, *times = (1000 * (time - request.arrival) for time in (sent, *request.token_times))
@@ -54,7 +53,6 @@ def load_run(result, title: str = "") -> Picture:
 
     Args:
         result: a `LoadResult` of the load generator.
-        title: what the picture shows.
     """
     figure, (ax,) = new_figure(4, title=title)
     for request in result.requests:
@@ -93,7 +91,6 @@ def load_sweep(named: Mapping[str, Sequence], title: str = "") -> Picture:
 
     Args:
         named: for each server, at most four, the results of a sweep: one `LoadResult` per rate.
-        title: what the picture shows.
     """
     figure, axes = new_figure(6, 2, title, sharex=True)
     ends: list[list] = [[], []]

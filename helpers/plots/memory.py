@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from .grids import draw_cell, set_up_grid
@@ -12,15 +11,14 @@ from .picture import (
     INK,
     LABEL,
     SMALL,
-    WIDTH,
     Picture,
     add_key,
+    empty_figure,
     ink_on,
     label_area,
     new_figure,
     request_colors,
     set_panel_title,
-    set_title,
     wasted,
 )
 
@@ -33,7 +31,6 @@ def memory_timeline(
     Args:
         named: for each panel, two counts per iteration: the tokens held, and the tokens for which memory is allocated.
         capacity: the tokens for which there is memory.
-        title: what the picture shows.
     """
     figure, axes = new_figure(1.6 * len(named) + 0.7, len(named), title, sharex=True, sharey=True)
     described = []
@@ -74,15 +71,12 @@ def block_tables(
         named: for each panel, the block table of each request and its number of tokens.
         blocks: the number of blocks.
         block_size: the number of tokens that fit in a block.
-        title: what the picture shows.
         entries: leave room for at least this many entries per table, so that several pictures have the same layout.
     """
     color = request_colors(request for tables in named.values() for request in tables)
     longest = max([entries, *(len(table) for tables in named.values() for table, _ in tables.values())])
     heights = [0.34 * max(2, len(tables)) + 0.5 for tables in named.values()]
-    figure = Figure(figsize=(WIDTH, sum(heights) + 0.7 + 0.3 * bool(title)), layout="constrained")
-    if title:
-        set_title(figure, title)
+    figure = empty_figure(sum(heights) + 0.7 + 0.3 * bool(title), title)
     grid = figure.subplots(len(named), 2, squeeze=False, height_ratios=heights, width_ratios=[longest + 1, 12])
     described, shared_somewhere = [], False
     for (left, right), (name, tables) in zip(grid, named.items(), strict=True):
@@ -133,7 +127,6 @@ def memory_shares(named: Mapping[str, Sequence[int]], capacity: int, unit: str, 
         named: for each request, the amount of memory that it holds in each iteration.
         capacity: the total amount of memory.
         unit: the unit of these amounts.
-        title: what the picture shows.
     """
     figure, (ax,) = new_figure(3.2, title=title)
     count = max(map(len, named.values()))

@@ -61,19 +61,20 @@ class Picture:
 
 def new_figure(height: float, panels: int = 1, title: str = "", width: float = WIDTH, **options):
     """Return a figure with panels below each other, and the panels' axes. Width and height are in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = empty_figure(height, title, width)
     axes = figure.subplots(panels, 1, squeeze=False, **options)[:, 0]
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
         ax.tick_params(labelsize=SMALL)
-    if title:
-        set_title(figure, title)
     return figure, axes
 
 
-def set_title(figure: Figure, title: str) -> None:
-    """Write the title of a picture above it, on as many lines as it needs."""
-    figure.suptitle(textwrap.fill(title, round(12 * figure.get_figwidth())), x=0.01, ha="left", fontsize=TITLE)
+def empty_figure(height: float, title: str = "", width: float = WIDTH) -> Figure:
+    """Return a figure without axes, its title above it on as many lines as it needs."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if title:
+        figure.suptitle(textwrap.fill(title, round(12 * width)), x=0.01, ha="left", fontsize=TITLE)
+    return figure
 
 
 def set_panel_title(ax, title: str) -> None:
@@ -103,12 +104,14 @@ def wasted(color: str = GRAY) -> dict:
     return {"facecolor": "white", "edgecolor": color, "hatch": "////", "linewidth": 0}
 
 
+def work_color(work: str, color: str = BLUE) -> str:
+    """Return what fills a kind of work in the color of its request."""
+    return {"prefill": shade(color), "decode": color, "finished": "#FFFFFF", "stalled": GRAY, "empty": PALE}[work]
+
+
 def work_look(work: str, color: str = BLUE) -> dict:
     """Return the look of a kind of work in the color of its request."""
-    if work == "finished":
-        return wasted(color)
-    looks = {"prefill": shade(color), "decode": color, "stalled": GRAY, "empty": PALE}
-    return {"facecolor": looks[work], "linewidth": 0}
+    return wasted(color) if work == "finished" else {"facecolor": work_color(work, color), "linewidth": 0}
 
 
 def add_key(figure: Figure, entries: dict, columns: int = 3) -> None:

@@ -13,7 +13,7 @@ from hashlib import sha256
 from string import Template
 
 from ..trace import WORK, Trace
-from .picture import GRAY, PALE, WORK_MEANING, Picture, ink_on, request_colors, shade
+from .picture import GRAY, PALE, WORK_MEANING, Picture, ink_on, request_colors, work_color
 from .rows import runs_of
 
 UNIT, LEFT, RIGHT = 24, 168, 446  # the height of a row, and the widths of its label and of its timeline, in pixels
@@ -112,10 +112,7 @@ class Player:
         colors = request_colors(request_id for request_id in generated if request_id is not None)
         fills = {str(name): [_fill(work, color, id) for work in WORK] for name, color in colors.items()}
         fills[""] = [PALE] * len(WORK)
-        inks = {
-            str(name): [ink_on({"prefill": shade(color), "decode": color}.get(work, "#ffffff")) for work in WORK]
-            for name, color in colors.items()
-        }
+        inks = {str(name): [ink_on(work_color(work, color)) for work in WORK] for name, color in colors.items()}
         script = TRACE_SCRIPT.substitute(
             frames=_json(frames), fills=_json(fills), inks=_json(inks), kinds=_json(WORK),
             left=LEFT, right=RIGHT, width=LEFT + RIGHT, unit=UNIT,
@@ -145,8 +142,7 @@ def _json(value) -> str:
 
 
 def _fill(work: str, color: str, id: str) -> str:
-    hatched = f"url(#{id}{color[1:]})"
-    return {"prefill": shade(color), "decode": color, "finished": hatched, "stalled": GRAY, "empty": PALE}[work]
+    return f"url(#{id}{color[1:]})" if work == "finished" else work_color(work, color)
 
 
 def _marks(trace: Trace, colors: Mapping[Hashable, str], id: str) -> str:
@@ -173,7 +169,7 @@ def _marks(trace: Trace, colors: Mapping[Hashable, str], id: str) -> str:
 def _key(trace: Trace, id: str) -> str:
     """Return what the colors mean, as HTML: the looks of the first request's work."""
     color = next(iter(request_colors(held for *_, held in runs_of(trace, 0) if held is not None).values()), GRAY)
-    looks = {"prefill": shade(color), "decode": color, "stalled": GRAY, "empty": PALE}
+    looks = {kind: work_color(kind, color) for kind in WORK}
     looks["finished"] = f"repeating-linear-gradient(135deg,{color} 0 1px,#fff 1px 4px)"
     entries = [
         f'<span style="margin-right:14px;white-space:nowrap"><span style="display:inline-block;width:12px;height:12px;'

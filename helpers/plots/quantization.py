@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from ..engine.speculation import num_matching
 from .grids import set_up_grid
 from .picture import (
     BLUE,
@@ -14,12 +14,11 @@ from .picture import (
     RED,
     SKY,
     SMALL,
-    WIDTH,
     Picture,
     add_key,
+    empty_figure,
     new_figure,
     set_panel_title,
-    set_title,
     wasted,
 )
 
@@ -33,7 +32,6 @@ def rounding_levels(
         weights: a weight per input.
         scales: for each panel, the scales of its groups. The groups are equally large.
         largest: the largest integer; a level is an integer from -largest to largest, times the scale of its group.
-        title: what the picture shows.
     """
     figure, axes = new_figure(1.55 * len(scales) + 1.0, len(scales), title, sharex=True, sharey=True)
     edge, described = 1.12 * max(map(abs, weights)), []
@@ -65,14 +63,11 @@ def error_map(named: Mapping[str, Sequence[Sequence[float]]], title: str = "") -
 
     Args:
         named: for each panel, the errors [out, in], as nested lists.
-        title: what the picture shows.
     """
     rows, columns = len(first := next(iter(named.values()))), len(first[0])
     height = len(named) * (5.6 * rows / columns + 0.42) + 1.0
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure = empty_figure(height, title)
     axes = figure.subplots(len(named), 1, sharex=True, squeeze=False)[:, 0]
-    if title:
-        set_title(figure, title)
     largest = max(abs(error) for grid in named.values() for row in grid for error in row)
     described = []
     for ax, (name, grid) in zip(axes, named.items(), strict=True):
@@ -123,7 +118,6 @@ def agreement(expected: Sequence[Sequence], named: Mapping[str, Sequence[Sequenc
     Args:
         expected: the tokens of each text.
         named: for each panel, the tokens of the same texts as another model generates them.
-        title: what the picture shows.
     """
     columns = max(len(text) for texts in [expected, *named.values()] for text in texts)
     height = len(named) * (0.105 * len(expected) + 0.5) + 0.9
@@ -133,8 +127,7 @@ def agreement(expected: Sequence[Sequence], named: Mapping[str, Sequence[Sequenc
         changed = 0
         for y, (right, text) in enumerate(zip(expected, texts, strict=True)):
             length = max(len(right), len(text))
-            pairs = enumerate(zip(right, text, strict=False))
-            first = next((x for x, (one, other) in pairs if one != other), min(len(right), len(text)))
+            first = num_matching(right, text)
             changed += first < length
             ax.add_patch(Rectangle((0, y + 0.1), first, 0.8, facecolor=SKY, linewidth=0))
             if first < length:

@@ -28,7 +28,6 @@ def prefix_map(runs: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> 
 
     Args:
         runs: for each run a row per replica with a number of requests per prefix, [replicas, prefixes].
-        title: what the picture shows.
     """
     most = max(len(rows) for rows in runs.values())
     figure, axes = new_figure((0.32 * most + 0.75) * len(runs) + 0.3, len(runs), title)
@@ -60,7 +59,6 @@ def replica_work(runs: Mapping[str, Sequence[Sequence[int]]], top: int, title: s
     Args:
         runs: for each run a row per iteration with the tokens of each replica, [iterations, replicas].
         top: the tokens that fill the height of a lane; more of them look the same.
-        title: what the picture shows.
     """
     lanes = sum(len(work[0]) for work in runs.values())
     figure, axes = new_figure(0.38 * lanes + 0.75 * len(runs) + 0.3, len(runs), title, sharex=True)
@@ -89,7 +87,6 @@ def resumed_streams(
     Args:
         streams: for each request its outputs in order: (iteration, replica, number of tokens).
         kills: the replica that was killed before an iteration, by the number of the iteration.
-        title: what the picture shows.
     """
     figure, (ax,) = new_figure(0.3 * len(streams) + 1.6, title=title)
     last = max(step for outputs in streams.values() for step, _, _ in outputs)

@@ -34,7 +34,6 @@ def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int,
 
     Args:
         traces: the runs by name.
-        title: what the picture shows.
         zoom: the first and the last forward pass of one more panel, which shows a part of the last trace in detail.
     """
     longest = max(trace.forward_passes for trace in traces.values())
@@ -118,29 +117,6 @@ def runs_of(trace: Trace, row: int) -> Iterator[tuple[int, int, str, Hashable]]:
         start += length
 
 
-def work_bars(traces: Mapping[str, Trace], title: str = "") -> Picture:
-    """Draw how the slot-steps of each trace were spent, as one stacked bar per trace."""
-    figure, (ax,) = new_figure(0.5 * len(traces) + 1.5, title=title)
-    longest = max(trace.slot_steps for trace in traces.values())
-    for y, trace in enumerate(traces.values()):
-        left = 0
-        for kind in WORK:
-            count = trace.work[kind]
-            ax.barh(y, count, left=left, label=WORK_MEANING[kind] if y == 0 else None, **work_look(kind))
-            if count > 0.07 * longest:
-                box = {"facecolor": "white", "linewidth": 0, "pad": 1} if kind == "finished" else None
-                place = {"ha": "center", "va": "center", "fontsize": SMALL, "bbox": box}
-                ax.text(left + count / 2, y, f"{count:,}", color="white" if kind == "decode" else INK, **place)
-            left += count
-    ax.set_yticks(range(len(traces)), list(traces))
-    ax.invert_yaxis()
-    ax.set_xlabel("slot-steps (rows x forward passes)")
-    seen = [kind for kind in WORK if any(trace.work[kind] for trace in traces.values())]
-    add_key(figure, {WORK_MEANING[kind]: work_look(kind) for kind in seen})
-    described = "; ".join(f"{name}: {_counts(trace)}" for name, trace in traces.items())
-    return Picture(figure, f"Stacked bars of slot-steps. {described}.")
-
-
 def _counts(trace: Trace) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(trace.work.items()))
 
@@ -157,7 +133,6 @@ def waiting_requests(
         named: the metrics of the requests under each policy.
         groups: the request ids of each group, at most three; each group has its own color and marker.
         unit: the unit of the latencies.
-        title: what the picture shows.
     """
     figure, axes = new_figure(1.55 * len(named) + 0.6, len(named), title, sharex=True, sharey=True)
     looks = list(zip(groups.items(), (BLUE, RED, GREEN), "osD", strict=False))
@@ -197,7 +172,6 @@ def tokens_read(traces: Mapping[str, Trace], first: int = 0, last: int | None = 
     Args:
         traces: the runs, one panel each.
         first, last: the first and the last pass to draw.
-        title: what the picture shows.
     """
     figure, axes = new_figure(1.5 * len(traces) + 0.7, len(traces), title, sharex=True, sharey=True)
     described = []
@@ -223,7 +197,6 @@ def padding(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], ylabel: st
     Args:
         named: for each run, the useful and the padding count of each pass.
         ylabel: what is counted.
-        title: what the picture shows.
     """
     figure, axes = new_figure(1.7 * len(named) + 0.7, len(named), title)
     described, labelled = [], set()

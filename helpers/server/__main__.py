@@ -57,13 +57,13 @@ class Server(uvicorn.Server):
 
     Args:
         config: uvicorn's settings.
-        thread: the engine's.
+        engine_client: accepts the requests.
         grace: seconds to finish accepted requests and to send their responses; at least `LAST_WORDS`.
     """
 
-    def __init__(self, config: uvicorn.Config, thread: EngineClient, grace: float):
+    def __init__(self, config: uvicorn.Config, engine_client: EngineClient, grace: float):
         super().__init__(config)
-        self.thread, self.grace = thread, max(grace, LAST_WORDS)
+        self.engine_client, self.grace = engine_client, max(grace, LAST_WORDS)
 
     async def startup(self, sockets=None) -> None:
         await super().startup(sockets)
@@ -72,19 +72,19 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop: when asked to, or when the engine has stopped and no request can finish."""
-        return not self.thread.alive or await super().on_tick(counter)
+        return not self.engine_client.alive or await super().on_tick(counter)
 
     async def shutdown(self, sockets=None) -> None:
-        if number := self.thread.num_in_flight:
+        if number := self.engine_client.num_in_flight:
             print(f"Finishing {number} sequences. Press Ctrl-C again to stop at once.", file=sys.stderr, flush=True)
-        draining = asyncio.create_task(self.thread.drain(self.grace - LAST_WORDS))
+        draining = asyncio.create_task(self.engine_client.drain(self.grace - LAST_WORDS))
         asyncio.get_running_loop().call_later(self.grace, self.abort_connections)
         await super().shutdown(sockets)  # refuses new connections and waits for the open ones
         if not self.force_exit:
             await draining
         else:
             draining.cancel()
-            self.thread.fail_pending()
+            self.engine_client.fail_pending()
             await asyncio.sleep(0.1)  # for the last events to be sent
             await self.lifespan.shutdown()
 

@@ -69,22 +69,22 @@ def make_app(
     Raises:
         ValueError: a negative max_queue.
     """
-    thread = (connect or EngineThread)(engine, max_queue, pace)
-    metrics, live_view = ServerMetrics(thread), LiveView(thread)
+    engine_client = (connect or EngineThread)(engine, max_queue, pace)
+    metrics, live_view = ServerMetrics(engine_client), LiveView(engine_client)
     started = int(time.time())
 
     @asynccontextmanager
     async def lifespan(_):
-        thread.start()
+        engine_client.start()
         yield
-        await thread.stop()
+        await engine_client.stop()
 
     # Every handler is `async`: FastAPI would run any other function on a thread, and so use dozens of them under load.
     app = FastAPI(title="Continuous batching", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.thread, app.state.metrics = thread, metrics
+    app.state.thread, app.state.metrics = engine_client, metrics
     # The last one that is added sees a request first. A browser asks for leave (CORS) without the key.
     app.add_middleware(BodyLimit, limit=max_body)
-    app.add_middleware(RefuseIfFull, refuse=thread.refuse_if_unable)
+    app.add_middleware(RefuseIfFull, refuse=engine_client.refuse_if_unable)
     if api_key is not None:
         app.add_middleware(RequireKey, key=api_key)
     if allowed_origins := list(allowed_origins):
@@ -137,7 +137,7 @@ def make_app(
         seconds = deadline if body.deadline is None else body.deadline
         try:
             params = replace(body.params, structured_outputs=structured) if structured else body.params
-            submitting = thread.submit(formatter.id, prompts, params, body.priority, seconds)
+            submitting = engine_client.submit(formatter.id, prompts, params, body.priority, seconds)
             stream, token_ids = await while_connected(request, submitting)
         except ValueError as error:
             raise APIError(400, str(error)) from error
@@ -179,7 +179,7 @@ def make_app(
         tokenizer, validator = engine.tokenizer, engine.validator
         prompt = body.prompt or ChatPrompt(body.messages, tokenizer, validator.check_length)
         try:
-            tokens = await while_connected(request, thread.prompt_tokenizer.tokenize(prompt))
+            tokens = await while_connected(request, engine_client.prompt_tokenizer.tokenize(prompt))
         except ValueError as error:
             raise APIError(400, str(error)) from error
         spelled = tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
@@ -196,7 +196,7 @@ def make_app(
     @app.get("/health", responses=documented(503))
     async def health() -> dict[str, str]:
         """Say whether the server takes requests."""
-        if (problem := thread.problem) is not None:
+        if (problem := engine_client.problem) is not None:
             raise APIError(503, problem)
         return {"status": "ok"}
 
@@ -222,7 +222,7 @@ def make_app(
     @app.post("/pace", responses=documented(400, 401, 413))
     async def set_pace(body: Pace) -> Pace:
         """Set the least time per iteration, to watch the engine in slow motion."""
-        thread.pace = body.seconds
+        engine_client.pace = body.seconds
         return body
 
     @app.get("/docs", include_in_schema=False)

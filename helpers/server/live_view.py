@@ -46,21 +46,21 @@ class Frame:
 class LiveView:
     """Follows an engine and reports to its listeners."""
 
-    def __init__(self, thread: EngineClient):
-        self._thread = thread
+    def __init__(self, engine_client: EngineClient):
+        self._client = engine_client
         self._snapshot, self._version = Snapshot(), 0  # the version grows with every step
         self._iterations: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._finished: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._iteration_numbers, self._finished_numbers = itertools.count(), itertools.count()
         self._tokens: deque[tuple[float, int]] = deque()  # (time, how many) of each step in the window
         self._drafts: deque[tuple[int, int]] = deque(maxlen=KEPT)  # (drafted, accepted) of the latest steps with drafts
-        policy = thread.engine.config.policy
+        policy = engine_client.engine.config.policy
         self._policy = policy if isinstance(policy, str) else type(policy).__name__
         self._rows: list[list | None] = []  # of the last iteration
         self._num_listeners = 0
         self._frame, self._next_frame = Frame(), asyncio.Event()
         self._making_frames: asyncio.Task | None = None
-        thread.observers.append(self.observe)
+        engine_client.observers.append(self.observe)
 
     def observe(self, outputs: list[OutputDelta], snapshot: Snapshot) -> None:
         """Record a step and its outputs."""
@@ -99,7 +99,7 @@ class LiveView:
     async def events(self) -> AsyncIterator[str]:
         """Yield events for one listener, until the server drains."""
         read = Frame()
-        while not self._thread.draining:
+        while not self._client.draining:
             newest = self._frame
             if newest.number > read.number:
                 yield newest.event if newest.number == read.number + 1 else self._event(read, newest)
@@ -109,10 +109,10 @@ class LiveView:
 
     async def _make_frames(self) -> None:
         """Make a frame whenever the engine has made a step, or after two seconds, as long as there are listeners."""
-        while self._num_listeners and not self._thread.draining:
+        while self._num_listeners and not self._client.draining:
             made, version = time.perf_counter(), self._version
             await asyncio.sleep(MIN_INTERVAL)
-            while version == self._version and not self._thread.draining and time.perf_counter() - made < MAX_INTERVAL:
+            while version == self._version and not self._client.draining and time.perf_counter() - made < MAX_INTERVAL:
                 await asyncio.sleep(MIN_INTERVAL)
             self._make_frame()
 
@@ -133,15 +133,15 @@ class LiveView:
         return server_sent_event(self._state() | {"iterations": iterations, "finished": finished})
 
     def _state(self) -> dict[str, Any]:
-        thread, now = self._thread, self._snapshot
-        config, blocks = thread.engine.config, thread.engine.block_manager
+        client, now = self._client, self._snapshot
+        config, blocks = client.engine.config, client.engine.block_manager
         self._forget_old_tokens()
         counts = blocks and {"total": blocks.num_blocks, "used": now.blocks_used, "cached": now.blocks_cached}
         return {
             "rows": config.max_batch_size,
             "policy": self._policy,
-            "max_queue": thread.capacity - config.max_batch_size,
-            "pace": thread.pace,
+            "max_queue": client.capacity - config.max_batch_size,
+            "pace": client.pace,
             "blocks": counts,
             "waiting": [choice_name(label) for label in now.waiting],
             "waiting_count": now.num_waiting,

@@ -24,11 +24,11 @@ class ServerMetrics:
         prompt_tokens: counts the tokens of accepted prompts; the application increments it.
     """
 
-    def __init__(self, thread: EngineClient):
+    def __init__(self, engine_client: EngineClient):
         self.registry = registry = CollectorRegistry()
-        self._thread, self._snapshot = thread, Snapshot()
+        self._client, self._snapshot = engine_client, Snapshot()
         self._last_token_time: dict[tuple[str, int], float] = {}  # of each unfinished sequence
-        thread.observers.append(self.observe)
+        engine_client.observers.append(self.observe)
 
         def gauge(name: str, help_text: str, value: Callable[[], float]) -> None:
             Gauge(f"engine_{name}", help_text, registry=registry).set_function(value)
@@ -39,11 +39,11 @@ class ServerMetrics:
         def histogram(name: str, help_text: str) -> Histogram:
             return Histogram(f"engine_{name}_seconds", help_text, buckets=SECONDS, registry=registry)
 
-        gauge("rows", "Rows: sequences that can run at once.", lambda: thread.engine.config.max_batch_size)
+        gauge("rows", "Rows: sequences that can run at once.", lambda: engine_client.engine.config.max_batch_size)
         gauge("rows_used", "Rows that hold a sequence.", lambda: self._snapshot.num_running)
         gauge("queue_length", "Sequences that wait for a row.", lambda: self._snapshot.num_waiting)
-        gauge("sequences_unfinished", "Sequences accepted and not finished.", lambda: thread.num_in_flight)
-        if (blocks := thread.engine.block_manager) is not None:
+        gauge("sequences_unfinished", "Sequences accepted and not finished.", lambda: engine_client.num_in_flight)
+        if (blocks := engine_client.engine.block_manager) is not None:
             gauge("blocks", "Blocks of the KV cache.", lambda: blocks.num_blocks)
             gauge("blocks_used", "Blocks in the block table of a sequence.", lambda: self._snapshot.blocks_used)
             gauge(
@@ -54,7 +54,7 @@ class ServerMetrics:
         self._finished = counter("sequences_finished", "Finished sequences, by finish reason.", "reason")
         self.prompt_tokens = counter("prompt_tokens", "Tokens of accepted prompts.")
         self._tokens = counter("generated_tokens", "Generated tokens.")
-        if thread.engine.config.speculative is not None:
+        if engine_client.engine.config.speculative is not None:
             self._drafts = {
                 "drafted": counter("drafted_tokens", "Drafts: guessed tokens that were verified."),
                 "accepted": counter("accepted_tokens", "Drafts that were right."),
@@ -74,7 +74,7 @@ class ServerMetrics:
                 self._drafts[name].inc(count)
         for output in outputs:
             sequence = (output.request_id, output.index)
-            stream = self._thread.stream_of(output.request_id)  # None if its client has left
+            stream = self._client.stream_of(output.request_id)  # None if its client has left
             if output.new_token_ids:
                 self._tokens.inc(len(output.new_token_ids))
                 if sequence in self._last_token_time:

@@ -24,7 +24,7 @@ from ..engine.sampling_params import (
 )
 from .chat import Message, Several
 from .output_formats import ResponseFormat, StructuredOutputsField, structured_outputs
-from .strict import Strict as _Strict
+from .strict import Strict
 from .tools import MAX_TOOLS, Tool, ToolChoice, ToolUse, find_notation
 
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -48,11 +48,11 @@ def _bounded(name: str, le: float = math.inf, **settings):
     return Field(None, **limits, **settings)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool = Field(False, description="End the stream with a chunk that has the token counts.")
 
 
-class _Request(_Strict):
+class _Request(Strict):
     """The parameters of both kinds of request. None stands for the default, as in OpenAI's requests."""
 
     model: str | None = Field(None, description="The model that this server runs; may be left out.")
@@ -224,7 +224,7 @@ class ChatRequest(_Request):
         return None
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(Strict):
     """`POST /tokenize`, in vLLM's format: the tokens of a prompt or a chat."""
 
     model: str | None = Field(None, description="The model that this server runs; may be left out.")
@@ -239,7 +239,7 @@ class TokenizeRequest(_Strict):
         return self
 
 
-class Pace(_Strict):
+class Pace(Strict):
     """`POST /pace`: slow motion."""
 
     seconds: float = Field(ge=0, le=2, description="The least number of seconds per iteration; 0 for full speed.")
