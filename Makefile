@@ -84,7 +84,7 @@ test: $(STAMP)  ## lint, run the unit tests, and run every lesson and compare it
 # Browsers and killed processes depend on how busy the machine is, so a test that fails is run once more, and reported.
 test-slow: $(STAMP) $(CLUSTER)  ## run the tests that take minutes: grading, Colab, the live view in a browser, an installed wheel
 	@echo "The tests that mostly wait run beside the others, and their results follow."
-	@mkdir -p build; slow="$(RUN) -m pytest -m slow --timeout 900 --reruns 1 -rR"; \
+	@mkdir -p build; slow="$(RUN) -m pytest -m slow --timeout 900 --reruns 1 -rR --durations 10"; \
 	$$slow $(WAITING) >build/waiting.log 2>&1 & waiting=$$!; \
 	trap "kill $$waiting 2>/dev/null" EXIT; \
 	$$slow $(filter-out $(WAITING),$(SLOW)); computing=$$?; \
