@@ -11,6 +11,10 @@ CLUSTER := $(VENV)/.cluster
 # The oldest supported transformers is installed here and comes first on the path; torch is shared with .venv.
 OLDEST := $(CURDIR)/build/oldest
 OLDEST_TESTS := families models kv_cache batching batching_exactness loops linear linear_choice quantization lean_forward batch_invariant sampling ragged ragged_exactness beam_search
+# The slow tests run in two streams. Most tests of the second one wait, for a browser or for processes that start. The
+# simulator's tests compute; they are there because the first stream is the longer one.
+SLOW := $(shell grep -l pytest.mark.slow tests/test_*.py)
+SECOND := $(filter $(foreach name,cluster page playground simulator site vllm_replica,tests/test_$(name).py),$(SLOW))
 LESSON_FILES := $(foreach names,[0-9]_* [0-9][0-9]_* extra/*,$(sort $(wildcard notebooks/$(names).ipynb)))
 # Copies, because running a notebook changes its file. `make lab` never overwrites them, and `make clean` keeps them.
 LAB_FILES := $(patsubst notebooks/%,%,$(LESSON_FILES) $(sort $(wildcard notebooks/exercises/release/*/*.ipynb)))
@@ -80,7 +84,13 @@ test: $(STAMP)  ## lint, run the unit tests, and run every lesson and compare it
 
 # Browsers and killed processes depend on how busy the machine is, so a test that fails is run once more, and reported.
 test-slow: $(STAMP) $(CLUSTER)  ## run the tests that take minutes: grading, Colab, the live view in a browser, an installed wheel
-	$(RUN) -m pytest tests -m slow --timeout 900 --reruns 1 -rR
+	@echo "The tests run in two streams, and the results of the second one follow."
+	@mkdir -p build; slow="$(RUN) -m pytest -m slow --timeout 900 --reruns 1 -rR --durations 10"; \
+	$$slow $(SECOND) >build/slow.log 2>&1 & second=$$!; \
+	trap "kill $$second 2>/dev/null" EXIT; \
+	$$slow $(filter-out $(SECOND),$(SLOW)); first=$$?; \
+	wait $$second; second=$$?; cat build/slow.log; \
+	exit $$((first || second))
 
 soak: $(STAMP)  ## overload a server with clients that misbehave, kill it twice, and report; takes minutes [ARGS="--requests 1000"]
 	$(RUN) -m tests.soak $(ARGS)

@@ -6,6 +6,7 @@ can judge them.
 
 import functools
 import os
+import ssl
 import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # otherwise two test processes slow each other down 20-fold
@@ -14,6 +15,7 @@ os.environ.pop("COURSE_MODEL", None)  # the tests use the embedded model, whatev
 
 import pytest
 import torch
+from building import build_wheel
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from transformers import (
@@ -29,6 +31,9 @@ import helpers.loops
 import helpers.model_engine
 from helpers import load_model
 from helpers.engine import speculation
+
+# Each HTTP client makes a context, which reads all certificates for 30 ms. No test connects by TLS.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 # What these imports have loaded, before any test loads more.
 LOADED_MODULES, LOADED_MODELS = set(sys.modules), helpers.models.loading._load_default.cache_info().misses
@@ -144,6 +149,12 @@ def _generated(model, tokenizer, prompt: str, max_tokens: int) -> list[int]:
     inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
     ids = model.generate(**inputs, do_sample=False, max_new_tokens=max_tokens, pad_token_id=tokenizer.pad_token_id)
     return ids[0, inputs["input_ids"].size(1) :].tolist()
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """The wheel of this checkout."""
+    return build_wheel(tmp_path_factory.mktemp("build"))
 
 
 class CountingModel(torch.nn.Module):

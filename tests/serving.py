@@ -25,10 +25,11 @@ OWL, MILLER, FOX = "Once upon a time", "There was once a poor miller called Jona
 
 def wait_until(condition: Callable[[], bool], message: str = "it never became true", patience: float = PATIENCE):
     """Wait for something that happens on another thread."""
-    end = time.monotonic() + patience
+    end, pause = time.monotonic() + patience, 0.002
     while not condition():
         assert time.monotonic() < end, message
-        time.sleep(0.002)
+        time.sleep(pause)
+        pause = min(1.05 * pause, 0.05)  # a long wait leaves the cores to what it waits for
 
 
 class Gate:

@@ -22,7 +22,6 @@ import colab
 import nbformat
 import pytest
 import torch
-from building import build_wheel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -446,11 +445,6 @@ def imported(source):
 
 
 # --- a lone notebook -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory):
-    return build_wheel(tmp_path_factory.mktemp("build"))
 
 
 PROBE = """

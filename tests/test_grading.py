@@ -1,7 +1,10 @@
 """Grading, piece by piece: which cells count, what a submission's process may send, what a page and the table hold."""
 
 import json
+import os
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -11,11 +14,11 @@ import nbformat
 import numpy as np
 import pytest
 import torch
-from grading import encoding, examiners, feedback, sandbox
+from grading import encoding, examiners, feedback, sandbox, worker_process
 from grading.encoding import decode, encode
 from grading.examination import Task, Work, memo_task
 from grading.submissions import GradingError, Submission, cells_of, find_submissions, memos_of, release_of
-from grading.worker_process import Limits
+from grading.worker_process import Limits, WorkerProcess
 from handing_in import MEMO, ONE, TWO, answers_of, hand_in, notebook
 
 from helpers import kv_cache
@@ -198,6 +201,31 @@ DOUBLED = ["list", [["list", [1]], *(["list", [["same", n], ["same", n]]] for n 
 def test_whatever_else_a_process_sends_is_refused(data):
     with pytest.raises(ValueError, match="not an outcome"):
         decode(data)
+
+
+def test_output_that_the_watch_has_just_read_belongs_to_the_cell_that_printed_it(monkeypatch):
+    worker = WorkerProcess.__new__(WorkerProcess)  # without a process
+    worker.limits, worker._printed, worker._lock = Limits(), bytearray(), threading.Lock()
+    worker._output, printing = os.pipe()
+    os.write(printing, b"hello")
+    has_read, proceed, read = threading.Event(), threading.Event(), os.read
+
+    def slow_read(*arguments):
+        data = read(*arguments)
+        has_read.set()
+        proceed.wait(60)
+        return data
+
+    monkeypatch.setattr(worker_process.os, "read", slow_read)
+    with ThreadPoolExecutor() as threads:
+        threads.submit(worker._read)  # as the watch does
+        has_read.wait(60)
+        printed = threads.submit(worker.printed)
+        wait([printed], timeout=0.2)
+        proceed.set()
+        assert printed.result() == "hello"
+    os.close(worker._output)
+    os.close(printing)
 
 
 # --- the page and the table -------------------------------------------------------------------------------------------

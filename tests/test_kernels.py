@@ -25,14 +25,19 @@ DTYPES = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 in_both_dtypes = pytest.mark.parametrize(("dtype", "tolerance"), DTYPES.items())
 
 
+SMALL = ("elementwise.cpp", "vectors.h", "numbers.h")
 UNOPTIMIZED = ["-O0" if flag == "-O3" else flag for flag in compiled.FLAGS]  # compiled in a seventh of the time
 
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
-    """An empty cache folder, as on a new machine."""
+    """An empty cache folder, as on a new machine, and a single small source to compile."""
     monkeypatch.setenv("COURSE_KERNEL_CACHE", str(tmp_path / "kernels"))
     monkeypatch.setattr(compiled, "FLAGS", UNOPTIMIZED)
+    (tmp_path / "sources").mkdir()
+    for name in SMALL:
+        shutil.copy(compiled.SOURCES / name, tmp_path / "sources")
+    monkeypatch.setattr(compiled, "SOURCES", tmp_path / "sources")
     yield monkeypatch
     monkeypatch.undo()
     forget()
@@ -308,7 +313,11 @@ def test_kernels_are_compiled_once_and_again_when_a_flag_changes(fresh):
 
 
 # In a process of its own: loading a damaged library could end the process with a bus error.
-COMPILING = f"from helpers.kernels import compiled; compiled.FLAGS = {UNOPTIMIZED}; print(compiled.library()._name)"
+COMPILING = f"""
+import pathlib, sys
+from helpers.kernels import compiled
+compiled.SOURCES, compiled.FLAGS = pathlib.Path(sys.argv[1]), {UNOPTIMIZED}
+print(compiled.library()._name)"""
 
 
 @needs_kernels
@@ -319,7 +328,7 @@ def test_a_damaged_library_is_not_loaded_but_compiled_again(fresh, damage):
     whole = path.read_bytes()
     path.unlink()  # this process has mapped the old file
     path.write_bytes(damage(whole))
-    done = subprocess.run([sys.executable, "-c", COMPILING], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", COMPILING, compiled.SOURCES], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{path}\n"), done.stderr
     assert list(path.parent.iterdir()) == [path] and path.read_bytes() == whole
 
@@ -333,12 +342,12 @@ def refuse_to_compile(run):
 
 
 @needs_kernels
-def test_processes_that_compile_at_the_same_time_do_not_disturb_each_other(tmp_path):
-    environment = os.environ | {"COURSE_KERNEL_CACHE": str(tmp_path)}
-    command = [sys.executable, "-c", COMPILING]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+def test_processes_that_compile_at_the_same_time_do_not_disturb_each_other(fresh):
+    command = [sys.executable, "-c", COMPILING, compiled.SOURCES]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     loaded = {process.communicate(timeout=100)[0].strip() for process in processes}
-    assert loaded == {str(path) for path in tmp_path.iterdir()}, "one library, and no temporary files"
+    kept = {str(path) for path in compiled.cache_folder().iterdir()}
+    assert loaded == kept, "one library, and no temporary files"
     assert {Path(path).suffix for path in loaded} == {".so"}
 
 
@@ -432,9 +441,10 @@ def test_an_engine_uses_the_kernels_unless_the_config_forbids_it(monkeypatch):
     assert fast == plain
 
 
-def test_without_a_compiler_pytorch_does_the_work(fresh):
+def test_without_a_compiler_pytorch_does_the_work(request):
     pair = random_pair("llama")
     _, expected = generated(pair)
+    fresh = request.getfixturevalue("fresh")
     forget()
     fresh.setattr(compiled.shutil, "which", lambda name: None)
     assert "no C++ compiler" in kernels.unavailable()

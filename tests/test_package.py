@@ -11,18 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from building import ROOT, build_wheel, pip
+from building import ROOT, pip
 from conftest import alone
 
 from helpers import kernels
 
 pytestmark = pytest.mark.slow
 PROMPT, MAX_TOKENS = "The quick brown fox", 8
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    return build_wheel(tmp_path_factory.mktemp("build"))
 
 
 class Installation:

@@ -173,21 +173,22 @@ def test_without_a_network_there_is_no_playground_and_the_reason_is_told(tmp_pat
     )
 
 
-@pytest.fixture
-def address(tmp_path):
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
     """Serve a page with nothing but the playground, and return its address."""
     files, reason = playground_files.playground(ROOT / "build" / "cache")
     if reason:
         (pytest.fail if os.environ.get("CI_BROWSER") == "1" else pytest.skip)(f"No playground: {reason}.")
+    folder = tmp_path_factory.mktemp("playground")
     for name, content in files.items():
-        target = tmp_path / "_static" / "playground" / name
+        target = folder / "_static" / "playground" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
     html = re.search(r"```\{raw\} html\n(.*?)```", (ROOT / "docs" / "playground.md").read_text(), re.DOTALL)[1]
-    (tmp_path / "docs").mkdir()
+    (folder / "docs").mkdir()
     icon = '<link rel="icon" href="data:,">'
-    (tmp_path / "docs" / "playground.html").write_text(f'<!doctype html><meta charset="utf-8">{icon}{html}')
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path))
+    (folder / "docs" / "playground.html").write_text(f'<!doctype html><meta charset="utf-8">{icon}{html}')
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder))
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()

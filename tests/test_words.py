@@ -5,6 +5,7 @@ searched.
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,8 +61,13 @@ def strings(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, "".join(map(str, parts))
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """Yield every place and its text."""
+@functools.cache
+def texts() -> list[tuple[str, str]]:
+    """Return every place and its text."""
+    return list(_texts())
+
+
+def _texts() -> Iterator[tuple[str, str]]:
     for path in [*map(ROOT.joinpath, MARKDOWN), *(ROOT / "docs").rglob("*.md")]:
         yield path.relative_to(ROOT).as_posix(), prose(path.read_text(encoding="utf-8"))
     for path in (ROOT / "notebooks").rglob("*.ipynb"):

@@ -157,9 +157,9 @@ class WorkerProcess:
         """Keep what is printed, as far as it will be shown; return whether there was something."""
         ready, *_ = select.select([self._output], [], [], wait)
         data = b""
-        with contextlib.suppress(BlockingIOError):  # the other thread has it
-            data = os.read(self._output, 2**16) if ready else b""
-        with self._lock:
+        with self._lock:  # or one thread could find the pipe empty before the other has kept what it read
+            with contextlib.suppress(BlockingIOError):  # the other thread has it
+                data = os.read(self._output, 2**16) if ready else b""
             self._printed += data[: self.limits.printed + 1 - len(self._printed)]
         return bool(data)
 
