@@ -153,17 +153,16 @@ class SimulatedReplica:
         self.add_sequence(Sequence(request_id, prompt_token_ids, output_tokens, arrival=arrival), arrival)
 
     def add_sequence(self, sequence: Sequence, now: float) -> None:
-        """Add a sequence, whether new or from a replica that failed, after all iterations that begin before `now`."""
-        sequence.computed = 0
+        """Add a sequence, whether new or from another replica, after all iterations that begin before `now`.
+
+        Its `computed` tokens are those whose keys and values arrive with it; only a `DecodeReplica` can use them.
+        """
         self._run_before(now)
         if not self.scheduler.unfinished:
             self._runner.time = max(self._runner.time, now)
-        self._prefills[sequence] = self._tokens_to_prefill(sequence)
+        self._prefills[sequence] = 0 if sequence.computed else len(sequence.token_ids)
         self._outstanding += self._prefills[sequence] + sequence.max_tokens - sequence.generated
         self.scheduler.add(sequence)
-
-    def _tokens_to_prefill(self, sequence: Sequence) -> int:
-        return len(sequence.token_ids)
 
     def fail(self, now: float) -> list[Sequence]:
         """Fail at the end of the iteration in progress, and return the unfinished sequences.
