@@ -265,15 +265,15 @@ class ReplicaSet:
 
     def _fail(self, place: int, failures: Iterator[tuple[float, int]]) -> None:
         self._plan_failure(failures)
+        member = next((one for one in self._members.values() if one.place == place), None)
+        if member is None:
+            return
         self._failures_in_a_row += self.unfinished > 0
         if self._failures_in_a_row > MOST_FAILURES:
             raise ValueError(
                 f"Replicas failed {MOST_FAILURES} times, up to {self.clock.now:.6g} s, while no request finished: "
                 f"let them fail less often, or start in less than {self._start_seconds:g} s."
             )
-        member = next((one for one in self._members.values() if one.place == place), None)
-        if member is None:
-            return
         sequences = member.replica.fail(self.clock.now)
         end = self._stop(member, self.clock.now)
         if not member.is_draining:
