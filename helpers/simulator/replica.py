@@ -83,7 +83,7 @@ class SimulatedReplica:
         core = Simulator(config, cost)
         self.scheduler, self._runner, self._validator = core.scheduler, core.runner, core.validator
         self._cost, self._clock = cost, clock or FleetClock()
-        self._skip = skip and not getattr(self.scheduler.memory, "prefix_caching", False)
+        self._skip = skip
         self._stretch: Stretch | None = None
         self._outstanding = 0  # when the stretch begins
         self._prefills: dict[Sequence, int] = {}  # tokens that count as outstanding until the next output token
