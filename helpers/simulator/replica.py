@@ -106,6 +106,11 @@ class SimulatedReplica:
     # --- what a router reads ------------------------------------------------------------------------------------
 
     @property
+    def now(self) -> float:
+        """The time at which the router looks."""
+        return self._clock.now
+
+    @property
     def outstanding_tokens(self) -> int:
         """How many tokens its unfinished requests may still compute; a prompt counts until its first output token."""
         if self._stretch is None:
