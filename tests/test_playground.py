@@ -153,13 +153,12 @@ def test_a_failed_replica_has_no_load_until_another_one_takes_its_place():
 
 def test_an_autoscaled_fleet_shows_the_load_and_the_number_of_each_kind_of_replica():
     shown = playground_fleet.run({"scaling": "autoscaled", "rate": 20, "prefills": 2, "failure": 50}, 3)
-    names = [(one["name"], one["unit"]) for one in shown["pictures"]]
+    names = [f"{one['name']} ({one['unit']})" for one in shown["pictures"]]
     prefill, prefills, decode, decodes = shown["pictures"]
 
     assert shown["name"] == "1..2:1..3" and 2 < shown["mean_size"] < 5
-    assert names == [
-        ("prefill all", "tokens"), ("prefill number", "replicas"), ("decode all", "tokens"), ("decode number", "replicas"),
-    ]  # fmt: skip
+    kinds = "prefill all (tokens)", "prefill number (replicas)", "decode all (tokens)", "decode number (replicas)"
+    assert tuple(names) == kinds
     assert prefill["requests"] == playground_fleet.DEFAULTS["requests"]
     assert decode["requests"] == prefill["requests"] + shown["moved"] and shown["moved"] > 0
     assert max(prefills["values"]) <= 2 and max(decodes["values"]) == 3
@@ -292,10 +291,8 @@ def test_a_visitor_sizes_a_fleet_by_keyboard_on_a_phone(window, address):  # noq
         assert f"{max(picture['values']):,}" in line and str(picture["requests"]) in line
     page.get_by_label("number of replicas").select_option("autoscaled")
     status.get_by_text("1..2 replicas are too few").wait_for(timeout=60_000)
-    for region, names in (
-        ("Fleets by size", ["1..1", "1..2"]),
-        ("Outstanding tokens of each replica", ["all", "number"]),
-    ):
+    regions = {"Fleets by size": ["1..1", "1..2"], "Outstanding tokens of each replica": ["all", "number"]}
+    for region, names in regions.items():
         lines = page.get_by_role("region", name=region).get_by_role("row").all_inner_texts()[1:]
         assert [line.split()[0] for line in lines] == names
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -46,12 +46,8 @@ CHOICES = {
     "scaling": ["fixed", "autoscaled"],
 }
 DEFAULTS = {name: default for name, (_, _, _, default) in SETTINGS.items()}
-DEFAULTS |= {
-    "router": "least_outstanding_tokens",
-    "trace": "conversation",
-    "machine": "h100_llama_8b",
-    "scaling": "fixed",
-}
+DEFAULTS |= {"router": "least_outstanding_tokens", "trace": "conversation"}
+DEFAULTS |= {"machine": "h100_llama_8b", "scaling": "fixed"}
 PREFIXES = {"trace": "code", "rate": 30, "requests": 200, "shared_prefix": 2048, "prefixes": 32}
 PRESETS = {
     "How many replicas? (lesson 12)": {},
@@ -211,7 +207,6 @@ def command(settings: dict) -> str:
     options = " ".join(f"--{option} {settings[name]}" for option, name in names.items())
     limits = f"ttft={settings['ttft_limit'] / 1000:g},tpot={settings['tpot_limit'] / 1000:g}"
     if settings["prefills"]:
-        options += " --disaggregate " + ",".join(
-            fleet_name(settings, size) for size in range(1, settings["replicas"] + 1)
-        )
+        names = (fleet_name(settings, size) for size in range(1, settings["replicas"] + 1))
+        options += f" --disaggregate {','.join(names)}"
     return f"python -m helpers.simulator {options} --replicas 1..{settings['replicas']} --slo {limits}"
