@@ -129,7 +129,7 @@ def test_every_router_serves_all_requests(trace, capsys, router):
         (["--disaggregate", "1:1,2:0"], "pairs are like 2:1, 1:1,2:1 or 1..4:2, not '1:1,2:0'"),
         (["--disaggregate", "1:1:1"], "not '1:1:1'"),
         (["--fail-every", "0.5"], "at least 1, not 0.5"),
-        (["--fail-every", "1"], "let them fail less often, or start in less than 60 s"),
+        (["--fail-every", "1"], "let them fail less often, or start sooner (start_seconds is 60)"),
         (["--rate", "0"], "above 0, not 0"),
         (["--requests", "0"], "--requests is at least 1, not 0"),
         (["--cost", "nowhere.json"], "nowhere.json"),

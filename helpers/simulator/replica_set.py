@@ -272,7 +272,7 @@ class ReplicaSet:
         if self._failures_in_a_row > MOST_FAILURES:
             raise ValueError(
                 f"Replicas failed {MOST_FAILURES} times, up to {self.clock.now:.6g} s, while no request finished: "
-                f"let them fail less often, or start in less than {self._start_seconds:g} s."
+                f"let them fail less often, or start sooner (start_seconds is {self._start_seconds:g})."
             )
         sequences = member.replica.fail(self.clock.now)
         end = self._stop(member, self.clock.now)
