@@ -24,6 +24,7 @@ MODULES = (
     "simulator/*.py",
     "simulator/machines/*.json",
     "cluster/__init__.py",
+    "cluster/autoscaling.py",
     "cluster/routing.py",
 )  # of helpers; a test imports them without the rest
 

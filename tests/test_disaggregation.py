@@ -1,13 +1,17 @@
 """Prefill and decode on separate replicas: every token is computed once, and on the right kind of replica."""
 
+import itertools
+
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from test_fleet import COST, workloads
+from test_replica_set import SECOND, Planned, comparable
 
+from helpers.cluster.autoscaling import QueueLengthAutoscaler
 from helpers.cluster.routing import LeastOutstandingTokens, RoundRobin
 from helpers.engine import EngineConfig
-from helpers.simulator import CostModel, TimedRequest, simulate_disaggregated
+from helpers.simulator import CostModel, Lifetime, TimedRequest, simulate_disaggregated
 
 PER_TOKEN = CostModel(iterations=1.0, tokens=0.1)
 
@@ -29,11 +33,8 @@ def test_prompts_are_computed_by_prefill_replicas_and_all_other_tokens_by_decode
         disaggregated(requests, config, COST, prefills, decodes, seconds_per_token, skip=skip) for skip in (True, False)
     )
 
-    times = (
-        sorted((one.arrival, one.first_token, one.last_token) for one in run.requests) for run in (result, planned)
-    )
-    assert next(times) == next(times)
-    assert (result.iterations, result.computed_tokens) == (planned.iterations, planned.computed_tokens)
+    assert comparable(result) == comparable(planned)
+    assert result.prefill_replicas == prefills and len(result.iterations) == prefills + decodes
     lengths = [(len(request.prompt), request.output_tokens) for request in requests]
     assert sorted(zip(result.prompt_tokens, result.output_tokens, strict=True)) == sorted(lengths)
     for one in result.requests:
@@ -43,6 +44,92 @@ def test_prompts_are_computed_by_prefill_replicas_and_all_other_tokens_by_decode
         assert sum(result.computed_tokens[prefills:]) == sum(output - 1 for _, output in lengths)
         if not config.prefix_caching:
             assert sum(result.computed_tokens[:prefills]) == sum(prompt for prompt, _ in lengths)
+
+
+@settings(derandomize=True, deadline=None, max_examples=120, phases=[Phase.generate])
+@given(
+    workload=workloads(),
+    gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.02, 0.3]), st.booleans(), st.integers(0, 1)), max_size=8),
+    scales=st.tuples(st.booleans(), st.booleans()),
+    start_seconds=st.sampled_from([0.0, 0.05, 1.0]),
+)
+def test_no_token_is_lost_or_repeated_when_replicas_of_either_kind_fail_start_and_stop(
+    workload, gaps, scales, start_seconds
+):
+    config, requests = workload
+    times = itertools.accumulate(gap for gap, _, _ in gaps)
+    failures = [(time, place, decodes) for time, (_, decodes, place) in zip(times, gaps, strict=True)]
+
+    results = []
+    for skip in (True, False):
+        scalers = [QueueLengthAutoscaler(1, 3, target=2, interval=0.1, window=2) if one else None for one in scales]
+        options = {
+            "prefill_failures": [(time, place) for time, place, decodes in failures if not decodes],
+            "decode_failures": [(time, place) for time, place, decodes in failures if decodes],
+            **dict(zip(("prefill_autoscaler", "decode_autoscaler"), scalers, strict=True)),
+        }
+        results.append(
+            disaggregated(requests, config, COST, 2, 2, 1e-4, skip=skip, start_seconds=start_seconds, **options)
+        )
+
+    assert comparable(results[0]) == comparable(results[1])
+    result = results[0]
+    lengths = [(len(request.prompt), request.output_tokens) for request in requests]
+    assert sorted(zip(result.prompt_tokens, result.output_tokens, strict=True)) == sorted(lengths)
+    assert all(one.arrival < one.first_token <= one.last_token for one in result.requests)
+    if not config.prefix_caching and not any(result.preemptions):
+        needed = sum(prompt + output - 1 for prompt, output in lengths)
+        assert sum(result.computed_tokens) == needed + result.lost_tokens
+
+
+def test_the_keys_and_values_on_a_decode_replica_that_fails_are_computed_again_on_another_one():
+    requests = [TimedRequest(0.0, 10, 6), TimedRequest(0.0, 20, 6), TimedRequest(0.0, 30, 2)]
+    config = EngineConfig(max_batch_size=1)
+
+    result = disaggregated(requests, config, SECOND, 3, 2, decode_failures=[(3.5, 0)], start_seconds=9.0)
+
+    # The first and the third request share a row: the third one has not been computed on the replica that fails at 4.0.
+    assert result.computed_tokens[:3] == [10, 20, 30]
+    assert (result.resumed, result.lost_tokens) == (2, 10 + 3 + 30)
+    assert result.computed_tokens[3:] == [3, 5 + 14 + 1 + 31, 0]
+    assert sorted(zip(result.prompt_tokens, result.last_tokens, strict=True)) == [(10, 8.0), (20, 6.0), (30, 9.0)]
+    assert result.lifetimes[3:] == [Lifetime(0.0, 0.0, 4.0), Lifetime(0.0, 0.0, 9.0), Lifetime(4.0, 13.0, 9.0)]
+
+
+def test_a_prompt_whose_prefill_replica_fails_is_computed_on_another_one_before_it_moves():
+    requests = [TimedRequest(0.0, 10, 3)]
+    config = EngineConfig(max_batch_size=4, max_tokens_per_step=4)
+
+    result = disaggregated(
+        requests, config, SECOND, 2, 1, 0.1, prefill_failures=[(1.5, 0), (7.5, 0)], start_seconds=0.5
+    )
+
+    # 8 of 10 tokens are computed when the replica fails at 2.0; the other one ends at 5.0, and the transfer at 6.0.
+    assert (result.resumed, result.lost_tokens) == (1, 8)
+    assert result.computed_tokens == [8, 10, 0, 0, 2]
+    assert (list(result.first_tokens), list(result.last_tokens)) == ([5.0], [8.0])
+    assert result.prefill_replicas == 4  # one more fails without requests, while the decodes go on
+
+
+def test_each_kind_of_replica_grows_with_its_own_requests():
+    requests = [TimedRequest(0.0, 1, 4) for _ in range(3)]
+    prefills, decodes = Planned(2, 1), Planned(2)
+
+    result = disaggregated(
+        requests,
+        EngineConfig(max_batch_size=1),
+        SECOND,
+        prefill_autoscaler=prefills,
+        decode_autoscaler=decodes,
+        start_seconds=1.5,
+    )
+
+    # The prompts end at 1.0, 2.0 and 3.0. The decode replica, which has a row, ends outputs at 4.0, 7.0 and 10.0.
+    assert sorted(result.last_tokens) == [4.0, 7.0, 10.0]
+    assert prefills.seen[:4] == [2, 1, 0, 0] and decodes.seen[:4] == [1, 2, 2, 2]
+    assert result.lifetimes == [
+        Lifetime(0.0, 0.0, 10.0), Lifetime(1.0, 2.5, 2.0), Lifetime(0.0, 0.0, 10.0), Lifetime(2.0, 3.5, 10.0),
+    ]  # fmt: skip
 
 
 def test_the_times_of_one_prefill_replica_and_one_decode_replica_are_those_computed_by_hand():

@@ -83,6 +83,8 @@ def test_the_examples_of_fleets_count_what_the_lessons_say_of_them():
     assert shares("A replica fails (lesson 11)", 3, 4) == [0.6575, 1.0]
     assert shares("Shared prefixes in turn (lesson 11)", 4) == [0.85]
     assert shares("Shared prefixes stay together (lesson 11)", 4) == [0.915]
+    assert shares("An autoscaler is late (lesson 12)", 4) == [0.98375]
+    assert shares("Prefill and decode apart (lesson 12)", 1, 2) == [0.3525, 1.0]
 
 
 def test_settings_that_contradict_each_other_are_refused_with_the_reason():
@@ -92,24 +94,26 @@ def test_settings_that_contradict_each_other_are_refused_with_the_reason():
         playground.Playground({"blocks": 16, "prompt": 40, "output": 24, "shared_prefix": 24})
 
 
-@pytest.mark.parametrize("name", ["How many replicas? (lesson 12)", "Bursts in turn (lesson 11)"])
+@pytest.mark.parametrize(
+    "name", ["How many replicas? (lesson 12)", "Bursts in turn (lesson 11)", "Prefill and decode apart (lesson 12)"]
+)
 def test_a_fleet_is_what_the_command_beside_it_prints(name, capsys):
     settings = playground_fleet.DEFAULTS | playground_fleet.PRESETS[name]
     program, arguments = playground_fleet.command(settings).split("helpers.simulator ")
     assert program == "python -m " and main(shlex.split(arguments)) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    printed = {line[0]: line for line in lines if line and line[0].isdigit()}
+    printed = {line[0]: line for line in lines if line and line[0][0].isdigit()}
 
     for size in range(1, settings["replicas"] + 1):
         shown = playground_fleet.run(settings, size)
         expected = [f"{shown['goodput']:.3g}", f"{shown['within']:.1%}", *(f"{one:.3g}" for one in shown["ttft"])]
-        assert printed[str(size)][2:6] == expected
-        assert f"{shown['busy']:.0%}" in printed[str(size)]
+        assert printed[shown["name"]][2:6] == expected
+        assert f"{shown['busy']:.0%}" in printed[shown["name"]]
 
 
 def test_the_examples_of_fleets_show_what_their_names_promise():
     shown = [playground_fleet.run(settings) for settings in playground_fleet.PRESETS.values()]
-    whole, bursts_in_turn, bursts_by_load, prefixes_in_turn, prefixes_together, failed = shown
+    whole, bursts_in_turn, bursts_by_load, prefixes_in_turn, prefixes_together, failed, late, apart = shown
 
     first, second = (playground_fleet.run(size=size)["within"] for size in (2, 3))
     assert first < playground_fleet.SHARE <= second
@@ -117,6 +121,10 @@ def test_the_examples_of_fleets_show_what_their_names_promise():
     assert prefixes_in_turn["cached"] < 0.6 * prefixes_together["cached"]
     assert prefixes_in_turn["within"] < prefixes_together["within"]
     assert failed["ttft"][1] > whole["ttft"][1] and failed["moved"] > 0 == whole["moved"]
+    settings = playground_fleet.PRESETS["An autoscaler is late (lesson 12)"]
+    assert late["within"] < playground_fleet.run(settings | {"scaling": "fixed"}, 2)["within"] and late["mean_size"] > 2
+    settings = playground_fleet.PRESETS["Prefill and decode apart (lesson 12)"]
+    assert playground_fleet.run(settings | {"prefills": 0}, 4)["within"] < playground_fleet.SHARE <= apart["within"]
 
 
 def test_a_fleet_has_the_load_that_the_router_saw_at_each_arrival():
@@ -124,26 +132,37 @@ def test_a_fleet_has_the_load_that_the_router_saw_at_each_arrival():
     shown = playground_fleet.run(settings, 2)
     lengths = [prompt + output for _, prompt, output in playground_fleet.requests(playground_fleet.DEFAULTS | settings)]
 
-    assert len(shown["times"]) == 100 and [one["requests"] for one in shown["replicas"]] == [50, 50]
-    assert [one["outstanding"][0] for one in shown["replicas"]] == [0, 0]
-    first, second = (one["outstanding"] for one in shown["replicas"])
+    assert [(len(one["times"]), one["requests"]) for one in shown["pictures"]] == [(100, 50), (100, 50)]
+    assert [one["values"][0] for one in shown["pictures"]] == [0, 0]
+    first, second = (one["values"] for one in shown["pictures"])
     assert 0 < first[1] <= lengths[0] and second[1] == 0 and 0 < second[2] <= lengths[1]
 
 
 def test_a_failed_replica_has_no_load_until_another_one_takes_its_place():
     shown = playground_fleet.run({"failure": 40, "rate": 20}, 2)
-    begin, end = shown["missing"]
-    first = [load for time, load in zip(shown["times"], shown["replicas"][0]["outstanding"], strict=True) if load]
-    while_missing = [
-        load
-        for time, load in zip(shown["times"], shown["replicas"][0]["outstanding"], strict=True)
-        if begin < time <= end
-    ]
+    picture = shown["pictures"][0]
+    begin, end = picture["missing"]
+    seen = list(zip(picture["times"], picture["values"], strict=True))
+    while_missing = [load for time, load in seen if begin < time <= end]
 
     assert end - begin == pytest.approx(playground_fleet.START_SECONDS)
-    assert first and len(while_missing) > 20 and set(while_missing) == {0}
-    requests = sum(replica["requests"] for replica in shown["replicas"])
+    assert any(load for _, load in seen) and len(while_missing) > 20 and set(while_missing) == {0}
+    requests = sum(picture["requests"] for picture in shown["pictures"])
     assert requests == playground_fleet.DEFAULTS["requests"] + shown["moved"]
+
+
+def test_an_autoscaled_fleet_shows_the_load_and_the_number_of_each_kind_of_replica():
+    shown = playground_fleet.run({"scaling": "autoscaled", "target": 4, "prefills": 2, "failure": 50}, 3)
+    names = [f"{one['name']} ({one['unit']})" for one in shown["pictures"]]
+    prefill, prefills, decode, decodes = shown["pictures"]
+
+    assert shown["name"] == "1..2:1..3" and 2 < shown["mean_size"] < 5
+    kinds = "prefill all (tokens)", "prefill number (replicas)", "decode all (tokens)", "decode number (replicas)"
+    assert tuple(names) == kinds
+    assert prefill["requests"] == playground_fleet.DEFAULTS["requests"]
+    assert decode["requests"] == prefill["requests"] + shown["moved"] and shown["moved"] > 0
+    assert max(prefills["values"]) == 2 and max(decodes["values"]) == 3
+    assert prefills["values"][-1] == decodes["values"][-1] == 0 and decodes["times"][-1] == shown["seconds"]
 
 
 def test_the_files_on_the_site_are_enough_to_run_the_engine_and_a_fleet(tmp_path):
@@ -269,8 +288,14 @@ def test_a_visitor_sizes_a_fleet_by_keyboard_on_a_phone(window, address):  # noq
     shown = playground_fleet.run(settings, 2)
     assert f"{shown['within']:.1%}" in lines[1] and f"{shown['goodput']:.1f}" in lines[1]
     loads = page.get_by_role("region", name="Outstanding tokens of each replica").get_by_role("row").all_inner_texts()
-    for line, replica in zip(loads[1:], shown["replicas"], strict=True):
-        assert f"{max(replica['outstanding']):,}" in line and str(replica["requests"]) in line
+    for line, picture in zip(loads[1:], shown["pictures"], strict=True):
+        assert f"{max(picture['values']):,}" in line and str(picture["requests"]) in line
+    page.get_by_label("number of replicas").select_option("autoscaled")
+    status.get_by_text("1..2 replicas are too few").wait_for(timeout=60_000)
+    regions = {"Fleets by size": ["1..1", "1..2"], "Outstanding tokens of each replica": ["all", "number"]}
+    for region, names in regions.items():
+        lines = page.get_by_role("region", name=region).get_by_role("row").all_inner_texts()[1:]
+        assert [line.split()[0] for line in lines] == names
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)

@@ -10,7 +10,15 @@ from test_fleet import COST, workloads
 from helpers.cluster.autoscaling import QueueLengthAutoscaler
 from helpers.cluster.routing import LeastOutstandingTokens, PrefixAware, RoundRobin
 from helpers.engine import EngineConfig
-from helpers.simulator import CostModel, FleetResult, Lifetime, TimedRequest, random_failures, simulate_fleet
+from helpers.simulator import (
+    CostModel,
+    FleetResult,
+    Lifetime,
+    TimedRequest,
+    random_failures,
+    replica_set,
+    simulate_fleet,
+)
 
 SECOND = CostModel(iterations=1.0)  # per iteration
 
@@ -127,6 +135,29 @@ def test_endless_random_failures_are_read_only_as_far_as_the_run_lasts_and_are_a
     requests = [TimedRequest(float(second), 1, 3) for second in range(50)]
     result = simulate_fleet(requests, EngineConfig(), COST, 4, RoundRobin(), failures=iter(failures), start_seconds=1.0)
     assert len(result.lifetimes) == 4 + sum(time < 49.5 for time, _ in failures)
+
+
+def test_replicas_that_fail_before_they_finish_anything_are_an_error_instead_of_an_endless_run(
+    monkeypatch,
+):
+    monkeypatch.setattr(replica_set, "MOST_FAILURES", 100)
+    failing = {"failures": ((number / 10, 0) for number in itertools.count()), "start_seconds": 100.0}
+    with pytest.raises(ValueError, match=r"100 times, .* fail less often, or start sooner \(start_seconds is 100\)"):
+        simulate_fleet([TimedRequest(0.0, 3, 3)], EngineConfig(), SECOND, 1, RoundRobin(), **failing)
+    failing = {"failures": ((2.5 * number, 0) for number in itertools.count(1)), "start_seconds": 0.0}
+    long = TimedRequest(0.0, 40, 1)  # never more than 30 of its tokens are computed before the next failure
+    with pytest.raises(ValueError, match=r"up to 252\.5 s, while no request finished"):
+        simulate_fleet([long], EngineConfig(8, max_tokens_per_step=10), SECOND, 1, RoundRobin(), **failing)
+
+
+def test_failures_while_no_request_waits_or_runs_are_no_error(monkeypatch):
+    monkeypatch.setattr(replica_set, "MOST_FAILURES", 100)
+    failures = [(float(number), 0) for number in range(1, 200)]
+    requests = [TimedRequest(0.0, 1, 1), TimedRequest(200.0, 1, 1)]
+
+    result = simulate_fleet(requests, EngineConfig(), SECOND, 1, RoundRobin(), failures=failures, start_seconds=0.0)
+
+    assert (list(result.last_tokens), len(result.lifetimes)) == ([1.0, 201.0], 200)
 
 
 def test_an_autoscaler_sees_all_unfinished_requests_and_pays_for_replicas_from_their_start():

@@ -46,7 +46,7 @@ def test_replicas_that_come_and_go_or_do_half_of_the_work_get_a_line_each(trace,
 
     assert main([*trace, *fleets, "--disaggregate", "1:1", "--slo", "ttft=100"]) == 0
     text = capsys.readouterr().out
-    assert main([*trace, *fleets, "--fail-every", "20"]) == 0
+    assert main([*trace, *fleets, "--fail-every", "20", "--disaggregate", "1:1,1..2:1..3", "--target", "1"]) == 0
     failing = rows(capsys.readouterr().out)
 
     head, fixed, scaled, separate = rows(text)
@@ -60,6 +60,8 @@ def test_replicas_that_come_and_go_or_do_half_of_the_work_get_a_line_each(trace,
     assert text.endswith("the smallest of these fleets has 1:1 replicas.\n")
     assert failing[0][-2:] == ["mean size", "resumed per M tokens"]
     assert int(failing[1][-2]) > 0 and float(failing[1][1]) < float(fixed[1])
+    assert [line[0] for line in failing[3:]] == ["1:1", "1..2:1..3"] and all(int(line[-2]) > 0 for line in failing[3:])
+    assert 2.0 < float(failing[4][-3]) < 5.0
 
 
 def test_the_answer_names_the_smallest_fleet_or_asks_for_more(trace, capsys):
@@ -124,9 +126,10 @@ def test_every_router_serves_all_requests(trace, capsys, router):
         (["--share", "99"], "a share is above 0 and at most 1, not '99'"),
         (["--autoscale", "0..2"], "sizes are like 4, 1..8 or 1,2,4, not '0..2'"),
         (["--autoscale", "1..2", "--target", "0"], "above 0, not 0.0"),
-        (["--disaggregate", "1:1,2:0"], "pairs are like 2:1 or 1:1,2:1, not '1:1,2:0'"),
-        (["--fail-every", "59"], "at least 1 and --start-seconds, not 59.0"),
-        (["--fail-every", "99", "--disaggregate", "1:1"], "use one of the two"),
+        (["--disaggregate", "1:1,2:0"], "pairs are like 2:1, 1:1,2:1 or 1..4:2, not '1:1,2:0'"),
+        (["--disaggregate", "1:1:1"], "not '1:1:1'"),
+        (["--fail-every", "0.5"], "at least 1, not 0.5"),
+        (["--fail-every", "1"], "let them fail less often, or start sooner (start_seconds is 60)"),
         (["--rate", "0"], "above 0, not 0"),
         (["--requests", "0"], "--requests is at least 1, not 0"),
         (["--cost", "nowhere.json"], "nowhere.json"),

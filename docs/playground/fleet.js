@@ -1,5 +1,5 @@
 // The view of a fleet: controls for playground_fleet.py, and tables with pictures of what each run returns.
-// Fleets of 1, 2, ... replicas are simulated one after another, and the page answers in between.
+// Fleets of 1, 2, ... replicas, or of up to that many, are simulated one after another, and the page answers in between.
 
 import { element, linkedExample, slider, toJS } from "./shared.js";
 
@@ -8,8 +8,9 @@ const LABELS = {
   ttft_limit: "TTFT limit in milliseconds", tpot_limit: "TPOT limit in milliseconds",
   shared_prefix: "shared prefix, in tokens", prefixes: "number of different prefixes",
   failure: "replica 1 fails after … % of the requests (0: never)",
+  prefills: "separate prefill replicas (0: none)", target: "autoscaling target: unfinished requests per replica",
 };
-const CHOICES = { router: "router", trace: "requests like those of", machine: "cost model" };
+const CHOICES = { router: "router", trace: "requests like those of", machine: "cost model", scaling: "number of replicas" };
 const $ = (id) => document.getElementById(`pg-fleet-${id}`);
 const percent = (share) => `${Math.floor(1000 * share + 1e-6) / 10}%`;  // never rounded up: 99.96% is not all
 const milliseconds = (seconds) => Math.round(1000 * seconds).toLocaleString("en");
@@ -55,7 +56,7 @@ export function makeFleet(python) {
       if (mine !== current) return given.destroy();
       results.push(toJS(module.run(given, size)));
       $("progress").value = results.length;
-      if (results.length === 1) drawReplicas(results[0]);
+      if (results.length === 1) drawReplicas(results[0], settings.prefills);
       drawSizes([...results].sort((one, other) => one.size - other.size), settings.replicas);
     }
     given.destroy();
@@ -82,12 +83,13 @@ const chosen = () => Object.fromEntries(
   [...Object.keys(CHOICES).map((name) => [name, $(name).value]), ...Object.keys(LABELS).map((name) => [name, Number($(name).value)])]);
 
 function answer(results, settings) {
-  const enough = results.filter((one) => one.within >= module.SHARE).map((one) => one.size);
+  const enough = results.filter((one) => one.within >= module.SHARE);
   const limits = `TTFT up to ${settings.ttft_limit} ms and TPOT up to ${settings.tpot_limit} ms`;
   const served = `To serve ${percent(module.SHARE)} of the requests with ${limits},`;
-  if (!enough.length) return `${served} ${settings.replicas} replica${settings.replicas > 1 ? "s are" : " is"} too few.`;
-  const least = Math.min(...enough);
-  return `${served} the smallest of these fleets has ${least} replica${least > 1 ? "s" : ""}.`;
+  const replicas = (name) => `${name} replica${name === "1" ? "" : "s"}`;
+  if (!enough.length) return `${served} ${replicas(results[0].name)} ${results[0].name === "1" ? "is" : "are"} too few.`;
+  const [least] = enough.sort((one, other) => one.mean_size - other.mean_size || one.size - other.size);
+  return `${served} the smallest of these fleets has ${replicas(least.name)}.`;
 }
 
 // --- pictures --------------------------------------------------------------------------------------------------
@@ -98,31 +100,35 @@ const head = (text) => element("th", { scope: "row", textContent: text });
 function drawSizes(results, chosenSize) {
   $("sizes").replaceChildren(...results.map((one) => {
     const bar = element("span", { className: "pg-bar", style: `--share:${100 * one.within}%` });
-    const row = element("tr", {}, head(one.size), element("td", { className: "pg-bar-cell" }, bar), cell(percent(one.within)),
-      cell(one.goodput.toPrecision(3)), ...one.ttft.map((value) => cell(milliseconds(value))), cell(percent(one.busy)));
+    const row = element("tr", {}, head(one.name), element("td", { className: "pg-bar-cell" }, bar), cell(percent(one.within)),
+      cell(one.goodput.toPrecision(3)), ...one.ttft.map((value) => cell(milliseconds(value))), cell(one.mean_size.toFixed(1)), cell(percent(one.busy)));
     if (one.size === chosenSize) row.setAttribute("aria-current", "true");
     return row;
   }));
 }
 
-function drawReplicas(result) {
-  const { times, replicas, missing } = result, peaks = replicas.map((one) => Math.max(...one.outstanding));
-  const highest = Math.max(1, ...peaks), last = times.at(-1), count = (number) => number.toLocaleString("en");
-  $("replicas-text").textContent = `${result.size} replica${result.size > 1 ? "s" : ""}, as the router sees them at each arrival, ` +
-    `from 0 to ${last.toFixed(1)} s. Every picture is ${count(highest)} tokens high.` +
-    (missing.length ? ` Replica 1 is missing from ${missing[0].toFixed(1)} to ${missing[1].toFixed(1)} s; ${count(result.moved)} of its requests moved, and ${count(result.lost_tokens)} computed tokens are lost.` : "") +
+function drawReplicas(result, prefills) {
+  const { pictures } = result, highest = {}, count = (number) => number.toLocaleString("en");
+  const last = Math.max(...pictures.map((one) => one.times.at(-1) ?? 0));
+  for (const { unit, values } of pictures) highest[unit] = Math.max(1, highest[unit] ?? 0, ...values);
+  const heights = Object.entries(highest).map(([unit, most]) => `${count(most)} ${unit}`).join(" or ");
+  const missing = pictures.flatMap((one) => one.missing);
+  $("replicas-text").textContent = `Replicas: ${result.name}, as the router sees them at each arrival, ` +
+    `from 0 to ${last.toFixed(1)} s. Every picture is ${heights} high.` +
+    (missing.length ? ` The first ${prefills ? "decode " : ""}replica is missing from ${missing[0].toFixed(1)} to ${missing[1].toFixed(1)} s.` : "") +
+    (result.moved ? ` Requests that moved to another replica: ${count(result.moved)}; computed tokens that were lost: ${count(result.lost_tokens)}.` : "") +
     (result.cached ? ` ${percent(result.cached)} of all prompt tokens are in the chosen replica's cache when their request arrives.` : "");
-  $("loads").replaceChildren(...replicas.map((one, index) => element("tr", {}, head(index + 1),
-    element("td", { className: "pg-load-cell" }, area(times, one.outstanding, highest, index ? [] : missing)),
-    cell(count(peaks[index])), cell(one.requests), cell(percent(one.busy)))));
+  $("loads").replaceChildren(...pictures.map((one) => element("tr", {}, head(one.name),
+    element("td", { className: "pg-load-cell" }, area(one, highest[one.unit], last || 1)),
+    cell(count(Math.max(0, ...one.values))), cell(one.requests ?? ""), cell(one.requests == null ? "" : percent(one.busy)))));
 }
 
 // A curve with steps, as a value holds until the next one. `missing` is the time without a replica.
-function area(times, values, highest, missing) {
-  const last = times.at(-1) || 1, x = (time) => (600 * Math.min(time / last, 1)).toFixed(1), y = (value) => (30 - 30 * value / highest).toFixed(2);
-  const steps = values.map((value, index) => `L${x(times[index])} ${y(value)}H${x(times[index + 1] ?? last)}`);
+function area({ times, values, missing }, highest, last) {
+  const x = (time) => (600 * Math.min(time / last, 1)).toFixed(1), y = (value) => (30 - 30 * value / highest).toFixed(2);
+  const steps = values.map((value, index) => `L${x(times[index])} ${y(value)}H${x(times[index + 1] ?? times[index])}`);
   const picture = shape("svg", { viewBox: "0 0 600 30", preserveAspectRatio: "none", class: "pg-load", "aria-hidden": "true" });
-  picture.append(shape("path", { d: `M0 30${steps.join("")}V30Z` }));
+  picture.append(shape("path", { d: `M${x(times[0] ?? 0)} 30${steps.join("")}V30Z` }));
   if (missing.length) picture.append(shape("rect", { x: x(missing[0]), y: 0, height: 30, width: x(missing[1]) - x(missing[0]), class: "pg-missing" }));
   return picture;
 }

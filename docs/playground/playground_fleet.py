@@ -1,22 +1,31 @@
-"""A fleet in a browser: `simulate_fleet` on requests of `synthetic_trace`, once for each number of replicas.
+"""A fleet in a browser: requests of `synthetic_trace` on replicas, once for each number of replicas.
 
-Simulator, engine and routers are the course's own files. A run depends on nothing but the settings. So what the page
-shows is what the same call returns anywhere, and what the command line prints where it has the same settings.
+Simulator, engine, routers and autoscaler are the course's own files. A run depends on nothing but the settings. So what
+the page shows is what the same call returns anywhere, and what the command line prints where it has the same settings.
 """
 
 import random
-from collections.abc import Iterator
 from functools import lru_cache
 
+from helpers.cluster.autoscaling import QueueLengthAutoscaler
 from helpers.cluster.routing import ROUTERS
 from helpers.engine import EngineConfig
-from helpers.simulator import CostModel, FleetResult, TimedRequest, simulate_fleet, synthetic_trace
+from helpers.simulator import (
+    CostModel,
+    FleetResult,
+    TimedRequest,
+    simulate_disaggregated,
+    simulate_fleet,
+    synthetic_trace,
+)
 from helpers.simulator.cost_model import MACHINES
 from helpers.simulator.synthetic import TRACES
 
 ROWS, TOKEN_BUDGET = 64, 2048  # the defaults of `python -m helpers.simulator`
 BLOCK_SIZE, BLOCKS = 128, 512  # with shared prefixes: 65,536 tokens per replica
-START_SECONDS = 2  # until another replica takes the place of one that failed; a real one takes longer to load a model
+START_SECONDS = 2  # until a replica is ready; a real one takes longer to load a model
+INTERVAL = 1.0  # seconds from one decision of an autoscaler to the next
+TRANSFER_SECONDS = 2.6e-6  # per token, the default of `python -m helpers.simulator`
 SHARE = 0.99  # of the requests, within the limits
 SETTINGS = {  # name: (least, most, step, default)
     "replicas": (1, 16, 1, 4),
@@ -27,10 +36,18 @@ SETTINGS = {  # name: (least, most, step, default)
     "shared_prefix": (0, 2048, 128, 0),
     "prefixes": (1, 64, 1, 16),
     "failure": (0, 90, 10, 0),
+    "prefills": (0, 8, 1, 0),
+    "target": (1, 64, 1, 16),
 }
-CHOICES = {"router": list(ROUTERS), "trace": list(TRACES), "machine": list(MACHINES)}
+CHOICES = {
+    "router": list(ROUTERS),
+    "trace": list(TRACES),
+    "machine": list(MACHINES),
+    "scaling": ["fixed", "autoscaled"],
+}
 DEFAULTS = {name: default for name, (_, _, _, default) in SETTINGS.items()}
-DEFAULTS |= {"router": "least_outstanding_tokens", "trace": "conversation", "machine": "h100_llama_8b"}
+DEFAULTS |= {"router": "least_outstanding_tokens", "trace": "conversation"}
+DEFAULTS |= {"machine": "h100_llama_8b", "scaling": "fixed"}
 PREFIXES = {"trace": "code", "rate": 30, "requests": 200, "shared_prefix": 2048, "prefixes": 32}
 PRESETS = {
     "How many replicas? (lesson 12)": {},
@@ -39,37 +56,27 @@ PRESETS = {
     "Shared prefixes in turn (lesson 11)": PREFIXES | {"router": "round_robin"},
     "Shared prefixes stay together (lesson 11)": PREFIXES | {"router": "prefix_aware"},
     "A replica fails (lesson 11)": {"failure": 40},
+    "An autoscaler is late (lesson 12)": {"trace": "bursts", "rate": 20, "requests": 800, "scaling": "autoscaled"},
+    "Prefill and decode apart (lesson 12)": {"prefills": 2, "replicas": 2, "tpot_limit": 10},
 }
 
 
 class RecordingRouter:
-    """A router that also keeps what it sees: the outstanding tokens of each replica, and the cached tokens of prompts.
+    """A router that also keeps what it sees: outstanding tokens of replicas, and cached tokens of prompts."""
 
-    Args:
-        router: the policy.
-        size: the number of replicas; fewer are ready while the first one is replaced.
-    """
-
-    def __init__(self, router, size: int):
-        self.router, self.size = router, size
-        self.now, self.times, self.outstanding, self.choices = 0.0, [], [], []
+    def __init__(self, router):
+        self.router = router
+        self.times, self.outstanding, self.choices = [], [], []
         self.routed_tokens = self.cached_tokens = 0
 
     def choose(self, prompt_token_ids: list[int], replicas: list) -> int:
-        missing = self.size - len(replicas)
-        self.times.append(self.now)
-        self.outstanding.append([0] * missing + [replica.outstanding_tokens for replica in replicas])
+        self.times.append(replicas[0].now)
+        self.outstanding.append([replica.outstanding_tokens for replica in replicas])
         index = self.router.choose(prompt_token_ids, replicas)
-        self.choices.append(missing + index)
+        self.choices.append(index)
         self.routed_tokens += len(prompt_token_ids)
         self.cached_tokens += replicas[index].cached_tokens(prompt_token_ids)
         return index
-
-    def watch(self, requests: list[TimedRequest]) -> Iterator[TimedRequest]:
-        """Yield the requests. A decision is recorded at the time of the latest arrival."""
-        for request in requests:
-            self.now = request.arrival
-            yield request
 
 
 def config(settings: dict) -> EngineConfig:
@@ -98,13 +105,27 @@ def requests(settings: dict) -> list[TimedRequest]:
 
 
 @lru_cache(maxsize=64)
-def _simulated(size: int, **settings) -> tuple[FleetResult, RecordingRouter]:
-    """Simulate a fleet; limits do not matter here, so the page can change them without another simulation."""
-    made, router = requests(settings), RecordingRouter(ROUTERS[settings["router"]](), size)
+def _simulated(size: int, **settings) -> tuple[FleetResult, dict[str, RecordingRouter]]:
+    """Simulate a fleet; limits do not matter here, so the page can change them without another simulation.
+
+    Returns:
+        The result, and the router of each kind of replica.
+    """
+    made, prefills = requests(settings), settings["prefills"]
+    sizes = {"prefill_": prefills, "decode_": size} if prefills else {"": size}
     failing = made[len(made) * settings["failure"] // 100 :] if settings["failure"] else []
-    failures, cost = [(one.arrival, 0) for one in failing[:1]], CostModel.load(MACHINES[settings["machine"]])
-    options = {"failures": failures, "start_seconds": START_SECONDS}
-    return simulate_fleet(router.watch(made), config(settings), cost, size, router, **options), router
+    routers, options = {}, {"start_seconds": START_SECONDS}
+    for kind, most in sizes.items():
+        routers[kind] = RecordingRouter(ROUTERS[settings["router"]]())
+        options |= {f"{kind}replicas": most, f"{kind}router": routers[kind]}
+        if settings["scaling"] == "autoscaled":
+            autoscaler = QueueLengthAutoscaler(1, most, settings["target"], INTERVAL)
+            options |= {f"{kind}replicas": 1, f"{kind}autoscaler": autoscaler}
+    options[f"{kind}failures"] = [(one.arrival, 0) for one in failing[:1]]  # of the last kind
+    given = made, config(settings), CostModel.load(MACHINES[settings["machine"]])
+    if prefills:
+        return simulate_disaggregated(*given, **options, seconds_per_token=TRANSFER_SECONDS), routers
+    return simulate_fleet(*given, **options), routers
 
 
 def run(settings: dict | None = None, size: int | None = None) -> dict:
@@ -112,33 +133,64 @@ def run(settings: dict | None = None, size: int | None = None) -> dict:
 
     Args:
         settings: changes of DEFAULTS.
-        size: the number of replicas; None for the settings' own.
+        size: the number of replicas, without those that only prefill; None for the settings' own.
     """
     settings = DEFAULTS | (settings or {})
     size = settings["replicas"] if size is None else size
     kept = {name: value for name, value in settings.items() if name not in ("replicas", "ttft_limit", "tpot_limit")}
-    result, router = _simulated(size, **kept)
+    result, routers = _simulated(size, **kept)
     limits = {"ttft": settings["ttft_limit"] / 1000, "tpot": settings["tpot_limit"] / 1000}
+    first = next(iter(routers.values()))
     return {
         "size": size,
+        "name": fleet_name(settings, size),
+        "mean_size": result.mean_replicas,
         "goodput": result.goodput(**limits),
         "within": result.within(**limits),
         "ttft": [result.percentile("ttft", percent) for percent in (50, 99)],
         "busy": result.utilization,
-        "cached": router.cached_tokens / router.routed_tokens,
-        "missing": [result.lifetimes[0].stopped, result.lifetimes[size].ready] if settings["failure"] else [],
+        "cached": first.cached_tokens / first.routed_tokens,
         "moved": result.resumed,
         "lost_tokens": result.lost_tokens,
-        "times": router.times,
-        "replicas": [
-            {
-                "outstanding": [seen[place] for seen in router.outstanding],
-                "requests": router.choices.count(place),
-                "busy": sum(result.busy_seconds[place::size]) / result.seconds,  # with that of a replacement
-            }
-            for place in range(size)
-        ],
+        "seconds": max(result.last_tokens),
+        "pictures": _pictures(settings, size, result, routers),
     }
+
+
+def fleet_name(settings: dict, size: int) -> str:
+    """Return the name of a fleet on the command line: 4, 1..4, 2:4 or 1..2:1..4."""
+    sizes = [settings["prefills"], size] if settings["prefills"] else [size]
+    return ":".join(f"1..{most}" if settings["scaling"] == "autoscaled" else f"{most}" for most in sizes)
+
+
+def _pictures(settings: dict, size: int, result: FleetResult, routers: dict[str, RecordingRouter]) -> list[dict]:
+    """Return the curves of each kind of replica: of each one, or of all together where their number changes."""
+    pictures, split = [], result.prefill_replicas
+    parts = {"": slice(None), "prefill_": slice(split), "decode_": slice(split, None)}
+    for kind, router in routers.items():
+        lifetimes, busy = result.lifetimes[parts[kind]], result.busy_seconds[parts[kind]]
+        label, most = kind.replace("_", " "), settings["prefills"] if kind == "prefill_" else size
+        if settings["scaling"] == "autoscaled":
+            whole, loads = FleetResult(lifetimes=lifetimes), [sum(seen) for seen in router.outstanding]
+            share, sizes = sum(busy) / whole.replica_seconds, whole.sizes
+            pictures.append(_curve(f"{label}all", "tokens", router.times, loads, len(router.choices), share))
+            pictures.append(_curve(f"{label}number", "replicas", [one[0] for one in sizes], [one[1] for one in sizes]))
+            continue
+        missing = [most - len(seen) for seen in router.outstanding]  # the first one, until it is replaced
+        for place in range(most):
+            loads = [([0] * gone + seen)[place] for gone, seen in zip(missing, router.outstanding, strict=True)]
+            chosen = sum(gone + choice == place for gone, choice in zip(missing, router.choices, strict=True))
+            share = sum(busy[place::most]) / result.seconds  # with that of a replacement
+            pictures.append(_curve(f"{label}{place + 1}", "tokens", router.times, loads, chosen, share))
+        if len(lifetimes) > most:
+            pictures[-most]["missing"] = [lifetimes[0].stopped, lifetimes[most].ready]
+    return pictures
+
+
+def _curve(name: str, unit: str, times: list, values: list, requests: int | None = None, busy: float = 0.0) -> dict:
+    """Return a curve with steps: each value holds from its time on."""
+    about = {"name": name, "unit": unit, "requests": requests, "busy": busy, "missing": []}
+    return about | {"times": times, "values": values}
 
 
 def about(settings: dict) -> str:
@@ -149,9 +201,12 @@ def about(settings: dict) -> str:
 
 def command(settings: dict) -> str:
     """Return the command that prints the same numbers; "" if it has no options for the settings."""
-    if settings["shared_prefix"] or settings["failure"]:
+    if settings["shared_prefix"] or settings["failure"] or settings["scaling"] == "autoscaled":
         return ""
     names = {"synthetic": "trace", "rate": "rate", "requests": "requests", "router": "router", "cost": "machine"}
     options = " ".join(f"--{option} {settings[name]}" for option, name in names.items())
     limits = f"ttft={settings['ttft_limit'] / 1000:g},tpot={settings['tpot_limit'] / 1000:g}"
+    if settings["prefills"]:
+        names = (fleet_name(settings, size) for size in range(1, settings["replicas"] + 1))
+        options += f" --disaggregate {','.join(names)}"
     return f"python -m helpers.simulator {options} --replicas 1..{settings['replicas']} --slo {limits}"

@@ -4,7 +4,7 @@
     python -m helpers.simulator --synthetic conversation --rate 20 --replicas 4..12       invented requests
     python -m helpers.simulator --trace FILE --price-per-hour 2.5 --picture fleet.svg     costs and a picture
     python -m helpers.simulator --trace FILE --replicas 4,8 --autoscale 1..8              a fleet that grows and shrinks
-    python -m helpers.simulator --trace FILE --replicas 3 --disaggregate 1:2,2:1          prefill : decode
+    python -m helpers.simulator --trace FILE --replicas 3 --disaggregate 1:2,1..4:1..2    prefill : decode
     python -m helpers.simulator --trace FILE --replicas 4..6 --fail-every 3600            replicas fail
     python -m helpers.simulator --fit machine.json                                        measures this machine
 
@@ -77,7 +77,10 @@ def make_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("further fleets and their events")
     group.add_argument("--autoscale", type=_sizes, metavar="N..M", help="also a fleet that grows and shrinks")
     group.add_argument(
-        "--target", type=float, metavar="N", help="its unfinished requests per replica (default: the number of rows)"
+        "--target",
+        type=float,
+        metavar="N",
+        help="unfinished requests per replica where their number changes (default: the number of rows)",
     )
     group.add_argument("--start-seconds", type=float, default=60, metavar="S", help="until a replica is ready (60)")
     group.add_argument(
@@ -86,9 +89,9 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--disaggregate",
         type=_pairs,
-        default=[],
+        default={},
         metavar="P:D,...",
-        help="also P replicas that prefill, D that decode",
+        help="also P replicas that prefill, D that decode; N..M for a number that grows and shrinks",
     )
     group.add_argument(
         "--transfer-seconds",
@@ -119,14 +122,15 @@ def _sizes(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"sizes are like 4, 1..8 or 1,2,4, not {text!r}") from None
 
 
-def _pairs(text: str) -> list[tuple[int, int]]:
+def _pairs(text: str) -> dict[str, tuple[list[int], list[int]]]:
+    pairs = {}
     try:
-        pairs = [(int(prefills), int(decodes)) for prefills, decodes in (one.split(":") for one in text.split(","))]
-        if min(map(min, pairs)) < 1:
-            raise ValueError
+        for pair in text.split(","):
+            prefills, decodes = pair.split(":")
+            pairs[pair] = _sizes(prefills), _sizes(decodes)
         return pairs
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"pairs are like 2:1 or 1:1,2:1, not {text!r}") from None
+    except (ValueError, argparse.ArgumentTypeError):
+        raise argparse.ArgumentTypeError(f"pairs are like 2:1, 1:1,2:1 or 1..4:2, not {text!r}") from None
 
 
 def _slo(text: str) -> dict[str, float]:
@@ -188,25 +192,25 @@ def _fleets(cost: CostModel, args: argparse.Namespace) -> dict[str, Callable[[It
         prefix_caching=False,  # a trace does not say which prompts begin alike
     )
 
-    def router():
-        return ROUTERS[args.router](*[args.seed] * (args.router == "power_of_two_choices"))
+    def replicas(sizes: list[int], kind: str = "", seed: int = args.seed) -> dict:
+        """Return the arguments for the replicas of one kind: the first of these sizes, at most the last one."""
+        least, most, autoscaler = sizes[0], sizes[-1], None
+        if least < most:
+            autoscaler = QueueLengthAutoscaler(least, most, args.rows if args.target is None else args.target)
+        failures = () if args.fail_every is None else random_failures(most, args.fail_every, seed)
+        router = ROUTERS[args.router](*[args.seed] * (args.router == "power_of_two_choices"))
+        options = {"replicas": least, "router": router, "failures": failures, "autoscaler": autoscaler}
+        return {f"{kind}{name}": value for name, value in options.items()}
 
-    def fleet(size: int, most: int) -> Callable:
-        options = {"start_seconds": args.start_seconds}
-        if args.fail_every is not None:
-            options["failures"] = random_failures(most, args.fail_every, args.seed)
-        return partial(simulate_fleet, config=config, cost=cost, replicas=size, router=router(), **options)
-
-    fleets = {f"{size}": fleet(size, size) for size in args.replicas}
+    options = {"config": config, "cost": cost, "start_seconds": args.start_seconds}
+    fleets = {f"{size}": partial(simulate_fleet, **options, **replicas([size])) for size in args.replicas}
     if args.autoscale:
-        least, most = args.autoscale[0], args.autoscale[-1]
-        autoscaler = QueueLengthAutoscaler(least, most, args.rows if args.target is None else args.target)
-        fleets[f"{least}..{most}"] = partial(fleet(least, most), autoscaler=autoscaler)
-    for pair in args.disaggregate:
-        options = {"config": config, "cost": cost, "seconds_per_token": args.transfer_seconds}
-        routers = {"prefill_router": router(), "decode_router": router()}
-        sizes = dict(zip(("prefill_replicas", "decode_replicas"), pair, strict=True))
-        fleets[f"{pair[0]}:{pair[1]}"] = partial(simulate_disaggregated, **options, **routers, **sizes)
+        sizes = args.autoscale
+        fleets[f"{sizes[0]}..{sizes[-1]}"] = partial(simulate_fleet, **options, **replicas(sizes))
+    options["seconds_per_token"] = args.transfer_seconds
+    for pair, (prefills, decodes) in args.disaggregate.items():
+        kinds = replicas(prefills, "prefill_") | replicas(decodes, "decode_", args.seed + 1)
+        fleets[pair] = partial(simulate_disaggregated, **options, **kinds)
     return fleets
 
 
@@ -224,7 +228,8 @@ def price_per_million(result: FleetResult, price_per_hour: float) -> float:
 def table(results: dict[str, FleetResult], args: argparse.Namespace) -> str:
     """Return a line for each fleet."""
     heads = ["replicas", "finished/s", "goodput", "within", "TTFT p50", "p99 (s)", "TPOT p99", "busy", "preempted"]
-    heads += ["mean size"] * (args.autoscale is not None) + ["resumed"] * (args.fail_every is not None)
+    scales = args.autoscale is not None or any(".." in pair for pair in args.disaggregate)
+    heads += ["mean size"] * scales + ["resumed"] * (args.fail_every is not None)
     heads += ["per M tokens"] * (args.price_per_hour is not None)
     lines = ["".join(f"{head:>13}" for head in heads)]
     for name, result in results.items():
@@ -232,7 +237,7 @@ def table(results: dict[str, FleetResult], args: argparse.Namespace) -> str:
         cells = [name, f"{len(result) / result.seconds:.3g}", f"{result.goodput(**args.slo):.3g}"]
         cells += [f"{result.within(**args.slo):.1%}", *("-" if one is None else f"{one:.3g}" for one in latencies)]
         cells += [f"{result.utilization:.0%}", f"{sum(result.preemptions)}"]
-        if args.autoscale is not None:
+        if scales:
             cells.append(f"{result.mean_replicas:.3g}")
         if args.fail_every is not None:
             cells.append(f"{result.resumed}")
@@ -273,11 +278,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.requests is not None and args.requests < 1:
             raise ValueError(f"--requests is at least 1, not {args.requests}.")
-        least = max(1.0, args.start_seconds)  # otherwise, replicas might fail before they are ready, again and again
-        if args.fail_every is not None and not least <= args.fail_every < float("inf"):
-            raise ValueError(f"--fail-every is a number of at least 1 and --start-seconds, not {args.fail_every}.")
-        if args.fail_every is not None and args.disaggregate:
-            raise ValueError("Failures of replicas that only prefill or decode are not simulated: use one of the two.")
+        if args.fail_every is not None and not 1 <= args.fail_every < float("inf"):
+            raise ValueError(f"--fail-every is a number of at least 1, not {args.fail_every}.")
         if args.fit:
             from .fit import fit_machine  # only here: it needs a model, torch and numpy
 

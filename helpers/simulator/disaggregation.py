@@ -5,11 +5,15 @@ replica can have settings of its own. In return, the keys and values of each pro
 
 In this model, a transfer takes a time in proportion to the prompt, however many others take place. It occupies no
 blocks on either side, and begins as soon as the prompt is computed. A sequence that is preempted on a decode replica is
-computed again there, its prompt included.
+computed again there, its prompt included. So is one whose decode replica failed, on another decode replica.
+
+The replicas of each kind are a fleet of their own, whose replicas may fail and be autoscaled (`replica_set.py`). No
+decode affects a prefill. So the first fleet runs as any other, and the ends of its transfers are the arrivals of the
+second one.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -19,7 +23,7 @@ from .cost_model import CostModel
 from .fleet import TimedRequest, check_trace
 from .fleet_result import FleetResult
 from .replica import FinishedRequest, FleetClock, SimulatedReplica
-from .replica_set import ReplicaSet, RoutingPolicy
+from .replica_set import Autoscaler, ReplicaSet, RoutingPolicy
 from .simulator import TOKEN
 
 
@@ -35,6 +39,11 @@ def simulate_disaggregated(
     seconds_per_token: float,
     decode_config: EngineConfig | None = None,
     skip: bool = True,
+    prefill_failures: Iterable[tuple[float, int]] = (),
+    decode_failures: Iterable[tuple[float, int]] = (),
+    prefill_autoscaler: Autoscaler | None = None,
+    decode_autoscaler: Autoscaler | None = None,
+    start_seconds: float = 60.0,
 ) -> FleetResult:
     """Run a trace on replicas that prefill and replicas that decode.
 
@@ -49,6 +58,9 @@ def simulate_disaggregated(
         decode_config: the settings of the decode replicas; `config` if omitted. They cache no prefixes, and take a
             request in while others decode.
         skip: as for `SimulatedReplica`.
+        prefill_failures, decode_failures: as `failures` of `simulate_fleet`, for each kind of replica.
+        prefill_autoscaler, decode_autoscaler: as its `autoscaler`. Each one sees the requests on its kind of replica.
+        start_seconds: how long a replica takes from its start until it is ready.
 
     Returns:
         The result of all replicas: first those that prefill, then those that decode.
@@ -59,49 +71,66 @@ def simulate_disaggregated(
     if not 0 <= seconds_per_token < inf:
         raise ValueError(f"seconds_per_token must be a number of at least 0, not {seconds_per_token}.")
     decode_config = replace(decode_config or config, prefix_caching=False, mixed_batches=True)
-    result, lengths = FleetResult(), {}  # of the outputs, by number, until their prompts are computed
+    result, output_tokens = FleetResult(), {}  # of each request, by number, until its prompt is computed
     transfers: list[tuple[float, int, Sequence]] = []  # a heap: when which sequence arrives
+
+    def prompts() -> Iterator[tuple[float, Sequence]]:
+        for arrival, sequence in check_trace(requests, config, check):
+            output_tokens[sequence.request_id], sequence.max_tokens = sequence.max_tokens, 1
+            yield arrival, sequence
 
     def begin_transfer(finished: FinishedRequest) -> None:
         number, prompt_tokens = finished.request_id, finished.prompt_tokens
-        output_tokens = lengths.pop(number)
-        if output_tokens == 1:
+        max_tokens = output_tokens.pop(number)
+        if max_tokens == 1:
             result.add(finished)
             return
-        sequence = Sequence(number, [TOKEN] * prompt_tokens, output_tokens, arrival=finished.arrival)
+        sequence = Sequence(number, [TOKEN] * prompt_tokens, max_tokens, arrival=finished.arrival)
         sequence.token_ids.append(TOKEN)
         sequence.token_times.append(finished.first_token)
+        sequence.computed = prompt_tokens
         heapq.heappush(transfers, (finished.first_token + seconds_per_token * prompt_tokens, number, sequence))
 
-    def end_transfers(time: float) -> None:
-        while transfers and transfers[0][0] <= time:
-            now, _, sequence = heapq.heappop(transfers)
-            decodes.advance(now)
-            decodes.add(sequence)
+    def transferred() -> Iterator[tuple[float, Sequence]]:
+        for time in prefills.run(prompts()):
+            while transfers and transfers[0][0] <= time:  # no prompt that is still to be computed is ready by then
+                now, _, sequence = heapq.heappop(transfers)
+                yield now, sequence
 
     def check(prompt_tokens: int, output_tokens: int) -> None:
         prefills.check(prompt_tokens, min(1, output_tokens))
         decodes.check(prompt_tokens, output_tokens)
 
-    make_prefill_replica = partial(SimulatedReplica, config, cost, skip=skip)
-    make_decode_replica = partial(DecodeReplica, decode_config, cost, skip=skip)
-    prefills = ReplicaSet(make_prefill_replica, prefill_replicas, prefill_router, begin_transfer)
-    decodes = ReplicaSet(make_decode_replica, decode_replicas, decode_router, result.add)
-    for number, (arrival, token_ids, output_tokens) in enumerate(check_trace(requests, config, check)):
-        prefills.advance(arrival)
-        end_transfers(arrival)  # no prompt that is still to be computed is ready by then
-        lengths[number] = output_tokens
-        prefills.add(Sequence(number, token_ids, 1, arrival=arrival))
-    prefills.finish()
-    end_transfers(inf)
-    decodes.finish()
-    for replicas in (prefills, decodes):
-        replicas.report(result)
+    prefills = ReplicaSet(
+        partial(SimulatedReplica, config, cost, skip=skip),
+        prefill_replicas,
+        prefill_router,
+        begin_transfer,
+        start_seconds,
+        prefill_failures,
+        prefill_autoscaler,
+    )
+    decodes = ReplicaSet(
+        partial(DecodeReplica, decode_config, cost, skip=skip),
+        decode_replicas,
+        decode_router,
+        result.add,
+        start_seconds,
+        decode_failures,
+        decode_autoscaler,
+    )
+    for _ in decodes.run(transferred()):
+        pass
+    for fleet in (prefills, decodes):
+        fleet.advance(max(result.last_tokens))
+    prefills.report(result)
+    result.prefill_replicas = len(result.lifetimes)
+    decodes.report(result)
     return result
 
 
 class DecodeReplica(SimulatedReplica):
-    """A replica whose sequences arrive with the keys and values of all their tokens but the newest."""
+    """A replica that uses the keys and values with which a sequence arrives: those of all tokens but the newest."""
 
     def __init__(self, config: EngineConfig, cost: CostModel, clock: FleetClock | None = None, skip: bool = True):
         super().__init__(config, cost, clock, skip)
@@ -110,41 +139,25 @@ class DecodeReplica(SimulatedReplica):
             _UnlimitedMemory() if unlimited else _BlockManager(config.num_blocks, config.block_size, False)
         )
 
-    def add_sequence(self, sequence: Sequence, now: float) -> None:
-        self.scheduler.memory.received.add(sequence)
-        super().add_sequence(sequence, now)
 
-    def _tokens_to_prefill(self, sequence: Sequence) -> int:
-        return 0
-
-
-class _ReceivingMemory:
-    """Lets a received sequence count as computed once there is memory for it.
-
-    Attributes:
-        received: the sequences that have no memory yet. A preempted one is not among them: it is computed again.
-    """
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.received: set[Sequence] = set()
+class _UnlimitedMemory(UnlimitedMemory):
+    """Keeps a waiting sequence's `computed`: how many tokens have keys and values that arrived with it."""
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        return sequence.num_shareable_tokens if sequence in self.received else super().cached_tokens(sequence)
+        return sequence.computed
+
+
+class _BlockManager(BlockManager):
+    """Takes those tokens in once there are blocks for them."""
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        return sequence.computed
 
     def allocate(self, sequence: Sequence, tokens: int) -> bool:
-        if sequence not in self.received:
+        if sequence in self.tables:
             return super().allocate(sequence, tokens)
-        if not super().allocate(sequence, sequence.num_shareable_tokens + tokens):
+        received = sequence.computed
+        if not super().allocate(sequence, received + tokens):
             return False
-        sequence.computed = sequence.num_shareable_tokens
-        self.received.remove(sequence)
+        sequence.computed = received
         return True
-
-
-class _BlockManager(_ReceivingMemory, BlockManager):
-    pass
-
-
-class _UnlimitedMemory(_ReceivingMemory, UnlimitedMemory):
-    pass

@@ -59,29 +59,22 @@ def simulate_fleet(
 
     Raises:
         ValueError: there is no replica or no request, requests or failures are not in order of time, a request can
-            never run, prefix caching is on for prompts without token ids, or a setting is outside its range.
+            never run, prefix caching is on for prompts without token ids, a setting is outside its range, or replicas
+            fail so often that no request finishes.
     """
-    if not 0 <= start_seconds < inf:
-        raise ValueError(f"start_seconds must be a number of at least 0, not {start_seconds}.")
     result = FleetResult()
     make_replica = partial(SimulatedReplica, config, cost, skip=skip)
-    fleet = ReplicaSet(make_replica, replicas, router, result.add, start_seconds)
-    check = partial(fleet.check, may_move=bool(failures))
-    fleet.plan_failures(iter(failures), most_places=replicas if autoscaler is None else inf)
-    for number, (arrival, token_ids, output_tokens) in enumerate(check_trace(requests, config, check)):
-        if number == 0 and autoscaler is not None:
-            fleet.plan_autoscaling(autoscaler, arrival)
-        fleet.advance(arrival)
-        fleet.add(Sequence(number, token_ids, output_tokens, arrival=arrival))
-    fleet.finish()
+    fleet = ReplicaSet(make_replica, replicas, router, result.add, start_seconds, failures, autoscaler)
+    for _ in fleet.run(check_trace(requests, config, fleet.check)):
+        pass
     fleet.report(result)
     return result
 
 
 def check_trace(
     requests: Iterable[TimedRequest], config: EngineConfig, check: Callable[[int, int], None]
-) -> Iterator[tuple[float, list[int], int]]:
-    """Yield the arrival, the token ids and the number of output tokens of each request.
+) -> Iterator[tuple[float, Sequence]]:
+    """Yield the arrival and the sequence of each request; requests are numbered from 0.
 
     Args:
         requests: the trace.
@@ -101,7 +94,7 @@ def check_trace(
             raise ValueError(f"Request {number} arrives at {arrival}, before the one ahead of it: sort the trace.")
         latest = arrival
         check(prompt if isinstance(prompt, int) else len(prompt), output_tokens)
-        yield arrival, _token_ids(prompt, config), output_tokens
+        yield arrival, Sequence(number, _token_ids(prompt, config), output_tokens, arrival=arrival)
     if latest == -inf:
         raise ValueError("The trace has no requests.")
 

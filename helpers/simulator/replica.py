@@ -83,7 +83,7 @@ class SimulatedReplica:
         core = Simulator(config, cost)
         self.scheduler, self._runner, self._validator = core.scheduler, core.runner, core.validator
         self._cost, self._clock = cost, clock or FleetClock()
-        self._skip = skip and not getattr(self.scheduler.memory, "prefix_caching", False)
+        self._skip = skip
         self._stretch: Stretch | None = None
         self._outstanding = 0  # when the stretch begins
         self._prefills: dict[Sequence, int] = {}  # tokens that count as outstanding until the next output token
@@ -104,6 +104,11 @@ class SimulatedReplica:
         return self.time if self.scheduler.unfinished else inf
 
     # --- what a router reads ------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """The time at which the router looks."""
+        return self._clock.now
 
     @property
     def outstanding_tokens(self) -> int:
@@ -153,17 +158,16 @@ class SimulatedReplica:
         self.add_sequence(Sequence(request_id, prompt_token_ids, output_tokens, arrival=arrival), arrival)
 
     def add_sequence(self, sequence: Sequence, now: float) -> None:
-        """Add a sequence, whether new or from a replica that failed, after all iterations that begin before `now`."""
-        sequence.computed = 0
+        """Add a sequence, whether new or from another replica, after all iterations that begin before `now`.
+
+        Its `computed` tokens are those whose keys and values arrive with it; only a `DecodeReplica` can use them.
+        """
         self._run_before(now)
         if not self.scheduler.unfinished:
             self._runner.time = max(self._runner.time, now)
-        self._prefills[sequence] = self._tokens_to_prefill(sequence)
+        self._prefills[sequence] = 0 if sequence.computed else len(sequence.token_ids)
         self._outstanding += self._prefills[sequence] + sequence.max_tokens - sequence.generated
         self.scheduler.add(sequence)
-
-    def _tokens_to_prefill(self, sequence: Sequence) -> int:
-        return len(sequence.token_ids)
 
     def fail(self, now: float) -> list[Sequence]:
         """Fail at the end of the iteration in progress, and return the unfinished sequences.

@@ -11,7 +11,7 @@ advances only when the replica's state is read or changes. Everything else is an
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite
@@ -20,6 +20,8 @@ from typing import NamedTuple, Protocol
 from ..engine import Sequence
 from .fleet_result import FleetResult, Lifetime
 from .replica import FinishedRequest, FleetClock, SimulatedReplica
+
+MOST_FAILURES = 10_000  # in a row, while requests wait or run and none finishes
 
 
 class RoutingPolicy(Protocol):
@@ -77,6 +79,8 @@ class ReplicaSet:
         router: chooses the replica of each request.
         on_finish: called with each finished request.
         start_seconds: how long a replica takes from its start until it is ready.
+        failures: (seconds, place) of each failure, in order of time.
+        autoscaler: decides the number of replicas; None for no change.
 
     Attributes:
         clock: the time up to which everything has happened.
@@ -84,7 +88,7 @@ class ReplicaSet:
         check: raises a ValueError for the lengths of a request that can never run.
 
     Raises:
-        ValueError: there is no replica, or its settings are out of range.
+        ValueError: there is no replica, its settings are out of range, or so are those of its events.
     """
 
     def __init__(
@@ -94,13 +98,18 @@ class ReplicaSet:
         router: RoutingPolicy,
         on_finish: Callable[[FinishedRequest], None],
         start_seconds: float = 0.0,
+        failures: Iterable[tuple[float, int]] = (),
+        autoscaler: Autoscaler | None = None,
     ):
         if replicas < 1:
             raise ValueError(f"A fleet needs at least 1 replica, not {replicas}.")
+        if not 0 <= start_seconds < inf:
+            raise ValueError(f"start_seconds must be a number of at least 0, not {start_seconds}.")
         self.clock, self.unfinished = FleetClock(-inf), 0
         self._make_replica, self._router, self._on_finish = make_replica, router, on_finish
-        self._start_seconds = start_seconds
-        self._resumed = self._lost_tokens = 0
+        self._start_seconds, self._autoscaler = start_seconds, autoscaler
+        self._most_places = replicas if autoscaler is None else inf
+        self._resumed = self._lost_tokens = self._failures_in_a_row = 0
         self._numbers, self._order = itertools.count(), itertools.count()
         # Two heaps. An entry of the first is out of date if its replica is busy until another time.
         self._due: list[tuple[float, int]] = []
@@ -111,9 +120,32 @@ class ReplicaSet:
         self._waiting: list[Sequence] = []  # until a replica is ready
         for place in range(replicas):
             self._start(place, -inf, ready=-inf)
-        self.check = self._ready[0].replica.check
+        self.check = partial(self._ready[0].replica.check, may_move=bool(failures))
+        self._plan_failure(iter(failures))
 
     # --- time -----------------------------------------------------------------------------------------------------
+
+    def run(self, arrivals: Iterable[tuple[float, Sequence]]) -> Iterator[float]:
+        """Run sequences until all have finished.
+
+        Args:
+            arrivals: (seconds, sequence) of each arrival, in order of time.
+
+        Yields:
+            For each arrival, its time, once everything up to then has happened; at last, infinity.
+
+        Raises:
+            ValueError: the next failure is not valid, or replicas fail so often that no request finishes.
+        """
+        for number, (time, sequence) in enumerate(arrivals):
+            if number == 0 and self._autoscaler is not None:
+                self._plan_autoscaling(time)
+            self.advance(time)
+            yield time
+            self.unfinished += 1
+            self._dispatch(sequence)
+        self._finish()
+        yield inf
 
     def advance(self, time: float) -> None:
         """Let everything happen up to a time."""
@@ -122,7 +154,7 @@ class ReplicaSet:
         self.clock.now = time
         self._run_replicas(time)
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Let everything happen until all requests have finished."""
         while self._events and self.unfinished:
             self._run_replicas(self._events[0][0])
@@ -147,6 +179,8 @@ class ReplicaSet:
                 continue
             replica.advance(time)
             self.unfinished -= len(replica.finished)
+            if replica.finished:
+                self._failures_in_a_row = 0
             for finished in replica.finished:
                 self._on_finish(finished)
             replica.finished.clear()
@@ -156,11 +190,6 @@ class ReplicaSet:
                 self._stop(members[number], -inf)  # when its last iteration ended
 
     # --- requests -------------------------------------------------------------------------------------------------
-
-    def add(self, sequence: Sequence) -> None:
-        """Add a request that arrives now."""
-        self.unfinished += 1
-        self._dispatch(sequence)
 
     def _dispatch(self, sequence: Sequence) -> None:
         """Send a request to a replica; if none is ready, let it wait."""
@@ -218,53 +247,59 @@ class ReplicaSet:
 
     # --- failures -------------------------------------------------------------------------------------------------
 
-    def plan_failures(self, failures: Iterator[tuple[float, int]], most_places: float) -> None:
-        """Let replicas fail; the next failure is read once the one before has happened.
-
-        Args:
-            failures: (seconds, place) of each failure, in order of time.
-            most_places: the number of places.
+    def _plan_failure(self, failures: Iterator[tuple[float, int]]) -> None:
+        """Let the next replica fail; the failure after it is read once this one has happened.
 
         Raises:
-            ValueError: the next failure has no place, is earlier than the one before, or is not at a finite time.
+            ValueError: the failure has no place, is earlier than the one before, or is not at a finite time.
         """
         for time, place in failures:
             if not (isfinite(time) and time >= self.clock.now):
                 raise ValueError(f"A failure at {time} follows one at {self.clock.now}: give finite times, sorted.")
-            if not 0 <= place < most_places:
-                raise ValueError(f"There is no place {place} that could fail: the {most_places} places count from 0.")
-            self._plan(time, partial(self._fail, place, failures, most_places))
+            if not 0 <= place < self._most_places:
+                raise ValueError(
+                    f"There is no place {place} that could fail: the {self._most_places} places count from 0."
+                )
+            self._plan(time, partial(self._fail, place, failures))
             return
 
-    def _fail(self, place: int, failures: Iterator[tuple[float, int]], most_places: float) -> None:
-        self.plan_failures(failures, most_places)
+    def _fail(self, place: int, failures: Iterator[tuple[float, int]]) -> None:
+        self._plan_failure(failures)
         member = next((one for one in self._members.values() if one.place == place), None)
         if member is None:
             return
+        self._failures_in_a_row += self.unfinished > 0
+        if self._failures_in_a_row > MOST_FAILURES:
+            raise ValueError(
+                f"Replicas failed {MOST_FAILURES} times, up to {self.clock.now:.6g} s, while no request finished: "
+                f"let them fail less often, or start sooner (start_seconds is {self._start_seconds:g})."
+            )
         sequences = member.replica.fail(self.clock.now)
         end = self._stop(member, self.clock.now)
         if not member.is_draining:
             self._start(place, end)
         self._update_ready()
         self._resumed += len(sequences)
-        self._lost_tokens += sum(sequence.computed for sequence in sequences)
+        for sequence in sequences:
+            self._lost_tokens += sequence.computed
+            sequence.computed = 0
         self._plan(end, partial(self._send, sequences))
 
     # --- autoscaling ----------------------------------------------------------------------------------------------
 
-    def plan_autoscaling(self, autoscaler: Autoscaler, now: float) -> None:
-        """Let an autoscaler decide how many replicas there are, from its next interval on.
+    def _plan_autoscaling(self, now: float) -> None:
+        """Let the autoscaler decide after its next interval how many replicas there are.
 
         Raises:
             ValueError: its interval is not positive.
         """
-        if not autoscaler.interval > 0:
-            raise ValueError(f"The interval of an autoscaler is a number above 0, not {autoscaler.interval}.")
-        self._plan(now + autoscaler.interval, partial(self._autoscale, autoscaler))
+        if not self._autoscaler.interval > 0:
+            raise ValueError(f"The interval of an autoscaler is a number above 0, not {self._autoscaler.interval}.")
+        self._plan(now + self._autoscaler.interval, self._autoscale)
 
-    def _autoscale(self, autoscaler: Autoscaler) -> None:
-        self.plan_autoscaling(autoscaler, self.clock.now)
-        self._resize(max(1, autoscaler.desired(self.unfinished)))
+    def _autoscale(self) -> None:
+        self._plan_autoscaling(self.clock.now)
+        self._resize(max(1, self._autoscaler.desired(self.unfinished)))
 
     def _resize(self, wanted: int) -> None:
         """Start or drain replicas until this many are not draining."""

@@ -1,16 +1,22 @@
 """`simulate`: what an engine would do with these requests, without a model and without waiting.
 
 Prompts and output lengths determine every plan. A trace of a production service records no more than that, so its
-requests can be run again under other settings.
+requests can be run again under other settings. With a `CostModel`, iterations that only decode are not planned one by
+one (`stretch.py`): the trace is the same.
 """
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from math import inf
 
 from ..engine import EngineConfig, Plan, SamplingParams, Sequence
-from ..engine.recording import record
-from ..trace import Trace
-from .simulator import Simulator
+from ..engine.recording import record, shared_row_step
+from ..trace import Trace, TracedPass
+from .cost_model import CostModel
+from .simulator import TOKEN, Simulator
+from .stretch import find_stretch
+
+MOST = 64  # iterations of a stretch: the next arrival may come before most of them
 
 
 def simulate(
@@ -53,9 +59,36 @@ def simulate(
 class _TraceOnly(Simulator):
     """A simulator without texts and outputs: they take half of its time, and `simulate` does not return them."""
 
-    def _iterate(self) -> None:
+    def __init__(self, config: EngineConfig | None, seconds: Callable[[Plan], float]):
+        super().__init__(config, seconds)
+        self._cost = seconds if isinstance(seconds, CostModel) else None
+
+    def run_until(self, time: float = inf) -> None:
+        while self.runner.time < time and self.scheduler.unfinished:
+            plan = self._plan_and_run()
+            if self._cost is not None:
+                self._skip_ahead(plan, time)
+        super().run_until(time)
+
+    def _plan_and_run(self) -> Plan:
         plan = self.scheduler.schedule()
         output = self.runner.run(plan, self.now)
         finished = self.scheduler.update(plan, output)
         record(self.trace, self.steps, plan, output, finished)
         self.steps += 1
+        return plan
+
+    def _skip_ahead(self, last: Plan, time: float) -> None:
+        """Run and record the iterations before `time` that only decode, as far as they follow from the last plan."""
+        stretch = find_stretch(self.scheduler, last, self._cost, self.runner.time, MOST)
+        iterations = 0 if stretch is None else stretch.begun_before(time)
+        if iterations == 0:
+            return
+        rows = [shared_row_step("decode", one.label, 1, 0, 1, 0, 0) for one in self.scheduler.running]
+        ends, seconds = stretch.ends, stretch.seconds
+        self.trace.add(rows, stretch.start, seconds[0], self.steps)
+        rows = self.trace.passes[-1].row_steps  # with those that are empty
+        for number in range(1, iterations):
+            self.trace.passes.append(TracedPass(rows, ends[number - 1], seconds[number], self.steps + number))
+        self.steps += iterations
+        self.runner.time = stretch.run(iterations, TOKEN)

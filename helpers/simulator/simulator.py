@@ -6,6 +6,7 @@ for the same requests, provided that both generate as many tokens per request. B
 """
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from math import inf
 
 from ..engine import (
@@ -22,6 +23,7 @@ from ..engine import (
 from ..engine.runner import Clock
 
 TOKEN = 0  # every generated token, unless `next_token` says otherwise
+shared_sampled_token = lru_cache(maxsize=4096)(SampledToken)
 
 
 class Simulator(EngineCore):
@@ -97,7 +99,7 @@ class SimulatedRunner:
     def _sample(self, chunk: Chunk) -> list[SampledToken] | Exception:
         known, drafts = chunk.sequence.token_ids, chunk.draft_token_ids
         if not drafts:
-            return [SampledToken(self._next_token(known))]
+            return [shared_sampled_token(self._next_token(known))]
         return accept_drafts(drafts, lambda accepted: SampledToken(self._next_token(known + drafts[:accepted])))
 
 

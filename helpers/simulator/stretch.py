@@ -9,6 +9,7 @@ without prefix caching: a cache registers the blocks that fill up in each iterat
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ..engine import BlockManager, FirstComeFirstServed, LongestFirst, Plan, Scheduler, ShortestFirst, Static
 from ..engine.block_manager import UnlimitedMemory
@@ -24,12 +25,14 @@ class Stretch:
     Attributes:
         scheduler: its sequences and its memory move forward once the stretch is run.
         start: when the first iteration begins.
+        seconds: how long each iteration takes.
         ends: when each iteration ends.
         events: (iteration, row) of each block that is allocated, in the order of allocation.
     """
 
     scheduler: Scheduler
     start: float
+    seconds: list[float]
     ends: list[float]
     events: list[tuple[int, int]]
 
@@ -72,26 +75,26 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, 
     """Return the iterations ahead that only decode; None if the next one may do anything else.
 
     Args:
-        scheduler: a scheduler without EOS tokens, drafts and prefix caching, whose sequences have no other stop
-            conditions than `max_tokens`.
+        scheduler: a scheduler without EOS tokens, whose sequences have no other stop conditions than `max_tokens`.
         last: the plan of its latest iteration, after which no request has arrived or left.
         cost: the seconds of each iteration.
         now: when the next iteration begins.
         most: at most this many iterations.
     """
     running = scheduler.running
+    if type(scheduler) is not Scheduler or scheduler.speculation is not None:
+        return None
+    if getattr(scheduler.memory, "prefix_caching", False):
+        return None
     if not running or not all(sequence.is_decode for sequence in running) or not _none_is_admitted(scheduler, last):
         return None
     most = min(most, min(sequence.max_tokens - sequence.generated for sequence in running) - 1)  # the last token ends
     most, events = _allocations(scheduler, most)
     if most < 1:
         return None
-    rows, ends, end = len(running), [], now
-    keys = sum(len(sequence.token_ids) for sequence in running)
-    for iteration in range(most):
-        end += cost.of(1, 0, rows, rows, keys + iteration * rows, 0)
-        ends.append(end)
-    return Stretch(scheduler, now, ends, events)
+    rows, keys = len(running), sum(len(sequence.token_ids) for sequence in running)
+    seconds = [cost.of(1, 0, rows, rows, keys + iteration * rows, 0) for iteration in range(most)]
+    return Stretch(scheduler, now, seconds, list(accumulate(seconds, initial=now))[1:], events)
 
 
 def _none_is_admitted(scheduler: Scheduler, last: Plan) -> bool:
