@@ -99,7 +99,7 @@ HALVES = {  # tasks that are worth half of the points
     ONE: ["greedy_step", "cached_loop"],
     TWO: ["batch_throughput", "left_pad"],
     THREE: ["init_batch", "generate_next_token", "merge_masks", "filter_rows"],
-    FOUR: ["what_to_read", "plan_chunks"],
+    FOUR: ["next_chunk", "plan_chunks"],
     FIVE: ["padded_tokens", "attend_row"],
     SIX: ["slices_of", "allocate", "release"],
     SEVEN: ["read_events", "BoundedQueue"],

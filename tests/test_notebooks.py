@@ -206,7 +206,7 @@ GIVEN = {
     },
     "10_quantized_weights": {"35,000": "Dettmers and Zettlemoyer, 2022", "110": "workloads.clear_stories"},
     "11_many_replicas": {"512": "256 / 0.5"},
-    "12_planning_capacity": {"125": "27.8 + 512 * 0.19"},
+    "separate_replicas": {"125": "27.8 + 512 * 0.19"},
     "anyscale_23x": {
         **dict.fromkeys(("400", "132"), "lesson 3"),
         "40": "the article's GPU",

@@ -174,6 +174,38 @@ def test_a_line_plot_says_the_highest_point_where_it_is_neither_end():
     assert alt == "Line plot of gap over token: flat from 4 to 5; peak from 4 to 5, at most 90."
 
 
+def test_labels_of_lines_that_end_together_share_the_way_and_stay_above_the_axis():
+    def offsets(y):
+        (ax,) = plots.lines({name: ([1, 2], [9, y]) for name in "abc"}, "token", "gap").figure.axes
+        return [text.xyann[1] for text in ax.texts]
+
+    low, middle, high = offsets(5)
+    assert middle == pytest.approx(0) and high == pytest.approx(-low) and high > 10
+    assert min(offsets(0)) > 5
+
+
+def test_the_labels_of_bars_have_equally_many_decimals():
+    picture = plots.bars({"frog": 0.0864, "hare": 0.058, "mole": 0.00004}, "probability")
+
+    assert [text.get_text() for text in picture.figure.axes[0].texts] == ["0.0864", "0.0580", "under 0.0001"]
+    assert picture.alt == "Bar chart, probability: frog 0.09, hare 0.06, mole under 0.01."
+    assert "64 blocks 1,364, 80 blocks 364." in plots.bars({"64 blocks": 1364, "80 blocks": 364}, "passes").alt
+
+
+@pytest.mark.parametrize("share", [0.55, 0.8, 1])
+def test_letters_have_enough_contrast_with_every_color_of_a_request(share):
+    def luminance(color):
+        return sum(
+            weight * (part / 12.92 if part < 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
+            for weight, part in zip((0.2126, 0.7152, 0.0722), to_rgb(color), strict=True)
+        )
+
+    for color in plots.REQUEST_COLORS:
+        fill = plots.picture.shade(color, share)
+        dark, light = sorted(luminance(each) + 0.05 for each in (fill, plots.picture.ink_on(fill)))
+        assert light / dark > 4, (color, share)
+
+
 def test_waiting_requests_says_the_range_and_the_median_of_each_group():
     requests = [metrics.RequestMetrics(id, 0.0, [latency]) for id, latency in enumerate([9, 1, 2, 6])]
     picture = plots.waiting_requests({"fair": requests}, {"short": {1, 2, 3}, "long": {0}}, unit="iterations")
@@ -189,6 +221,12 @@ def test_a_number_on_a_border_draws_the_token_that_begins_there():
     assert "all: fox 0.50, owl 0.25, draws owl; mask: fox 0.40, owl 0.60, draws owl; rare: " in picture.alt
     assert picture.alt.endswith("draws another.")
     assert [patch.get_linewidth() for patch in picture.figure.axes[0].patches].count(2) == 3
+
+
+def test_a_token_that_a_rule_has_removed_is_not_listed():
+    alt = plots.probability_strips({"all": {"fox": 0.6, "owl": 0.4}, "top-k 1": {"fox": 1.0, "owl": 0.0}}).alt
+
+    assert alt == "Probabilities side by side. all: fox 0.60, owl 0.40; top-k 1: fox 1.00."
 
 
 def test_a_constrained_text_says_how_many_tokens_were_allowed_for_each():
@@ -403,6 +441,7 @@ def test_a_memory_timeline_says_what_share_of_the_allocated_memory_is_used():
     assert "room for 10 tokens" in picture.alt
     assert "reserve: 2 iterations, 25% of the allocated memory" in picture.alt
     assert "paged: 2 iterations, 67% of the allocated memory" in picture.alt
+    assert "long: 1,200 iterations" in plots.memory_timeline({"long": ([1] * 1200, [2] * 1200)}, 10).alt
 
 
 def test_a_request_that_comes_back_has_two_stretches_in_the_shares_of_memory():

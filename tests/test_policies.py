@@ -99,18 +99,18 @@ def iterations_until_finished(policy, most: int, level: int) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("ageing", [1, 3, 10])
+@pytest.mark.parametrize("aging", [1, 3, 10])
 @pytest.mark.parametrize("level", [1, 2, 5])
-def test_a_waiting_request_becomes_more_urgent_so_that_none_starves(ageing, level):
-    # Every `ageing` iterations count as a level. After ageing * level of them, the request is as urgent as new ones and
+def test_a_waiting_request_becomes_more_urgent_so_that_none_starves(aging, level):
+    # Every `aging` iterations count as a level. After aging * level of them, the request is as urgent as new ones and
     # arrived before them. At most one request of its level arrived earlier, since one arrives and one ends at a time.
-    waited = iterations_until_finished(Priority(ageing=ageing), 1000, level)
-    assert ageing * (level - 1) < waited <= ageing * level + 1
+    waited = iterations_until_finished(Priority(aging=aging), 1000, level)
+    assert aging * (level - 1) < waited <= aging * level + 1
 
 
-def test_without_ageing_a_request_that_is_not_urgent_does_starve():
-    # So the bound above is the merit of ageing, not of the workload.
-    assert iterations_until_finished(Priority(ageing=10**9), 300, 1) is None
+def test_without_aging_a_request_that_is_not_urgent_does_starve():
+    # So the bound above is the merit of aging, not of the workload.
+    assert iterations_until_finished(Priority(aging=10**9), 300, 1) is None
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "balanced", "static"])
@@ -133,5 +133,5 @@ def test_a_policy_that_does_not_exist_is_refused():
         make_policy("sjf")
     with pytest.raises(ValueError, match=r"an object with a method `order\(waiting, running\)`, not 7"):
         make_policy(7)
-    with pytest.raises(ValueError, match="ageing is a number of iterations of at least 1"):
-        Priority(ageing=0)
+    with pytest.raises(ValueError, match="aging is a number of iterations of at least 1"):
+        Priority(aging=0)

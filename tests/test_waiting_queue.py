@@ -11,7 +11,7 @@ from helpers.engine.waiting_queue import merged
 from tests.simulation import KEYS, operations, queue_of
 
 ORDERS = [(policy(), KEYS[name]) for name, policy in POLICIES.items()]
-ORDERS += [(Priority(ageing=n), lambda one, _, n=n: one.priority - one.waited // n) for n in (1, 3)]
+ORDERS += [(Priority(aging=n), lambda one, _, n=n: one.priority - one.waited // n) for n in (1, 3)]
 
 
 def sequence(number: int, max_tokens: int = 4, priority: int = 0) -> Sequence:

@@ -65,20 +65,20 @@ class Priority(Policy):
     """Admits the most urgent requests first: those with the smallest number. Waiting lowers it, so no request starves.
 
     Args:
-        ageing: the number of iterations since its arrival that make a request more urgent by 1.
+        aging: the number of iterations since its arrival that make a request more urgent by 1.
 
     Raises:
-        ValueError: `ageing` is below 1.
+        ValueError: `aging` is below 1.
     """
 
-    def __init__(self, ageing: int = 50):
-        if ageing < 1:
-            raise ValueError(f"ageing is a number of iterations of at least 1, not {ageing}.")
-        self.ageing = ageing
+    def __init__(self, aging: int = 50):
+        if aging < 1:
+            raise ValueError(f"aging is a number of iterations of at least 1, not {aging}.")
+        self.aging = aging
 
     def order(self, waiting, running):
         groups = (group for _, group in waiting.grouped_by("priority"))
-        return merged(groups, key=lambda sequence: sequence.priority - sequence.waited // self.ageing)
+        return merged(groups, key=lambda sequence: sequence.priority - sequence.waited // self.aging)
 
 
 class Balanced(Policy):

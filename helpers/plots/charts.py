@@ -1,5 +1,6 @@
 """Bar charts, line plots and scatter plots, for numbers of any kind."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from matplotlib.lines import Line2D
@@ -30,18 +31,28 @@ def bars(values: Mapping[str, float], xlabel: str, title: str = "") -> Picture:
     names = list(values)
     colors = [BLUE] + [SKY] * (len(names) - 1)
     drawn = ax.barh(names, list(values.values()), color=colors)
-    ax.bar_label(drawn, labels=[_short(value) for value in values.values()], padding=3, fontsize=LABEL)
+    ax.bar_label(drawn, labels=_equally_precise(values.values()), padding=3, fontsize=LABEL)
     ax.invert_yaxis()
     ax.margins(x=0.12)
     ax.tick_params(axis="y", labelsize=LABEL, length=0)
     ax.set_xlabel(xlabel)
     # Tests compare stored outputs with new ones, and more decimals would differ between processors.
-    listed = ", ".join(f"{name} {value:.2f}" for name, value in values.items())
+    listed = ", ".join(f"{name} {_to_hundredths(value)}" for name, value in values.items())
     return Picture(figure, f"Bar chart, {title or xlabel}: {listed}.")
 
 
-def _short(value: float) -> str:
-    return "under 0.001" if 0 < value < 0.001 else f"{value:.3g}"
+def _equally_precise(values: Collection[float]) -> list[str]:
+    """Return the values with the decimals that give the largest one three digits."""
+    largest = max(map(abs, values), default=0)
+    decimals = max(0, 2 - math.floor(math.log10(largest))) if largest else 0
+    least = 10**-decimals
+    return [f"under {least:g}" if 0 < value < least else f"{value:,.{decimals}f}" for value in values]
+
+
+def _to_hundredths(value: float) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "under 0.01" if 0 < value < 0.005 else f"{value:,.2f}"
 
 
 def lines(

@@ -58,7 +58,7 @@ def probability_strips(
                     f"→ {hit_token}", (1, y), (6, 0), textcoords="offset points", annotation_clip=False, **place
                 )
             left += width
-        listed = ", ".join(f"{token} {width:.2f}" for token, width in row.items())
+        listed = ", ".join(f"{token} {width:.2f}" for token, width in row.items() if width > 1e-6)
         described.append(f"{name}: {listed}{drawn}")
     if number is not None:
         ax.axvline(number, color=INK, linestyle="--", linewidth=1.2, zorder=5)

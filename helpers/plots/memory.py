@@ -41,10 +41,10 @@ def memory_timeline(
         ax.fill_between(iterations, held, room, step="post", **wasted())
         ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
         share = sum(held[:-1]) / max(1, sum(room[:-1]))
-        set_panel_title(ax, f"{name}: {len(held) - 1} iterations, {share:.0%} of the allocated memory is used")
+        set_panel_title(ax, f"{name}: {len(held) - 1:,} iterations, {share:.0%} of the allocated memory is used")
         ax.set_ylabel("tokens")
         ax.set_ylim(0, 1.3 * capacity)
-        described.append(f"{name}: {len(held) - 1} iterations, {share:.0%} of the allocated memory holds tokens")
+        described.append(f"{name}: {len(held) - 1:,} iterations, {share:.0%} of the allocated memory holds tokens")
     axes[0].set_xlim(0, max(len(held) for held, _ in named.values()))
     wasted_named = held_named = False
     for ax, (held, room) in zip(axes, named.values(), strict=True):
@@ -53,6 +53,8 @@ def memory_timeline(
         right = ax.get_xlim()[1]
         ax.text(right, 1.05 * capacity, f"whole memory: {capacity:,}", ha="right", va="bottom", fontsize=SMALL)
     axes[-1].set_xlabel("iteration")
+    for axis in (axes[-1].xaxis, axes[-1].yaxis):
+        axis.set_major_formatter("{x:,.0f}")
     if not (held_named and wasted_named):
         add_key(figure, {"holds tokens": {"facecolor": BLUE}, "allocated, but empty": wasted()})
     return Picture(figure, f"Memory over iterations, room for {capacity:,} tokens. {'; '.join(described)}.")

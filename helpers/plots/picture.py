@@ -11,6 +11,7 @@ import base64
 import io
 import textwrap
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import combinations
 
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -94,9 +95,15 @@ def shade(color: str, share: float = 0.55) -> str:
 
 
 def ink_on(color: str) -> str:
-    """Return the color of letters that can be read on a color."""
-    red, green, blue = to_rgb(color)
-    return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.4 else "white"
+    """Return the color of letters that has more contrast with a color: dark or white."""
+    dark, light = _luminance(INK) + 0.05, _luminance("white") + 0.05  # the contrast of WCAG 2
+    return INK if (_luminance(color) + 0.05) ** 2 > dark * light else "white"
+
+
+def _luminance(color: str) -> float:
+    """Return the relative luminance of a color in sRGB, from 0 to 1."""
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def wasted(color: str = GRAY) -> dict:
@@ -126,19 +133,21 @@ def add_key(figure: Figure, entries: dict, columns: int = 3) -> None:
 
 
 def label_ends(figure: Figure, ax, ends: Iterable[tuple[float, float, str, str]]) -> None:
-    """Write (x, y, text, color) beside their points, and move labels up that would cover each other."""
+    """Write (x, y, text, color) beside their points, and move labels apart that would cover each other or the axis."""
     figure.draw_without_rendering()
     points = 72 / figure.dpi
-    placed: list[tuple[float, float, int]] = []
-    for x, y, text, color in sorted(ends, key=lambda end: end[1]):
-        text = textwrap.fill(text, 17)
-        across, up = ax.transData.transform((x, y)) * points
-        at, count = up, text.count("\n") + 1
-        for other_across, other_at, other_count in placed:
-            if abs(across - other_across) < 100:
-                at = max(at, other_at + 6.2 * (count + other_count))
-        placed.append((across, at, count))
-        place = {"xytext": (7, at - up), "textcoords": "offset points", "va": "center", "fontsize": LABEL}
+    ends = [(x, y, textwrap.fill(text, 17), color) for x, y, text, color in sorted(ends, key=lambda end: end[1])]
+    across, up = zip(*(ax.transData.transform(end[:2]) * points for end in ends), strict=True)
+    half = [6.2 * (text.count("\n") + 1) for _, _, text, _ in ends]  # of the height of a label
+    at, axis = list(up), ax.bbox.y0 * points
+    for _ in range(50):  # each time, labels give way by half of what is missing
+        for low, high in combinations(range(len(ends)), 2):
+            missing = half[low] + half[high] - (at[high] - at[low])
+            if missing > 0 and abs(across[high] - across[low]) < 100:
+                at[low], at[high] = at[low] - missing / 2, at[high] + missing / 2
+        at = [max(place, axis + room) for place, room in zip(at, half, strict=True)]
+    for (x, y, text, color), moved, own in zip(ends, at, up, strict=True):
+        place = {"xytext": (7, moved - own), "textcoords": "offset points", "va": "center", "fontsize": LABEL}
         ax.annotate(text, (x, y), color=shade(color, 0.75), annotation_clip=False, **place)
 
 

@@ -57,14 +57,14 @@ def with_numpy(counts, times):
     found = {}
     for name in counts.keys() - {"tokens"}:
         columns = np.column_stack([np.ones(len(times)), counts["tokens"], counts[name]])
-        weights = np.linalg.pinv(columns) @ times
-        found[name] = np.square(columns @ weights - times).sum(), weights[2]
+        coefficients = np.linalg.pinv(columns) @ times
+        found[name] = np.square(columns @ coefficients - times).sum(), coefficients[2]
     best = min(found, key=lambda name: found[name][0])
     return best, found[best][1]
 
 
 ALMOST["missing_count"] |= {
-    "should be 2 values: the count and its weight, but is a str": lambda found, *_: found[0],
+    "should be 2 values: the count and its coefficient, but is a str": lambda found, *_: found[0],
     "changed its argument: `counts`": lambda found, counts, times: (counts.pop("tokens"), found)[1],
 }
 

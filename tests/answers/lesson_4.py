@@ -11,7 +11,7 @@ from helpers.checks.exercises.iteration_plan import planned
 from helpers.checks.exercises.lesson_4 import in_classes
 
 
-@right("what_to_read")
+@right("next_chunk")
 def token_by_token_until_the_end(prompt_tokens, generated, computed, budget):
     tokens = 0
     while tokens < budget and computed + tokens < prompt_tokens + generated:
@@ -19,13 +19,13 @@ def token_by_token_until_the_end(prompt_tokens, generated, computed, budget):
     return [tokens, int(computed + tokens == prompt_tokens + generated)]
 
 
-@right("what_to_read")
+@right("next_chunk")
 def with_numpy(prompt_tokens, generated, computed, budget):
     uncomputed = np.int64(prompt_tokens) + generated - computed
     return np.minimum(uncomputed, budget), uncomputed <= budget
 
 
-ALMOST["what_to_read"] |= {
+ALMOST["next_chunk"] |= {
     "should be True, but is 8": lambda result, p, g, c, b: (result[0], result[1] and c + result[0] + 1),
     "should be an int, but is the float": lambda result, *case: (float(result[0]), result[1]),
 }
@@ -58,36 +58,36 @@ ALMOST["longest_first"] |= {
 
 
 @right("most_urgent")
-def one_after_the_other(waiting, ageing):
+def one_after_the_other(waiting, aging):
     best = None
     for sequence in waiting:
-        urgency = sequence.priority - int(sequence.waited / ageing), -sequence.waited
+        urgency = sequence.priority - int(sequence.waited / aging), -sequence.waited
         if best is None or urgency < best[0]:
             best = urgency, sequence
     return best and best[1]
 
 
 @right("most_urgent")
-def sorted_twice(waiting, ageing):
+def sorted_twice(waiting, aging):
     queue = sorted(waiting, key=lambda one: one.waited, reverse=True)
-    queue.sort(key=lambda one: one.priority - one.waited // ageing)
+    queue.sort(key=lambda one: one.priority - one.waited // aging)
     return queue[0] if queue else None
 
 
-def priorities_lowered(waiting, ageing):
+def priorities_lowered(waiting, aging):
     for sequence in waiting:
-        sequence.priority -= sequence.waited // ageing
+        sequence.priority -= sequence.waited // aging
     return min(waiting, key=lambda one: (one.priority, -one.waited), default=None)
 
 
 def by(key):
-    return lambda waiting, ageing: min(waiting, key=lambda one: key(one, one.waited // ageing), default=None)
+    return lambda waiting, aging: min(waiting, key=lambda one: key(one, one.waited // aging), default=None)
 
 
 WRONG["most_urgent"] |= {
     "picks a, which counts as 2, and b counts as 0": by(lambda one, levels: (one.priority > 2, -one.priority)),
     "Among equally urgent requests": by(lambda one, levels: (one.priority - levels, one.request_id)),
-    "min() arg is an empty sequence (given": lambda waiting, ageing: min(waiting, key=lambda one: one.priority),
+    "min() arg is an empty sequence (given": lambda waiting, aging: min(waiting, key=lambda one: one.priority),
     "changed its argument: a sequence in `waiting`": priorities_lowered,
 }
 ALMOST["most_urgent"] |= {

@@ -113,7 +113,7 @@ def in_order_of_their_end(*case):
 missing_count = Exercise(
     "missing_count(counts, times)",
     "what a cost model cannot explain has a pattern, and a count with that pattern explains it",
-    names=("the count", "its weight"),
+    names=("the count", "its coefficient"),
 )
 
 
@@ -123,7 +123,7 @@ def _(random):
         ({"tokens": [1, 2, 3, 4, 5], "rows": [1, 1, 2, 2, 1], "keys": [5, 10, 5, 10, 20]}, [2.0, 3.0, 3.0, 4.0, 5.5]),
         "the counts of five iterations, and times that grow with the keys",
     )
-    for missing, weight, noise in [
+    for missing, coefficient, noise in [
         ("keys", 0.004, 0.05),
         ("rows", 0.3, 0.05),
         ("pairs", 0.0005, 0.1),
@@ -132,7 +132,7 @@ def _(random):
     ]:
         counts = _drawn_counts(random)
         times = [
-            round(4 + 0.05 * tokens + weight * more + random.gauss(0, noise), 3)
+            round(4 + 0.05 * tokens + coefficient * more + random.gauss(0, noise), 3)
             for tokens, more in zip(counts["tokens"], counts[missing], strict=True)
         ]
         yield (counts, times), f"the counts of {len(times)} iterations, and their times"
@@ -152,10 +152,10 @@ def _drawn_counts(random):
 
 
 def least_squares(columns, times):
-    """Return the weights of columns, and the errors that they leave."""
+    """Return the coefficients of columns, and the errors that they leave."""
     columns = np.array(columns, dtype=float).T
-    weights, *_ = np.linalg.lstsq(columns, np.array(times, dtype=float), rcond=None)
-    return weights, columns @ weights - np.array(times, dtype=float)
+    coefficients, *_ = np.linalg.lstsq(columns, np.array(times, dtype=float), rcond=None)
+    return coefficients, columns @ coefficients - np.array(times, dtype=float)
 
 
 @missing_count.reference
@@ -163,15 +163,15 @@ def by_what_is_left(
     counts,
     times,
     base=lambda counts, times: [[1.0] * len(times), counts["tokens"]],
-    score=lambda weights, errors, column, times: (errors**2).sum(),
-    weight=lambda weights: weights[-1],
+    score=lambda coefficients, errors, column, times: (errors**2).sum(),
+    coefficient=lambda coefficients: coefficients[-1],
     names=lambda counts: [name for name in counts if name != "tokens"],
 ):
-    """Try each count, with replaceable parts: the columns beside it, what is compared, and which weight is returned."""
+    """Try each count, with replaceable parts: the columns beside it, what is compared, what is returned."""
     best = None
     for name in names(counts):
-        weights, errors = least_squares([*base(counts, times), counts[name]], times)
-        found = score(weights, errors, counts[name], times), name, weight(weights)
+        coefficients, errors = least_squares([*base(counts, times), counts[name]], times)
+        found = score(coefficients, errors, counts[name], times), name, coefficient(coefficients)
         if best is None or found[0] < best[0] - 1e-12:
             best = found
     return best[1], float(best[2])
@@ -188,21 +188,22 @@ for _message, _parts in {
         {"base": lambda counts, times: [[1.0] * len(times)]},
     "fits each count alone.": {"base": lambda counts, times: []},
     "chooses the count that resembles the times. It may do so only because it grows with the tokens: compare what each "
-    "fit leaves unexplained.": {"score": lambda weights, errors, column, times: -_correlation(column, times)},
-    "chooses the largest weight. Weights have different units: seconds per key cannot be compared with seconds per "
-    "row.": {"score": lambda weights, errors, column, times: -weights[-1]},
+    "fit leaves unexplained.": {"score": lambda coefficients, errors, column, times: -_correlation(column, times)},
+    "chooses the largest coefficient. Coefficients have different units: seconds per key cannot be compared with "
+    "seconds per row.": {"score": lambda coefficients, errors, column, times: -coefficients[-1]},
     "chooses the fit that leaves most: the smallest sum of squares explains most.":
-        {"score": lambda weights, errors, column, times: -(errors**2).sum()},
-    "returns the weight of the tokens: it should be that of the missing count.":
-        {"weight": lambda weights: weights[1]},
-    "returns the constant: it should be the weight of the missing count.": {"weight": lambda weights: weights[0]},
+        {"score": lambda coefficients, errors, column, times: -(errors**2).sum()},
+    "returns the coefficient of the tokens: it should be that of the missing count.":
+        {"coefficient": lambda coefficients: coefficients[1]},
+    "returns the constant: it should be the coefficient of the missing count.":
+        {"coefficient": lambda coefficients: coefficients[0]},
 }.items():  # fmt: skip
     missing_count.misconception(_message, lambda *case, parts=_parts: by_what_is_left(*case, **parts))
 
 
 @missing_count.misconception(
-    "fits the count to what the first two leave over. Fit all three together: with the third one, the weights of the "
-    "first two change, too."
+    "fits the count to what the first two leave over. Fit all three together: with the third one, the coefficients of "
+    "the first two change, too."
 )
 def to_the_errors_of_two(counts, times):
     _, errors = least_squares([[1.0] * len(times), counts["tokens"]], times)

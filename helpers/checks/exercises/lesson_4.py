@@ -14,16 +14,16 @@ def sequence_of(request_id, prompt, generated=0, computed=0, max_tokens=50, prio
     return sequence
 
 
-# --- what_to_read ---------------------------------------------------------------------------------------------------
+# --- next_chunk -----------------------------------------------------------------------------------------------------
 
-what_to_read = Exercise(
-    "what_to_read(prompt_tokens, generated, computed, budget)",
+next_chunk = Exercise(
+    "next_chunk(prompt_tokens, generated, computed, budget)",
     "prefill, chunk, decode and recomputation are one operation: compute the next tokens, as far as the budget allows",
     names=("the number of tokens to compute", "whether the request gets a new token"),
 )
 
 
-@what_to_read.cases
+@next_chunk.cases
 def _(random):
     drawn = random.randint(12, 40), random.randint(1, 9), random.randint(1, 10)
     for case in [
@@ -36,13 +36,13 @@ def _(random):
         yield case, "prompt_tokens {}, generated {}, computed {}, budget {}".format(*case)
 
 
-@what_to_read.reference
+@next_chunk.reference
 def next_tokens(prompt, generated, computed, budget):
     uncomputed = prompt + generated - computed
     return min(uncomputed, budget), uncomputed <= budget
 
 
-@what_to_read.ignoring
+@next_chunk.ignoring
 def how_true_is_written(result, arguments):
     """Accept 1 and numpy's True as True."""
     tokens, new = result
@@ -82,7 +82,7 @@ for _message, _wrong in [
     ("exceeds the budget. The tokens that do not fit are computed in later iterations.",
      lambda p, g, c, b, u, t: (u, True)),
 ]:  # fmt: skip
-    what_to_read.misconception(_message, lambda p, g, c, b, of=_wrong: of(p, g, c, b, p + g - c, min(p + g - c, b)))
+    next_chunk.misconception(_message, lambda p, g, c, b, of=_wrong: of(p, g, c, b, p + g - c, min(p + g - c, b)))
 
 # --- longest_first --------------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ def is_the_same_queue(arguments, outcome, right):
 # --- most_urgent ----------------------------------------------------------------------------------------------------
 
 most_urgent = Exercise(
-    "most_urgent(waiting, ageing)",
+    "most_urgent(waiting, aging)",
     "the smallest number goes first, and waiting lowers it, so no request starves",
     forbidden=["helpers.engine.policies:Priority.order"],
 )
@@ -184,11 +184,11 @@ most_urgent = Exercise(
 
 @most_urgent.cases
 def _(random):
-    def drawn(ageing):
-        waited = random.sample(range(4 * ageing), 6)  # all different, so exactly one request is next
+    def drawn(aging):
+        waited = random.sample(range(4 * aging), 6)  # all different, so exactly one request is next
         return [(name, random.randint(0, 4), each) for name, each in zip("abcdef", waited, strict=True)]
 
-    for ageing, requests in [
+    for aging, requests in [
         (50, [("c", 1, 2), ("a", 2, 9), ("b", 0, 5)]),
         (10, [("d", 0, 16), ("a", 2, 29), ("b", 1, 20), ("c", 3, 17)]),
         (50, [("d", 1, 15), ("b", 2, 100), ("c", 1, 50), ("a", 3, 160)]),
@@ -198,23 +198,23 @@ def _(random):
         (20, [("b", 1, 7), ("a", 1, 19), ("c", 1, 3)]),
         (2, [("b", 6, 3), ("a", 0, 2)]),
         (50, [("b", 6, 3), ("c", 1, 9)]),
-        *((ageing, drawn(ageing)) for ageing in (7, 20, 20, 50, 50)),
+        *((aging, drawn(aging)) for aging in (7, 20, 20, 50, 50)),
     ]:
         queue = [sequence_of(name, 4, priority=priority, waited=waited) for name, priority, waited in requests]
         told = ", ".join(f"{name} with priority {priority} and waited {waited}" for name, priority, waited in requests)
-        yield (queue, ageing), f"{told}; ageing {ageing}"
+        yield (queue, aging), f"{told}; aging {aging}"
     yield ([], 50), "an empty queue"
 
 
 def first_by(key):
-    """Return a function that takes the first request by a key of level, waited, priority and ageing."""
+    """Return a function that takes the first request by a key of level, waited, priority and aging."""
     return lambda waiting, a: min(
         waiting, key=lambda one: key(one.priority - one.waited // a, one.waited, one.priority, a), default=None
     )
 
 
 longest_waiting = most_urgent.reference(first_by(lambda level, w, p, a: (level, -w)))
-LEVEL = "Only *full* spans of `ageing` iterations count."
+LEVEL = "Only *full* spans of `aging` iterations count."
 TIES = "Among equally urgent requests, the one that has waited longest is next"
 for _message, _key in [
     ("picks the largest number. A smaller number is more urgent: priority 0 goes before 1.",
@@ -224,17 +224,17 @@ for _message, _key in [
     ("makes waiting requests less urgent. Smaller numbers are more urgent, so waiting has to lower them.",
      lambda level, w, p, a: p + w // a),
     ("ignores `waited`: as long as urgent requests keep arriving, the others starve.", lambda level, w, p, a: p),
-    ("lets waiting count too much: all `ageing` iterations together are worth one level.",
+    ("lets waiting count too much: all `aging` iterations together are worth one level.",
      lambda level, w, p, a: p - w * a),
     ("picks the request that arrived first, whatever its priority: that is first come, first served.",
      lambda level, w, p, a: 0),
     (f"counts fractions of a level. {LEVEL}", lambda level, w, p, a: p - w / a),
     (f"rounds to the nearest level. {LEVEL}", lambda level, w, p, a: p - round(w / a)),
-    ("is off by one where a level begins: exactly `ageing` iterations are worth a level.",
+    ("is off by one where a level begins: exactly `aging` iterations are worth a level.",
      lambda level, w, p, a: p - (w - 1) // a),
     ("stops at level 0: a request that has waited long enough is more urgent than a new one of priority 0.",
      lambda level, w, p, a: max(level, 0)),
-    ("counts at most one level: every full `ageing` iterations are worth another one.",
+    ("counts at most one level: every full `aging` iterations are worth another one.",
      lambda level, w, p, a: p - (w >= a)),
 ]:  # fmt: skip
     most_urgent.misconception(_message, first_by(lambda *each, key=_key: (key(*each), -each[1])))
@@ -250,10 +250,10 @@ for _message, _key in [
 @most_urgent.rule
 def takes_the_lowest_level(arguments, outcome, right):
     """Report the levels of the request that was taken and of the one that is next."""
-    (_, ageing), taken, wanted = arguments, outcome.result, right.result
+    (_, aging), taken, wanted = arguments, outcome.result, right.result
     if wanted is None or taken.request_id == wanted.request_id:
         return None
-    one, other = (each.priority - each.waited // ageing for each in (taken, wanted))
+    one, other = (each.priority - each.waited // aging for each in (taken, wanted))
     why = f". {TIES}" if one == other else ""
     return f"picks {taken.request_id}, which counts as {one}, and {wanted.request_id} counts as {other}{why}"
 
