@@ -47,10 +47,11 @@ test test-slow soak test-oldest: export COURSE_MODEL :=
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
+# The lessons that LESSONS leaves out come from their stored outputs, unless these are another model's.
 course: $(STAMP)  ## run the lessons and build a site from them in build/site/ [LESSONS="1 3"] [MODEL=folder-or-hub-id]
 	@rm -rf build/course
 	@$(RUN) notebooks/run_course.py $(if $(LESSONS),--lessons "$(LESSONS)") $(if $(MODEL),--model "$(MODEL)"); ran=$$?; \
-	[ $$ran -gt 1 ] || $(RUN) docs/build_site.py --notebooks build/course --show || exit; \
+	[ $$ran -gt 1 ] || $(RUN) docs/build_site.py --notebooks build/course $(if $(LESSONS),$(if $(MODEL),,notebooks)) --show || exit; \
 	exit $$ran
 
 site: $(STAMP)  ## build the site in build/site/ from the stored outputs, without running the lessons [ARGS=--serve] [REPO=owner/name]
@@ -145,7 +146,7 @@ $(STAMP): requirements.txt requirements-dev.txt constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 \
 	    'The course needs Python 3.11 or newer, which "$(PYTHON)" is not: name one, as in make PYTHON=python3.12'; \
 	    exit 1; }
-	@echo "Setting up .venv. This happens once and takes one to three minutes for about 150 packages."
+	@echo "Setting up .venv. This happens once and takes one to three minutes."
 	@$(PYTHON) -m venv $(VENV) || { echo >&2 \
 	    '"$(PYTHON) -m venv" failed: install python3-venv (Debian, Ubuntu), or name another Python with make PYTHON=...'; \
 	    exit 1; }

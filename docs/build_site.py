@@ -80,10 +80,11 @@ class Lesson:
         return "\n".join(cell.source for cell in self.nb.cells if cell.cell_type == "markdown")
 
 
-def read(folder: Path, pattern: str, prefix: str) -> list[Lesson]:
-    """Return the notebooks of a folder in reading order."""
-    paths = sorted(folder.glob(pattern), key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)][:1])
-    return [Lesson(prefix + path.relative_to(folder).as_posix(), nbformat.read(path, as_version=4)) for path in paths]
+def read(folders: Sequence[Path], pattern: str, prefix: str) -> list[Lesson]:
+    """Return the notebooks of several folders in reading order, each from the first folder that has it."""
+    paths = {path.relative_to(folder): path for folder in reversed(folders) for path in sorted(folder.glob(pattern))}
+    names = sorted(paths, key=lambda path: ([int(n) for n in re.findall(r"\d+", path.name)][:1], path))
+    return [Lesson(prefix + name.as_posix(), nbformat.read(paths[name], as_version=4)) for name in names]
 
 
 class Stage:
@@ -151,11 +152,11 @@ def alt_texts(output: NotebookNode) -> list[str]:
     return [kind for kind, metadata in output.get("metadata", {}).items() if "alt" in metadata]
 
 
-def stage(folder: Path, notebooks: Path, repository: str = "", with_playground: bool = True) -> None:
+def stage(folder: Path, notebooks: Sequence[Path], repository: str = "", with_playground: bool = True) -> None:
     """Write everything that Sphinx reads."""
     lessons = read(notebooks, "[0-9]*.ipynb", "notebooks/")
     extra = read(notebooks, "extra/*.ipynb", "notebooks/")
-    exercises = read(ROOT / "notebooks/exercises/release", "*/*.ipynb", "notebooks/exercises/release/")
+    exercises = read([ROOT / "notebooks/exercises/release"], "*/*.ipynb", "notebooks/exercises/release/")
     out = Stage(folder, repository)
     for lesson in [*lessons, *extra, *exercises]:
         out.add(lesson.path, nbformat.writes(page_of(lesson)))
@@ -203,7 +204,14 @@ def serve(folder: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Build the site; return Sphinx's exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="the folder of executed lessons")
+    parser.add_argument(
+        "--notebooks",
+        type=Path,
+        nargs="+",
+        default=[ROOT / "notebooks"],
+        metavar="FOLDER",
+        help="folders of executed lessons; each lesson comes from the first folder that has it",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="where the site goes")
     parser.add_argument("--repo", default="", help="owner/name on GitHub, for links to files that have no page")
     parser.add_argument("--strict", action="store_true", help="fail on a broken link and on any other warning")
@@ -212,7 +220,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--without-playground", action="store_true", help="leave it out: nothing is fetched from npm")
     args = parser.parse_args(argv)
     start = time.perf_counter()
-    print("Building the site.", flush=True)
+    print("Building the site, which takes under a minute.", flush=True)
+    if len(args.notebooks) > 1:
+        print("Lessons that did not run this time show their stored outputs.", flush=True)
     source, doctrees = (args.out.with_name(args.out.name + suffix) for suffix in ("-source", "-doctrees"))
     stage(source, args.notebooks, args.repo, not args.without_playground)
     remove_site(args.out)  # Sphinx would leave the pages of lessons that did not run this time

@@ -74,14 +74,14 @@ def test_a_burst_fills_the_queue_and_all_of_it_ends(window, server):
     with slow_motion(page):
         page.get_by_role("button", name="Send a burst").click()
         expect(busy(page)).to_have_count(8)
-        expect(page.locator("#queue-count")).to_have_text(re.compile(r"2\d waiting, room for 64"))
+        expect(page.locator("#queue-count")).to_have_text(re.compile(r"2\d waiting, of at most 64"))
         assert page.get_by_role("list", name="Queue:").get_by_role("listitem").count() >= 20
         expect(page.locator("article[data-state=waiting]").first).to_be_visible()
         expect(page.locator("#live")).to_have_text(
             re.compile(r"8 of 8 rows busy, \d+ waiting, \d+ tokens per second\.")
         )
     expect(page.locator("article[data-state=done]")).to_have_count(32)
-    expect(page.locator("#queue-count")).to_have_text("0 waiting, room for 64")
+    expect(page.locator("#queue-count")).to_have_text("0 waiting, of at most 64")
     expect(page.locator("#queue li")).to_have_count(0)
     expect(busy(page)).to_have_count(0)
     expect(page.locator("#news")).to_have_text("All 32 requests have ended.")
@@ -94,7 +94,7 @@ def test_a_burst_fills_the_queue_and_all_of_it_ends(window, server):
 def test_a_burst_that_the_server_has_no_room_for_is_shown_with_its_refusals(window):
     with launch("--rows", "16", "--policy", "static", "--max-queue", "8", "--pace", "0.1") as server:
         page = window(server.url, expect_errors="status of 429")
-        expect(page.locator("#queue-count")).to_have_text("0 waiting, room for 8")
+        expect(page.locator("#queue-count")).to_have_text("0 waiting, of at most 8")
         page.get_by_role("button", name="Send a burst").click()
         expect(page.locator("article[data-state=refused]")).to_have_count(8)
         expect(page.locator("article[data-state=refused] .state").first).to_have_text(
@@ -126,10 +126,10 @@ def test_stopping_a_burst_empties_rows_and_queue(window, server):
     with slow_motion(page):
         page.get_by_label("Requests in a burst").fill("20")
         page.get_by_role("button", name="Send a burst").click()
-        expect(page.locator("#queue-count")).to_have_text("12 waiting, room for 64")
+        expect(page.locator("#queue-count")).to_have_text("12 waiting, of at most 64")
         page.get_by_role("button", name="Stop all 20").click()
         expect(busy(page)).to_have_count(0)
-        expect(page.locator("#queue-count")).to_have_text("0 waiting, room for 64")
+        expect(page.locator("#queue-count")).to_have_text("0 waiting, of at most 64")
     expect(page.locator("article[data-state=stopped]").first).to_be_visible()
     expect(page.locator("article:is([data-state=waiting], [data-state=running])")).to_have_count(0)
 

@@ -1,5 +1,6 @@
 """Who may use the server, and how little a refused request costs: most are refused before their body is read."""
 
+import re
 import threading
 
 import httpx
@@ -165,6 +166,19 @@ def test_the_reference_works_without_a_network(plain):
     assert httpx.get(plain.url + "/page/page.css").status_code == 200
 
 
+def test_every_parameter_in_the_reference_has_a_meaning_and_its_limits(plain):
+    page = httpx.get(plain.url + "/docs").text
+    rows = re.findall("<tr><td><code>(.+?)</code></td><td>(.*?)</td><td>(.*?)</td></tr>", page)
+    assert {"max_tokens", "messages", "seconds"} < {name for name, _, _ in rows}
+    assert not [name for name, _, meaning in rows if not meaning.removeprefix("Required.").strip()]
+    kinds = {name: kind for name, kind, _ in rows}
+    assert kinds["top_p"] == "number (above 0, at most 1) or null"
+    assert kinds["bad_words"] == "list (at most 1000) of string (at most 256 characters) or null"
+    assert "requires <code>logprobs</code>" in page and "`" not in page
+    for status in ("403", "405", "408"):
+        assert status in page
+
+
 # --- the name of the model, and too few blocks ----------------------------------------------------------------------
 
 
@@ -173,6 +187,8 @@ def test_a_model_is_called_by_the_name_of_its_folder(tmp_path):
     folder.mkdir()
     assert command._name_of(str(folder)) == command._name_of(f"{folder}/") == "my-model"
     assert command._name_of("openai-community/gpt2") == "openai-community/gpt2", "a Hub id is a name"
+    (tmp_path / "model.gguf").touch()
+    assert command._name_of(str(tmp_path / "model.gguf")) == "model.gguf"
     assert command._name_of(None) == command._name_of("") == "tiny-model"
     for option in ("--served-model-name", "--name"):
         assert command._options([option, "mine"]).served_model_name == "mine"

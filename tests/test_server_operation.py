@@ -64,22 +64,24 @@ def test_there_is_one_model(server):
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    ("method", "path", "status", "message"),
     [
-        ("GET", "/v1/nothing", 404),
-        ("POST", "/", 405),
-        ("GET", "/v1/completions", 405),
-        ("DELETE", "/v1/chat/completions", 405),
-        ("POST", "/health", 405),
-        ("GET", "/page/nothing.js", 404),
-        ("GET", "/page/%2e%2e/app.py", 404),
-        ("GET", "/redoc", 404),
+        ("GET", "/v1/nothing", 404, "Not found"),
+        ("POST", "/", 405, "send GET to this address"),
+        ("GET", "/v1/completions", 405, "send POST to this address"),
+        ("DELETE", "/v1/chat/completions", 405, "send POST to this address"),
+        ("POST", "/health", 405, "send GET to this address"),
+        ("POST", "/page/page.js", 405, "send GET to this address"),
+        ("GET", "/page/nothing.js", 404, "Not found"),
+        ("GET", "/page/%2e%2e/app.py", 404, "Not found"),
+        ("GET", "/redoc", 404, "Not found"),
     ],
 )
-def test_unknown_addresses_and_methods_are_errors_in_openais_format(server, method, path, status):
+def test_unknown_addresses_and_methods_are_errors_in_openais_format(server, method, path, status, message):
     response = httpx.request(method, server.url + path)
     assert response.status_code == status
     assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert message in response.json()["error"]["message"]
     assert "allow" in response.headers or status != 405
 
 

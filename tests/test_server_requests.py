@@ -194,7 +194,7 @@ def test_a_wrong_chat_is_refused_with_the_name_of_its_parameter(server):
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
             "messages",
-            "'messages.0.content.0.image_url'",
+            "messages: Only text content is supported, not 'image_url'.",
         ),
         ({"max_tokens": 3, "max_completion_tokens": 3}, None, "give one of them"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),

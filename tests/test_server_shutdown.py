@@ -141,6 +141,7 @@ def test_ctrl_c_finishes_the_accepted_requests_and_a_second_one_stops_at_once(tm
         server.process.send_signal(signal.SIGINT)
         assert_shut_down(requests)
         assert server.process.wait(PATIENCE) == 0 and "Traceback" not in log.read_text()
+        assert log.read_text().startswith("Loading the model.\n")
 
 
 def test_ctrl_c_during_the_imports_prints_no_traceback(tmp_path):

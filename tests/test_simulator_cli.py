@@ -34,7 +34,7 @@ def test_each_size_gets_a_line_and_the_smallest_that_suffices_is_named(trace, ca
     assert status == 0
     assert text.startswith("4 requests in ")
     assert text.splitlines()[0].endswith("; unknown model on unknown machine, unknown source")
-    assert head[:4] == ["replicas", "finished/s", "goodput", "within"]
+    assert head[:4] == ["replicas", "finished/s", "goodput/s", "within"]
     assert [size[0] for size in sizes] == ["1", "2", "3"]
     assert [size[3] for size in sizes] == ["50.0%", "100.0%", "100.0%"]
     assert [float(size[-1]) for size in sizes] == pytest.approx([1e6, 1e6, 1.5e6], rel=0.01)
@@ -50,7 +50,7 @@ def test_replicas_that_come_and_go_or_do_half_of_the_work_get_a_line_each(trace,
     failing = rows(capsys.readouterr().out)
 
     head, fixed, scaled, separate = rows(text)
-    assert head[-1] == "mean size per M tokens"  # two columns
+    assert head[-1] == "mean size price per 1M"  # two columns
     assert (fixed[0], scaled[0], separate[0]) == ("3", "1..3", "1:1")
     assert float(fixed[-2]) == 3.0 and float(separate[-2]) == 2.0 and 1 < float(scaled[-2]) < 3
     assert float(fixed[-1]) == pytest.approx(3 * 28 * 1e6 / 80, rel=0.01)
@@ -58,7 +58,7 @@ def test_replicas_that_come_and_go_or_do_half_of_the_work_get_a_line_each(trace,
     mean, seconds = float(scaled[-2]), 40 / float(scaled[1])
     assert float(scaled[-1]) == pytest.approx(mean * seconds * 1e6 / 80, rel=0.02)
     assert text.endswith("the smallest of these fleets has 1:1 replicas.\n")
-    assert failing[0][-2:] == ["mean size", "resumed per M tokens"]
+    assert failing[0][-2:] == ["mean size", "resumed price per 1M"]
     assert int(failing[1][-2]) > 0 and float(failing[1][1]) < float(fixed[1])
     assert [line[0] for line in failing[3:]] == ["1:1", "1..2:1..3"] and all(int(line[-2]) > 0 for line in failing[3:])
     assert 2.0 < float(failing[4][-3]) < 5.0
@@ -133,6 +133,7 @@ def test_every_router_serves_all_requests(trace, capsys, router):
         (["--rate", "0"], "above 0, not 0"),
         (["--requests", "0"], "--requests is at least 1, not 0"),
         (["--cost", "nowhere.json"], "nowhere.json"),
+        (["--trace", "nowhere.csv"], "error: cannot open nowhere.csv: No such file or directory."),
         (["--picture", "fleet.png"], "end the file name with .svg"),
         (["--price-per-hour", "-1"], "at least 0"),
         (["--rows", "5000"], "allow more tokens or fewer rows"),

@@ -202,6 +202,17 @@ def test_the_api_keeps_the_columns_of_a_docstring_and_links_its_names(small_site
     assert 'id="helpers.engine.scheduler.Scheduler.schedule"' in page
 
 
+def test_lessons_that_did_not_run_come_from_the_next_folder(tmp_path):
+    run, stored = tmp_path / "run", tmp_path / "stored"
+    for folder, number in [(run, 3), (stored, 10), (stored, 3), (stored, 2)]:
+        folder.mkdir(exist_ok=True)
+        nb = new_notebook(cells=[new_markdown_cell(f"# {number}, {folder.name}")])
+        nbformat.write(nb, folder / f"{number}_rows.ipynb")
+    lessons = build_site.read([run, stored], "[0-9]*.ipynb", "notebooks/")
+    assert [lesson.title for lesson in lessons] == ["2, stored", "3, run", "10, stored"]
+    assert lessons[1].path == "notebooks/3_rows.ipynb"
+
+
 def test_a_build_removes_the_site_before_it_and_no_other_folder(tmp_path):
     site, other = tmp_path / "site", tmp_path / "other"
     for folder, file in [(site, ".buildinfo"), (other, "thesis.txt")]:

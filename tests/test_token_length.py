@@ -102,8 +102,8 @@ def counting_engine(embedded, **config):
 @pytest.mark.parametrize(
     ("config", "length", "message"),
     [
-        ({}, 10**6, "at least 76924 tokens.*the model's context is 512"),
-        ({"num_blocks": 3}, 4000, "at least 308 tokens.*this engine has 3 in all"),
+        ({}, 10**6, r"at least 76924 tokens\. The request has 76924.*the model's context is 512"),
+        ({"num_blocks": 3}, 4000, r"at least 308 tokens\. 308 prompt.*this engine has 3 in all"),
     ],
 )
 def test_a_prompt_of_too_many_characters_is_refused_before_it_is_tokenized(embedded, config, length, message):

@@ -93,9 +93,7 @@ class RequestValidator:
         except ValueError as error:
             if not is_text:
                 raise
-            raise ValueError(
-                f"The prompt's {len(prompt)} characters are at least {least} tokens. With that many: {error}"
-            ) from error
+            raise ValueError(f"The prompt's {len(prompt)} characters are at least {least} tokens. {error}") from error
 
     @functools.cached_property
     def _token_length(self) -> TokenLength:

@@ -117,6 +117,7 @@ def run(options: argparse.Namespace, make: Callable[[argparse.Namespace], FastAP
 
 
 def _make_app(options: argparse.Namespace) -> FastAPI:
+    print("Loading the model.", file=sys.stderr, flush=True)
     worker = WorkerThread("engine")
     engine = worker.submit(lambda: _load_engine(options)).result()
     return make_app(engine, connect=partial(EngineThread, worker=worker), **app_options(options))
@@ -197,8 +198,8 @@ def make_parser(program: str, description: str, port: int) -> argparse.ArgumentP
     )
     parser.set_defaults(program=program)
     add = parser.add_argument
-    add("--model", help="a folder in the Hugging Face format or a Hub id (default: the embedded model)")
-    add("--served-model-name", "--name", help="what clients call the model (default: the name of its folder)")
+    add("--model", help="a folder in the Hugging Face format, a GGUF file or a Hub id (default: the embedded model)")
+    add("--served-model-name", "--name", help="what clients call the model (default: the name of its folder or file)")
     add("--dtype", choices=DTYPES, default="float32", help="the type of the weights (default: float32)")
     add(
         "--weights",
@@ -294,10 +295,10 @@ def _bound_socket(host: str, port: int, program: str = "helpers.server") -> sock
 
 
 def _name_of(model: str | None) -> str:
-    """Return what clients call a model unless told otherwise: the name of its folder, or its whole Hub id."""
+    """Return what clients call a model unless told otherwise: the name of its folder or file, or its whole Hub id."""
     if not model:
         return "tiny-model"
-    return Path(model).resolve().name if Path(model).is_dir() else model
+    return Path(model).resolve().name if Path(model).exists() else model
 
 
 def _allowed_hosts(host: str, others: list[str] | None) -> list[str] | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from .strict import Strict
 from .tools import Tool, ToolCall
@@ -25,6 +25,14 @@ class Message(Strict):
     tool_calls: Several[ToolCall] | None = Field(None, description="What the assistant called.")
     tool_call_id: str | None = Field(None, description="The call of which this message of a tool is the result.")
     name: str | None = Field(None, description="The author's name. Only chat templates that know it use it.")
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _content_is_text(cls, given):
+        for part in given if isinstance(given, list) else ():
+            if isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind != "text":
+                raise ValueError(f"Only text content is supported, not {kind!a}.")
+        return given
 
     @model_validator(mode="after")
     def _parts_agree(self):

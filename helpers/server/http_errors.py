@@ -1,7 +1,7 @@
 """Errors as HTTP responses in OpenAI's format: which status goes with what went wrong.
 
 400 a request that can never run    401 no key          403 another host     404 no such model
-408 an incomplete request           413 a long body     429 the queue is full
+405 a method that an address lacks  408 an incomplete request           413 a long body     429 the queue is full
 500 engine failed                   503 shutting down, or too many listeners or connections    504 deadline passed
 """
 
@@ -58,7 +58,11 @@ def to_api_error(error: Exception) -> APIError:
             return APIError(400, *describe_errors(error.errors()))
         case FrameworkError(status_code=404):
             return APIError(404, "Not found: send requests to /v1/completions or /v1/chat/completions.")
-        case FrameworkError():  # a method that is not allowed, for example
+        case FrameworkError(status_code=405):
+            headers = error.headers or {"Allow": "GET, HEAD"}  # an error of static files has none
+            methods = " or ".join(sorted(set(headers["Allow"].split(", ")) - {"HEAD"}))
+            return APIError(405, f"Method not allowed: send {methods} to this address.", headers=headers)
+        case FrameworkError():
             return APIError(error.status_code, str(error.detail), headers=error.headers)
         case _:
             return APIError(500, f"{type(error).__name__}: {error}")

@@ -56,25 +56,46 @@ class _Request(Strict):
     """The parameters of both kinds of request. None stands for the default, as in OpenAI's requests."""
 
     model: str | None = Field(None, description="The model that this server runs; may be left out.")
-    max_tokens: int | None = _bounded("max_tokens")
+    max_tokens: int | None = _bounded(
+        "max_tokens",
+        description="Tokens per choice; 16 if left out. 0 only scores the prompt, with `echo` or `prompt_logprobs`.",
+    )
     temperature: float | None = _bounded("temperature", le=2, description="0 takes the best token; 1 if left out.")
-    top_p: float | None = _bounded("top_p")
+    top_p: float | None = _bounded(
+        "top_p", description="Draw from the smallest set of best tokens whose probabilities add up to at least this."
+    )
     n: int | None = _bounded("n", description="Choices per prompt.")
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    seed: int | None = _bounded("seed")
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    top_k: int | None = _bounded("top_k", description="0 for all tokens.")
-    min_p: float | None = _bounded("min_p")
-    repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="Beyond 100, logits overflow.")
-    presence_penalty: float | None = _bounded("presence_penalty")
-    frequency_penalty: float | None = _bounded("frequency_penalty")
-    logit_bias: dict[TokenIdText, Bias] | None = Field(None, description="Added to the logits of these token ids.")
-    ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
+        None, description="The text ends before the first of these that appears."
+    )
+    seed: int | None = _bounded("seed", description="Makes the tokens repeatable, whichever other requests run.")
+    stream: bool | None = Field(None, description="Send each token as soon as it is generated.")
+    stream_options: StreamOptions | None = Field(None, description="`include_usage` ends a stream with token counts.")
+    top_k: int | None = _bounded("top_k", description="Draw from this many best tokens; 0 for all tokens.")
+    min_p: float | None = _bounded(
+        "min_p", description="Draw from tokens that are at least this many times as probable as the best one."
+    )
+    repetition_penalty: float | None = Field(  # beyond 100, logits overflow
+        None, ge=0.01, le=100, description="Above 1, tokens of the prompt and the output become less likely."
+    )
+    presence_penalty: float | None = _bounded(
+        "presence_penalty", description="Subtracted from the logits of tokens that the output already has."
+    )
+    frequency_penalty: float | None = _bounded(
+        "frequency_penalty", description="Subtracted as many times as the output already has the token."
+    )
+    logit_bias: dict[TokenIdText, Bias] | None = Field(
+        None, description=f"Added to the logits of these token ids; {BIAS.low} to {BIAS.high}."
+    )
+    ignore_eos: bool | None = Field(None, description="Continue past EOS.")
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
+        None, description="Tokens that end the text, which does not include them."
+    )
     min_tokens: int | None = _bounded("min_tokens", description="No end before this many tokens.")
-    allowed_token_ids: TokenIds | None = None
-    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    allowed_token_ids: TokenIds | None = Field(None, description="Choose from these tokens only.")
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = Field(
+        None, description="Texts that the output must not contain."
+    )
     priority: int = Field(0, description="The smaller, the more urgent.")
     deadline: float | None = Field(None, gt=0, le=86400, description="Seconds that the request may take.")
     user: str | None = Field(None, description="The client's user. It changes nothing.")
@@ -117,16 +138,18 @@ class _Request(Strict):
 class CompletionRequest(_Request):
     """`POST /v1/completions`: continue one prompt or several."""
 
-    prompt: Text | TokenIds | Several[Text] | Several[TokenIds]
+    prompt: Text | TokenIds | Several[Text] | Several[TokenIds] = Field(
+        description="A text, a list of token ids, or a list of either."
+    )
     logprobs: int | None = _bounded(
-        "logprobs", le=MAX_LOGPROBS, description="Of each token and of this many best ones."
+        "logprobs", le=MAX_LOGPROBS, description="Log-probabilities of each token and of this many best ones."
     )
     echo: bool | None = Field(None, description="Begin the text, and any log-probabilities, with the prompt's.")
     prompt_logprobs: int | None = _bounded(
         "prompt_logprobs", le=MAX_LOGPROBS, description="The same as `logprobs`, of the prompt's tokens."
     )
-    suffix: None = None
-    best_of: int | None = None
+    suffix: None = Field(None, description="Not supported.")
+    best_of: int | None = Field(None, description="Accepted only if it equals `n`.")
 
     @field_validator("best_of")
     @classmethod
@@ -167,11 +190,15 @@ class CompletionRequest(_Request):
 class ChatRequest(_Request):
     """`POST /v1/chat/completions`: continue a chat with the assistant's next message."""
 
-    messages: Several[Message]
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool | None = None
-    top_logprobs: int | None = _bounded("logprobs", le=MAX_LOGPROBS)
+    messages: Several[Message] = Field(description="The chat so far: objects with `role` and `content`.")
+    max_tokens: int | None = Field(None, ge=1, description="The older name of `max_completion_tokens`.")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, description="Tokens per choice; as many as the context has room for if left out."
+    )
+    logprobs: bool | None = Field(None, description="Whether to return the log-probability of each token.")
+    top_logprobs: int | None = _bounded(
+        "logprobs", le=MAX_LOGPROBS, description="The same of this many best tokens; requires `logprobs`."
+    )
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
         None, description="Functions that the model may call, if its chat template knows tools."
     )
@@ -228,7 +255,7 @@ class TokenizeRequest(Strict):
     """`POST /tokenize`, in vLLM's format: the tokens of a prompt or a chat."""
 
     model: str | None = Field(None, description="The model that this server runs; may be left out.")
-    prompt: Text | None = None
+    prompt: Text | None = Field(None, description="The text.")
     messages: Several[Message] | None = Field(None, description="A chat, instead of a prompt.")
     return_token_strs: bool = Field(False, description="Return the tokens as the vocabulary spells them, too.")
 

@@ -3,6 +3,7 @@
 The usual pages, Swagger UI and ReDoc, load their scripts from another server. This one works without a network.
 """
 
+import re
 import tomllib
 from html import escape
 from importlib import metadata
@@ -10,6 +11,13 @@ from pathlib import Path
 from typing import Any
 
 DISTRIBUTION, ROOT = "continuous-batching-course", Path(__file__).parents[2]
+LIMITS = {
+    "minimum": "at least {}",
+    "exclusiveMinimum": "above {}",
+    "maximum": "at most {}",
+    "maxLength": "at most {} characters",
+    "maxItems": "at most {}",
+}
 # Nothing on the page runs, and its style comes from this server.
 PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'self'; frame-ancestors 'none'"}
 
@@ -35,6 +43,8 @@ def reference_page(openapi: dict[str, Any]) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="stylesheet" href="page/page.css"></head><body class="reference"><h1>{title}</h1>'
         f'<p>The same for programs, with all details: <a href="openapi.json">openapi.json</a>.</p>'
+        f"<p>Any address may also respond with status 403 (called by a name that the server does not know), "
+        f"405 (another method) or 408 (an incomplete request).</p>"
         f"{''.join(operations)}</body></html>"
     )
 
@@ -51,13 +61,13 @@ def _section(title: str, operation: dict[str, Any], schemas: dict[str, Any]) -> 
     head = "<tr><th>Parameter</th><th>Type</th><th>Meaning</th></tr>"
     table = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
     statuses = ", ".join(operation["responses"])
-    about = escape(operation.get("description", ""))
+    about = _text(operation.get("description", ""))
     return f"<section><h2>{escape(title)}</h2><p>{about}</p>{table}<p>Statuses: {escape(statuses)}.</p></section>"
 
 
 def _row(name: str, schema: dict[str, Any], required: bool) -> str:
     meaning = " ".join(filter(None, ["Required." if required else "", schema.get("description", "")]))
-    return f"<tr><td><code>{escape(name)}</code></td><td>{escape(_type(schema))}</td><td>{escape(meaning)}</td></tr>"
+    return f"<tr><td><code>{escape(name)}</code></td><td>{escape(_type(schema))}</td><td>{_text(meaning)}</td></tr>"
 
 
 def _type(schema: dict[str, Any]) -> str:
@@ -70,10 +80,23 @@ def _type(schema: dict[str, Any]) -> str:
         case {"enum": values}:
             return " or ".join(map(repr, values))
         case {"type": "array", "items": items}:
-            return f"list of {_type(items)}"
+            return f"list{_limits(schema)} of {_type(items)}"
         case {"$ref": _}:
             return _name(schema)
-    return schema.get("type", "any value")
+    return schema.get("type", "any value") + _limits(schema)
+
+
+def _limits(schema: dict[str, Any]) -> str:
+    """Return the limits of a JSON schema, such as " (at least 0, at most 2)"; "" if it has none."""
+    limits = [(words, schema[limit]) for limit, words in LIMITS.items() if limit in schema]
+    # The schema has 1.0 where a number may be 1.
+    described = ", ".join(words.format(int(value) if value == int(value) else value) for words, value in limits)
+    return f" ({described})" if described else ""
+
+
+def _text(text: str) -> str:
+    """Return the HTML for a text with code between backticks."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
 
 
 def _name(schema: dict[str, Any]) -> str:

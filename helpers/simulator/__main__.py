@@ -227,10 +227,10 @@ def price_per_million(result: FleetResult, price_per_hour: float) -> float:
 
 def table(results: dict[str, FleetResult], args: argparse.Namespace) -> str:
     """Return a line for each fleet."""
-    heads = ["replicas", "finished/s", "goodput", "within", "TTFT p50", "p99 (s)", "TPOT p99", "busy", "preempted"]
+    heads = ["replicas", "finished/s", "goodput/s", "within", "TTFT p50", "p99 (s)", "TPOT p99", "busy", "preempted"]
     scales = args.autoscale is not None or any(".." in pair for pair in args.disaggregate)
     heads += ["mean size"] * scales + ["resumed"] * (args.fail_every is not None)
-    heads += ["per M tokens"] * (args.price_per_hour is not None)
+    heads += ["price per 1M"] * (args.price_per_hour is not None)
     lines = ["".join(f"{head:>13}" for head in heads)]
     for name, result in results.items():
         latencies = result.percentile("ttft", 50), result.percentile("ttft", 99), result.percentile("tpot", 99)
@@ -293,7 +293,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (OSError, ValueError) as error:
-        parser.error(str(error))
+        file = getattr(error, "filename", None)
+        parser.error(f"cannot open {file}: {error.strerror}." if file else str(error))
     about = [cost.about.get(name, f"unknown {name}") for name in ("model", "machine", "source")]
     print(f"{len(requests)} requests in {requests[-1].arrival:.4g} s; {about[0]} on {about[1]}, {about[2]}")
     print(f"\n{table(results, args)}")

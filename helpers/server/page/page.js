@@ -64,7 +64,7 @@ function show() {
     const [drafted, accepted] = now.drafts;
     setText($("acceptance"), drafted ? `${accepted} of ${drafted}` : "–");
   }
-  setText($("queue-count"), `${waiting} waiting, room for ${now.max_queue}`);
+  setText($("queue-count"), `${waiting} waiting, of at most ${now.max_queue}`);
   showQueue();
   $("blocks").hidden = !blocks;
   if (blocks) {
