@@ -12,11 +12,11 @@ from typing import Any
 
 DISTRIBUTION, ROOT = "continuous-batching-course", Path(__file__).parents[2]
 LIMITS = {
-    "minimum": "at least {}",
-    "exclusiveMinimum": "above {}",
-    "maximum": "at most {}",
-    "maxLength": "at most {} characters",
-    "maxItems": "at most {}",
+    "minimum": "at least {:.7g}",
+    "exclusiveMinimum": "above {:.7g}",
+    "maximum": "at most {:.7g}",
+    "maxLength": "at most {:.7g} characters",
+    "maxItems": "at most {:.7g}",
 }
 # Nothing on the page runs, and its style comes from this server.
 PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'self'; frame-ancestors 'none'"}
@@ -88,10 +88,8 @@ def _type(schema: dict[str, Any]) -> str:
 
 def _limits(schema: dict[str, Any]) -> str:
     """Return the limits of a JSON schema, such as " (at least 0, at most 2)"; "" if it has none."""
-    limits = [(words, schema[limit]) for limit, words in LIMITS.items() if limit in schema]
-    # The schema has 1.0 where a number may be 1.
-    described = ", ".join(words.format(int(value) if value == int(value) else value) for words, value in limits)
-    return f" ({described})" if described else ""
+    limits = ", ".join(words.format(schema[limit]) for limit, words in LIMITS.items() if limit in schema)
+    return f" ({limits})" if limits else ""
 
 
 def _text(text: str) -> str:
