@@ -161,6 +161,14 @@ def test_the_front_has_the_addresses_limits_and_errors_of_the_single_server(clus
     assert httpx.get(f"{cluster.url}/health").status_code == 200
 
 
+def test_no_process_listens_to_other_machines(cluster):
+    """Ray runs the program of each client that reaches it."""
+    front = psutil.Process(cluster.process.pid)
+    connections = [each for process in (front, *front.children(recursive=True)) for each in process.net_connections()]
+    listening = [each.laddr.ip.removeprefix("::ffff:") for each in connections if each.status == psutil.CONN_LISTEN]
+    assert len(listening) > 4 and set(listening) == {"127.0.0.1"}
+
+
 def test_a_model_that_cannot_be_loaded_is_refused_with_the_reason_and_leaves_no_process():
     command = [sys.executable, "-m", "helpers.cluster", "--port", "0", "--replicas", "1", "--model", "./no-such-folder"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)

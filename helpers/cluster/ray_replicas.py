@@ -244,7 +244,14 @@ def _init_ray(init: Callable[[], object], attempts: int) -> None:
 
 
 def _start_ray(**options) -> None:
-    """Start Ray without its autoscaler and its log monitor: two processes less that compete for the 15 seconds."""
+    """Start Ray on this machine, reachable from it alone.
+
+    Ray replaces the address 127.0.0.1 by one that other machines reach, unless it may not form clusters; its variable
+    for that is named after the systems where this is the default. It starts without its autoscaler and its log monitor:
+    two processes less that compete for the 15 seconds.
+    """
+    os.environ[ray._private.ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for Ray's processes
+    ray._private.ray_constants.ENABLE_RAY_CLUSTER = False  # for this one
     module = ray._private.parameter
     complete = module.RayParams
     module.RayParams = partial(complete, no_monitor=True, include_log_monitor=False)  # `ray.init` has no such options
