@@ -99,6 +99,14 @@ class User(threading.Thread):
         self.join(60)
 
 
+def wait_patiently(condition, message: str, patience: float = 120.0) -> None:
+    """Wait, and ask seldom: the processes that start need the cores."""
+    end = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < end, message
+        time.sleep(0.2)
+
+
 def wait_for_two(front, other_than: str | None = None) -> None:
     wait_until(lambda: len(found := replicas(front)) == 2 and other_than not in found, "the replica was not replaced")
 
@@ -128,10 +136,11 @@ def test_a_rolling_restart_replaces_all_replicas_and_fails_no_stream(cluster, ex
     users = [User(cluster, name) for name in ("greedy", "seeded")]
     wait_until(lambda: all(len(one.readers) > 1 for one in users), "no stream has ended")
     assert httpx.post(f"{cluster.url}/replicas/restart", json={}).json() == {"replaced": list(old)}
-    end = time.monotonic() + 400
-    while len(found := replicas(cluster)) < 2 or old.keys() & found.keys():
-        assert time.monotonic() < end, "the restart did not end"
-        time.sleep(0.2)  # the processes that start need the cores
+    wait_patiently(
+        lambda: len(found := replicas(cluster)) == 2 and not old.keys() & found.keys(),
+        "the restart did not end",
+        patience=400,
+    )
     for one in users:
         one.stop()
     for one in [reader for user in users for reader in user.readers]:
@@ -152,6 +161,14 @@ def test_the_front_has_the_addresses_limits_and_errors_of_the_single_server(clus
     assert httpx.get(f"{cluster.url}/health").status_code == 200
 
 
+def test_no_process_listens_to_other_machines(cluster):
+    """Ray runs the program of each client that reaches it."""
+    front = psutil.Process(cluster.process.pid)
+    connections = [each for process in (front, *front.children(recursive=True)) for each in process.net_connections()]
+    listening = [each.laddr.ip.removeprefix("::ffff:") for each in connections if each.status == psutil.CONN_LISTEN]
+    assert len(listening) > 4 and set(listening) == {"127.0.0.1"}
+
+
 def test_a_model_that_cannot_be_loaded_is_refused_with_the_reason_and_leaves_no_process():
     command = [sys.executable, "-m", "helpers.cluster", "--port", "0", "--replicas", "1", "--model", "./no-such-folder"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
@@ -170,6 +187,24 @@ def test_replicas_end_with_a_front_that_is_killed_and_the_next_front_starts_at_o
         response = httpx.post(f"{front.url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 3})
         assert response.json()["usage"]["completion_tokens"] == 3
         assert processes and not psutil.wait_procs(processes, timeout=20)[1]
+
+
+def test_a_burst_starts_a_second_replica_which_answers_requests_and_is_given_back_when_idle(expected):
+    options = ("--replicas", "1..2", "--target", "2", "--autoscale-interval", "0.4", "--pace", "0.01")
+    with launch(*options, module="helpers.cluster") as front:
+        (first,) = replicas(front)
+        users = [User(front, name) for name in ("greedy", "seeded") * 4]
+        wait_patiently(lambda: len(replicas(front)) == 2, "no second replica was started")
+        pids = {name: one["pid"] for name, one in replicas(front).items()}
+        (second,) = pids.keys() - {first}
+        wait_patiently(lambda: replicas(front)[second]["running"], "the second replica gets no requests")
+        for one in users:
+            one.stop()
+        wait_patiently(lambda: len(replicas(front)) == 1, "no replica was given back")
+        wait_patiently(lambda: sum(map(psutil.pid_exists, pids.values())) == 1, "its process was not ended")
+        for one in [reader for user in users for reader in user.readers]:
+            assert one.error is None and one.text == expected[one.name_of_request]
+        assert metric(front, "replicas_lost") == metric(front, "requests_resumed") == 0
 
 
 @pytest.fixture

@@ -1,9 +1,12 @@
-"""The options of the command that starts replicas."""
+"""The options of the command that starts replicas, and what it says if Ray does not start."""
+
+import subprocess
 
 import pytest
 
 pytest.importorskip("ray")
-from helpers.cluster.__main__ import _options
+from helpers.cluster.__main__ import _options, main
+from helpers.cluster.ray_replicas import ATTEMPTS
 
 
 @pytest.mark.parametrize("given, expected", [("1", (1, 1)), ("3", (3, 3)), ("1..4", (1, 4)), ("2..2", (2, 2))])
@@ -29,3 +32,24 @@ def test_an_option_outside_its_range_is_refused_with_the_reason(arguments, reaso
     with pytest.raises(SystemExit):
         _options(arguments)
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments, attempts", [((), ATTEMPTS), (("--ray-address", "127.0.0.1:6379"), 1)])
+def test_if_ray_does_not_start_it_is_started_again_and_at_last_the_command_says_so(
+    arguments, attempts, monkeypatch, caplog
+):
+    tried = []
+
+    def init(address, **options):
+        assert all(process.wait(20) for _, process in tried)  # those of an attempt that failed were killed
+        tried.append((address, subprocess.Popen(["sleep", "60"])))
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("PYTHONPATH", "")
+    with pytest.raises(SystemExit, match=r"^helpers\.cluster: Ray is not available: The current node timed out"):
+        main(["--port", "0", *arguments])
+    tried[-1][1].kill()
+    assert [address for address, _ in tried] == [arguments[1] if arguments else "local"] * attempts
+    assert caplog.text.count("Ray did not start, and is started again") == attempts - 1

@@ -35,7 +35,7 @@ from ..server.__main__ import DTYPES, app_options, engine_config, make_parser, p
 from . import vllm_replica
 from .app import make_cluster_app
 from .autoscaling import QueueLengthAutoscaler
-from .ray_replicas import RayReplica, RayReplicas, ReplicaSettings
+from .ray_replicas import RayNotStarted, RayReplica, RayReplicas, ReplicaSettings
 from .replica_client import ReplicaClient, ReplicatedEngine
 from .routing import ROUTERS
 
@@ -69,7 +69,10 @@ def _make_app(started: list[RayReplicas], options: argparse.Namespace) -> FastAP
     )
     least, most = options.replicas
     print("Starting Ray.", file=sys.stderr, flush=True)
-    source = RayReplicas(settings, most, options.ray_address)
+    try:
+        source = RayReplicas(settings, most, options.ray_address)
+    except RayNotStarted as error:
+        sys.exit(f"{options.program}: {error}")
     started.append(source)
     print(f"Starting {least} replicas." if least > 1 else "Starting a replica.", file=sys.stderr, flush=True)
     replicas = asyncio.run(source.start_replicas(least, _report_ready))

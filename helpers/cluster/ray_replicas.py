@@ -1,32 +1,39 @@
 """Replicas as Ray actors: Ray starts the processes, on this machine or on others, and notices when one has ended.
 
 An actor is a remote object: each method call is a message. Calls to an asynchronous actor may arrive out of order, so a
-replica remembers an abort that comes before its request. The front end makes one call per report, so the cost per token
-falls as the batch grows. Ray Serve's streaming responses would take one message per token of each request. The choice
-of a replica, resuming, and backpressure are the course's own code and need no Ray.
+replica remembers an abort that comes before its request. Requests come through such calls, and reports leave over a
+connection of their own (report_stream.py). There is one message per report, so the cost per token falls as the batch
+grows. Ray Serve's streaming responses would take one message per token of each request. The choice of a replica,
+resuming, and backpressure are the course's own code and need no Ray.
 """
 
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 
 from ..engine import EngineConfig, EngineCore
 from ..server.worker_thread import WorkerThread
 from . import vllm_replica
-from .replica import Replica, ReplicaInfo, ReplicaLost, Report
+from .replica import Replica, ReplicaInfo, Report
+from .report_stream import ReportAddress, ReportReader, send_reports
 from .vllm_replica import VLLMEngine
 
+ATTEMPTS = 4  # to start Ray; each takes up to half a minute
 OBJECT_STORE = 80 * 2**20  # bytes, about Ray's minimum: reports are small and do not use it
 ROOT = Path(__file__).parents[2]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,11 +96,12 @@ class ReplicaActor:
         except ValueError as error:  # raised by `start`: from here, only the text of a traceback would arrive
             self._refusal = error
 
-    async def start(self) -> ReplicaInfo:
+    async def start(self) -> tuple[ReplicaInfo, ReportAddress]:
         if self._refusal is not None:
             raise self._refusal
         self._replica.start()
-        return replace(self._replica.info, node_id=ray.get_runtime_context().get_node_id())
+        info = replace(self._replica.info, node_id=ray.get_runtime_context().get_node_id())
+        return info, await send_reports(self._replica, ray.util.get_node_ip_address())
 
     async def add(self, *request) -> None:
         self._replica.add(*request)
@@ -104,15 +112,12 @@ class ReplicaActor:
     async def set_pace(self, seconds: float) -> None:
         self._replica.pace = seconds
 
-    async def report(self) -> Report:
-        return await self._replica.report()
-
 
 class RayReplica:
     """The handle of an actor; a `ReplicaHandle`."""
 
-    def __init__(self, name: str, actor: Any, info: ReplicaInfo):
-        self.name, self.info, self._actor = name, info, actor
+    def __init__(self, name: str, actor: Any, info: ReplicaInfo, reports: ReportAddress):
+        self.name, self.info, self._actor, self._reports = name, info, actor, ReportReader(reports)
 
     def add(self, *request) -> None:
         self._actor.add.remote(*request)
@@ -124,17 +129,19 @@ class RayReplica:
         self._actor.set_pace.remote(seconds)
 
     async def report(self) -> Report:
-        try:
-            return await self._actor.report.remote()
-        except ray.exceptions.RayError as error:
-            raise ReplicaLost(str(error).partition("\n")[0]) from error
+        return await self._reports.next()
 
     def kill(self) -> None:
+        self._reports.close()
         with contextlib.suppress(Exception):  # it has ended, or Ray has
             ray.kill(self._actor)
         if self.info.node == os.uname().nodename:  # a stopped process answers nothing, not even Ray
             with contextlib.suppress(OSError):
                 os.kill(self.info.pid, signal.SIGKILL)
+
+
+class RayNotStarted(Exception):
+    """Ray did not start, or its cluster cannot be reached."""
 
 
 class RayReplicas:
@@ -144,6 +151,9 @@ class RayReplicas:
         settings: what every replica runs.
         num_replicas: the most replicas that there may be.
         address: of a Ray cluster to join; None starts Ray on this machine, reachable from it alone.
+
+    Raises:
+        RayNotStarted: Ray did not start in several attempts, or the cluster cannot be reached.
     """
 
     def __init__(self, settings: ReplicaSettings, num_replicas: int, address: str | None = None):
@@ -159,8 +169,11 @@ class RayReplicas:
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
         }  # fmt: skip
-        # Without "local", Ray would join a cluster that it finds in the environment or on this machine.
-        ray.init(address=address or "local", log_to_driver=False, logging_level="error", **own)
+        options = {"log_to_driver": False, "logging_level": "error"} | own
+        if address:
+            _init_ray(partial(ray.init, address, **options), attempts=1)
+        else:
+            _init_ray(partial(_start_ray, **options), ATTEMPTS)
         self._actor_cls = ray.remote(ReplicaActor)
 
     async def start_replica(self) -> RayReplica:
@@ -175,7 +188,7 @@ class RayReplicas:
         options |= {"num_gpus": self._settings.num_gpus, "runtime_env": self._settings.runtime_env}
         actor = self._actor_cls.options(**options).remote(self._settings)
         try:
-            return RayReplica(name, actor, await actor.start.remote())
+            return RayReplica(name, actor, *await actor.start.remote())
         except BaseException as error:  # also a cancellation: the replica is no longer needed
             with contextlib.suppress(Exception):
                 ray.kill(actor)
@@ -204,3 +217,46 @@ class RayReplicas:
     def shutdown(self) -> None:
         """End all replicas, and Ray if it was started here."""
         ray.shutdown()
+
+
+def _init_ray(init: Callable[[], object], attempts: int) -> None:
+    """Start Ray or join a cluster.
+
+    The agents of Ray's node are Python processes. They must start within 15 seconds, which no setting of Ray changes.
+    On a busy machine, they may take longer.
+
+    Raises:
+        RayNotStarted: all attempts failed.
+    """
+    older = psutil.Process().children(recursive=True)
+    for attempts_left in reversed(range(attempts)):
+        try:
+            init()
+            return
+        except Exception as error:  # of many types
+            if not attempts_left:
+                raise RayNotStarted(f"Ray is not available: {error}") from error
+            logger.warning("Ray did not start, and is started again: %s", error)
+            # The rest of Ray's processes would go on and delay the next attempt.
+            for process in set(psutil.Process().children(recursive=True)) - set(older):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+def _start_ray(**options) -> None:
+    """Start Ray on this machine, reachable from it alone.
+
+    Ray replaces the address 127.0.0.1 by one that other machines reach, unless it may not form clusters; its variable
+    for that is named after the systems where this is the default. It starts without its autoscaler and its log monitor:
+    two processes less that compete for the 15 seconds.
+    """
+    os.environ[ray._private.ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for Ray's processes
+    ray._private.ray_constants.ENABLE_RAY_CLUSTER = False  # for this one
+    module = ray._private.parameter
+    complete = module.RayParams
+    module.RayParams = partial(complete, no_monitor=True, include_log_monitor=False)  # `ray.init` has no such options
+    try:
+        # Without "local", Ray would join a cluster that it finds in the environment or on this machine.
+        ray.init("local", **options)
+    finally:
+        module.RayParams = complete

@@ -1,8 +1,8 @@
-"""A replica: an engine on a thread of its own process, and the reports that it gives when it is asked.
+"""A replica: an engine on a thread of its own process, and its reports.
 
-A report holds everything since the last one, from as many iterations as there were. So the front end asks once per
-report and not once per token. A replica without news still reports after half a second, which is its heartbeat. A
-report also says for how long the current iteration has run, since a replica whose engine hangs can still respond.
+A report holds everything since the last one, from as many iterations as there were. So the front end reads one message
+per report and not one per token. A replica without news still reports after half a second, which is its heartbeat. A
+report also says for how long the current iteration has run, since a replica whose engine hangs can still report.
 """
 
 import asyncio
@@ -169,7 +169,8 @@ class Replica(EngineThread):
     async def report(self) -> Report:
         """Return what is new, at the latest after `HEARTBEAT` seconds."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_new.wait(), HEARTBEAT)
+            async with asyncio.timeout(HEARTBEAT):
+                await self._is_new.wait()
         self._is_new.clear()
         report, self._report = self._report, Report(snapshot=replace(self._report.snapshot, passes=()))
         report.cache_events = self._take_cache_events()

@@ -1,6 +1,6 @@
 """The pool of replicas: it starts, follows, drains and replaces them, so that as many are ready as are wanted.
 
-Each replica has a task that asks it for reports. A replica is lost if it ends, if it does not report for `timeout`
+Each replica has a task that reads its reports. A replica is lost if it ends, if it does not report for `timeout`
 seconds, or if one of its iterations takes longer than that. It is then killed. Which replica is started or drained next
 is decided by the rules in lifecycle.py, whenever the state of a replica changes.
 """

@@ -31,11 +31,7 @@ static void multiply(const Word* x, const Word* w, const Number* bias, Number* y
     }
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++) {
-    float sum[COLUMNS];
-    memcpy(sum, sums[r], sizeof sum);
-    for (int c = 0; c < columns; c++) store(y + r * out + c, sum[c] + (bias ? to_float(bias[c]) : 0));
-  }
+  for (int r = 0; r < R; r++) store_sums<VECTORS>(sums[r], bias, y + r * out, columns);
 }
 
 // Call the `multiply` that is compiled for this number of rows, or the one for R rows if there are more.

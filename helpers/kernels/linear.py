@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
+from . import huge_pages
 from .compiled import function, library
 
 ARGUMENTS = (c_void_p,) * 4 + (c_long,) * 3 + (c_int,)
@@ -25,12 +26,12 @@ class PackedWeight(NamedTuple):
 
 
 def pack(weight: torch.Tensor) -> PackedWeight:
-    """Copy a weight [out, in] (with any strides) into the order in which `linear` reads it."""
+    """Copy a weight [out, in] (with any strides) into huge pages, in the order in which `linear` reads it."""
     columns, per_word = library().panel_columns(), INPUTS_PER_WORD[weight.dtype]
     outputs, inputs = weight.shape
     padded = pad(weight.detach(), (0, -inputs % per_word, 0, -outputs % columns))
-    panels = padded.view(-1, columns, padded.shape[1] // per_word, per_word).transpose(1, 2).contiguous()
-    return PackedWeight(panels.squeeze(-1), inputs, outputs)
+    panels = padded.view(-1, columns, padded.shape[1] // per_word, per_word).transpose(1, 2).squeeze(-1)
+    return PackedWeight(huge_pages.empty(panels.shape, weight.dtype).copy_(panels), inputs, outputs)
 
 
 def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:

@@ -107,11 +107,7 @@ static void multiply(const Word* x, const uint32_t* w, const Scale* scales, cons
     }
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++) {
-    float total[VECTORS * LANES];
-    memcpy(total, totals[r], sizeof total);
-    for (int c = 0; c < columns; c++) store(y + r * sizes.out + c, total[c] + (bias ? to_float(bias[c]) : 0));
-  }
+  for (int r = 0; r < R; r++) store_sums<VECTORS>(totals[r], bias, y + r * sizes.out, columns);
 }
 
 // Multiply as many rows as the largest compiled `multiply` that is not too large, and return how many. Only powers of two

@@ -56,6 +56,18 @@ static inline Floats add_products(Floats sums, Words w, Words x) {
 static inline Floats add_products(Floats sums, Floats w, float x) { return sums + w * x; }
 static inline Floats add_products(Floats sums, Words w, uint32_t x) { return add_products(sums, w, Words{} + x); }
 
+// Add the bias (if not null) to the sums of VECTORS * LANES outputs, and write the first `count` of them to y.
+template <int VECTORS, typename Number>
+static inline void store_sums(const Floats* sums, const Number* bias, Number* y, long count) {
+  Number some[VECTORS * LANES] = {}, numbers[VECTORS * LANES];
+  bool whole = count >= VECTORS * LANES;
+  if (bias && !whole) memcpy(some, bias, count * sizeof *bias);
+  const Number* b = bias && whole ? bias : some;
+#pragma GCC unroll 2
+  for (int v = 0; v < VECTORS; v++) store((whole ? y : numbers) + v * LANES, sums[v] + load(b + v * LANES));
+  if (!whole) memcpy(y, numbers, count * sizeof *y);
+}
+
 static inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
 typedef float Four __attribute__((vector_size(16)));
