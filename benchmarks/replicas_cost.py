@@ -30,8 +30,8 @@ ROWS, PROMPT_TOKENS, OUTPUT_TOKENS = 64, 32, 64
 USERS = {1: 40, 64: 256}  # how many requests they send
 ARRANGEMENTS = {
     "single server": ("helpers.server", 1, ()),
-    "front, 1 replica": ("helpers.cluster", 1, ("--replicas", "1")),
-    "front, 2 replicas": ("helpers.cluster", 2, ("--replicas", "2")),
+    "front end, 1 replica": ("helpers.cluster", 1, ("--replicas", "1")),
+    "front end, 2 replicas": ("helpers.cluster", 2, ("--replicas", "2")),
 }
 
 

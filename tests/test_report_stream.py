@@ -20,7 +20,7 @@ async def sending():
     """Run a replica that sends its reports."""
     one = LocalReplica("r0", shut=False)
     try:
-        one.address = await send_reports(one.replica, LOCALHOST)
+        one.address = await send_reports(one.replica.report, LOCALHOST)
         yield one
     finally:
         one.kill()

@@ -6,9 +6,10 @@
     python -m helpers.cluster --ray-address auto         replicas on the machines of a running Ray cluster
     python -m helpers.cluster --engine vllm              replicas that run vLLM
 
-All options of `python -m helpers.server` apply; rows, budgets and blocks are those of each replica. The page at / shows
-all replicas together, /replicas lists them, and /metrics has the figures of each. If a replica is lost, its requests
-continue on another one. POST /replicas/restart replaces all replicas, one after another.
+All options of `python -m helpers.server` apply; rows, budgets and blocks are those of each replica, and --max-queue
+is for all of them together. The page at / shows all replicas together, /replicas lists them, and /metrics has the
+figures of each. If a replica is lost, its requests continue on another one. POST /replicas/restart replaces all
+replicas, one after another.
 """
 
 import argparse

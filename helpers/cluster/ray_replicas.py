@@ -101,7 +101,7 @@ class ReplicaActor:
             raise self._refusal
         self._replica.start()
         info = replace(self._replica.info, node_id=ray.get_runtime_context().get_node_id())
-        return info, await send_reports(self._replica, ray.util.get_node_ip_address())
+        return info, await send_reports(self._replica.report, ray.util.get_node_ip_address())
 
     async def add(self, *request) -> None:
         self._replica.add(*request)

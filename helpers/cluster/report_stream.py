@@ -15,9 +15,10 @@ import hmac
 import pickle
 import secrets
 import struct
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from .replica import Replica, ReplicaLost, Report
+from .replica import ReplicaLost, Report
 
 LENGTH = struct.Struct("!Q")  # before each report, its number of bytes
 LIMIT = 2**20  # bytes that are read ahead
@@ -32,8 +33,8 @@ class ReportAddress:
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
 
-async def send_reports(replica: Replica, host: str) -> ReportAddress:
-    """Listen at one of this machine's addresses, and send the replica's reports to the front end."""
+async def send_reports(next_report: Callable[[], Awaitable[Report]], host: str) -> ReportAddress:
+    """Listen at one of this machine's addresses, and send a replica's reports to the front end."""
 
     async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
@@ -42,7 +43,7 @@ async def send_reports(replica: Replica, host: str) -> ReportAddress:
             server.close()
             writer.transport.set_write_buffer_limits(high=0)  # `drain` returns once all bytes have left
             while True:
-                report = pickle.dumps(await replica.report())
+                report = pickle.dumps(await next_report())
                 writer.write(LENGTH.pack(len(report)) + report)
                 await writer.drain()
 
