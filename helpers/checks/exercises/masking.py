@@ -8,8 +8,8 @@ from .lesson_8 import shares
 # --- allowed_tokens -------------------------------------------------------------------------------------------------
 
 allowed_tokens = Exercise(
-    "allowed_tokens(text, choices, vocabulary)",
-    "a token is allowed if the text can still become a choice, and EOS if it is one",
+    "allowed_tokens(text, choices, vocabulary, tokens_left)",
+    "a token is allowed if the text can still become a choice with the tokens that are left, and EOS if it is one",
 )
 
 
@@ -18,18 +18,29 @@ def _(random):
     words = ["<eos>", "y", "yes", "no", "n", "o", "es", "e", "s", "none", "ye", "ne"]
     cars = ["<eos>", "c", "ca", "car", "art", "ar", "t", "r", "ts", "carts", "a", "dog"]
     mixed = [cars[0], *random.sample(cars[1:], 11)]
-    for text, choices, vocabulary in [
-        ("", ["yes", "no"], words),
-        ("y", ["yes", "no"], words),
-        ("yes", ["yes", "no"], words),
-        ("n", ["no", "none"], words),
-        ("no", ["no", "none"], words),
-        ("car", ["cart", "car"], cars),
-        ("ca", ["dog", "cart", "car"], cars),
-        ("c", ["art", "cart", "car"], cars),
-        ("car", ["carts", "car", "cat"], mixed),
+    animals = ["<eos>", "u", "un", "uni", "unicor", "corn", "co", "rn", "n", "owl", "ow", "l", "icorn", "i"]
+    adverbs = ["<eos>", "to", "t", "o", "get", "her", "gethe", "toge", "ther"]
+    for text, choices, vocabulary, left in [
+        ("", ["yes", "no"], words, 9),
+        ("y", ["yes", "no"], words, 9),
+        ("yes", ["yes", "no"], words, 9),
+        ("n", ["no", "none"], words, 9),
+        ("no", ["no", "none"], words, 9),
+        ("car", ["cart", "car"], cars, 9),
+        ("ca", ["dog", "cart", "car"], cars, 9),
+        ("c", ["art", "cart", "car"], cars, 9),
+        ("car", ["carts", "car", "cat"], mixed, 9),
+        ("", ["unicorn", "owl"], animals, 1),
+        ("", ["unicorn", "owl"], animals, 2),
+        ("", ["unicorn", "owl"], animals, 3),
+        ("", ["together"], adverbs, 2),
+        ("", ["together"], adverbs, 3),
+        ("", ["together"], adverbs, 4),
+        ("no", ["no", "none"], words, 1),
+        ("", ["carts", "car", "cat"], mixed, random.choice([1, 2])),
     ]:
-        yield (text, choices, vocabulary), f"text {text!r}, choices {choices}, vocabulary {vocabulary}"
+        given = f"text {text!r}, choices {choices}, vocabulary {vocabulary}, {left} tokens left"
+        yield (text, choices, vocabulary, left), given
 
 
 @allowed_tokens.ignoring
@@ -37,14 +48,44 @@ def any_order(result, arguments):
     return sorted(result) if isinstance(result, list) else result
 
 
+def fewest(rest, pieces):
+    """Return the smallest number of pieces that spell a text; infinity if none do."""
+    needed = [0]  # for the last characters of the text: none, one, two, ...
+    for start in reversed(range(len(rest))):
+        after = [1 + needed[len(rest) - start - len(one)] for one in pieces if rest.startswith(one, start)]
+        needed.append(min(after, default=math.inf))
+    return needed[-1]
+
+
 @allowed_tokens.reference
 def still_beginnings(
-    text, choices, vocabulary, fits=lambda c, t, piece: c.startswith(t + piece), ends=lambda t, c, more: t in c
+    text,
+    choices,
+    vocabulary,
+    tokens_left,
+    fits=lambda c, t, piece: c.startswith(t + piece),
+    ends=lambda t, c, more: t in c,
+    needs=fewest,
+    after=lambda tokens_left: tokens_left - 1,
 ):
-    """List the allowed ids, with replaceable parts: whether a token fits a choice, and whether EOS is allowed."""
-    pieces = list(enumerate(vocabulary))[1:]
-    ids = [place for place, piece in pieces if any(fits(choice, text, piece) for choice in choices)]
+    """List the allowed ids, with replaceable parts: which tokens fit, when EOS does, what a rest needs and may take."""
+
+    def is_allowed(piece):
+        rests = [choice[len(text + piece) :] for choice in choices if fits(choice, text, piece)]
+        return any(needs(rest, vocabulary[1:]) <= after(tokens_left) for rest in rests)
+
+    ids = [token_id for token_id, piece in enumerate(vocabulary) if token_id and is_allowed(piece)]
     return [0] * ends(text, choices, ids) + ids
+
+
+def longest_first(rest, pieces):
+    count = 0
+    while rest:
+        piece = max((one for one in pieces if rest.startswith(one)), key=len, default="")
+        if not piece:
+            return math.inf
+        rest, count = rest[len(piece) :], count + 1
+    return count
 
 
 for _part, _wrongs in {
@@ -70,16 +111,31 @@ for _part, _wrongs in {
             lambda t, c, more: not more,
         "allows EOS as soon as there is a text: it must be a complete choice.": lambda t, c, more: bool(t),
     },
+    "needs": {
+        "ignores `tokens_left`: an output can begin a choice for which too few tokens are left, and is then cut off.":
+            lambda rest, pieces: 0,
+        "counts the characters of the rest instead of its tokens: a token can have several.":
+            lambda rest, pieces: len(rest),
+        "counts one token for the rest of a choice, whatever it is: the vocabulary may have no such token.":
+            lambda rest, pieces: bool(rest),
+        "always takes the longest token of the rest. A shorter one may need fewer tokens, or be the only way.":
+            longest_first,
+    },
+    "after": {
+        "forgets that the token itself is one of those that are left.": lambda tokens_left: tokens_left,
+        "keeps a token for EOS: a complete choice can also end because no token is left.":
+            lambda tokens_left: tokens_left - 2,
+    },
 }.items():  # fmt: skip
     for _message, _of in _wrongs.items():
         allowed_tokens.misconception(_message, lambda *case, part=_part, of=_of: still_beginnings(*case, **{part: of}))
 for _message, _wrong in {
     "allows only EOS after a complete choice: a longer choice could still follow.":
-        lambda text, choices, words: [0] if text in choices else still_beginnings(text, choices, words),
+        lambda text, *case: [0] if text in case[0] else still_beginnings(text, *case),
     "looks only at the first choice: any of them may be meant.":
-        lambda text, choices, words: still_beginnings(text, choices[:1], words),
+        lambda text, choices, *case: still_beginnings(text, choices[:1], *case),
     "returns the tokens' texts: the task asks for their ids.":
-        lambda text, choices, words: [words[place] for place in still_beginnings(text, choices, words)],
+        lambda *case: [case[2][place] for place in still_beginnings(*case)],
     "returns the tokens that are not allowed.":
         lambda *case: sorted(set(range(len(case[2]))) - set(still_beginnings(*case))),
     "returns True and False: the task asks for ids.":
