@@ -119,6 +119,13 @@ def test_a_wrong_answer_gets_the_message_meant_for_it(task, message, function, c
     assert len(out.splitlines()[0]) < 520, "one or two sentences and the case"
 
 
+@pytest.mark.parametrize("task", ["finish_times", "quantize", "smallest_fleet"])
+def test_no_rounding_decides_whether_an_answer_is_right(task):
+    for seed in (42, 201, 540):
+        for function in RIGHT[task].values():
+            assert verdict_on(DECLARED[task], function, seed).passed
+
+
 def test_every_task_has_right_answers_in_two_styles_and_wrong_ones():
     assert [task for task in TASKS if not RIGHT[task]] == []
     assert set(WRONG) | {name for name, one in DECLARED.items() if one.misconceptions} == set(TASKS)

@@ -105,7 +105,7 @@ HALVES = {  # tasks that are worth half of the points
     SEVEN: ["read_events", "BoundedQueue"],
     EIGHT: ["top_p", "allowed_tokens"],
     NINE: ["propose", "verify"],
-    TEN: ["quantize", "multiply"],
+    TEN: ["quantize", "unpack"],
     ELEVEN: ["resume", "route"],
     TWELVE: ["finish_times", "missing_count"],
 }

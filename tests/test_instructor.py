@@ -21,6 +21,12 @@ def texts_of_the_checks():
                 yield node.value
 
 
+def assignment(path):
+    """Return the name of an assignment on the page: lesson 4, codelab 4, memo 7."""
+    kind = next((kind for kind in ("codelab", "memo") if kind in path.stem), "lesson")
+    return f"{kind} {path.stem.partition('_')[0]}"
+
+
 def test_every_message_that_the_page_quotes_is_a_check_s():
     quotes = re.findall(r'\| `(\w+)` \| "(.+)" \|', PAGE)
     assert len(quotes) > 12 and {task for task, _ in quotes} <= set(EXERCISES)
@@ -32,10 +38,8 @@ def test_the_points_are_those_of_the_exercises():
     told = dict(re.findall(r"^\| (lesson \d+|codelab \d+|memo \d+) \| (\d+) \|", PAGE, re.MULTILINE))
     points = {}
     for path in NOTEBOOKS:
-        kind = next((kind for kind in ("codelab", "memo") if kind in path.stem), "lesson")
-        name = f"{kind} {path.stem.partition('_')[0]}"
         cells = nbformat.read(path, as_version=4).cells
-        points[name] = str(sum(cell.metadata.get("nbgrader", {}).get("points", 0) for cell in cells))
+        points[assignment(path)] = str(sum(cell.metadata.get("nbgrader", {}).get("points", 0) for cell in cells))
     assert told == points
 
 
@@ -56,6 +60,16 @@ def test_the_minutes_to_read_are_those_of_the_lessons():
     for path, minutes in lessons:
         first = nbformat.read(ROOT / path, as_version=4).cells[0].source
         assert f"**Time:** about {minutes} minutes to read" in first
+
+
+def test_the_minutes_of_the_exercises_are_those_that_they_state():
+    lessons = re.findall(r"^\| \[(\d+)\]\(.*\| \d+ \+ (\d+) \|$", PAGE, re.MULTILINE)
+    others = re.findall(r"^\| \[(codelab \d+|memo \d+)\]\(.*\| (\d+) \|$", PAGE, re.MULTILINE)
+    told = dict([(f"lesson {number}", minutes) for number, minutes in lessons] + others)
+    first = {path: nbformat.read(path, as_version=4).cells[0].source for path in NOTEBOOKS}
+    assert told == {
+        assignment(path): re.search(r"\*\*Time:\*\* about (\d+) minutes\.", first[path])[1] for path in NOTEBOOKS
+    }
 
 
 def test_its_commands_and_links_exist():

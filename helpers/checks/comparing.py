@@ -15,6 +15,7 @@ from transformers import Cache
 
 from ..engine import Sequence as EngineSequence
 
+NO_RETURN = " (is a `return` missing?)"
 RELATIVE, ABSOLUTE = 1e-5, 1e-7  # float32 has 24 bits of precision, and a few rounding errors add up
 
 
@@ -124,7 +125,7 @@ class _Comparison:
 
     def _differs(self, got, right, what: str, path: tuple, grids: Grids | None = None) -> Difference:
         if type(got) is type(right) or isinstance(got, str | int | float | list | tuple | None):
-            shown = "None (is a `return` missing?)" if got is None and what == "the result" else _short(got)
+            shown = kind(got) if got is None and what == "the result" else _short(got)
         else:
             shown = kind(got)
         return Difference(path, f"{what} should be {_short(right)}, but is {shown}", grids, what)
@@ -311,7 +312,7 @@ def first_line(text: str, limit: int = 160) -> str:
 def kind(value) -> str:
     """Return what a value is, in words: "a list", "a tensor of int64 with shape [2, 3]"."""
     if value is None:
-        return "None (is a `return` missing?)"
+        return f"None{NO_RETURN}"
     if isinstance(value, torch.Tensor):
         return f"a tensor of {name_of(value.dtype)} with shape {list(value.shape)}"
     name = type(value).__name__

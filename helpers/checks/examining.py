@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .calling import Outcome, Question
-from .comparing import Difference, Grids, difference, first_line
+from .comparing import NO_RETURN, Difference, Grids, difference, first_line
 from .exercise import Exercise, JudgedExercise, Passed, Wrong
 
 
@@ -44,7 +44,8 @@ def examine(exercise: Exercise | JudgedExercise, ask: Callable[[Question], Outco
             return Verdict(False, outcome.failure.message)
         asked.append((question, outcome, right))
     try:
-        trials = [_Trial(exercise, *each) for each in asked]
+        none_is_a_result = any(right.result is None for _, _, right in asked)
+        trials = [_Trial(exercise, *each, none_is_a_result) for each in asked]
         return _explain(exercise, trials, [trial for trial in trials if trial.first]) or Verdict(True, idea)
     except Exception as error:  # raised by methods of the result
         what = f"{type(error).__name__}: {first_line(str(error))}"
@@ -89,9 +90,13 @@ def _judge(exercise: JudgedExercise, ask: Callable[[Question], Outcome], seed: i
 class _Trial:
     """One question, what a student's function did, and what the reference does."""
 
-    def __init__(self, exercise: Exercise, question: Question, outcome: Outcome, right: Outcome):
+    def __init__(
+        self, exercise: Exercise, question: Question, outcome: Outcome, right: Outcome, none_is_a_result: bool
+    ):
         self.exercise, self.question, self.outcome, self.right = exercise, question, outcome, right
         self.first = self._difference(outcome, right)
+        if self.first and none_is_a_result:  # a `return` need not be missing
+            self.first = replace(self.first, message=self.first.message.replace(NO_RETURN, ""))
 
     def verdict(self, message: str) -> Verdict:
         """Return a verdict with the case in words."""

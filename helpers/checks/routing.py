@@ -72,7 +72,7 @@ class Score:
 
     @property
     def words(self) -> str:
-        return f"{self.prompt_tokens:,} prompt tokens with a p95 of TTFT of {self.late:.0f}"
+        return f"{self.prompt_tokens:,} prompt tokens with a p95 of TTFT of {self.late:.1f}"
 
 
 class _Replica:

@@ -38,6 +38,14 @@ ALMOST["quantize"] |= {
 }
 
 
+@right("quantize")
+def by_the_reciprocal(values, bits):
+    low, high = min(0.0, *values), max(0.0, *values)
+    scale = (high - low) / (2**bits - 1)
+    zero = round(-low / scale)
+    return [min(round(value * (1 / scale)) + zero, 2**bits - 1) for value in values], scale, zero
+
+
 @right("multiply")
 def weight_by_weight(x, integers, scales, zeros, group):
     total = 0.0
@@ -115,11 +123,13 @@ ALMOST["to_int8"] |= {
 }
 RIGHT["failing_weights"] |= {
     "one_weight": lambda: [1.0],
+    "the_largest_is_negative": lambda: [0.999, -1.0],
     "the_largest_is_positive": lambda: (0.5, -0.999, 1.0),
 }
 WRONG["failing_weights"] |= {
     "returns weights for which": lambda: [0.5, -1.0],
     "should return a list of weights": lambda: 1.0,
+    "should return at least one weight, but returned none": lambda: [],
     "not finite numbers": lambda: [1.0, float("inf")],
     "returns zeros only": lambda: [0.0, 0.0],
 }

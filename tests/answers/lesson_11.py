@@ -149,7 +149,7 @@ def by_outstanding_tokens_alone(length, replicas):
 
 
 WRONG["route"] |= {
-    "lets requests wait: the p95 of TTFT is 41 iterations on 'popular'": most_cached,
+    "lets requests wait: the p95 of TTFT is 41.0 iterations on 'popular'": most_cached,
     "computes 11,469 prompt tokens on 'even'": least_loaded,
     "prompt tokens on 'long'. The least loaded replica for each request": by_outstanding_tokens_alone,
     "should return the index of a replica, an int, but returned a KnownReplica": lambda length, replicas: replicas[0],

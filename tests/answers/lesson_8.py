@@ -64,31 +64,35 @@ ALMOST["draw"] |= {"should be an int, but is a list": lambda token, *_: [token]}
 
 
 @right("allowed_tokens")
-def token_by_token(text, choices, vocabulary):
-    allowed = []
-    for token, piece in enumerate(vocabulary):
-        longer = text + piece
-        if token > 0 and any(choice[: len(longer)] == longer for choice in choices):
-            allowed.append(token)
+def by_trying_all_ways(text, choices, vocabulary, tokens_left):
+    def can_become_a_choice(longer, left):
+        if longer in choices:
+            return True
+        if left == 0 or not any(choice.startswith(longer) for choice in choices):
+            return False
+        return any(can_become_a_choice(longer + piece, left - 1) for piece in vocabulary[1:])
+
+    allowed = [
+        token for token in range(1, len(vocabulary)) if can_become_a_choice(text + vocabulary[token], tokens_left - 1)
+    ]
     return [*allowed, 0] if text in choices else allowed
 
 
 @right("allowed_tokens")
-def from_what_is_left(text, choices, vocabulary):
-    rests = [choice.removeprefix(text) for choice in choices if choice.startswith(text)]
+def backwards_from_the_ends(text, choices, vocabulary, tokens_left):
+    """Grow the set of texts that can still become a choice, by one token at a time."""
+    good = set(choices)
+    for _ in range(tokens_left - 1):
+        good |= {one.removesuffix(piece) for one in good for piece in vocabulary[1:] if one.endswith(piece)}
     return [
-        token
-        for token, piece in enumerate(vocabulary)
-        if ("" in rests if token == 0 else any(rest.startswith(piece) for rest in rests))
+        token for token, piece in enumerate(vocabulary) if (text in choices if token == 0 else text + piece in good)
     ]
 
 
 WRONG["allowed_tokens"] |= {
-    "stopped with": lambda text, choices, vocabulary: [vocabulary.index(choice[len(text)]) for choice in choices],
+    "stopped with": lambda text, choices, vocabulary, _: [vocabulary.index(choice[len(text)]) for choice in choices],
 }
-ALMOST["allowed_tokens"] |= {
-    "changed its argument: `choices`": lambda ids, text, choices, vocabulary: choices.reverse() or ids
-}
+ALMOST["allowed_tokens"] |= {"changed its argument: `choices`": lambda ids, text, choices, *_: choices.reverse() or ids}
 
 
 @right("masked_softmax")

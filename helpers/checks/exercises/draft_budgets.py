@@ -22,6 +22,8 @@ def _(random):
         (16, 12, [4, 4, 4]),
         (5, 0, [3, 3, 3]),
         (4, 1, [3, 3, 3]),
+        (3, 2, [3, 3, 3]),
+        (6, 7, [2, 1]),
         (8, 0, [7]),
         (11, 0, [1, 4, 1, 4]),
         (random.randint(12, 22), 2, drawn),
@@ -71,6 +73,8 @@ for _part, _wrongs in {
             lambda left, wanted: one_by_one(left, [max(wanted)] * len(wanted)),
         "drafts for all or for none: some draft tokens are better than none.":
             lambda left, wanted: list(wanted) if sum(wanted) <= left else [0] * len(wanted),
+        "gives every request what it wants if the budget is too small for the newest tokens and the prompts: there are "
+        "no drafts then.": lambda left, wanted: list(wanted) if left < 0 else one_by_one(left, wanted),
         "starts with the last request: the first one has the first turn.":
             lambda left, wanted: one_by_one(left, wanted[::-1])[::-1],
     },
@@ -115,11 +119,18 @@ def yielded(a, k):
     return sum(a**before for before in range(k + 1))
 
 
+def computed(rows, k):
+    return rows * (k + 1)
+
+
 @best_k.reference
-def fastest(a, rows, seconds, tokens=yielded, width=lambda r, k: r * (k + 1), first=0, cost=lambda s: s):
-    """Return the best k, with replaceable parts: tokens that a request gets, tokens computed, the first k, the cost."""
-    most = (len(seconds) - 1) // rows - 1
-    return max(range(first, max(most, first) + 1), key=lambda k: (tokens(a, k) / cost(seconds[width(rows, k)]), -k))
+def fastest(a, rows, seconds, tokens=yielded, width=computed, first=0, cost=lambda s: s, bound=computed):
+    """Return the best k, with replaceable parts: the tokens of a request and of a pass, the first k, the cost, the end.
+
+    The end, `bound`, is the number of tokens for which a pass must be in the list.
+    """
+    tried = [k for k in range(first, len(seconds)) if bound(rows, k) < len(seconds)]
+    return max(tried, key=lambda k: (tokens(a, k) / cost(seconds[width(rows, k)]), -k), default=first)
 
 
 for _message, _parts in {
@@ -136,13 +147,8 @@ for _message, _parts in {
     "always drafts: where nothing is accepted or the pass is already expensive, k is 0.": {"first": 1},
     "ignores what a pass costs: more tokens take longer.": {"cost": lambda s: 1},
 }.items():  # fmt: skip
-
-    def _wrong(a, rows, seconds, parts=_parts):
-        if parts.get("first") and 2 * rows >= len(seconds):
-            return 1
-        return fastest(a, rows, seconds, **parts)
-
-    best_k.misconception(_message, _wrong)
+    for _bound in {computed, _parts.get("width", computed)}:
+        best_k.misconception(_message, lambda *case, parts=_parts, bound=_bound: fastest(*case, bound=bound, **parts))
 
 
 @best_k.misconception("prefers the larger k where two are equally fast: the smaller one computes fewer tokens.")

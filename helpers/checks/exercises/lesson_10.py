@@ -26,7 +26,9 @@ def _(random):
         ([12.0, -18.0, 3.3], 8),
         ([-1.0, 1.0], 4),
         ([-1.0, 0.3, 1.0], 8),
-        ([*drawn, -1.2], 4),
+        ([-1.0, 1.0, 3.5], 4),
+        ([-2.0, 2.5, 5.0], 4),
+        ([*drawn, -1.2, 4.05], 4),  # no value is close to the middle between two integers
     ]:
         yield (values, bits), f"values {values}, {bits} bits"
 
@@ -74,11 +76,18 @@ for _message, _parts in {
 }.items():  # fmt: skip
     quantize.misconception(_message, lambda *case, parts=_parts: with_a_zero_point(*case, **parts))
 
+
+@quantize.misconception("shifts before it rounds: the zero point is rounded on its own.")
+def rounded_once(values, bits):
+    _, scale, zero_point = with_a_zero_point(values, bits)
+    return [round((value - min(0.0, *values)) / scale) for value in values], scale, zero_point
+
+
 # --- multiply -------------------------------------------------------------------------------------------------------
 
 multiply = Exercise(
     "multiply(x, integers, scales, zeros, group)",
-    "the zero points leave the product with the sums of the inputs, and the weights never become floats",
+    "the zero points leave the product with the sums of the inputs, so a kernel needs no float weights",
 )
 
 
@@ -130,6 +139,12 @@ for _message, _parts in {
 def zeros_after_scaling(x, integers, scales, zeros, group):
     without = by_group(x, integers, scales, [0] * len(zeros), group)
     return without - sum(zero * sum(x[n * group : (n + 1) * group]) for n, zero in enumerate(zeros))
+
+
+@multiply.misconception("multiplies a zero point by the sum of all inputs: only those of its own group have it.")
+def zeros_times_all_inputs(x, integers, scales, zeros, group):
+    without = by_group(x, integers, scales, [0] * len(zeros), group)
+    return without - sum(scale * zero for scale, zero in zip(scales, zeros, strict=True)) * sum(x)
 
 
 # --- unpack ---------------------------------------------------------------------------------------------------------
@@ -235,8 +250,10 @@ for _message, _parts in {
     "counts one scale per output: each of its groups has one.": {"scales": lambda number, group, outputs: 2 * outputs},
     "counts a byte per integer: two integers of 4 bits share one.": {"ints": lambda number, bits: number},
     "counts the integers in bits: a byte has 8.": {"ints": lambda number, bits: number * bits},
+    "counts the scales in bits: 16 bits are 2 bytes.": {"scales": lambda number, group, outputs: number // group * 16},
 }.items():  # fmt: skip
     peak_bytes.misconception(_message, lambda *case, parts=_parts: packed_and_a_slab(*case, **parts))
+peak_bytes.misconception("returns bits: a byte has 8 of them.", lambda *case: 8 * packed_and_a_slab(*case))
 
 # --- failing_weights and to_int8 ------------------------------------------------------------------------------------
 
@@ -282,24 +299,33 @@ for _message, _parts in {
     "still contains the bug: 128 wraps around to -128, so the largest weight changes its sign.":
         {"scale": by_128, "limit": wrap},
     "returns 128, which 8 bits cannot hold: a cast would make -128 of it.": {"scale": by_128},
-    "cuts 128 to 127 and keeps the scale: the largest weight then moves by a whole step. Choose a scale for which it "
-    "is 127.": {"scale": by_128, "limit": lambda integer: min(127, integer)},
     "divides by 127.5: the largest weight becomes 127.5, and that rounds to 128.":
         {"scale": lambda weights: max(map(abs, weights)) / 127.5, "limit": wrap},
-    "takes the largest weight with its sign: a negative weight may be larger in size.":
-        {"scale": lambda weights: max(weights) / 127, "limit": wrap},
     "takes the scale from the mean: larger weights need integers beyond 127.":
         {"scale": lambda weights: sum(map(abs, weights)) / len(weights) / 127, "limit": wrap},
     "cuts off the fraction: the nearest integer has a smaller error.": {"to_int": int},
 }.items():  # fmt: skip
     to_int8.misconception(_message, lambda *case, parts=_parts: up_to_127(*case, **parts))
+for _lowest in (-128, -127):
+    to_int8.misconception(
+        "cuts 128 to 127 and keeps the scale: the largest weight then moves by a whole step. Choose a scale for which "
+        "it is 127.",
+        lambda weights, lowest=_lowest: up_to_127(weights, by_128, limit=lambda one: max(lowest, min(127, one))),
+    )
+for _limit in (wrap, lambda one: one, lambda one: max(-127, min(127, one)), lambda one: max(-128, min(127, one))):
+    to_int8.misconception(
+        "takes the largest weight with its sign: a negative weight may be larger in size.",
+        lambda weights, limit=_limit: up_to_127(weights, lambda weights: max(weights) / 127, limit=limit),
+    )
 
 
 def exposes_the_bug(failing_weights, seed: int) -> str | Passed:
     """Judge weights: possible ones, for which the planted bug moves one by more than half a step."""
     weights = failing_weights()
-    if not isinstance(weights, list | tuple) or not weights:
+    if not isinstance(weights, list | tuple):
         raise Wrong(f"should return a list of weights, but returned {kind(weights)}.")
+    if not weights:
+        raise Wrong("should return at least one weight, but returned none.")
     if not all(type(weight) in (int, float) and abs(weight) < 1e30 for weight in weights):
         raise Wrong("returns weights that are not finite numbers.")
     if not any(abs(weight) > 1e-30 for weight in weights):
@@ -313,5 +339,5 @@ def exposes_the_bug(failing_weights, seed: int) -> str | Passed:
 
 
 failing_weights = JudgedExercise(
-    "failing_weights()", "the bug shows where the weight of the largest size is positive", exposes_the_bug
+    "failing_weights()", "the bug shows where a positive weight becomes 128, which 8 bits cannot hold", exposes_the_bug
 )

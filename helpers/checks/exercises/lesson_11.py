@@ -60,8 +60,6 @@ def leading_blocks(
 
 
 for _message, _parts in {
-    "ignores that blocks are evicted: a report with False takes a block away.":
-        {"known": lambda reports: {report[:2] for report in reports}},
     "drops a block for good once it has been evicted: it can be cached again, so its last report counts.":
         {"known": lambda reports: {one[:2] for one in reports} - {one[:2] for one in reports if not one[2]}},
     "counts blocks after a missing one. Keys and values depend on everything before them, and the prompt is computed "
@@ -76,6 +74,13 @@ for _message, _parts in {
         {"measure": lambda present: len(present) - until_the_first_missing(present)},
 }.items():  # fmt: skip
     cached_on.misconception(_message, lambda *case, parts=_parts: leading_blocks(*case, **parts))
+for _counts in (lambda report: report[2], lambda report: True):
+    cached_on.misconception(
+        "ignores that blocks are evicted: a report with False takes a block away.",
+        lambda *case, counts=_counts: leading_blocks(
+            *case, known=lambda reports: {r[:2] for r in reports if counts(r)}
+        ),
+    )
 
 # --- resume ---------------------------------------------------------------------------------------------------------
 
@@ -275,13 +280,13 @@ def prefill_again(
     shared,
     size,
     text=lambda prompt, output: prompt + output,
-    most=lambda tokens: tokens - 1,
+    most=lambda tokens, prompt: tokens - 1,
     whole=lambda tokens, size: tokens // size * size,
     times=lambda place: 1,
 ):
     """Count tokens, with replaceable parts: the text, what can be cached of it, full blocks, and for which requests."""
     return sum(
-        text(prompt, output) - times(place) * whole(min(shared, most(text(prompt, output))), size)
+        text(prompt, output) - times(place) * whole(min(shared, most(text(prompt, output), prompt)), size)
         for place, (prompt, output) in enumerate(requests)
     )
 
@@ -298,13 +303,18 @@ for _message, _parts in {
     "counts a block as cached although only a part of it is shared.":
         {"whole": lambda tokens, size: -(-tokens // size) * size},
     "computes nothing for a text that is cached as a whole: its last token is computed for the logits of the next one.":
-        {"most": lambda tokens: tokens},
+        {"most": lambda tokens, prompt: tokens},
     "counts the shared blocks for one request only: each request finds them in the cache.":
         {"times": lambda place: place == 0},
     "leaves out the last token of each text. It was delivered, but its keys and values are still to be computed.":
         {"text": lambda prompt, output: prompt + output - 1},
 }.items():  # fmt: skip
     recomputed.misconception(_message, lambda *case, parts=_parts: prefill_again(*case, **parts))
+for _last in (0, 1):  # with and without the last token of the prompt
+    recomputed.misconception(
+        "looks for shared blocks in the prompts only: the delivered tokens are part of the texts.",
+        lambda *case, last=_last: prefill_again(*case, most=lambda tokens, prompt: min(prompt - last, tokens - 1)),
+    )
 
 # --- route ----------------------------------------------------------------------------------------------------------
 
@@ -319,7 +329,7 @@ def _judge(route: Callable, seed: int) -> str | Passed:
         stands.append(standing(score, workload, seed))
         if score.late > MOST_LATE:
             return (
-                f"lets requests wait: the p95 of TTFT is {score.late:.0f} iterations on {workload!r}, and at most "
+                f"lets requests wait: the p95 of TTFT is {score.late:.1f} iterations on {workload!r}, and at most "
                 f"{MOST_LATE} are allowed. Does a replica with a long queue still get requests?"
             )
         if score.prompt_tokens > share * known.prompt_tokens:
@@ -328,7 +338,7 @@ def _judge(route: Callable, seed: int) -> str | Passed:
                 f"request computes {known.prompt_tokens:,}, and at most {share:.0%} of that are allowed. Which replica "
                 "has most of the prompt cached, and would the request have to wait there?"
             )
-    return Passed(f"Your function: {'; '.join(stands)}.")
+    return Passed("\n  ".join(["Your function:", *stands]))
 
 
 route = JudgedExercise(

@@ -16,7 +16,7 @@ finish_times = Exercise(
 
 @finish_times.cases
 def _(random):
-    arrivals = sorted(round(random.uniform(0, 12), 2) for _ in range(8))
+    arrivals = sorted(random.randint(0, 96) / 8 for _ in range(8))  # exact: no rounding decides which arrival is due
     drawn = [(arrival, random.randint(1, 4)) for arrival in arrivals]
     for requests, rows, constant, per_row in [
         ([(0.0, 2), (0.5, 1), (10.0, 1)], 2, 1.0, 0.5),
@@ -26,7 +26,7 @@ def _(random):
         ([(0.0, 4), (0.1, 1), (0.2, 1), (0.3, 2)], 2, 1.0, 0.25),
         ([(0.0, 1), (0.0, 3), (0.0, 2)], 8, 1.0, 1.0),
         ([], 2, 1.0, 0.5),
-        (drawn, 3, 0.8, 0.15),
+        (drawn, 3, 0.75, 0.125),
     ]:
         given = f"(arrival, tokens) {requests}, {rows} rows, an iteration takes {constant} + {per_row} per row"
         yield (requests, rows, constant, per_row), given
@@ -208,3 +208,24 @@ for _message, _parts in {
 def to_the_errors_of_two(counts, times):
     _, errors = least_squares([[1.0] * len(times), counts["tokens"]], times)
     return by_what_is_left(counts, -errors, base=lambda counts, times: [])
+
+
+@missing_count.misconception(
+    "minimizes relative errors, as the lesson does: here, the errors of the times themselves are squared."
+)
+def to_relative_errors(counts, times):
+    def relative(column):
+        return [value / time for value, time in zip(column, times, strict=True)]
+
+    ones = [1.0] * len(times)
+    divided = {name: relative(column) for name, column in counts.items()}
+    return by_what_is_left(divided, ones, base=lambda counts, times: [relative(ones), counts["tokens"]])
+
+
+@missing_count.misconception(
+    "takes the weight from a fit of all counts at once: fit each count in turn, with the constant and the tokens only."
+)
+def with_all_counts(counts, times):
+    name, _ = by_what_is_left(counts, times)
+    weights, _ = least_squares([[1.0] * len(times), *counts.values()], times)
+    return name, float(weights[1 + list(counts).index(name)])

@@ -1,4 +1,4 @@
-"""Lesson 8, sampling and structured output: temperature, the tail, a draw, the tokens of a choice, and a mask."""
+"""Lesson 8, sampling: temperature, the tail, and a draw."""
 
 import math
 from itertools import accumulate
@@ -21,6 +21,8 @@ def _(random):
         (drawn, 1.5),
         ([1000.0, 999.0, 990.0], 1.0),
         ([800.0, 803.0], 0.8),
+        ([1000.0, 999.0, 990.0], 0.5),
+        ([3000.0, 0.0, 1.0], 0.5),
     ]:
         yield (logits, temperature), f"logits {logits}, temperature {temperature}"
 
@@ -40,14 +42,17 @@ def after(change):
     return lambda logits, temperature: change(of_differences(logits, 1.0), temperature)
 
 
+def log_softmax(logits, temperature):
+    weights = of_differences(logits, temperature, finish=list)
+    return [(logit - max(logits)) / temperature - math.log(sum(weights)) for logit in logits]
+
+
 for _message, _wrong in {
     "multiplies the logits by the temperature: a high temperature must make tokens more alike.":
         lambda n, t: of_differences(n, t, score=lambda x, t: x * t),
     "divides the probabilities by the temperature, after the softmax: they no longer add up to 1.":
         after(lambda values, t: [value / t for value in values]),
     "does not divide by the sum: probabilities add up to 1.": lambda n, t: of_differences(n, t, finish=list),
-    "returns logarithms of probabilities: the task asks for the probabilities.":
-        lambda n, t: [math.log(value) for value in of_differences(n, t)],
     "gives the best token the probability 1: that is temperature 0.":
         lambda n, t: [float(logit == max(n)) for logit in n],
     "divides the logits by their sum: without an exponential, a negative logit gets a negative share.":
@@ -58,10 +63,17 @@ for _message, _wrong in {
         lambda n, t: of_differences([logit * math.log(2) for logit in n], t),
 }.items():  # fmt: skip
     softmax.misconception(_message, _wrong)
+for _logarithms in (lambda n, t: [math.log(value) for value in of_differences(n, t)], log_softmax):
+    softmax.misconception("returns logarithms of probabilities: the task asks for the probabilities.", _logarithms)
 softmax.misconception(
     "returns the same at any temperature. Dividing all weights by it, or subtracting it from all logits, changes no "
     "probability: divide the logits.",
     after(lambda values, t: values),
+)
+softmax.misconception(
+    "divides the logits by the temperature, but not the largest one that it subtracts. At a low temperature, their "
+    "difference can be far above 0, and its exponential too large for a float.",
+    lambda n, t: of_differences(n, t, largest=lambda scores: max(n)),
 )
 softmax.misconception(
     "does not divide by the sum: probabilities add up to 1.",
@@ -186,13 +198,13 @@ for _otherwise in (lambda w: None, lambda w: len(w) - 1, len, lambda w: 0):
         lambda w, u, otherwise=_otherwise: place_of(w, u, total=lambda w: 1.0, otherwise=otherwise),
     )
 for _message, _wrong in {
-    "gives a number on the border of two tokens to the first of them. Then 0 draws a token with the weight 0: a "
-    "token's share begins at its left border and ends before its right one.":
+    "gives a number at which two intervals meet to the first of them. Then 0 draws a token with the weight 0: an "
+    "interval contains its lower end, but not its upper one.":
         lambda w, u: place_of(w, u, passed=lambda end, mark: end < mark),
     "computes a softmax of the weights: they are weights already, as after a softmax and top-p.":
         lambda w, u: place_of([math.exp(weight) for weight in w], u),
     "takes the largest weight: a draw gives the others their share, too.": lambda w, u: w.index(max(w)),
-    "gives all tokens the same share: a token's share is its weight.": lambda w, u: int(u * len(w)),
+    "gives all intervals the same width: it is the token's share of all weights.": lambda w, u: int(u * len(w)),
     "looks for a single weight above the number: it is the weights so far that are added up.":
         lambda w, u: next((place for place, weight in enumerate(w) if weight > u), None),
     "lays the tokens side by side from the last one: the order is that of the ids, so that a number always draws the "
@@ -203,145 +215,3 @@ for _message, _wrong in {
     "counts tokens from 1: the first id is 0.": lambda w, u: place_of(w, u) + 1,
 }.items():  # fmt: skip
     draw.misconception(_message, _wrong)
-
-# --- allowed_tokens -------------------------------------------------------------------------------------------------
-
-allowed_tokens = Exercise(
-    "allowed_tokens(text, choices, vocabulary)",
-    "a token is allowed if the text can still become a choice, and EOS if it is one",
-)
-
-
-@allowed_tokens.cases
-def _(random):
-    words = ["<eos>", "y", "yes", "no", "n", "o", "es", "e", "s", "none", "ye", "ne"]
-    cars = ["<eos>", "c", "ca", "car", "art", "ar", "t", "r", "ts", "carts", "a", "dog"]
-    mixed = [cars[0], *random.sample(cars[1:], 11)]
-    for text, choices, vocabulary in [
-        ("", ["yes", "no"], words),
-        ("y", ["yes", "no"], words),
-        ("yes", ["yes", "no"], words),
-        ("n", ["no", "none"], words),
-        ("no", ["no", "none"], words),
-        ("car", ["cart", "car"], cars),
-        ("ca", ["dog", "cart", "car"], cars),
-        ("c", ["art", "cart", "car"], cars),
-        ("car", ["carts", "car", "cat"], mixed),
-    ]:
-        yield (text, choices, vocabulary), f"text {text!r}, choices {choices}, vocabulary {vocabulary}"
-
-
-@allowed_tokens.ignoring
-def any_order(result, arguments):
-    return sorted(result) if isinstance(result, list) else result
-
-
-@allowed_tokens.reference
-def still_beginnings(
-    text, choices, vocabulary, fits=lambda c, t, piece: c.startswith(t + piece), ends=lambda t, c, more: t in c
-):
-    """List the allowed ids, with replaceable parts: whether a token fits a choice, and whether EOS is allowed."""
-    pieces = list(enumerate(vocabulary))[1:]
-    ids = [place for place, piece in pieces if any(fits(choice, text, piece) for choice in choices)]
-    return [0] * ends(text, choices, ids) + ids
-
-
-for _part, _wrongs in {
-    "fits": {
-        "allows only tokens that complete a choice: a choice can be made of several tokens.":
-            lambda c, t, piece: t + piece == c,
-        "ignores the text so far: a token must continue it.": lambda c, t, piece: c.startswith(piece),
-        "allows tokens from anywhere in a choice: a token must continue the text where it ends.":
-            lambda c, t, piece: piece in c,
-        "compares only the first character of a token: all of its characters must fit.":
-            lambda c, t, piece: c.startswith(t + piece[0]),
-        "allows a token with which the text becomes longer than the choice.":
-            lambda c, t, piece: c.startswith(t + piece) or (t + piece).startswith(c),
-        "continues a choice that the text does not begin: compare the text, too, not only its length.":
-            lambda c, t, piece: c[len(t) :].startswith(piece),
-        "allows only tokens of one character: longer ones fit, too, if all of their characters do.":
-            lambda c, t, piece: len(piece) == 1 and c.startswith(t + piece),
-    },
-    "ends": {
-        "never allows EOS: then no output ends.": lambda t, c, more: False,
-        "always allows EOS: the output could end before it is a choice.": lambda t, c, more: True,
-        "allows EOS only if nothing else may follow: a choice can be the beginning of a longer one.":
-            lambda t, c, more: not more,
-        "allows EOS as soon as there is a text: it must be a complete choice.": lambda t, c, more: bool(t),
-    },
-}.items():  # fmt: skip
-    for _message, _of in _wrongs.items():
-        allowed_tokens.misconception(_message, lambda *case, part=_part, of=_of: still_beginnings(*case, **{part: of}))
-for _message, _wrong in {
-    "allows only EOS after a complete choice: a longer choice could still follow.":
-        lambda text, choices, words: [0] if text in choices else still_beginnings(text, choices, words),
-    "looks only at the first choice: any of them may be meant.":
-        lambda text, choices, words: still_beginnings(text, choices[:1], words),
-    "returns the tokens' texts: the task asks for their ids.":
-        lambda text, choices, words: [words[place] for place in still_beginnings(text, choices, words)],
-    "returns the tokens that are not allowed.":
-        lambda *case: sorted(set(range(len(case[2]))) - set(still_beginnings(*case))),
-    "returns True and False: the task asks for ids.":
-        lambda *case: [place in still_beginnings(*case) for place in range(len(case[2]))],
-}.items():  # fmt: skip
-    allowed_tokens.misconception(_message, _wrong)
-
-# --- masked_softmax -------------------------------------------------------------------------------------------------
-
-masked_softmax = Exercise(
-    "masked_softmax(logits, allowed)",
-    "the mask comes before the softmax, so the allowed tokens share all of the probability",
-)
-
-
-@masked_softmax.cases
-def _(random):
-    drawn = [round(random.uniform(-3, 3), 2) for _ in range(6)]
-    for logits, allowed in [
-        ([2.0, 1.0, 0.5], [1, 2]),
-        ([-2.0, -1.0, -4.0, 3.0], [0, 2]),
-        ([0.5, 0.0, -1.0], [0, 1, 2]),
-        ([4.0, 1.0, 2.0], [1]),
-        ([1.0, 2.5, -1.0, 0.5, 2.0], [4, 0, 2]),
-        (drawn, random.sample(range(6), 3)),
-        ([1500.0, 1.0, 0.0], [1, 2]),
-        ([0.5, -0.5, 900.0, 899.0], [0, 1]),
-    ]:
-        yield (logits, allowed), f"logits {logits}, allowed {allowed}"
-
-
-@masked_softmax.reference
-def of_allowed(logits, allowed, weight=lambda x, fits: x if fits else -math.inf, largest=max, last=shares):
-    """Compute a masked softmax, with replaceable parts: the masked logit, what is subtracted, and the last step."""
-    scores = [weight(logit, place in allowed) for place, logit in enumerate(logits)]
-    return last([math.exp(score - largest(scores)) for score in scores])
-
-
-def unmasked(logits):
-    return of_allowed(logits, range(len(logits)))
-
-
-for _message, _wrong in {
-    "applies the mask after the softmax. The removed tokens have already taken their share, so the others do not add "
-    "up to 1: a drawn number could fall on none.":
-        lambda n, a: [value * (place in a) for place, value in enumerate(unmasked(n))],
-    "gives removed tokens the logit 0: e to the power of 0 is 1, so they keep a share. Minus infinity removes them.":
-        lambda n, a: of_allowed(n, a, weight=lambda x, fits: x * fits),
-    "adds a mask of 1 and 0 to the logits: a 0 removes nothing.":
-        lambda n, a: of_allowed(n, a, weight=lambda x, fits: x + fits),
-    "inverts the mask: the tokens in `allowed` are those that stay.":
-        lambda n, a: of_allowed(n, a, weight=lambda x, fits: -math.inf if fits and len(a) < len(n) else x),
-    "ignores the mask.": lambda n, a: unmasked(n),
-    "returns only the probabilities of the allowed tokens: with a shorter list, places are no longer ids.":
-        lambda n, a: [value for place, value in enumerate(of_allowed(n, a)) if place in a],
-    "gives all allowed tokens the same probability: their logits still count.":
-        lambda n, a: [(place in a) / len(a) for place in range(len(n))],
-    "gives the best allowed token the probability 1: that is greedy.":
-        lambda n, a: [float(place == max(a, key=n.__getitem__)) for place in range(len(n))],
-    "does not divide by the sum: probabilities add up to 1.": lambda n, a: of_allowed(n, a, last=list),
-    "subtracts the largest logit of all tokens. If a removed token has it, the exponentials of the allowed ones can "
-    "become 0: subtract the largest *allowed* one.": lambda n, a: of_allowed(n, a, largest=lambda scores: max(n)),
-    "removes the allowed tokens' logits from the list of probabilities: it returns masked logits.":
-        lambda n, a: [logit if place in a else -math.inf for place, logit in enumerate(n)],
-}.items():  # fmt: skip
-    masked_softmax.misconception(_message, _wrong)

@@ -25,6 +25,10 @@ def _(random):
         ([4, 9, 9, 9], 3, 9),
         ([5, 2, 5, 5], 2, 9),
         ([6, 7, 8, 6, 7, 9, 6, 7], 2, 9),
+        ([9, 9, 9, 9], 3, 9),
+        ([6, 7, 7, 7, 7], 4, 9),
+        ([1, 2, 3, 4, 5, 8, 2, 3, 4, 6, 1, 2, 3, 4], 1, 9),
+        ([4, 1, 2, 3, 5, 1, 2, 3, 6, 4, 1, 2, 3], 2, 9),
         ([1, 2, 3, 4], 4, 9),
         ([8], 4, 9),
         (few, 3, random.randint(2, 6)),
@@ -34,12 +38,12 @@ def _(random):
 
 @propose.reference
 def longest_first(
-    ids, k, remaining, sizes=(3, 2, 1), starts=lambda end: range(end - 1, -1, -1), first=lambda n: n, most=None
+    ids, k, remaining, sizes=(3, 2, 1), starts=lambda end, n: range(end - 1, -1, -1), first=lambda n: n, most=None
 ):
     """Draft, with replaceable parts: the sizes of the match, where to look, the first draft token, and how many."""
     most = min(k, remaining - 1) if most is None else most(k, remaining)
     for n in sizes:
-        for start in starts(len(ids) - n):
+        for start in starts(len(ids) - n, n):
             if start >= 0 and ids[start : start + n] == ids[-n:]:
                 return ids[start + first(n) :][:most]
     return []
@@ -47,15 +51,18 @@ def longest_first(
 
 for _message, _parts in {
     "finds the last tokens themselves: nothing follows them yet. Look for an earlier place.":
-        {"starts": lambda end: range(end, -1, -1)},
-    "takes the earliest match: the latest one is more likely to continue in the same way.": {"starts": range},
+        {"starts": lambda end, n: range(end, -1, -1)},
+    "takes the earliest match: the latest one is more likely to continue in the same way.":
+        {"starts": lambda end, n: range(end)},
     "looks only for the last three tokens: where they are new, the last two or the last one can still match.":
         {"sizes": (3,)},
     "looks only for the last two tokens: three that match give a better draft, and one is better than none.":
         {"sizes": (2,)},
     "looks first for the last token alone: where two or three tokens match, the draft is better.": {"sizes": (1,)},
     "ignores a match that overlaps with the last tokens. Such a match is how a repetition is found.":
-        {"starts": lambda end: (start for start in range(end - 1, -1, -1) if end - start > 1)},
+        {"starts": lambda end, n: range(end - n, -1, -1)},
+    "overlooks a match that leaves only one token to follow it: that is the latest place, so look there first.":
+        {"starts": lambda end, n: range(end - 2, -1, -1)},
     "drafts the matching tokens themselves: the draft is what came after them.": {"first": lambda n: 0},
     "leaves out the token right after the match: it is the first draft token.": {"first": lambda n: n + 1},
     "drafts beyond the end of the output: `remaining` is the most that it can still take.": {"most": lambda k, r: k},
@@ -65,6 +72,11 @@ for _message, _parts in {
         {"most": lambda k, r: min(k, r) - 1},
 }.items():  # fmt: skip
     propose.misconception(_message, lambda *case, parts=_parts: longest_first(*case, **parts))
+for _sizes in (range(20, 0, -1), (4, 3, 2, 1)):
+    propose.misconception(
+        "looks for more than three tokens first: three are enough, and the latest of their matches is taken.",
+        lambda *case, sizes=_sizes: longest_first(*case, sizes=sizes),
+    )
 
 # --- verify ---------------------------------------------------------------------------------------------------------
 
@@ -159,6 +171,18 @@ def with_the_first_request_s(drafts, chosen, eos):
     return [up_to_eos(until_the_first_mismatch(draft, chosen[: len(draft) + 1]), eos) for draft in drafts]
 
 
+@verify.misconception(
+    "begins a request's part of the row after the tokens that the requests before it gained. A part has one token more "
+    "than the draft, however many are accepted."
+)
+def by_what_was_gained(drafts, chosen, eos):
+    outputs, start = [], 0
+    for draft in drafts:
+        outputs.append(up_to_eos(until_the_first_mismatch(draft, chosen[start : start + len(draft) + 1]), eos))
+        start += len(outputs[-1])
+    return outputs
+
+
 @verify.misconception("returns one list for all requests: each has tokens of its own.")
 def joined(*case):
     return [token for tokens in by_request(*case) for token in tokens]
@@ -222,11 +246,15 @@ for _part, _wrongs in {
         "frees the last block although it is partly filled: its tokens would be overwritten.":
             lambda n, b, c, d: n // b,
         "keeps a block more than the computed tokens need.": lambda n, b, c, d: -(-n // b) + 1,
+        "keeps an empty block if the last one is exactly full: round up the number of blocks instead of adding one.":
+            lambda n, b, c, d: n // b + 1,
     },
     "full": {
         "hashes blocks with rejected tokens: a request with the same hash would get the keys of another text.":
             lambda c, d, a, b: (c + 1 + d) // b,
         "hashes a block that is not full: it will get more tokens.": lambda c, d, a, b: -(-(c + 1 + a) // b),
+        "hashes one block too many: only blocks that are full of computed tokens get a hash.":
+            lambda c, d, a, b: (c + 1 + a) // b + 1,
         "hashes only what was computed before this pass: accepted tokens fill blocks, too.":
             lambda c, d, a, b: c // b,
         "counts the token that the pass has chosen as part of a full block: its keys are not computed yet.":
