@@ -105,6 +105,24 @@ def test_the_tokens_of_a_resumed_request_count_as_outstanding_until_its_next_tok
     assert seen == [(10, [0, 0]), (20, [16, 0]), (23, [3]), (1, [2 + 23 + 3]), (1, [0, 0])]
 
 
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_resumed_request_whose_last_chunk_is_one_token_counts_the_same_with_and_without_stretches(skip):
+    seen = []
+
+    class Watching(LeastOutstandingTokens):
+        def choose(self, prompt_token_ids, replicas):
+            seen.append([replica.outstanding_tokens for replica in replicas])
+            return super().choose(prompt_token_ids, replicas)
+
+    requests = [TimedRequest(0.0, 5, 40), TimedRequest(8.5, 1, 1)]
+    config = EngineConfig(max_tokens_per_step=3, max_batch_size=2)
+    simulate_fleet(requests, config, SECOND, 2, Watching(), skip, failures=[(2.5, 0)], start_seconds=99.0)
+
+    # At 3.0, the request moves with 5 + 2 tokens, computed until 6.0 in chunks of 3, 3 and 1. At 8.5, its sixth output
+    # token is in progress.
+    assert seen == [[0, 0], [0], [40 - 6]]
+
+
 def test_requests_wait_while_no_replica_is_ready():
     requests = [TimedRequest(0.0, 10, 6), TimedRequest(4.0, 1, 1)]
 
