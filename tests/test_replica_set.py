@@ -231,6 +231,7 @@ def test_a_failed_replica_that_was_draining_is_not_replaced():
     "options, reason",
     [
         ({"failures": [(1.0, 2)]}, "no place 2 that could fail: the 2 places count from 0"),
+        ({"failures": [(1.0, -1)], "autoscaler": Planned(2)}, "no place -1 that could fail: the places count from 0"),
         ({"failures": random_failures(2, 0.0)}, r"a mean time above 0, not 2 and 0\.0"),
         ({"failures": [(1.0, 0), (0.5, 0)]}, r"A failure at 0\.5 follows one at 1\.0: give finite times, sorted"),
         ({"failures": [(float("nan"), 0)]}, "A failure at nan"),
