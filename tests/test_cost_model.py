@@ -1,4 +1,4 @@
-"""The cost model counts what a plan computes, and its fit finds the weights that the times were made with."""
+"""The cost model counts what a plan computes, and its fit finds the coefficients that the times were made with."""
 
 import json
 import random
@@ -14,7 +14,7 @@ from helpers.simulator.cost_model import FEATURES, estimate, features
 from helpers.simulator.fit import fit, held_out, measure, prediction_errors, recording, run_live, spread
 from helpers.simulator.timing import Situation, draw_situations, time_rounds
 
-WEIGHTS = {"iterations": 0.004, "prefills": 0.001, "tokens": 2e-5, "sequences": 1e-4, "keys": 1e-6, "pairs": 1e-8}
+COEFFICIENTS = {"iterations": 0.004, "prefills": 0.001, "tokens": 2e-5, "sequences": 1e-4, "keys": 1e-6, "pairs": 1e-8}
 
 
 def decode(context: int) -> Chunk:
@@ -32,7 +32,7 @@ def test_a_plan_is_counted_in_six_ways():
     assert features(plan) == (1, 1, 21, 2, 101 + 30, 20 * 10 + 20 * 21 // 2)
     assert features(Plan([decode(100)])) == (1, 0, 1, 1, 101, 0)
     assert features(Plan()) == (0, 0, 0, 0, 0, 0)
-    assert CostModel(**WEIGHTS)(plan) == pytest.approx(0.004 + 0.001 + 21 * 2e-5 + 2e-4 + 131e-6 + 410e-8)
+    assert CostModel(**COEFFICIENTS)(plan) == pytest.approx(0.004 + 0.001 + 21 * 2e-5 + 2e-4 + 131e-6 + 410e-8)
 
 
 def test_the_first_tokens_of_an_iteration_can_be_free():
@@ -51,16 +51,16 @@ def random_counts(number: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("free_tokens", [0, 8, 64])
-def test_the_fit_recovers_the_weights(free_tokens):
-    exact = CostModel(**WEIGHTS, free_tokens=free_tokens)
+def test_the_fit_recovers_the_coefficients(free_tokens):
+    exact = CostModel(**COEFFICIENTS, free_tokens=free_tokens)
 
     fitted = fit([(counts, exact.of(*counts)) for counts in random_counts(100)])
 
     assert fitted.free_tokens == free_tokens
-    assert dict(zip(FEATURES, fitted.weights, strict=True)) == pytest.approx(WEIGHTS, rel=1e-6)
+    assert dict(zip(FEATURES, fitted.coefficients, strict=True)) == pytest.approx(COEFFICIENTS, rel=1e-6)
 
 
-def test_no_weight_is_negative_even_where_that_would_fit_better():
+def test_no_coefficient_is_negative_even_where_that_would_fit_better():
     measured = [(counts, 0.01 - 1e-5 * counts[2] + 1e-4 * counts[3]) for counts in random_counts(100)]
 
     fitted = fit(measured)
@@ -70,7 +70,7 @@ def test_no_weight_is_negative_even_where_that_would_fit_better():
 
 
 def test_a_saved_model_is_read_again_with_what_it_describes(tmp_path):
-    saved = CostModel(**WEIGHTS, about={"machine": "one core"})
+    saved = CostModel(**COEFFICIENTS, about={"machine": "one core"})
     saved.save(tmp_path / "cost.json")
 
     read = CostModel.load(tmp_path / "cost.json")
@@ -88,7 +88,7 @@ def test_a_saved_model_is_read_again_with_what_it_describes(tmp_path):
         ('{"tokens": -1}', "'tokens' must be a number from 0 to 1e\\+09, not -1"),
         ('{"tokens": "1"}', "must be a number"),
         ('{"tokens": 1, "free_tokens": -1}', "'free_tokens' must be an integer of at least 0, not -1"),
-        ("{}", "All weights are 0"),
+        ("{}", "All coefficients are 0"),
     ],
 )
 def test_a_file_without_a_cost_model_is_refused_with_the_reason(tmp_path, content, reason):

@@ -36,6 +36,16 @@ def test_weights_share_a_region_which_is_freed_with_the_last_of_them():
     assert pages.empty((1,), torch.float32).fill_(1) == 1, "and the next tensor gets a new region"
 
 
+@pytest.mark.parametrize("size", [REGION // 2 + LINE, REGION + LINE])
+def test_small_tensors_do_not_share_the_region_of_a_large_one_and_keep_it(size):
+    pages = HugePages()
+    before = pages.empty((1,), torch.float32)
+    large = pages.empty((size,), torch.uint8)
+    after = pages.empty((1,), torch.float32)
+    assert after.data_ptr() == before.data_ptr() + LINE
+    assert large.data_ptr() % LINE == 0 and large.fill_(7).sum(dtype=torch.int64) == 7 * size
+
+
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this Linux has no huge pages")
 def test_linux_is_asked_for_huge_pages_where_packed_weights_lie():
     if problem := kernels.unavailable():

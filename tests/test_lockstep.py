@@ -259,7 +259,7 @@ def test_an_output_that_contains_a_stop_string_is_not_resumed(embedded):
 @pytest.mark.parametrize(
     ("generated", "message"),
     [
-        ({0: [1] * 5}, "Output 0 ended with token 1: resume unfinished outputs only"),
+        ({0: [1] * 5}, "Output 0 has 5 of at most 5 tokens already: resume unfinished outputs only"),
         ({1: [1]}, "generated has tokens for output 1, but the request has 1"),
         ({0: [10**6]}, "Token ids in generated must be below"),
         ({}, "generated has no output"),

@@ -105,6 +105,24 @@ def test_the_tokens_of_a_resumed_request_count_as_outstanding_until_its_next_tok
     assert seen == [(10, [0, 0]), (20, [16, 0]), (23, [3]), (1, [2 + 23 + 3]), (1, [0, 0])]
 
 
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_resumed_request_whose_last_chunk_is_one_token_counts_the_same_with_and_without_stretches(skip):
+    seen = []
+
+    class Watching(LeastOutstandingTokens):
+        def choose(self, prompt_token_ids, replicas):
+            seen.append([replica.outstanding_tokens for replica in replicas])
+            return super().choose(prompt_token_ids, replicas)
+
+    requests = [TimedRequest(0.0, 5, 40), TimedRequest(8.5, 1, 1)]
+    config = EngineConfig(max_tokens_per_step=3, max_batch_size=2)
+    simulate_fleet(requests, config, SECOND, 2, Watching(), skip, failures=[(2.5, 0)], start_seconds=99.0)
+
+    # At 3.0, the request moves with 5 + 2 tokens, computed until 6.0 in chunks of 3, 3 and 1. At 8.5, its sixth output
+    # token is in progress.
+    assert seen == [[0, 0], [0], [40 - 6]]
+
+
 def test_requests_wait_while_no_replica_is_ready():
     requests = [TimedRequest(0.0, 10, 6), TimedRequest(4.0, 1, 1)]
 
@@ -213,6 +231,7 @@ def test_a_failed_replica_that_was_draining_is_not_replaced():
     "options, reason",
     [
         ({"failures": [(1.0, 2)]}, "no place 2 that could fail: the 2 places count from 0"),
+        ({"failures": [(1.0, -1)], "autoscaler": Planned(2)}, "no place -1 that could fail: the places count from 0"),
         ({"failures": random_failures(2, 0.0)}, r"a mean time above 0, not 2 and 0\.0"),
         ({"failures": [(1.0, 0), (0.5, 0)]}, r"A failure at 0\.5 follows one at 1\.0: give finite times, sorted"),
         ({"failures": [(float("nan"), 0)]}, "A failure at nan"),

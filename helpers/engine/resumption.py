@@ -43,7 +43,13 @@ def resume(sequence: Sequence, token_ids: Seq[int], scheduler: Scheduler, valida
         if token_id >= vocab_size:
             raise ValueError(f"Token ids in generated must be below {vocab_size}, not {token_id}.")
         sequence.token_ids.append(token_id)
-        if scheduler.detokenize(sequence, token_id) is not None:
+        reason = scheduler.detokenize(sequence, token_id)
+        if reason == "length":
+            raise ValueError(
+                f"Output {sequence.index} has {len(token_ids)} of at most {sequence.max_tokens} tokens already: resume "
+                "unfinished outputs only."
+            )
+        if reason is not None:
             raise ValueError(f"Output {sequence.index} ended with token {token_id}: resume unfinished outputs only.")
     sequence.token_times += [sequence.arrival] * len(token_ids)
     if sequence.logprobs is not None:

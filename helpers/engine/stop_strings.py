@@ -35,7 +35,7 @@ class StopStringSearch:
         done = max(ignored, self._text_length) - start  # no stop string ends within these characters of the tail
         found = [tail.find(stop, max(0, done + 1 - len(stop))) for stop in self._stops]
         self._text_length += len(text)
-        # What has begun is at most the new text longer than before, so few of its ends are compared.
+        # The next beginning of a stop string lies in the tail, which is short, so few ends are compared.
         ends = (tail[place:] for place in range(max(0, len(tail) + 1 - self._longest), len(tail)))
         self._begun = next((end for end in ends if any(_begins(stop, end) for stop in self._stops)), "")
         return min((start + place for place in found if place >= 0), default=None)

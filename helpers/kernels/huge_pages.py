@@ -3,7 +3,8 @@
 The processor translates addresses page by page, and its own prefetching ends at the end of a page. A weight of 5 MB
 fills 1,200 ordinary pages of 4 KB, or three huge ones of 2 MB. Linux makes a huge page only where 2 MB from a multiple
 of 2 MB on belong to one allocation, and only on request. Weights that are allocated one by one contain few such ranges,
-so here they are cut from larger regions. A region is freed with the last of its tensors.
+so here they are cut from larger regions. A region is freed with the last of its tensors. A tensor of more than half a
+region does not share one, because a small tensor would keep its memory.
 """
 
 import contextlib
@@ -32,6 +33,8 @@ class HugePages:
         if count == 0:
             return torch.empty(shape, dtype=dtype, device="cpu")
         size = -(-count * dtype.itemsize // LINE) * LINE
+        if size > REGION // 2:
+            return torch.frombuffer(_map(size), dtype=dtype, count=count).view(shape)
         with self._lock:
             region = self._newest() if self._newest is not None else None
             if region is None or self._used + size > len(region):

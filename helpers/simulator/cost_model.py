@@ -7,10 +7,10 @@
     keys        the keys that attention reads, one set per sequence: a decode's whole context
     pairs       the pairs of a token and an earlier one in prefills: their attention grows with the square of the prompt
 
-The seconds are a weighted sum of these counts. The first few tokens of an iteration can be free: their arithmetic takes
-less time than reading the weights (the roofline model; Williams et al., CACM 2009). The weights of a machine are
-measured (`fit.py`) and kept in a small JSON file. For a machine that cannot be measured, `estimate` computes them from
-data sheets.
+The seconds are the sum of these counts, each times its coefficient. The first few tokens of an iteration can be free:
+their arithmetic takes less time than reading the weights (the roofline model; Williams et al., CACM 2009). The
+coefficients of a machine are measured (`fit.py`) and kept in a small JSON file. For a machine that cannot be measured,
+`estimate` computes them from data sheets.
 """
 
 import json
@@ -47,8 +47,8 @@ class CostModel:
         about: what the model describes: the machine, the model, the errors of the fit, ...
 
     Raises:
-        ValueError: a weight is not a number in this range, all of them are 0, `free_tokens` is not an integer of at
-            least 0, or `about` is not a dict.
+        ValueError: a coefficient is not a number in this range, all of them are 0, `free_tokens` is not an integer of
+            at least 0, or `about` is not a dict.
     """
 
     iterations: float = 0.0
@@ -61,20 +61,21 @@ class CostModel:
     about: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self):
-        for name, weight in zip(FEATURES, self.weights, strict=True):
-            if not isinstance(weight, int | float) or not 0 <= weight <= MOST_SECONDS:
+        for name, coefficient in zip(FEATURES, self.coefficients, strict=True):
+            if not isinstance(coefficient, int | float) or not 0 <= coefficient <= MOST_SECONDS:
                 raise ValueError(
-                    f"The seconds per unit of {name!r} must be a number from 0 to {MOST_SECONDS:g}, not {weight!r}."
+                    f"The seconds per unit of {name!r} must be a number from 0 to {MOST_SECONDS:g}, not "
+                    f"{coefficient!r}."
                 )
-        if not any(self.weights):
-            raise ValueError("All weights are 0, so no iteration would take any time: set at least one.")
+        if not any(self.coefficients):
+            raise ValueError("All coefficients are 0, so no iteration would take any time: set at least one.")
         if not isinstance(self.free_tokens, int) or self.free_tokens < 0:
             raise ValueError(f"'free_tokens' must be an integer of at least 0, not {self.free_tokens!r}.")
         if not isinstance(self.about, dict):
             raise ValueError(f"'about' must be an object, not {self.about!r}.")
 
     @property
-    def weights(self) -> tuple[float, ...]:
+    def coefficients(self) -> tuple[float, ...]:
         """The seconds per unit, in the order of FEATURES."""
         return self.iterations, self.prefills, self.tokens, self.sequences, self.keys, self.pairs
 

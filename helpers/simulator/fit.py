@@ -1,7 +1,7 @@
 """Fit a cost model to this machine, and measure how well it predicts requests that it has not seen.
 
-A few hundred iterations of a real engine are timed (`timing.py`). The weights are the non-negative ones with the
-smallest relative error. With a negative weight, more work could take less time.
+A few hundred iterations of a real engine are timed (`timing.py`). The coefficients are the non-negative ones with
+the smallest relative error. With a negative coefficient, more work could take less time.
 
 This module and `timing.py` alone need a model, torch and numpy. The other modules of the simulator read the file that
 this one writes.
@@ -97,8 +97,8 @@ def measure(engine: EngineCore, context: int, iterations: int = 300, repeats: in
 def fit(measured: Measured) -> CostModel:
     """Return the cost model with the smallest sum of squared relative errors.
 
-    The optimum with non-negative weights is the ordinary optimum over those features whose weights are not 0. There are
-    6 features, hence 63 sets of them: all are tried, for each number of free tokens.
+    The optimum with non-negative coefficients is the ordinary optimum over those features whose coefficients are not 0.
+    There are 6 features, hence 63 sets of them: all are tried, for each number of free tokens.
     """
     counts = np.array([counts for counts, _ in measured], dtype=float)
     seconds = np.array([[seconds] for _, seconds in measured])
@@ -106,15 +106,15 @@ def fit(measured: Measured) -> CostModel:
     for free_tokens in FREE_TOKENS:
         paid = counts.copy()
         paid[:, TOKENS] = np.maximum(0, paid[:, TOKENS] - free_tokens)
-        relative = paid / seconds  # times the weights, this is 1 where the prediction is perfect
+        relative = paid / seconds  # times the coefficients, this is 1 where the prediction is perfect
         scale = relative.max(0) + 1e-30
         for chosen in _CHOICES:
             product = relative[:, chosen] / scale[chosen]
-            weights, *_ = np.linalg.lstsq(product, np.ones(len(product)))
-            error = float(((product @ weights - 1) ** 2).sum())
-            if (weights >= 0).all() and error < least:
+            coefficients, *_ = np.linalg.lstsq(product, np.ones(len(product)))
+            error = float(((product @ coefficients - 1) ** 2).sum())
+            if (coefficients >= 0).all() and error < least:
                 names = (FEATURES[one] for one in chosen)
-                best = dict(zip(names, (weights / scale[chosen]).tolist(), strict=True), free_tokens=free_tokens)
+                best = dict(zip(names, (coefficients / scale[chosen]).tolist(), strict=True), free_tokens=free_tokens)
                 least = error
     return CostModel(**best)
 

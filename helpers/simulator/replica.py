@@ -212,7 +212,8 @@ class SimulatedReplica:
             self.finished.append(
                 FinishedRequest(one.request_id, one.arrival, times[0], times[-1], one.prompt_tokens, one.generated)
             )
-        if self._skip:
+        # In a stretch, a running sequence counts 1 less per token, so its prompt must have left the count already.
+        if self._skip and self._prefills.keys().isdisjoint(self.scheduler.running):
             self._stretch = find_stretch(self.scheduler, plan, self._cost, self._runner.time)
 
     def _run_stretch(self, iterations: int | None) -> None:

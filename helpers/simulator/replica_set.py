@@ -257,9 +257,8 @@ class ReplicaSet:
             if not (isfinite(time) and time >= self.clock.now):
                 raise ValueError(f"A failure at {time} follows one at {self.clock.now}: give finite times, sorted.")
             if not 0 <= place < self._most_places:
-                raise ValueError(
-                    f"There is no place {place} that could fail: the {self._most_places} places count from 0."
-                )
+                places = "places" if self._most_places == inf else f"{self._most_places} places"
+                raise ValueError(f"There is no place {place} that could fail: the {places} count from 0.")
             self._plan(time, partial(self._fail, place, failures))
             return
 

@@ -223,9 +223,10 @@ def to_relative_errors(counts, times):
 
 
 @missing_count.misconception(
-    "takes the weight from a fit of all counts at once: fit each count in turn, with the constant and the tokens only."
+    "takes the coefficient from a fit of all counts at once: fit each count in turn, with the constant and the tokens "
+    "only."
 )
 def with_all_counts(counts, times):
     name, _ = by_what_is_left(counts, times)
-    weights, _ = least_squares([[1.0] * len(times), *counts.values()], times)
-    return name, float(weights[1 + list(counts).index(name)])
+    coefficients, _ = least_squares([[1.0] * len(times), *counts.values()], times)
+    return name, float(coefficients[1 + list(counts).index(name)])
