@@ -78,7 +78,7 @@ class LocalServer:
     def __init__(self, engine: Engine, limits: ConnectionLimits | None = None, **options):
         app = make_app(engine, **options)
         settings = (limits or ConnectionLimits()).uvicorn_settings()
-        self.thread, self.engine = app.state.thread, engine
+        self.thread, self.engine = app.state.engine_client, engine
         config = uvicorn.Config(
             app, port=0, log_level="critical", lifespan="on", timeout_graceful_shutdown=5, **settings
         )

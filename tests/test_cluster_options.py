@@ -5,6 +5,8 @@ import subprocess
 import pytest
 
 pytest.importorskip("ray")
+from ray._private import ray_constants
+
 from helpers.cluster.__main__ import _options, main
 from helpers.cluster.ray_replicas import ATTEMPTS
 
@@ -48,8 +50,10 @@ def test_if_ray_does_not_start_it_is_started_again_and_at_last_the_command_says_
     monkeypatch.setattr("ray.init", init)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "")
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", ray_constants.ENABLE_RAY_CLUSTER)  # restored at the end
     with pytest.raises(SystemExit, match=r"^helpers\.cluster: Ray is not available: The current node timed out"):
         main(["--port", "0", *arguments])
-    tried[-1][1].kill()
+    assert tried[-1][1].wait(20)  # the last attempt leaves no process either
     assert [address for address, _ in tried] == [arguments[1] if arguments else "local"] * attempts
     assert caplog.text.count("Ray did not start, and is started again") == attempts - 1

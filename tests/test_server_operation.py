@@ -286,8 +286,8 @@ def test_the_thread_that_loads_the_model_runs_the_engine(monkeypatch):
     )
     app = command._make_app(command._options(["--host", "127.0.0.1"]))
     with TestClient(app, "http://localhost") as client:
-        running, step = [], app.state.thread.engine.step
-        app.state.thread.engine.step = lambda: running.append(threading.current_thread()) or step()
+        running, step = [], app.state.engine_client.engine.step
+        app.state.engine_client.engine.step = lambda: running.append(threading.current_thread()) or step()
         assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
     assert set(running) == set(loading) and threading.current_thread() not in running
 

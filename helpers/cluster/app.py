@@ -33,10 +33,10 @@ def make_cluster_app(engine: ReplicatedEngine, connect, **options) -> FastAPI:
         options: as for `make_app`.
 
     Returns:
-        The application; `app.state.thread` is its `ReplicaClient`.
+        The application; `app.state.engine_client` is its `ReplicaClient`.
     """
     app = make_app(engine, connect=connect, add_addresses=add_addresses, **options)
-    app.state.metrics.registry.register(ReplicaMetrics(app.state.thread))
+    app.state.metrics.registry.register(ReplicaMetrics(app.state.engine_client))
     return app
 
 
@@ -48,13 +48,13 @@ def add_addresses(app: FastAPI) -> None:
 
 async def replicas(request: Request) -> list[dict[str, Any]]:
     """List the replicas, with those that start and those that finish their last requests."""
-    client: ReplicaClient = request.app.state.thread
+    client: ReplicaClient = request.app.state.engine_client
     return [described(client, member) for member in client.pool.members]
 
 
 async def restart(body: Restart, request: Request) -> dict[str, list[str]]:
     """Replace all replicas, one after another, without an interruption of any request."""
-    return {"replaced": request.app.state.thread.pool.restart()}
+    return {"replaced": request.app.state.engine_client.pool.restart()}
 
 
 def described(client: ReplicaClient, member: Member) -> dict[str, Any]:

@@ -223,7 +223,8 @@ def _init_ray(init: Callable[[], object], attempts: int) -> None:
     """Start Ray or join a cluster.
 
     The agents of Ray's node are Python processes. They must start within 15 seconds, which no setting of Ray changes.
-    On a busy machine, they may take longer.
+    On a busy machine, they may take longer. After a failed attempt, all processes that this one has started meanwhile
+    are killed, so no other thread may start any.
 
     Raises:
         RayNotStarted: all attempts failed.
@@ -234,13 +235,13 @@ def _init_ray(init: Callable[[], object], attempts: int) -> None:
             init()
             return
         except Exception as error:  # of many types
-            if not attempts_left:
-                raise RayNotStarted(f"Ray is not available: {error}") from error
-            logger.warning("Ray did not start, and is started again: %s", error)
             # The rest of Ray's processes would go on and delay the next attempt.
             for process in set(psutil.Process().children(recursive=True)) - set(older):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
+            if not attempts_left:
+                raise RayNotStarted(f"Ray is not available: {error}") from error
+            logger.warning("Ray did not start, and is started again: %s", error)
 
 
 def _start_ray(**options) -> None:
@@ -248,7 +249,7 @@ def _start_ray(**options) -> None:
 
     Ray replaces the address 127.0.0.1 by one that other machines reach, unless it may not form clusters; its variable
     for that is named after the systems where this is the default. It starts without its autoscaler and its log monitor:
-    two processes less that compete for the 15 seconds.
+    two fewer processes compete for the 15 seconds.
     """
     os.environ[ray._private.ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for Ray's processes
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = False  # for this one

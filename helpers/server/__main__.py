@@ -180,8 +180,8 @@ def _serve(
     )
     gc.freeze()  # the model is never garbage: each full collection would search all of it and delay every request
     with contextlib.suppress(KeyboardInterrupt):
-        Server(config, app.state.thread, options.grace).run([listening])
-    if app.state.thread.crashed:
+        Server(config, app.state.engine_client, options.grace).run([listening])
+    if app.state.engine_client.crashed:
         sys.exit(f"{options.program}: the engine has stopped because of the error above.")
 
 

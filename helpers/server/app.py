@@ -64,7 +64,7 @@ def make_app(
         add_addresses: adds further addresses to the application.
 
     Returns:
-        The application; `app.state.thread` is its `EngineClient`, and `app.state.metrics` its metrics.
+        The application; `app.state.engine_client` is its `EngineClient`, and `app.state.metrics` its metrics.
 
     Raises:
         ValueError: a negative max_queue.
@@ -81,7 +81,7 @@ def make_app(
 
     # Every handler is `async`: FastAPI would run any other function on a thread, and so use dozens of them under load.
     app = FastAPI(title="Continuous batching", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.thread, app.state.metrics = engine_client, metrics
+    app.state.engine_client, app.state.metrics = engine_client, metrics
     # The last one that is added sees a request first. A browser asks for leave (CORS) without the key.
     app.add_middleware(BodyLimit, limit=max_body)
     app.add_middleware(RefuseIfFull, refuse=engine_client.refuse_if_unable)
