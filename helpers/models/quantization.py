@@ -29,6 +29,7 @@ from torch.nn.functional import linear, pad
 from transformers.pytorch_utils import Conv1D
 
 from .. import kernels
+from ..kernels import huge_pages
 from .cloning import clone_sharing_weights
 
 GROUP = 32  # inputs that share a scale in int4; sizes of weights are padded to a multiple
@@ -147,7 +148,9 @@ class QuantizedLinear(nn.Module):
         panels, inputs = -(-self.out_features // PANEL), -(-self.in_features // GROUP) * GROUP
         groups = inputs // (self.format.group or inputs)
         # Allocated first, so that what quantizing needs is contiguous and returns to the system afterwards.
-        words = torch.empty(panels, inputs * self.format.bits // 32, PANEL, dtype=torch.int32, device=device)
+        shape = panels, inputs * self.format.bits // 32, PANEL
+        on_cpu = torch.device(device).type == "cpu"
+        words = huge_pages.empty(shape, torch.int32) if on_cpu else torch.empty(shape, dtype=torch.int32, device=device)
         scales = torch.empty(panels, groups, PANEL, dtype=self.format.scale_dtype, device=device)
         n = self._panels_per_slab()
         for (integers, own), some_words, some_scales in zip(slabs, words.split(n), scales.split(n), strict=True):
