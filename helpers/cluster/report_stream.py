@@ -1,9 +1,9 @@
 """Reports travel over a connection of their own, from a replica's process to the front end.
 
 Ray starts replicas and hands them requests. A call through Ray for each report would make the engine wait, since both
-need the interpreter lock of the replica's process. With one user, the connection saves 2 ms of processor time per token
-(benchmarks/README.md). The front end acknowledges each report, and a replica sends its next one only then. A front end
-that is slow to read thus gets several iterations in one report, and at most one report waits to be read.
+need the interpreter lock of the replica's process. With one user, each token arrives about 0.8 ms earlier through the
+connection (benchmarks/README.md). The front end acknowledges each report, and a replica sends its next one only then. A
+front end that is slow to read thus gets several iterations in one report, and at most one report waits to be read.
 
 Unpickling a report can run any code. So the front end reads one only after the other side has proved that it knows the
 replica's secret, which came through Ray. The replica asks for the same proof, and sends its reports to the first
