@@ -63,6 +63,8 @@ def flags_at(address: int) -> list[str]:
     raise LookupError(hex(address))
 
 
-def test_without_huge_pages_tensors_get_ordinary_ones(monkeypatch):
-    monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
+@pytest.mark.parametrize("missing", [["MADV_HUGEPAGE"], ["MADV_HUGEPAGE", "MAP_PRIVATE"]], ids=["macOS", "Windows"])
+def test_without_huge_pages_tensors_get_ordinary_ones(monkeypatch, missing):
+    for name in missing:
+        monkeypatch.delattr(mmap, name)
     assert HugePages().empty((5,), torch.float32).fill_(2).tolist() == [2] * 5

@@ -45,7 +45,8 @@ class HugePages:
 
 
 def _map(size: int) -> mmap.mmap:
-    region = mmap.mmap(-1, -(-size // REGION) * REGION, flags=mmap.MAP_PRIVATE)
+    flags = {"flags": mmap.MAP_PRIVATE} if hasattr(mmap, "MAP_PRIVATE") else {}  # Windows has no such flags
+    region = mmap.mmap(-1, -(-size // REGION) * REGION, **flags)
     with contextlib.suppress(AttributeError, OSError):  # a system without huge pages
         region.madvise(mmap.MADV_HUGEPAGE)
     return region

@@ -99,7 +99,7 @@ class QuantizedLinear(nn.Module):
     def __init__(self, layer: nn.Linear | Conv1D, weights: str):
         super().__init__()
         self.weights, self.format = weights, FORMATS[weights]
-        weight = _matrix(layer)
+        weight = weight_of(layer)
         self.out_features, self.in_features = weight.shape
         slabs = (self._quantize(slab) for slab in weight.split(self._panels_per_slab() * PANEL))
         self._store(slabs, layer.bias, layer.weight.dtype, weight.device)
@@ -228,7 +228,7 @@ class QuantizedLinear(nn.Module):
         return f"{self.weights}, in_features={self.in_features}, out_features={self.out_features}"
 
 
-def _matrix(layer: nn.Linear | Conv1D) -> torch.Tensor:
+def weight_of(layer: nn.Linear | Conv1D) -> torch.Tensor:
     """Return a layer's weight as a view [out, in]; GPT-2's `Conv1D` stores [in, out]."""
     return layer.weight.detach().T if isinstance(layer, Conv1D) else layer.weight.detach()
 

@@ -23,14 +23,9 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from .. import kernels
-from ..models.quantization import QuantizedLinear
+from ..models.quantization import QuantizedLinear, weight_of
 
 Layer = nn.Linear | Conv1D | QuantizedLinear
-
-
-def weight_of(layer: nn.Linear | Conv1D) -> torch.Tensor:
-    """Return a layer's weight as a view [out, in]; GPT-2's `Conv1D` stores [in, out]."""
-    return layer.weight.detach().T if isinstance(layer, Conv1D) else layer.weight.detach()
 
 
 class PyTorch:
@@ -184,4 +179,6 @@ def candidates(available: list[str], copies: bool) -> list[str]:
     Where it may, `compiled_unpacked` is left out. Timed layer by layer it is about as fast as `compiled`, but a whole
     GPT-2 of 124M parameters generated 78 tokens per second with both and 113 with `compiled` alone (AMD EPYC, Zen 4).
     """
-    return [name for name in available if not (name == "compiled_unpacked" if copies else BACKENDS[name].copies_weight)]
+    if copies:
+        return [name for name in available if name != "compiled_unpacked"]
+    return [name for name in available if not BACKENDS[name].copies_weight]
