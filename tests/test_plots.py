@@ -359,6 +359,13 @@ def test_a_resumed_stream_changes_its_color_with_the_replica():
     )
 
 
+def test_predicted_times_are_described_with_the_error_of_each_model():
+    points = {"two": [(1, 2, True), (4, 2, False)], "six": [(1, 1, True), (4, 6, False)]}
+    alt = plots.predicted_times(points, "milliseconds").alt
+
+    assert alt.endswith("2 iterations. two: off by 75% in the median; six: off by 25% in the median.")
+
+
 def test_a_ring_marks_the_smallest_fleet_that_keeps_a_promise():
     picture = plots.missed_requests({"load": {1: 0.3, 2: 0.05, 3: 0.01, 4: 0.0}}, promises=(0.9, 0.99, 0.999))
     rings = [line.get_xdata()[0] for line in picture.figure.axes[0].lines if line.get_markersize() == 12]

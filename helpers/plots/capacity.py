@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter
@@ -54,7 +55,9 @@ def predicted_times(models: Mapping[str, Sequence[tuple[float, float, bool]]], u
     key = {kind: Line2D([], [], linestyle="", marker=marker, color=color) for kind, (marker, color) in looks.items()}
     add_key(figure, key | {"measured = predicted": Line2D([], [], color=GRAY)})
     count = max(map(len, models.values()))
-    return Picture(figure, f"Predicted over measured times of {count} iterations, by {' and by '.join(models)}.")
+    errors = {name: median(abs(predicted / time - 1) for time, predicted, _ in models[name]) for name in models}
+    described = "; ".join(f"{name}: off by {error:.0%} in the median" for name, error in errors.items())
+    return Picture(figure, f"Predicted over measured times of {count} iterations. {described}.")
 
 
 def missed_requests(
