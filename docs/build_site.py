@@ -83,7 +83,7 @@ class Lesson:
 def read(folders: Sequence[Path], pattern: str, prefix: str) -> list[Lesson]:
     """Return the notebooks of several folders in reading order, each from the first folder that has it."""
     paths = {path.relative_to(folder): path for folder in reversed(folders) for path in sorted(folder.glob(pattern))}
-    names = sorted(paths, key=lambda path: ([int(n) for n in re.findall(r"\d+", path.name)][:1], path))
+    names = sorted(paths, key=lambda path: ([int(n) for n in re.findall(r"^\d+", path.name)], path))
     return [Lesson(prefix + name.as_posix(), nbformat.read(paths[name], as_version=4)) for name in names]
 
 

@@ -244,6 +244,13 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+def test_lessons_are_in_the_order_of_the_number_with_which_a_name_begins(tmp_path):
+    names = ["speed_23x.ipynb", "zebra.ipynb", "9_a.ipynb", "10_b.ipynb"]
+    for name in names:
+        nbformat.write(new_notebook(), tmp_path / name)
+    assert [lesson.path for lesson in build_site.read([tmp_path], "*.ipynb", "")] == names
+
+
 @pytest.mark.slow
 def test_no_link_of_the_whole_site_is_broken(site):
     assert broken_links(site[0]) == []
