@@ -35,9 +35,10 @@ sys.path.insert(0, str(ROOT))
 from api_pages import api_pages, modules, public_names  # noqa: E402  (it imports helpers)
 from playground_files import playground  # noqa: E402
 
-PAGES = ["README.md", "INSTRUCTOR.md", "SUPPORT.md", "benchmarks/README.md", "helpers/tiny_model/README.md"]
-PAGES += ["benchmarks/figures/README.md"]
-PAGES += sorted(path.relative_to(ROOT).as_posix() for path in DOCS.glob("*.md"))
+PAGES = ["README.md", "INSTRUCTOR.md", "SUPPORT.md", "helpers/tiny_model/README.md"]
+PAGES += sorted(
+    path.relative_to(ROOT).as_posix() for path in (*DOCS.glob("*.md"), *(ROOT / "benchmarks").glob("**/*.md"))
+)
 PLAYGROUND = "docs/playground.md"
 BADGE = re.compile(r"\[!\[[^\]]*\]\([^)]*colab-badge[^)]*\)\]\((?P<address>[^)]*)\)")
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\[\]]*)\]\((?P<target>[^()\s]+)\)")

@@ -35,8 +35,6 @@ PATTERNS = {
     "a kernel is requested, not wished": r"\bwish(?:ed|es)?\b",
     "no dash for drama: use a comma, a colon or a new sentence": r"(?<=\w) [–—] |\w—\w",
 }
-MARKDOWN = ["README.md", "INSTRUCTOR.md", "SUPPORT.md", "benchmarks/README.md", "helpers/tiny_model/README.md"]
-MARKDOWN += ["helpers/tiny_model/draft/README.md", "benchmarks/figures/README.md", "docs/deployment.md"]
 DATA = {"corpus.py"}  # the grammar of the embedded model's training text
 PAGES = ["*.html", "*.js"]
 
@@ -68,7 +66,8 @@ def texts() -> list[tuple[str, str]]:
 
 
 def _texts() -> Iterator[tuple[str, str]]:
-    for path in [*map(ROOT.joinpath, MARKDOWN), *(ROOT / "docs").rglob("*.md")]:
+    folders = "benchmarks", "docs", "helpers"
+    for path in [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))]:
         yield path.relative_to(ROOT).as_posix(), prose(path.read_text(encoding="utf-8"))
     for path in (ROOT / "notebooks").rglob("*.ipynb"):
         if ".ipynb_checkpoints" not in path.parts:
