@@ -51,10 +51,6 @@ class RequestResult(RequestMetrics):
             return "ok"
         return "refused" if self.http_status == 429 else "failed"
 
-    @property
-    def tpot(self) -> float | None:
-        return (self.e2e - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
-
 
 class Client:
     """An HTTP client of one server, used as `async with Client(url) as client`.
