@@ -5,7 +5,16 @@ That an order is the one of a sorted list, and what it costs, is test_waiting_qu
 
 import pytest
 
-from helpers.engine import POLICIES, Balanced, EngineConfig, FirstComeFirstServed, Priority, Scheduler, Sequence
+from helpers.engine import (
+    POLICIES,
+    Balanced,
+    EngineConfig,
+    FirstComeFirstServed,
+    LongestFirst,
+    Priority,
+    Scheduler,
+    Sequence,
+)
 from helpers.engine.policies import make_policy
 from tests.simulation import Simulation, queue_of
 
@@ -135,3 +144,5 @@ def test_a_policy_that_does_not_exist_is_refused():
         make_policy(7)
     with pytest.raises(ValueError, match="aging is a number of iterations of at least 1"):
         Priority(aging=0)
+    with pytest.raises(ValueError, match=r"LongestFirst is a class: give an object, such as LongestFirst\(\)"):
+        make_policy(LongestFirst)
