@@ -131,11 +131,7 @@ def draft_timeline(trace: Trace, title: str = "") -> Picture:
     ax.set_yticks([row + 0.5 for row in range(trace.rows)], [str(row) for row in range(trace.rows)])
     ax.tick_params(length=2)
     ax.set(ylabel="row", xlabel=f"forward pass (a full cell is {tallest} tokens)")
-    key = {
-        "prefill": {"facecolor": shade(SKY)},
-        "tokens gained": {"facecolor": SKY},
-        "rejected": REJECTED,
-    }
+    key = {"prefill": {"facecolor": shade(SKY)}, "tokens gained": {"facecolor": SKY}, "rejected": REJECTED}
     add_key(figure, key)
     alt = (
         f"Timeline of {trace.rows} rows in {trace.forward_passes} forward passes, which yield {trace.output_tokens} "

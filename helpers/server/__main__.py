@@ -104,10 +104,7 @@ def run(options: argparse.Namespace, make: Callable[[argparse.Namespace], FastAP
         make: makes the application, or raises a ValueError that says what is wrong with the options.
     """
     if not is_loopback(options.host) and options.api_key is None:
-        warnings.warn(
-            f"Anyone who can reach {options.host} can use this server: set an --api-key.",
-            stacklevel=1,
-        )
+        warnings.warn(f"Anyone who can reach {options.host} can use this server: set an --api-key.", stacklevel=1)
     address = options.host, options.port
     with _bound_socket(*address, options.program) as listening:  # first, since loading a model takes a while
         _serve(options, listening, make)

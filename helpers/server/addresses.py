@@ -54,9 +54,6 @@ def documented(*statuses: int, stream: bool = False) -> dict[int, dict[str, Any]
     return errors | (success if stream else {})
 
 
-# --- OpenAI's addresses -----------------------------------------------------------------------------------------------
-
-
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue one prompt or several."""
     return await generate(request, body, CompletionFormatter(*_about(request, body, "cmpl")), body.prompts)
@@ -130,9 +127,6 @@ def check_model(request: Request, name: str | None) -> None:
         raise APIError(404, f"There is no model {name!a}; this server runs {own!a}.", "model", "model_not_found")
 
 
-# --- vLLM's addresses -------------------------------------------------------------------------------------------------
-
-
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     """Return the tokens of a prompt or a chat."""
     check_model(request, body.model)
@@ -153,9 +147,6 @@ async def server_version() -> dict[str, str]:
     return {"version": version()}
 
 
-# --- operation --------------------------------------------------------------------------------------------------------
-
-
 async def health(request: Request) -> dict[str, str]:
     """Say whether the server takes requests."""
     if (problem := request.app.state.engine_client.problem) is not None:
@@ -166,9 +157,6 @@ async def health(request: Request) -> dict[str, str]:
 async def prometheus_metrics(request: Request) -> Response:
     """Report the server's metrics to Prometheus."""
     return Response(request.app.state.metrics.page(), media_type=CONTENT_TYPE_LATEST)
-
-
-# --- the live view ----------------------------------------------------------------------------------------------------
 
 
 async def page() -> FileResponse:
