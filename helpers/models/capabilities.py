@@ -40,14 +40,12 @@ def require_kv_cache(model) -> None:
     State-space and recurrent models (Mamba, RWKV, RecurrentGemma) and hybrids are recognized by what they leave in the
     cache.
     """
-    cache = kv_cache.new()
+    cache, cause = kv_cache.new(), None
     try:
         _run_probe(model, cache, tokens=2)
         widths = [layer.keys.shape[2] for layer in cache.layers]
     except Exception as error:  # a model without this kind of cache may raise anything
         widths, cause = [], error
-    else:
-        cause = None
     config = model.config.get_text_config()
     # In Gemma 3n and 4, the last layers read the keys of earlier ones and store none of their own.
     layers = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)

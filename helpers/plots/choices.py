@@ -86,14 +86,11 @@ def constrained_text(tokens: Sequence[str], allowed: Sequence[int], title: str =
             if count > 1:
                 write(ax, left + len(token) / 2, top - 0.2, f"{count:,}", SMALL - 1, color=INK)
     free = sum(count > 1 for count in allowed)
-    add_key(
-        figure,
-        {
-            "chosen from so many tokens": {"facecolor": ORANGE, "edgecolor": INK},
-            "the only token allowed": {"facecolor": PALE, "edgecolor": GRAY},
-        },
-        columns=2,
-    )
+    key = {
+        "chosen from so many tokens": {"facecolor": ORANGE, "edgecolor": INK},
+        "the only token allowed": {"facecolor": PALE, "edgecolor": GRAY},
+    }
+    add_key(figure, key, columns=2)
     listed = ", ".join(f"{token!r} {count}" for token, count in zip(tokens, allowed, strict=True))
     alt = f"An output of {len(tokens)} tokens, {free} of them chosen from several. Token, allowed tokens: {listed}."
     return Picture(figure, alt)

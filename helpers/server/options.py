@@ -97,27 +97,16 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argpa
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:
     """Return the settings of an engine."""
-    return EngineConfig(
-        max_batch_size=options.rows,
-        max_tokens_per_step=options.tokens_per_step,
-        policy=options.policy,
-        num_blocks=options.blocks,
-        block_size=options.block_size,
-        trace_length=TRACE_LENGTH,
-        speculative=options.speculative,
-        num_speculative_tokens=options.num_speculative_tokens,
-        draft_model=options.draft_model,
-    )
+    names = ("policy", "block_size", "speculative", "num_speculative_tokens", "draft_model")  # the same in both
+    settings = {name: getattr(options, name) for name in names}
+    limits = {"max_batch_size": options.rows, "max_tokens_per_step": options.tokens_per_step}
+    return EngineConfig(**limits, num_blocks=options.blocks, trace_length=TRACE_LENGTH, **settings)
 
 
 def app_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `make_app`."""
-    return {
+    return {name: getattr(options, name) for name in ("max_queue", "deadline", "api_key", "pace")} | {
         "model_name": options.served_model_name or name_of(options.model or os.environ.get("COURSE_MODEL")),
-        "max_queue": options.max_queue,
-        "deadline": options.deadline,
-        "api_key": options.api_key,
-        "pace": options.pace,
         "allowed_hosts": allowed_hosts(options.host, options.allowed_host),
         "allowed_origins": options.allowed_origin,
     }
