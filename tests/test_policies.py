@@ -5,16 +5,7 @@ That an order is the one of a sorted list, and what it costs, is test_waiting_qu
 
 import pytest
 
-from helpers.engine import (
-    POLICIES,
-    Balanced,
-    EngineConfig,
-    FirstComeFirstServed,
-    LongestFirst,
-    Priority,
-    Scheduler,
-    Sequence,
-)
+from helpers.engine import POLICIES, Balanced, EngineConfig, FirstComeFirstServed, Priority, Scheduler, Sequence
 from helpers.engine.policies import make_policy
 from tests.simulation import Simulation, queue_of
 
@@ -145,4 +136,4 @@ def test_a_policy_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="aging is a number of iterations of at least 1"):
         Priority(aging=0)
     with pytest.raises(ValueError, match=r"LongestFirst is a class: give an object, such as LongestFirst\(\)"):
-        make_policy(LongestFirst)
+        make_policy(POLICIES["longest_first"])

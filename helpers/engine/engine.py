@@ -170,7 +170,10 @@ class EngineCore:
     def add_sequences(
         self, prompt: Prompt, params: SamplingParams, request_id: Hashable, priority=0, beam_width=0, generated=None
     ) -> Hashable:
-        """Add the sequences of a request with a new id: its outputs, or the beams of a beam search."""
+        """Add the sequences of a request with a new id: its outputs or, with a `beam_width`, its beams.
+
+        The other arguments and the errors are those of `add_request`.
+        """
         token_ids, max_tokens = self.validator.validate(prompt, params)
         if not isinstance(priority, Integral):
             raise ValueError(f"priority must be an integer, not {priority!r}.")
