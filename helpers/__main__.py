@@ -24,7 +24,7 @@ import typing
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,7 +40,7 @@ except KeyboardInterrupt:  # `main` cannot handle it yet, and these imports take
 PROGRAM = "python -m helpers"
 STRUCTURED = Parameter(group="Structured outputs", negative_iterable=())
 GREEDY = SamplingParams()
-FIELDS = [field.name for field in fields(GREEDY)]
+FIELDS = [one.name for one in fields(GREEDY)]
 
 
 def read_prompts(file: str | None) -> dict[str, str]:
@@ -96,7 +96,21 @@ def as_record(output: RequestOutput) -> dict[str, Any]:
     return record | {name: value for name in optional if (value := getattr(output, name)) is not None}
 
 
-def answer(engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: bool, as_json: bool) -> bool:
+@dataclass
+class PromptOutputs:
+    """A prompt, where it was read, how many outputs it gets (0 if it was refused), and those that are finished."""
+
+    place: str
+    prompt: Prompt
+    num_outputs: int = 0
+    finished: list[RequestOutput] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.finished) >= self.num_outputs
+
+
+def generate(engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: bool, as_json: bool) -> bool:
     """Print the outputs for all lines in order, and return whether none failed. Ctrl-C prints the finished ones.
 
     Args:
@@ -106,61 +120,80 @@ def answer(engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: bo
         is_jsonl: whether each line is a JSON object (see `parse_json`).
         as_json: whether to print a JSON object per output; otherwise the prompt and its continuation are printed.
     """
-    places, prompts = list(lines), list(lines.values())
-    finished, missing = [[] for _ in lines], [0] * len(lines)  # for each prompt: outputs, and how many are to come
-    for number, line in enumerate(lines.values()):
+    prompts = [PromptOutputs(place, line) for place, line in lines.items()]
+    for number, one in enumerate(prompts):
         try:
-            prompts[number], params = parse_json(line, defaults) if is_jsonl else (line, defaults)
-            engine.add_request(prompts[number], params, number)
-            missing[number] = params.n
+            one.prompt, params = parse_json(one.prompt, defaults) if is_jsonl else (one.prompt, defaults)
+            engine.add_request(one.prompt, params, number)
+            one.num_outputs = params.n
         except ValueError as error:
-            finished[number].append(RequestOutput(number, prompts[number], "", [], "error", error=str(error)))
-    grows = missing == [1] and not as_json  # on a terminal, only the last line can grow
-    has_groups = max(missing) > 1 and not as_json
-    num_outputs = list(missing)
+            one.finished.append(RequestOutput(number, one.prompt, "", [], "error", error=str(error)))
+    if [one.num_outputs for one in prompts] == [1] and not as_json:
+        print_while_it_grows(engine, prompts[0])
+    else:
+        print_in_order(engine, prompts, as_json)
+    return not any(output.error for one in prompts for output in one.finished)
 
-    def name_of(output: RequestOutput) -> str:
-        place, total = places[output.request_id], num_outputs[output.request_id]
-        return place if total <= 1 else f"{place}, output {output.index + 1} of {total}"
 
-    def text_before(prompt: Prompt) -> str:
-        return prompt if isinstance(prompt, str) else engine.tokenizer.decode(prompt)
+def print_while_it_grows(engine, one: PromptOutputs) -> None:
+    """Print the text of a single output as it is generated: on a terminal, only the last line can grow."""
+    print(text_before(one.prompt, engine.tokenizer), end="", flush=True)
+    try:
+        while not one.is_done:
+            for output in engine.step():
+                print(output.new_text, end="", flush=True)
+                if output.finish_reason is not None:
+                    one.finished.append(output)
+    finally:
+        print(flush=True)
+    if (error := one.finished[0].error) is not None:
+        print(f"{one.place}: {error}", file=sys.stderr)
 
-    def show(number: int) -> None:
-        if grows:
-            print()
-        for output in sorted(finished[number], key=lambda output: output.index):
-            if as_json:
-                tqdm.write(json.dumps(as_record(output)), sys.stdout)  # unlike `print`, moves a bar out of the way
-            elif output.error is not None:
-                tqdm.write(f"{name_of(output)}: {output.error}", sys.stderr)
-            elif not grows:
-                label = f"[{name_of(output)}] " if num_outputs[number] > 1 else ""
-                tqdm.write(label + text_before(output.prompt) + output.text, sys.stdout)
-        if has_groups and finished[number] and number + 1 < len(places):
-            tqdm.write("", sys.stdout)  # a blank line after the outputs of one prompt
-        sys.stdout.flush()  # a program that reads from a pipe gets each output at once
 
+def print_in_order(engine, prompts: list[PromptOutputs], as_json: bool) -> None:
+    """Print the outputs of each prompt once they and all earlier ones are finished."""
+    has_groups = not as_json and any(one.num_outputs > 1 for one in prompts)
     # None: no bar unless stderr is a terminal.
-    with tqdm(total=sum(missing), unit="output", leave=False, disable=grows or None) as bar:
-        turns = deque(range(len(places)))
+    with tqdm(total=sum(one.num_outputs for one in prompts), unit="output", leave=False, disable=None) as bar:
+        turns = deque(prompts)
+
+        def print_next() -> None:
+            one = turns.popleft()
+            print_outputs(one, as_json, engine.tokenizer)
+            if has_groups and one.finished and turns:
+                tqdm.write("", sys.stdout)  # a blank line after the outputs of one prompt
+            sys.stdout.flush()  # a program that reads from a pipe gets each output at once
+
         try:
-            if grows:
-                print(text_before(prompts[0]), end="", flush=True)
             while turns:
-                while missing[turns[0]]:
+                while not turns[0].is_done:
                     for output in engine.step():
-                        if grows:
-                            print(output.new_text, end="", flush=True)
                         if output.finish_reason is not None:
-                            finished[output.request_id].append(output)
-                            missing[output.request_id] -= 1
+                            prompts[output.request_id].finished.append(output)
                             bar.update()
-                show(turns.popleft())
+                print_next()
         finally:  # after Ctrl-C, some prompts are left
-            for number in turns:
-                show(number)
-    return not any(output.error for outputs in finished for output in outputs)
+            while turns:
+                print_next()
+
+
+def print_outputs(one: PromptOutputs, as_json: bool, tokenizer) -> None:
+    """Print the finished outputs of a prompt. Unlike `print`, `tqdm.write` moves a bar out of the way."""
+    for output in sorted(one.finished, key=lambda output: output.index):
+        is_single = one.num_outputs <= 1
+        name = one.place if is_single else f"{one.place}, output {output.index + 1} of {one.num_outputs}"
+        if as_json:
+            tqdm.write(json.dumps(as_record(output)), sys.stdout)
+        elif output.error is not None:
+            tqdm.write(f"{name}: {output.error}", sys.stderr)
+        else:
+            label = "" if is_single else f"[{name}] "
+            tqdm.write(label + text_before(output.prompt, tokenizer) + output.text, sys.stdout)
+
+
+def text_before(prompt: Prompt, tokenizer) -> str:
+    """Return the text of a prompt, which may be token ids."""
+    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
 
 
 def refuse_rounding(app, commands, arguments) -> None:
@@ -255,7 +288,7 @@ def prepare(
     except Exception as error:  # each kind of missing device has its own exception
         raise ValueError(f"Device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
     engine = Engine(*load_model(model, device, getattr(torch, dtype), weights), config)
-    return lambda: answer(engine, lines, sampling, is_jsonl, as_json)
+    return lambda: generate(engine, lines, sampling, is_jsonl, as_json)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,6 +12,7 @@ All times are in seconds. Report medians with a tail percentile (p95, p99), neve
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .trace import Trace
 
@@ -34,12 +35,16 @@ class RequestMetrics:
 
     @property
     def itl(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self.token_times, self.token_times[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(self.token_times)]
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.token_times)
 
     @property
     def tpot(self) -> float | None:
         """Time per output token; None for an output of one token, which has no time *between* tokens."""
-        return (self.e2e - self.ttft) / (len(self.token_times) - 1) if len(self.token_times) > 1 else None
+        return (self.e2e - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
 def request_metrics(trace: Trace, arrivals: Mapping[Hashable, float] | None = None) -> list[RequestMetrics]:

@@ -137,9 +137,8 @@ COPIED_FROM = [
     (
         "In a cottage by the river lived a patient owl named Nora. Every morning she swept the floor, fed the hens and "
         'carried two buckets of water up the hill. One windy evening a tired fox knocked at the door. "May I stay '
-        "until "
-        'morning?" asked the fox. "Stay as long as you like," said Nora, and she put another log on the fire. When '
-        'the storm was over, the fox gave her a small brass bell. "Ring it when you need a friend," he said.',
+        'until morning?" asked the fox. "Stay as long as you like," said Nora, and she put another log on the fire. '
+        'When the storm was over, the fox gave her a small brass bell. "Ring it when you need a friend," he said.',
         [
             (
                 "Edit: the owl is a badger named Otto.",
@@ -163,10 +162,8 @@ COPIED_FROM = [
     (
         "Minutes of the village meeting. The bridge: two planks are loose, and Tom will nail them down before Sunday. "
         "The well: the rope is worn, and Lena will buy a new one at the market in June. The school: the roof leaks "
-        "over "
-        "the second window, and Jonas will ask the carpenter for a price. The harvest feast: it takes place on the "
-        "last "
-        "Saturday of September, and every house brings a dish for ten people.",
+        "over the second window, and Jonas will ask the carpenter for a price. The harvest feast: it takes place on "
+        "the last Saturday of September, and every house brings a dish for ten people.",
         [
             (
                 "Edit: write it for the board, with one line for each point.",
@@ -201,10 +198,7 @@ COPIED_FROM = [
                 'def total_price(rows):\n    total = 0\n    for row in rows:\n        total += row["kilos"] * '
                 'row["price"]\n    return total\n',
             ),
-            (
-                "Quote the line that adds to the total.",
-                '        total += row["weight"] * row["price"]\n',
-            ),
+            ("Quote the line that adds to the total.", '        total += row["weight"] * row["price"]\n'),
             (
                 "Extract the function total_price.",
                 'def total_price(rows):\n    total = 0\n    for row in rows:\n        total += row["weight"] * '

@@ -8,6 +8,7 @@ import itertools
 import math
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from conftest import PROMPTS, CountingModel, alone, letter_tokenizer, random_pair
@@ -880,3 +881,11 @@ def test_a_priority_that_is_not_an_integer_is_refused():
         with pytest.raises(ValueError, match="priority must be an integer"):
             engine.add_request("a", SamplingParams(2), "a", wrong)
     assert not engine.has_unfinished_requests()
+
+
+def test_numpys_integers_are_integers():
+    engine = letters_engine(policy="priority")
+    request_id = engine.add_request(np.array([1, 2]), SamplingParams(2), priority=np.int64(3))
+    (sequence,) = engine.scheduler.requests[request_id]
+    assert sequence.token_ids == [1, 2] and {type(id) for id in sequence.token_ids} == {int}
+    assert [one.token_ids for one in run(engine) if one.finish_reason] == [[3, 4]]

@@ -68,13 +68,13 @@ class EngineMachine(RuleBasedStateMachine):
     def begin(self, config):
         self.model, self.tokenizer = self.pair()
         self.engine = Engine(self.model, self.tokenizer, config)
-        iterate, steps = self.engine._iterate, itertools.count()
+        iterate, steps = self.engine.iterate, itertools.count()
 
         def bounded():
             assert next(steps) < 3000, "a request was lost, and a caller waits for it"
             iterate()
 
-        self.engine._iterate = bounded
+        self.engine.iterate = bounded
         self.requests: dict = {}  # id -> prompt, max_tokens
         self.outputs: dict = {}  # id -> the last output
         self.streams: dict = {}  # id -> iterator

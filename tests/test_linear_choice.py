@@ -35,7 +35,7 @@ def calls(monkeypatch):
     calls = []
 
     class Recorder:
-        copies_weight, name = False, "pytorch"
+        name = "pytorch"
 
         def __init__(self, layer):
             self.layer = layer
@@ -45,7 +45,7 @@ def calls(monkeypatch):
             return self.layer(x)
 
     class Copier(Recorder):
-        copies_weight, name = True, "onednn_packed"
+        name = "onednn_packed"
 
     for backend in (Recorder, Copier):
         monkeypatch.setitem(linear_backends.BACKENDS, backend.name, backend)

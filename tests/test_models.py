@@ -24,6 +24,7 @@ from helpers.models import (
     context_length,
     default_pair,
     eos_token_ids,
+    require_exact_padding,
     require_kv_cache,
 )
 from tests.families import build, by_name
@@ -156,6 +157,18 @@ def test_a_decoder_that_counts_pads_as_positions_is_refused(tmp_path):
     save(AutoModelForCausalLM.from_config(config), tmp_path)
     with pytest.raises(ValueError, match=r"BartForCausalLM generates other tokens.*padding"):
         load_model(tmp_path)
+
+
+def test_a_model_whose_logits_are_not_numbers_behind_padding_is_refused():
+    def spoil(_module, _arguments, inputs, output):
+        if not inputs["attention_mask"].all():
+            output.logits.fill_(float("nan"))
+
+    model = clone_sharing_weights(random_pair("gpt2")[0])
+    require_exact_padding(model)
+    model.register_forward_hook(spoil, with_kwargs=True)
+    with pytest.raises(ValueError, match="GPT2LMHeadModel generates other tokens behind left padding"):
+        require_exact_padding(model)
 
 
 def test_a_folder_without_a_model_is_named_in_the_error(tmp_path):

@@ -201,8 +201,8 @@ def test_letters_have_enough_contrast_with_every_color_of_a_request(share):
         )
 
     for color in plots.REQUEST_COLORS:
-        fill = plots.picture.shade(color, share)
-        dark, light = sorted(luminance(each) + 0.05 for each in (fill, plots.picture.ink_on(fill)))
+        fill = plots.looks.shade(color, share)
+        dark, light = sorted(luminance(each) + 0.05 for each in (fill, plots.looks.ink_on(fill)))
         assert light / dark > 4, (color, share)
 
 

@@ -135,3 +135,5 @@ def test_a_policy_that_does_not_exist_is_refused():
         make_policy(7)
     with pytest.raises(ValueError, match="aging is a number of iterations of at least 1"):
         Priority(aging=0)
+    with pytest.raises(ValueError, match=r"LongestFirst is a class: give an object, such as LongestFirst\(\)"):
+        make_policy(POLICIES["longest_first"])

@@ -8,12 +8,13 @@ import pytest
 
 from helpers import Engine, EngineConfig
 from helpers.server import __main__ as command
+from helpers.server.options import allowed_hosts, name_of
 from tests.serving import OWL, RawConnection, body, error_of, post, serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 KEY = "a key"
-LOOPBACK = command._allowed_hosts("127.0.0.1", None)
+LOOPBACK = allowed_hosts("127.0.0.1", None)
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +63,12 @@ def test_another_name_is_403_so_dns_rebinding_reads_nothing(server, host):
 
 
 def test_other_names_can_be_allowed(monkeypatch):
-    with serving(allowed_hosts=command._allowed_hosts("127.0.0.1", ["Inside.Example"])) as own:
+    with serving(allowed_hosts=allowed_hosts("127.0.0.1", ["Inside.Example"])) as own:
         for host, status in (("inside.example:80", 200), ("localhost", 200), ("other.example", 403)):
             assert httpx.get(own.url + "/health", headers={"Host": host}).status_code == status
-    assert command._allowed_hosts("127.0.0.1", ["*"]) is None
-    assert command._allowed_hosts("0.0.0.0", None) is None, "its names are not known"
-    assert "inside" in command._allowed_hosts("0.0.0.0", ["inside"])
+    assert allowed_hosts("127.0.0.1", ["*"]) is None
+    assert allowed_hosts("0.0.0.0", None) is None, "its names are not known"
+    assert "inside" in allowed_hosts("0.0.0.0", ["inside"])
     assert command._options(["--allowed-host", "a", "--allowed-host", "b"]).allowed_host == ["a", "b"]
 
 
@@ -185,11 +186,11 @@ def test_every_parameter_in_the_reference_has_a_meaning_and_its_limits(plain):
 def test_a_model_is_called_by_the_name_of_its_folder(tmp_path):
     folder = tmp_path / "my-model"
     folder.mkdir()
-    assert command._name_of(str(folder)) == command._name_of(f"{folder}/") == "my-model"
-    assert command._name_of("openai-community/gpt2") == "openai-community/gpt2", "a Hub id is a name"
+    assert name_of(str(folder)) == name_of(f"{folder}/") == "my-model"
+    assert name_of("openai-community/gpt2") == "openai-community/gpt2", "a Hub id is a name"
     (tmp_path / "model.gguf").touch()
-    assert command._name_of(str(tmp_path / "model.gguf")) == "model.gguf"
-    assert command._name_of(None) == command._name_of("") == "tiny-model"
+    assert name_of(str(tmp_path / "model.gguf")) == "model.gguf"
+    assert name_of(None) == name_of("") == "tiny-model"
     for option in ("--served-model-name", "--name"):
         assert command._options([option, "mine"]).served_model_name == "mine"
 

@@ -32,7 +32,8 @@ except KeyboardInterrupt:
 
 from fastapi import FastAPI
 
-from ..server.__main__ import DTYPES, app_options, engine_config, make_parser, parse, run
+from ..server.__main__ import run
+from ..server.options import DTYPES, app_options, engine_config, make_parser, parse
 from . import vllm_replica
 from .app import make_cluster_app
 from .autoscaling import QueueLengthAutoscaler

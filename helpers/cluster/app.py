@@ -6,7 +6,8 @@ from typing import Any
 from fastapi import FastAPI, Request
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from ..server.app import documented, make_app
+from ..server.addresses import documented
+from ..server.app import make_app
 from ..server.strict import Strict
 from .lifecycle import DRAINING, READY, STARTING, Member
 from .replica_client import ReplicaClient, ReplicatedEngine

@@ -12,6 +12,7 @@ block_manager.py     the blocks of the KV cache: block tables, prefix sharing, e
 block_hashes.py      the hashes by which cached blocks are recognized
 free_blocks.py       the free blocks
 sequence.py          the tokens of one output, and how many of them are computed
+run_to_end.py        runs requests until all are finished, for `generate`
 beam_search.py       beam search: beams are sequences, and a beam with several successors is forked
 runner.py            the contract between an engine and its runner
 grammar.py           structured outputs, compiled for a vocabulary

@@ -141,19 +141,19 @@ def beam_search(
             f"use fewer beams."
         )
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, logprobs=num_logprobs)
-    request_id = engine._new_id()
+    request_id = engine.new_id()
     try:
         try:
             engine.outputs.subscribe(request_id, deque(maxlen=0))  # single beams have no reader
-            engine._add(prompt, params, request_id, beam_width=beam_width)
+            engine.add_sequences(prompt, params, request_id, beam_width=beam_width)
             sequences = list(engine.scheduler.requests[request_id])
             engine.validator.check_recomputation(sequences[0].prompt_tokens, sequences[0].max_tokens)
             rules = BeamRules(beam_width, sequences[0].max_tokens, length_penalty, early_stopping, eos_token_ids)
             _run_rounds(engine, sequences, rules)
         finally:
-            engine._leave(request_id)
+            engine.leave(request_id)
     finally:
-        engine._leave(request_id)  # again, because an interrupt may have come while the search left
+        engine.leave(request_id)  # again, because an interrupt may have come while the search left
     texts = (text_of([id for id in ids if id not in eos_token_ids], engine.tokenizer) for _, ids in rules.finished)
     return [BeamOutput(ids, text, score) for (score, ids), text in zip(rules.finished, texts, strict=True)]
 
@@ -162,7 +162,7 @@ def _run_rounds(engine: "EngineCore", sequences: list[Sequence], rules: BeamRule
     """Run iterations until the search ends. In the first round, one sequence computes the prompt for all of them."""
     beams, length = sequences[:1], 0
     while beams:
-        engine._iterate()
+        engine.iterate()
         for sequence in sequences:
             if sequence.error is not None:
                 raise RuntimeError(f"The beam search failed: {sequence.error}")
@@ -173,7 +173,7 @@ def _run_rounds(engine: "EngineCore", sequences: list[Sequence], rules: BeamRule
             try:
                 beams, length = _extend(engine, sequences, beams, extensions), length + 1
             except BaseException:  # an interrupt, perhaps in the middle of a fork
-                engine._recover()
+                engine.recover()
                 raise
 
 

@@ -32,10 +32,9 @@ class EngineConfig:
             length, up to 1 GiB.
         prefix_caching: whether a request reuses the keys and values of an earlier one with the same prefix.
         linear_backend: what computes the linear layers on a CPU: "auto" chooses by measurement
-            (`runners/linear_choice.py`); "pytorch", "onednn", "onednn_packed", "compiled" or
-            "compiled_unpacked" computes all of them.
-        prepack: on a CPU, whether "auto" may keep second copies of weights in an order that is read faster; None allows
-            that for models of up to 1 GiB. Without copies, "compiled_unpacked" is the kernel that "auto" can choose.
+            (`runners/linear_choice.py`); "pytorch", "onednn", "onednn_packed", "compiled" or "compiled_unpacked"
+            computes all of them. "onednn_packed" and "compiled" keep second copies of the weights, in an order that is
+            read faster. "auto" does so only in models of up to 1 GiB.
         kernels: on a CPU, whether to compile the kernels in `kernels/` for attention and elementwise operations; None
             does so where possible, False uses PyTorch's operators, True raises an error if the kernels are unavailable.
             Linear layers are set by `linear_backend`; "auto" may compile a kernel for them, too.
@@ -71,7 +70,6 @@ class EngineConfig:
     num_blocks: int | None = None
     prefix_caching: bool = True
     linear_backend: str = "auto"
-    prepack: bool | None = None
     kernels: bool | None = None
     batch_invariant: bool = False
     dtype: Any = None

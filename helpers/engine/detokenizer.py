@@ -13,13 +13,17 @@ from .stop_strings import StopStringSearch
 REPLACEMENT_CHARACTER = "\ufffd"  # what an incomplete character is decoded to
 
 
+def letter_ids(tokenizer) -> list[int]:
+    """Return a letter's tokens, to decode others after them: sentencepiece drops the space before a first word."""
+    return tokenizer("a", add_special_tokens=False)["input_ids"]  # some tokenizers make it " a"
+
+
 def text_of(token_ids: list[int], tokenizer) -> str:
     """Return the text of generated tokens as it follows a prompt, without special tokens such as EOS.
 
-    All tokens are decoded together, because a character may span several. They are decoded after a letter, which is
-    then removed, because sentencepiece tokenizers drop the space before a text's first word.
+    All tokens are decoded together, because a character may span several, and after a letter, which is then removed.
     """
-    letter = tokenizer("a", add_special_tokens=False)["input_ids"]  # some tokenizers make it " a"
+    letter = letter_ids(tokenizer)
     before, text = (
         tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         for ids in (letter, letter + token_ids)
@@ -52,8 +56,7 @@ class IncrementalDetokenizer:
         if self._backend is not None:
             from tokenizers.decoders import DecodeStream  # only here: scheduling needs no tokenizer
 
-            letter = tokenizer("a", add_special_tokens=False)["input_ids"]
-            self._stream = DecodeStream(ids=letter, skip_special_tokens=True)
+            self._stream = DecodeStream(ids=letter_ids(tokenizer), skip_special_tokens=True)
 
     def push(self, token_id: int) -> str:
         """Append a token and return the text that has become certain."""

@@ -14,9 +14,9 @@ would get alone. `EngineCore` needs a runner; `helpers.Engine` is an `EngineCore
 import itertools
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from numbers import Integral
 
 from ..trace import Trace
 from .block_manager import BlockManager
@@ -27,6 +27,7 @@ from .proposer import Proposer
 from .recording import record
 from .recovery import recover
 from .resumption import check_indices, resume
+from .run_to_end import run_to_end
 from .runner import ModelInfo, Runner
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
@@ -94,10 +95,10 @@ class EngineCore:
             BaseException: the iteration was interrupted, by Ctrl-C for example. No request is lost, and no token that
                 it has: the next steps recompute the tokens of all sequences, and deliver all outputs.
         """
-        self._iterate()
+        self.iterate()
         return self.outputs.take_pending()
 
-    def _iterate(self) -> None:
+    def iterate(self) -> None:
         """Run one iteration and queue its outputs."""
         self.steps += 1
         plan = None
@@ -111,14 +112,15 @@ class EngineCore:
             for sequence in self.outputs.unfinished if plan is None else plan.sequences:
                 if sequence.finish_reason is None:
                     sequence.end("error", error)
-            self._recover()
+            self.recover()
             if plan is None:
                 raise
         except BaseException:  # an interrupt
-            self._recover()
+            self.recover()
             raise
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
+        """Make the parts of the engine consistent after an interrupt (`recovery.py`)."""
         recover(self.scheduler, self.outputs, self.trace, self.tokenizer)
 
     def now(self) -> float:
@@ -153,23 +155,27 @@ class EngineCore:
                 priority is not an integer, its id is in use, or it cannot have generated these tokens.
         """
         if request_id is None:
-            request_id = self._new_id()
+            request_id = self.new_id()
         elif request_id in self.scheduler.requests or self.outputs.has_subscriber(request_id):
             raise ValueError(
                 f"There is an unfinished request {request_id!r}, or one whose stream has not been read to its end: "
                 f"give this one another id, or none."
             )
-        return self._add(prompt, params or SamplingParams(), request_id, priority, generated=generated)
+        return self.add_sequences(prompt, params or SamplingParams(), request_id, priority, generated=generated)
 
-    def _new_id(self) -> int:
+    def new_id(self) -> int:
         """Return a number that is not in use; outputs that are not delivered yet must not be confused with new ones."""
         return next(id for id in self._ids if id not in self.scheduler.requests and not self.outputs.holds(id))
 
-    def _add(
+    def add_sequences(
         self, prompt: Prompt, params: SamplingParams, request_id: Hashable, priority=0, beam_width=0, generated=None
     ) -> Hashable:
+        """Add the sequences of a request with a new id: its outputs or, with a `beam_width`, its beams.
+
+        The other arguments and the errors are those of `add_request`.
+        """
         token_ids, max_tokens = self.validator.validate(prompt, params)
-        if not isinstance(priority, int):
+        if not isinstance(priority, Integral):
             raise ValueError(f"priority must be an integer, not {priority!r}.")
         if self._start is None:
             self._start = self._clock()
@@ -196,7 +202,7 @@ class EngineCore:
             return request_id
         except BaseException:  # an interrupt: without its id, the caller could not cancel the request
             self.outputs.discard(sequences)
-            self._recover()
+            self.recover()
             raise
 
     def abort_request(self, request_id: Hashable) -> bool:
@@ -214,7 +220,7 @@ class EngineCore:
                 self.trace.free([sequence.label])
                 self.outputs.put(sequence)
         except BaseException:  # an interrupt
-            self._recover()
+            self.recover()
             raise
         return bool(sequences)
 
@@ -282,38 +288,11 @@ class EngineCore:
             )
         for prompt, one in zip(prompts, params, strict=True):
             self.validator.validate(prompt, one)
-
-        arriving = deque(sorted(range(len(prompts)), key=lambda place: arrivals[place]))
-        place_of: dict[Hashable, int] = {}
-        undelivered: deque[RequestOutput] = deque()
-        ended: dict[tuple[int, int], RequestOutput] = {}
-        from tqdm.auto import tqdm  # only here: an engine that steps needs nothing but Python, and runs in a browser
-
-        expected = sum(one.n for one in params)
-        try:
-            with tqdm(total=expected, unit="output", disable=not progress) as bar:
-                for iteration in itertools.count():
-                    while arriving and arrivals[arriving[0]] <= iteration:
-                        place = arriving.popleft()
-                        request_id = self._new_id()
-                        place_of[request_id] = place  # first, so that an interrupt leaves no request behind
-                        self.outputs.subscribe(request_id, undelivered)
-                        self._add(prompts[place], params[place], request_id)
-                    if len(ended) == expected:
-                        break
-                    self._iterate()
-                    while undelivered:
-                        output = undelivered.popleft()
-                        if output.finish_reason is not None:
-                            ended[place_of[output.request_id], output.index] = output
-                            bar.update()
-        finally:
-            for request_id in place_of:  # cancels a request only if an exception ends this call
-                self._leave(request_id)
-        failed = [output for output in ended.values() if output.error]
+        outputs = run_to_end(self, prompts, params, arrivals, progress)
+        failed = [output for output in outputs if output.error]
         if failed:
-            warnings.warn(f"{len(failed)} of {expected} outputs failed: {failed[0].error}", stacklevel=2)
-        return [ended[place] for place in sorted(ended)]
+            warnings.warn(f"{len(failed)} of {len(outputs)} outputs failed: {failed[0].error}", stacklevel=2)
+        return outputs
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Run a request and yield an output after each iteration that adds to it, until it is finished.
@@ -321,13 +300,13 @@ class EngineCore:
         The request is added before the first output is read. Closing the iterator cancels it.
         """
         params = params or SamplingParams()
-        request_id = self._new_id()
+        request_id = self.new_id()
 
         def outputs() -> Iterator[RequestOutput]:
             unfinished = params.n
             try:
                 undelivered = self.outputs.subscribe(request_id)
-                self._add(prompt, params, request_id)
+                self.add_sequences(prompt, params, request_id)
                 yield None  # read below: closing a generator runs its `finally` only if it has started
                 while unfinished:
                     if undelivered:
@@ -335,15 +314,15 @@ class EngineCore:
                         unfinished -= output.finish_reason is not None
                         yield output
                     else:
-                        self._iterate()
+                        self.iterate()
             finally:
-                self._leave(request_id)
+                self.leave(request_id)
 
         stream = outputs()
         next(stream)
         return stream
 
-    def _leave(self, request_id: Hashable) -> None:
+    def leave(self, request_id: Hashable) -> None:
         """Cancel a request whose reader has left, and drop its outputs."""
         self.abort_request(request_id)
         self.outputs.unsubscribe(request_id)

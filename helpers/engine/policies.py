@@ -114,12 +114,14 @@ def make_policy(policy: str | Policy) -> Policy:
     """Return the policy of this name; an object with a method `order` is returned as it is.
 
     Raises:
-        ValueError: no policy has that name, or the object has no method `order`.
+        ValueError: no policy has that name, or the object is a class or has no method `order`.
     """
     if isinstance(policy, str):
         if policy not in POLICIES:
             raise ValueError(f"There is no policy {policy!r}: choose one of {', '.join(POLICIES)}.")
         return POLICIES[policy]()
+    if isinstance(policy, type):
+        raise ValueError(f"{policy.__name__} is a class: give an object, such as {policy.__name__}().")
     if not callable(getattr(policy, "order", None)):
         raise ValueError(f"A policy is a name or an object with a method `order(waiting, running)`, not {policy!r}.")
     return policy

@@ -168,8 +168,9 @@ class Scheduler:
 
     def choose_chunks(self, plan: Plan) -> None:
         """Choose which sequences compute how many tokens: running ones first, then those that are admitted."""
-        decoding = [sequence for sequence in self.running if sequence.is_decode]
-        prefilling = [sequence for sequence in self.running if not sequence.is_decode]
+        decoding, prefilling = [], []
+        for sequence in self.running:
+            (decoding if sequence.is_decode else prefilling).append(sequence)
         decode_only = not self.mixed and self._prefilled_last and bool(decoding)
         if not decode_only:
             if self.mixed:

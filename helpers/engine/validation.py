@@ -3,9 +3,10 @@
 Without this check, a request that is too long would fail in an iteration, along with all requests in the same pass.
 """
 
+import contextlib
 import functools
+import operator
 from collections.abc import Iterable, Sized
-from numbers import Integral
 
 from .block_manager import BlockManager
 from .config import EngineConfig
@@ -103,11 +104,7 @@ class RequestValidator:
         if isinstance(prompt, str):
             token_ids = self.tokenizer(prompt)["input_ids"] if prompt else []
         elif isinstance(prompt, Iterable):
-            token_ids, vocabulary = list(prompt), self.model.vocab_size
-            if not all(isinstance(id, Integral) and 0 <= id < vocabulary for id in token_ids):
-                shown = token_ids if len(token_ids) <= 5 else [*token_ids[:5], "..."]
-                raise ValueError(f"Token ids must be integers from 0 to {vocabulary - 1}, not {shown}.")
-            token_ids = [int(id) for id in token_ids]
+            token_ids = _integers(list(prompt), self.model.vocab_size)
         else:
             raise ValueError(f"A prompt must be a text or a list of token ids, not {prompt!r}.")
         if not token_ids:
@@ -165,6 +162,16 @@ class RequestValidator:
                 f"but an iteration computes at most {self.config.max_tokens_per_step} and chunked_prefill is off: "
                 f"raise max_tokens_per_step, ask for fewer tokens, or set chunked_prefill."
             )
+
+
+def _integers(token_ids: list, vocab_size: int) -> list[int]:
+    """Return token ids, such as NumPy's, as Python's integers; raise a ValueError if one is not in the vocabulary."""
+    with contextlib.suppress(TypeError):  # not integers
+        found = list(map(operator.index, token_ids))
+        if not found or 0 <= min(found) <= max(found) < vocab_size:
+            return found
+    shown = token_ids if len(token_ids) <= 5 else [*token_ids[:5], "..."]
+    raise ValueError(f"Token ids must be integers from 0 to {vocab_size - 1}, not {shown}.")
 
 
 def _check_encoding(text: str) -> None:

@@ -8,13 +8,12 @@ best group.
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
 from .sequence import Sequence
 
-
-def _number(sequence: Sequence) -> int:
-    return sequence.number
+_number = attrgetter("number")
 
 
 class WaitingQueue:

@@ -100,6 +100,11 @@ def function(name: str, dtype: torch.dtype, arguments: tuple) -> Callable[..., N
     return found
 
 
+def address(tensor: torch.Tensor | None) -> int | None:
+    """Return where the numbers of a tensor begin. A kernel gets None as a null pointer."""
+    return None if tensor is None else tensor.data_ptr()
+
+
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
     if done.returncode != 0:

@@ -4,19 +4,14 @@ from ctypes import c_float, c_int, c_long, c_void_p
 
 import torch
 
-from .compiled import function
+from .compiled import address, function
 
 ADD_NORM = (c_void_p,) * 5 + (c_long, c_long, c_float, c_int, c_int)
 GELU = (c_void_p, c_long, c_int)
 
 
 def add_norm(
-    x: torch.Tensor,
-    update: torch.Tensor | None,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    eps: float,
-    rms: bool,
+    x: torch.Tensor, update: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, rms: bool
 ) -> torch.Tensor:
     """Add `update` to x in place, and return the norm of the result. No gradients are recorded.
 
@@ -29,19 +24,8 @@ def add_norm(
         rms: whether the norm is RMSNorm (Llama's), else LayerNorm.
     """
     y = torch.empty_like(x)
-    rows, size = x.shape
-    function("add_norm", x.dtype, ADD_NORM)(
-        x.data_ptr(),
-        None if update is None else update.data_ptr(),
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        rows,
-        size,
-        eps,
-        rms,
-        torch.get_num_threads(),
-    )
+    pointers = x.data_ptr(), address(update), weight.data_ptr(), address(bias), y.data_ptr()
+    function("add_norm", x.dtype, ADD_NORM)(*pointers, *x.shape, eps, rms, torch.get_num_threads())
     return y
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import pad
 
 from . import huge_pages
-from .compiled import function, library
+from .compiled import address, function, library
 
 ARGUMENTS = (c_void_p,) * 4 + (c_long,) * 3 + (c_int,)
 INPUTS_PER_WORD = {torch.float32: 1, torch.bfloat16: 2}  # a word has 32 bits
@@ -45,17 +45,9 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     if padding := -inputs % INPUTS_PER_WORD[panels.dtype]:
         x, inputs = pad(x, (0, padding)), inputs + padding
     x, bias = x.contiguous(), None if bias is None else bias.contiguous()
-    y = x.new_empty(*x.shape[:-1], outputs)
-    function("linear", x.dtype, ARGUMENTS)(
-        x.data_ptr(),
-        panels.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        x.numel() // inputs,
-        inputs,
-        outputs,
-        torch.get_num_threads(),
-    )
+    y, rows, threads = x.new_empty(*x.shape[:-1], outputs), x.numel() // inputs, torch.get_num_threads()
+    pointers = x.data_ptr(), panels.data_ptr(), address(bias), y.data_ptr()
+    function("linear", x.dtype, ARGUMENTS)(*pointers, rows, inputs, outputs, threads)
     return y
 
 

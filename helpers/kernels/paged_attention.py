@@ -69,23 +69,9 @@ def paged_attention(
         scale: the factor of the scores.
         window: the most keys that a query attends to, its own included; None for all.
     """
-    kv_heads, slots, dim = keys.shape
-    function("paged_attention", query.dtype, ARGUMENTS)(
-        query.data_ptr(),
-        query.stride(0),
-        query.stride(1),
-        keys.data_ptr(),
-        values.data_ptr(),
-        *segments.addresses(),
-        segments.tables.data_ptr(),
-        *segments.tables.shape,
-        query.shape[0],
-        kv_heads,
-        dim,
-        slots,
-        segments.block_size,
-        NO_WINDOW if window is None else window,
-        scale,
-        output.data_ptr(),
-        torch.get_num_threads(),
-    )
+    (kv_heads, slots, dim), tables, threads = keys.shape, segments.tables, torch.get_num_threads()
+    window = NO_WINDOW if window is None else window
+    queries = query.data_ptr(), query.stride(0), query.stride(1)
+    pointers = keys.data_ptr(), values.data_ptr(), *segments.addresses(), tables.data_ptr()
+    sizes = *tables.shape, query.shape[0], kv_heads, dim, slots, segments.block_size, window
+    function("paged_attention", query.dtype, ARGUMENTS)(*queries, *pointers, *sizes, scale, output.data_ptr(), threads)

@@ -5,7 +5,7 @@ from ctypes import c_int, c_long, c_void_p
 import torch
 from torch.nn.functional import pad
 
-from .compiled import DTYPES, function, library
+from .compiled import DTYPES, address, function, library
 
 ARGUMENTS = (c_void_p,) * 6 + (c_long,) * 4 + (c_int,) * 3
 
@@ -42,19 +42,7 @@ def quantized_linear(
     x, bias = x.contiguous(), None if bias is None else bias.contiguous()
     y, rows, threads = x.new_empty(*x.shape[:-1], outputs), x.numel() // inputs, torch.get_num_threads()
     buffers = x.new_empty(threads * inputs * words.shape[2] if rows > library().rows_without_buffer() else 0)
-    function("quantized_linear", x.dtype, ARGUMENTS)(
-        x.data_ptr(),
-        words.data_ptr(),
-        scales.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        buffers.data_ptr(),
-        rows,
-        inputs,
-        outputs,
-        scales.shape[1],
-        bits,
-        scales.itemsize,
-        threads,
-    )
+    pointers = [address(tensor) for tensor in (x, words, scales, bias, y, buffers)]
+    sizes = rows, inputs, outputs, scales.shape[1], bits, scales.itemsize
+    function("quantized_linear", x.dtype, ARGUMENTS)(*pointers, *sizes, threads)
     return y

@@ -5,7 +5,7 @@ from ctypes import c_int, c_long, c_void_p
 import torch
 from torch.nn.functional import pad
 
-from .compiled import function
+from .compiled import address, function
 from .linear import check_arguments
 
 ARGUMENTS = (c_void_p,) * 4 + (c_long,) * 5 + (c_int,) * 2
@@ -34,17 +34,7 @@ def unpacked_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
         row = (-(-inputs * x.itemsize // LINE) | 1) * LINE // x.itemsize
         x = pad(x, (0, row - inputs))
     x, bias, y = x.contiguous(), None if bias is None else bias.contiguous(), x.new_empty(*x.shape[:-1], outputs)
-    function("unpacked_linear", x.dtype, ARGUMENTS)(
-        x.data_ptr(),
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        rows,
-        inputs,
-        outputs,
-        row,
-        weight.stride(int(by_input)),
-        by_input,
-        torch.get_num_threads(),
-    )
+    pointers = x.data_ptr(), weight.data_ptr(), address(bias), y.data_ptr()
+    sizes = rows, inputs, outputs, row, weight.stride(int(by_input))
+    function("unpacked_linear", x.dtype, ARGUMENTS)(*pointers, *sizes, by_input, torch.get_num_threads())
     return y

@@ -36,59 +36,38 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="LENGTHS, in tokens: fixed:N, uniform:LOW-HIGH, exponential:MEAN-MAX, lognormal:MEDIAN-P95-MAX.",
         allow_abbrev=False,
     )
-    group = parser.add_argument_group("server")
-    group.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
-    group.add_argument("--model", help="name of the model on the server (default: the first one listed)")
-    group.add_argument("--api-key", default=os.environ.get("COURSE_API_KEY"), help="(default: $COURSE_API_KEY)")
-    group.add_argument("--chat", action="store_true", help="send chat completions")
-    group.add_argument("--body", type=_object, default={}, metavar="JSON", help="additional fields of each request")
-    group.add_argument("--ignore-eos", action="store_true", help="continue past EOS, if the server supports it")
-    group.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="seconds until a request fails (default: 600)"
-    )
+    add = parser.add_argument_group("server").add_argument
+    add("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
+    add("--model", help="name of the model on the server (default: the first one listed)")
+    add("--api-key", default=os.environ.get("COURSE_API_KEY"), help="(default: $COURSE_API_KEY)")
+    add("--chat", action="store_true", help="send chat completions")
+    add("--body", type=_object, default={}, metavar="JSON", help="additional fields of each request")
+    add("--ignore-eos", action="store_true", help="continue past EOS, if the server supports it")
+    add("--timeout", type=float, default=600, metavar="S", help="seconds until a request fails (default: %(default)s)")
 
     group = parser.add_argument_group("arrivals")
-    loop = group.add_mutually_exclusive_group()
-    loop.add_argument("--rate", type=float, metavar="R", help=f"requests per second (default: {DEFAULT_RATE:g})")
-    loop.add_argument("--closed", type=int, metavar="N", help="instead, N users who wait for their responses")
-    loop.add_argument("--sweep", type=float, nargs="*", metavar="R", help="a series of rates (default: seven)")
-    group.add_argument(
-        "--cv", type=float, default=1.0, help="0 like a clock, 1 Poisson, above 1 in bursts (default: 1)"
-    )
-    group.add_argument(
-        "--think", type=float, default=0.0, metavar="S", help="a user's pause between two requests (default: 0)"
-    )
-    group.add_argument("--requests", type=int, default=100, metavar="N", help="requests per test (default: 100)")
-    group.add_argument(
-        "--warm-up", type=int, default=0, metavar="N", help="requests before each test, not measured (default: 0)"
-    )
-    group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of arrivals, lengths and texts (default: 0)"
-    )
+    add = group.add_mutually_exclusive_group().add_argument
+    add("--rate", type=float, metavar="R", help=f"requests per second (default: {DEFAULT_RATE:g})")
+    add("--closed", type=int, metavar="N", help="instead, N users who wait for their responses")
+    add("--sweep", type=float, nargs="*", metavar="R", help="a series of rates (default: seven)")
+    add = group.add_argument
+    add("--cv", type=float, default=1, help="0 like a clock, 1 Poisson, above 1 in bursts (default: %(default)s)")
+    add("--think", type=float, default=0, metavar="S", help="a user's pause between requests (default: %(default)s)")
+    add("--requests", type=int, default=100, metavar="N", help="requests per test (default: %(default)s)")
+    add("--warm-up", type=int, default=0, metavar="N", help="requests sent before, not measured (default: %(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="of arrivals, lengths and texts (default: %(default)s)")
 
-    group = parser.add_argument_group("lengths")
-    group.add_argument(
-        "--mix", choices=list(MIXES), default="chat", help="lengths of prompts and outputs (default: chat)"
-    )
-    group.add_argument("--prompt", type=_lengths, metavar="LENGTHS", help="prompt lengths, instead of the mix's")
-    group.add_argument(
-        "--output", type=_lengths, metavar="LENGTHS", help="maximum output lengths, instead of the mix's"
-    )
-    group.add_argument(
-        "--token-ids", action="store_true", help="send random token ids: exact lengths, meaningless text"
-    )
+    add = parser.add_argument_group("lengths").add_argument
+    add("--mix", choices=list(MIXES), default="chat", help="lengths of prompts and outputs (default: %(default)s)")
+    add("--prompt", type=_lengths, metavar="LENGTHS", help="prompt lengths, instead of the mix's")
+    add("--output", type=_lengths, metavar="LENGTHS", help="maximum output lengths, instead of the mix's")
+    add("--token-ids", action="store_true", help="send random token ids: exact lengths, meaningless text")
 
-    group = parser.add_argument_group("figures")
-    group.add_argument(
-        "--limit",
-        type=_limit,
-        action="append",
-        default=[],
-        metavar="NAME=S",
-        help=f"count requests within this limit as good ({', '.join(LIMITS)})",
-    )
-    group.add_argument("--json", metavar="FILE", help="write all results, including the times of every request")
-    group.add_argument("--picture", metavar="FILE", help="draw the results as SVG")
+    add = parser.add_argument_group("figures").add_argument
+    good = f"count requests within this limit as good ({', '.join(LIMITS)})"
+    add("--limit", type=_limit, action="append", default=[], metavar="NAME=S", help=good)
+    add("--json", metavar="FILE", help="write all results, including the times of every request")
+    add("--picture", metavar="FILE", help="draw the results as SVG")
     return parser
 
 

@@ -51,10 +51,6 @@ class RequestResult(RequestMetrics):
             return "ok"
         return "refused" if self.http_status == 429 else "failed"
 
-    @property
-    def tpot(self) -> float | None:
-        return (self.e2e - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
-
 
 class Client:
     """An HTTP client of one server, used as `async with Client(url) as client`.
@@ -158,20 +154,9 @@ class Client:
             error = f"timed out after {self.timeout:g} s"
         except Exception as problem:  # an error ends this request only; the others continue
             error = f"{type(problem).__name__}: {problem}"
-        return RequestResult(
-            request_id,
-            arrival,
-            reader.times,
-            sent,
-            now(),
-            reader.text,
-            error,
-            status,
-            retry_after,
-            reader.finish_reason,
-            reader.prompt_tokens,
-            reader.output_tokens,
-        )
+        read = {name: getattr(reader, name) for name in ("text", "finish_reason", "prompt_tokens", "output_tokens")}
+        failure = {"error": error, "http_status": status, "retry_after": retry_after}
+        return RequestResult(request_id, arrival, reader.times, sent, now(), **read, **failure)
 
 
 class EventStream:

@@ -64,18 +64,7 @@ def run_load(
         ConnectionError, PermissionError: see `Client`.
         ValueError: a setting is out of range or contradicts another; see also `Client`.
     """
-    if (rate is None) == (users is None):
-        raise ValueError("Give either a rate (open loop) or a number of users (closed loop).")
-    if users is not None and users < 1:
-        raise ValueError(f"users is at least 1, not {users}.")
-    if think < 0 or timeout <= 0:
-        raise ValueError(f"think is at least 0 seconds (here {think}), and timeout more than 0 (here {timeout}).")
-    if not 0 <= warm_up < len(requests):
-        raise ValueError(
-            f"warm_up is from 0 to {len(requests) - 1}, not {warm_up}: at least one request must be measured."
-        )
-    if unknown := set(limits or {}) - set(LIMITS):
-        raise ValueError(f"There is no limit {unknown.pop()!r}; there are {', '.join(LIMITS)}.")
+    _check_settings(len(requests), rate, users, think, warm_up, limits or {}, timeout)
     pairs = [(one.prompt, one.max_tokens) if isinstance(one, Request) else one for one in requests]
     times = None if rate is None else arrival_times(len(pairs) - warm_up, rate, cv, seed)
     client = Client(url, model, api_key, chat, body, timeout)
@@ -99,6 +88,21 @@ def run_load(
     loop = {"rate": rate, "cv": cv, "seed": seed} if users is None else {"users": users, "think": think}
     settings = {"url": url, "model": client.model, "chat": chat, "body": body or {}, "timeout": timeout}
     return LoadResult(loop | {"warm_up": warm_up} | settings, results, dict(limits or {}))
+
+
+def _check_settings(
+    count: int, rate: float | None, users: int | None, think: float, warm_up: int, limits: dict, timeout: float
+) -> None:
+    if (rate is None) == (users is None):
+        raise ValueError("Give either a rate (open loop) or a number of users (closed loop).")
+    if users is not None and users < 1:
+        raise ValueError(f"users is at least 1, not {users}.")
+    if think < 0 or timeout <= 0:
+        raise ValueError(f"think is at least 0 seconds (here {think}), and timeout more than 0 (here {timeout}).")
+    if not 0 <= warm_up < count:
+        raise ValueError(f"warm_up is from 0 to {count - 1}, not {warm_up}: at least one request must be measured.")
+    if unknown := set(limits) - set(LIMITS):
+        raise ValueError(f"There is no limit {unknown.pop()!r}; there are {', '.join(LIMITS)}.")
 
 
 async def _open_loop(send: Send, times: Sequence[float]) -> list[RequestResult]:

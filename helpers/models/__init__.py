@@ -17,6 +17,7 @@ from .capabilities import (
     require_exact_batching,
     require_exact_padding,
     require_kv_cache,
+    same_logits,
 )
 from .cloning import clone_sharing_weights
 from .compressed_tensors import save_quantized
@@ -38,5 +39,6 @@ __all__ = [
     "require_exact_padding",
     "require_kv_cache",
     "run_model",
+    "same_logits",
     "save_quantized",
 ]

@@ -40,14 +40,12 @@ def require_kv_cache(model) -> None:
     State-space and recurrent models (Mamba, RWKV, RecurrentGemma) and hybrids are recognized by what they leave in the
     cache.
     """
-    cache = kv_cache.new()
+    cache, cause = kv_cache.new(), None
     try:
         _run_probe(model, cache, tokens=2)
         widths = [layer.keys.shape[2] for layer in cache.layers]
     except Exception as error:  # a model without this kind of cache may raise anything
         widths, cause = [], error
-    else:
-        cause = None
     config = model.config.get_text_config()
     # In Gemma 3n and 4, the last layers read the keys of earlier ones and store none of their own.
     layers = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
@@ -65,13 +63,18 @@ def require_exact_padding(model) -> None:
     instead of a row's own tokens, and would give wrong tokens without an error.
     """
     alone, padded = (_probe_twice(model, pads, more_pads) for pads, more_pads in ((0, 0), (3, 2)))
-    # Wrong positions change logits by 0.5% to 90% of their range, rounding by less than 0.0001% in float32.
-    tolerance = (0.001 if alone.dtype == torch.float32 else 0.05) * (alone.max() - alone.min())
-    if (alone - padded).abs().max() > tolerance:
+    if not same_logits(padded, alone):
         raise ValueError(
             f"{type(model).__name__} generates other tokens behind left padding than without, because it counts the "
             f"padding as positions: its requests cannot share a batch exactly. {HINT}"
         )
+
+
+def same_logits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return whether logits are equal up to rounding; NaN equals nothing."""
+    # Wrong positions change logits by 0.5% to 90% of their range, rounding by less than 0.0001% in float32.
+    tolerance = (0.001 if expected.dtype == torch.float32 else 0.05) * (expected.max() - expected.min())
+    return bool((actual - expected).abs().max() <= tolerance)
 
 
 def _probe_twice(model, pads: int, more_pads: int) -> torch.Tensor:

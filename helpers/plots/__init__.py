@@ -22,17 +22,9 @@ from .drawings import (
 from .grids import batches, compare, token_grid, token_row, visible_keys
 from .life_of_a_request import life_of_a_request
 from .load import load_run, load_sweep, request_timeline
+from .looks import BLUE, GRAY, INK, ORANGE, PURPLE, REQUEST_COLORS, SKY
 from .memory import block_tables, memory_shares, memory_timeline
-from .picture import (
-    BLUE,
-    GRAY,
-    INK,
-    ORANGE,
-    PURPLE,
-    REQUEST_COLORS,
-    SKY,
-    Picture,
-)
+from .picture import Picture
 from .player import flip_book, play
 from .quantization import agreement, error_map, packed_byte, rounding_levels
 from .replicas import prefix_map, replica_work, resumed_streams

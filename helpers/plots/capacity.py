@@ -7,25 +7,8 @@ from statistics import median
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter
 
-from .picture import (
-    BLUE,
-    GRAY,
-    GREEN,
-    INK,
-    LABEL,
-    ORANGE,
-    PALE,
-    PURPLE,
-    SERIES_COLORS,
-    SKY,
-    SMALL,
-    Picture,
-    add_key,
-    label_ends,
-    new_figure,
-    set_panel_title,
-    shade,
-)
+from .looks import BLUE, GRAY, GREEN, INK, LABEL, ORANGE, PALE, PURPLE, SERIES_COLORS, SKY, SMALL, shade
+from .picture import Picture, add_key, label_ends, new_figure, set_panel_title
 
 
 def predicted_times(models: Mapping[str, Sequence[tuple[float, float, bool]]], unit: str, title: str = "") -> Picture:
@@ -91,8 +74,7 @@ def missed_requests(
         ax.hlines(1 - promise, least - 1.2, most, color=GRAY, linewidth=0.8, linestyle="--", zorder=0)
         place = {"textcoords": "offset points", "fontsize": SMALL, "color": "#555555"}
         ax.annotate(f"{100 * promise:g}% promised", (least - 1.2, 1 - promise), (3, 3), **place)
-    ax.set_yscale("log")
-    ax.set_ylim(floor, 1.3)
+    ax.set(yscale="log", ylim=(floor, 1.3))
     ax.yaxis.set_major_formatter(lambda share, _: f"{share:.3%}".rstrip("0%").rstrip(".") + "%")
     ax.set_xticks(range(least, most + 1))
     ax.set_xlim(least - 1.2, most + 0.4)  # room for the names of the promises
@@ -128,10 +110,7 @@ def arrivals_and_departures(requests: Sequence[tuple[float, float]], title: str 
     ax.annotate("", (times[most], counts[0][most]), (times[most], counts[1][most]), arrowprops=arrow)
     place = {"textcoords": "offset points", "fontsize": LABEL, "ha": "right"}
     ax.annotate(f"{gaps[most]} in the system", (times[most], counts[0][most]), (-4, 2), **place)
-    ax.set_xlim(0, times[-1])
-    ax.set_ylim(0, 1.03 * len(requests))
-    ax.set_xlabel("simulated seconds")
-    ax.set_ylabel("requests so far")
+    ax.set(xlim=(0, times[-1]), ylim=(0, 1.03 * len(requests)), xlabel="simulated seconds", ylabel="requests so far")
     ax.grid(color=PALE)
     alt = (
         f"Two rising curves of {len(requests)} requests: arrived and finished. At most {gaps[most]} are in the system."
@@ -164,10 +143,7 @@ def fleet_over_time(sizes: Sequence[tuple[float, int, int]], arrivals: Sequence[
         "ready": Line2D([], [], color=BLUE, linewidth=2, linestyle=(0, (4, 2))),
     }
     add_key(figure, key)
-    below.set_ylim(0, max(paid) + 0.6)
-    below.set_yticks(range(max(paid) + 1))
-    below.set_ylabel("replicas")
-    below.set_xlabel("simulated seconds")
+    below.set(ylim=(0, max(paid) + 0.6), yticks=range(max(paid) + 1), ylabel="replicas", xlabel="simulated seconds")
     for ax in (above, below):
         ax.set_xlim(0, last)
         ax.grid(axis="y", color="#CCCCCC", linewidth=0.6)

@@ -6,23 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from matplotlib.lines import Line2D
 
 from ..metrics import RequestMetrics, percentile
-from .picture import (
-    BLUE,
-    GRAY,
-    INK,
-    LABEL,
-    ORANGE,
-    PALE,
-    PURPLE,
-    REQUEST_COLORS,
-    SERIES_COLORS,
-    SKY,
-    SMALL,
-    Picture,
-    add_key,
-    label_ends,
-    new_figure,
-)
+from .looks import BLUE, GRAY, INK, LABEL, ORANGE, PALE, PURPLE, REQUEST_COLORS, SERIES_COLORS, SKY, SMALL
+from .picture import Picture, add_key, label_ends, new_figure
 
 
 def bars(values: Mapping[str, float], xlabel: str, title: str = "") -> Picture:
@@ -105,8 +90,7 @@ def lines(
         ax.set_xscale("log", base=2)
         ticks = sorted({x for xs, _ in series.values() for x in xs})
         ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
-    ax.set_xlabel(xlabel)
-    ax.set_ylabel(ylabel)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.grid(axis="y", color=PALE)
     ax.set_ylim(bottom=0)
     label_ends(figure, ax, ends)
@@ -139,8 +123,7 @@ def grouped_bars(
         ax.axhline(line[0], color=INK, linestyle="--", linewidth=1, zorder=0)
         ax.annotate(f"{line[1]}: {line[0]:g}", (-0.42, line[0]), (0, 4), textcoords="offset points", fontsize=LABEL)
     ax.set_xticks(range(len(groups)), groups)
-    ax.set_xlabel(xlabel)
-    ax.set_ylabel(ylabel)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
     add_key(figure, {name: {"facecolor": color} for name, color in zip(series, REQUEST_COLORS, strict=False)}, 2)
     listed = "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, values in series.items())
     return Picture(figure, f"Bars of {ylabel} by {xlabel} ({', '.join(groups)}). {listed}.")
@@ -152,11 +135,9 @@ def tradeoff(points: Mapping[str, tuple[float, float]], xlabel: str, ylabel: str
     for (name, (x, y)), color, marker in zip(points.items(), (GRAY, ORANGE, PURPLE, BLUE), "soD^", strict=False):
         ax.plot(x, y, marker, color=color, markersize=9)
         ax.annotate(name, (x, y), xytext=(9, 5), textcoords="offset points", fontsize=LABEL)
-    ax.set_xlim(0, 1.3 * max(x for x, _ in points.values()))
-    ax.set_ylim(0, 1.2 * max(y for _, y in points.values()))
+    ax.set(xlim=(0, 1.3 * max(x for x, _ in points.values())), ylim=(0, 1.2 * max(y for _, y in points.values())))
     ax.text(0.01, 0.02, "↙ better", transform=ax.transAxes, color="#666666", fontsize=LABEL)
-    ax.set_xlabel(xlabel)
-    ax.set_ylabel(ylabel)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.grid(color=PALE)
     listed = "; ".join(f"{name} at {x:.3g} and {y:.3g}" for name, (x, y) in points.items())
     return Picture(figure, f"Points by {xlabel} and {ylabel}: {listed}.")
@@ -180,8 +161,7 @@ def throughput_latency(
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.margins(x=0.12)
-    ax.set_ylim(0, 1.15 * max(latency))
-    ax.set_xlabel("throughput (output tokens per second, log scale)")
+    ax.set(ylim=(0, 1.15 * max(latency)), xlabel="throughput (output tokens per second, log scale)")
     ax.set_ylabel("latency (seconds until the batch finishes)")
     ax.grid(color=PALE)
     alt = (
@@ -203,9 +183,7 @@ def latencies(named: Mapping[str, Sequence[RequestMetrics]], title: str = "") ->
         ordered = sorted(metrics, key=lambda one: one.request_id)
         ax.plot([one.request_id for one in ordered], [one.e2e for one in ordered], marker, color=color, markersize=5)
         ends.append((ordered[-1].request_id, ordered[-1].e2e, name, color))
-    ax.set_xlabel("request, in order of arrival")
-    ax.set_ylabel("latency (seconds)")
-    ax.set_ylim(bottom=0)
+    ax.set(xlabel="request, in order of arrival", ylabel="latency (seconds)", ylim=(0, None))
     ax.grid(axis="y", color=PALE)
     label_ends(figure, ax, ends)
     described = "; ".join(f"{name}: up to {max(one.e2e for one in metrics):.2g} s" for name, metrics in named.items())

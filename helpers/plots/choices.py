@@ -4,22 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.patches import Circle, FancyBboxPatch
 
-from .picture import (
-    GRAY,
-    INK,
-    LABEL,
-    ORANGE,
-    PALE,
-    RED,
-    REQUEST_COLORS,
-    SKY,
-    SMALL,
-    Picture,
-    add_key,
-    ink_on,
-    new_figure,
-    shade,
-)
+from .looks import GRAY, INK, LABEL, ORANGE, PALE, RED, REQUEST_COLORS, SKY, SMALL, ink_on, shade
+from .picture import Picture, add_key, new_figure, write
 
 OTHERS = "all others"
 
@@ -66,8 +52,7 @@ def probability_strips(
     ax.set_ylim(len(rows) - 0.5, -0.55)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.tick_params(axis="y", labelsize=LABEL, length=0)
-    ax.set_xlim(0, 1)
-    ax.set_xlabel("probability, added up")
+    ax.set(xlim=(0, 1), xlabel="probability, added up")
     return Picture(figure, f"Probabilities side by side. {'; '.join(described)}.")
 
 
@@ -88,29 +73,24 @@ def constrained_text(tokens: Sequence[str], allowed: Sequence[int], title: str =
     longest = max(sum(len(token) for token, *_ in line) for line in lines)
     figure, (ax,) = new_figure(0.78 * len(lines) + 0.75, title=title)
     ax.set_axis_off()
-    ax.set_xlim(-0.2, max(longest, 24) + 0.2)
-    ax.set_ylim(1.15 * len(lines) - 0.12, -0.5)
+    ax.set(xlim=(-0.2, max(longest, 24) + 0.2), ylim=(1.15 * len(lines) - 0.12, -0.5))
     for y, line in enumerate(lines):
         top = 1.15 * y
         for token, count, left in line:
             look = {"facecolor": PALE, "edgecolor": GRAY} if count == 1 else {"facecolor": ORANGE, "edgecolor": INK}
             box = (left + 0.06, top), len(token) - 0.12, 0.56
             ax.add_patch(FancyBboxPatch(*box, boxstyle="round,pad=0,rounding_size=0.12", linewidth=0.9, **look))
-            place = {"ha": "center", "va": "center", "color": INK}
             for offset, character in enumerate(token):
                 shown = "␣" if character == " " else character
-                ax.text(left + offset + 0.5, top + 0.28, shown, family="monospace", fontsize=LABEL, **place)
+                write(ax, left + offset + 0.5, top + 0.28, shown, family="monospace", color=INK)
             if count > 1:
-                ax.text(left + len(token) / 2, top - 0.2, f"{count:,}", fontsize=SMALL - 1, **place)
+                write(ax, left + len(token) / 2, top - 0.2, f"{count:,}", SMALL - 1, color=INK)
     free = sum(count > 1 for count in allowed)
-    add_key(
-        figure,
-        {
-            "chosen from so many tokens": {"facecolor": ORANGE, "edgecolor": INK},
-            "the only token allowed": {"facecolor": PALE, "edgecolor": GRAY},
-        },
-        columns=2,
-    )
+    key = {
+        "chosen from so many tokens": {"facecolor": ORANGE, "edgecolor": INK},
+        "the only token allowed": {"facecolor": PALE, "edgecolor": GRAY},
+    }
+    add_key(figure, key, columns=2)
     listed = ", ".join(f"{token!r} {count}" for token, count in zip(tokens, allowed, strict=True))
     alt = f"An output of {len(tokens)} tokens, {free} of them chosen from several. Token, allowed tokens: {listed}."
     return Picture(figure, alt)
@@ -128,29 +108,27 @@ def tokens_over_states(tokens: Sequence[str], refused: tuple[str, str], first: i
     ax.set_axis_off()
     ax.set_aspect("equal")
     characters = "".join(tokens)
-    ax.set_xlim(-0.5, len(characters) + 1.4)
-    ax.set_ylim(-0.95, 0.5)
-    middle = {"ha": "center", "va": "center"}
+    ax.set(xlim=(-0.5, len(characters) + 1.4), ylim=(-0.95, 0.5))
     arrow = {"arrowstyle": "->", "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
     for place in range(len(characters) + 1):
         ax.add_patch(Circle((place, 0), 0.24, facecolor=PALE, edgecolor=INK, linewidth=1))
-        ax.text(place, 0, str(first + place), fontsize=LABEL, color=INK, **middle)
+        write(ax, place, 0, str(first + place), color=INK)
         if place < len(characters):
             ax.annotate("", (place + 0.74, 0), (place + 0.26, 0), arrowprops=arrow)
             shown = characters[place].replace(" ", "␣")
-            ax.text(place + 0.5, 0.24, shown, fontsize=LABEL, family="monospace", color=INK, **middle)
+            write(ax, place + 0.5, 0.24, shown, family="monospace", color=INK)
     left = 0
     for token, color in zip([*tokens, refused[0]], [SKY] * len(tokens) + [RED], strict=True):
         width = len(token) if color == SKY else 1
         ends = left + 0.08, left + width - 0.08
         ax.plot([ends[0], *ends, ends[1]], [-0.4, -0.5, -0.5, -0.4], color=color)
         shown = token.replace(" ", "␣") if color == SKY else f"{refused[0]} refused"
-        ax.text(left + width / 2, -0.72, shown, fontsize=LABEL, family="monospace", color=shade(color, 0.7), **middle)
+        write(ax, left + width / 2, -0.72, shown, family="monospace", color=shade(color, 0.7))
         left += width
     end = len(characters)
     ax.annotate("", (end + 0.74, 0), (end + 0.26, 0), arrowprops=arrow | {"color": RED, "linestyle": "--"})
-    ax.text(end + 0.5, 0.24, refused[1], fontsize=LABEL, family="monospace", color=RED, **middle)
-    ax.text(end + 0.9, 0, "×", fontsize=16, color=RED, **middle)
+    write(ax, end + 0.5, 0.24, refused[1], family="monospace", color=RED)
+    write(ax, end + 0.9, 0, "×", 16, color=RED)
     listed = ", ".join(f"{token!r} over {len(token)} edges" for token in tokens)
     alt = f"States {first} to {first + end} in a chain, the characters {characters!r} on the edges. Tokens: {listed}."
     return Picture(figure, f"{alt} The token {refused[0]!r} is refused: no edge has the character {refused[1]!r}.")

@@ -7,22 +7,8 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from ..engine.speculation import num_matching
 from ..trace import Trace
 from .grids import set_up_grid
-from .picture import (
-    GREEN,
-    INK,
-    LABEL,
-    ORANGE,
-    PALE,
-    RED,
-    SKY,
-    Picture,
-    add_key,
-    ink_on,
-    new_figure,
-    request_colors,
-    shade,
-    wasted,
-)
+from .looks import GREEN, INK, LABEL, ORANGE, PALE, RED, SKY, ink_on, request_colors, shade, wasted
+from .picture import Picture, add_key, new_figure, write
 
 NEWEST, ACCEPTED = shade(SKY), SKY
 REJECTED = wasted(RED)
@@ -49,20 +35,19 @@ def verified_draft(newest: str, draft: Sequence[str], chosen: Sequence[str], tit
         if x > accepted:
             look = REJECTED
         ax.add_patch(Rectangle((x + 0.04, 2.06), 0.92, 0.88, **look))
-        _write(ax, x, 2.5, token, INK if x > accepted else ink_on(look["facecolor"]), boxed=x > accepted)
+        _write_token(ax, x, 2.5, token, INK if x > accepted else ink_on(look["facecolor"]), boxed=x > accepted)
     for x, token in enumerate(chosen):
         gained = x <= accepted
         look = {"facecolor": ORANGE if gained else PALE, "linewidth": 0}
         ax.add_patch(Rectangle((x + 0.04, 0.06), 0.92, 0.88, **look))
-        _write(ax, x, 0.5, token, INK if gained else "#666666")
+        _write_token(ax, x, 0.5, token, INK if gained else "#666666")
         ax.annotate("", (x + 0.5, 1.0), (x + 0.5, 2.0), arrowprops={"arrowstyle": "->", "color": INK, "linewidth": 1.1})
     for x in range(min(accepted + 1, len(draft))):  # the model's token is compared with the next draft token
         same = x < accepted
         look = {"arrowstyle": "<->", "color": GREEN if same else RED, "linewidth": 1.3, "mutation_scale": 9}
         ax.add_patch(FancyArrowPatch((x + 0.75, 0.98), (x + 1.25, 2.02), **look))
         box = {"facecolor": "white", "linewidth": 0, "pad": 0.8}
-        place = {"ha": "center", "va": "center", "fontsize": LABEL, "bbox": box}
-        ax.text(x + 1.0, 1.5, "=" if same else "≠", color=shade(look["color"], 0.75), weight="bold", **place)
+        write(ax, x + 1.0, 1.5, "=" if same else "≠", color=shade(look["color"], 0.75), weight="bold", bbox=box)
     set_up_grid(ax, columns, 3, "")
     ax.set_yticks([0.5, 2.5], ["the model\nchooses", "the pass\ncomputes"])
     key = {
@@ -85,10 +70,10 @@ def _listed(tokens: Sequence[str]) -> str:
     return ", ".join(map(repr, tokens)) or "(empty)"
 
 
-def _write(ax, x: float, y: float, text: str, color: str, boxed: bool = False) -> None:
+def _write_token(ax, x: float, y: float, text: str, color: str, boxed: bool = False) -> None:
     size = min(LABEL, 85 / max(1, len(text.strip())))
     box = {"facecolor": "white", "linewidth": 0, "pad": 0.8} if boxed else None
-    ax.text(x + 0.5, y, text.strip(), ha="center", va="center", fontsize=size, color=color, bbox=box)
+    write(ax, x + 0.5, y, text.strip(), size, color=color, bbox=box)
 
 
 def draft_staircase(passes: Sequence[tuple[int, int]], title: str = "") -> Picture:
@@ -107,10 +92,7 @@ def draft_staircase(passes: Sequence[tuple[int, int]], title: str = "") -> Pictu
             ax.add_patch(Rectangle((x + 0.05, y + 0.05), 0.9, 0.9, **look))
         furthest = max(furthest, place + drafted + 1)
         place += accepted + 1
-    ax.set_xlim(0, furthest)
-    ax.set_ylim(len(passes), 0)
-    ax.set_xlabel("position in the output (tokens)")
-    ax.set_ylabel("decode pass")
+    ax.set(xlim=(0, furthest), ylim=(len(passes), 0), xlabel="position in the output (tokens)", ylabel="decode pass")
     ticks = range(0, len(passes), 5)
     ax.set_yticks([tick + 0.5 for tick in ticks], [str(tick + 1) for tick in ticks])
     ax.grid(axis="x", color=PALE)
@@ -145,17 +127,11 @@ def draft_timeline(trace: Trace, title: str = "") -> Picture:
                 if wrong := (row.drafted - row.accepted) * unit:
                     look = wasted(shade(RED, 0.9)) | {"hatch": "//////"}
                     ax.add_patch(Rectangle((x + 0.06, bottom - gained - wrong), 0.88, wrong, **look))
-    ax.set_xlim(0, max(1, trace.forward_passes))
-    ax.set_ylim(trace.rows, 0)
+    ax.set(xlim=(0, max(1, trace.forward_passes)), ylim=(trace.rows, 0))
     ax.set_yticks([row + 0.5 for row in range(trace.rows)], [str(row) for row in range(trace.rows)])
     ax.tick_params(length=2)
-    ax.set_ylabel("row")
-    ax.set_xlabel(f"forward pass (a full cell is {tallest} tokens)")
-    key = {
-        "prefill": {"facecolor": shade(SKY)},
-        "tokens gained": {"facecolor": SKY},
-        "rejected": REJECTED,
-    }
+    ax.set(ylabel="row", xlabel=f"forward pass (a full cell is {tallest} tokens)")
+    key = {"prefill": {"facecolor": shade(SKY)}, "tokens gained": {"facecolor": SKY}, "rejected": REJECTED}
     add_key(figure, key)
     alt = (
         f"Timeline of {trace.rows} rows in {trace.forward_passes} forward passes, which yield {trace.output_tokens} "

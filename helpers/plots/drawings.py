@@ -6,22 +6,8 @@ from matplotlib.patches import ConnectionPatch, Rectangle
 
 from ..trace import RowStep, Trace
 from .grids import draw_cell, set_up_grid
-from .picture import (
-    GRAY,
-    INK,
-    LABEL,
-    ORANGE,
-    REQUEST_COLORS,
-    SKY,
-    SMALL,
-    Picture,
-    add_key,
-    ink_on,
-    new_figure,
-    set_panel_title,
-    shade,
-    wasted,
-)
+from .looks import GRAY, INK, LABEL, ORANGE, REQUEST_COLORS, SKY, SMALL, ink_on, shade, wasted
+from .picture import Picture, add_key, new_figure, set_panel_title, write
 from .player import FlipBook
 from .rows import slot_timeline
 
@@ -96,12 +82,11 @@ def shared_pass(rows: int = 4) -> Picture:
             left = number * step
             tall = max(1, len(group))
             ax.add_patch(Rectangle((left, 0.05), step * 0.56, tall - 0.1, facecolor=GRAY, linewidth=0))
-            place = {"ha": "center", "va": "center", "fontsize": LABEL}
-            ax.text(left + step * 0.28, tall / 2, "weights", color="white", **place)
+            write(ax, left + step * 0.28, tall / 2, "weights", color="white")
             for y, row in enumerate(group):
                 color = REQUEST_COLORS[row % 7]
                 ax.add_patch(Rectangle((left + step * 0.6, y + 0.05), step * 0.24, 0.9, facecolor=color, linewidth=0))
-                ax.text(left + step * 0.72, y + 0.5, str(row), color=ink_on(color), **place)
+                write(ax, left + step * 0.72, y + 0.5, str(row), color=ink_on(color))
         passes = (
             "1 forward pass reads the weights once"
             if shared
@@ -168,8 +153,7 @@ def token_budget(prompt_tokens: int = 397, decoding: int = 7, budget: int = 64) 
             side = {"ha": "center" if fits else "right", "va": "center", "color": "white", "fontsize": LABEL}
             ax.text(decoding + tokens / 2 if fits else width - 1, y, text, **side)
         ax.axvline(budget, color=shade(ORANGE, 0.8), linestyle="--", linewidth=1.4)
-        ax.set_xlim(0, width)
-        ax.set_ylim(len(prompts) - 0.5, -0.5)
+        ax.set(xlim=(0, width), ylim=(len(prompts) - 0.5, -0.5))
         ax.set_yticks(range(len(prompts)), [f"pass {y + 1}" for y in range(len(prompts))])
         ax.tick_params(axis="y", length=0)
         set_panel_title(ax, name)
@@ -206,8 +190,7 @@ def padded_and_ragged(lengths: Sequence[int] = (1, 1, 1, 7)) -> Picture:
             color = REQUEST_COLORS[request % 7]
             for x in range(length):
                 draw_cell(ax, left + x, 0, color)
-            place = {"ha": "center", "va": "center", "fontsize": LABEL, "color": ink_on(color)}
-            ax.text(left + length / 2, 0.52, str(request), **place)
+            write(ax, left + length / 2, 0.52, str(request), color=ink_on(color))
             left += length + gap
         set_up_grid(ax, columns, 1, name)
         ax.set_yticks([])
@@ -243,14 +226,13 @@ def block_lookup(
     for x in range(width):
         draw_cell(top, x, 0, color, framed=x == token)
         weight = "bold" if x == token else "normal"
-        top.text(x + 0.5, 0.52, str(x), ha="center", va="center", fontsize=SMALL, color=ink_on(color), weight=weight)
+        write(top, x + 0.5, 0.52, str(x), SMALL, color=ink_on(color), weight=weight)
     heading = f"1. Token {token}: {token} // {block_size} = {index} and {token} % {block_size} = {offset}, "
     set_up_grid(top, width, 1, heading + f"so place {offset} in entry {index} of the table")
     for x, block in enumerate(table):
         look = {"facecolor": color, "edgecolor": INK, "linewidth": 1.8 if x == index and stage > 1 else 0}
         middle.add_patch(Rectangle((x * block_size + 0.06, 0.06), block_size - 0.12, 0.88, **look))
-        place = {"ha": "center", "va": "center", "fontsize": LABEL, "color": ink_on(color)}
-        middle.text((x + 0.5) * block_size, 0.52, f"{x}: block {block}", **place)
+        write(middle, (x + 0.5) * block_size, 0.52, f"{x}: block {block}", color=ink_on(color))
     heading = f"2. The block table: entry {index} is block {table[index]}" if stage > 1 else "2. The block table"
     set_up_grid(middle, width, 1, "")
     aside = "left" if 2 * token >= width else "right"  # where no arrow crosses it
@@ -262,7 +244,7 @@ def block_lookup(
             look |= {"linewidth": 1.8 if here else 0.6, "zorder": 3 if here else 1}
             cell = 0.92 / block_size
             bottom.add_patch(Rectangle((block + 0.04 + place * cell, 0.06), cell, 0.7, **look))
-        bottom.text(block + 0.5, 1.02, str(block), ha="center", va="center", fontsize=LABEL)
+        write(bottom, block + 0.5, 1.02, str(block))
     heading = f"3. The memory: slot {table[index]} x {block_size} + {offset} = {slot} holds its key and value"
     set_up_grid(bottom, blocks, 1, "")  # its heading is below it, where no arrow crosses it
     bottom.set_xlabel(heading if stage > 2 else "3. The memory, block by block", loc="left", fontsize=LABEL)

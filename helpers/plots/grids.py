@@ -6,24 +6,8 @@ from itertools import groupby
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from .picture import (
-    INK,
-    LABEL,
-    PALE,
-    RED,
-    REQUEST_COLORS,
-    SKY,
-    SMALL,
-    WIDTH,
-    Picture,
-    add_key,
-    empty_figure,
-    ink_on,
-    new_figure,
-    request_colors,
-    set_panel_title,
-    wasted,
-)
+from .looks import INK, LABEL, PALE, RED, REQUEST_COLORS, SKY, SMALL, WIDTH, ink_on, request_colors, wasted
+from .picture import Picture, add_key, empty_figure, new_figure, set_panel_title, write
 
 
 def token_grid(
@@ -49,10 +33,10 @@ def token_grid(
             for x, token in enumerate(row):
                 real, color = masks[name][y][x], REQUEST_COLORS[y % 7]
                 draw_cell(ax, x, y, color if real else None)
-                style = {"ha": "center", "va": "center", "color": ink_on(color) if real else "#666666"}
-                ax.text(x + 0.5, y + (0.4 if positions else 0.5), token.strip(), fontsize=size, **style)
+                ink = ink_on(color) if real else "#666666"
+                write(ax, x + 0.5, y + (0.4 if positions else 0.5), token.strip(), size, color=ink)
                 if positions:
-                    ax.text(x + 0.5, y + 0.78, str(positions[name][y][x]), fontsize=SMALL - 1, **style)
+                    write(ax, x + 0.5, y + 0.78, str(positions[name][y][x]), SMALL - 1, color=ink)
         set_up_grid(ax, max(map(len, grid)), len(grid), name)
         ax.set_yticks([y + 0.5 for y in range(len(grid))], [f"request {y}" for y in range(len(grid))])
     described = []
@@ -90,7 +74,7 @@ def batches(named: Mapping[str, Mapping], title: str = "") -> Picture:
         ]
         ax.set_yticks([y + 0.5 for y in range(len(labels))], labels)
         if not labels:
-            ax.text(columns / 2, 0.5, "no rows", ha="center", va="center", color="#666666")
+            write(ax, columns / 2, 0.5, "no rows", color="#666666")
     key = {
         "in the cache": {"facecolor": next(iter(color.values()), SKY), "edgecolor": "white"},
         "token to compute next": {"facecolor": "white", "edgecolor": INK, "linewidth": 1.6},
@@ -129,7 +113,7 @@ def compare(
     for ax, name in zip(figure.subplots(1, 2), cells, strict=True):
         for (y, x), text in cells[name].items():
             draw_cell(ax, x, y, None if text in hatched else REQUEST_COLORS[y % 7])
-            ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=9, color=INK)
+            write(ax, x + 0.5, y + 0.5, text, 9, color=INK)
         if name == "yours":
             for y, x in different:
                 frame = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.8, "linestyle": "--"}
@@ -168,9 +152,7 @@ def draw_cell(ax, x: int, y: int, color: str | None, framed: bool = False) -> No
 
 def set_up_grid(ax, columns: int, rows: int, title: str) -> None:
     """Prepare axes for a grid of cells, its first row on top."""
-    ax.set_xlim(0, columns)
-    ax.set_ylim(rows, 0)
-    ax.set_xticks([])
+    ax.set(xlim=(0, columns), ylim=(rows, 0), xticks=[])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     set_panel_title(ax, title)
@@ -192,18 +174,16 @@ def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]], title: s
     for ax, (name, cells) in zip(axes, named.items(), strict=True):
         for x, (token, request, position) in enumerate(cells):
             draw_cell(ax, x, 0, color[request])
-            style = {"ha": "center", "va": "center", "color": ink_on(color[request])}
-            ax.text(x + 0.5, 0.38, token.strip(), fontsize=size, **style)
-            ax.text(x + 0.5, 0.78, str(position), fontsize=SMALL - 1, **style)
+            write(ax, x + 0.5, 0.38, token.strip(), size, color=ink_on(color[request]))
+            write(ax, x + 0.5, 0.78, str(position), SMALL - 1, color=ink_on(color[request]))
         start = 0
         for request, group in groupby(cells, key=lambda cell: cell[1]):
             end = start + len(list(group))
             ax.plot([start + 0.08, end - 0.08], [1.06, 1.06], color=color[request], linewidth=2)
-            ax.text((start + end) / 2, 1.32, str(request), ha="center", va="center", fontsize=LABEL)
+            write(ax, (start + end) / 2, 1.32, str(request))
             start = end
         set_up_grid(ax, columns, 1, name)
-        ax.set_ylim(1.5, 0)
-        ax.set_yticks([])
+        ax.set(ylim=(1.5, 0), yticks=[])
     described = [
         f"{name}: " + ", ".join(f"{token.strip()} ({request}, {position})" for token, request, position in cells)
         for name, cells in named.items()
@@ -236,10 +216,8 @@ def visible_keys(
                 ax.add_patch(Rectangle((x, y), 0.94, 0.94, facecolor=color if mask[y][x] else PALE, linewidth=0))
                 if mask[y][x] and not own:
                     across += 1
-                    ax.text(x + 0.47, y + 0.47, "×", ha="center", va="center", color="white", fontsize=LABEL)
-        ax.set_xlim(0, count)
-        ax.set_ylim(count, 0)
-        ax.set_aspect("equal")
+                    write(ax, x + 0.47, y + 0.47, "×", color="white")
+        ax.set(xlim=(0, count), ylim=(count, 0), aspect="equal")
         ax.set_xticks([x + 0.5 for x in range(count)], [token.strip() for token in tokens], rotation=90, fontsize=SMALL)
         names = [token.strip() for token in tokens] if ax is panels[0] else []
         ax.set_yticks([y + 0.5 for y in range(len(names))], names, fontsize=SMALL)

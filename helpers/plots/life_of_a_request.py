@@ -4,7 +4,8 @@ from itertools import pairwise
 
 from matplotlib.patches import Rectangle
 
-from .picture import INK, LABEL, ORANGE, PALE, SKY, SMALL, Picture, new_figure, shade
+from .looks import INK, ORANGE, PALE, SKY, SMALL, shade
+from .picture import Picture, new_figure, write
 
 LANES = ("clients", "server's event loop", "engine thread")
 LIFE = (  # (from lane, to lane, what happens, the requests): a step within one lane, or a message to another one
@@ -33,7 +34,7 @@ def life_of_a_request() -> Picture:
     ax.set_axis_off()
     xs, colors = (2.5, 6.1, 9.9), {"A": SKY, "B": ORANGE, "AB": INK}
     for x, lane in zip(xs, LANES, strict=True):
-        ax.text(x, -0.9, lane, ha="center", va="center", fontsize=LABEL, weight="bold")
+        write(ax, x, -0.9, lane, weight="bold")
         ax.plot([x, x], [-0.4, len(LIFE) - 0.4], color=PALE, linewidth=8, zorder=0, solid_capstyle="round")
     chunks = []
     for y, (start, end, text, owner) in enumerate(LIFE):
@@ -43,16 +44,10 @@ def life_of_a_request() -> Picture:
                 wide = 3.5 / len(parts)
                 corner = (xs[start] - 1.75 + number * wide, y - 0.38)
                 ax.add_patch(Rectangle(corner, wide, 0.76, facecolor=colors[part], linewidth=0))
-            ax.text(xs[start], y, text, ha="center", va="center", fontsize=SMALL, color=INK)
+            write(ax, xs[start], y, text, SMALL, color=INK)
         else:
-            look = {
-                "arrowstyle": "->",
-                "color": shade(colors[owner], 0.8),
-                "shrinkA": 0,
-                "shrinkB": 0,
-                "linewidth": 1.5,
-            }
-            ax.annotate("", (xs[end], y), (xs[start], y), arrowprops=look)
+            look = {"arrowstyle": "->", "color": shade(colors[owner], 0.8), "shrinkA": 0, "shrinkB": 0}
+            ax.annotate("", (xs[end], y), (xs[start], y), arrowprops=look | {"linewidth": 1.5})
             ax.text((xs[start] + xs[end]) / 2, y - 0.08, text, ha="center", va="bottom", fontsize=SMALL, color=INK)
             if end == 0:
                 chunks.append(y)
@@ -62,8 +57,7 @@ def life_of_a_request() -> Picture:
     for name, top, bottom, x in spans:
         ax.annotate("", (x, bottom), (x, top), arrowprops=arrow)
         ax.text(x - 0.1, (top + bottom) / 2, f"{name}\nof A", ha="right", va="center", fontsize=SMALL)
-    ax.set_xlim(-0.6, 11.7)
-    ax.set_ylim(len(LIFE) - 0.3, -1.3)
+    ax.set(xlim=(-0.6, 11.7), ylim=(len(LIFE) - 0.3, -1.3))
     steps = "; ".join(
         f"{LANES[start]}: {text}" if start == end else f"{LANES[start]} to {LANES[end]}: {text}"
         for start, end, text, _ in LIFE

@@ -6,7 +6,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ..metrics import RequestMetrics, knee
-from .picture import BLUE, GRAY, INK, ORANGE, PALE, SERIES_COLORS, SMALL, Picture, add_key, label_ends, new_figure
+from .looks import BLUE, GRAY, INK, ORANGE, PALE, SERIES_COLORS, SMALL
+from .picture import Picture, add_key, label_ends, new_figure
 
 
 def request_timeline(request: RequestMetrics, title: str = "") -> Picture:
@@ -39,8 +40,7 @@ def request_timeline(request: RequestMetrics, title: str = "") -> Picture:
         # A text that is wider than its arrow ends where the arrow ends, inside the picture.
         side, x = ("right", right) if left > 0.6 * times[-1] else ("center", (left + right) / 2)
         ax.text(x, height + 0.12, f"{name} {right - left:.0f} ms", ha=side, fontsize=SMALL)
-    ax.set_ylim(-1.1, 3.7)
-    ax.set_yticks([])
+    ax.set(ylim=(-1.1, 3.7), yticks=[])
     ax.spines["left"].set_visible(False)
     ax.set_xlabel("milliseconds since the request was due")
     listed = "; ".join(f"{name} {right - left:.0f} ms" for name, left, right, _ in spans)
@@ -64,9 +64,7 @@ def load_run(result, title: str = "") -> Picture:
             ax.plot(request.ended, y, "x", color=INK, markersize=4)
     ax.invert_yaxis()
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_xlim(left=0)
-    ax.set_xlabel("seconds since the first request was due")
-    ax.set_ylabel("request, in order of arrival")
+    ax.set(xlim=(0, None), xlabel="seconds since the first request was due", ylabel="request, in order of arrival")
     key = {
         "waits for the first token": Line2D([], [], color="#BBBBBB", linewidth=3),
         "receives tokens": Line2D([], [], color=BLUE, linewidth=3),
@@ -122,8 +120,7 @@ def load_sweep(named: Mapping[str, Sequence], title: str = "") -> Picture:
         ax.margins(y=0.15)
         ax.set_ylabel(label)
         ax.grid(color=PALE)
-    axes[-1].set_xlim(left=0)
-    axes[-1].set_xlabel("throughput (output tokens per second)")
+    axes[-1].set(xlim=(0, None), xlabel="throughput (output tokens per second)")
     for ax, names in zip(axes, ends, strict=True):
         label_ends(figure, ax, names)
     return Picture(figure, f"Latency over throughput. {'; '.join(described)}.")

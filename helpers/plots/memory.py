@@ -5,22 +5,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from matplotlib.patches import Rectangle
 
 from .grids import draw_cell, set_up_grid
-from .picture import (
-    BLUE,
-    GRAY,
-    INK,
-    LABEL,
-    SMALL,
-    Picture,
-    add_key,
-    empty_figure,
-    ink_on,
-    label_area,
-    new_figure,
-    request_colors,
-    set_panel_title,
-    wasted,
-)
+from .looks import BLUE, GRAY, INK, LABEL, SMALL, ink_on, request_colors, wasted
+from .picture import Picture, add_key, empty_figure, label_area, new_figure, set_panel_title, write
 
 
 def memory_timeline(
@@ -42,8 +28,7 @@ def memory_timeline(
         ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
         share = sum(held[:-1]) / max(1, sum(room[:-1]))
         set_panel_title(ax, f"{name}: {len(held) - 1:,} iterations, {share:.0%} of the allocated memory is used")
-        ax.set_ylabel("tokens")
-        ax.set_ylim(0, 1.3 * capacity)
+        ax.set(ylabel="tokens", ylim=(0, 1.3 * capacity))
         described.append(f"{name}: {len(held) - 1:,} iterations, {share:.0%} of the allocated memory holds tokens")
     axes[0].set_xlim(0, max(len(held) for held, _ in named.values()))
     wasted_named = held_named = False
@@ -92,8 +77,7 @@ def block_tables(
         for y, (table, _) in enumerate(tables.values()):
             for x, block in enumerate(table):
                 draw_cell(left, x, y, fill[block])
-                style = {"ha": "center", "va": "center", "fontsize": SMALL, "color": ink_on(fill[block])}
-                left.text(x + 0.5, y + 0.52, str(block), **style)
+                write(left, x + 0.5, y + 0.52, str(block), SMALL, color=ink_on(fill[block]))
         set_up_grid(left, longest, max(1, len(tables)), name)
         left.set_yticks([y + 0.5 for y in range(len(tables))], [str(request) for request in tables], fontsize=SMALL)
         for block in range(blocks):
@@ -104,14 +88,13 @@ def block_tables(
                 hatch = "/////" if block in owners and slot >= filled else None
                 edge = fill.get(block, "#CCCCCC") if slot >= filled else "white"
                 right.add_patch(Rectangle(corner, 0.88 / block_size, height, edgecolor=edge, hatch=hatch, **look))
-            right.text(block + 0.48, 0.98, str(block), ha="center", va="center", fontsize=SMALL, color=INK)
+            write(right, block + 0.48, 0.98, str(block), SMALL, color=INK)
             # The last word is enough for "answer 0" and "answer 1".
             holders = " ".join(str(request).split()[-1] for request, _ in owners.get(block, []))
             if len(holders) < 7:
-                right.text(block + 0.48, 0.12, holders, ha="center", va="center", fontsize=SMALL - 2, color=INK)
+                write(right, block + 0.48, 0.12, holders, SMALL - 2, color=INK)
         set_up_grid(right, blocks, 1, "")
-        right.set_ylim(1.15, 0)
-        right.set_yticks([])
+        right.set(ylim=(1.15, 0), yticks=[])
         described.append(f"{name}: " + (", ".join(f"{name} has {list(table)}" for name, (table, _) in tables.items())))
     for ax in grid[-1]:
         ax.set_xlabel("block table" if ax is grid[-1][0] else "memory: block number", fontsize=SMALL)
@@ -147,12 +130,10 @@ def memory_shares(named: Mapping[str, Sequence[int]], capacity: int, unit: str, 
                         for first, last in held)  # fmt: skip
         described.append(f"{name} from iteration {times}at most {max(shares)}")
     ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
-    ax.set_xlim(0, count)
-    ax.set_ylim(0, 1.2 * capacity)
+    ax.set(xlim=(0, count), ylim=(0, 1.2 * capacity))
     for name, fill, start, end, low, high in areas:  # a request that was preempted has a name in each of its stretches
         within = [high[x] if start <= x < end else low[x] for x in range(count)]
         label_area(ax, low[:count], within, name, fill, 0.06 * capacity)
     ax.text(count, 1.02 * capacity, f"all {capacity} {unit}", ha="right", va="bottom", fontsize=LABEL)
-    ax.set_xlabel("iteration")
-    ax.set_ylabel(unit)
+    ax.set(xlabel="iteration", ylabel=unit)
     return Picture(figure, f"Stacked areas of {unit} over iterations, {capacity} in all. {'; '.join(described)}.")

@@ -13,7 +13,8 @@ from hashlib import sha256
 from string import Template
 
 from ..trace import WORK, Trace
-from .picture import GRAY, PALE, WORK_MEANING, Picture, ink_on, request_colors, work_color
+from .looks import GRAY, PALE, WORK_MEANING, ink_on, request_colors, work_color
+from .picture import Picture
 from .rows import runs_of
 
 UNIT, LEFT, RIGHT = 24, 168, 446  # the height of a row, and the widths of its label and of its timeline, in pixels

@@ -6,21 +6,8 @@ from matplotlib.patches import Rectangle
 
 from ..engine.speculation import num_matching
 from .grids import set_up_grid
-from .picture import (
-    BLUE,
-    INK,
-    LABEL,
-    ORANGE,
-    RED,
-    SKY,
-    SMALL,
-    Picture,
-    add_key,
-    empty_figure,
-    new_figure,
-    set_panel_title,
-    wasted,
-)
+from .looks import BLUE, INK, LABEL, ORANGE, RED, SKY, SMALL, wasted
+from .picture import Picture, add_key, empty_figure, new_figure, set_panel_title, write
 
 
 def rounding_levels(
@@ -49,8 +36,7 @@ def rounding_levels(
         ax.plot(range(len(weights)), weights, "o", color=BLUE, markersize=3.2)
         mean = sum(errors) / len(errors)
         set_panel_title(ax, f"{name}: mean error {mean:.3f}")
-        ax.set_ylim(-edge, edge)
-        ax.set_ylabel("weight")
+        ax.set(ylim=(-edge, edge), ylabel="weight")
         described.append(f"{name}: {len(of_groups)} scale{'s' * (len(of_groups) > 1)}, mean error {mean:.3f}")
     axes[-1].set_xlabel("input")
     add_key(figure, {"weight": {"facecolor": BLUE}, "level": {"facecolor": "#BBBBBB"}, "error": {"facecolor": RED}})
@@ -100,13 +86,12 @@ def packed_byte(low: int, high: int, title: str = "") -> Picture:
         color, aside = (SKY, 0.35) if bit < 4 else (ORANGE, -0.35)
         for y, x in ((0, 7 - bit + aside), (2, 7 - bit)):
             ax.add_patch(Rectangle((x + 0.04, y + 0.08), 0.92, 0.84, facecolor=color, linewidth=0))
-            ax.text(x + 0.5, y + 0.52, f"{byte >> bit & 1}", ha="center", va="center", fontsize=LABEL + 1, color=INK)
+            write(ax, x + 0.5, y + 0.52, f"{byte >> bit & 1}", LABEL + 1, color=INK)
     for x, end, text in ((1.65, 2, f"upper half: {high}"), (6.35, 6, f"lower half: {low}")):
-        ax.text(x, -0.32, text, ha="center", va="center", fontsize=LABEL)
+        write(ax, x, -0.32, text)
         ax.annotate("", (end, 1.96), (x, 1.02), arrowprops={"arrowstyle": "->"})
     set_up_grid(ax, 8, 3, "")
-    ax.set_xlim(-0.4, 8.4)
-    ax.set_ylim(3.0, -0.7)
+    ax.set(xlim=(-0.4, 8.4), ylim=(3.0, -0.7))
     ax.set_yticks([0.5, 2.5], ["4 bits\neach", "1 byte"])
     alt = f"The integers {low} and {high} have the bits {low & 15:04b} and {high & 15:04b}. Their byte is {byte:08b}."
     return Picture(figure, alt)
@@ -134,10 +119,7 @@ def agreement(expected: Sequence[Sequence], named: Mapping[str, Sequence[Sequenc
                 ax.add_patch(Rectangle((first + 1, y + 0.1), length - first - 1, 0.8, **wasted("#BBBBBB")))
                 ax.add_patch(Rectangle((first, y + 0.1), 1, 0.8, facecolor=RED, linewidth=0))
         set_panel_title(ax, f"{name}: {changed} of {len(expected)} texts change")
-        ax.set_xlim(0, columns)
-        ax.set_ylim(len(expected), 0)
-        ax.set_yticks([])
-        ax.set_ylabel("text")
+        ax.set(xlim=(0, columns), ylim=(len(expected), 0), yticks=[], ylabel="text")
         described.append(f"{name}: {changed} of {len(expected)} texts change")
     axes[-1].set_xlabel("position in the output (tokens)")
     key = {"the same token": {"facecolor": SKY}, "the first that differs": {"facecolor": RED}, "after it": wasted()}

@@ -7,20 +7,8 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from matplotlib.patches import Rectangle
 
-from .picture import (
-    GRAY,
-    INK,
-    LABEL,
-    PALE,
-    REQUEST_COLORS,
-    SMALL,
-    Picture,
-    add_key,
-    ink_on,
-    new_figure,
-    set_panel_title,
-    shade,
-)
+from .looks import GRAY, INK, LABEL, PALE, REQUEST_COLORS, SMALL, ink_on, shade
+from .picture import Picture, add_key, new_figure, set_panel_title, write
 
 
 def prefix_map(runs: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> Picture:
@@ -39,8 +27,7 @@ def prefix_map(runs: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> 
                 face = color if count else PALE
                 ax.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.88, facecolor=face, linewidth=0))
                 if count:
-                    place = {"ha": "center", "va": "center", "fontsize": SMALL}
-                    ax.text(x + 0.5, y + 0.5, str(count), color=ink_on(color), **place)
+                    write(ax, x + 0.5, y + 0.5, str(count), SMALL, color=ink_on(color))
         computed = sum(count > 0 for row in rows for count in row)
         set_panel_title(ax, f"{name}: {computed} filled cells")
         _name_replicas(ax, len(rows))
@@ -74,8 +61,7 @@ def replica_work(runs: Mapping[str, Sequence[Sequence[int]]], top: int, title: s
         _name_replicas(ax, len(work[0]))
         set_panel_title(ax, f"{name}: {len(work)} iterations")
         described.append(f"{name}: {len(work)} iterations; tokens per replica {', '.join(totals)}")
-    axes[-1].set_xlim(0, max(map(len, runs.values())))
-    axes[-1].set_xlabel(f"iteration (a full lane is {top} tokens or more)")
+    axes[-1].set(xlim=(0, max(map(len, runs.values()))), xlabel=f"iteration (a full lane is {top} tokens or more)")
     return Picture(figure, f"A lane per replica with the tokens of each iteration. {'. '.join(described)}.")
 
 
@@ -102,11 +88,9 @@ def resumed_streams(
         ax.axvline(step, color=INK, linewidth=1.4, linestyle=(0, (3, 2)))
         place = {"textcoords": "offset points", "fontsize": LABEL, "color": INK, "annotation_clip": False}
         ax.annotate(f"replica {replica} is killed", (step, 0), (3, 4), **place)
-    ax.set_xlim(0, last + 1)
-    ax.set_ylim(len(streams), 0)
+    ax.set(xlim=(0, last + 1), ylim=(len(streams), 0))
     ax.set_yticks([y + 0.5 for y in range(len(streams))], [str(name) for name in streams])
-    ax.set_ylabel("request")
-    ax.set_xlabel("iteration")
+    ax.set(ylabel="request", xlabel="iteration")
     replicas = sorted({replica for outputs in streams.values() for _, replica, _ in outputs})
     key = {f"token from replica {replica}": {"facecolor": _color(replica)} for replica in replicas}
     add_key(figure, key | {"no token": {"facecolor": PALE}}, columns=2)

@@ -6,25 +6,8 @@ from itertools import groupby
 
 from ..metrics import RequestMetrics, percentile
 from ..trace import WORK, Trace
-from .picture import (
-    BLUE,
-    GREEN,
-    INK,
-    RED,
-    SMALL,
-    WIDTH,
-    WORK_MEANING,
-    Picture,
-    add_key,
-    ink_on,
-    label_area,
-    new_figure,
-    request_colors,
-    set_panel_title,
-    shade,
-    wasted,
-    work_look,
-)
+from .looks import BLUE, GREEN, INK, RED, SMALL, WIDTH, WORK_MEANING, ink_on, request_colors, shade, wasted, work_look
+from .picture import Picture, add_key, label_area, new_figure, set_panel_title
 
 
 def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int, int] | None = None) -> Picture:
@@ -54,8 +37,7 @@ def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int,
     )
     for ax, (heading, trace, first, end) in zip(axes, panels, strict=True):
         _draw_rows(ax, trace, first, end, colors)
-        ax.set_xlim(first, end)
-        ax.set_ylim(trace.rows, 0)
+        ax.set(xlim=(first, end), ylim=(trace.rows, 0))
         ax.set_yticks([row + 0.5 for row in range(trace.rows)], [str(row) for row in range(trace.rows)])
         ax.set_ylabel("row")
         ax.tick_params(length=2)
@@ -153,8 +135,7 @@ def waiting_requests(
         set_panel_title(ax, name)
         ax.set_yticks([])
         ax.spines["left"].set_visible(False)
-    axes[0].set_xlim(left=0)
-    axes[0].set_ylim(0, (tallest + 0.6) * (1.1 + 0.27 * len(looks)))
+    axes[0].set(xlim=(0, None), ylim=(0, (tallest + 0.6) * (1.1 + 0.27 * len(looks))))
     right = axes[0].get_xlim()[1]
     for ax, median, level, text, color in labels:
         y = (tallest + 0.6) * (1.08 + 0.27 * level)
@@ -206,9 +187,7 @@ def padding(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], ylabel: st
         ax.fill_between(passes, useful, both, step="post", **wasted())
         share = sum(pads) / max(1, sum(both))
         set_panel_title(ax, f"{name}: {share:.0%} padding")
-        ax.set_ylabel(ylabel)
-        ax.set_xlim(0, max(1, len(useful) - 1))
-        ax.set_ylim(bottom=0)
+        ax.set(ylabel=ylabel, xlim=(0, max(1, len(useful) - 1)), ylim=(0, None))
         least = 0.16 * max([1, *both])
         names = (([0] * len(useful), useful, "for tokens", BLUE), (useful, both, "for pads", "white"))
         labelled |= {text for low, high, text, fill in names if label_area(ax, low, high, text, fill, least)}

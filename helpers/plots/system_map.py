@@ -4,7 +4,8 @@ from collections.abc import Collection
 
 from matplotlib.patches import FancyBboxPatch
 
-from .picture import GRAY, INK, ORANGE, Picture, new_figure, set_panel_title
+from .looks import GRAY, INK, ORANGE
+from .picture import Picture, new_figure, set_panel_title, write
 
 BUILT = "#BFE0F5"  # a light SKY: dark text stays readable on it
 IDEAS = {
@@ -59,9 +60,7 @@ def system_map(lesson: int | None = None) -> Picture:
         raise ValueError(f"lesson must be a number from 1 to {len(IDEAS)}, not {lesson!r}")
     figure, (ax,) = new_figure(4.25)
     ax.set_axis_off()
-    ax.set_xlim(-0.06, 2 * ACROSS + WIDTH + 0.06)
-    ax.set_ylim(3 * DOWN + HEIGHT + 0.08, -0.08)
-    ax.set_aspect("equal")
+    ax.set(xlim=(-0.06, 2 * ACROSS + WIDTH + 0.06), ylim=(3 * DOWN + HEIGHT + 0.08, -0.08), aspect="equal")
     for name, (column, row, notes) in PARTS.items():
         left, top = column * ACROSS, row * DOWN
         here, built = lesson in notes, lesson is None or min(notes) < lesson
@@ -74,9 +73,7 @@ def system_map(lesson: int | None = None) -> Picture:
         note = notes[max(known)] if known else _lessons(notes if lesson is None else [min(notes)])
         for text, y, size in ((name, 0.21, 11.5), (note, 0.45, 9.5)):
             weight = "bold" if here and text == name else "normal"
-            ax.text(
-                left + WIDTH / 2, top + y, text, ha="center", va="center", fontsize=size, color=color, weight=weight
-            )
+            write(ax, left + WIDTH / 2, top + y, text, size, color=color, weight=weight)
     for start, end, kind in ARROWS:
         _draw_arrow(ax, PARTS[start][:2], PARTS[end][:2], kind)
     alt = (

@@ -11,17 +11,17 @@ from transformers.utils import logging as transformers_logging
 
 from .. import kernels
 from ..engine import EngineConfig
-from ..models import bytes_per_token, clone_sharing_weights, context_length
+from ..models import bytes_per_token, clone_sharing_weights, context_length, same_logits
 from .batch_invariant import BatchInvariantRunner, why_not_invariant
 from .layer_masks import UnsupportedAttention, check_layer_masks
 from .linear import choose_linear_backends, unchanged_layers
 from .linear_backends import BATCH_INVARIANT
 from .padded import PaddedRunner
 from .ragged import RaggedRunner
-from .trial import BLOCK_SIZE, NUM_BLOCKS, tolerance, trial_passes, trial_texts
+from .trial import BLOCK_SIZE, NUM_BLOCKS, trial_passes, trial_texts
 
 MAX_KV_BYTES = 2**30  # size of the KV cache, unless the configuration sets num_blocks
-MAX_COPIED_BYTES = 2**30  # of a larger model, weights are copied only if the configuration sets prepack
+MAX_COPIED_BYTES = 2**30  # of a larger model, weights are copied only if the configuration names such a backend
 log = logging.getLogger(__name__)
 
 
@@ -55,8 +55,7 @@ def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | Ragged
 
 
 def _choose_linear_backends(clone: PreTrainedModel, config: EngineConfig) -> int:
-    size = sum(parameter.nbytes for parameter in clone.parameters())
-    copies = size <= MAX_COPIED_BYTES if config.prepack is None else config.prepack
+    copies = sum(parameter.nbytes for parameter in clone.parameters()) <= MAX_COPIED_BYTES
     if not config.batch_invariant:
         return choose_linear_backends(clone, config.linear_backend, copies)
     if config.linear_backend not in ("auto", *BATCH_INVARIANT):
@@ -120,10 +119,10 @@ def why_not_ragged(model) -> str | None:
         return f"a trial on a few tokens failed with {type(error).__name__}: {message}"
     finally:
         transformers_logging.set_verbosity(verbosity)
+    if same_logits(ragged, alone):
+        return None
     difference = (ragged - alone).abs().max()
-    if not difference <= tolerance(alone):  # `not` with `<=`, so that NaN counts as a difference
-        return f"in one row with others, its logits differ by {difference:.2g} from those it gives alone"
-    return None
+    return f"in one row with others, its logits differ by {difference:.2g} from those it gives alone"
 
 
 def _try_ragged(model) -> torch.Tensor:

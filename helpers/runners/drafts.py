@@ -125,7 +125,6 @@ def make_draft_proposer(model, tokenizer, config: EngineConfig) -> DraftModelPro
                 f"The {subject} has another tokenizer than the model, so its token ids mean other texts: set "
                 f"draft_model to a smaller model with the same tokenizer."
             )
-    settings = replace(config, execution="ragged", num_blocks=None, batch_invariant=False)
-    settings = replace(settings, speculative=None, draft_model=None)
-    runner = make_runner(draft, tokenizer, settings)
+    changes = {"execution": "ragged", "num_blocks": None, "batch_invariant": False}
+    runner = make_runner(draft, tokenizer, replace(config, **changes, speculative=None, draft_model=None))
     return DraftModelProposer(runner, config.max_batch_size, config.max_tokens_per_step)

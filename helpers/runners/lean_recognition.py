@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from ..models import same_logits
 from .kv_pool import KVPool
 from .lean import GPT2Forward, LeanForward, LlamaForward
-from .trial import BLOCK_SIZE, NUM_BLOCKS, tolerance, trial_passes
+from .trial import BLOCK_SIZE, NUM_BLOCKS, trial_passes
 
 # The attributes that a module of a block may have. Those that change its numbers are asked for on the trial.
 KNOWN_ATTRIBUTES = (
@@ -99,7 +100,7 @@ def recognise(runner) -> LeanForward | None:
         actual = torch.cat(list(trial_passes(trial.forward)))
     except Exception:  # another kind of model with these modules may raise anything
         return None
-    return lean if (actual - expected).abs().max() <= tolerance(expected) else None
+    return lean if same_logits(actual, expected) else None
 
 
 def _has_structure(model: nn.Module, structure: Structure) -> bool:

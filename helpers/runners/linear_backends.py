@@ -18,6 +18,9 @@ oneDNN's operators are private to PyTorch and differ between versions, and the k
 available if it multiplies correctly on a trial.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -26,102 +29,56 @@ from .. import kernels
 from ..models.quantization import QuantizedLinear, weight_of
 
 Layer = nn.Linear | Conv1D | QuantizedLinear
+Product = Callable[[torch.Tensor], torch.Tensor]  # from inputs [..., in] to outputs [..., out]
 
 
-class PyTorch:
-    """Calls the layer."""
-
-    copies_weight = False
-
-    def __init__(self, layer: nn.Linear | Conv1D):
-        self.layer = layer
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)
+def onednn(layer: nn.Linear | Conv1D) -> Product:
+    """Multiply with oneDNN, in float32 up to twice as fast as PyTorch's default product on the same weight."""
+    weight, bias = weight_of(layer), layer.bias
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-class OneDNN:
-    """Multiplies with oneDNN, in float32 up to twice as fast as PyTorch's default product on the same weight."""
-
-    copies_weight = False
-
-    def __init__(self, layer: nn.Linear | Conv1D):
-        self.weight, self.bias = weight_of(layer), layer.bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+def onednn_packed(layer: nn.Linear | Conv1D) -> Product:
+    """Multiply with oneDNN by an opaque, reordered copy of the weight."""
+    rows = 8  # a hint: values from 4 to 512 make no difference, and any number of rows is accepted
+    weight, bias = torch.ops.mkldnn._reorder_linear_weight(weight_of(layer), rows), layer.bias
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-class OneDNNPacked(OneDNN):
-    """Multiplies with oneDNN by an opaque, reordered copy of the weight."""
-
-    copies_weight = True
-    ROWS = 8  # a hint: values from 4 to 512 make no difference, and any number of rows is accepted
-
-    def __init__(self, layer: nn.Linear | Conv1D):
-        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight_of(layer), self.ROWS), layer.bias
+def compiled(layer: nn.Linear | Conv1D) -> Product:
+    """Multiply with the compiled kernel by a copy of the weight. A row does not depend on the others, bit for bit."""
+    _require_kernels(layer)
+    return partial(kernels.linear, weight=kernels.pack(weight_of(layer)), bias=layer.bias)
 
 
-class Compiled:
-    """Multiplies with the compiled kernel by a copy of the weight. A row does not depend on the others, bit for bit."""
-
-    copies_weight = True
-
-    def __init__(self, layer: nn.Linear | Conv1D):
-        if problem := kernels.unavailable(layer.weight.dtype, layer.weight.device):
-            raise RuntimeError(problem)
-        self.weight, self.bias = kernels.pack(weight_of(layer)), layer.bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return kernels.linear(x, self.weight, self.bias)
+def compiled_unpacked(layer: nn.Linear | Conv1D) -> Product:
+    """Multiply with the compiled kernel by the layer's own weight. A row does not depend on the others, either."""
+    _require_kernels(layer)
+    return partial(kernels.unpacked_linear, weight=weight_of(layer), bias=layer.bias)
 
 
-class CompiledUnpacked:
-    """Multiplies with the compiled kernel by the layer's own weight. A row does not depend on the others, either."""
-
-    copies_weight = False
-
-    def __init__(self, layer: nn.Linear | Conv1D):
-        if problem := kernels.unavailable(layer.weight.dtype, layer.weight.device):
-            raise RuntimeError(problem)
-        self.weight, self.bias = weight_of(layer), layer.bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return kernels.unpacked_linear(x, self.weight, self.bias)
+def _require_kernels(layer: nn.Linear | Conv1D) -> None:
+    if problem := kernels.unavailable(layer.weight.dtype, layer.weight.device):
+        raise RuntimeError(problem)
 
 
-class Dequantized:
-    """Computes the float weight of a quantized layer and multiplies with PyTorch."""
-
-    copies_weight = False
-
-    def __init__(self, layer: QuantizedLinear):
-        self.multiply = layer.multiply_dequantized
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.multiply(x)
-
-
-class Quantized(Dequantized):
-    """Multiplies with the compiled kernel by the integers. A row does not depend on the others, bit for bit."""
-
-    def __init__(self, layer: QuantizedLinear):
-        self.multiply = layer.multiply_quantized
-
-
-BACKENDS = {
-    "pytorch": PyTorch,
-    "onednn": OneDNN,
-    "onednn_packed": OneDNNPacked,
-    "compiled": Compiled,
-    "compiled_unpacked": CompiledUnpacked,
+BACKENDS: dict[str, Callable[[nn.Linear | Conv1D], Product]] = {
+    "pytorch": lambda layer: layer,
+    "onednn": onednn,
+    "onednn_packed": onednn_packed,
+    "compiled": compiled,
+    "compiled_unpacked": compiled_unpacked,
 }
-QUANTIZED = {"pytorch": Dequantized, "compiled": Quantized}
+COPYING = ("onednn_packed", "compiled")  # these keep a second copy of the weight
+QUANTIZED: dict[str, Callable[[QuantizedLinear], Product]] = {
+    "pytorch": lambda layer: layer.multiply_dequantized,
+    "compiled": lambda layer: layer.multiply_quantized,  # a row does not depend on the others, bit for bit
+}
 BATCH_INVARIANT = ("compiled", "compiled_unpacked")  # a row never depends on the number of rows (test_kernels.py)
 
 
-def backends_of(layer: Layer) -> dict[str, type]:
-    """Return the backends of this kind of layer, available or not, by name."""
+def backends_of(layer: Layer) -> dict[str, Callable[[Layer], Product]]:
+    """Return the backends of this kind of layer, available or not, by name. Each makes the product of a layer."""
     return QUANTIZED if isinstance(layer, QuantizedLinear) else BACKENDS
 
 
@@ -181,4 +138,4 @@ def candidates(available: list[str], copies: bool) -> list[str]:
     """
     if copies:
         return [name for name in available if name != "compiled_unpacked"]
-    return [name for name in available if not BACKENDS[name].copies_weight]
+    return [name for name in available if name not in COPYING]

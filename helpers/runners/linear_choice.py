@@ -31,7 +31,7 @@ import torch
 from ..hardware import cpuinfo
 from ..kernels import compiled
 from ..models.quantization import QuantizedLinear
-from .linear_backends import BACKENDS, Layer, backends_of, bytes_of, inputs_of, kind_of
+from .linear_backends import COPYING, Layer, Product, backends_of, bytes_of, inputs_of, kind_of
 
 ROWS = (1, 4, 8, 16, 64, 256)  # other numbers of rows use the choice for the nearest of these
 ROUNDS = 3
@@ -55,8 +55,8 @@ class Times:
 
     def choose(self, backends: Sequence[str]) -> list[str]:
         """Return the backend for each number in `ROWS`, among these backends, while keeping few copies."""
-        kept = [name for name in backends if not BACKENDS[name].copies_weight]
-        candidates = [name for name in backends if BACKENDS[name].copies_weight]
+        kept = [name for name in backends if name not in COPYING]
+        candidates = [name for name in backends if name in COPYING]
         while candidates:
             best = [min(times) for times in zip(*(self.seconds[name] for name in kept), strict=True)]
             savings = {
@@ -162,7 +162,7 @@ def _measure_layer(layer, backends: Sequence[str], evict: Callable[[], object], 
     return Times(seconds)
 
 
-def _seconds(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, evict: Callable[[], object]) -> float:
+def _seconds(product: Product, x: torch.Tensor, evict: Callable[[], object]) -> float:
     evict()
     start = time.perf_counter()
     product(x)

@@ -1,6 +1,7 @@
 """The engine as a server that any OpenAI client can use: `python -m helpers.server`.
 
-    app.py              the HTTP application: which address does what
+    app.py              the HTTP application
+    addresses.py        which address does what
     protocol.py         OpenAI's requests, validated (strict.py: unknown parameters are refused)
     chat.py             the prompt that a chat template makes of messages
     output_formats.py   what an output must match, as requests describe it
@@ -18,6 +19,7 @@
     live_view.py        what the engine does, for people: the page's events (snapshot.py: what they are made of)
     metrics.py          the same for monitoring: Prometheus metrics
     reference.py        the page /docs, which describes all addresses
+    options.py          the options of the command line
     launch.py           a server in its own process, for lessons and load tests
 
 The server never decides which request runs when. That is the task of the engine's scheduler (lesson 4).

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import copy
 import gc
-import ipaddress
 import os
 import signal
 import socket
@@ -21,32 +20,26 @@ import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 if "OMP_WAIT_POLICY" not in os.environ:
     # PyTorch's threads spin between two loops before they sleep, by default for 3 ms. While the cores are free, 0.1 ms
     # is as fast. Beside a busy process, an iteration of 11 ms took 40 ms with 0.1 ms, and up to 390 ms with more.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # read when torch is imported
 try:
-    import torch
     import uvicorn
     from fastapi import FastAPI
 
-    from ..engine import POLICIES, EngineConfig
     from ..model_engine import Engine
     from ..models import load_model
-    from ..models.quantization import FORMATS
     from .app import make_app
     from .connections import ConnectionLimits
     from .engine_client import EngineClient
     from .engine_thread import EngineThread
+    from .options import DTYPES, app_options, engine_config, is_loopback, make_parser, parse
     from .worker_thread import WorkerThread
 except KeyboardInterrupt:  # these imports take seconds
     sys.exit(130)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TRACE_LENGTH = 1000  # iterations that the engine remembers
 LAST_WORDS = 1.0  # seconds at the end of the grace period for sending the reason to requests that could not finish
 LOGGING = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
 LOGGING["handlers"]["access"]["stream"] = "ext://sys.stderr"  # standard output has the address of the server only
@@ -99,18 +92,19 @@ def main(arguments: list[str] | None = None) -> None:
     run(_options(arguments), _make_app)
 
 
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    return parse(make_parser("helpers.server", __doc__, 8000), arguments)
+
+
 def run(options: argparse.Namespace, make: Callable[[argparse.Namespace], FastAPI]) -> None:
     """Run an application until it is told to stop.
 
     Args:
-        options: see `make_parser` and `parse`.
+        options: see `options.py`.
         make: makes the application, or raises a ValueError that says what is wrong with the options.
     """
-    if not _is_loopback(options.host) and options.api_key is None:
-        warnings.warn(
-            f"Anyone who can reach {options.host} can use this server: set an --api-key.",
-            stacklevel=1,
-        )
+    if not is_loopback(options.host) and options.api_key is None:
+        warnings.warn(f"Anyone who can reach {options.host} can use this server: set an --api-key.", stacklevel=1)
     address = options.host, options.port
     with _bound_socket(*address, options.program) as listening:  # first, since loading a model takes a while
         _serve(options, listening, make)
@@ -128,34 +122,6 @@ def _load_engine(options: argparse.Namespace) -> Engine:
     engine = Engine(model, tokenizer, engine_config(options))
     _warn_if_memory_is_small(engine)
     return engine
-
-
-def engine_config(options: argparse.Namespace) -> EngineConfig:
-    """Return the settings of an engine."""
-    return EngineConfig(
-        max_batch_size=options.rows,
-        max_tokens_per_step=options.tokens_per_step,
-        policy=options.policy,
-        num_blocks=options.blocks,
-        block_size=options.block_size,
-        trace_length=TRACE_LENGTH,
-        speculative=options.speculative,
-        num_speculative_tokens=options.num_speculative_tokens,
-        draft_model=options.draft_model,
-    )
-
-
-def app_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `make_app`."""
-    return {
-        "model_name": options.served_model_name or _name_of(options.model or os.environ.get("COURSE_MODEL")),
-        "max_queue": options.max_queue,
-        "deadline": options.deadline,
-        "api_key": options.api_key,
-        "pace": options.pace,
-        "allowed_hosts": _allowed_hosts(options.host, options.allowed_host),
-        "allowed_origins": options.allowed_origin,
-    }
 
 
 def _serve(
@@ -185,103 +151,6 @@ def _serve(
         sys.exit(f"{options.program}: the engine has stopped because of the error above.")
 
 
-def make_parser(program: str, description: str, port: int) -> argparse.ArgumentParser:
-    """Make a parser of a server's options.
-
-    Args:
-        program: the module that is run.
-        description: for `--help`.
-        port: the default port.
-    """
-    parser = argparse.ArgumentParser(
-        f"python -m {program}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.set_defaults(program=program)
-    add = parser.add_argument
-    add("--model", help="a folder in the Hugging Face format, a GGUF file or a Hub id (default: the embedded model)")
-    add("--served-model-name", "--name", help="what clients call the model (default: the name of its folder or file)")
-    add("--dtype", choices=DTYPES, default="float32", help="the type of the weights (default: float32)")
-    add(
-        "--weights",
-        choices=FORMATS,
-        help="store the weights of linear layers as integers of 8 or 4 bits (default: off)",
-    )
-    add("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1, for this machine only)")
-    add("--port", type=int, default=port, help=f"the port to listen on, 0 for a free one (default: {port})")
-    add("--rows", type=int, default=8, help="sequences that run at once (default: 8)")
-    add("--tokens-per-step", type=int, default=512, help="the most tokens that an iteration computes (default: 512)")
-    add("--policy", choices=POLICIES, default="fcfs", help="in which order requests get rows (default: fcfs)")
-    add("--max-queue", type=int, default=64, help="the most sequences that wait; more get status 429 (default: 64)")
-    add("--blocks", type=int, help="blocks of the KV cache (default: as many as all rows need, up to 1 GiB)")
-    add("--block-size", type=int, default=16, help="tokens per block (default: 16)")
-    add(
-        "--speculative",
-        choices=("ngram", "draft"),
-        help="guess tokens ahead, from the request's own text or with a draft model; no token changes (default: off)",
-    )
-    add("--num-speculative-tokens", type=int, default=4, help="the most tokens to guess ahead (default: 4)")
-    add(
-        "--draft-model", help="a folder or a Hub id of a smaller model with the same tokenizer, for --speculative draft"
-    )
-    add(
-        "--api-key",
-        default=os.environ.get("COURSE_API_KEY") or None,
-        help="the key that clients must send (default: the environment's COURSE_API_KEY, or none)",
-    )
-    add(
-        "--allowed-host",
-        action="append",
-        metavar="NAME",
-        help="a name by which clients may call this server, * for any (default: this machine's own names; may be "
-        "repeated)",
-    )
-    add(
-        "--allowed-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="an origin, such as https://example.org, whose web pages may use this server, * for any (may be repeated)",
-    )
-    add("--deadline", type=float, help="seconds that a request may take if it sets no deadline itself")
-    add(
-        "--max-connections",
-        type=int,
-        default=512,
-        help="the most open connections (default: 512, or as many as the limit of open files allows)",
-    )
-    add(
-        "--client-timeout",
-        type=float,
-        default=30,
-        help="seconds to wait for a request's head, for its body, and for a client that does not read (default: 30)",
-    )
-    add("--grace", type=float, default=30, help="seconds in which to finish accepted requests and stop (default: 30)")
-    add("--pace", type=float, default=0, help="slow motion: the least number of seconds per iteration, up to 2")
-    add("--log", action="store_true", help="log every request to stderr")
-    add("--stop-with-stdin", action="store_true", help=argparse.SUPPRESS)
-    return parser
-
-
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    return parse(make_parser("helpers.server", __doc__, 8000), arguments)
-
-
-def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options of a command line; exit with a message if one is outside its range."""
-    options = parser.parse_args(arguments)
-    if options.api_key == "" or options.deadline == 0:
-        parser.error("an empty --api-key or a --deadline of 0 would refuse every request: leave it out.")
-    if not 0 <= options.port < 2**16:
-        parser.error(f"--port must be from 0 to 65535, not {options.port}.")
-    if not 0 <= options.pace <= 2:
-        parser.error(f"--pace must be from 0 to 2 seconds, not {options.pace}.")
-    for name in ("deadline", "grace"):
-        seconds = getattr(options, name)
-        if seconds is not None and not 0 <= seconds < float("inf"):
-            parser.error(f"--{name} must be a number of seconds, not {seconds}.")
-    return options
-
-
 def _bound_socket(host: str, port: int, program: str = "helpers.server") -> socket.socket:
     """Bind a socket to an address on which nothing listens yet."""
     try:
@@ -294,20 +163,6 @@ def _bound_socket(host: str, port: int, program: str = "helpers.server") -> sock
     return bound
 
 
-def _name_of(model: str | None) -> str:
-    """Return what clients call a model unless told otherwise: the name of its folder or file, or its whole Hub id."""
-    if not model:
-        return "tiny-model"
-    return Path(model).resolve().name if Path(model).exists() else model
-
-
-def _allowed_hosts(host: str, others: list[str] | None) -> list[str] | None:
-    """Return the names by which clients may call a server that listens on `host`; None for any."""
-    if "*" in (others or ()) or (others is None and not _is_loopback(host)):
-        return None  # the names of a server for other machines are not known here
-    return ["localhost", "127.0.0.1", "::1", host, *(others or ())]
-
-
 def _warn_if_memory_is_small(engine: Engine) -> None:
     blocks, context = engine.block_manager, engine.validator.model.context_length
     if blocks is None or context is None or blocks.num_blocks >= (needed := blocks.blocks_for(context - 1)):
@@ -317,13 +172,6 @@ def _warn_if_memory_is_small(engine: Engine) -> None:
         f"requests are refused: set --blocks to at least {needed} for the model's whole context of {context} tokens.",
         stacklevel=1,
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _stop_with_stdin() -> None:

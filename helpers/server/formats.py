@@ -65,13 +65,8 @@ class CompletionFormatter:
         return self._body(self.chunk_type, []) | {"usage": usage}
 
     def _body(self, response_type: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": response_type,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        }
+        about = {"id": self.id, "object": response_type, "created": self.created, "model": self.model}
+        return about | {"choices": choices}
 
     def _choice(self, choice: int, output: OutputDelta) -> dict[str, Any]:
         echo = self._echo(choice, output)

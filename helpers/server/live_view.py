@@ -10,6 +10,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,8 +77,8 @@ class LiveView:
                 finished = {"id": name, "reason": output.finish_reason, "tokens": output.num_tokens}
                 self._finished.append({"n": next(self._finished_numbers)} | finished)
 
-    def listen(self) -> "Listener":
-        """Return a new listener. Call this on the event loop.
+    def listen(self) -> ExitStack:
+        """Count one listener more until the end of the `with` block of what is returned. Call this on the event loop.
 
         Raises:
             TooManyListeners: there are `MAX_LISTENERS` already.
@@ -90,10 +91,11 @@ class LiveView:
         if self._making_frames is None or self._making_frames.done():
             self._make_frame()
             self._making_frames = asyncio.create_task(self._make_frames())
-        return Listener(self)
+        listening = ExitStack()
+        listening.callback(self._leave)
+        return listening
 
-    def leave(self) -> None:
-        """Count one listener fewer."""
+    def _leave(self) -> None:
         self._num_listeners -= 1
 
     async def events(self) -> AsyncIterator[str]:
@@ -178,16 +180,3 @@ class LiveView:
     def _forget_old_tokens(self) -> None:
         while self._tokens and self._tokens[0][0] < time.perf_counter() - RATE_WINDOW:
             self._tokens.popleft()
-
-
-class Listener:
-    """One client of the live view, counted from its creation to the end of its `with` block."""
-
-    def __init__(self, view: LiveView):
-        self._view, self.events = view, view.events()
-
-    def __enter__(self) -> "Listener":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._view.leave()

@@ -14,14 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from ..engine import SamplingParams, StructuredOutputs
-from ..engine.sampling_params import (
-    BIAS,
-    BOUNDS,
-    MAX_BAD_WORDS,
-    MAX_STOP_LENGTH,
-    MAX_STOP_STRINGS,
-    checked_logit_bias,
-)
+from ..engine.sampling_params import BIAS, BOUNDS, MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, checked_logit_bias
 from .chat import Message, Several
 from .output_formats import ResponseFormat, StructuredOutputsField, structured_outputs
 from .strict import Strict

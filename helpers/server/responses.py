@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from fastapi import Request
@@ -98,7 +98,7 @@ async def events(
 class EventStream(StreamingResponse):
     """A response of events, which closes the stream of outputs however the response ends."""
 
-    def __init__(self, stream: ResponseStream, events: AsyncIterator[str]):
+    def __init__(self, stream: AbstractContextManager, events: AsyncIterator[str]):
         super().__init__(events, media_type=EVENT_STREAM, headers={"Cache-Control": "no-cache"})
         self.stream = stream
 

@@ -7,7 +7,7 @@ begins where the text ends.
 from functools import cached_property
 
 from ..engine import Prompt
-from ..engine.detokenizer import REPLACEMENT_CHARACTER, IncrementalDetokenizer
+from ..engine.detokenizer import REPLACEMENT_CHARACTER, IncrementalDetokenizer, letter_ids
 
 MAX_BYTES = 4  # of a character in UTF-8
 
@@ -64,20 +64,16 @@ class EchoedPrompt:
 
     @cached_property
     def _decoded(self) -> tuple[str, list[int]]:
-        return _decoded(self.token_ids, self._tokenizer)
-
-
-def _decoded(token_ids: list[int], tokenizer) -> tuple[str, list[int]]:
-    """Decode one character after another, and return the text with the offsets of the tokens."""
-    letter = tokenizer("a", add_special_tokens=False)["input_ids"]  # keeps the space before a sentencepiece word
-    text, offsets, character = "", [], []
-    for place, token_id in enumerate(token_ids, start=1):
-        offsets.append(len(text))
-        character.append(token_id)
-        before = letter if text else []
-        whole = tokenizer.decode(before + character, clean_up_tokenization_spaces=False)
-        is_complete = not whole.endswith(REPLACEMENT_CHARACTER) or len(character) == MAX_BYTES
-        if is_complete or place == len(token_ids):
-            text += whole[len(tokenizer.decode(before)) :]
-            character = []
-    return text, offsets
+        """The text and the offsets of the tokens, decoded one character after another."""
+        decode, letter = self._tokenizer.decode, letter_ids(self._tokenizer)
+        text, offsets, character = "", [], []
+        for place, token_id in enumerate(self.token_ids, start=1):
+            offsets.append(len(text))
+            character.append(token_id)
+            before = letter if text else []
+            whole = decode(before + character, clean_up_tokenization_spaces=False)
+            is_complete = not whole.endswith(REPLACEMENT_CHARACTER) or len(character) == MAX_BYTES
+            if is_complete or place == len(self.token_ids):
+                text += whole[len(decode(before)) :]
+                character = []
+        return text, offsets

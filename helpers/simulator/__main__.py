@@ -59,55 +59,33 @@ def make_parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: %(default)s")
 
-    group = parser.add_argument_group("fleet")
-    group.add_argument(
-        "--replicas", type=_sizes, default=[1, 2, 4], metavar="N|N..M|N,M", help="how many (default: 1,2,4)"
-    )
-    group.add_argument(
-        "--router", choices=ROUTERS, default="least_outstanding_tokens", help="routing policy (default: %(default)s)"
-    )
+    add = parser.add_argument_group("fleet").add_argument
+    add("--replicas", type=_sizes, default=[1, 2, 4], metavar="N|N..M|N,M", help="how many (default: 1,2,4)")
+    add("--router", choices=ROUTERS, default="least_outstanding_tokens", help="routing policy (default: %(default)s)")
     known = f"a file of --fit, or one of {', '.join(MACHINES)}"
-    group.add_argument("--cost", default="h100_llama_8b", metavar="FILE", help=f"{known} (default: %(default)s)")
-    group.add_argument("--rows", type=int, metavar="N", help="rows per replica (default: 64; --fit: 16)")
-    group.add_argument("--tokens", type=int, metavar="N", help="tokens per iteration (default: 2048; --fit: 256)")
-    group.add_argument("--blocks", type=int, metavar="N", help="blocks of KV cache per replica (default: unlimited)")
-    group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens per block (default: 16)")
-    group.add_argument("--policy", choices=POLICIES, default="fcfs", help="order of the queue (default: fcfs)")
+    add("--cost", default="h100_llama_8b", metavar="FILE", help=f"{known} (default: %(default)s)")
+    add("--rows", type=int, metavar="N", help="rows per replica (default: 64; --fit: 16)")
+    add("--tokens", type=int, metavar="N", help="tokens per iteration (default: 2048; --fit: 256)")
+    add("--blocks", type=int, metavar="N", help="blocks of KV cache per replica (default: unlimited)")
+    add("--block-size", type=int, default=16, metavar="N", help="tokens per block (default: 16)")
+    add("--policy", choices=POLICIES, default="fcfs", help="order of the queue (default: fcfs)")
 
-    group = parser.add_argument_group("further fleets and their events")
-    group.add_argument("--autoscale", type=_sizes, metavar="N..M", help="also a fleet that grows and shrinks")
-    group.add_argument(
-        "--target",
-        type=float,
-        metavar="N",
-        help="unfinished requests per replica where their number changes (default: the number of rows)",
-    )
-    group.add_argument("--start-seconds", type=float, default=60, metavar="S", help="until a replica is ready (60)")
-    group.add_argument(
-        "--fail-every", type=float, metavar="S", help="mean seconds from one failure of a replica to the next"
-    )
-    group.add_argument(
-        "--disaggregate",
-        type=_pairs,
-        default={},
-        metavar="P:D,...",
-        help="also P replicas that prefill, D that decode; N..M for a number that grows and shrinks",
-    )
-    group.add_argument(
-        "--transfer-seconds",
-        type=float,
-        default=2.6e-6,
-        metavar="S",
-        help="to move the keys and values of a token (default: 2.6e-06, which is 131 kB at 50 GB/s)",
-    )
+    add = parser.add_argument_group("further fleets and their events").add_argument
+    add("--autoscale", type=_sizes, metavar="N..M", help="also a fleet that grows and shrinks")
+    target = "unfinished requests per replica where their number changes (default: the number of rows)"
+    add("--target", type=float, metavar="N", help=target)
+    add("--start-seconds", type=float, default=60, metavar="S", help="until a replica is ready (60)")
+    add("--fail-every", type=float, metavar="S", help="mean seconds from one failure of a replica to the next")
+    pairs = "also P replicas that prefill, D that decode; N..M for a number that grows and shrinks"
+    add("--disaggregate", type=_pairs, default={}, metavar="P:D,...", help=pairs)
+    transfer = "to move the keys and values of a token (default: 2.6e-06, which is 131 kB at 50 GB/s)"
+    add("--transfer-seconds", type=float, default=2.6e-6, metavar="S", help=transfer)
 
-    group = parser.add_argument_group("results")
-    group.add_argument(
-        "--slo", type=_slo, default={}, metavar="NAME=S,...", help=f"latency limits in seconds: {', '.join(LIMITS)}"
-    )
-    group.add_argument("--share", type=_share, default=0.99, help="share of requests within the limits (default: 0.99)")
-    group.add_argument("--price-per-hour", type=float, metavar="P", help="of one replica; adds the price of tokens")
-    group.add_argument("--picture", metavar="FILE", help="an SVG file: goodput for each of --replicas")
+    add = parser.add_argument_group("results").add_argument
+    add("--slo", type=_slo, default={}, metavar="NAME=S,...", help=f"latency limits in seconds: {', '.join(LIMITS)}")
+    add("--share", type=_share, default=0.99, help="share of requests within the limits (default: 0.99)")
+    add("--price-per-hour", type=float, metavar="P", help="of one replica; adds the price of tokens")
+    add("--picture", metavar="FILE", help="an SVG file: goodput for each of --replicas")
     return parser
 
 

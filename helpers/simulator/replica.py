@@ -15,6 +15,7 @@ from functools import cache
 from math import inf
 
 from ..engine import EngineConfig, SamplingParams, Sequence
+from ..metrics import RequestMetrics
 from .cost_model import CostModel
 from .simulator import TOKEN, Simulator
 from .stretch import Stretch, find_stretch
@@ -41,10 +42,7 @@ class FinishedRequest:
     def e2e(self) -> float:
         return self.last_token - self.arrival
 
-    @property
-    def tpot(self) -> float | None:
-        """Time per output token; None for an output of one token."""
-        return (self.e2e - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+    tpot = RequestMetrics.tpot
 
 
 @dataclass

@@ -1,0 +1,65 @@
+"""The language of colors and sizes that all pictures share.
+
+A request keeps its color and carries its number. A solid color is useful work or memory in use, and its dark shade
+is a prefill. Hatching marks waste: pads, memory without a token, a row that computes for nothing. Gray waits, and pale
+is empty. The colors are those of Okabe and Ito, which color-blind readers can tell apart.
+
+Pictures are narrow, because a phone shows them as wide as its screen: the letters must stay large enough to read.
+"""
+
+from collections.abc import Hashable, Iterable
+
+from matplotlib.colors import to_hex, to_rgb
+
+BLUE, SKY, ORANGE, GREEN = "#0072B2", "#56B4E9", "#E69F00", "#009E73"
+RED, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
+INK, GRAY, PALE = "#222222", "#8C8C8C", "#EFEFEF"
+REQUEST_COLORS = (SKY, ORANGE, GREEN, PURPLE, YELLOW, RED, BLUE)
+SERIES_COLORS = (RED, BLUE, GREEN, PURPLE)
+WORK_MEANING = {
+    "prefill": "prefill",
+    "decode": "decode",
+    "finished": "finished, still computed",
+    "stalled": "stalled by a prefill",
+    "empty": "empty row",
+}
+WIDTH = 6.4  # of a picture, in inches
+TITLE, LABEL, SMALL = 11, 10, 9  # font sizes in points
+
+
+def request_colors(request_ids: Iterable[Hashable]) -> dict:
+    """Return a color for each request: a number always has the same one, other ids take them in turn."""
+    ids = list(dict.fromkeys(request_ids))
+    return {id: REQUEST_COLORS[(id if isinstance(id, int) else turn) % 7] for turn, id in enumerate(ids)}
+
+
+def shade(color: str, share: float = 0.55) -> str:
+    """Return a darker shade of a color, with this share of its brightness."""
+    return to_hex([share * part for part in to_rgb(color)])
+
+
+def ink_on(color: str) -> str:
+    """Return the color of letters that has more contrast with a color: dark or white."""
+    dark, light = _luminance(INK) + 0.05, _luminance("white") + 0.05  # the contrast of WCAG 2
+    return INK if (_luminance(color) + 0.05) ** 2 > dark * light else "white"
+
+
+def _luminance(color: str) -> float:
+    """Return the relative luminance of a color in sRGB, from 0 to 1."""
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def wasted(color: str = GRAY) -> dict:
+    """Return the look of waste: hatching in a color."""
+    return {"facecolor": "white", "edgecolor": color, "hatch": "////", "linewidth": 0}
+
+
+def work_color(work: str, color: str = BLUE) -> str:
+    """Return what fills a kind of work in the color of its request."""
+    return {"prefill": shade(color), "decode": color, "finished": "#FFFFFF", "stalled": GRAY, "empty": PALE}[work]
+
+
+def work_look(work: str, color: str = BLUE) -> dict:
+    """Return the look of a kind of work in the color of its request."""
+    return wasted(color) if work == "finished" else {"facecolor": work_color(work, color), "linewidth": 0}

@@ -1,0 +1,183 @@
+"""What happens at each address of the server. All functions share what `make_app` keeps in the application's state.
+
+Each one is `async`: FastAPI would run any other function on a thread, and so use dozens of them under load.
+"""
+
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, HTMLResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from ..engine import StructuredOutputs
+from .chat import ChatPrompt
+from .formats import ChatFormatter, CompletionFormatter
+from .http_errors import APIError
+from .protocol import ChatRequest, CompletionRequest, ErrorBody, Pace, TokenizeRequest
+from .reference import PAGE_HEADERS, reference_page, version
+from .responses import EVENT_STREAM, EventStream, respond, while_connected
+from .text_offsets import EchoedPrompt
+from .tool_calls import ToolCallFormatter
+
+PAGE = Path(__file__).parent / "page"
+
+
+def add_addresses(app: FastAPI) -> None:
+    """Add all addresses to the application."""
+    generating = documented(400, 401, 404, 413, 429, 500, 503, 504, stream=True)
+    # OpenAI's
+    app.post("/v1/completions", responses=generating)(completions)
+    app.post("/v1/chat/completions", responses=generating)(chat_completions)
+    app.get("/v1/models", responses=documented(401))(models)
+    app.get("/v1/models/{name:path}", responses=documented(401, 404))(model)
+    # vLLM's
+    app.post("/tokenize", responses=documented(400, 401, 404, 413))(tokenize)
+    app.get("/version", responses=documented(401))(server_version)
+    # for operation
+    app.get("/health", responses=documented(503))(health)
+    app.get("/metrics", response_class=Response, responses=documented(401))(prometheus_metrics)
+    # for people
+    app.get("/", include_in_schema=False)(page)
+    app.get("/events", responses=documented(401, 503, stream=True))(live_events)
+    app.post("/pace", responses=documented(400, 401, 413))(set_pace)
+    app.get("/docs", include_in_schema=False)(docs)
+
+
+def documented(*statuses: int, stream: bool = False) -> dict[int, dict[str, Any]]:
+    """Describe an address's responses for the OpenAPI page: errors with these statuses, and whether it streams."""
+    errors = {status: {"model": ErrorBody, "description": "An error."} for status in statuses}
+    content = {"application/json": {"schema": {"type": "object"}}, EVENT_STREAM: {}}
+    success = {200: {"description": "The response, complete or as a stream of events.", "content": content}}
+    return errors | (success if stream else {})
+
+
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    """Continue one prompt or several."""
+    return await generate(request, body, CompletionFormatter(*_about(request, body, "cmpl")), body.prompts)
+
+
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    """Continue a chat with the assistant's next message."""
+    engine, about = request.app.state.engine, _about(request, body, "chatcmpl")
+    try:
+        use = body.tool_use(engine.tokenizer)
+        structured = use and use.structured_outputs
+    except ValueError as error:
+        raise APIError(400, str(error), "tools") from error
+    formatter = ChatFormatter(*about) if use is None else ToolCallFormatter(*about, use=use)
+    prompt = ChatPrompt(body.messages, engine.tokenizer, engine.validator.check_length, body.tools if use else None)
+    return await generate(request, body, formatter, [prompt], structured)
+
+
+def _about(request: Request, body: CompletionRequest | ChatRequest, kind: str) -> tuple:
+    """Return the arguments of a formatter, with a new id for the response."""
+    state = request.app.state
+    return f"{kind}-{uuid.uuid4().hex}", state.model_name, state.engine.tokenizer, body.num_logprobs
+
+
+async def generate(
+    request: Request,
+    body: CompletionRequest | ChatRequest,
+    formatter: CompletionFormatter,
+    prompts: list,
+    structured: StructuredOutputs | None = None,
+) -> Response:
+    """Hand the prompts to the engine, and respond with its outputs."""
+    state = request.app.state
+    check_model(request, body.model)
+    seconds = state.deadline if body.deadline is None else body.deadline
+    try:
+        params = replace(body.params, structured_outputs=structured) if structured else body.params
+        submitting = state.engine_client.submit(formatter.id, prompts, params, body.priority, seconds)
+        stream, token_ids = await while_connected(request, submitting)
+    except ValueError as error:
+        raise APIError(400, str(error)) from error
+    prompt_tokens = sum(map(len, token_ids))
+    state.metrics.prompt_tokens.inc(prompt_tokens)
+    if getattr(body, "echo", False):
+        pairs = zip(prompts, token_ids, strict=True)
+        echoes = [EchoedPrompt(prompt, ids, state.engine.tokenizer) for prompt, ids in pairs]
+        formatter.echoes = [echo for echo in echoes for _ in range(params.n)]
+    return await respond(request, stream, formatter, prompt_tokens, bool(body.stream), body.include_usage)
+
+
+async def models(request: Request) -> dict[str, Any]:
+    """List the one model that this server runs."""
+    return {"object": "list", "data": [_model_card(request)]}
+
+
+async def model(name: str, request: Request) -> dict[str, Any]:
+    """Describe the model with this name."""
+    check_model(request, name)
+    return _model_card(request)
+
+
+def _model_card(request: Request) -> dict[str, Any]:
+    state = request.app.state
+    return {"id": state.model_name, "object": "model", "created": state.started, "owned_by": "this-server"}
+
+
+def check_model(request: Request, name: str | None) -> None:
+    """Raise an APIError if a request names another model than the one that this server runs."""
+    own = request.app.state.model_name
+    if name not in (None, own):
+        raise APIError(404, f"There is no model {name!a}; this server runs {own!a}.", "model", "model_not_found")
+
+
+async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
+    """Return the tokens of a prompt or a chat."""
+    check_model(request, body.model)
+    state = request.app.state
+    tokenizer, validator = state.engine.tokenizer, state.engine.validator
+    prompt = body.prompt or ChatPrompt(body.messages, tokenizer, validator.check_length)
+    try:
+        tokens = await while_connected(request, state.engine_client.prompt_tokenizer.tokenize(prompt))
+    except ValueError as error:
+        raise APIError(400, str(error)) from error
+    spelled = tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
+    context = validator.model.context_length
+    return {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": spelled}
+
+
+async def server_version() -> dict[str, str]:
+    """Return the version of this server."""
+    return {"version": version()}
+
+
+async def health(request: Request) -> dict[str, str]:
+    """Say whether the server takes requests."""
+    if (problem := request.app.state.engine_client.problem) is not None:
+        raise APIError(503, problem)
+    return {"status": "ok"}
+
+
+async def prometheus_metrics(request: Request) -> Response:
+    """Report the server's metrics to Prometheus."""
+    return Response(request.app.state.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def page() -> FileResponse:
+    """Return the page that draws what the engine does."""
+    return FileResponse(PAGE / "index.html", headers={"Content-Security-Policy": "frame-ancestors 'none'"})
+
+
+async def live_events(request: Request) -> Response:
+    """Follow the engine: a stream of events with every iteration and the state of the queue."""
+    if request.method == "HEAD":
+        return Response(media_type=EVENT_STREAM)  # the stream would never end
+    live_view = request.app.state.live_view
+    return EventStream(live_view.listen(), live_view.events())
+
+
+async def set_pace(body: Pace, request: Request) -> Pace:
+    """Set the least time per iteration, to watch the engine in slow motion."""
+    request.app.state.engine_client.pace = body.seconds
+    return body
+
+
+async def docs(request: Request) -> HTMLResponse:
+    """Return the reference of all addresses."""
+    return HTMLResponse(reference_page(request.app.openapi()), headers=PAGE_HEADERS)
