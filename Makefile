@@ -140,8 +140,11 @@ $(OLDEST)/.set-up: requirements-oldest.txt $(STAMP)
 	$(RUN) -m pip install -q --no-cache-dir --disable-pip-version-check --no-deps --target $(OLDEST) -r requirements-oldest.txt
 	@touch $@
 
+# The tested pip comes first, because the one that Python brings along may take three times as long to find the versions.
 # pip reports hundreds of lines. A terminal shows one line that changes, a log file one line per package. pip compiles
 # modules on one core, compileall on all of them. A few templates in packages are no valid Python and stay as they are.
+# Modules that hardly any program imports, a fifth of the whole, are left to Python, which compiles them when needed.
+RARE := /(tests?|torch/testing|transformers/models)/
 $(STAMP): requirements.txt requirements-dev.txt constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 \
 	    'The course needs Python 3.11 or newer, which "$(PYTHON)" is not: name one, as in make PYTHON=python3.12'; \
@@ -152,11 +155,13 @@ $(STAMP): requirements.txt requirements-dev.txt constraints.txt
 	    exit 1; }
 	@set -o pipefail; \
 	show() { if [ -t 1 ]; then printf '\r\033[K  %s' "$$1"; else echo "  $$1"; fi; }; \
-	$(RUN) -m pip install --no-compile --no-cache-dir --disable-pip-version-check -c constraints.txt -r requirements-dev.txt \
+	pip="$(RUN) -m pip install --no-compile --no-cache-dir --disable-pip-version-check -c constraints.txt"; \
+	$$pip -q --upgrade pip || exit; \
+	$$pip -r requirements-dev.txt \
 	| while read -r word name _; do case $$word in \
 	    Collecting) show "$$((++count)) fetching $$name" ;; \
 	    Installing) show "installing the packages" ;; \
 	  esac; done || exit; \
-	show "compiling the packages"; $(RUN) -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib >/dev/null 2>&1; \
+	show "compiling the packages"; $(RUN) -m compileall -q -j 0 -x '$(RARE)' $(VENV)/lib >/dev/null 2>&1; \
 	show "done in $$SECONDS s"; echo
 	@touch $@

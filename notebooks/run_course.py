@@ -1,6 +1,7 @@
 """Run the lessons from top to bottom: the first half of `make course`; docs/build_site.py then makes the site.
 
-Two lessons run side by side. A cell that measures seconds runs alone (`Machine`).
+Two lessons run side by side, each with half of PyTorch's threads. A cell that measures seconds runs alone, with all of
+them (`Machine`).
 
 The executed notebooks go to build/course/, so that the lessons in notebooks/ stay as they are. A failing cell ends the
 run with the lesson, the cell and the error; what ran up to there is written, too.
@@ -26,9 +27,15 @@ from nbformat import NotebookNode
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-# Seconds that a cell prints or draws differ between runs, so nbval must not compare them. Cells whose seconds only a
-# later cell shows are tagged `measures`.
-MEASURING = {"measures", "nbval-ignore-output"}
+# The tag of a cell that measures seconds, whether it shows them or a later cell does.
+MEASURES = "measures"
+# Two kernels whose PyTorch uses all cores wait for each other's threads in every operation.
+SET_THREADS = """
+import sys
+if torch := sys.modules.get("torch"):
+    torch.all_threads = getattr(torch, "all_threads", torch.get_num_threads())
+    torch.set_num_threads(max(1, torch.all_threads // lessons))
+"""
 
 
 class Machine:
@@ -105,10 +112,11 @@ class Run:
     Args:
         model: what `load_model()` loads by default in the kernels; "" is the embedded model.
         bar: a progress bar that counts cells.
+        side_by_side: how many lessons run at a time.
     """
 
-    def __init__(self, model: str, bar: tqdm):
-        self.model, self.bar = model, bar
+    def __init__(self, model: str, bar: tqdm, side_by_side: int):
+        self.model, self.bar, self.side_by_side = model, bar, side_by_side
         self.machine, self.ended, self.clients = Machine(), threading.Event(), []
 
     def execute(self, nb: NotebookNode, folder: Path) -> None:
@@ -134,6 +142,7 @@ class Run:
                 with self.machine.hold(alone=key == "alone"):
                     for index, cell in group:
                         if not self.ended.is_set():
+                            set_threads(client, lessons=1 if key == "alone" else self.side_by_side)
                             execute_cell(client, cell, index)
                             self.bar.update()
             with self.machine.hold():
@@ -147,8 +156,13 @@ class Run:
 
 
 def measures(cell: NotebookNode) -> bool:
-    """Return whether other work on this machine would change what a cell stores or shows."""
-    return not MEASURING.isdisjoint(cell.metadata.get("tags", []))
+    """Return whether other work on this machine would change the seconds that a cell measures."""
+    return MEASURES in cell.metadata.get("tags", [])
+
+
+def set_threads(client: NotebookClient, lessons: int) -> None:
+    """Divide PyTorch's threads by the number of lessons that run; no name and no count of the kernel changes."""
+    client.kc.execute(f"exec({SET_THREADS!r}, {{'lessons': {lessons}}})", silent=True)
 
 
 def execute_cell(client: NotebookClient, cell: NotebookNode, index: int) -> None:
@@ -244,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Two models of the reader's choice might not fit into the memory.
     side_by_side = 1 if args.model else Machine.PLACES
     with tqdm(total=total, unit="cell", leave=False) as bar, ThreadPoolExecutor(side_by_side) as pool:
-        run = Run(model, bar)
+        run = Run(model, bar, side_by_side)
         exit_code = 0
         try:
             for path, lesson in [(path, pool.submit(run_lesson, path)) for path in lessons]:

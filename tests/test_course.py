@@ -88,10 +88,11 @@ def wait_for(path):
     return f"import pathlib, time\nend = time.monotonic() + 60\n{loop}"
 
 
-def test_two_lessons_run_side_by_side(lesson, run, tmp_path):
+@pytest.mark.parametrize("tags", [[], ["nbval-ignore-output"]], ids=["", "varying"])
+def test_cells_that_do_not_measure_run_side_by_side(lesson, run, tmp_path, tags):
     marks = [tmp_path / "one", tmp_path / "two"]
     for number, (mine, other) in enumerate([marks, marks[::-1]], start=1):
-        lesson(number, code(f"open({str(mine)!r}, 'w').close()\n{wait_for(other)}"))
+        lesson(number, code(f"open({str(mine)!r}, 'w').close()\n{wait_for(other)}", *tags))
     assert run()[0] == 0
 
 
@@ -101,7 +102,7 @@ def test_a_cell_that_measures_runs_alone(lesson, run, tmp_path):
     (tmp_path / "running").mkdir()
     for number in (1, 2, 3):
         source = begin.format(str(tmp_path / "running"), number) + end.format(number)
-        tags = [[], ["measures"], ["nbval-ignore-output"], [], ["measures"], [], [], []]
+        tags = [[], ["measures"], ["measures", "nbval-ignore-output"], [], ["measures"], [], [], []]
         lesson(number, *(code(source, *each) for each in tags))
     exit_code, out = run()
     assert exit_code == 0
@@ -110,6 +111,24 @@ def test_a_cell_that_measures_runs_alone(lesson, run, tmp_path):
     beside = [cell.outputs[0].text.count(",") == 1 for cell in cells if not cell.metadata.tags]
     assert len(alone) == 9 and all(alone)
     assert any(beside)
+
+
+def threads_of(lesson, run, *arguments):
+    """Return the threads that PyTorch uses in a cell that measures and in those around it, if its own default is 8."""
+    show = "print(torch.get_num_threads())"
+    lesson(1, code("import torch\ntorch.set_num_threads(8)"), code(show), code(show, "measures"), code(show))
+    exit_code, out = run(*arguments)
+    assert exit_code == 0
+    cells = nbformat.read(out / "1_rows.ipynb", as_version=4).cells
+    return [cell.outputs[0].text.strip() for cell in cells[2:]]
+
+
+def test_a_cell_that_measures_has_all_threads_and_any_other_one_half_of_them(lesson, run):
+    assert threads_of(lesson, run) == ["4", "8", "4"]
+
+
+def test_a_lesson_that_runs_without_company_has_all_threads(lesson, run):
+    assert threads_of(lesson, run, "--model", "mine") == ["8", "8", "8"]
 
 
 def test_ctrl_c_ends_the_cells_that_run_and_writes_what_ran(lesson, run, tmp_path):
