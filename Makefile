@@ -60,9 +60,7 @@ site: $(STAMP)  ## build the site in build/site/ from the stored outputs, withou
 # Without nbgrader's menus and the question about Jupyter's news. Your own settings of Jupyter still apply.
 lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/.jupyter
 lab: $(STAMP)  ## open lesson 1 in JupyterLab; your copies of the notebooks are in lab/
-	@cd notebooks && for copy in $(LAB_FILES); do \
-	    [ -e ../lab/$$copy ] || { mkdir -p ../lab/$$(dirname $$copy) && cp $$copy ../lab/$$copy; }; \
-	done
+	@$(RUN) notebooks/copy_to_lab.py $(LAB_FILES)
 	$(VENV)/bin/jupyter lab $(ARGS) $(addprefix lab/,$(firstword $(LAB_FILES)))
 
 serve: $(STAMP)  ## serve the embedded model to OpenAI clients, with a live view at http://127.0.0.1:8000 [ARGS="--rows 16"]

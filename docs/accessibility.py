@@ -5,6 +5,8 @@ import re
 PARAMETERS = re.compile(
     r"<dl>\s*(?P<items><dd>.*?)</dl>", re.S
 )  # of a signature on several lines: no terms in the list
+# It hides the visible label "Show the output" from screen readers, and from those who speak to click.
+SUMMARY_LABEL = ' aria-label="Toggle hidden content"'
 EMPTY_HEADER = re.compile(r'<th class="head">(<p></p>)?</th>')
 
 
@@ -17,7 +19,7 @@ def improve(app, pagename: str, templatename: str, context: dict, doctree) -> No
     """Change the page's text and navigation, in place."""
     if "body" in context:
         body = PARAMETERS.sub(lambda found: signature_lines(found["items"]), context["body"])
-        context["body"] = EMPTY_HEADER.sub("<td></td>", body)
+        context["body"] = EMPTY_HEADER.sub("<td></td>", body).replace(SUMMARY_LABEL, "")
     tree = context.get("furo_navigation_tree", "")
     context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
 

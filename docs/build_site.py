@@ -72,19 +72,27 @@ class Lesson:
 
     @property
     def exercises(self) -> str:
-        """The notebook of its exercises, or ""."""
+        """The notebook of its exercises, or "", as for these exercises themselves."""
         stem = Path(self.path).stem
         path = f"notebooks/exercises/release/{stem}/{stem}.ipynb"
-        return path if (ROOT / path).exists() else ""
+        return path if path != self.path and (ROOT / path).exists() else ""
 
     def _text(self) -> str:
         return "\n".join(cell.source for cell in self.nb.cells if cell.cell_type == "markdown")
 
 
 def read(folders: Sequence[Path], pattern: str, prefix: str) -> list[Lesson]:
-    """Return the notebooks of several folders in reading order, each from the first folder that has it."""
+    """Return the notebooks of several folders in reading order, each from the first folder that has it.
+
+    A lesson's exercises come before the codelab or memo that has its number, too.
+    """
     paths = {path.relative_to(folder): path for folder in reversed(folders) for path in sorted(folder.glob(pattern))}
-    names = sorted(paths, key=lambda path: ([int(n) for n in re.findall(r"^\d+", path.name)], path))
+
+    def order(path: Path) -> tuple:
+        number = re.match(r"\d*", path.name)[0]
+        return int(number or 0), not (ROOT / "notebooks" / path.name).exists(), path
+
+    names = sorted(paths, key=order)
     return [Lesson(prefix + name.as_posix(), nbformat.read(paths[name], as_version=4)) for name in names]
 
 
@@ -170,6 +178,8 @@ def stage(folder: Path, notebooks: Sequence[Path], repository: str = "", with_pl
         out.add(f"_extra/_static/playground/{name}", content)
     for path in [*texts, *(p.relative_to(ROOT).as_posix() for p in ROOT.glob("images/*.[sp][vn]g"))]:
         out.add(path, (ROOT / path).read_bytes())
+    # Its own title is that of the home page, and a link to the next page would seem to lead there.
+    out.add("README.md", re.sub(r"\A# .+", "# Engine, server and commands", (ROOT / "README.md").read_text("utf-8")))
     pages = api_pages()
     for name, page in pages.items():
         out.add(f"api/{name}.rst", page)

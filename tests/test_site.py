@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
@@ -49,6 +50,8 @@ def printed(text: str):
 PICTURE = new_output("display_data", {"image/png": PIXEL}, metadata={"image/png": {"alt": "A gray pixel"}})
 ERROR = new_output("error", ename="KeyError", evalue="'missing'", traceback=["KeyError: 'missing'"])
 WIDE = "  # a comment" + " that is long" * 8
+PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+NOT_YET = "You have not guessed yet: write a number in the cell above."
 LESSONS = {
     "3_continuous_batching.ipynb": [
         new_markdown_cell(
@@ -58,6 +61,9 @@ LESSONS = {
         code("the_set_up_cell = 1", tags=["bootstrap"]),
         code("draw_the_map()", PICTURE, tags=["hide-input"]),
         code("print(answer)", printed("42 rows"), tags=["hide-output"]),
+        code("print(story)", printed("One table | " * 8 + "\n" + "and a story " * 50)),
+        code("guess = ...  # forward passes\nguess_rows = ...  # rows"),
+        code("print(compare_guess(guess, 400))", printed(f"400. {NOT_YET}\n8. {NOT_YET}"), tags=["hide-output"]),
         code(f"print(headline){WIDE}", printed("132 passes\n"), printed("instead of 400\n"), tags=["headline"]),
     ],
     "extra/a_paper.ipynb": [new_markdown_cell("# A paper\n\n[Lesson](../3_continuous_batching.ipynb)")],
@@ -163,6 +169,34 @@ def test_paper_shows_what_a_screen_unfolds_or_scrolls_to(small_site, window):  #
     assert shown == {"screen": (False, False, False), "print": (True, True, True)}
 
 
+@pytest.mark.slow
+def test_printed_prose_wraps_and_a_table_scrolls_on_a_phone(small_site, window):  # noqa: F811
+    address = (small_site / "notebooks" / "3_continuous_batching.html").as_uri()
+    page = window(address, site=small_site.as_uri(), viewport=DESKTOP)
+    output = page.locator(".cell_output .highlight").filter(has_text="and a story")
+    width = "one => Math.max(one.scrollWidth, one.firstElementChild.scrollWidth) / one.clientWidth"
+    widths = {}
+    for name, viewport in {"desktop": DESKTOP, "phone": PHONE}.items():
+        page.set_viewport_size(viewport)
+        widths[name] = output.evaluate(width)
+    assert widths["desktop"] == 1 and 1.5 < widths["phone"] < 3
+
+
+@pytest.mark.slow
+def test_a_reader_writes_guesses_and_reads_them_beside_the_answers(small_site, window):  # noqa: F811
+    address = (small_site / "notebooks" / "3_continuous_batching.html").as_uri()
+    page = window(address, site=small_site.as_uri())
+    page.get_by_label("Your guess: forward passes").fill("350")
+    page.keyboard.press("Enter")
+    answers = page.locator(".cell_output pre").filter(has_text="400. ")
+    expect(answers).to_have_text(f"400. You guessed 350.\n8. {NOT_YET}")
+    expect(answers).to_be_visible()
+    page.get_by_label("Your guess: rows").fill("<b>9</b>")
+    expect(answers).to_have_text("400. You guessed 350.\n8. You guessed <b>9</b>.")
+    page.get_by_label("Your guess: forward passes").fill("")
+    expect(answers).to_have_text(f"400. {NOT_YET}\n8. You guessed <b>9</b>.")
+
+
 def test_a_lesson_links_its_exercises_its_notebook_and_colab(lesson, small_site):
     assert re.search(r'href="exercises/release/3_\w+/3_\w+\.html"[^>]*><span[^>]*>Exercises</span>', lesson)
     assert 'href="3_continuous_batching.ipynb" download' in lesson
@@ -213,6 +247,22 @@ def test_lessons_that_did_not_run_come_from_the_next_folder(tmp_path):
     assert lessons[1].path == "notebooks/3_rows.ipynb"
 
 
+def test_notebooks_are_in_the_order_in_which_they_are_read():
+    release = build_site.read([ROOT / "notebooks/exercises/release"], "*/*.ipynb", "")
+    names = [Path(exercises.path).stem for exercises in release]
+    assert names[3:5] == ["4_scheduling", "4_codelab_scheduler"] and names[-1] == "12_fleet_memo"
+    extra = build_site.read([ROOT / "notebooks"], "extra/*.ipynb", "")
+    assert [Path(one.path).stem for one in extra] == ["anyscale_23x", "separate_replicas"]
+
+
+def test_exercises_do_not_link_themselves_and_no_two_pages_have_the_same_heading(small_site):
+    name = "notebooks/exercises/release/3_continuous_batching/3_continuous_batching.html"
+    assert not re.search(r'href="#"[^>]*><span[^>]*>Exercises', (small_site / name).read_text())
+    pages = [path.read_text() for path in small_site.rglob("*.html")]
+    headings = Counter(found[1] for page in pages if (found := re.search(r"<h1>(.*?)(<a |</h1>)", page)))
+    assert [heading for heading, count in headings.items() if count > 1] == []
+
+
 def test_a_build_removes_the_site_before_it_and_no_other_folder(tmp_path):
     site, other = tmp_path / "site", tmp_path / "other"
     for folder, file in [(site, ".buildinfo"), (other, "thesis.txt")]:
@@ -256,7 +306,6 @@ def test_no_link_of_the_whole_site_is_broken(site):
     assert broken_links(site[0]) == []
 
 
-PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 KINDS = [  # one page of each kind
     "index.html",
     "README.html",
@@ -295,6 +344,8 @@ def test_each_kind_of_page_meets_the_rules_of_accessibility(site, window, viewpo
     problems = []
     for name in filter(lambda name: (folder / name.partition("?")[0]).exists(), KINDS):  # no npm, no playground
         page.goto(address + name)
+        page.add_style_tag(content="* { animation: none !important }")
+        page.evaluate("document.querySelectorAll('article details').forEach((one) => { one.open = true })")
         for violation in Axe().run(page).response["violations"]:
             problems.append(f"{name}: {violation['id']}: {violation['nodes'][0]['html'][:200]}")
     assert problems == []
@@ -331,6 +382,7 @@ def test_the_keyboard_skips_the_navigation_and_unfolds_a_cell(site, window):  # 
     page.keyboard.press("Tab")
     expect(page.locator(":focus")).to_have_text("Skip to content")
     cell = page.locator("details.hide").first
+    expect(cell.locator("summary")).to_have_accessible_name("Show the source")
     cell.locator("summary").first.focus()
     expect(cell).not_to_have_attribute("open", "")
     page.keyboard.press("Enter")

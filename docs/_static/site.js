@@ -11,3 +11,31 @@ const makeScrollable = () => document.querySelectorAll("article pre, article .ta
 });
 makeScrollable();
 addEventListener("resize", makeScrollable);
+
+// A page has no kernel, so the dots of `guess = ...` become a field. The answer then repeats what the reader wrote in it.
+const NOT_YET = /You have not guessed yet: write .+? in the cell above\./g;
+for (const code of document.querySelectorAll("article .cell_input pre")) {
+  if (!/^guess\w* = \.\.\./.test(code.textContent)) continue;
+  const answer = code.closest(".cell").nextElementSibling;
+  const output = [...answer.querySelectorAll(".cell_output pre")].find((pre) => pre.textContent.search(NOT_YET) >= 0);
+  if (!output) continue;  // the lesson stopped before it
+  const printed = output.textContent;
+  const fields = [...code.querySelectorAll("span")].filter((span) => span.textContent === "...").map((dots) => {
+    const unit = dots.nextElementSibling?.textContent.replace("#", "") ?? "";
+    const field = Object.assign(document.createElement("input"), { className: "guess", placeholder: "...", autocomplete: "off" });
+    field.setAttribute("aria-label", `Your guess:${unit}`);
+    field.inputMode = printed.includes("write a number") ? "decimal" : "text";
+    dots.replaceWith(field);
+    return field;
+  });
+  code.addEventListener("input", () => {
+    let number = 0;
+    output.textContent = printed.replace(NOT_YET, (sentence) => {
+      const guess = fields[number++].value.trim();
+      return guess ? `You guessed ${guess}.` : sentence;
+    });
+  });
+  code.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") output.closest("details").open = true;
+  });
+}

@@ -1,0 +1,31 @@
+"""The copies of `make lab`: whole notebooks but for the answers to predictions, and never overwritten."""
+
+from pathlib import Path
+
+import copy_to_lab
+import nbformat
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+LESSON, EXERCISES = "6_paged_kv_cache.ipynb", "exercises/release/6_paged_kv_cache/6_paged_kv_cache.ipynb"
+
+
+def test_a_copy_has_all_cells_and_outputs_except_the_answers_to_predictions(tmp_path):
+    copy_to_lab.main([LESSON, EXERCISES], lab=tmp_path)
+    assert (tmp_path / EXERCISES).read_text() == (NOTEBOOKS / EXERCISES).read_text()
+    copied = nbformat.read(tmp_path / LESSON, as_version=4)
+    nbformat.validate(copied)
+    answers = 0
+    for cell, stored in zip(copied.cells, nbformat.read(NOTEBOOKS / LESSON, as_version=4).cells, strict=True):
+        assert cell.source == stored.source
+        if "compare_guess(" in cell.source:
+            answers += 1
+            assert cell.outputs == [] and "outputs_hidden" not in str(cell.metadata)
+        else:
+            assert cell == stored
+    assert answers == 5
+
+
+def test_a_copy_that_exists_is_not_overwritten(tmp_path):
+    (tmp_path / LESSON).write_text("my own")
+    copy_to_lab.main([LESSON], lab=tmp_path)
+    assert (tmp_path / LESSON).read_text() == "my own"
