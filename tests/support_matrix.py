@@ -254,6 +254,9 @@ format has no place for its `Conv1D` layers: only `load_model` reads it.
 - Models with **longrope** scaling accept requests up to their original context only, and **Llama 4** up to the point
   where its attention temperature begins to rise. Both look at the whole batch to tell whether a text is long. Beyond
   that point, one long row would change the tokens of the others.
+- Of a model's **generation config**, only the EOS tokens apply. `model.generate` and vLLM also apply its repetition
+  penalty, for example that of Qwen2.5; here, each request's `SamplingParams` say what applies. `load_model` warns about
+  settings that change greedy tokens.
 
 These models exist only as remote code outside transformers, and are neither built nor tested here:
 

@@ -1,11 +1,13 @@
 """`load_model` and its questions: the default pair, folders, a reason for every refused model, what a model can do."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from conftest import LOADED_MODELS, LOADED_MODULES, byte_tokenizer, random_pair
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
@@ -177,6 +179,26 @@ def test_a_folder_whose_weights_are_missing_is_named_in_the_error(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=rf"Cannot load '{tmp_path}' \(gpt2\).*load_model\(\) without a name"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["lm_head.weight", "model.layers.1.self_attn.q_proj.weight"])
+def test_a_folder_without_one_of_the_weights_is_refused_since_transformers_would_draw_it_at_random(tmp_path, missing):
+    save(random_pair("llama")[0], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[missing]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"Cannot load '{tmp_path}' \(llama\).*no tensor for {missing}"):
+        load_model(tmp_path)
+
+
+def test_settings_of_the_generation_config_that_change_greedy_tokens_cause_a_warning(tmp_path, caplog):
+    save(random_pair("llama")[0], tmp_path)
+    load_model(tmp_path)
+    assert not caplog.records
+    settings = {"eos_token_id": 0, "repetition_penalty": 1.1, "no_repeat_ngram_size": 3, "temperature": 0.7}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings | {"do_sample": True}))
+    load_model(tmp_path)
+    assert "no_repeat_ngram_size and repetition_penalty, which `model.generate` applies" in caplog.text
 
 
 def cut_in_half(file: Path) -> None:
