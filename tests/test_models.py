@@ -1,5 +1,6 @@
 """`load_model` and its questions: the default pair, folders, a reason for every refused model, what a model can do."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
+    BertConfig,
+    BertForMaskedLM,
     JambaConfig,
     MambaConfig,
     RecurrentGemmaConfig,
@@ -158,6 +161,28 @@ def test_a_decoder_that_counts_pads_as_positions_is_refused(tmp_path):
     save(AutoModelForCausalLM.from_config(config), tmp_path)
     with pytest.raises(ValueError, match=r"BartForCausalLM generates other tokens.*padding"):
         load_model(tmp_path)
+
+
+def test_an_encoder_whose_tokens_attend_to_later_ones_is_refused(tmp_path):
+    config = BertConfig(vocab_size=257, hidden_size=32, intermediate_size=32, num_hidden_layers=2)
+    config.num_attention_heads, config.initializer_range = 2, 0.3  # large weights: all tokens matter
+    save(BertForMaskedLM(config), tmp_path)
+    with pytest.raises(ValueError, match=r"BertLMHeadModel .*from cached keys.*no causal language model"):
+        load_model(tmp_path)
+
+
+def test_a_model_whose_logits_are_not_numbers_is_refused(tmp_path):
+    model = copy.deepcopy(random_pair("llama")[0])
+    model.model.norm.weight.data.fill_(float("nan"))
+    save(model, tmp_path)
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM gives logits that are not numbers .*float32"):
+        load_model(tmp_path)
+
+
+def test_the_error_for_a_model_in_training_mode_says_so():
+    model = copy.deepcopy(random_pair("gpt2")[0]).train()
+    with pytest.raises(ValueError, match=r"in training mode.*: call model\.eval\(\)"):
+        default_pair(model, byte_tokenizer())
 
 
 def test_a_folder_without_a_model_is_named_in_the_error(tmp_path):
