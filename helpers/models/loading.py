@@ -61,9 +61,9 @@ def load_model(
 
     Raises:
         ValueError: `weights` is unknown, or the integers of a file are of another format; there is no such folder, and
-            the Hub does not know the name or cannot be reached; a file is missing or damaged; the files cannot be
-            loaded as a causal language model; or the model has an encoder or no KV cache, or counts padding as
-            positions.
+            the Hub does not know the name or cannot be reached; a file or a weight is missing or damaged; the files
+            cannot be loaded as a causal language model; or the model has an encoder or no KV cache, or counts padding
+            as positions.
     """
     if weights is not None:
         check_format(weights)
