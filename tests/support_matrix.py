@@ -246,7 +246,8 @@ format has no place for its `Conv1D` layers: only `load_model` reads it.
 
 - **Models without keys and values for every token in every layer** are refused: Mamba, Mamba-2, RWKV, xLSTM,
   RecurrentGemma, and hybrids such as Jamba, Bamba, Zamba 2, Nemotron-H, Falcon-H1, LFM2, MiniMax, Qwen3-Next and
-  Granite 4 (hybrid). So are GPT-1 and XLNet, which have no cache at all.
+  Granite 4 (hybrid). So are GPT-1 and XLNet, which have no cache at all, and models that also cache an index of the
+  keys, for sparse attention: DeepSeek-V3.2, GLM-MoE-DSA, MiniMax-M3.
 - **Encoder-decoders** (T5, BART) are refused, and so are **decoders that count padding as positions** (those of BART
   and its relatives, Whisper, TrOCR and GIT, and RoFormer) and **encoders**, whose tokens attend to later ones (BERT,
   RoBERTa). These would run and give wrong tokens without an error. So would weights with NaN, which are refused, too.

@@ -143,6 +143,16 @@ def test_a_model_without_keys_and_values_in_every_layer_is_refused(family, tmp_p
         load_model(tmp_path)
 
 
+def test_the_error_for_a_model_whose_forward_pass_fails_names_the_failure(monkeypatch):
+    def fail(input_ids):
+        raise RuntimeError("the sizes of two tensors differ")
+
+    model = random_pair("llama")[0]
+    monkeypatch.setattr(model, "forward", fail)
+    with pytest.raises(ValueError, match=r"does not keep keys and values.* failed: the sizes of two tensors differ"):
+        require_kv_cache(model)
+
+
 def test_gpt2_and_llama_have_a_kv_cache(random_pairs):
     require_kv_cache(random_pairs[0])
 

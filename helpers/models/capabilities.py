@@ -52,9 +52,11 @@ def require_kv_cache(model) -> None:
     # In Gemma 3n and 4, the last layers read the keys of earlier ones and store none of their own.
     layers = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
     if widths != [2] * layers:
+        message = str(cause).strip().partition("\n")[0].rstrip(".")
+        failure = f" A forward pass with a cache of them failed: {message}." if cause else ""
         raise ValueError(
             f"{type(model).__name__} does not keep keys and values for every token in every layer, and continuous "
-            f"batching moves exactly these between batches. {HINT}"
+            f"batching moves exactly these between batches.{failure} {HINT}"
         ) from cause
 
 
