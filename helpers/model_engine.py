@@ -4,6 +4,8 @@ import copy
 import time
 from collections.abc import Callable
 
+import torch
+
 from .engine import EngineConfig, EngineCore, ModelInfo
 from .engine.beam_search import beam_search
 from .models import clone_sharing_weights, context_length, default_pair, eos_token_ids, quantize
@@ -35,10 +37,13 @@ class Engine(EngineCore):
     ):
         model, tokenizer = default_pair(model, tokenizer)
         config = config or EngineConfig()
+        dtype = config.dtype
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ValueError(f"dtype must be a floating-point torch dtype such as torch.bfloat16, not {dtype!r}.")
         if config.weights is not None:  # before the dtype: bfloat16 would round the weights a second time
             model = quantize(clone_sharing_weights(model), config.weights)
-        if config.dtype is not None and config.dtype != model.dtype:
-            model = copy.deepcopy(model).to(config.dtype)  # the caller's model stays as it is
+        if dtype is not None and dtype != model.dtype:
+            model = copy.deepcopy(model).to(dtype)  # the caller's model stays as it is
         self.model = model
         info = ModelInfo(
             vocab_size=model.config.get_text_config().vocab_size,

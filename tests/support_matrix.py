@@ -246,14 +246,19 @@ format has no place for its `Conv1D` layers: only `load_model` reads it.
 
 - **Models without keys and values for every token in every layer** are refused: Mamba, Mamba-2, RWKV, xLSTM,
   RecurrentGemma, and hybrids such as Jamba, Bamba, Zamba 2, Nemotron-H, Falcon-H1, LFM2, MiniMax, Qwen3-Next and
-  Granite 4 (hybrid). So are GPT-1 and XLNet, which have no cache at all.
+  Granite 4 (hybrid). So are GPT-1 and XLNet, which have no cache at all, and models that also cache an index of the
+  keys, for sparse attention: DeepSeek-V3.2, GLM-MoE-DSA, MiniMax-M3.
 - **Encoder-decoders** (T5, BART) are refused, and so are **decoders that count padding as positions** (those of BART
-  and its relatives, Whisper, TrOCR and GIT, and RoFormer). These would run and give wrong tokens without an error.
-- `load_model` and the verbs find this out by five short forward passes of the model itself and raise a `ValueError`
+  and its relatives, Whisper, TrOCR and GIT, and RoFormer) and **encoders**, whose tokens attend to later ones (BERT,
+  RoBERTa). These would run and give wrong tokens without an error. So would weights with NaN, which are refused, too.
+- `load_model` and the verbs find this out by six short forward passes of the model itself and raise a `ValueError`
   with the reason. They use no list of names, so they also judge model types that are not in the table.
 - Models with **longrope** scaling accept requests up to their original context only, and **Llama 4** up to the point
   where its attention temperature begins to rise. Both look at the whole batch to tell whether a text is long. Beyond
   that point, one long row would change the tokens of the others.
+- Of a model's **generation config**, only the EOS tokens apply. `model.generate` and vLLM also apply its repetition
+  penalty, for example that of Qwen2.5; here, each request's `SamplingParams` say what applies. `load_model` warns about
+  settings that change greedy tokens.
 
 These models exist only as remote code outside transformers, and are neither built nor tested here:
 

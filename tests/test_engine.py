@@ -481,6 +481,10 @@ def test_a_model_whose_context_has_no_end_needs_a_limit():
         ({"policy": "sjf"}, "no policy 'sjf'"),
         ({"execution": "fast"}, "execution must be"),
         ({"num_blocks": 0}, "num_blocks must be an integer of at least 1, not 0"),
+        ({"mixed_batches": "no"}, "mixed_batches must be True or False, not 'no'"),
+        ({"kernels": "off"}, "kernels must be True, False or None, not 'off'"),
+        ({"dtype": "bfloat16"}, r"a floating-point torch dtype such as torch\.bfloat16, not 'bfloat16'"),
+        ({"dtype": torch.int8}, r"a floating-point torch dtype .*, not torch\.int8"),
     ],
 )
 def test_settings_outside_their_range_are_refused(config, message):

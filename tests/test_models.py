@@ -1,14 +1,19 @@
 """`load_model` and its questions: the default pair, folders, a reason for every refused model, what a model can do."""
 
+import copy
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from conftest import LOADED_MODELS, LOADED_MODULES, byte_tokenizer, random_pair
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
+    BertConfig,
+    BertForMaskedLM,
     JambaConfig,
     MambaConfig,
     RecurrentGemmaConfig,
@@ -24,7 +29,7 @@ from helpers.models import (
     context_length,
     default_pair,
     eos_token_ids,
-    require_exact_padding,
+    require_exact_logits,
     require_kv_cache,
 )
 from tests.families import build, by_name
@@ -139,6 +144,16 @@ def test_a_model_without_keys_and_values_in_every_layer_is_refused(family, tmp_p
         load_model(tmp_path)
 
 
+def test_the_error_for_a_model_whose_forward_pass_fails_names_the_failure(monkeypatch):
+    def fail(input_ids):
+        raise RuntimeError("the sizes of two tensors differ")
+
+    model = random_pair("llama")[0]
+    monkeypatch.setattr(model, "forward", fail)
+    with pytest.raises(ValueError, match=r"does not keep keys and values.* failed: the sizes of two tensors differ"):
+        require_kv_cache(model)
+
+
 def test_gpt2_and_llama_have_a_kv_cache(random_pairs):
     require_kv_cache(random_pairs[0])
 
@@ -165,10 +180,32 @@ def test_a_model_whose_logits_are_not_numbers_behind_padding_is_refused():
             output.logits.fill_(float("nan"))
 
     model = clone_sharing_weights(random_pair("gpt2")[0])
-    require_exact_padding(model)
+    require_exact_logits(model)
     model.register_forward_hook(spoil, with_kwargs=True)
     with pytest.raises(ValueError, match="GPT2LMHeadModel generates other tokens behind left padding"):
-        require_exact_padding(model)
+        require_exact_logits(model)
+
+
+def test_an_encoder_whose_tokens_attend_to_later_ones_is_refused(tmp_path):
+    config = BertConfig(vocab_size=257, hidden_size=32, intermediate_size=32, num_hidden_layers=2)
+    config.num_attention_heads, config.initializer_range = 2, 0.3  # large weights: all tokens matter
+    save(BertForMaskedLM(config), tmp_path)
+    with pytest.raises(ValueError, match=r"BertLMHeadModel .*from cached keys.*no causal language model"):
+        load_model(tmp_path)
+
+
+def test_a_model_whose_logits_are_not_numbers_is_refused(tmp_path):
+    model = copy.deepcopy(random_pair("llama")[0])
+    model.model.norm.weight.data.fill_(float("nan"))
+    save(model, tmp_path)
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM gives logits that are not numbers .*float32"):
+        load_model(tmp_path)
+
+
+def test_the_error_for_a_model_in_training_mode_says_so():
+    model = copy.deepcopy(random_pair("gpt2")[0]).train()
+    with pytest.raises(ValueError, match=r"in training mode.*: call model\.eval\(\)"):
+        default_pair(model, byte_tokenizer())
 
 
 def test_a_folder_without_a_model_is_named_in_the_error(tmp_path):
@@ -190,6 +227,26 @@ def test_a_folder_whose_weights_are_missing_is_named_in_the_error(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=rf"Cannot load '{tmp_path}' \(gpt2\).*load_model\(\) without a name"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["lm_head.weight", "model.layers.1.self_attn.q_proj.weight"])
+def test_a_folder_without_one_of_the_weights_is_refused_since_transformers_would_draw_it_at_random(tmp_path, missing):
+    save(random_pair("llama")[0], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[missing]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"Cannot load '{tmp_path}' \(llama\).*no tensor for {missing}"):
+        load_model(tmp_path)
+
+
+def test_settings_of_the_generation_config_that_change_greedy_tokens_cause_a_warning(tmp_path, caplog):
+    save(random_pair("llama")[0], tmp_path)
+    load_model(tmp_path)
+    assert not caplog.records
+    settings = {"eos_token_id": 0, "repetition_penalty": 1.1, "no_repeat_ngram_size": 3, "temperature": 0.7}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings | {"do_sample": True}))
+    load_model(tmp_path)
+    assert "no_repeat_ngram_size and repetition_penalty, which `model.generate` applies" in caplog.text
 
 
 def cut_in_half(file: Path) -> None:

@@ -335,6 +335,12 @@ def test_settings_that_the_engine_refuses_end_the_program_with_the_reason(wrong,
         command.main(wrong)
 
 
+def test_wrong_settings_of_the_engine_are_refused_before_the_model_is_loaded(monkeypatch):
+    monkeypatch.setattr(command, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    with pytest.raises(SystemExit, match="max_batch_size"):
+        command.main(["--port", "0", "--rows", "0"])
+
+
 def test_the_server_stores_weights_as_the_option_says(monkeypatch):
     served = []
     monkeypatch.setattr(command, "make_app", lambda engine, **_: served.append(engine) or sys.exit())

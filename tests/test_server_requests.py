@@ -3,6 +3,8 @@
 The requests go to a server on a thread of this process.
 """
 
+import functools
+
 import httpx
 import openai
 import pytest
@@ -97,6 +99,15 @@ def test_values_that_change_nothing_are_accepted(server):
     response = httpx.post(server.url + "/v1/chat/completions", json=chat | neutral)
     assert response.status_code == 200, response.text
     assert response.json()["choices"][0]["message"]["content"] == expected(OWL, 5).text
+
+
+def test_a_message_of_a_response_can_be_sent_again_as_a_dictionary(server):
+    said = {"role": "user", "content": OWL}
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        create = functools.partial(client.chat.completions.create, model="tiny-model", max_tokens=5)
+        message = create(messages=[said]).choices[0].message
+        for again in (message, message.to_dict(), message.model_dump()):
+            assert create(messages=[said, again, said]).choices[0].message.content
 
 
 UNSUPPORTED = [

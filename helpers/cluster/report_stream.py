@@ -2,7 +2,7 @@
 
 Ray starts replicas and hands them requests. A call through Ray for each report would make the engine wait, since both
 need the interpreter lock of the replica's process. With one user, each token arrives about 0.8 ms earlier through the
-connection (benchmarks/results/serving.md). The front end acknowledges each report, and a replica sends its next one only then. A
+connection. The front end acknowledges each report, and a replica sends its next one only then. A
 front end that is slow to read thus gets several iterations in one report, and at most one report waits to be read.
 
 Unpickling a report can run any code. So the front end reads one only after the other side has proved that it knows the

@@ -15,7 +15,7 @@ from .capabilities import (
     context_length,
     eos_token_ids,
     require_exact_batching,
-    require_exact_padding,
+    require_exact_logits,
     require_kv_cache,
     same_logits,
 )
@@ -36,7 +36,7 @@ __all__ = [
     "load_model",
     "quantize",
     "require_exact_batching",
-    "require_exact_padding",
+    "require_exact_logits",
     "require_kv_cache",
     "run_model",
     "same_logits",

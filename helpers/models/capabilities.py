@@ -21,7 +21,7 @@ _found_exact = weakref.WeakSet()
 def require_exact_batching(model) -> None:
     """Raise a ValueError unless the four verbs give every request the tokens that it gets alone.
 
-    The check takes five short forward passes and runs once per model.
+    The check takes six short forward passes and runs once per model.
     """
     if model in _found_exact:
         return
@@ -30,7 +30,7 @@ def require_exact_batching(model) -> None:
             f"{type(model).__name__} is an encoder-decoder, and this course batches decoder-only models. {HINT}"
         )
     require_kv_cache(model)
-    require_exact_padding(model)
+    require_exact_logits(model)
     _found_exact.add(model)
 
 
@@ -50,24 +50,45 @@ def require_kv_cache(model) -> None:
     # In Gemma 3n and 4, the last layers read the keys of earlier ones and store none of their own.
     layers = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
     if widths != [2] * layers:
+        message = str(cause).strip().partition("\n")[0].rstrip(".")
+        failure = f" A forward pass with a cache of them failed: {message}." if cause else ""
         raise ValueError(
             f"{type(model).__name__} does not keep keys and values for every token in every layer, and continuous "
-            f"batching moves exactly these between batches. {HINT}"
+            f"batching moves exactly these between batches.{failure} {HINT}"
         ) from cause
 
 
-def require_exact_padding(model) -> None:
-    """Raise a ValueError unless logits stay the same with left padding, and when the padding grows as in a merge.
+def require_exact_logits(model) -> None:
+    """Raise a ValueError unless logits stay the same with padding, and when they are computed from cached keys.
 
-    The decoders of BART and Whisper and RoFormer take no `position_ids`. They number all columns, pads included,
-    instead of a row's own tokens, and would give wrong tokens without an error.
+    The padding is on the left, and it grows as in a merge. The decoders of BART and Whisper and RoFormer take no
+    `position_ids`. They number all columns, pads included, instead of a row's own tokens. In encoders such as BERT, a
+    token attends to later ones, too, so its cached keys are no longer those of the longer text. All of these would give
+    wrong tokens without an error.
     """
     alone, padded = (_probe_twice(model, pads, more_pads) for pads, more_pads in ((0, 0), (3, 2)))
-    if not same_logits(padded, alone):
-        raise ValueError(
-            f"{type(model).__name__} generates other tokens behind left padding than without, because it counts the "
-            f"padding as positions: its requests cannot share a batch exactly. {HINT}"
+    at_once = _run_probe(model, kv_cache.new(), tokens=6)
+    changed_by_padding = not same_logits(padded, alone)
+    if alone.isnan().any():
+        problem = (
+            f"gives logits that are not numbers (NaN): its weights are damaged, or its numbers exceed the range of "
+            f"{model.dtype}, and float32 would hold them"
         )
+    elif changed_by_padding and model.training:
+        problem = "is in training mode, in which dropout changes its tokens: call model.eval()"
+    elif changed_by_padding:
+        problem = (
+            "generates other tokens behind left padding than without, because it counts the padding as positions: its "
+            "requests cannot share a batch exactly"
+        )
+    elif not same_logits(alone[1:], at_once):
+        problem = (
+            "generates other tokens from cached keys than from a whole text, as encoders do, in which a token attends "
+            "to later ones: it is no causal language model"
+        )
+    else:
+        return
+    raise ValueError(f"{type(model).__name__} {problem}. {HINT}")
 
 
 def same_logits(actual: torch.Tensor, expected: torch.Tensor) -> bool:

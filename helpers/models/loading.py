@@ -28,6 +28,13 @@ from .gguf_file import GGUFFile
 from .quantization import check_format, quantize
 
 EMBEDDED = Path(__file__).resolve().parents[1] / "tiny_model"
+# Settings of a generation config that change the greedy tokens of `model.generate`.
+CHANGES_GREEDY_TOKENS = {
+    "bad_words_ids", "begin_suppress_tokens", "exponential_decay_length_penalty", "forced_bos_token_id",
+    "forced_eos_token_id", "min_length", "min_new_tokens", "no_repeat_ngram_size", "num_beams", "repetition_penalty",
+    "sequence_bias", "suppress_tokens",
+}  # fmt: skip
+log = logging.get_logger(__name__)
 
 if hasattr(os, "register_at_fork"):
     # A forked process has none of PyTorch's threads, and would wait for them forever. One thread needs no others.
@@ -54,9 +61,9 @@ def load_model(
 
     Raises:
         ValueError: `weights` is unknown, or the integers of a file are of another format; there is no such folder, and
-            the Hub does not know the name or cannot be reached; a file is missing or damaged; the files cannot be
-            loaded as a causal language model; or the model has an encoder or no KV cache, or counts padding as
-            positions.
+            the Hub does not know the name or cannot be reached; a file or a weight is missing or damaged; the files
+            cannot be loaded as a causal language model; or the model has an encoder or no KV cache, or counts padding
+            as positions.
     """
     if weights is not None:
         check_format(weights)
@@ -102,6 +109,11 @@ def _load(name: str, device: str | None, dtype: torch.dtype | None, weights: str
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     require_exact_batching(model)
+    if ignored := sorted(CHANGES_GREEDY_TOKENS & model.generation_config.to_diff_dict().keys()):
+        log.warning(
+            "The generation config of %r sets %s, which `model.generate` applies. Here only its EOS tokens apply: set "
+            "what you need in each request's SamplingParams.", name, " and ".join(ignored),
+        )  # fmt: skip
     return model if weights is None else quantize(model, weights), tokenizer
 
 
@@ -115,7 +127,10 @@ def _load_weights(name: str, config: PretrainedConfig, file: GGUFFile | None, dt
         return model
     quantization = getattr(config, "quantization_config", None)
     if quantization is None or quantization.get("quant_method") != compressed_tensors.METHOD:
-        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+        model, report = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, output_loading_info=True)
+        if report["missing_keys"]:  # transformers draws them at random and only warns
+            raise ValueError(f"it has no tensor for {min(report['missing_keys'])}, which {type(model).__name__} needs")
+        return model
     checkpoint = compressed_tensors.CompressedTensors(name, quantization)
     del config.quantization_config  # the integers become layers of this course
     model = assemble(config, checkpoint, dtype)

@@ -43,7 +43,7 @@ class RaggedRunner:
     def __init__(self, model, num_blocks: int, block_size: int, compiled: bool = False, lean: bool = False):
         self.model, self.num_blocks, self.block_size, self.compiled = model, num_blocks, block_size, compiled
         self.model.set_attn_implementation("ragged")
-        self.model.config.pad_token_id = None  # no pads: transformers need not warn about a missing mask
+        self.model.config.pad_token_id = -1  # no pads: transformers need not warn about a missing mask
         self.pool = KVPool(num_blocks, block_size)
         self.sampler = BatchSampler()
         self.slot_mapping = slot_mapping

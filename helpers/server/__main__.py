@@ -118,8 +118,9 @@ def _make_app(options: argparse.Namespace) -> FastAPI:
 
 
 def _load_engine(options: argparse.Namespace) -> Engine:
+    config = engine_config(options)  # first, since loading a model takes a while
     model, tokenizer = load_model(options.model, dtype=DTYPES[options.dtype], weights=options.weights)
-    engine = Engine(model, tokenizer, engine_config(options))
+    engine = Engine(model, tokenizer, config)
     _warn_if_memory_is_small(engine)
     return engine
 

@@ -25,6 +25,11 @@ class Message(Strict):
     tool_calls: Several[ToolCall] | None = Field(None, description="What the assistant called.")
     tool_call_id: str | None = Field(None, description="The call of which this message of a tool is the result.")
     name: str | None = Field(None, description="The author's name. Only chat templates that know it use it.")
+    # OpenAI's client adds these to the messages that it has received, and programs send such messages again.
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
 
     @field_validator("content", mode="before")
     @classmethod
