@@ -1,6 +1,7 @@
 """The front's side of replicas, without Ray: engines of this process stand for those of other processes."""
 
 import asyncio
+import os
 import time
 from dataclasses import replace
 from functools import partial
@@ -50,6 +51,21 @@ async def test_streams_go_on_when_a_replica_is_lost_and_another_takes_its_place(
         assert first.killed
         assert client.num_lost == 1 and client.num_resumed == 2
         await wait_until(lambda: is_empty(client))
+
+
+@in_loop
+async def test_requests_go_on_when_an_engine_stops_and_the_log_says_which_and_why(caplog):
+    async with running(shut=True) as client:
+        first, second = client.started
+        streams = [await submit(client, [0, 1], 9, f"r{number}") for number in range(2)]
+        let(first, 1)
+        await wait_until(lambda: client.seen)
+        first.replica.engine.step = lambda: 1 / 0
+        let(first, 1), let(second, ENOUGH)
+        assert [await tokens(stream) for stream in streams] == [list(range(2, 11))] * 2
+        assert client.num_lost == 1 and first.killed
+        reason = "its engine has stopped: ZeroDivisionError: division by zero."
+        assert f"Replica r0 (process {os.getpid()} on {os.uname().nodename}) is lost: {reason}" in caplog.text
 
 
 @in_loop

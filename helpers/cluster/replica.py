@@ -59,12 +59,14 @@ class Report:
         cache_events: see `BlockManager`.
         snapshot: the engine now, with the forward passes since the last report.
         step_seconds: for how long the current iteration has run; 0 between two iterations.
+        error: why the engine has stopped; None if it has not.
     """
 
     outputs: list[OutputDelta] = field(default_factory=list)
     cache_events: list[tuple[bytes, bool]] = field(default_factory=list)
     snapshot: Snapshot = field(default_factory=Snapshot)
     step_seconds: float = 0.0
+    error: str | None = None
 
 
 class ReplicaLost(Exception):
@@ -194,4 +196,5 @@ class Replica(EngineThread):
         self._is_new.set()
 
     def _on_crash(self, error: BaseException) -> None:
-        os._exit(1)  # the process has no other purpose; its requests continue on another replica
+        self._report.error = f"{type(error).__name__}: {error}"  # the front end then ends this process
+        self._is_new.set()
