@@ -30,14 +30,11 @@ class LocalReplica:
         self.replica = Replica(Simulator(config, self._seconds, context_length=40, next_token=len))
         self.replica.start()
         self.info, self.killed, self._lost = self.replica.info, False, asyncio.Event()
-        self.add, self.abort = self.replica.add, self.replica.abort
+        self.add, self.abort, self.set_pace = self.replica.add, self.replica.abort, self.replica.set_pace
 
     def _seconds(self, plan) -> float:
         self.permits.acquire()
         return 1.0
-
-    def set_pace(self, seconds: float) -> None:
-        self.replica.pace = seconds
 
     async def report(self) -> Report:
         asked = [asyncio.ensure_future(one) for one in (self.replica.report(), self._lost.wait())]

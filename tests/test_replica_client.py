@@ -160,20 +160,6 @@ async def test_a_request_that_was_aborted_is_not_resumed():
 
 
 @in_loop
-async def test_an_abort_may_overtake_its_request():
-    async with running(num_replicas=1) as client:
-        replica, late = client.started[0], []
-        real, replica.add = replica.add, lambda *request: late.append(request)
-        with await submit(client, [0, 1], 30):
-            pass  # its client leaves
-        await wait_until(lambda: replica.replica._early_aborts)
-        real(*late[0])
-        await wait_until(lambda: is_empty(client))
-        assert not replica.replica.engine.trace.passes
-        assert not replica.replica._early_aborts
-
-
-@in_loop
 async def test_an_aborted_request_is_not_resumed_even_if_one_of_its_outputs_had_finished():
     async with running(num_replicas=2, shut=True) as client:
         stream, _ = await client.submit("r", [[0, 1]], SamplingParams(9, n=2, temperature=1.0))

@@ -181,12 +181,12 @@ def test_an_aborted_request_ends_with_its_last_output(engine):
 
 
 @in_loop
-async def test_a_replica_of_vllm_reports_outputs_errors_and_early_aborts(engine):
+async def test_a_replica_of_vllm_reports_outputs_errors_and_aborts(engine):
     replica = Replica(engine)
     replica.start()
     assert replica.info.unsupported == UNSUPPORTED and replica.info.num_blocks == 40
-    replica.abort("early")
-    replica.add("early", [1], SamplingParams(max_tokens=9), 0, {0: []})
+    replica.add("left", [1], SamplingParams(max_tokens=9), 0, {0: []})
+    replica.abort("left")
     replica.add("lost", [1], SamplingParams(max_tokens=9, seed=1), 0, {0: [2]})
     replica.add("a", [1], SamplingParams(max_tokens=3), 0, {0: []})
     found = {}
@@ -198,7 +198,7 @@ async def test_a_replica_of_vllm_reports_outputs_errors_and_early_aborts(engine)
     while len({id for id, outputs in found.items() if outputs[-1].finish_reason}) < 3:
         await read()
     await replica.stop()
-    assert found["early"][-1].finish_reason == "abort"
+    assert found["left"][-1].finish_reason == "abort"
     assert found["lost"][-1].finish_reason == "error" and "vLLM cannot continue" in found["lost"][-1].error
     assert [id for output in found["a"] for id in output.new_token_ids] == [2, 3, 4]
 

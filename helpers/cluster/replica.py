@@ -9,8 +9,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +20,6 @@ from ..server.engine_thread import EngineThread
 from ..server.snapshot import Snapshot
 from ..server.worker_thread import WorkerThread
 
-MAX_EARLY_ABORTS = 1000  # aborts that may have come before their requests
 HEARTBEAT = 0.5  # seconds between two reports of a replica with nothing new
 
 
@@ -121,7 +119,6 @@ class Replica(EngineThread):
 
     def __init__(self, engine: EngineCore, worker: WorkerThread | None = None):
         super().__init__(engine, worker=worker)
-        self._early_aborts: deque[Hashable] = deque(maxlen=MAX_EARLY_ABORTS)
         self._report, self._is_new = Report(), asyncio.Event()
         self._step, self._step_started = engine.step, None
         engine.step = self._timed_step
@@ -153,20 +150,14 @@ class Replica(EngineThread):
     ) -> None:
         """Add a request to the engine, see `ReplicaHandle`."""
         self._inbox.put(partial(self._add_request, token_ids, params, engine_id, priority, generated))
-        self._inbox.put(partial(self._abort_if_early, engine_id))
 
-    def abort(self, engine_id: Hashable) -> None:
-        """Abort a request of the engine. One that it does not have has finished, or it is aborted once it comes."""
-        self._inbox.put(partial(self._abort, engine_id))
+    def abort(self, engine_id: str) -> None:
+        """Abort a request of the engine; one that it does not have has finished."""
+        self._send_abort(engine_id)
 
-    def _abort(self, engine_id: Hashable) -> None:
-        if not self.engine.abort_request(engine_id):
-            self._early_aborts.append(engine_id)
-
-    def _abort_if_early(self, engine_id: Hashable) -> None:
-        if engine_id in self._early_aborts:
-            self._early_aborts.remove(engine_id)
-            self.engine.abort_request(engine_id)
+    def set_pace(self, seconds: float) -> None:
+        """Set the least number of seconds per iteration."""
+        self.pace = seconds
 
     async def report(self) -> Report:
         """Return what is new, at the latest after `HEARTBEAT` seconds."""
