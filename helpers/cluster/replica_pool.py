@@ -196,12 +196,10 @@ class ReplicaPool:
             ReplicaLost: it has ended.
             TimeoutError: it does not report in time.
         """
-        asked = asyncio.ensure_future(handle.report())
-        try:
-            for seconds in (self._timeout, GRACE):
-                done, _ = await asyncio.wait([asked], timeout=seconds)
-                if done:
-                    return asked.result()
-            raise TimeoutError
-        finally:
-            asked.cancel()
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(None) as limit:
+            timer = loop.call_later(self._timeout, lambda: limit.reschedule(loop.time() + GRACE))
+            try:
+                return await handle.report()
+            finally:
+                timer.cancel()
