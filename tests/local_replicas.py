@@ -37,7 +37,7 @@ class LocalReplica:
         return 1.0
 
     async def report(self) -> Report:
-        asked = [asyncio.ensure_future(one) for one in (self.replica.report(), self._lost.wait())]
+        asked = [asyncio.ensure_future(one) for one in (next_report(self.replica), self._lost.wait())]
         try:
             await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             if self._lost.is_set():
@@ -56,6 +56,13 @@ class LocalReplica:
     def kill(self) -> None:
         self.killed = True
         self.permits.release(ENOUGH)
+
+
+async def next_report(replica: Replica) -> Report:
+    """Return what is new in a replica of this process."""
+    future = asyncio.get_running_loop().create_future()
+    replica.next_report(lambda report: future.cancelled() or future.set_result(report))
+    return await future
 
 
 @asynccontextmanager

@@ -161,6 +161,12 @@ def test_the_front_has_the_addresses_limits_and_errors_of_the_single_server(clus
     assert httpx.get(f"{cluster.url}/health").status_code == 200
 
 
+def test_replicas_have_the_priority_of_the_front_end(cluster):
+    wait_for_two(cluster)
+    pids = [cluster.process.pid, *(one["pid"] for one in replicas(cluster).values())]
+    assert len({psutil.Process(pid).nice() for pid in pids}) == 1
+
+
 def test_no_process_listens_to_other_machines(cluster):
     """Ray runs the program of each client that reaches it."""
     front = psutil.Process(cluster.process.pid)

@@ -19,6 +19,7 @@ from helpers.engine import StructuredOutputs
 from helpers.engine.block_hashes import hash_blocks
 from helpers.server import launch
 from tests.gated_thread import in_loop
+from tests.local_replicas import next_report
 from tests.serving import embedded_engine, wait_until
 
 EOS, BLOCK = 0, 2
@@ -192,7 +193,7 @@ async def test_a_replica_of_vllm_reports_outputs_errors_and_aborts(engine):
     found = {}
 
     async def read():
-        for output in (await replica.report()).outputs:
+        for output in (await next_report(replica)).outputs:
             found.setdefault(output.request_id, []).append(output)
 
     while len({id for id, outputs in found.items() if outputs[-1].finish_reason}) < 3:

@@ -52,20 +52,11 @@ async def serve_replica(replica: Replica, host: str) -> ReplicaAddress:
             if not server.is_serving():  # another connection was first
                 return
             server.close()
-            reporting = None
-            try:
-                while True:
-                    method, arguments = await _receive(reader)
-                    if method == "report":
-                        reporting = asyncio.create_task(send_report(writer))
-                    else:
-                        getattr(replica, method)(*arguments)
-            finally:
-                if reporting is not None:
-                    reporting.cancel()
-
-    async def send_report(writer: asyncio.StreamWriter) -> None:
-        writer.write(_message(await replica.report()))
+            while True:
+                method, *arguments = await _receive(reader)
+                if method == "next_report":
+                    arguments = [lambda report: writer.write(_message(report))]
+                getattr(replica, method)(*arguments)
 
     server = await asyncio.start_server(serve, host, 0, limit=LIMIT)
     address = ReplicaAddress(*server.sockets[0].getsockname()[:2])
@@ -128,7 +119,7 @@ class ReplicaConnection:
 
     async def report(self) -> Report:
         try:
-            self._call("report")
+            self._call("next_report")
             if self._unsent is not None:
                 await self._connect()
             return await _receive(self._reader)
@@ -141,7 +132,7 @@ class ReplicaConnection:
             self._writer.close()
 
     def _call(self, method: str, *arguments) -> None:
-        message = _message((method, arguments))
+        message = _message((method, *arguments))
         if self._unsent is None:
             self._writer.write(message)
         else:

@@ -6,10 +6,9 @@ report also says for how long the current iteration has run, since a replica who
 """
 
 import asyncio
-import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -119,7 +118,9 @@ class Replica(EngineThread):
 
     def __init__(self, engine: EngineCore, worker: WorkerThread | None = None):
         super().__init__(engine, worker=worker)
-        self._report, self._is_new = Report(), asyncio.Event()
+        self._report, self._is_new = Report(), False
+        self._on_report: Callable[[Report], None] | None = None  # for a report that was asked for
+        self._heartbeat: asyncio.TimerHandle | None = None
         self._step, self._step_started = engine.step, None
         engine.step = self._timed_step
         self._prefix_caching = engine.block_manager is not None and engine.block_manager.prefix_caching
@@ -159,17 +160,26 @@ class Replica(EngineThread):
         """Set the least number of seconds per iteration."""
         self.pace = seconds
 
-    async def report(self) -> Report:
-        """Return what is new, at the latest after `HEARTBEAT` seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HEARTBEAT):
-                await self._is_new.wait()
-        self._is_new.clear()
+    def next_report(self, on_report: Callable[[Report], None]) -> None:
+        """Call `on_report` with what is new, as soon as there is something and at the latest after `HEARTBEAT` seconds.
+
+        A callback, because each further step of the event loop may have to wait for the engine's interpreter lock.
+        """
+        self._on_report = on_report
+        if self._is_new:
+            self._send_report()
+        else:
+            self._heartbeat = self._loop.call_later(HEARTBEAT, self._send_report)
+
+    def _send_report(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
         report, self._report = self._report, Report(snapshot=replace(self._report.snapshot, passes=()))
         report.cache_events = self._take_cache_events()
         started = self._step_started
         report.step_seconds = 0.0 if started is None else time.perf_counter() - started
-        return report
+        on_report, self._on_report, self._is_new = self._on_report, None, False
+        on_report(report)
 
     def _take_cache_events(self) -> list[tuple[bytes, bool]]:
         return self.engine.block_manager.take_cache_events() if self._prefix_caching else []
@@ -184,8 +194,13 @@ class Replica(EngineThread):
     def _deliver(self, outputs: list[OutputDelta], snapshot: Snapshot) -> None:
         self._report.outputs += outputs
         self._report.snapshot = replace(snapshot, passes=self._report.snapshot.passes + snapshot.passes)
-        self._is_new.set()
+        self._on_news()
 
     def _on_crash(self, error: BaseException) -> None:
         self._report.error = f"{type(error).__name__}: {error}"  # the front end then ends this process
-        self._is_new.set()
+        self._on_news()
+
+    def _on_news(self) -> None:
+        self._is_new = True
+        if self._on_report is not None:
+            self._send_report()
