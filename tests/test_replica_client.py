@@ -238,6 +238,14 @@ async def test_a_prompt_goes_where_its_beginning_is_cached():
 
 
 @in_loop
+async def test_a_request_gets_a_free_row_although_a_replica_without_one_has_less_to_do():
+    async with running(2, shut=True) as client:
+        for number, (max_tokens, replica) in enumerate([(20, "r0"), (4, "r1"), (4, "r1"), (4, "r0"), (4, "r1")]):
+            await submit(client, [0, 1], max_tokens, str(number))
+            assert client.dispatcher.requests[str(number)].replica == replica
+
+
+@in_loop
 async def test_slow_motion_reaches_all_replicas_and_those_that_come_later():
     async with running() as client:
         client.pace = 0.125

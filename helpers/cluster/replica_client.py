@@ -215,6 +215,9 @@ class ReplicaClient(EngineClient):
         if request.num_losses == MAX_LOSSES - 1:  # its last attempt
             others = self.dispatcher.requests.values()
             avoided |= {other.replica for other in others if other.num_losses == MAX_LOSSES - 1}
+        free = {name for name in self.replicas.keys() - avoided if self._load(name) < self.engine.rows}
+        if free:  # no request waits for a row that another replica has free
+            avoided = self.replicas.keys() - free
         try:
             name = self.dispatcher.assign(request, avoided)
         except NoReplicas:
@@ -242,8 +245,7 @@ class ReplicaClient(EngineClient):
         """
         names = {member.name for member in self.pool.members if member.state != READY}
         if self.pool.count(STARTING) or self.pool.count(ENDED):
-            states = self.dispatcher.replicas.items()
-            names |= {name for name, state in states if state.num_requests >= SHARE * self.engine.rows}
+            names |= {name for name in self.replicas if self._load(name) >= SHARE * self.engine.rows}
         return names
 
     def _dispatch_waiting(self) -> None:
@@ -296,7 +298,10 @@ class ReplicaClient(EngineClient):
 
     def load(self, member: Member) -> int:
         """Return how many requests a replica has not finished."""
-        return self.dispatcher.replicas[member.name].num_requests
+        return self._load(member.name)
+
+    def _load(self, name: str) -> int:
+        return self.dispatcher.replicas[name].num_requests
 
     def on_crash(self, error: BaseException) -> None:
         """Fail all requests: the front end cannot continue."""
