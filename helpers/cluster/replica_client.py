@@ -1,5 +1,8 @@
 """The front end's side of all replicas: an `EngineClient` whose engine is several engines in other processes.
 
+While some replicas have a free row, the router chooses among these. By their outstanding tokens alone, it would let
+requests wait where others are about to finish, while rows of another replica stay empty.
+
 The unfinished requests of a lost replica continue on the replicas that remain, from their prompts and the tokens
 delivered so far. If no replica remains, they wait for the next one. A client notices only a pause. The same happens to
 requests that a draining replica has not finished in time.
@@ -216,7 +219,7 @@ class ReplicaClient(EngineClient):
             others = self.dispatcher.requests.values()
             avoided |= {other.replica for other in others if other.num_losses == MAX_LOSSES - 1}
         free = {name for name in self.replicas.keys() - avoided if self._load(name) < self.engine.rows}
-        if free:  # no request waits for a row that another replica has free
+        if free:
             avoided = self.replicas.keys() - free
         try:
             name = self.dispatcher.assign(request, avoided)
