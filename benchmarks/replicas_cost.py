@@ -5,15 +5,17 @@ server, and each further token at most 1 ms later (medians). Both servers comput
 server and the front end with one replica differ only in the layer. Two replicas share the rows of the single server.
 
 `--separate` compares the throughput of two replicas with that of two single servers which know nothing of each other
-and have half of the users each. The claim: it is at least 0.95 of theirs.
+and have half of the users each. The claim: it is at least 0.95 of theirs. Two causes of a difference are counted: rows
+per forward pass, and the processor time of all processes of a server, which hardly depends on other programs.
 """
 
 import argparse
 import itertools
 import os
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from statistics import median
 
@@ -23,6 +25,7 @@ import psutil
 from helpers.load_test import run_load
 from helpers.load_test.prompts import token_ids
 from helpers.server import launch
+from helpers.server.launch import LaunchedServer
 
 from .machine import processor
 
@@ -74,17 +77,43 @@ def throughput(urls: list[str]) -> float:
         return sum(cost.tokens_per_second for cost in pool.map(lambda url: measure(url, users, num_requests), urls))
 
 
+def work(servers: list[LaunchedServer]) -> Counter:
+    """Return what servers have done so far: output tokens, forward passes, and seconds of processor time."""
+    done = Counter()
+    for server in servers:
+        front = psutil.Process(server.process.pid)
+        for process in (front, *front.children(recursive=True)):
+            with suppress(psutil.Error):  # it has ended
+                done["seconds"] += sum(process.cpu_times()[:2])  # of the user and of the system
+        for line in httpx.get(f"{server.url}/metrics").text.splitlines():
+            if line.startswith(("engine_generated_tokens_total ", "engine_iterations_total ")):
+                name, value = line.split()
+                done[name] += float(value)
+    return done
+
+
+def throughput_with_causes(servers: list[LaunchedServer]) -> tuple[float, str]:
+    """Return the throughput of servers, and text with the tokens per forward pass and the processor time per token."""
+    before = work(servers)
+    rate = throughput([server.url for server in servers])
+    done = work(servers) - before
+    tokens = done["engine_generated_tokens_total"]
+    causes = tokens / done["engine_iterations_total"], 1e6 * done["seconds"] / tokens
+    return rate, f"{rate:5.0f} tokens/s, {causes[0]:.1f} per forward pass, {causes[1]:.0f} us of processor time each"
+
+
 def compare_with_separate_servers(rounds: int, model: tuple[str, ...]) -> None:
     """Measure two single servers and two replicas in turn. `model` are the options that name it."""
-    options, found = ("--rows", str(ROWS // 2), "--max-queue", str(ROWS), *model), {"separate": [], "replicas": []}
+    options, rates = ("--rows", str(ROWS // 2), "--max-queue", str(ROWS), *model), {"separate": [], "replicas": []}
     for _ in range(rounds):
-        with ExitStack() as stack:
-            servers = [stack.enter_context(launch(*options)) for _ in range(2)]
-            found["separate"].append(throughput([server.url for server in servers]))
-        with launch(*options, "--replicas", "2", module="helpers.cluster") as front:
-            found["replicas"].append(throughput([front.url]))
-        print("  ".join(f"{name}: {rates[-1]:.0f} tokens/s" for name, rates in found.items()), flush=True)
-    ratio = median(found["replicas"]) / median(found["separate"])
+        for name, commands in {"separate": [options] * 2, "replicas": [(*options, "--replicas", "2")]}.items():
+            module = "helpers.cluster" if name == "replicas" else "helpers.server"
+            with ExitStack() as stack:
+                servers = [stack.enter_context(launch(*one, module=module)) for one in commands]
+                rate, text = throughput_with_causes(servers)
+            rates[name].append(rate)
+            print(f"{name}: {text}", flush=True)
+    ratio = median(rates["replicas"]) / median(rates["separate"])
     print(f"Two replicas have {ratio:.2f} of the throughput of two separate servers (medians of {rounds} rounds).")
 
 

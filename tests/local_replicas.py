@@ -30,17 +30,14 @@ class LocalReplica:
         self.replica = Replica(Simulator(config, self._seconds, context_length=40, next_token=len))
         self.replica.start()
         self.info, self.killed, self._lost = self.replica.info, False, asyncio.Event()
-        self.add, self.abort = self.replica.add, self.replica.abort
+        self.add, self.abort, self.set_pace = self.replica.add, self.replica.abort, self.replica.set_pace
 
     def _seconds(self, plan) -> float:
         self.permits.acquire()
         return 1.0
 
-    def set_pace(self, seconds: float) -> None:
-        self.replica.pace = seconds
-
     async def report(self) -> Report:
-        asked = [asyncio.ensure_future(one) for one in (self.replica.report(), self._lost.wait())]
+        asked = [asyncio.ensure_future(one) for one in (next_report(self.replica), self._lost.wait())]
         try:
             await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             if self._lost.is_set():
@@ -59,6 +56,13 @@ class LocalReplica:
     def kill(self) -> None:
         self.killed = True
         self.permits.release(ENOUGH)
+
+
+async def next_report(replica: Replica) -> Report:
+    """Return what is new in a replica of this process."""
+    future = asyncio.get_running_loop().create_future()
+    replica.next_report(lambda report: future.cancelled() or future.set_result(report))
+    return await future
 
 
 @asynccontextmanager

@@ -161,6 +161,12 @@ def test_the_front_has_the_addresses_limits_and_errors_of_the_single_server(clus
     assert httpx.get(f"{cluster.url}/health").status_code == 200
 
 
+def test_replicas_have_the_priority_of_the_front_end(cluster):
+    wait_for_two(cluster)
+    pids = [cluster.process.pid, *(one["pid"] for one in replicas(cluster).values())]
+    assert len({psutil.Process(pid).nice() for pid in pids}) == 1
+
+
 def test_no_process_listens_to_other_machines(cluster):
     """Ray runs the program of each client that reaches it."""
     front = psutil.Process(cluster.process.pid)
@@ -187,6 +193,23 @@ def test_replicas_end_with_a_front_that_is_killed_and_the_next_front_starts_at_o
         response = httpx.post(f"{front.url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 3})
         assert response.json()["usage"]["completion_tokens"] == 3
         assert processes and not psutil.wait_procs(processes, timeout=20)[1]
+
+
+def test_sigterm_ends_a_front_end_whose_ray_hangs_while_it_starts():
+    command = [sys.executable, "-m", "helpers.cluster", "--port", "0", "--replicas", "1"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as front:
+        try:
+            process = psutil.Process(front.pid)
+            hung = lambda: [one for one in process.children() if one.name() == "raylet"]  # noqa: E731
+            wait_until(hung, "Ray does not start")
+            hung()[0].suspend()
+            started = process.children(recursive=True)
+            time.sleep(2)  # the front end waits for Ray, in a native call
+            front.terminate()
+            assert front.wait(10) == -signal.SIGTERM
+            assert not psutil.wait_procs(started, timeout=20)[1], "processes are left over"
+        finally:
+            front.kill()
 
 
 def test_a_burst_starts_a_second_replica_which_answers_requests_and_is_given_back_when_idle(expected):

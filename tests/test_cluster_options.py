@@ -49,6 +49,7 @@ def test_if_ray_does_not_start_it_is_started_again_and_at_last_the_command_says_
 
     monkeypatch.setattr("ray.init", init)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv(ray_constants.RAY_WORKER_NICENESS, "0")
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setenv(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "")
     monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", ray_constants.ENABLE_RAY_CLUSTER)  # restored at the end

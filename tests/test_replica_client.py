@@ -1,6 +1,7 @@
 """The front's side of replicas, without Ray: engines of this process stand for those of other processes."""
 
 import asyncio
+import os
 import time
 from dataclasses import replace
 from functools import partial
@@ -50,6 +51,21 @@ async def test_streams_go_on_when_a_replica_is_lost_and_another_takes_its_place(
         assert first.killed
         assert client.num_lost == 1 and client.num_resumed == 2
         await wait_until(lambda: is_empty(client))
+
+
+@in_loop
+async def test_requests_go_on_when_an_engine_stops_and_the_log_says_which_and_why(caplog):
+    async with running(shut=True) as client:
+        first, second = client.started
+        streams = [await submit(client, [0, 1], 9, f"r{number}") for number in range(2)]
+        let(first, 1)
+        await wait_until(lambda: client.seen)
+        first.replica.engine.step = lambda: 1 / 0
+        let(first, 1), let(second, ENOUGH)
+        assert [await tokens(stream) for stream in streams] == [list(range(2, 11))] * 2
+        assert client.num_lost == 1 and first.killed
+        reason = "its engine has stopped: ZeroDivisionError: division by zero."
+        assert f"Replica r0 (process {os.getpid()} on {os.uname().nodename}) is lost: {reason}" in caplog.text
 
 
 @in_loop
@@ -144,20 +160,6 @@ async def test_a_request_that_was_aborted_is_not_resumed():
 
 
 @in_loop
-async def test_an_abort_may_overtake_its_request():
-    async with running(num_replicas=1) as client:
-        replica, late = client.started[0], []
-        real, replica.add = replica.add, lambda *request: late.append(request)
-        with await submit(client, [0, 1], 30):
-            pass  # its client leaves
-        await wait_until(lambda: replica.replica._early_aborts)
-        real(*late[0])
-        await wait_until(lambda: is_empty(client))
-        assert not replica.replica.engine.trace.passes
-        assert not replica.replica._early_aborts
-
-
-@in_loop
 async def test_an_aborted_request_is_not_resumed_even_if_one_of_its_outputs_had_finished():
     async with running(num_replicas=2, shut=True) as client:
         stream, _ = await client.submit("r", [[0, 1]], SamplingParams(9, n=2, temperature=1.0))
@@ -233,6 +235,14 @@ async def test_a_prompt_goes_where_its_beginning_is_cached():
         assert await tokens(await submit(client, [0, 1, 2, 3, 4], 3, "two")) == [5, 6, 7]
         assert first.replica.engine.steps == steps, "the first one would be chosen if both were equal"
         await wait_until(lambda: is_empty(client))
+
+
+@in_loop
+async def test_a_request_gets_a_free_row_although_a_replica_without_one_has_less_to_do():
+    async with running(2, shut=True) as client:
+        for number, (max_tokens, replica) in enumerate([(20, "r0"), (4, "r1"), (4, "r1"), (4, "r0"), (4, "r1")]):
+            await submit(client, [0, 1], max_tokens, str(number))
+            assert client.dispatcher.requests[str(number)].replica == replica
 
 
 @in_loop

@@ -91,7 +91,7 @@ async def test_a_replica_computes_on_the_thread_that_has_loaded_its_model():
 
     actor = ReplicaActor(SimpleNamespace(load_engine=load_engine))
     actor._replica.start()
-    await actor.add("r", [0, 1], SamplingParams(2), 0, {0: []})
+    actor._replica.add("r", [0, 1], SamplingParams(2), 0, {0: []})
     await wait_until(lambda: len(threads) > 2)
     assert len(set(threads)) == 1 and threads[0] is not threading.current_thread()
     await actor._replica.stop()

@@ -17,7 +17,7 @@ from conftest import PROMPTS, CountingModel, alone, letter_tokenizer, random_pai
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.engine import SampledToken
 from helpers.engine.detokenizer import text_of
-from helpers.runners.sampling import Sampler
+from helpers.runners.sampling import Sampler, skip_draws
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -185,13 +185,33 @@ def test_n_outputs_equal_those_of_n_requests_with_consecutive_seeds(random_pairs
             assert output.token_ids == seeded_alone(*random_pairs, prompt, replace(SEEDED, seed=4 + output.index))
 
 
-@pytest.mark.parametrize(("seed", "draws"), [(None, 1), (3, 6)])
-def test_only_a_seeded_output_repeats_the_draws_of_another_engine(monkeypatch, seed, draws):
+@pytest.mark.parametrize(("seed", "draws"), [(None, 1), (3, 2)])
+def test_only_a_seeded_output_continues_after_the_draws_of_another_engine_and_repeats_one(monkeypatch, seed, draws):
     draw, numbers = torch.multinomial, itertools.count()
     monkeypatch.setattr(torch, "multinomial", lambda *args, **named: next(numbers) is None or draw(*args, **named))
     sampler = Sampler(SamplingParams(temperature=1.0, seed=seed), num_drawn=5)
     sampler.choose([1] * 7, torch.zeros(9), 0)
     assert next(numbers) == draws
+
+
+@pytest.mark.parametrize("numbers_per_draw", ["those of torch", "others"])
+@pytest.mark.parametrize("vocabulary", [1, 17, 5000])
+def test_draws_that_are_skipped_move_the_generator_as_far_as_draws_that_are_made(
+    monkeypatch, vocabulary, numbers_per_draw
+):
+    draw = torch.multinomial
+    if numbers_per_draw == "others":
+        monkeypatch.setattr(torch, "multinomial", lambda *args, generator: draw(*args, generator=burn(generator)))
+    made, skipped = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+    for _ in range(6):
+        torch.multinomial(torch.rand(1, vocabulary), 1, generator=made)
+    skip_draws(6, torch.ones(1, vocabulary), skipped)
+    assert torch.equal(made.get_state(), skipped.get_state())
+
+
+def burn(generator: torch.Generator) -> torch.Generator:
+    torch.rand(3, generator=generator)
+    return generator
 
 
 def test_n_outputs_without_a_seed_differ(random_pairs):

@@ -19,6 +19,7 @@ from helpers.engine import StructuredOutputs
 from helpers.engine.block_hashes import hash_blocks
 from helpers.server import launch
 from tests.gated_thread import in_loop
+from tests.local_replicas import next_report
 from tests.serving import embedded_engine, wait_until
 
 EOS, BLOCK = 0, 2
@@ -181,24 +182,24 @@ def test_an_aborted_request_ends_with_its_last_output(engine):
 
 
 @in_loop
-async def test_a_replica_of_vllm_reports_outputs_errors_and_early_aborts(engine):
+async def test_a_replica_of_vllm_reports_outputs_errors_and_aborts(engine):
     replica = Replica(engine)
     replica.start()
     assert replica.info.unsupported == UNSUPPORTED and replica.info.num_blocks == 40
-    replica.abort("early")
-    replica.add("early", [1], SamplingParams(max_tokens=9), 0, {0: []})
+    replica.add("left", [1], SamplingParams(max_tokens=9), 0, {0: []})
+    replica.abort("left")
     replica.add("lost", [1], SamplingParams(max_tokens=9, seed=1), 0, {0: [2]})
     replica.add("a", [1], SamplingParams(max_tokens=3), 0, {0: []})
     found = {}
 
     async def read():
-        for output in (await replica.report()).outputs:
+        for output in (await next_report(replica)).outputs:
             found.setdefault(output.request_id, []).append(output)
 
     while len({id for id, outputs in found.items() if outputs[-1].finish_reason}) < 3:
         await read()
     await replica.stop()
-    assert found["early"][-1].finish_reason == "abort"
+    assert found["left"][-1].finish_reason == "abort"
     assert found["lost"][-1].finish_reason == "error" and "vLLM cannot continue" in found["lost"][-1].error
     assert [id for output in found["a"] for id in output.new_token_ids] == [2, 3, 4]
 

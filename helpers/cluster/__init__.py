@@ -8,7 +8,7 @@
     lifecycle.py       which replica is started, drained or replaced next
 
     replica.py         an engine in a process of its own, and its reports to the front end
-    report_stream.py   the connection over which a replica's reports travel
+    connection.py      the connection between the front end and a replica, for requests and reports
     replica_client.py  the front end's side of all replicas: sends requests, resumes those of lost replicas
     replica_pool.py    starts, follows, drains and replaces the replicas
     ray_replicas.py    replicas as Ray actors

@@ -40,6 +40,11 @@ class Member:
         """The name of the replica; None until it is ready."""
         return self.handle and self.handle.name
 
+    @property
+    def description(self) -> str:
+        """The name of a replica that was ready, its process and its machine, for the log."""
+        return f"{self.name} (process {self.handle.info.pid} on {self.handle.info.node})"
+
 
 @dataclass(frozen=True)
 class Start:

@@ -1,9 +1,8 @@
 """Replicas as Ray actors: Ray starts the processes, on this machine or on others, and notices when one has ended.
 
-An actor is a remote object: each method call is a message. Calls to an asynchronous actor may arrive out of order, so a
-replica remembers an abort that comes before its request. Requests come through such calls, and reports leave over a
-connection of their own (report_stream.py). There is one message per report, so the cost per token falls as the batch
-grows. Ray Serve's streaming responses would take one message per token of each request. The choice of a replica,
+An actor is a remote object: each method call is a message. Only the first call goes through Ray. Requests and reports
+have a connection of their own (connection.py). There is one message per report, so the cost per token falls as the
+batch grows. Ray Serve's streaming responses would take one message per token of each request. The choice of a replica,
 resuming, and backpressure are the course's own code and need no Ray.
 """
 
@@ -14,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +25,8 @@ import ray
 from ..engine import EngineConfig, EngineCore
 from ..server.worker_thread import WorkerThread
 from . import vllm_replica
-from .replica import Replica, ReplicaInfo, Report
-from .report_stream import ReportAddress, ReportReader, send_reports
+from .connection import ReplicaAddress, ReplicaConnection, serve_replica
+from .replica import Replica, ReplicaInfo
 from .vllm_replica import VLLMEngine
 
 ATTEMPTS = 4  # to start Ray; each takes up to half a minute
@@ -96,43 +95,23 @@ class ReplicaActor:
         except ValueError as error:  # raised by `start`: from here, only the text of a traceback would arrive
             self._refusal = error
 
-    async def start(self) -> tuple[ReplicaInfo, ReportAddress]:
+    async def start(self) -> tuple[ReplicaInfo, ReplicaAddress]:
         if self._refusal is not None:
             raise self._refusal
         self._replica.start()
         info = replace(self._replica.info, node_id=ray.get_runtime_context().get_node_id())
-        return info, await send_reports(self._replica.report, ray.util.get_node_ip_address())
-
-    async def add(self, *request) -> None:
-        self._replica.add(*request)
-
-    async def abort(self, engine_id: str) -> None:
-        self._replica.abort(engine_id)
-
-    async def set_pace(self, seconds: float) -> None:
-        self._replica.pace = seconds
+        return info, await serve_replica(self._replica, ray.util.get_node_ip_address())
 
 
-class RayReplica:
+class RayReplica(ReplicaConnection):
     """The handle of an actor; a `ReplicaHandle`."""
 
-    def __init__(self, name: str, actor: Any, info: ReplicaInfo, reports: ReportAddress):
-        self.name, self.info, self._actor, self._reports = name, info, actor, ReportReader(reports)
-
-    def add(self, *request) -> None:
-        self._actor.add.remote(*request)
-
-    def abort(self, engine_id: str) -> None:
-        self._actor.abort.remote(engine_id)
-
-    def set_pace(self, seconds: float) -> None:
-        self._actor.set_pace.remote(seconds)
-
-    async def report(self) -> Report:
-        return await self._reports.next()
+    def __init__(self, name: str, actor: Any, info: ReplicaInfo, address: ReplicaAddress):
+        super().__init__(address)
+        self.name, self.info, self._actor = name, info, actor
 
     def kill(self) -> None:
-        self._reports.close()
+        self.close()
         with contextlib.suppress(Exception):  # it has ended, or Ray has
             ray.kill(self._actor)
         if self.info.node == os.uname().nodename:  # a stopped process answers nothing, not even Ray
@@ -159,6 +138,8 @@ class RayReplicas:
     def __init__(self, settings: ReplicaSettings, num_replicas: int, address: str | None = None):
         self._settings, self._numbers = settings, itertools.count()
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # A replica has the priority of the front end. By default, it would have a far lower one.
+        os.environ[ray._private.ray_constants.RAY_WORKER_NICENESS] = "0"
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         needed = num_replicas * settings.num_cpus
         cores = max(os.cpu_count() or 1, needed)
@@ -232,7 +213,8 @@ def _init_ray(init: Callable[[], object], attempts: int) -> None:
     older = psutil.Process().children(recursive=True)
     for attempts_left in reversed(range(attempts)):
         try:
-            init()
+            with _default_sigterm():
+                init()
             return
         except Exception as error:  # of many types
             # The rest of Ray's processes would go on and delay the next attempt.
@@ -242,6 +224,22 @@ def _init_ray(init: Callable[[], object], attempts: int) -> None:
             if not attempts_left:
                 raise RayNotStarted(f"Ray is not available: {error}") from error
             logger.warning("Ray did not start, and is started again: %s", error)
+
+
+@contextlib.contextmanager
+def _default_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this process at once while Ray starts; Ray's processes end with it.
+
+    Ray's own handler runs only between two instructions of Python, so never while a native call of Ray hangs.
+    """
+    utils, handlers = ray._private.utils, []
+    install, utils.set_sigterm_handler = utils.set_sigterm_handler, handlers.append
+    try:
+        yield
+        for handler in handlers:
+            install(handler)
+    finally:
+        utils.set_sigterm_handler = install
 
 
 def _start_ray(**options) -> None:

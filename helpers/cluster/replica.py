@@ -6,11 +6,9 @@ report also says for how long the current iteration has run, since a replica who
 """
 
 import asyncio
-import contextlib
 import os
 import time
-from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +19,6 @@ from ..server.engine_thread import EngineThread
 from ..server.snapshot import Snapshot
 from ..server.worker_thread import WorkerThread
 
-MAX_EARLY_ABORTS = 1000  # aborts that may have come before their requests
 HEARTBEAT = 0.5  # seconds between two reports of a replica with nothing new
 
 
@@ -59,12 +56,14 @@ class Report:
         cache_events: see `BlockManager`.
         snapshot: the engine now, with the forward passes since the last report.
         step_seconds: for how long the current iteration has run; 0 between two iterations.
+        error: why the engine has stopped; None if it has not.
     """
 
     outputs: list[OutputDelta] = field(default_factory=list)
     cache_events: list[tuple[bytes, bool]] = field(default_factory=list)
     snapshot: Snapshot = field(default_factory=Snapshot)
     step_seconds: float = 0.0
+    error: str | None = None
 
 
 class ReplicaLost(Exception):
@@ -119,8 +118,9 @@ class Replica(EngineThread):
 
     def __init__(self, engine: EngineCore, worker: WorkerThread | None = None):
         super().__init__(engine, worker=worker)
-        self._early_aborts: deque[Hashable] = deque(maxlen=MAX_EARLY_ABORTS)
-        self._report, self._is_new = Report(), asyncio.Event()
+        self._report, self._is_new = Report(), False
+        self._on_report: Callable[[Report], None] | None = None  # for a report that was asked for
+        self._heartbeat: asyncio.TimerHandle | None = None
         self._step, self._step_started = engine.step, None
         engine.step = self._timed_step
         self._prefix_caching = engine.block_manager is not None and engine.block_manager.prefix_caching
@@ -151,32 +151,35 @@ class Replica(EngineThread):
     ) -> None:
         """Add a request to the engine, see `ReplicaHandle`."""
         self._inbox.put(partial(self._add_request, token_ids, params, engine_id, priority, generated))
-        self._inbox.put(partial(self._abort_if_early, engine_id))
 
-    def abort(self, engine_id: Hashable) -> None:
-        """Abort a request of the engine. One that it does not have has finished, or it is aborted once it comes."""
-        self._inbox.put(partial(self._abort, engine_id))
+    def abort(self, engine_id: str) -> None:
+        """Abort a request of the engine; one that it does not have has finished."""
+        self._send_abort(engine_id)
 
-    def _abort(self, engine_id: Hashable) -> None:
-        if not self.engine.abort_request(engine_id):
-            self._early_aborts.append(engine_id)
+    def set_pace(self, seconds: float) -> None:
+        """Set the least number of seconds per iteration."""
+        self.pace = seconds
 
-    def _abort_if_early(self, engine_id: Hashable) -> None:
-        if engine_id in self._early_aborts:
-            self._early_aborts.remove(engine_id)
-            self.engine.abort_request(engine_id)
+    def next_report(self, on_report: Callable[[Report], None]) -> None:
+        """Call `on_report` with what is new, as soon as there is something and at the latest after `HEARTBEAT` seconds.
 
-    async def report(self) -> Report:
-        """Return what is new, at the latest after `HEARTBEAT` seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HEARTBEAT):
-                await self._is_new.wait()
-        self._is_new.clear()
+        A callback, because each further step of the event loop may have to wait for the engine's interpreter lock.
+        """
+        self._on_report = on_report
+        if self._is_new:
+            self._send_report()
+        else:
+            self._heartbeat = self._loop.call_later(HEARTBEAT, self._send_report)
+
+    def _send_report(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
         report, self._report = self._report, Report(snapshot=replace(self._report.snapshot, passes=()))
         report.cache_events = self._take_cache_events()
         started = self._step_started
         report.step_seconds = 0.0 if started is None else time.perf_counter() - started
-        return report
+        on_report, self._on_report, self._is_new = self._on_report, None, False
+        on_report(report)
 
     def _take_cache_events(self) -> list[tuple[bytes, bool]]:
         return self.engine.block_manager.take_cache_events() if self._prefix_caching else []
@@ -191,7 +194,13 @@ class Replica(EngineThread):
     def _deliver(self, outputs: list[OutputDelta], snapshot: Snapshot) -> None:
         self._report.outputs += outputs
         self._report.snapshot = replace(snapshot, passes=self._report.snapshot.passes + snapshot.passes)
-        self._is_new.set()
+        self._on_news()
 
     def _on_crash(self, error: BaseException) -> None:
-        os._exit(1)  # the process has no other purpose; its requests continue on another replica
+        self._report.error = f"{type(error).__name__}: {error}"  # the front end then ends this process
+        self._on_news()
+
+    def _on_news(self) -> None:
+        self._is_new = True
+        if self._on_report is not None:
+            self._send_report()

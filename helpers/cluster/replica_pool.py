@@ -1,8 +1,8 @@
 """The pool of replicas: it starts, follows, drains and replaces them, so that as many are ready as are wanted.
 
-Each replica has a task that reads its reports. A replica is lost if it ends, if it does not report for `timeout`
-seconds, or if one of its iterations takes longer than that. It is then killed. Which replica is started or drained next
-is decided by the rules in lifecycle.py, whenever the state of a replica changes.
+Each replica has a task that reads its reports. A replica is lost if it ends, if its engine stops, if it does not report
+for `timeout` seconds, or if one of its iterations takes longer than that. It is then killed. Which replica is started
+or drained next is decided by the rules in lifecycle.py, whenever the state of a replica changes.
 """
 
 import asyncio
@@ -177,14 +177,16 @@ class ReplicaPool:
                 if report.step_seconds > self._timeout:
                     raise ReplicaLost(f"an iteration has taken {report.step_seconds:.1f} s")
                 self._owner.on_report(member, report)
+                if report.error is not None:
+                    raise ReplicaLost(f"its engine has stopped: {report.error}")
                 if member.state == DRAINING:
                     is_late = asyncio.get_running_loop().time() >= member.drain_until
                     if is_late or not self._owner.load(member):
                         return False
         except TimeoutError:
-            logger.warning("Replica %s is lost: no report for %g s.", member.name, self._timeout)
+            logger.warning("Replica %s is lost: no report for %g s.", member.description, self._timeout)
         except ReplicaLost as error:
-            logger.warning("Replica %s is lost: %s.", member.name, error)
+            logger.warning("Replica %s is lost: %s.", member.description, error)
         return True
 
     async def _report_of(self, handle: ReplicaHandle) -> Report:
@@ -194,12 +196,10 @@ class ReplicaPool:
             ReplicaLost: it has ended.
             TimeoutError: it does not report in time.
         """
-        asked = asyncio.ensure_future(handle.report())
-        try:
-            for seconds in (self._timeout, GRACE):
-                done, _ = await asyncio.wait([asked], timeout=seconds)
-                if done:
-                    return asked.result()
-            raise TimeoutError
-        finally:
-            asked.cancel()
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(None) as limit:
+            timer = loop.call_later(self._timeout, lambda: limit.reschedule(loop.time() + GRACE))
+            try:
+                return await handle.report()
+            finally:
+                timer.cancel()

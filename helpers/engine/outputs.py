@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from ..metrics import RequestMetrics
 from .plan import Plan
@@ -127,6 +128,13 @@ class OutputDelta:
             new_logprobs=None if last.new_logprobs is None else [one for delta in deltas for one in delta.new_logprobs],
             prompt_logprobs=deltas[0].prompt_logprobs,
         )
+
+    def __reduce__(self):
+        """Pickle as a call with all fields, which takes less than half the time of a frozen dataclass with slots."""
+        return OutputDelta, _fields_of(self)
+
+
+_fields_of = attrgetter(*OutputDelta.__slots__)
 
 
 class OutputCollector:

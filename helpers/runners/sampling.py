@@ -78,8 +78,7 @@ class Sampler:
         prompt_tokens: how many tokens of the sequence are the prompt.
         rules: the token ids behind the parameters.
         grammar: where its text is in the grammar of a structured output; None if the text is free.
-        num_drawn: how many tokens another engine has drawn. With a seed, these draws are repeated in
-            the first iteration, and their results dropped. With 150,000 tokens in the vocabulary, a draw takes 4 ms.
+        num_drawn: how many tokens another engine has drawn. With a seed, the first draw follows these draws.
     """
 
     def __init__(
@@ -143,11 +142,34 @@ class Sampler:
 
     def _draw(self, probabilities: torch.Tensor, place: int) -> int:
         """Draw the token at a place in the sequence; drawing again at the same place gives the same number."""
-        for _ in range(self._to_skip):  # a draw moves the generator by as much whatever the probabilities are
-            torch.multinomial(probabilities, 1, generator=self.generator)
-        self._to_skip = 0
+        if self._to_skip:
+            skip_draws(self._to_skip, probabilities, self.generator)
+            self._to_skip = 0
         if place in self._states:
             self.generator.set_state(self._states[place])
         else:
             self._states[place] = self.generator.get_state()
         return int(torch.multinomial(probabilities, 1, generator=self.generator))
+
+
+def skip_draws(number: int, probabilities: torch.Tensor, generator: torch.Generator) -> None:
+    """Move a generator as far as draws would, at least one. Their probabilities do not matter, only how many they are.
+
+    In torch 2.13, a draw takes one 64-bit number per token of the vocabulary. The first draw shows whether that is so;
+    then the other draws need not be repeated. Taking the numbers alone is several times as fast.
+
+    Args:
+        number: how many draws.
+        probabilities: float [1, vocabulary].
+        generator: on the CPU.
+    """
+    other = torch.Generator()
+    other.set_state(generator.get_state())
+    torch.multinomial(probabilities, 1, generator=generator)
+    numbers = torch.empty(probabilities.shape, dtype=torch.int64).random_(generator=other)
+    is_same = torch.equal(generator.get_state(), other.get_state())
+    for _ in range(number - 1):
+        if is_same:
+            numbers.random_(generator=generator)
+        else:
+            torch.multinomial(probabilities, 1, generator=generator)

@@ -1,4 +1,4 @@
-"""Reports arrive completely, at the front end alone, and a connection that ends is a lost replica."""
+"""Calls and reports arrive completely and in order, and a connection that ends is a lost replica."""
 
 import asyncio
 import pickle
@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 
 from helpers import SamplingParams
-from helpers.cluster import report_stream
-from helpers.cluster.replica import ReplicaLost
-from helpers.cluster.report_stream import (
+from helpers.cluster import connection
+from helpers.cluster.connection import (
     FRONT_END,
     LENGTH,
     REPLICA,
     SIZE,
-    ReportAddress,
-    ReportReader,
+    ReplicaAddress,
+    ReplicaConnection,
     _authenticate,
-    send_reports,
+    serve_replica,
 )
+from helpers.cluster.replica import ReplicaLost
 from tests.gated_thread import in_loop, wait_until
 from tests.local_replicas import LocalReplica
 
@@ -27,11 +27,11 @@ LOCALHOST = "127.0.0.1"
 
 
 @asynccontextmanager
-async def sending():
-    """Run a replica that sends its reports."""
+async def serving():
+    """Run a replica that a front end can connect to."""
     one = LocalReplica("r0", shut=False)
     try:
-        one.address = await send_reports(one.replica.report, LOCALHOST)
+        one.address = await serve_replica(one.replica, LOCALHOST)
         yield one
     finally:
         one.kill()
@@ -40,63 +40,74 @@ async def sending():
 
 @in_loop
 async def test_every_token_arrives_once_and_in_order_and_heartbeats_follow():
-    async with sending() as replica:
-        reports, outputs = ReportReader(replica.address), []
-        replica.add("a", [0, 1], SamplingParams(30), 0, {0: []})
+    async with serving() as replica:
+        front_end, outputs = ReplicaConnection(replica.address), []
+        front_end.add("a", [0, 1], SamplingParams(30), 0, {0: []})  # waits for the connection
         while not outputs or outputs[-1].finish_reason is None:
-            outputs += (await reports.next()).outputs
+            outputs += (await front_end.report()).outputs
         assert [token_id for one in outputs for token_id in one.new_token_ids] == list(range(2, 32))
-        assert (await reports.next()).snapshot.num_running == 0
-        reports.close()
+        assert (await front_end.report()).snapshot.num_running == 0
+        front_end.close()
 
 
 @in_loop
-async def test_only_the_first_connection_that_knows_the_secret_gets_reports():
-    async with sending() as replica:
-        stranger = ReportReader(replace(replica.address, secret=bytes(32)))
+async def test_only_the_first_connection_that_knows_the_secret_is_served():
+    async with serving() as replica:
+        stranger = ReplicaConnection(replace(replica.address, secret=bytes(32)))
         with pytest.raises(ReplicaLost):
-            await stranger.next()
-        reports = ReportReader(replica.address)
-        assert (await reports.next()).outputs == []
+            await stranger.report()
+        front_end = ReplicaConnection(replica.address)
+        assert (await front_end.report()).outputs == []
         with pytest.raises(ReplicaLost):
-            await ReportReader(replica.address).next()
-        assert (await reports.next()).outputs == []
-        reports.close()
+            await ReplicaConnection(replica.address).report()
+        assert (await front_end.report()).outputs == []
+        front_end.close()
 
 
 @in_loop
-async def test_reports_merge_and_do_not_queue_while_the_front_end_reads_none():
-    async with sending() as replica:
-        reports = ReportReader(replica.address)
-        await reports.next()
+async def test_reports_merge_and_do_not_queue_while_the_front_end_asks_for_none():
+    async with serving() as replica:
+        front_end = ReplicaConnection(replica.address)
+        await front_end.report()
         delivered, deliver = [], replica.replica._deliver
         replica.replica._deliver = lambda outputs, snapshot: delivered.extend(outputs) or deliver(outputs, snapshot)
         replica.add("a", [0, 1], SamplingParams(30), 0, {0: []})
         await wait_until(lambda: delivered and delivered[-1].finish_reason)
-        read = []
-        while not read or read[-1][-1].finish_reason is None:
-            if outputs := (await reports.next()).outputs:
-                read.append(outputs)
-        assert len(read) <= 2  # the one on its way, and all others in one
-        reports.close()
+        assert len((await front_end.report()).outputs) == 30
+        front_end.close()
 
 
 @in_loop
-async def test_a_connection_that_proves_the_secret_after_another_one_gets_no_reports():
-    async with sending() as replica:
+async def test_calls_arrive_in_their_order():
+    async with serving() as replica:
+        front_end, outputs = ReplicaConnection(replica.address), {}
+        for name in ("before the connection", "over the connection"):
+            front_end.add(name, [0, 1], SamplingParams(30), 0, {0: []})
+            front_end.abort(name)
+            front_end.set_pace(0.002)
+            while name not in outputs:
+                outputs |= {one.request_id: one for one in (await front_end.report()).outputs}
+            assert outputs[name].finish_reason == "abort"
+        assert replica.replica.pace == 0.002
+        front_end.close()
+
+
+@in_loop
+async def test_a_connection_that_proves_the_secret_after_another_one_is_not_served():
+    async with serving() as replica:
         reader, writer = await asyncio.open_connection(replica.address.host, replica.address.port)
-        reports = ReportReader(replica.address)
-        await reports.next()
+        front_end = ReplicaConnection(replica.address)
+        await front_end.report()
         await _authenticate(reader, writer, replica.address.secret, FRONT_END, REPLICA)
         assert await reader.read() == b""
         writer.close()
-        reports.close()
+        front_end.close()
 
 
 @in_loop
 async def test_a_silent_connection_is_closed(monkeypatch):
-    monkeypatch.setattr(report_stream, "PROOF_SECONDS", 0.01)
-    async with sending() as replica:
+    monkeypatch.setattr(connection, "PROOF_SECONDS", 0.01)
+    async with serving() as replica:
         reader, writer = await asyncio.open_connection(replica.address.host, replica.address.port)
         await reader.read()  # until the other side closes the connection
         writer.close()
@@ -124,14 +135,14 @@ async def test_nothing_is_unpickled_from_a_process_without_the_secret(echoes):
 
     async with await asyncio.start_server(impersonate, LOCALHOST, 0) as server:
         with pytest.raises(ReplicaLost):
-            await ReportReader(ReportAddress(LOCALHOST, server.sockets[0].getsockname()[1])).next()
+            await ReplicaConnection(ReplicaAddress(LOCALHOST, server.sockets[0].getsockname()[1])).report()
     assert not Unpickled.seen
 
 
 def test_the_end_of_the_event_loop_ends_a_connection_without_an_error(caplog):
     async def connect():
         replica = LocalReplica("r0", shut=False)
-        await ReportReader(await send_reports(replica.replica.report, LOCALHOST)).next()
+        await ReplicaConnection(await serve_replica(replica.replica, LOCALHOST)).report()
         replica.kill()
         await replica.replica.stop()
 
@@ -148,6 +159,6 @@ async def test_a_connection_that_ends_is_a_lost_replica(sent):
         writer.close()
 
     async with await asyncio.start_server(end, LOCALHOST, 0) as server:
-        address = ReportAddress(LOCALHOST, server.sockets[0].getsockname()[1])
+        address = ReplicaAddress(LOCALHOST, server.sockets[0].getsockname()[1])
         with pytest.raises(ReplicaLost, match="its connection has ended"):
-            await ReportReader(address).next()
+            await ReplicaConnection(address).report()
