@@ -54,7 +54,8 @@ class LeastOutstandingTokens:
     """Sends a request to the replica with the fewest outstanding tokens; of equal replicas, to the first."""
 
     def choose(self, prompt_token_ids: Seq[int], replicas: Seq[Replica]) -> int:
-        return min(range(len(replicas)), key=lambda index: replicas[index].outstanding_tokens)
+        loads = [replica.outstanding_tokens for replica in replicas]
+        return loads.index(min(loads))
 
 
 class PowerOfTwoChoices:

@@ -36,7 +36,7 @@ from .simulate import simulate
 FREE_TOKENS = (0, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # those that a fit tries
 TOKENS = FEATURES.index("tokens")
 PEAK = 1.5  # times what the engine can serve: the highest rate of arrivals while it is measured
-ROUNDS = 20
+ROUNDS = 20  # of a fit, until it hardly changes
 _CHOICES = [list(one) for size in range(1, 7) for one in itertools.combinations(range(len(FEATURES)), size)]
 Counts = tuple[float, ...]  # of a plan, in the order of FEATURES
 Measured = list[tuple[Counts, float]]  # for each iteration, the counts of its plan and its seconds
@@ -141,11 +141,8 @@ def _draw_requests(draw: random.Random, count: int, longest_prompt: int, longest
 def fit(measured: Measured) -> CostModel:
     """Return the cost model with the smallest sum of relative errors, each taken without its sign.
 
-    Large errors count less than in a sum of squares, because an interruption by another program can make an iteration
-    many times as long. The optimum is found by squares whose weights are the inverse of the errors of the round before.
-
-    The optimum of squares with non-negative coefficients is the ordinary one over those features whose coefficients are
-    not 0. There are 6 features, hence 63 sets of them: all are tried, for each number of free tokens.
+    Where an error counts by its square, iterations that another program slowed down change the fit more. The optimum is
+    found by squares: each error's weight is the inverse of what it was in the round before.
     """
     counts = np.array([counts for counts, _ in measured], dtype=float)
     seconds = np.array([seconds for _, seconds in measured])
@@ -153,12 +150,16 @@ def fit(measured: Measured) -> CostModel:
     for _ in range(ROUNDS):
         cost = _least_squares(counts, seconds, weights)
         errors = np.array([cost.of(*one) for one in counts]) / seconds - 1
-        weights = 1 / np.maximum(np.abs(errors), 0.01)
+        weights = 1 / np.maximum(np.abs(errors), 0.01)  # without the limit, a single one could count alone
     return cost
 
 
 def _least_squares(counts: np.ndarray, seconds: np.ndarray, weights: np.ndarray) -> CostModel:
-    """Return the cost model with the smallest weighted sum of squared relative errors."""
+    """Return the cost model with the smallest weighted sum of squared relative errors.
+
+    The optimum with non-negative coefficients is the ordinary optimum over those features whose coefficients are not 0.
+    There are 6 features, hence 63 sets of them: all are tried, for each number of free tokens.
+    """
     best, least = {}, np.inf
     for free_tokens in FREE_TOKENS:
         paid = counts.copy()
@@ -207,6 +208,7 @@ def _kind(counts: Counts) -> Counts:
 
 
 def _by_kind(measured: Measured) -> dict[Counts, list[float]]:
+    """Return the seconds of the iterations of each kind."""
     kinds = {}
     for counts, seconds in measured:
         kinds.setdefault(_kind(counts), []).append(seconds)
@@ -236,6 +238,7 @@ def spread(one: LiveRun, other: LiveRun) -> Errors:
 
 
 def _errors(predicted: LiveRun, live: LiveRun) -> Errors:
+    """Return the errors of a prediction for the iterations of a live run; their seconds may be None where unknown."""
     ratios = [
         (counts, measured / seconds)
         for (counts, measured), (_, seconds) in zip(live.iterations, predicted.iterations, strict=True)
