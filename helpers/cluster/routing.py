@@ -54,8 +54,7 @@ class LeastOutstandingTokens:
     """Sends a request to the replica with the fewest outstanding tokens; of equal replicas, to the first."""
 
     def choose(self, prompt_token_ids: Seq[int], replicas: Seq[Replica]) -> int:
-        loads = [replica.outstanding_tokens for replica in replicas]
-        return loads.index(min(loads))
+        return min(range(len(replicas)), key=lambda index: replicas[index].outstanding_tokens)
 
 
 class PowerOfTwoChoices:
