@@ -139,18 +139,22 @@ def _draw_requests(draw: random.Random, count: int, longest_prompt: int, longest
 
 
 def fit(measured: Measured) -> CostModel:
-    """Return the cost model with the smallest sum of relative errors, each taken without its sign.
+    """Return the cost model whose relative errors have the smallest sum, each without its sign.
 
-    Where an error counts by its square, iterations that another program slowed down change the fit more. The optimum is
-    found by squares: each error's weight is the inverse of what it was in the round before.
+    So for iterations with equal counts, the prediction is their median: those that another program slowed down hardly
+    change it. That requires errors relative to the prediction. Relative to the measured seconds, a long iteration would
+    count less than a short one, and the predictions would be too fast.
+
+    The optimum is found by squares. Each has a weight: the inverse of the error in the round before.
     """
     counts = np.array([counts for counts, _ in measured], dtype=float)
     seconds = np.array([seconds for _, seconds in measured])
     weights = np.ones(len(seconds))
     for _ in range(ROUNDS):
         cost = _least_squares(counts, seconds, weights)
-        errors = np.array([cost.of(*one) for one in counts]) / seconds - 1
-        weights = 1 / np.maximum(np.abs(errors), 0.01)  # without the limit, a single one could count alone
+        predicted = np.array([cost.of(*one) for one in counts])
+        ratios = seconds / np.maximum(predicted, seconds / 10)  # a prediction may be 0
+        weights = ratios**2 / np.maximum(np.abs(ratios - 1), 0.01)  # without the 0.01, one iteration could count alone
     return cost
 
 
