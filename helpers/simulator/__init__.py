@@ -4,7 +4,6 @@ simulator.py    `Simulator`: an engine whose runner computes nothing
 simulate.py     `simulate`: requests with lengths become a trace
 cost_model.py   the seconds of an iteration, from six counts of its plan
 fit.py          finds the coefficients of this machine, and measures the errors of the predictions
-timing.py       times iterations whose plans are chosen
 stretch.py      many decode-only iterations, computed in one step
 replica.py      a replica for long runs, without outputs and without a trace
 replica_set.py  replicas behind a router, which start, fail and stop

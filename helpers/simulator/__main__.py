@@ -50,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     group = parser.add_argument_group("requests")
     group.add_argument("--rate", type=float, metavar="R", help="scale the gaps of arrivals to R requests per second")
-    group.add_argument("--requests", type=int, metavar="N", help="only N requests (--synthetic: 1000, --fit: 300)")
+    group.add_argument("--requests", type=int, metavar="N", help="only N requests (--synthetic: 1000, --fit: 3000)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of --synthetic and of random routers")
 
     group = parser.add_argument_group("--fit")
@@ -261,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.fit:
             from .fit import fit_machine  # only here: it needs a model, torch and numpy
 
-            fit_machine(args.fit, args.requests or 300, args.model, args.dtype, args.rows, args.tokens)
+            fit_machine(args.fit, args.requests or 3000, args.model, args.dtype, args.rows, args.tokens)
             return 0
         if args.picture:
             Path(args.picture).touch()  # fail now rather than after a long simulation

@@ -1,10 +1,14 @@
 """Fit a cost model to this machine, and measure how well it predicts requests that it has not seen.
 
-A few hundred iterations of a real engine are timed (`timing.py`). The coefficients are the non-negative ones with
-the smallest relative error. With a negative coefficient, more work could take less time.
+A real engine runs requests of all lengths in real time, first with many of them waiting, then at a rate that rises from
+almost nothing to more than the engine can serve (`measure`). So its iterations have few rows and many, short contexts
+and long ones, prompts and none. The coefficients are the non-negative ones with the smallest relative errors. With a
+negative coefficient, more work could take less time.
 
-This module and `timing.py` alone need a model, torch and numpy. The other modules of the simulator read the file that
-this one writes.
+Iterations are timed as they follow each other, because what the one before left in the processor's caches decides how
+long an iteration takes.
+
+This module alone needs a model, torch and numpy. The other modules of the simulator read the file that it writes.
 """
 
 import itertools
@@ -14,7 +18,6 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,19 +25,37 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..engine import EngineConfig, EngineCore
+from ..engine import EngineConfig, EngineCore, Plan, SamplingParams, Scheduler
 from ..hardware import cpuinfo
 from ..metrics import RequestMetrics, percentile
 from ..model_engine import Engine
 from ..models import context_length, load_model
-from .cost_model import FEATURES, CostModel
+from .cost_model import FEATURES, CostModel, features
 from .simulate import simulate
-from .timing import Counts, add, draw_situations, recording, time_rounds, timed_step
 
 FREE_TOKENS = (0, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # those that a fit tries
 TOKENS = FEATURES.index("tokens")
+PEAK = 1.5  # times what the engine can serve: the highest rate of arrivals while it is measured
+ROUNDS = 20  # of a fit, until it hardly changes
 _CHOICES = [list(one) for size in range(1, 7) for one in itertools.combinations(range(len(FEATURES)), size)]
+Counts = tuple[float, ...]  # of a plan, in the order of FEATURES
 Measured = list[tuple[Counts, float]]  # for each iteration, the counts of its plan and its seconds
+Requests = Seq[tuple[list[int], int]]  # prompts as token ids, and numbers of tokens to generate
+
+
+class _Recording(Scheduler):
+    """The engine's scheduler, which keeps its last plan."""
+
+    plan: Plan
+
+    def schedule(self) -> Plan:
+        self.plan = super().schedule()
+        return self.plan
+
+
+def recording(config: EngineConfig) -> EngineConfig:
+    """Return a configuration whose engine can be timed: it keeps its last plan, and no prompt finds cached blocks."""
+    return replace(config, scheduler_cls=_Recording, prefix_caching=False, speculative=None, trace_length=1)
 
 
 @dataclass(frozen=True)
@@ -42,7 +63,7 @@ class LiveRun:
     """What an engine did with requests that arrived in real time.
 
     Attributes:
-        iterations: the counts and the seconds of each.
+        iterations: the counts and the seconds of each, from the end of the one before, or from the end of a pause.
         makespan: the seconds until the last token.
         ttft: the time to first token of each request, in the order of the requests.
     """
@@ -52,74 +73,7 @@ class LiveRun:
     ttft: list[float]
 
 
-@dataclass(frozen=True)
-class Errors:
-    """Relative errors: of the time of an iteration (median and p90), of the makespan, and of the p99 TTFT."""
-
-    iteration: float
-    iteration_p90: float
-    makespan: float
-    ttft_p99: float
-
-    def __str__(self) -> str:
-        iteration = _percent((self.iteration, self.iteration_p90))
-        return f"{iteration} per iteration, {self.makespan:.1%} of the makespan, {self.ttft_p99:.1%} of the p99 TTFT"
-
-
-def _median_and_p90(ratios: Iterable[float]) -> tuple[float, float]:
-    """Return how far ratios are from 1: the median and the 90th percentile; zeros without any."""
-    errors = [abs(ratio - 1) for ratio in ratios] or [0.0]
-    return statistics.median(errors), percentile(errors, 90)
-
-
-def _percent(errors: tuple[float, float]) -> str:
-    return f"{errors[0]:.1%} in the median and {errors[1]:.1%} at p90"
-
-
-def measure(engine: EngineCore, context: int, iterations: int = 300, repeats: int = 3, seed: int = 0) -> Measured:
-    """Time iterations with batches of many sizes and requests of many lengths.
-
-    Args:
-        engine: made with a `recording` configuration, without requests.
-        context: the most tokens of a request.
-        iterations: about how many different iterations.
-        repeats: how often each is timed, after one run that warms up.
-        seed: of all choices.
-
-    Returns:
-        For each iteration, the counts of its plan and the median of its seconds.
-    """
-    config = engine.config
-    situations = list(draw_situations(iterations, config.max_batch_size, config.max_tokens_per_step, context, seed))
-    return [(counts, statistics.median(seconds)) for counts, seconds in time_rounds(engine, situations, repeats)]
-
-
-def fit(measured: Measured) -> CostModel:
-    """Return the cost model with the smallest sum of squared relative errors.
-
-    The optimum with non-negative coefficients is the ordinary optimum over those features whose coefficients are not 0.
-    There are 6 features, hence 63 sets of them: all are tried, for each number of free tokens.
-    """
-    counts = np.array([counts for counts, _ in measured], dtype=float)
-    seconds = np.array([[seconds] for _, seconds in measured])
-    best, least = None, np.inf
-    for free_tokens in FREE_TOKENS:
-        paid = counts.copy()
-        paid[:, TOKENS] = np.maximum(0, paid[:, TOKENS] - free_tokens)
-        relative = paid / seconds  # times the coefficients, this is 1 where the prediction is perfect
-        scale = relative.max(0) + 1e-30
-        for chosen in _CHOICES:
-            product = relative[:, chosen] / scale[chosen]
-            coefficients, *_ = np.linalg.lstsq(product, np.ones(len(product)))
-            error = float(((product @ coefficients - 1) ** 2).sum())
-            if (coefficients >= 0).all() and error < least:
-                names = (FEATURES[one] for one in chosen)
-                best = dict(zip(names, (coefficients / scale[chosen]).tolist(), strict=True), free_tokens=free_tokens)
-                least = error
-    return CostModel(**best)
-
-
-def run_live(engine: EngineCore, requests: Seq[tuple[list[int], int]], arrivals: Seq[float]) -> LiveRun:
+def run_live(engine: EngineCore, requests: Requests, arrivals: Seq[float]) -> LiveRun:
     """Run requests that arrive in real time, the first one at 0.
 
     Args:
@@ -129,58 +83,185 @@ def run_live(engine: EngineCore, requests: Seq[tuple[list[int], int]], arrivals:
     """
     iterations, firsts, places = [], {}, {}
     place, start = 0, time.perf_counter()
+    end = 0.0  # of the iteration or the pause before
     while place < len(requests) or engine.has_unfinished_requests():
         while place < len(requests) and arrivals[place] <= time.perf_counter() - start:
-            places[add(engine, *requests[place])] = place
+            prompt, output_tokens = requests[place]
+            places[engine.add_request(prompt, SamplingParams(output_tokens, ignore_eos=True))] = place
             place += 1
         if not engine.has_unfinished_requests():
             time.sleep(max(0.0, arrivals[place] - (time.perf_counter() - start)))
+            end = time.perf_counter() - start
             continue
-        counts, seconds, outputs = timed_step(engine)
-        now = time.perf_counter() - start
-        iterations.append((counts, seconds))
+        outputs = engine.step()
+        begin, end = end, time.perf_counter() - start
+        iterations.append((features(engine.scheduler.plan), end - begin))
         for output in outputs:
-            firsts.setdefault(places[output.request_id], now)
-    return LiveRun(iterations, now, [firsts[place] - arrival for place, arrival in enumerate(arrivals)])
+            firsts.setdefault(places[output.request_id], end)
+    return LiveRun(iterations, end, [firsts[place] - arrival for place, arrival in enumerate(arrivals)])
+
+
+def measure(engine: EngineCore, context: int, count: int = 100, seed: int = 0) -> Measured:
+    """Time the iterations of requests of all lengths, at all loads.
+
+    The requests run twice. First, all of them wait from the beginning, and those with similar prompts are neighbors: so
+    all rows have short contexts at first, and long ones at last. Then they arrive at random, at a rising rate.
+
+    Args:
+        engine: made with a `recording` configuration, without requests.
+        context: the most tokens of a request.
+        count: how many requests.
+        seed: of all choices.
+
+    Returns:
+        For each iteration, the counts of its plan and its seconds.
+    """
+    draw = random.Random(seed)
+    requests = _draw_requests(draw, count, longest_prompt=context * 3 // 4, longest_output=context // 5)
+    run_live(engine, requests[:10], [0.0] * 10)  # warms up
+    by_prompt = sorted(requests, key=lambda request: len(request[0]))
+    waiting = run_live(engine, by_prompt, [0.0] * count)
+    seconds = 2 / PEAK * waiting.makespan  # the rate rises from 0, so its mean is half of its peak
+    arrivals = sorted(seconds * math.sqrt(draw.random()) for _ in requests)
+    rising = run_live(engine, requests, [arrival - arrivals[0] for arrival in arrivals])
+    return [*waiting.iterations, *rising.iterations]
+
+
+def _draw_requests(draw: random.Random, count: int, longest_prompt: int, longest_output: int) -> Requests:
+    """Return requests with random tokens and with short lengths as well as long ones: the logarithms are uniform."""
+    return [
+        (
+            draw.choices(range(100, 400), k=round(longest_prompt ** draw.random())),
+            round(longest_output ** draw.random()),
+        )
+        for _ in range(count)
+    ]
+
+
+def fit(measured: Measured) -> CostModel:
+    """Return the cost model whose relative errors have the smallest sum, each without its sign.
+
+    So for iterations with equal counts, the prediction is their median: those that another program slowed down hardly
+    change it. That requires errors relative to the prediction. Relative to the measured seconds, a long iteration would
+    count less than a short one, and the predictions would be too fast.
+
+    The optimum is found by squares. Each has a weight: the inverse of the error in the round before.
+    """
+    counts = np.array([counts for counts, _ in measured], dtype=float)
+    seconds = np.array([seconds for _, seconds in measured])
+    weights = np.ones(len(seconds))
+    for _ in range(ROUNDS):
+        cost = _least_squares(counts, seconds, weights)
+        predicted = np.array([cost.of(*one) for one in counts])
+        ratios = seconds / np.maximum(predicted, seconds / 10)  # a prediction may be 0
+        weights = ratios**2 / np.maximum(np.abs(ratios - 1), 0.01)  # without the 0.01, one iteration could count alone
+    return cost
+
+
+def _least_squares(counts: np.ndarray, seconds: np.ndarray, weights: np.ndarray) -> CostModel:
+    """Return the cost model with the smallest weighted sum of squared relative errors.
+
+    The optimum with non-negative coefficients is the ordinary optimum over those features whose coefficients are not 0.
+    There are 6 features, hence 63 sets of them: all are tried, for each number of free tokens.
+    """
+    best, least = {}, np.inf
+    for free_tokens in FREE_TOKENS:
+        paid = counts.copy()
+        paid[:, TOKENS] = np.maximum(0, paid[:, TOKENS] - free_tokens)
+        relative = paid / seconds[:, None]  # times the coefficients, this is 1 where the prediction is perfect
+        scale = relative.max(0) + 1e-30
+        system = np.column_stack([relative / scale, np.ones(len(seconds))]) * np.sqrt(weights)[:, None]
+        system = np.linalg.qr(system, mode="r")  # 7 equations with the same optima
+        for chosen in _CHOICES:
+            coefficients, *_ = np.linalg.lstsq(system[:, chosen], system[:, -1])
+            error = float(((system[:, chosen] @ coefficients - system[:, -1]) ** 2).sum())
+            if (coefficients >= 0).all() and error < least:
+                names = (FEATURES[one] for one in chosen)
+                best = dict(zip(names, (coefficients / scale[chosen]).tolist(), strict=True), free_tokens=free_tokens)
+                least = error
+    return CostModel(**best)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far a prediction is from a live run, as relative errors.
+
+    Attributes:
+        iteration, iteration_p90: the median and the 90th percentile over all iterations.
+        kind: the median over kinds of iterations with like counts, of which each is predicted by its median.
+        makespan: of the seconds until the last token.
+        ttft_p99: of the 99th percentile of the TTFT.
+    """
+
+    iteration: float
+    iteration_p90: float
+    kind: float
+    makespan: float
+    ttft_p99: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.iteration:.1%} per iteration ({self.iteration_p90:.1%} at p90, {self.kind:.1%} per kind), "
+            f"{self.makespan:.1%} of the makespan, {self.ttft_p99:.1%} of the p99 TTFT"
+        )
+
+
+def _kind(counts: Counts) -> Counts:
+    """Return what iterations with like counts have in common: each count up to a factor of about 1.4."""
+    return tuple(round(2 * math.log2(1 + count)) for count in counts)
+
+
+def _by_kind(measured: Measured) -> dict[Counts, list[float]]:
+    """Return the seconds of the iterations of each kind."""
+    kinds = {}
+    for counts, seconds in measured:
+        kinds.setdefault(_kind(counts), []).append(seconds)
+    return kinds
 
 
 def prediction_errors(
-    cost: CostModel, live: LiveRun, config: EngineConfig, requests: Seq[tuple[list[int], int]], arrivals: Seq[float]
+    cost: CostModel, live: LiveRun, config: EngineConfig, requests: Requests, arrivals: Seq[float]
 ) -> Errors:
     """Return how far the simulation of a workload is from a live run of it."""
     trace = simulate(requests, replace(config, prefix_caching=False, scheduler_cls=None), arrivals, cost)
     times = trace.token_times
     ttft = [RequestMetrics(place, arrivals[place], times[place]).ttft for place in range(len(requests))]
-    return Errors(
-        *_median_and_p90(cost.of(*counts) / seconds for counts, seconds in live.iterations if counts[0]),
-        abs(trace.seconds / live.makespan - 1),
-        abs(percentile(ttft, 99) / percentile(live.ttft, 99) - 1),
-    )
+    return _errors(LiveRun([(counts, cost.of(*counts)) for counts, _ in live.iterations], trace.seconds, ttft), live)
 
 
 def spread(one: LiveRun, other: LiveRun) -> Errors:
-    """Return how far two live runs of a workload are from each other: no prediction can be expected to do better.
+    """Return how far a live run is from another one of the same workload: hardly any prediction can do better.
 
-    Their plans differ, because a request can arrive during a different iteration. So the medians of the iterations that
-    decode the same number of rows are compared.
+    Their plans differ, because a request can arrive during a different iteration. So an iteration is predicted by the
+    median of the other run's iterations with like counts, if there are any.
     """
-    decodes: list[dict[float, list[float]]] = [{}, {}]
-    for run, by_rows in zip((one, other), decodes, strict=True):
-        for counts, seconds in run.iterations:
-            if counts[5] == 0:  # no prefill
-                by_rows.setdefault(counts[3], []).append(seconds)
-    common = [rows for rows in decodes[0] if rows in decodes[1]]
-    medians = [[statistics.median(by_rows[rows]) for rows in common] for by_rows in decodes]
+    medians = {kind: statistics.median(seconds) for kind, seconds in _by_kind(other.iterations).items()}
+    return _errors(
+        replace(other, iterations=[(counts, medians.get(_kind(counts))) for counts, _ in one.iterations]), one
+    )
+
+
+def _errors(predicted: LiveRun, live: LiveRun) -> Errors:
+    """Return the errors of a prediction for the iterations of a live run; their seconds may be None where unknown."""
+    ratios = [
+        (counts, measured / seconds)
+        for (counts, measured), (_, seconds) in zip(live.iterations, predicted.iterations, strict=True)
+        if seconds is not None
+    ]
+    single = [abs(1 / ratio - 1) for _, ratio in ratios]
+    kinds = [abs(1 / statistics.median(like) - 1) for like in _by_kind(ratios).values()]
     return Errors(
-        *_median_and_p90(left / right for left, right in zip(*medians, strict=True)),
-        abs(one.makespan / other.makespan - 1),
-        abs(percentile(one.ttft, 99) / percentile(other.ttft, 99) - 1),
+        statistics.median(single),
+        percentile(single, 90),
+        statistics.median(kinds),
+        abs(predicted.makespan / live.makespan - 1),
+        abs(percentile(predicted.ttft, 99) / percentile(live.ttft, 99) - 1),
     )
 
 
 def held_out(
     cost: CostModel, config: EngineConfig, context: int, load: float, count: int, seconds: float = math.inf
-) -> tuple[list, list]:
+) -> tuple[Requests, list[float]]:
     """Return requests that the fit has not seen, and Poisson arrivals at a share of what a replica can serve.
 
     Args:
@@ -190,11 +271,11 @@ def held_out(
         count: the most requests.
         seconds: about how long the requests may take to arrive.
     """
-    draw = random.Random(f"held out {load}")
-    requests = []
-    for _ in range(count):
-        prompt = [draw.randint(100, 400) for _ in range(draw.randint(8, context * 2 // 5))]
-        requests.append((prompt, draw.randint(8, context // 5)))
+    draw, prompt, output = random.Random(f"held out {load}"), min(200, context * 2 // 5), min(100, context // 5)
+    requests = [
+        (draw.choices(range(100, 400), k=draw.randint(min(8, prompt), prompt)), draw.randint(min(8, output), output))
+        for _ in range(count)
+    ]
     capacity = count / simulate(requests, replace(config, prefix_caching=False), seconds=cost).seconds
     if seconds < math.inf:
         requests = requests[: max(10, int(load * capacity * seconds))]
@@ -204,7 +285,7 @@ def held_out(
 
 def fit_machine(
     path: str | Path,
-    count: int = 300,
+    count: int = 3000,
     name: str | None = None,
     dtype: str = "float32",
     rows: int = 16,
@@ -212,12 +293,13 @@ def fit_machine(
 ) -> CostModel:
     """Measure a model on this machine, print how far the predictions are off, and save the cost model.
 
-    The errors are those of iterations and of requests that the fit has not seen. Beside them stands how far two
-    measurements of the same are from each other.
+    The errors are those of requests that the fit has not seen, at 50% and 80% load. Beside them stands how far two live
+    runs of the same requests are from each other. The runs take turns with the two measurements of the fit, because a
+    machine can be slower for a while.
 
     Args:
         path: the file to write.
-        count: the most requests of a live run. A run takes about 30 s, and has fewer requests if they take longer.
+        count: the most requests of a live run. A run takes about a minute, and has fewer requests if they take longer.
         name: the model, as for `load_model`; the embedded one if omitted.
         dtype: the precision of the weights and of the computation.
         rows, tokens: the engine's rows, and its tokens per iteration.
@@ -231,26 +313,21 @@ def fit_machine(
     model, tokenizer = load_model(name, dtype=getattr(torch, dtype))
     context = min(context_length(model) or 2048, 2048)
     engine = Engine(model, tokenizer, recording(config))
-    situations = [
-        *draw_situations(300, rows, tokens, context, seed=0),
-        *draw_situations(100, rows, tokens, context, seed=1),  # which the fit does not see
-    ]
-    timed = time_rounds(engine, situations)
-    cost = fit([(counts, statistics.median(seconds)) for counts, seconds in timed[:300]])
-    unseen = timed[300:]
-    off = _median_and_p90(cost.of(*counts) / statistics.median(seconds) for counts, seconds in unseen)
-    apart = _median_and_p90(one / other for _, (one, other, *_) in unseen)
-    print(f"100 other iterations: the predictions are off by {_percent(off)};")
-    print(f"    two rounds differ by {_percent(apart)}.", flush=True)
-    errors = {"iterations": {"prediction": off, "two rounds": apart}}
-    for load in (0.5, 0.8):
-        requests, arrivals = held_out(cost, config, context, load, count, seconds=30)
-        runs = [run_live(engine, requests, arrivals) for _ in range(2)]
-        predicted = prediction_errors(cost, runs[0], config, requests, arrivals)
-        apart = spread(*runs)
+    measured, workloads, runs = [], {}, []
+    for turn in range(2):
+        measured += measure(engine, context, min(count, 200), seed=turn)
+        print(f"{len(measured)} iterations measured for the fit", flush=True)
+        if not workloads:
+            cost = fit(measured)
+            workloads = {load: held_out(cost, config, context, load, count, seconds=60) for load in (0.5, 0.8)}
+        runs.append({load: run_live(engine, *workload) for load, workload in workloads.items()})
+    cost, errors = fit(measured), {}
+    for load, (requests, arrivals) in workloads.items():
+        first, second = (run[load] for run in runs)
+        predicted, apart = prediction_errors(cost, first, config, requests, arrivals), spread(first, second)
         print(f"{len(requests)} other requests at {load:.0%} load: the prediction is off by {predicted};")
-        print(f"    two live runs differ by {apart}.", flush=True)
-        errors[f"{load:.0%} load"] = {"prediction": asdict(predicted), "two live runs": asdict(apart)}
+        print(f"    another live run is off by {apart}.")
+        errors[f"{load:.0%} load"] = {"prediction": asdict(predicted), "another live run": asdict(apart)}
     about = {
         "machine": f"{cpuinfo().get('model name', platform.processor() or platform.machine())}, {os.cpu_count()} cores",
         "model": f"{name or 'the embedded model'} in {dtype}",
