@@ -85,10 +85,11 @@ class EngineConfig:
         limits = ("max_output_tokens", "num_blocks", "trace_length")
         for name in counts + tuple(name for name in limits if getattr(self, name) is not None):
             AT_LEAST_ONE.check(name, getattr(self, name))
-        for name in ("mixed_batches", "chunked_prefill", "prefix_caching", "batch_invariant", "prepack", "kernels"):
-            optional, value = name in ("prepack", "kernels"), getattr(self, name)
-            if not isinstance(value, bool) and not (optional and value is None):
-                raise ValueError(f"{name} must be True{', False or None' if optional else ' or False'}, not {value!r}.")
+        for name in ("mixed_batches", "chunked_prefill", "prefix_caching", "batch_invariant"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, not {getattr(self, name)!r}.")
+        if self.kernels is not None and not isinstance(self.kernels, bool):
+            raise ValueError(f"kernels must be True, False or None, not {self.kernels!r}.")
         if self.max_tokens_per_step < self.max_batch_size:
             raise ValueError(
                 f"{self.max_batch_size} rows that all decode compute {self.max_batch_size} tokens per iteration, but "
