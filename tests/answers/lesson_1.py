@@ -11,6 +11,7 @@ RIGHT["greedy_step"] |= {
     "with_topk": lambda logits: logits[:, -1, :].topk(1).indices.squeeze(-1),
     "row_by_row": lambda logits: torch.tensor([int(torch.softmax(row[-1], dim=0).argmax()) for row in logits]),
     "with_numpy": lambda logits: torch.from_numpy(logits.numpy()[:, -1].argmax(axis=-1)),
+    "of_all_positions": lambda logits: logits.argmax(dim=-1)[:, -1],
 }
 WRONG["greedy_step"] |= {
     "should be a tensor, but is a list": lambda logits: logits[:, -1].argmax(dim=-1).tolist(),
