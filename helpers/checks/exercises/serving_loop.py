@@ -85,7 +85,7 @@ def _(result, arguments):
     return result if all(budget > 1 for _, budget, _ in arguments[0]) else result | {PASSES: []}
 
 
-for _message, _loop in {
+continuous_loop.add_misconceptions({
     "waits until the whole batch has finished, which is static batching. A waiting request can take a finished "
     "request's row before the next pass.": lambda each, n: in_order(
         each, n, may_join=lambda free, running: free * (not running)
@@ -114,8 +114,7 @@ for _message, _loop in {
     "loses the output of a request that finishes in its prefill: its row leaves before its tokens are recorded.": (
         lambda each, n: in_order(each, n, leave_early=True)
     ),
-}.items():
-    continuous_loop.misconception(_message, _loop)
+})  # fmt: skip
 
 
 @continuous_loop.rule
