@@ -51,10 +51,11 @@ def loop(
     positions=False,
     forgets=False,
     alone="",
+    grows=False,
 ):
     """Run the turns, with replaceable parts: what the first pass of a turn and what a later one computes, whether it
-    gets the cache, where a turn ends, whether each turn has a cache of its own, and whether the last token of a turn is
-    computed in a pass of its own, after the turn or before the next."""
+    gets the cache, where a turn ends, whether each turn has a cache of its own, whether the last token of a turn is
+    computed in a pass of its own, after the turn or before the next, and whether a pass repeats earlier tokens."""
     cache, text, token, outputs = kv_cache.new(), turns[0][:, :0], turns[0][:, :0], []
     for turn in turns:
         cache = kv_cache.new() if forgets else cache
@@ -73,7 +74,7 @@ def loop(
             if generated[-1] in until:
                 break
             text = torch.cat([text, token], dim=1)
-            input_ids = feed(token, text, turn)
+            input_ids = torch.cat([input_ids, token], dim=1) if grows else feed(token, text, turn)
         if alone == "after":
             model(input_ids=token, past_key_values=cache, use_cache=True)
             token = token[:, :0]
@@ -100,12 +101,15 @@ cached_loop.add_misconceptions({
     "and are in the cache twice. Only the newest token is missing from the cache.": {
         "feed": whole_text, "begin": whole_text
     },
+    "adds each new token to those that the previous pass computed: their keys are in the cache already, and are added "
+    "to it again.": {"grows": True},
     "gives every pass the prompt's last token. Each pass must compute the token that the previous pass generated.": {
         "feed": lambda token, text, turn: turn[:, -1:]
     },
     f"begins a turn with the user's tokens alone: {NEWEST}": {"begin": lambda token, text, turn: turn},
     "begins a turn with the whole conversation, although the cache already holds most of it: those tokens are in the "
     "cache twice.": {"begin": whole_text},
+    "begins every turn with an empty cache, which has none of the keys of the conversation so far.": {"forgets": True},
     "begins every turn with a new cache: the model has forgotten what was said before.": {
         "begin": lambda token, text, turn: turn, "forgets": True
     },

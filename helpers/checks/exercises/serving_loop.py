@@ -103,6 +103,10 @@ continuous_loop.add_misconceptions({
     "runs more than max_batch_size rows at once: the server has no memory for them.": lambda each, n: in_order(
         each, len(each)
     ),
+    "runs one row too many: the server has memory for max_batch_size rows.": lambda each, n: in_order(each, n + 1),
+    "counts only prefills as time. A decode step is a forward pass, too, and requests arrive while it runs.": {
+        "lasts": (1, 0)
+    },
     "leaves one row empty: max_batch_size requests can run at the same time.": lambda each, n: in_order(each, n - 1),
     "runs a separate prefill for every joining request: requests that join at the same time can share one.": (
         lambda each, n: in_order(each, n, together=False)
