@@ -115,11 +115,8 @@ def _(random):
     ]:
         is_drawn = len(limits) >= 10  # then names are in no order, and some requests were preempted
         named = list(zip(random.sample(letters, 24) if is_drawn else letters, limits, strict=False))
-        prompts = random.sample(range(3, 60), len(named))
-        queue = [
-            sequence_of(name, n, random.choice([0, limit - 1]) * is_drawn, max_tokens=limit)
-            for (name, limit), n in zip(named, prompts, strict=True)
-        ]
+        generated = (random.choice([0, limit - 1]) * is_drawn for limit in limits)
+        queue = [sequence_of(name, random.randint(3, 59), next(generated), max_tokens=limit) for name, limit in named]
         yield (queue,), f"max_tokens in order of arrival: {', '.join(f'{n} {m}' for n, m in named) or 'an empty queue'}"
 
 
@@ -150,8 +147,7 @@ longest_first.add_misconceptions([
     (THE_MEAN, lambda w: in_classes(w, lambda limits: mean([*limits] or [0]), lambda n, m: n > m)),
     (THE_MEAN, lambda w: in_classes(w, lambda limits: 4 / 3 * mean([*limits] or [0]))),
     ("subtracts the tokens that a request has generated: the classes are ranges of `max_tokens`.",
-     lambda w: sorted(w, key=lambda one: -thirds(one.max_tokens - one.generated, max(
-         each.max_tokens - each.generated for each in w)))),
+    lambda w: sorted(w, key=lambda s: -thirds(s.max_tokens - s.generated, max(t.max_tokens - t.generated for t in w)))),
     ("makes classes with equal numbers of requests. A class is a range of limits: it may be empty or hold nearly "
      "all.",
      lambda w: in_classes(w, sorted, lambda n, m: 3 * m.index(n) // len(m))),
@@ -311,6 +307,10 @@ def longest_waits(arrivals, token_times, first=lambda a, times: times[0] - a, ga
     return float(worst[0]([first(*request) for request in requests])), float(worst[1](pooled or [0]))
 
 
+def own(times):
+    return float(max(all_gaps(0, times), default=0))
+
+
 worst_waits.reference(longest_waits)
 worst_waits.add_misconceptions([
     ("measures TTFT from time 0. A user waits from the arrival of the request.", {"first": lambda a, times: times[0]}),
@@ -338,14 +338,6 @@ worst_waits.add_misconceptions([
      {"gaps": lambda a, times: all_gaps(a, times)[-1:]}),
     ("counts the steps without a token: a gap is the time from one token to the next.",
      {"gaps": lambda a, times: [gap - 1 for gap in all_gaps(a, times)]}),
-])  # fmt: skip
-
-
-def own(times):
-    return float(max(all_gaps(0, times), default=0))
-
-
-worst_waits.add_misconceptions([
     ("returns the gap first: the task asks for TTFT, then for the gap.", lambda a, t: longest_waits(a, t)[::-1]),
     ("matches arrivals and token times by their order in the dicts. Requests are identified by their ids.",
      lambda a, t: longest_waits(dict(zip(t, a.values(), strict=True)), t)),
