@@ -14,6 +14,7 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+from answers import RIGHT
 from grading import encoding, examiners, feedback, sandbox, worker_process
 from grading.encoding import decode, encode
 from grading.examination import Task, Work, memo_task
@@ -22,8 +23,11 @@ from grading.worker_process import Limits, WorkerProcess
 from handing_in import MEMO, ONE, TWO, answers_of, hand_in, notebook
 
 from helpers import kv_cache
-from helpers.checks.calling import Failure, Outcome
+from helpers.checks.calling import Failure, Outcome, answer
 from helpers.checks.comparing import Grids, difference
+from helpers.checks.examining import examine
+from helpers.checks.exercise import Exercise
+from helpers.checks.exercises import EXERCISES
 from helpers.engine import Sequence
 
 # --- which cells count ------------------------------------------------------------------------------------------------
@@ -116,11 +120,19 @@ def cache_of(*layers):
     return cache
 
 
+@pytest.mark.parametrize("task", [name for name, one in EXERCISES.items() if isinstance(one, Exercise)])
+def test_a_right_answer_passes_when_its_results_are_sent(task):
+    for function in RIGHT[task].values():
+        verdict = examine(EXERCISES[task], lambda question, each=function: decode(encode(answer(question, each))))
+        assert verdict.passed, f"{function.__name__} {verdict.message}"
+
+
 @pytest.mark.parametrize(
     "value",
     [
         *(None, True, 7, -1.5, float("inf"), "é\udc80", b"\0\xff", [], (1, [2, (3,)]), {"a": {1: "b"}}, {1, 2}),
         *(torch.arange(6).reshape(2, 3), torch.zeros(0, 4), torch.tensor(2.5), torch.tensor([[True], [False]])),
+        *(torch.arange(6).reshape(1, 6)[:, 5], torch.eye(3).T),  # a column of a single row keeps the stride of its row
         *(cache_of(torch.rand(1, 2, 3, 4), torch.rand(1, 2, 3, 4)), cache_of()),
         *(Outcome(3, ("a",)), Sequence("a", [1, 2], 3)),
     ],

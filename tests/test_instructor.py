@@ -77,3 +77,10 @@ def test_its_commands_and_links_exist():
     assert set(re.findall(r"`make ([a-z-]+)", PAGE)) <= targets
     for link in re.findall(r"\]\(([^)]+)\)", PAGE):
         assert (ROOT / link).exists(), link
+
+
+def test_the_folders_that_it_leaves_out_when_it_hands_out_the_course_hold_all_solutions():
+    left_out = {"notebooks/exercises/source", "tests/answers"}
+    assert all(f"`{name}`" in PAGE and (ROOT / name).is_dir() for name in left_out)
+    notebooks = [path for path in (ROOT / "notebooks").rglob("*.ipynb") if "### BEGIN SOLUTION" in path.read_text()]
+    assert {path.relative_to(ROOT).parents[1].as_posix() for path in notebooks} == {"notebooks/exercises/source"}

@@ -60,7 +60,7 @@ def check(task: str, attempt: Callable, show: bool = True) -> bool:
     from .exercises import EXERCISES  # a grader's sandbox has this package without the exercises
 
     if task not in EXERCISES:
-        raise ValueError(f"There is no exercise {task!r}. There are: {', '.join(EXERCISES)}.")
+        raise ValueError(f"There is no exercise {task!r}. There are: {', '.join(sorted(EXERCISES, key=str.lower))}.")
     verdict = examine(EXERCISES[task], lambda question: answer(question, attempt))
     print(f"{task}: {verdict.message}")
     if show and verdict.grids:

@@ -1,6 +1,7 @@
 """The books of a paged KV cache, free blocks and block tables: observe a function that changes them, and audit them."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from numbers import Integral
 
 Tables = dict[str, list[int]]
@@ -9,7 +10,7 @@ Tables = dict[str, list[int]]
 def books_after(function: Callable, free: list[int], tables: Tables, request: str, *arguments) -> dict:
     """Return the block tables and the free blocks as a function left them, and its result."""
     free, tables = list(free), {name: list(table) for name, table in tables.items()}
-    result = function(free, tables, request, *arguments)
+    result = function(free, tables, request, *deepcopy(arguments))  # a table may be the list of its shared blocks
     return {"tables": tables, "free": free, "result": result}
 
 

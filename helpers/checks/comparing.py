@@ -88,6 +88,8 @@ def difference(got, right, names: tuple[str, ...] = (), *, name: str = "", stric
         strict: whether the types of numbers, tensors and sequences matter, too.
     """
     found = _Comparison(names, strict).compare(got, right, name or "the result", ())
+    if found and found.path and isinstance(found.path[0], int):  # a part is None: there is a `return`
+        found = replace(found, message=found.message.replace(NO_RETURN, ""))
     return found and replace(found, is_of_kind=not found.path and _is_of_another_kind(got, right))
 
 

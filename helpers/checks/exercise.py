@@ -19,9 +19,9 @@ The claim: a right answer passes however it is written. A wrong answer gets the 
 that explains all its results; otherwise, the message describes the first difference.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import Random
 
 from .calling import Outcome, Question, answer, call
@@ -95,6 +95,17 @@ class Exercise:
 
         return note if function is None else note(function)
 
+    def add_misconceptions(self, wrong: Mapping | Iterable[tuple], part: str = "") -> None:
+        """Take several misconceptions.
+
+        Args:
+            wrong: from messages to functions, or to dicts with parts of the reference, as its keyword arguments.
+            part: the one part of the reference that every function replaces.
+        """
+        for message, given in wrong.items() if isinstance(wrong, Mapping) else wrong:
+            parts = {part: given} if part else given
+            self.misconception(message, partial(self.solution, **parts) if isinstance(parts, Mapping) else parts)
+
     def rule(self, function: Callable) -> Callable:
         """Take an invariant, for results that cannot be compared by value.
 
@@ -102,6 +113,18 @@ class Exercise:
         """
         self.rules.append(function)
         return function
+
+    def requires_new(self, what: str) -> None:
+        """Report a result that is the first argument itself, or contains it: a list, for example."""
+
+        def is_new(arguments, outcome, right):
+            result = outcome.result
+            if not any(each is outcome.arguments[0] for each in (result, *result)):
+                return None
+            later = "otherwise, a later change to one changes the other"
+            return f"returns the {what} that it was given. Return a new one: {later}"
+
+        self.rule(is_new)
 
     def ignoring(self, function: Callable) -> Callable:
         """Take a function of (result, arguments) that blanks out what makes no difference, such as the keys of pads."""

@@ -46,10 +46,6 @@ class Reader:
             ).logits[0]
         return {request: logits[end - 1] for request, _, end in self._parts}
 
-    def forget(self, request: Hashable) -> None:
-        """Drop the keys and values of a finished request."""
-        self._kept = {place: pair for place, pair in self._kept.items() if place[0] != request}
-
     def _attend(self, module, query, key, value, attention_mask, scaling=None, **_):
         keys, values = [], []
         for request, start, end in self._parts:

@@ -23,7 +23,7 @@ STREAMS = [
     ("an empty line cut in two", [ONE[:-1], b"\n" + TWO, DONE]),
     ("a comment between events", [ONE, b": still here\n\n", TWO, DONE]),
     ("a comment in an event", [b": look\n" + ONE, DONE]),
-    ("lines of an event that are not data", [b'event: chunk\nid: 7\ndata: {"n": 1}\nretry: 9\n\nid: 8\n\n', DONE]),
+    ("lines of an event that are not data", [b'event: chunk\ndataset: 7\ndata: {"n": 1}\nretry: 9\n\nid: 8\n\n', DONE]),
     ("no space after `data:`", [b'data:{"n": 1}\n\n', b"data:[DONE]\n\n"]),
     ("an event of two `data:` lines", [b'data: {"n":\ndata: 1}\n\n', DONE]),
     ("an event of two `data:` lines, cut between them", [b'data: {"n": [1,\n', b"data: 2]}\n\n", DONE]),

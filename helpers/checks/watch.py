@@ -98,8 +98,9 @@ def model_named(name: str):
 def loop_on_model(function: Callable, name: str, turns: list[torch.Tensor], max_tokens: int) -> dict:
     """Run a conversation on a model; return its tokens, and [cached columns, tokens computed] of each forward pass."""
     model = model_named(name)
+    turns[:] = [turn.to(model.device) for turn in turns]  # the same list, which the function must not change
     with quiet(), watched(model) as passes:
-        token_ids = function(model, [turn.to(model.device) for turn in turns], max_tokens)
+        token_ids = function(model, turns, max_tokens)
     return {"token ids": token_ids, "forward passes": [[one.cached, one.tokens] for one in passes]}
 
 

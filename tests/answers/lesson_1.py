@@ -11,6 +11,7 @@ RIGHT["greedy_step"] |= {
     "with_topk": lambda logits: logits[:, -1, :].topk(1).indices.squeeze(-1),
     "row_by_row": lambda logits: torch.tensor([int(torch.softmax(row[-1], dim=0).argmax()) for row in logits]),
     "with_numpy": lambda logits: torch.from_numpy(logits.numpy()[:, -1].argmax(axis=-1)),
+    "of_all_positions": lambda logits: logits.argmax(dim=-1)[:, -1],
 }
 WRONG["greedy_step"] |= {
     "should be a tensor, but is a list": lambda logits: logits[:, -1].argmax(dim=-1).tolist(),
@@ -105,6 +106,7 @@ def two_tokens_per_pass(model, turns, max_tokens):
 
 WRONG["cached_loop"] |= {
     "should be an int, but is a tensor of int64": lambda *case: list(map(list, torch.tensor(loop(*case)))),
+    "changed its argument: `turns`": lambda model, turns, n: loop(model, [turns.pop(0) for _ in list(turns)], n),
     "never calls the model": lambda model, turns, max_tokens: [[0] * max_tokens for _ in turns],
     "gives a decode pass more than the newest token": two_tokens_per_pass,
     "stopped with": lambda *case: loop(*case, feed=lambda token, text, turn: token[0]),

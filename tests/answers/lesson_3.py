@@ -46,6 +46,13 @@ ALMOST["init_batch"] |= {
     "uses one list for every row": lambda batch, requests, *_: (
         batch if any(batch["token_ids"]) else batch | {"token_ids": [[]] * len(requests)}
     ),
+    "puts the requests' own lists": lambda batch, requests, *_: batch | {"token_ids": [each[1] for each in requests]},
+    "`token_ids` should be [[], [], []], but is [(), (), ()]": lambda batch, *_: (
+        batch | {"token_ids": list(map(tuple, batch["token_ids"]))}
+    ),
+    "`request_ids` should be a list, but is a tensor": lambda batch, *_: (
+        batch | {"request_ids": torch.tensor(batch["request_ids"])}
+    ),
     "`input_ids` has shape [3, 6], but should have [3, 5]": lambda batch, *_: (
         batch | {key: pad(batch[key], (1, 0)) for key in ("input_ids", "position_ids", "attention_mask")}
     ),
@@ -113,7 +120,7 @@ ALMOST["generate_next_token"] |= {
 WRONG["generate_next_token"] |= {
     "calls the model 3 times for one step": row_by_row,
     "calls the model without the cache": without_the_cache,
-    "should be": lambda batch, model, tokenizer: one_pass(batch, model, load_model()[1]),  # and so its EOS
+    "has its own": lambda batch, model, tokenizer: one_pass(batch, model, load_model()[1]),  # and so its EOS
 }
 
 
@@ -232,6 +239,9 @@ def column_by_column(batch):
 
 ALMOST["filter_rows"] |= {
     "changed its argument: `batch['request_ids']`": lambda result, batch: batch["request_ids"].clear() or result,
+    "`request_ids` should be [], but is ['a', 'b']": lambda result, batch: (
+        result if result[0]["request_ids"] else ({**batch}, result[1])
+    ),
     "returns the batch that it was given": lambda result, batch: result if result[1] else (batch, []),
 }
 

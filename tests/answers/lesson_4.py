@@ -48,9 +48,13 @@ WRONG["longest_first"] |= {
         queue, class_of=lambda limit, largest: (4 * limit > largest) + (4 * limit > 3 * largest)
     ),
     "max() arg is an empty sequence (given": lambda queue: in_classes(queue, max),
+    "changes the order of arrival within a class: ": lambda queue: in_classes(
+        sorted(queue, key=lambda one: one.request_id)
+    ),
     "'<' not supported": lambda queue: [one for _, one in sorted((-one.max_tokens // 31, one) for one in queue)],
 }
 ALMOST["longest_first"] |= {
+    "returns the list that it was given": lambda right, queue: queue if right == queue else right,
     "returns a 0 times": lambda right, queue: [one for one in right if one.max_tokens > 15],
     "should be a sequence, but is a str": lambda right, queue: [one.request_id for one in right],
     "changed its argument: `waiting`, place 0": lambda right, queue: queue.sort(key=right.index) or queue,
@@ -142,6 +146,9 @@ WRONG["plan_chunks"] |= {
     "exceeds the budget: at the turn of p, only 8": lambda r, w, rows, tokens: planned(r, w, rows, tokens + 1),
     "leaves out d. Decodes come first": broken(order=lambda d, b, n: b + n + d),
     "lets a later request overtake v. If": broken(order=lambda d, b, n: d + b + n[::-1]),
+    "for as long as short ones keep arriving": broken(
+        order=lambda d, b, n: d + b + sorted(n, key=lambda one: one.request_id)
+    ),
     "lets a later request overtake p. Its prompt": broken(order=lambda d, b, n: d + n),
     "lets a later request overtake p": broken(order=lambda d, b, n: d + b[::-1] + n),
     "although q could compute 2 tokens": broken(order=lambda d, b, n: d + b[:1] + (n if len(b) < 2 else [])),
@@ -176,6 +183,6 @@ ALMOST["worst_waits"] |= {
     "max() arg is an empty sequence": lambda result, arrivals, token_times: (
         (result[0], max(later - time for times in token_times.values() for time, later in pairwise(times)))
     ),
-    "two tokens should be a number, but is None": lambda result, *_: (result[0], result[1] or None),
+    "two tokens should be a number, but is None (given": lambda result, *_: (result[0], result[1] or None),
     "changed its argument: `token_times`": lambda result, arrivals, token_times: token_times.clear() or result,
 }

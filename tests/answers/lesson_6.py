@@ -10,6 +10,7 @@ import numpy as np
 from answers import ALMOST, RIGHT, WRONG, right
 from helpers.checks.exercises.lesson_6 import unless_used
 from helpers.checks.exercises.shared_prefixes import chain
+from helpers.engine.block_hashes import hash_blocks
 
 RIGHT["unused_room"] |= {
     "with_ceil": lambda lengths, size: sum(math.ceil(length / size) for length in lengths) * size - sum(lengths),
@@ -72,6 +73,22 @@ def with_slices(free, tables, request, tokens, block_size, shared):
         tables.setdefault(request, list(shared)).extend(new)
         free[:] = [block for block in others if block not in new]
         return new
+
+
+@right("allocate")
+def onto_the_list_of_shared_blocks(free, tables, request, tokens, block_size, shared):
+    """As the hint says: the table of a new request may be that very list."""
+    table, new = tables.get(request, shared), []
+    missing = math.ceil(tokens / block_size) - len(table)
+    if missing > len(set(free) - set(shared)):
+        return None
+    for block in set(free) & set(shared):
+        free.remove(block)
+    for _ in range(missing):
+        new.append(free.pop())
+        table.append(new[-1])
+    tables[request] = table
+    return new
 
 
 def half_an_allocation(free, tables, request, tokens, block_size, shared, refusal=None):
@@ -178,6 +195,7 @@ WRONG["prefix_hashes"] |= {
         ids, size, salt, lambda name, *_: (name, *ids[: len(ids) // size * size])
     ),
     "returns a list as a name": lambda *case: list(map(list, everything_before_as_the_name(*case))),
+    "calls the course's own `hash_blocks`": lambda ids, size, salt: list(hash_blocks(ids, size, salt.encode())),
     "but returned a set": lambda *case: set(with_sha256(*case)),
     "returns 0 names for [7, 71], which fills 1 blocks of 2": lambda ids, size, salt: with_sha256(ids, 4, salt),
 }

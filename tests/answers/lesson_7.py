@@ -5,7 +5,7 @@ import json
 from itertools import chain, count, pairwise
 
 from answers import RIGHT, WRONG, right
-from helpers.checks.exercises.lesson_7 import by_empty_lines
+from helpers.checks.exercises.lesson_7 import by_empty_lines, data_of
 
 
 @right("read_events")
@@ -45,6 +45,9 @@ WRONG["read_events"] |= {
     ),
     "`events` should be [True, None, 0": lambda pieces: (one for one in by_empty_lines(pieces) if one is not None),
     "but is [{}, {}": lambda pieces: ({} for _ in count()),
+    "(given: lines of an event that are not data": lambda pieces: by_empty_lines(
+        pieces, lambda event: data_of(event, "data").lstrip(": ")
+    ),
     "reads the whole stream before": lambda pieces: by_empty_lines([b"".join(pieces)]),
     "returns a list. A client": lambda pieces: list(by_empty_lines(pieces)),
     "holds {'n': 1} back": lambda pieces: (event for event, _ in pairwise(chain(by_empty_lines(pieces), [None]))),

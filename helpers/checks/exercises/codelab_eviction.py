@@ -5,70 +5,52 @@ A grade runs traces of the same kind with other texts, lengths and orders.
 
 from collections.abc import Callable
 
-from ..eviction import SIGNATURE, baselines, computed_tokens, distance_closed, standing
+from ..eviction import SIGNATURE, baselines, computed_tokens, standing
 from ..exercise import JudgedExercise, Passed
 
 LEAST_CLOSED = 1 / 3  # of the distance from LRU to the bound, on "assistants"
 MOST_ABOVE_LRU = 1.08  # on "chats"
 
 
-def _judge(trace: str, failing: Callable[[int, int], str | None]) -> Callable:
+def _exercise(name: str, trace: str, idea: str, most: Callable[[dict], float], wrong: str) -> JudgedExercise:
+    """Return a task that allows as many prompt tokens as a function of the baselines says."""
+
     def judge(evict: Callable, seed: int) -> str | Passed:
         tokens = computed_tokens(evict, trace, seed)
-        wrong, stands = failing(tokens, seed), standing(tokens, trace, seed)
-        return f"{wrong}. Your function: {stands}." if wrong else Passed(f"Your function: {stands}.")
+        stands = f"Your function: {standing(tokens, trace, seed)}."
+        return f"{wrong}. {stands}" if tokens > most(baselines(trace, seed)) else Passed(stands)
 
-    return judge
-
-
-def _at_least_fifo(tokens: int, seed: int) -> str | None:
-    """Compare with FIFO."""
-    return (
-        "computes no fewer prompt tokens than FIFO, which evicts the block that was computed first. Such a block may "
-        "be needed by every second request"
-        if tokens >= baselines("assistants", seed)["FIFO"]
-        else None
-    )
+    return JudgedExercise(SIGNATURE, idea, judge, name)
 
 
-def _at_least_lru(tokens: int, seed: int) -> str | None:
-    """Compare with LRU."""
-    return (
-        "computes no fewer prompt tokens than LRU. Look at what LRU keeps: which of these blocks will no request need "
-        "again, however recent they are"
-        if tokens >= baselines("assistants", seed)["LRU"]
-        else None
-    )
-
-
-def _far_from_the_bound(tokens: int, seed: int) -> str | None:
-    """Compare with the distance from LRU to Belady's bound."""
-    closed = distance_closed(tokens, "assistants", seed)
-    return "closes less than a third of the distance from LRU to the bound" if closed < LEAST_CLOSED else None
-
-
-def _costs_the_chats(tokens: int, seed: int) -> str | None:
-    """Compare with LRU where the newest blocks are those that the next request needs."""
-    limit = MOST_ABOVE_LRU * baselines("chats", seed)["LRU"]
-    return (
-        f"computes more than {MOST_ABOVE_LRU - 1:.0%} above LRU on the chats. Their newest blocks have been used once, "
-        "and the next turn needs them"
-        if tokens > limit
-        else None
-    )
-
-
-evict, evict_lru, evict_bound, evict_chats = (
-    JudgedExercise(SIGNATURE, idea, _judge(trace, failing), name)
-    for name, trace, failing, idea in [
-        (
-            "evict",
-            "assistants",
-            _at_least_fifo,
-            "every choice is possible, and popular blocks stay longer than with FIFO",
-        ),
-        ("evict_lru", "assistants", _at_least_lru, "what will be used again tells more than what was used last"),
-        ("evict_bound", "assistants", _far_from_the_bound, "one-off questions no longer evict the system prompts"),
-        ("evict_chats", "chats", _costs_the_chats, "the conversations keep the blocks of their last turns"),
-    ]
+evict = _exercise(
+    "evict",
+    "assistants",
+    "every choice is possible, and popular blocks stay longer than with FIFO",
+    lambda known: known["FIFO"] - 1,
+    "computes no fewer prompt tokens than FIFO, which evicts the block that was computed first. Such a block may be "
+    "needed by every second request",
+)
+evict_lru = _exercise(
+    "evict_lru",
+    "assistants",
+    "what will be used again tells more than what was used last",
+    lambda known: known["LRU"] - 1,
+    "computes no fewer prompt tokens than LRU. Look at what LRU keeps: which of these blocks will no request need "
+    "again, however recent they are",
+)
+evict_bound = _exercise(
+    "evict_bound",
+    "assistants",
+    "one-off questions no longer evict the system prompts",
+    lambda known: known["LRU"] - LEAST_CLOSED * (known["LRU"] - known["Belady's bound"]),
+    "closes less than a third of the distance from LRU to the bound",
+)
+evict_chats = _exercise(
+    "evict_chats",
+    "chats",
+    "the conversations keep the blocks of their last turns",
+    lambda known: MOST_ABOVE_LRU * known["LRU"],
+    f"computes more than {MOST_ABOVE_LRU - 1:.0%} above LRU on the chats. Their newest blocks have been used once, and "
+    "the next turn needs them",
 )

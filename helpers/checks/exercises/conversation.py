@@ -39,6 +39,7 @@ def _(random):
         yield (name, [torch.tensor([turn]) for turn in turns], max_tokens), given
 
 
+@cached_loop.reference
 def loop(
     model,
     turns,
@@ -49,13 +50,19 @@ def loop(
     until=(),
     positions=False,
     forgets=False,
+    alone="",
+    grows=False,
 ):
     """Run the turns, with replaceable parts: what the first pass of a turn and what a later one computes, whether it
-    gets the cache, where a turn ends, whether each turn has a cache of its own."""
+    gets the cache, where a turn ends, whether each turn has a cache of its own, whether the last token of a turn is
+    computed in a pass of its own, after the turn or before the next, and whether a pass repeats earlier tokens."""
     cache, text, token, outputs = kv_cache.new(), turns[0][:, :0], turns[0][:, :0], []
     for turn in turns:
         cache = kv_cache.new() if forgets else cache
         text = torch.cat([text, turn], dim=1)
+        if alone == "before" and outputs:
+            model(input_ids=token, past_key_values=cache, use_cache=True)
+            token = token[:, :0]
         input_ids, generated = begin(token, text, turn), []
         for _ in range(passes):
             given = {"past_key_values": cache if cached else kv_cache.new(), "use_cache": True}
@@ -67,14 +74,12 @@ def loop(
             if generated[-1] in until:
                 break
             text = torch.cat([text, token], dim=1)
-            input_ids = feed(token, text, turn)
+            input_ids = torch.cat([input_ids, token], dim=1) if grows else feed(token, text, turn)
+        if alone == "after":
+            model(input_ids=token, past_key_values=cache, use_cache=True)
+            token = token[:, :0]
         outputs.append(generated)
     return outputs
-
-
-@cached_loop.reference
-def one_token_per_pass(model, turns, max_tokens):
-    return loop(model, turns, max_tokens)
 
 
 def whole_text(token, text, turn):
@@ -87,30 +92,32 @@ def each_turn(change):
 
 
 NEWEST = "the last token of the previous output was generated, but is not in the cache yet."
-for _message, _wrong in {
+cached_loop.add_misconceptions({
     "recomputes the whole text in every pass. The cache holds the keys and values of the earlier tokens: after the "
-    "prefill, each pass needs to compute only one "
-    "token.": lambda *case: loop(*case, feed=whole_text, begin=whole_text, cached=False),
+    "prefill, each pass needs to compute only one token.": {"feed": whole_text, "begin": whole_text, "cached": False},
     "gives the model one token and no cache, so it sees a text of a single token. It also needs the keys and "
-    "values of the earlier tokens.": lambda *case: loop(*case, cached=False),
+    "values of the earlier tokens.": {"cached": False},
     "gives the model the whole text although the cache already holds most of it: those tokens are computed again, "
-    "and are in the cache twice. Only the newest token is missing from the "
-    "cache.": lambda *case: loop(*case, feed=whole_text, begin=whole_text),
-    "gives every pass the prompt's last token. Each pass must compute the token that the previous pass "
-    "generated.": lambda *case: loop(*case, feed=lambda token, text, turn: turn[:, -1:]),
-    f"begins a turn with the user's tokens alone: {NEWEST}": lambda *case: loop(
-        *case, begin=lambda token, text, turn: turn
-    ),
+    "and are in the cache twice. Only the newest token is missing from the cache.": {
+        "feed": whole_text, "begin": whole_text
+    },
+    "adds each new token to those that the previous pass computed: their keys are in the cache already, and are added "
+    "to it again.": {"grows": True},
+    "gives every pass the prompt's last token. Each pass must compute the token that the previous pass generated.": {
+        "feed": lambda token, text, turn: turn[:, -1:]
+    },
+    f"begins a turn with the user's tokens alone: {NEWEST}": {"begin": lambda token, text, turn: turn},
     "begins a turn with the whole conversation, although the cache already holds most of it: those tokens are in the "
-    "cache twice.": lambda *case: loop(*case, begin=whole_text),
-    "begins every turn with a new cache: the model has forgotten what was said before.": lambda *case: loop(
-        *case, begin=lambda token, text, turn: turn, forgets=True
-    ),
-    "begins every turn with a new cache, and computes the whole conversation again.": lambda *case: loop(
-        *case, begin=whole_text, forgets=True
-    ),
+    "cache twice.": {"begin": whole_text},
+    "begins every turn with an empty cache, which has none of the keys of the conversation so far.": {"forgets": True},
+    "begins every turn with a new cache: the model has forgotten what was said before.": {
+        "begin": lambda token, text, turn: turn, "forgets": True
+    },
+    "begins every turn with a new cache, and computes the whole conversation again.": {
+        "begin": whole_text, "forgets": True
+    },
     "computes the user's tokens before the last token of the previous output, which comes before them in the "
-    "text.": lambda *case: loop(*case, begin=lambda token, text, turn: torch.cat([turn, token], dim=1)),
+    "text.": {"begin": lambda token, text, turn: torch.cat([turn, token], dim=1)},
     "generates one token too few: the prefill yields a token, too.": lambda model, turns, n: loop(model, turns, n - 1),
     "drops the first token of a turn: the prefill yields it, and it counts.": each_turn(lambda turn, out: out[1:]),
     "drops the first token of a turn and adds one at the end: the prefill yields the first token of the output.": (
@@ -131,29 +138,16 @@ for _message, _wrong in {
     "stops at EOS. A server does that, but this loop should generate exactly max_tokens tokens.": lambda model, *case: (
         loop(model, *case, until=[model.config.eos_token_id])
     ),
-    "stops at the EOS of one tokenizer. This loop should generate exactly max_tokens tokens, with any "
-    "model.": lambda *case: loop(*case, until=[load_model()[1].eos_token_id]),
-    "numbers the positions of every pass from 0. A token's position is its place in the whole text, and the "
-    "model's output depends on it: a cache must not change the output.": lambda *case: loop(*case, positions=True),
-}.items():
-    cached_loop.misconception(_message, _wrong)
-
-
-@cached_loop.misconception(
+    "stops at the EOS of one tokenizer. This loop should generate exactly max_tokens tokens, with any model.": (
+        lambda *case: loop(*case, until=[load_model()[1].eos_token_id])
+    ),
     "runs a pass more than a turn needs, only to compute its last token. The next turn can compute it together with "
-    "the user's tokens, and the last turn needs no other pass."
-)
-def one_more_pass_per_turn(model, turns, max_tokens):
-    cache, outputs = kv_cache.new(), []
-    for turn in turns:
-        input_ids, generated = turn, []
-        for _ in range(max_tokens + 1):
-            with torch.no_grad():
-                output = model(input_ids=input_ids, past_key_values=cache, use_cache=True)
-            input_ids = output.logits[:, -1:].argmax(dim=-1)
-            generated.append(input_ids.item())
-        outputs.append(generated[:max_tokens])
-    return outputs
+    "the user's tokens, and the last turn needs no other pass.": {"alone": "after"},
+    "computes the last token of the previous output in a pass of its own: the first pass of a turn can compute it "
+    "together with the user's tokens.": {"alone": "before"},
+    "numbers the positions of every pass from 0. A token's position is its place in the whole text, and the "
+    "model's output depends on it: a cache must not change the output.": {"positions": True},
+})  # fmt: skip
 
 
 @cached_loop.rule
@@ -162,6 +156,7 @@ def calls_the_model(arguments, outcome, right):
     passes, needed = outcome.result["forward passes"], right.result["forward passes"]
     if not passes:
         return "never calls the model: each token takes a forward pass"
-    if outcome.result["token ids"] == right.result["token ids"] and math.prod(passes[-1]) != math.prod(needed[-1]):
+    same = outcome.result["token ids"] == right.result["token ids"] and len(passes) == len(needed)
+    if same and math.prod(passes[-1]) != math.prod(needed[-1]):
         return "gives a decode pass more than the newest token, although the cache holds the earlier ones"
     return None

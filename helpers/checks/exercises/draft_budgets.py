@@ -79,8 +79,7 @@ for _part, _wrongs in {
             lambda left, wanted: one_by_one(left, wanted[::-1])[::-1],
     },
 }.items():  # fmt: skip
-    for _message, _of in _wrongs.items():
-        draft_lengths.misconception(_message, lambda *case, part=_part, of=_of: share(*case, **{part: of}))
+    draft_lengths.add_misconceptions(_wrongs, part=_part)
 
 # --- best_k ---------------------------------------------------------------------------------------------------------
 

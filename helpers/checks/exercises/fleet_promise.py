@@ -55,7 +55,7 @@ def by_overlaps(
     )
 
 
-for _message, _parts in {
+waiting_and_running.add_misconceptions({
     "counts requests that finish within the window only: the others are in the system, too.":
         {"kept": lambda one, start, end: start <= one[0] and one[2] <= end},
     "counts requests that arrive within the window only: earlier ones may still be in the system.":
@@ -73,8 +73,7 @@ for _message, _parts in {
     "counts a request as running from its arrival on: until it is admitted, it waits.": {"parts": ((0, 1), (0, 2))},
     "counts a request as waiting until it finishes: once admitted, it runs.": {"parts": ((0, 2), (1, 2))},
     "returns the running requests first.": {"parts": ((1, 2), (0, 1))},
-}.items():  # fmt: skip
-    waiting_and_running.misconception(_message, lambda *case, parts=_parts: by_overlaps(*case, **parts))
+})  # fmt: skip
 
 
 @waiting_and_running.misconception(
@@ -143,7 +142,7 @@ def by_the_share_in_time(
     return fleet[0], pays(fleet) * price
 
 
-for _message, _parts in {
+smallest_fleet.add_misconceptions({
     "compares the mean with the limit: a promise is a share of the requests, and the mean hides the slow ones.":
         {"keeps": lambda latencies, limit, share: statistics.mean(latencies) <= limit},
     "compares the median with the limit: half of the requests may be slower.":
@@ -166,8 +165,7 @@ for _message, _parts in {
     "pays only for the hours in which replicas are busy: idle replicas cost as much.": {"pays": lambda fleet: fleet[2]},
     "pays for one replica only.": {"pays": lambda fleet: fleet[1]},
     "pays for one hour only.": {"pays": lambda fleet: fleet[0]},
-}.items():  # fmt: skip
-    smallest_fleet.misconception(_message, lambda *case, parts=_parts: by_the_share_in_time(*case, **parts))
+})  # fmt: skip
 
 
 @smallest_fleet.misconception("takes one replica more than the smallest fleet that keeps the promise.")

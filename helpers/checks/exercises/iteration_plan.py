@@ -17,6 +17,7 @@ def _(random):
         return [sequence_of(name, prompt) for name, prompt in tokens.items()]
 
     def drawn(names):
+        names = random.sample(names, len(names))  # requests do not arrive in the order of their names
         return [sequence_of(name, random.randint(2, 20), random.choice([0, 0, 3])) for name in names]
 
     d, e, f = (sequence_of(name, 5, generated=4, computed=8) for name in "def")
@@ -76,7 +77,7 @@ def order_of_the_list(result, arguments):
     return sorted(result, key=lambda pair: places.get(pair[0], -1)) if isinstance(result, list) else result
 
 
-for _message, _parts in [
+plan_chunks.add_misconceptions([
     ("does not count decodes against the budget. Each computes one token, which counts like any other.",
      {"cost": lambda one, n: 0 if one.is_decode else n}),
     ("gives every request the whole budget. The tokens that one request computes are not available to the next.",
@@ -92,8 +93,7 @@ for _message, _parts in [
      {"is_decode": lambda one: one.num_uncomputed_tokens == 1}),
     ("counts only the prompt. The tokens that a preempted request had generated are recomputed, too.",
      {"uncomputed": lambda one: one.prompt_tokens - one.computed}),
-]:  # fmt: skip
-    plan_chunks.misconception(_message, lambda *arguments, parts=_parts: planned(*arguments, **parts))
+])  # fmt: skip
 
 
 IN_CHUNKS = "A prompt that does not fit is computed in chunks, in this iteration and in later ones"

@@ -43,7 +43,7 @@ EDGE = "the newest token, which is not in the cache yet, must stay in the last c
 MOVED = "its keys would have to be moved. In this layout, every row starts in column 0 and stays there."
 UNEQUAL = "stacks rows of unequal width: all rows of a tensor must have the same width."
 
-for _message, _wrong in {
+merge_masks.add_misconceptions({
     f"pads at the right edge: {EDGE}": lambda one, two: stack_masks(one, two, side="right"),
     f"pads on the left, as the lesson does: {MOVED}": lambda one, two: stack_masks(one, two, side="left"),
     "pads with 1, which marks the new columns as real: the row would attend to keys that do not "
@@ -52,8 +52,7 @@ for _message, _wrong in {
     "reveals all pads: they must stay hidden.": lambda one, two: torch.ones_like(stack_masks(one, two)),
     "drops the second mask's rows: they have to join.": lambda one, two: stack_masks(one, two)[: len(one)],
     UNEQUAL: lambda one, two: torch.cat([one, two]),
-}.items():
-    merge_masks.misconception(_message, _wrong)
+})  # fmt: skip
 
 for _width in (min, lambda first, second: first, lambda first, second: second):
     merge_masks.misconception(
@@ -131,8 +130,15 @@ def relevant(batch, arguments=()):
 
 
 EVERY_LAYER = "Every layer has its own keys and values, and each needs the same change."
-for _message, _wrong in {
-    f"pads the cache on the left, as the lesson does: {MOVED}": lambda one, two: stack(one, two, left=(True, True)),
+merge_batches.add_misconceptions({
+    f"pads the cache on the left, as the lesson does: {MOVED}": {"left": (True, True)},
+    f"pads the mask and the cache on the left, as the lesson does: {MOVED}": lambda one, two: (
+        stack(one, two, left=(True, True))
+        | {"attention_mask": stack_masks(one["attention_mask"], two["attention_mask"], side="left")}
+    ),
+    "swaps keys and values.": lambda one, two: with_layers(
+        both := stack(one, two), [(values, keys) for keys, values in layers_of(both)]
+    ),
     "pads the keys on one side and the values on the other: a token's key and value share a column.": lambda one, two: (
         stack(one, two, left=(False, True))
     ),
@@ -151,8 +157,7 @@ for _message, _wrong in {
     f"pads the mask at the right edge: {EDGE}": lambda one, two: (
         stack(one, two) | {"attention_mask": stack_masks(one["attention_mask"], two["attention_mask"], side="right")}
     ),
-}.items():
-    merge_batches.misconception(_message, _wrong)
+})  # fmt: skip
 
 
 @merge_batches.misconception(

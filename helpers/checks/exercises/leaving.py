@@ -61,9 +61,9 @@ def unfinished(batch):
 
 @filter_rows.ignoring
 def relevant_or_empty(result, arguments):
-    """Ignore what an empty batch holds beside an empty list of request ids."""
+    """Compare only the request ids if no row stays."""
     batch, removed = result
-    return relevant(batch) if batch["request_ids"] else {"request_ids": batch["request_ids"]}, removed
+    return relevant(batch) if any(arguments[0]["tokens_remaining"]) else {"request_ids": batch["request_ids"]}, removed
 
 
 for _message, _wrong in {
@@ -106,13 +106,7 @@ def first_into_places(stay):
     return [row if row in stay else next(moved) for row in range(len(stay))]
 
 
-@filter_rows.rule
-def is_a_new_batch(arguments, outcome, right):
-    """Report a result that is the argument itself."""
-    if outcome.result[0] is not outcome.arguments[0]:
-        return None
-    return "returns the batch that it was given. Return a new one: otherwise, a later change to one changes the other"
-
+filter_rows.requires_new("batch")
 
 # --- filter_batch ---------------------------------------------------------------------------------------------------
 
@@ -124,7 +118,7 @@ filter_batch = Exercise(
 )
 filter_batch.cases(finished_rows)
 filter_batch.ignoring(relevant_or_empty)
-filter_batch.rule(is_a_new_batch)
+filter_batch.requires_new("batch")
 
 
 def used_columns(mask):
@@ -155,7 +149,7 @@ def at_one_end(mask, left=True):
     return place >= len(place) - count if left else place < count
 
 
-for _message, _columns in {
+filter_batch.add_misconceptions({
     "trims the left side, as the lesson does. In this layout, the rows' first tokens are there, and the columns "
     "without a token are behind them.": at_one_end,
     "trims the right side, where the newest tokens are.": lambda mask: at_one_end(mask, left=False),
@@ -165,8 +159,7 @@ for _message, _columns in {
     "keeps columns in which only finished rows have tokens: without those rows, no token is left in them.": (
         lambda mask: torch.ones_like(used_columns(mask))
     ),
-}.items():
-    filter_batch.misconception(_message, lambda batch, _columns=_columns: trimmed(batch, _columns))
+}, part="columns")  # fmt: skip
 
 filter_batch.misconception(
     "trims the mask, but not the cache: the columns of both must stay aligned.",

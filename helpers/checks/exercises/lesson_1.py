@@ -30,7 +30,7 @@ def best_of_last_position(logits):
     return logits[:, -1].argmax(dim=-1)
 
 
-for _message, _wrong in {
+greedy_step.add_misconceptions({
     "returns the best token of every position. Only the last position of a row predicts the token that follows the "
     "whole text: the first one predicts what follows the first token, and so on.": lambda logits: logits.argmax(dim=-1),
     "returns one token for all rows together. Each row is a separate sequence and needs its own next "
@@ -53,8 +53,7 @@ for _message, _wrong in {
     "vocabulary.": lambda logits: logits[:, -1].max(dim=-1).values,
     "keeps the dimension over which `argmax` ran: the task asks for one token id per row, shape "
     "[rows].": lambda logits: logits[:, -1].argmax(dim=-1, keepdim=True),
-}.items():
-    greedy_step.misconception(_message, _wrong)
+})  # fmt: skip
 
 
 @greedy_step.rule
@@ -90,17 +89,13 @@ def _(random):
         yield shape, "windows {}, KV heads {}, head dimension {}, bytes {}, tokens {}".format(given, *shape[1:])
 
 
+@kv_cache_bytes.reference
 def windowed(windows, heads, dimension, number, tokens, kept=min):
     """Count bytes, with a replaceable part: the tokens that a layer keeps, given its window and those of the text."""
     return 2 * sum(tokens if w is None else kept(w, tokens) for w in windows) * heads * dimension * number
 
 
-@kv_cache_bytes.reference
-def keys_and_values(windows, kv_heads, head_dim, number_bytes, tokens):
-    return windowed(windows, kv_heads, head_dim, number_bytes, tokens)
-
-
-for _message, _wrong in {
+kv_cache_bytes.add_misconceptions({
     "counts only half of the cache: each token has a key and a value.": lambda *s: windowed(*s) // 2,
     "leaves out the layers: each has its own cache.": lambda w, h, d, b, t: windowed(w[:1], h, d, b, t),
     "leaves out the heads: each has its own keys and values.": lambda w, h, d, b, t: windowed(w, 1, d, b, t),
@@ -110,19 +105,16 @@ for _message, _wrong in {
     "returns bits: `number_bytes` is already in bytes.": lambda *s: 8 * windowed(*s),
     "grows with the square of the number of tokens. The cache keeps one key and one value per token; it is the "
     "*work* without a cache that grows quadratically.": lambda w, h, d, b, t: t * windowed(w, h, d, b, t),
-    "keeps all tokens in every layer: one with a window drops the keys and values of older tokens.": lambda *s: (
-        windowed(*s, kept=lambda window, tokens: tokens)
-    ),
+    "keeps all tokens in every layer: one with a window drops the keys and values of older tokens.": {
+        "kept": lambda window, tokens: tokens
+    },
     "counts the whole window, also where the text is shorter: memory for tokens that do not exist is not part of the "
-    "cache.": lambda *s: windowed(*s, kept=lambda window, tokens: window),
-    "counts only the layers that keep all tokens: the others keep some.": lambda *s: windowed(
-        *s, kept=lambda window, tokens: 0
-    ),
+    "cache.": {"kept": lambda window, tokens: window},
+    "counts only the layers that keep all tokens: the others keep some.": {"kept": lambda window, tokens: 0},
     "counts only the layers with a window: `None` means that a layer keeps all tokens.": lambda w, *s: windowed(
         [one for one in w if one is not None], *s
     ),
-}.items():
-    kv_cache_bytes.misconception(_message, _wrong)
+})  # fmt: skip
 
 # --- decode_floor ---------------------------------------------------------------------------------------------------
 
@@ -146,7 +138,7 @@ def slower_of_two(weight_bytes, bandwidth, operations, rate):
     return max(weight_bytes / bandwidth, operations / rate)
 
 
-for _message, _wrong in {
+decode_floor.add_misconceptions({
     f"adds the two times. {BOTH}.": lambda w, b, o, r: w / b + o / r,
     f"returns the shorter time. {BOTH}.": lambda w, b, o, r: min(w / b, o / r),
     "considers only the memory traffic. With many tokens in a pass, the arithmetic takes longer than reading the "
@@ -156,8 +148,7 @@ for _message, _wrong in {
     ),
     "divides the wrong way round: bytes divided by bytes per second give seconds. The inverse is passes per "
     "second.": lambda w, b, o, r: max(b / w, r / o),
-}.items():
-    decode_floor.misconception(_message, _wrong)
+})  # fmt: skip
 
 # --- stop -----------------------------------------------------------------------------------------------------------
 
@@ -229,15 +220,13 @@ for _message, _wrong in {
     stop.misconception(_message, lambda *case, _wrong=_wrong: _wrong(*first_eos_or_limit(*case), *case))
 
 
+stop.requires_new("list")
+
+
 @stop.rule
 def is_a_known_reason(arguments, outcome, right):
-    """Report an unknown reason, or a list that is not a new one."""
-    kept, reason = outcome.result
-    if kept is outcome.arguments[0]:
-        return (
-            "returns the list that it was given. Return a new one: otherwise, a later change to one list "
-            "changes the other"
-        )
+    """Report an unknown reason."""
+    _, reason = outcome.result
     if reason not in ("stop", "length", None):
         return f'returns the reason {reason!r}, which should be "stop", "length" or None'
     return None

@@ -51,7 +51,7 @@ def of_the_mean(values):
     return -mean, mean
 
 
-for _message, _parts in {
+quantize.add_misconceptions({
     "takes the scale from the mean: values beyond it need integers that do not exist. The range decides.":
         {"limits": of_the_mean},
     "takes the scale from the largest size alone, as symmetric quantization does: half of the integers stay unused.":
@@ -73,8 +73,7 @@ for _message, _parts in {
     "cuts off the fraction: the nearest integer has a smaller error.": {"to_int": int},
     "has an integer of 2**bits: where the largest value and the zero point are both rounded up, their sum is too large "
     "by one.": {"limit": False},
-}.items():  # fmt: skip
-    quantize.misconception(_message, lambda *case, parts=_parts: with_a_zero_point(*case, **parts))
+})  # fmt: skip
 
 
 @quantize.misconception("shifts before it rounds: the zero point is rounded on its own.")
@@ -117,22 +116,19 @@ def by_group(x, integers, scales, zeros, group, zero=lambda zero, x: zero * sum(
     return total
 
 
-for _message, _parts in {
+multiply.add_misconceptions({
     "drops the zero points: an integer stands for (integer - zero point) * scale.": {"zero": lambda zero, x: 0},
     "subtracts a zero point once per group: each weight of the group contains it, so each input multiplies it.":
         {"zero": lambda zero, x: zero},
     "subtracts a zero point once per weight, but does not multiply it by the inputs.":
         {"zero": lambda zero, x: zero * len(x)},
     "adds the zero points: a weight is (integer - zero point) * scale.": {"zero": lambda zero, x: -zero * sum(x)},
-    "subtracts the first group's zero point everywhere: each group has its own.": {},
+    "subtracts the first group's zero point everywhere: each group has its own.":
+        lambda x, q, s, z, group: by_group(x, q, s, [z[0]] * len(z), group),
     "uses the first scale for all groups: each group has its own.": {"scale": lambda scales, g: scales[0]},
     "leaves out the scales: an integer counts steps, and a scale is their size.": {"scale": lambda scales, g: 1.0},
     "divides by the scales: they are multiplied to get the weights back.": {"scale": lambda scales, g: 1 / scales[g]},
-}.items():  # fmt: skip
-    if _parts:
-        multiply.misconception(_message, lambda *case, parts=_parts: by_group(*case, **parts))
-    else:
-        multiply.misconception(_message, lambda x, q, s, z, group: by_group(x, q, s, [z[0]] * len(z), group))
+})  # fmt: skip
 
 
 @multiply.misconception("subtracts the zero points after scaling: they are integers, so they are scaled, too.")
@@ -187,7 +183,7 @@ def _sign_and_size(integer, bits):
     return -(integer - half) if integer >= half else integer
 
 
-for _message, _parts in {
+unpack.add_misconceptions({
     "loses the signs: a first bit of 1 means that 2**bits is subtracted.": {"value": lambda integer, bits: integer},
     "takes the first bit for a minus sign before the rest: in two's complement, it subtracts 2**bits.":
         {"value": _sign_and_size},
@@ -201,8 +197,7 @@ for _message, _parts in {
         {"place": lambda number, bits: (1 - number % 2) * 16 + number // 2 * bits},
     "reads each half from its highest bits: input 0 has the lowest bits of the word.":
         {"place": lambda number, bits: number % 2 * 16 + 16 - bits - number // 2 * bits},
-}.items():  # fmt: skip
-    unpack.misconception(_message, lambda *case, parts=_parts: from_places(*case, **parts))
+})  # fmt: skip
 
 # --- peak_bytes -----------------------------------------------------------------------------------------------------
 
@@ -239,7 +234,7 @@ def packed_and_a_slab(
     return integers + of_scales + floats(outputs, slab) * inputs * 4
 
 
-for _message, _parts in {
+peak_bytes.add_misconceptions({
     "converts the whole matrix first: a product in slabs holds the floats of one slab at a time.":
         {"floats": lambda outputs, slab: outputs},
     "counts the floats of a whole slab although the matrix has fewer outputs.": {"floats": lambda outputs, slab: slab},
@@ -251,8 +246,7 @@ for _message, _parts in {
     "counts a byte per integer: two integers of 4 bits share one.": {"ints": lambda number, bits: number},
     "counts the integers in bits: a byte has 8.": {"ints": lambda number, bits: number * bits},
     "counts the scales in bits: 16 bits are 2 bytes.": {"scales": lambda number, group, outputs: number // group * 16},
-}.items():  # fmt: skip
-    peak_bytes.misconception(_message, lambda *case, parts=_parts: packed_and_a_slab(*case, **parts))
+})  # fmt: skip
 peak_bytes.misconception("returns bits: a byte has 8 of them.", lambda *case: 8 * packed_and_a_slab(*case))
 
 # --- failing_weights and to_int8 ------------------------------------------------------------------------------------
@@ -295,7 +289,7 @@ def by_128(weights):
     return max(map(abs, weights)) / 128
 
 
-for _message, _parts in {
+to_int8.add_misconceptions({
     "still contains the bug: 128 wraps around to -128, so the largest weight changes its sign.":
         {"scale": by_128, "limit": wrap},
     "returns 128, which 8 bits cannot hold: a cast would make -128 of it.": {"scale": by_128},
@@ -304,8 +298,7 @@ for _message, _parts in {
     "takes the scale from the mean: larger weights need integers beyond 127.":
         {"scale": lambda weights: sum(map(abs, weights)) / len(weights) / 127, "limit": wrap},
     "cuts off the fraction: the nearest integer has a smaller error.": {"to_int": int},
-}.items():  # fmt: skip
-    to_int8.misconception(_message, lambda *case, parts=_parts: up_to_127(*case, **parts))
+})  # fmt: skip
 for _lowest in (-128, -127):
     to_int8.misconception(
         "cuts 128 to 127 and keeps the scale: the largest weight then moves by a whole step. Choose a scale for which "

@@ -59,7 +59,7 @@ def leading_blocks(
     ]
 
 
-for _message, _parts in {
+cached_on.add_misconceptions({
     "drops a block for good once it has been evicted: it can be cached again, so its last report counts.":
         {"known": lambda reports: {one[:2] for one in reports} - {one[:2] for one in reports if not one[2]}},
     "counts blocks after a missing one. Keys and values depend on everything before them, and the prompt is computed "
@@ -72,8 +72,7 @@ for _message, _parts in {
         {"measure": lambda present: max((place + 1 for place, one in enumerate(present) if one), default=0)},
     "counts the blocks that are missing instead of those that are cached.":
         {"measure": lambda present: len(present) - until_the_first_missing(present)},
-}.items():  # fmt: skip
-    cached_on.misconception(_message, lambda *case, parts=_parts: leading_blocks(*case, **parts))
+})  # fmt: skip
 for _counts in (lambda report: report[2], lambda report: True):
     cached_on.misconception(
         "ignores that blocks are evicted: a report with False takes a block away.",
@@ -125,7 +124,7 @@ def from_tokens(
     ]
 
 
-for _message, _parts in {
+resume.add_misconceptions({
     "resumes outputs that have finished: their clients would get more tokens than the model generated.":
         {"all_outputs": True},
     "numbers the outputs anew: the client knows them by their numbers, and the seed of each depends on its number.":
@@ -151,8 +150,7 @@ for _message, _parts in {
         {"skip": lambda p, t, o: max(0, len(t) - 1)},
     "skips the draws of all outputs: each output has a random generator of its own.":
         {"skip": lambda p, t, o: sum(len(tokens) for tokens, _ in o)},
-}.items():  # fmt: skip
-    resume.misconception(_message, lambda *case, parts=_parts: from_tokens(*case, **parts))
+})  # fmt: skip
 
 # --- deliver --------------------------------------------------------------------------------------------------------
 
@@ -232,7 +230,7 @@ def by_owner(
     return {request: tokens for request, tokens in streams.items() if empty or tokens}
 
 
-for _message, _parts in {
+deliver.add_misconceptions({
     "delivers tokens from any replica, even from one that no longer has the request. The next replica computes these "
     "tokens again, so the client gets them twice.": {"accepts": lambda owner, sender, had, lost: True},
     "delivers late tokens: a replica that once had the request may still send some after the request has moved.":
@@ -246,8 +244,7 @@ for _message, _parts in {
     "begins the stream anew when the request moves. The client has the earlier tokens, and the next replica sends only "
     "new ones.": {"restarts": True},
     "leaves out requests without tokens: their streams are empty lists.": {"empty": False},
-}.items():  # fmt: skip
-    deliver.misconception(_message, lambda *case, parts=_parts: by_owner(*case, **parts))
+})  # fmt: skip
 
 # --- recomputed -----------------------------------------------------------------------------------------------------
 
@@ -291,7 +288,7 @@ def prefill_again(
     )
 
 
-for _message, _parts in {
+recomputed.add_misconceptions({
     "counts the prompts only: the keys and values of the outputs are lost, too.":
         {"text": lambda prompt, output: prompt},
     "counts the outputs only: the keys and values of the prompts are lost, too.":
@@ -308,8 +305,7 @@ for _message, _parts in {
         {"times": lambda place: place == 0},
     "leaves out the last token of each text. It was delivered, but its keys and values are still to be computed.":
         {"text": lambda prompt, output: prompt + output - 1},
-}.items():  # fmt: skip
-    recomputed.misconception(_message, lambda *case, parts=_parts: prefill_again(*case, **parts))
+})  # fmt: skip
 for _last in (0, 1):  # with and without the last token of the prompt
     recomputed.misconception(
         "looks for shared blocks in the prompts only: the delivered tokens are part of the texts.",

@@ -67,7 +67,7 @@ def on_a_virtual_clock(
     return times
 
 
-for _message, _parts in {
+finish_times.add_misconceptions({
     "sets the clock back: after an iteration, a request that arrived meanwhile starts now, and not at its arrival.":
         {"idle": lambda now, arrival, constant: arrival},
     "serves a request before it has arrived: an idle engine moves its clock to the next arrival.":
@@ -99,8 +99,7 @@ for _message, _parts in {
         {"result": lambda start, end, arrival: start},
     "returns latencies: the task asks for the time on the clock.":
         {"result": lambda start, end, arrival: end - arrival},
-}.items():  # fmt: skip
-    finish_times.misconception(_message, lambda *case, parts=_parts: on_a_virtual_clock(*case, **parts))
+})  # fmt: skip
 
 
 @finish_times.misconception("returns the times in the order in which requests end: it should be that of the requests.")
@@ -181,7 +180,7 @@ def _correlation(one, other):
     return abs(np.corrcoef(one, other)[0, 1])
 
 
-for _message, _parts in {
+missing_count.add_misconceptions({
     "leaves out the constant: an iteration takes time even if it computes hardly anything.":
         {"base": lambda counts, times: [counts["tokens"]]},
     "leaves out the tokens: the third count has to explain what the first two do not.":
@@ -197,8 +196,7 @@ for _message, _parts in {
         {"coefficient": lambda coefficients: coefficients[1]},
     "returns the constant: it should be the coefficient of the missing count.":
         {"coefficient": lambda coefficients: coefficients[0]},
-}.items():  # fmt: skip
-    missing_count.misconception(_message, lambda *case, parts=_parts: by_what_is_left(*case, **parts))
+})  # fmt: skip
 
 
 @missing_count.misconception(

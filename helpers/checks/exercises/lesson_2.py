@@ -20,6 +20,7 @@ def _(random):
         ([2, 10, 4], 0.5),
         ([7, 7, 1, 1, 9], 0.02),
         ([5], 0.25),
+        ([1, 7, 2], 0.75),  # not a round number
         (drawn, random.uniform(0.01, 0.1)),
     ]:
         yield (lengths, seconds), f"lengths {lengths}, {seconds:.4g} seconds per pass"
@@ -30,7 +31,7 @@ def useful_tokens_per_second(lengths, seconds_per_pass):
     return sum(lengths) / (max(lengths) * seconds_per_pass)
 
 
-for _message, _wrong in {
+batch_throughput.add_misconceptions({
     "counts every row in every pass. A finished row yields nothing useful: only the tokens that the requests "
     "receive count.": lambda n, s: len(n) / s,
     "gives every token a forward pass of its own. In one pass, every unfinished row gets a token: the longest row "
@@ -40,8 +41,7 @@ for _message, _wrong in {
     "ends the batch with its shortest row: it runs until the longest ends.": lambda n, s: sum(n) / (min(n) * s),
     "returns seconds per token, the inverse of throughput.": lambda n, s: max(n) * s / sum(n),
     "returns the latency of the batch: throughput is tokens per second.": lambda n, s: max(n) * s,
-}.items():
-    batch_throughput.misconception(_message, _wrong)
+})  # fmt: skip
 
 # --- wasted_slot_steps ----------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ def without_a_token(trace, passes=slice(None), rows=slice(None)):
     return sum(row.new_tokens == 0 for one in trace.passes[passes] for row in one.row_steps[rows])
 
 
-for _message, _wrong in {
+wasted_slot_steps.add_misconceptions({
     "counts the useful slot-steps: the task asks for those that yielded no token.": lambda trace: trace.output_tokens,
     "counts all slot-steps: those that yielded a token are not wasted.": lambda trace: trace.slot_steps,
     "counts only finished rows. Empty rows, and rows stalled by a prefill, yielded no token either.": (
@@ -106,8 +106,7 @@ for _message, _wrong in {
     "skips the last row: it counts like every other.": lambda trace: without_a_token(trace, rows=slice(-1)),
     "looks at only one row: a pass has a row step for each.": lambda trace: without_a_token(trace, rows=slice(1)),
     "looks at only one pass: a trace has many.": lambda trace: without_a_token(trace, passes=slice(1)),
-}.items():
-    wasted_slot_steps.misconception(_message, _wrong)
+})  # fmt: skip
 
 # --- left_pad -------------------------------------------------------------------------------------------------------
 
@@ -149,7 +148,7 @@ def padded(rows, pad_id, max_length, left=True, mask_left=True, width=None, cut=
 
 left_pad.reference(padded)
 
-for _message, _wrong in {
+left_pad.add_misconceptions({
     "pads on the right: the last column of a short row then holds a pad, and the model would continue the pad. "
     + NEWEST: lambda rows, pad, n: padded(rows, pad, n, left=False, mask_left=False),
     "pads the mask on the right and the tokens on the left: the mask then hides real tokens and shows pads.": (
@@ -186,8 +185,7 @@ for _message, _wrong in {
     ),
     "sorts the rows by length, longest first: row i belongs to request i, and a client would receive another "
     "client's output.": lambda rows, pad, n: padded(sorted(rows, key=len, reverse=True), pad, n),
-}.items():
-    left_pad.misconception(_message, _wrong)
+})  # fmt: skip
 
 
 @left_pad.rule
@@ -232,7 +230,7 @@ def pads(positions, arguments):
     return torch.where(mask[:, -new_tokens:] == 1, positions, torch.zeros_like(positions))
 
 
-for _message, _wrong in {
+position_ids.add_misconceptions({
     "numbers the columns, pads included. Positions count a row's own tokens from 0, whatever columns they are in.": (
         lambda mask, n: torch.arange(mask.size(1)).expand_as(mask)[:, -n:]
     ),
@@ -255,8 +253,7 @@ for _message, _wrong in {
     "returns the positions of the first columns. The pass computes the last ones.": (
         lambda mask, n: (mask.cumsum(dim=1) - 1)[:, :n]
     ),
-}.items():
-    position_ids.misconception(_message, _wrong)
+})  # fmt: skip
 
 
 @position_ids.rule

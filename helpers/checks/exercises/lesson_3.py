@@ -81,7 +81,7 @@ def _(result, arguments):
     requests, name, _ = arguments
     model, batch = model_named(name), contents(result)
     ids = batch["request_ids"]
-    if len(set(ids)) == len(ids) == len(requests):
+    if isinstance(ids, list) and len(set(ids)) == len(ids) == len(requests):
         batch["request_ids"] = list(range(len(requests)))
     hidden = init(requests, model, tokenizer_named(name))["attention_mask"] == 0
     if batch["attention_mask"].shape == hidden.shape:
@@ -128,7 +128,7 @@ for _message, _change in {
         _message, lambda requests, m, t, _change=_change: (batch := init(requests, m, t)) | _change(batch, t)
     )
 
-for _message, _wrong in {
+init_batch.add_misconceptions({
     "pads on the left, as the lesson does. In this layout, every row starts in column 0.": lambda requests, m, t: init(
         requests, m, t, left=True
     ),
@@ -146,17 +146,18 @@ for _message, _wrong in {
         init(requests, m, t)
         | {"input_ids": torch.tensor([t(prompt)["input_ids"] + ids for prompt, ids, _ in requests])}
     ),
-}.items():
-    init_batch.misconception(_message, _wrong)
+})  # fmt: skip
 
 
 @init_batch.rule
 def every_row_has_a_list_of_its_own(arguments, outcome, right):
-    """Report a single list that all rows share."""
-    lists = outcome.result["token_ids"]
-    if len(set(map(id, lists))) == len(lists):
-        return None
-    return "uses one list for every row of `token_ids`: a token appended to one row would appear in all of them"
+    """Report a list that several rows share, or that is a request's own."""
+    lists = [one for one in outcome.result["token_ids"] if isinstance(one, list)]
+    if len({id(one) for one in lists}) < len(lists):
+        return "uses one list for every row of `token_ids`: a token appended to one row would appear in all of them"
+    if {id(one) for one in lists} & {id(token_ids) for _, token_ids, _ in outcome.arguments[0]}:
+        return "puts the requests' own lists into `token_ids`: a token appended to a row would appear in its request"
+    return None
 
 
 # --- generate_next_token --------------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ def _(result, arguments):
 
 
 NO_CACHE = "calls the model without the cache: in a decode step, it would see only one token."
-for _message, _broken in {
+generate_next_token.add_misconceptions({
     "changed its argument: the model grows the cache that it is given, here that of the old batch. If the cell "
     "runs twice, it computes the step on a cache that already contains it.": {"copy": lambda cache: cache},
     "calls the model without the mask: rows would attend to pads as if they were text.": {
@@ -241,6 +242,9 @@ for _message, _broken in {
     NO_CACHE: {"without": ["past_key_values"]},
     "gives a finished row another token. The row is still computed, because the batch is one tensor, but its "
     "output is complete.": {"all_continue": True},
+    "looks for the EOS of one tokenizer, whatever tokenizer it is given: each has its own.": (
+        lambda batch, model, _: one_pass(batch, model, tokenizer_named("course"))
+    ),
     "lets a row continue after EOS: its output is complete, and all further steps for it are wasted.": {
         "eos_ends": False
     },
@@ -252,8 +256,7 @@ for _message, _broken in {
     "uses the number of all real tokens as the column in every pass: a decode step computes one column.": {
         "column": lambda mask, width: (mask.sum(dim=1) - 1).where(mask.sum(dim=1) <= width, mask.new_tensor(width))
     },
-}.items():
-    generate_next_token.misconception(_message, lambda batch, m, t, _broken=_broken: one_pass(batch, m, t, **_broken))
+})  # fmt: skip
 
 for _message, _change in {
     "drops EOS. EOS is not text, but the model generated it: it belongs to `token_ids`, too.": lambda b, a, t: {

@@ -102,6 +102,7 @@ def _(random):
             if limits[0] < 0.9 * max(limits) and all(abs(3 * n - k * max(limits)) > 3 for n in limits for k in (1, 2)):
                 return limits
 
+    letters = "abcdefghijklmnopqrstuvwx"
     for limits in [
         [10, 70, 45, 90, 20, 50, 85],
         [5, 98, 12, 100, 20, 8, 90, 25, 15],  # thirds of the limit, not of the queue
@@ -112,9 +113,10 @@ def _(random):
         drawn(10, 90),
         [],
     ]:
-        named = list(zip("abcdefghijklmnopqrstuvwx", limits, strict=False))
-        prompts = random.sample(range(3, 60), len(named))
-        queue = [sequence_of(name, n, max_tokens=limit) for (name, limit), n in zip(named, prompts, strict=True)]
+        is_drawn = len(limits) >= 10  # then names are in no order, and some requests were preempted
+        named = list(zip(random.sample(letters, 24) if is_drawn else letters, limits, strict=False))
+        generated = (random.choice([0, limit - 1]) * is_drawn for limit in limits)
+        queue = [sequence_of(name, random.randint(3, 59), next(generated), max_tokens=limit) for name, limit in named]
         yield (queue,), f"max_tokens in order of arrival: {', '.join(f'{n} {m}' for n, m in named) or 'an empty queue'}"
 
 
@@ -131,7 +133,7 @@ def in_classes(waiting, relative_to=lambda limits: max(limits, default=0), class
 longest_first.reference(in_classes)
 SHORTEST = "puts the shortest first. The long requests then start last, and most rows are empty while they finish."
 THE_MEAN = "derives the classes from the mean of the limits. They are thirds of the largest limit in the queue."
-for _message, _wrong in [
+longest_first.add_misconceptions([
     ("keeps the order of arrival: a long request that starts last runs alone at the end.", list),
     ("sorts by max_tokens alone. Within a class, requests keep their order of arrival: a limit is not a promise, "
      "and a slightly larger one is no reason to go first.", lambda w: sorted(w, key=lambda one: -one.max_tokens)),
@@ -144,6 +146,8 @@ for _message, _wrong in [
     (THE_MEAN, lambda w: in_classes(w, lambda limits: mean([*limits] or [0]))),
     (THE_MEAN, lambda w: in_classes(w, lambda limits: mean([*limits] or [0]), lambda n, m: n > m)),
     (THE_MEAN, lambda w: in_classes(w, lambda limits: 4 / 3 * mean([*limits] or [0]))),
+    ("subtracts the tokens that a request has generated: the classes are ranges of `max_tokens`.",
+    lambda w: sorted(w, key=lambda s: -thirds(s.max_tokens - s.generated, max(t.max_tokens - t.generated for t in w)))),
     ("makes classes with equal numbers of requests. A class is a range of limits: it may be empty or hold nearly "
      "all.",
      lambda w: in_classes(w, sorted, lambda n, m: 3 * m.index(n) // len(m))),
@@ -154,8 +158,10 @@ for _message, _wrong in [
     ("makes two classes: the task asks for three.", lambda w: in_classes(w, class_of=lambda n, m: 2 * n > m)),
     ("compares with fixed limits. The classes are thirds of the largest limit in this queue.",
      lambda w: in_classes(w, class_of=lambda n, m: thirds(n, 90))),
-]:  # fmt: skip
-    longest_first.misconception(_message, _wrong)
+])  # fmt: skip
+
+
+longest_first.requires_new("list")
 
 
 @longest_first.rule
@@ -301,8 +307,12 @@ def longest_waits(arrivals, token_times, first=lambda a, times: times[0] - a, ga
     return float(worst[0]([first(*request) for request in requests])), float(worst[1](pooled or [0]))
 
 
+def own(times):
+    return float(max(all_gaps(0, times), default=0))
+
+
 worst_waits.reference(longest_waits)
-for _message, _parts in [
+worst_waits.add_misconceptions([
     ("measures TTFT from time 0. A user waits from the arrival of the request.", {"first": lambda a, times: times[0]}),
     ("measures until the last token: that is the latency of the whole request.",
      {"first": lambda a, times: times[-1] - a}),
@@ -328,15 +338,6 @@ for _message, _parts in [
      {"gaps": lambda a, times: all_gaps(a, times)[-1:]}),
     ("counts the steps without a token: a gap is the time from one token to the next.",
      {"gaps": lambda a, times: [gap - 1 for gap in all_gaps(a, times)]}),
-]:  # fmt: skip
-    worst_waits.misconception(_message, lambda *arguments, parts=_parts: longest_waits(*arguments, **parts))
-
-
-def own(times):
-    return float(max(all_gaps(0, times), default=0))
-
-
-for _message, _wrong in [
     ("returns the gap first: the task asks for TTFT, then for the gap.", lambda a, t: longest_waits(a, t)[::-1]),
     ("matches arrivals and token times by their order in the dicts. Requests are identified by their ids.",
      lambda a, t: longest_waits(dict(zip(t, a.values(), strict=True)), t)),
@@ -346,5 +347,4 @@ for _message, _wrong in [
      lambda a, t: (longest_waits(a, t)[0], own(list(t.values())[-1]))),
     ("returns the longest gap of the first request: the task asks for the longest of all.",
      lambda a, t: (longest_waits(a, t)[0], own(next(iter(t.values()))))),
-]:  # fmt: skip
-    worst_waits.misconception(_message, _wrong)
+])  # fmt: skip

@@ -52,8 +52,7 @@ for _part, _wrongs in {
         "counts one token per request in the packed row: that holds only if all requests decode.": len,
     },
 }.items():  # fmt: skip
-    for _message, _of in _wrongs.items():
-        padded_tokens.misconception(_message, lambda lengths, part=_part, of=_of: count(lengths, **{part: of}))
+    padded_tokens.add_misconceptions(_wrongs, part=_part)
 for _order in list(permutations(range(3)))[1:]:
     padded_tokens.misconception(
         "returns the numbers in the wrong order: the padded batch's tokens, its pads, then the packed row's tokens.",
@@ -127,8 +126,7 @@ for _part, _wrongs in {
         "uses positions as columns: a column is a place in the row, whatever is cached.": lambda p, n, s: (p, p + n),
     },
 }.items():  # fmt: skip
-    for _message, _of in _wrongs.items():
-        pack.misconception(_message, lambda chunks, cached, part=_part, of=_of: row(chunks, cached, **{part: of}))
+    pack.add_misconceptions(_wrongs, part=_part)
 
 
 @pack.misconception("leaves room in the columns for cached tokens: the row holds only the tokens of this pass.")
@@ -169,7 +167,7 @@ def own_past(columns, of=lambda own, past: own & past):
     return of(own, torch.ones_like(own).tril())
 
 
-for _message, _of in {
+block_mask.add_misconceptions({
     "lets a token attend to all earlier tokens of the row, other requests' tokens included. Only its own request's "
     "columns are its past.": lambda own, past: past,
     "lets a token attend to later tokens of its text. The model has learned to predict those without seeing "
@@ -183,8 +181,7 @@ for _message, _of in {
     "lets a token attend to other requests' tokens, but not to its own request's.": lambda own, past: past & ~own,
     "returns a mask to be added to the scores: the task asks for bool.":
         lambda own, past: torch.where(own & past, 0.0, float("-inf")),
-}.items():  # fmt: skip
-    block_mask.misconception(_message, lambda columns, of=_of: own_past(columns, of))
+}, part="of")  # fmt: skip
 
 
 @block_mask.rule
@@ -281,9 +278,7 @@ for _part, _wrongs in {
         "divides the scores by the head dimension, not by its square root.": [1],
     },
 }.items():  # fmt: skip
-    for _message, _variants in _wrongs.items():
-        for _of in _variants:
-            attend_row.misconception(_message, lambda q, k, v, c, part=_part, of=_of: attend(q, k, v, c, **{part: of}))
+    attend_row.add_misconceptions([(each, of) for each, variants in _wrongs.items() for of in variants], part=_part)
 
 
 def newest(each, columns):
@@ -304,7 +299,7 @@ THIS_PASS = (
     "attends only to the tokens of this pass. The cached tokens are in `keys` and `values`, too, and every new "
     "token attends to all of them."
 )
-for _message, _of in [
+attend_row.add_misconceptions([
     (THIS_PASS, lambda q, k, v, c: attend(q, newest(k, c), newest(v, c), c)),
     (OTHERS, lambda q, k, v, c: attend(q, k[:1] * len(c), v[:1] * len(c), c)),
     (OTHERS, lambda q, k, v, c: attend(q, k[::-1], v[::-1], c)),
@@ -328,8 +323,7 @@ for _message, _of in [
         "returns a tensor per request: the outputs must be side by side again, like the queries.",
         lambda *qkvc: split(*qkvc),
     ),
-]:
-    attend_row.misconception(_message, _of)
+])  # fmt: skip
 
 
 @attend_row.rule

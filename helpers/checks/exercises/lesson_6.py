@@ -29,7 +29,7 @@ def room(lengths, size):
     return sum(ceiling(length, size) * size for length in lengths)
 
 
-for _message, _wrong in {
+unused_room.add_misconceptions({
     "counts only full blocks: one that holds a single token is allocated, too.": lambda n, b: -sum(x % b for x in n),
     "takes another block when the last one is exactly full: no token needs it yet.":
         lambda n, b: sum(b - x % b for x in n),
@@ -43,8 +43,7 @@ for _message, _wrong in {
     "counts blocks that are not full: the task asks for the room in them.": lambda n, b: sum(x % b > 0 for x in n),
     "counts the most that each request can waste: some waste less.": lambda n, b: len(n) * (b - 1),
     "subtracts the wrong way round: the blocks' room is never less than the tokens.": lambda n, b: sum(n) - room(n, b),
-}.items():  # fmt: skip
-    unused_room.misconception(_message, _wrong)
+})  # fmt: skip
 
 # --- slices_of ------------------------------------------------------------------------------------------------------
 
@@ -99,25 +98,25 @@ def look_up(table, start, end, size, slot=lambda t, i, o, b: t[i] * b + o, missi
     return join(slots)
 
 
-for _message, _wrong in {
+slices_of.add_misconceptions({
     "expects an entry for every token: without one, a token has no slot.":
         lambda t, s, e, b: look_up([*t, t[(e - 1) // b]], s, e, b),
     "returns only the slots until the first token without a block: a kernel would read too few keys.":
-        lambda *case: look_up(*case, missing=joined),
+        {"missing": joined},
     "treats -1 as a block. As a Python index, a negative slot is near the end of the memory, with another "
     "request's keys, and there is no error.":
         lambda t, s, e, b: look_up([one + 1000 * (one < 0) for one in t], s, e, b, lambda t, i, o, b: (
             (t[i] - 1000 * (t[i] > 900)) * b + o)),
     "returns one slice per block. Blocks that follow each other in memory, too, can be read at once.":
-        lambda *case: look_up(*case, join=lambda slots: joined(slots, lambda slot, offset: offset > 0)),
+        {"join": lambda slots: joined(slots, lambda slot, offset: offset > 0)},
     "returns a slot per token: the task asks for as few slices as possible.":
-        lambda *case: look_up(*case, join=lambda slots: [(slot, 1) for slot, _ in slots]),
+        {"join": lambda slots: [(slot, 1) for slot, _ in slots]},
     "returns a list of slots: the task asks for slices, pairs of the first slot and their number.":
-        lambda *case: look_up(*case, join=lambda slots: [slot for slot, _ in slots]),
+        {"join": lambda slots: [slot for slot, _ in slots]},
     "returns the slot after the last one: the task asks for the number of slots.":
-        lambda *case: look_up(*case, join=lambda slots: [(first, first + n) for first, n in joined(slots)]),
+        {"join": lambda slots: [(first, first + n) for first, n in joined(slots)]},
     "orders the slices by their place in memory: attention needs the keys in the order of the tokens.":
-        lambda *case: look_up(*case, join=lambda slots: joined(sorted(slots))),
+        {"join": lambda slots: joined(sorted(slots))},
     "includes token `end`, which is the one after the last.": lambda t, s, e, b: look_up(t, s, e + 1, b),
     "starts at the beginning of the text: the task asks for the tokens from `start` on.":
         lambda t, s, e, b: look_up(t, 0, e, b),
@@ -125,9 +124,8 @@ for _message, _wrong in {
         lambda t, s, e, b: look_up(t, s // b * b, e, b),
     "ends at the end of a block: the slots behind the last token hold other keys, or none.":
         lambda t, s, e, b: look_up(t, s, -(-e // b) * b, b),
-}.items():  # fmt: skip
-    slices_of.misconception(_message, _wrong)
-for _message, _slot in {
+})  # fmt: skip
+slices_of.add_misconceptions({
     "returns the block's number: the task asks for slots in the memory.": lambda t, i, o, b: t[i],
     "returns the first slot of the block: each token has its own slot in it.": lambda t, i, o, b: t[i] * b,
     "adds the place to the block's number: a block has several slots.": lambda t, i, o, b: t[i] + o,
@@ -140,8 +138,7 @@ for _message, _slot in {
     "returns the following slot: a block's first token is in its slot 0.": lambda t, i, o, b: t[i] * b + o + 1,
     "adds the position to the block's first slot: a block ends after `block_size` slots.":
         lambda t, i, o, b: t[i] * b + i * b + o,
-}.items():  # fmt: skip
-    slices_of.misconception(_message, lambda t, s, e, b, slot=_slot: look_up(t, s, e, b, slot))
+}, part="slot")  # fmt: skip
 
 # --- allocate -------------------------------------------------------------------------------------------------------
 
@@ -249,9 +246,8 @@ for _part, _wrongs in {
         "counts shared blocks that are in `free` as free: the request cannot get them twice.": lambda reused: 0,
     },
 }.items():  # fmt: skip
-    for _message, _of in _wrongs.items():
-        allocate.misconception(_message, lambda *books, part=_part, of=_of: all_or_nothing(*books, **{part: of}))
-for _message, _wrong in {
+    allocate.add_misconceptions(_wrongs, part=_part)
+allocate.add_misconceptions({
     "returns whether there is room: the task asks for the new blocks.": lambda *b: all_or_nothing(*b) is not None,
     "changes copies of `free` and `tables`, not the caller's.":
         lambda f, t, *others: all_or_nothing([*f], {**t}, *others),
@@ -266,8 +262,7 @@ for _message, _wrong in {
     "puts the shared blocks behind the new ones: they hold the beginning of the text.":
         lambda f, t, r, n, b, s: all_or_nothing(f, t, r, n, b, s, join=lambda table, new: (
             t[r] + new if r in t else new + s)),
-}.items():  # fmt: skip
-    allocate.misconception(_message, _wrong)
+})  # fmt: skip
 
 
 @allocate.rule
@@ -322,7 +317,7 @@ def unless_used(free, tables, request, freed=lambda own, table: own):
     free += freed([block for block in table if not any(block in other for other in tables.values())], table)
 
 
-for _message, _of in {
+release.add_misconceptions({
     "frees blocks that are in another table: the next request would overwrite keys in use.": lambda own, table: table,
     "frees nothing if some blocks are shared: the others must become free.": lambda own, table: own * (own == table),
     "frees no block: without a table and not in `free`, a block is lost. (`free = ...` makes a new list and leaves "
@@ -330,13 +325,11 @@ for _message, _of in {
     "frees only the last block: the others are lost.":
         lambda own, table: [block for block in table[-1:] if block in own],
     "puts a list into `free`, which holds block numbers.": lambda own, table: [own],
-}.items():  # fmt: skip
-    release.misconception(_message, lambda *books, of=_of: unless_used(*books, of))
-for _message, _wrong in {
+}, part="freed")  # fmt: skip
+release.add_misconceptions({
     "changes nothing: the blocks become free, and the table is removed.": lambda free, tables, request: None,
     "keeps the table: its blocks will hold other requests' tokens.":
         lambda f, t, request: unless_used(f, {**t}, request),
     "leaves an empty table behind, as if the request ran.": lambda f, t, r: t.update({r: unless_used(f, t, r) or []}),
-}.items():  # fmt: skip
-    release.misconception(_message, _wrong)
+})  # fmt: skip
 release.rule(lambda arguments, outcome, right: audit(*arguments, outcome.result["free"], outcome.result["tables"]))

@@ -56,7 +56,7 @@ def by_empty_lines(pieces, data=data_of, parse=json.loads, keep=True, end=b"\n\n
 
 
 FALSY = "", "null", "0", "false", '""', "[]", "{}"
-for _message, _data in {
+read_events.add_misconceptions({
     "parses [DONE], which is not JSON: it ends the stream.": lambda event: data_of(event).replace("[DONE]", " [DONE]"),
     "treats comments as data: lines that begin with `:` have none.": lambda event: event.decode()[5:].strip(),
     "drops falsy events: `null` and 0 are data, too.": lambda event: (d := data_of(event)) * (d not in FALSY),
@@ -71,9 +71,8 @@ for _message, _data in {
     "splits lines where `str.splitlines` does, even within a text: only \\n ends a line.": (
         lambda event: data_of(event, lines_of=str.splitlines)
     ),
-}.items():
-    read_events.misconception(_message, lambda pieces, _data=_data: by_empty_lines(pieces, _data))
-for _message, _wrong in {
+}, part="data")  # fmt: skip
+read_events.add_misconceptions({
     f"treats each piece as whole events. {ANYWHERE}": lambda pieces: by_empty_lines(pieces, keep=False),
     f"decodes each piece by itself. {CHARACTER}": lambda pieces: by_empty_lines(
         piece.decode().encode() for piece in pieces
@@ -86,8 +85,7 @@ for _message, _wrong in {
     "yields an event without its empty line: the connection broke before it was complete.": lambda pieces: (
         by_empty_lines(pieces, at_end=True)
     ),
-}.items():
-    read_events.misconception(_message, _wrong)
+})  # fmt: skip
 
 
 @read_events.rule
@@ -193,7 +191,7 @@ ROW = "Each row is busy for `seconds`, but there are several, and any of them wi
 EARLY = "A client that retries too early is refused again."
 PLACE = "Each request that finishes makes room for another: a client need not wait until the queue is empty."
 
-for _message, _seconds in {
+BoundedQueue.add_misconceptions({
     f"returns the time until one particular row is free. {ROW}": lambda queue: ceil(queue.seconds),
     f"multiplies by the number of rows. {ROW}": lambda queue: ceil(queue.seconds * queue.rows),
     f"rounds down. {EARLY}": lambda queue: max(1, int(queue.seconds / queue.rows)),
@@ -211,8 +209,7 @@ for _message, _seconds in {
         lambda queue: ceil(len(queue.waiting + queue.running) * queue.seconds / queue.rows)
     ),
     "returns 1 second, however fast the server is: it depends on `seconds` and on the rows.": lambda queue: 1,
-}.items():
-    BoundedQueue.misconception(_message, lambda *case, _seconds=_seconds: Bounded(*case, _seconds))
+}, part="retry_after")  # fmt: skip
 
 
 @BoundedQueue.rule

@@ -47,7 +47,7 @@ def log_softmax(logits, temperature):
     return [(logit - max(logits)) / temperature - math.log(sum(weights)) for logit in logits]
 
 
-for _message, _wrong in {
+softmax.add_misconceptions({
     "multiplies the logits by the temperature: a high temperature must make tokens more alike.":
         lambda n, t: of_differences(n, t, score=lambda x, t: x * t),
     "divides the probabilities by the temperature, after the softmax: they no longer add up to 1.":
@@ -61,8 +61,7 @@ for _message, _wrong in {
     "logit first, which changes no probability.": lambda n, t: of_differences(n, t, largest=lambda scores: 0),
     "raises 2 instead of e to the power of each logit.":
         lambda n, t: of_differences([logit * math.log(2) for logit in n], t),
-}.items():  # fmt: skip
-    softmax.misconception(_message, _wrong)
+})  # fmt: skip
 for _logarithms in (lambda n, t: [math.log(value) for value in of_differences(n, t)], log_softmax):
     softmax.misconception("returns logarithms of probabilities: the task asks for the probabilities.", _logarithms)
 softmax.misconception(
@@ -129,7 +128,7 @@ def and_one_more(probabilities, p, always=True):
     return kept + others[-1:] * (always or sum(probabilities[one] for one in kept) == p)
 
 
-for _message, _wrong in {
+top_p.add_misconceptions({
     "leaves out the token with which the sum reaches p. The kept tokens must have *at least* p together: after a "
     "certain token, yours would keep none.": before_it_exceeds,
     "always leaves out the last token that belongs to the set: the kept tokens must have at least p together.":
@@ -154,8 +153,7 @@ for _message, _wrong in {
     "returns how many tokens are kept: the task asks which.": lambda values, p: len(until_the_sum_reaches(values, p)),
     "keeps only the best token, whatever p is.": lambda values, p: [values.index(max(values))],
     "keeps all tokens, whatever p is.": lambda values, p: list(range(len(values))),
-}.items():  # fmt: skip
-    top_p.misconception(_message, _wrong)
+})  # fmt: skip
 
 # --- draw -----------------------------------------------------------------------------------------------------------
 
@@ -197,7 +195,7 @@ for _otherwise in (lambda w: None, lambda w: len(w) - 1, len, lambda w: 0):
         "weights add up to less, and a number could fall on no token.",
         lambda w, u, otherwise=_otherwise: place_of(w, u, total=lambda w: 1.0, otherwise=otherwise),
     )
-for _message, _wrong in {
+draw.add_misconceptions({
     "gives a number at which two intervals meet to the first of them. Then 0 draws a token with the weight 0: an "
     "interval contains its lower end, but not its upper one.":
         lambda w, u: place_of(w, u, passed=lambda end, mark: end < mark),
@@ -213,5 +211,4 @@ for _message, _wrong in {
         lambda w, u: place_of(sorted(w, reverse=True), u),
     "returns a weight: the task asks for the token's id.": lambda w, u: w[place_of(w, u)],
     "counts tokens from 1: the first id is 0.": lambda w, u: place_of(w, u) + 1,
-}.items():  # fmt: skip
-    draw.misconception(_message, _wrong)
+})  # fmt: skip

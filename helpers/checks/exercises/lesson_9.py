@@ -49,7 +49,7 @@ def longest_first(
     return []
 
 
-for _message, _parts in {
+propose.add_misconceptions({
     "finds the last tokens themselves: nothing follows them yet. Look for an earlier place.":
         {"starts": lambda end, n: range(end, -1, -1)},
     "takes the earliest match: the latest one is more likely to continue in the same way.":
@@ -70,8 +70,7 @@ for _message, _parts in {
     "max_tokens.": {"most": min},
     "drafts one token less than k: the newest token of the text is not a draft token.":
         {"most": lambda k, r: min(k, r) - 1},
-}.items():  # fmt: skip
-    propose.misconception(_message, lambda *case, parts=_parts: longest_first(*case, **parts))
+})  # fmt: skip
 for _sizes in (range(20, 0, -1), (4, 3, 2, 1)):
     propose.misconception(
         "looks for more than three tokens first: three are enough, and the latest of their matches is taken.",
@@ -137,7 +136,7 @@ def as_drafted(draft, chosen):
 
 
 CONTEXT = "The model chose the later tokens for a text that contains the rejected one."
-for _message, _parts in {
+verify.add_misconceptions({
     f"accepts draft tokens after the first mismatch. {CONTEXT}": {
         "accept": lambda d, c: [one for token, one in zip(d, c, strict=False) if token == one] + c[-1:]
     },
@@ -162,8 +161,7 @@ for _message, _parts in {
         {"end": lambda tokens, eos: tokens[: tokens.index(eos)] if eos in tokens else tokens},
     "gives each request as many of the model's tokens as its draft has. It has one more, and without a draft it "
     "still has one.": {"rows": len},
-}.items():  # fmt: skip
-    verify.misconception(_message, lambda *case, parts=_parts: by_request(*case, **parts))
+})  # fmt: skip
 
 
 @verify.misconception("compares every draft with the start of the row: each request has its own part of it.")
@@ -261,5 +259,4 @@ for _part, _wrongs in {
             lambda c, d, a, b: (c + 2 + a) // b,
     },
 }.items():  # fmt: skip
-    for _message, _of in _wrongs.items():
-        settle.misconception(_message, lambda *case, part=_part, of=_of: set_back(*case, **{part: of}))
+    settle.add_misconceptions(_wrongs, part=_part)

@@ -30,6 +30,7 @@ def _(random):
         yield (phases, Random(seed)), f"phases {phases}, Random({seed})"
 
 
+@poisson_arrivals.reference
 def send_times(
     phases,
     random,
@@ -61,7 +62,6 @@ def send_times(
     return times
 
 
-poisson_arrivals.reference(lambda phases, random: send_times(phases, random))
 EVEN = "Users send independently of each other: sometimes several requests arrive at once, and then none for a while."
 ONE_PHASE = "A rate belongs to its phase"
 
@@ -70,7 +70,7 @@ def mean_rate(rate, phases):
     return sum(seconds * each for seconds, each in phases) / sum(seconds for seconds, _ in phases)
 
 
-for _message, _parts in {
+poisson_arrivals.add_misconceptions({
     "sends the first request of a phase at its start: there is a gap before it, too.": {"first": True},
     f"sends at fixed intervals. {EVEN}": {"gap": lambda random, rate: 1 / rate},
     f"sends at fixed intervals, from the start on. {EVEN}": {"gap": lambda random, rate: 1 / rate, "first": True},
@@ -92,9 +92,6 @@ for _message, _parts in {
     "lets a gap that was drawn at one phase's rate last into the next. Each phase begins with a new gap, at its own "
     "rate.": {"anew": False},
     "starts every phase at 0: a phase begins when the one before it is over.": {"clock": lambda start: 0},
-}.items():
-    poisson_arrivals.misconception(_message, lambda *case, _parts=_parts: send_times(*case, **_parts))
-for _message, _wrong in {
     "returns the gaps: the task asks for the time at which each request is sent.": (
         lambda *case: [b - a for a, b in pairwise([0, *send_times(*case)])]
     ),
@@ -116,8 +113,7 @@ for _message, _wrong in {
     "divides by a rate of 0: in a pause, no request is sent, and no gap is drawn.": (
         lambda phases, random: [random.expovariate(1 / rate) for _, rate in phases] and send_times(phases, random)
     ),
-}.items():
-    poisson_arrivals.misconception(_message, _wrong)
+})  # fmt: skip
 
 
 @poisson_arrivals.rule
@@ -170,24 +166,24 @@ def from_intended_send_time(arrivals, service_seconds, **parts):
     return [end - sent for sent, _, end in served(arrivals, service_seconds, **parts)]
 
 
-for _message, _wrong in {
+open_loop_latencies.add_misconceptions({
     "returns the service times: a closed loop would measure just that. In an open loop, a request also waits while "
     "the server is busy with earlier ones.": lambda sent, service: service,
-    "starts a request before it is sent: when no request waits, the server is idle.": (
-        lambda *case: from_intended_send_time(*case, begin=lambda sent, now: now)
-    ),
+    "starts a request before it is sent: when no request waits, the server is idle.": {
+        "begin": lambda sent, now: now
+    },
     "adds up all service times so far. Work that ends before a request is sent does not delay it.": (
         lambda sent, service: list(accumulate(service))
     ),
-    "assumes that the previous request started when it was sent: it may have waited, too.": (
-        lambda *case: from_intended_send_time(*case, free=lambda sent, end, seconds: sent + seconds)
-    ),
-    "serves the latest request first. The server runs requests in the order in which they are sent.": (
-        lambda *case: from_intended_send_time(*case, rank=lambda service: lambda number: -number)
-    ),
-    "serves the shortest request first. The server runs requests in the order in which they are sent.": (
-        lambda *case: from_intended_send_time(*case, rank=lambda service: service.__getitem__)
-    ),
+    "assumes that the previous request started when it was sent: it may have waited, too.": {
+        "free": lambda sent, end, seconds: sent + seconds
+    },
+    "serves the latest request first. The server runs requests in the order in which they are sent.": {
+        "rank": lambda service: lambda number: -number
+    },
+    "serves the shortest request first. The server runs requests in the order in which they are sent.": {
+        "rank": lambda service: service.__getitem__
+    },
     "sorts the latencies: they must be in the order of the requests.": lambda *case: sorted(
         from_intended_send_time(*case)
     ),
@@ -199,8 +195,7 @@ for _message, _wrong in {
         lambda *case: [b - a for a, b in pairwise([0, *(end for *_, end in served(*case))])]
     ),
     "treats the send times as gaps, and adds them up.": lambda a, s: from_intended_send_time(list(accumulate(a)), s),
-}.items():
-    open_loop_latencies.misconception(_message, _wrong)
+})  # fmt: skip
 for _message, _each in {
     "counts only the wait. Latency lasts from the send time to the response.": lambda sent, begin, end: begin - sent,
     "returns the time of each response. Latency counts from the send time of each request.": lambda sent, begin, end: (

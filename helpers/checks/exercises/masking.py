@@ -127,9 +127,8 @@ for _part, _wrongs in {
             lambda tokens_left: tokens_left - 2,
     },
 }.items():  # fmt: skip
-    for _message, _of in _wrongs.items():
-        allowed_tokens.misconception(_message, lambda *case, part=_part, of=_of: still_beginnings(*case, **{part: of}))
-for _message, _wrong in {
+    allowed_tokens.add_misconceptions(_wrongs, part=_part)
+allowed_tokens.add_misconceptions({
     "allows only EOS after a complete choice: a longer choice could still follow.":
         lambda text, *case: [0] if text in case[0] else still_beginnings(text, *case),
     "looks only at the first choice: any of them may be meant.":
@@ -140,8 +139,7 @@ for _message, _wrong in {
         lambda *case: sorted(set(range(len(case[2]))) - set(still_beginnings(*case))),
     "returns True and False: the task asks for ids.":
         lambda *case: [place in still_beginnings(*case) for place in range(len(case[2]))],
-}.items():  # fmt: skip
-    allowed_tokens.misconception(_message, _wrong)
+})  # fmt: skip
 
 # --- masked_softmax -------------------------------------------------------------------------------------------------
 
@@ -180,7 +178,7 @@ def unmasked(logits):
     return of_allowed(logits, range(len(logits)))
 
 
-for _message, _wrong in {
+masked_softmax.add_misconceptions({
     "applies the mask after the softmax. The removed tokens have already taken their share, so the others do not add "
     "up to 1: a drawn number could fall on none.":
         lambda n, a: [value * (place in a) for place, value in enumerate(unmasked(n))],
@@ -204,5 +202,4 @@ for _message, _wrong in {
     "allowed logit first, which changes no probability.": lambda n, a: of_allowed(n, a, largest=lambda scores: 0),
     "removes the allowed tokens' logits from the list of probabilities: it returns masked logits.":
         lambda n, a: [logit if place in a else -math.inf for place, logit in enumerate(n)],
-}.items():  # fmt: skip
-    masked_softmax.misconception(_message, _wrong)
+})  # fmt: skip

@@ -85,7 +85,7 @@ def _(result, arguments):
     return result if all(budget > 1 for _, budget, _ in arguments[0]) else result | {PASSES: []}
 
 
-for _message, _loop in {
+continuous_loop.add_misconceptions({
     "waits until the whole batch has finished, which is static batching. A waiting request can take a finished "
     "request's row before the next pass.": lambda each, n: in_order(
         each, n, may_join=lambda free, running: free * (not running)
@@ -103,6 +103,10 @@ for _message, _loop in {
     "runs more than max_batch_size rows at once: the server has no memory for them.": lambda each, n: in_order(
         each, len(each)
     ),
+    "runs one row too many: the server has memory for max_batch_size rows.": lambda each, n: in_order(each, n + 1),
+    "counts only prefills as time. A decode step is a forward pass, too, and requests arrive while it runs.": {
+        "lasts": (1, 0)
+    },
     "leaves one row empty: max_batch_size requests can run at the same time.": lambda each, n: in_order(each, n - 1),
     "runs a separate prefill for every joining request: requests that join at the same time can share one.": (
         lambda each, n: in_order(each, n, together=False)
@@ -114,8 +118,7 @@ for _message, _loop in {
     "loses the output of a request that finishes in its prefill: its row leaves before its tokens are recorded.": (
         lambda each, n: in_order(each, n, leave_early=True)
     ),
-}.items():
-    continuous_loop.misconception(_message, _loop)
+})  # fmt: skip
 
 
 @continuous_loop.rule

@@ -10,7 +10,7 @@ prefix_hashes = Exercise(
     "prefix_hashes(token_ids, block_size, salt)",
     "blocks share a name only if everything up to their ends is the same, so sharing them is safe",
     observe=numbered_names,
-    forbidden=["helpers.engine.block_manager:BlockManager._hashes"],
+    forbidden=["helpers.engine.block_hashes:hash_blocks"],
 )
 
 
@@ -28,6 +28,8 @@ def _(random):
         ([a + b, a + b, a, a + c], 4, "xyyx", "a text with two salts"),
         ([[], [1, 2, 3], list(range(13)), list(range(12))], 3, "xxxy", "blocks of 3"),
         ([[4, 5, 6], [4, 5, 7], [4]], 1, "xxy", "blocks of 1"),
+        ([[12, 3], [2, 3]], 2, ["x", "x1"], "salts and ids with the same digits"),
+        ([[51, 4], [1, 4], [14]], 1, ["y", "y5", "y5"], "salts that end with a digit"),
         (short, 2, random.choices("xy", k=40), "40 short texts of two tokens"),
     ]:
         yield (texts, size, list(salts)), what
@@ -43,7 +45,7 @@ def chain(t, size, s, name=lambda n, b, p, t, s: (n, *b)):
 
 
 OWN = "Its keys depend on everything before it, so after another beginning they are different."
-for _message, _name in {
+prefix_hashes.add_misconceptions({
     f"looks only at a block's own tokens. {OWN}": lambda n, b, p, t, s: (s, *b),
     f"looks only at a block's own tokens and its place. {OWN}": lambda n, b, p, t, s: (s, len(p), *b),
     "looks back only one block: keys depend on all earlier tokens.":
@@ -55,11 +57,12 @@ for _message, _name in {
     "makes names depend on later tokens: a token attends only to earlier ones.": lambda n, b, p, t, s: (n, *t),
     "makes names depend on the length of the text: keys do not.": lambda n, b, p, t, s: (n, len(t), *b),
     "names the same text differently each time: no block would ever be found.": lambda n, b, p, t, s: object(),
-}.items():  # fmt: skip
-    prefix_hashes.misconception(_message, lambda t, size, s, name=_name: chain(t, size, s, name))
-for _message, _wrong in {
+}, part="name")  # fmt: skip
+prefix_hashes.add_misconceptions({
     "ignores the salt. Two customers would share blocks, and each could tell from its TTFT which prompts the other "
     "has sent.": lambda t, size, s: chain(t, size, ""),
+    "joins the salt and the ids, although a salt may end with digits: other ids with another salt get the same name.":
+        lambda t, size, s: chain([str(one) for one in t], size, s, lambda n, b, *_: " ".join([n + b[0], *b[1:]])),
     "names the last block although it is not full. It will get more tokens, so it cannot be shared "
     "yet.": lambda t, size, s: chain([*t, *[-1] * (-len(t) % size)], size, s),
     "leaves out the last block when it is exactly full.": lambda t, size, s: chain(t[:-1], size, s),
@@ -67,8 +70,7 @@ for _message, _wrong in {
     "returns a name per token: the task asks for one per block.": lambda t, size, s: chain(t, 1, s),
     "returns one name for the whole text: texts may share only some blocks.": lambda t, size, s: [(s, *t)],
     "returns the names backwards: the first one is the first block's.": lambda t, size, s: chain(t, size, s)[::-1],
-}.items():
-    prefix_hashes.misconception(_message, _wrong)
+})  # fmt: skip
 
 
 @prefix_hashes.rule
@@ -126,7 +128,7 @@ def prefix(names, cached, tokens, size, usable=lambda tokens, size: (tokens - 1)
     return blocks, (left or (lambda blocks, tokens, size: tokens - len(blocks) * size))(blocks, tokens, size)
 
 
-for _message, _parts in {
+reuse.add_misconceptions({
     "shares a block although one before it is missing: the missing block's tokens would be skipped.": {
         "at_a_gap": "go on"
     },
@@ -142,9 +144,6 @@ for _message, _parts in {
     "returns the number of tokens that are cached: the task asks for those that are left.": {
         "left": lambda blocks, tokens, size: len(blocks) * size
     },
-}.items():
-    reuse.misconception(_message, lambda *case, _parts=_parts: prefix(*case, **_parts))
-for _message, _wrong in {
     "returns the names of the blocks: the task asks for their numbers.": lambda n, c, t, b: (
         n[: len(prefix(n, c, t, b)[0])],
         prefix(n, c, t, b)[1],
@@ -153,8 +152,7 @@ for _message, _wrong in {
         list(c.values()),
         t - len(c) * b,
     ),
-}.items():
-    reuse.misconception(_message, _wrong)
+})  # fmt: skip
 
 
 def exposes_the_bug(failing_input, seed: int) -> str | Passed:

@@ -92,7 +92,9 @@ class _Encoder:
     def _object(self, value):
         if isinstance(value, torch.Tensor) and not value.is_meta and value.layout == torch.strided:
             value = value.detach().resolve_conj().resolve_neg()
-            data = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            # A clone, because `contiguous` keeps the stride of a single number, which has no view as bytes then.
+            value = value.cpu().clone(memory_format=torch.contiguous_format)
+            data = value.reshape(-1).view(torch.uint8).numpy().tobytes()
             return ["tensor", [str(value.dtype), list(value.shape), _text(data)]]
         if isinstance(value, Cache) and hasattr(value, "layers"):
             layers = [[self.encode(layer.keys), self.encode(layer.values)] for layer in value.layers]

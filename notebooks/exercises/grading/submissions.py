@@ -177,5 +177,5 @@ def _read(path: Path) -> list:
 
 def _read_release(assignment: str) -> list:
     if assignment not in ASSIGNMENTS:
-        raise GradingError(f"there is no assignment of this name; there are {', '.join(ASSIGNMENTS)}")
+        raise GradingError(f"there is no assignment of this name: rename the file if it is {', '.join(ASSIGNMENTS)}")
     return nbformat.read(EXERCISES / "release" / assignment / f"{assignment}.ipynb", as_version=4).cells
