@@ -168,12 +168,13 @@ def _least_squares(counts: np.ndarray, seconds: np.ndarray, weights: np.ndarray)
     for free_tokens in FREE_TOKENS:
         paid = counts.copy()
         paid[:, TOKENS] = np.maximum(0, paid[:, TOKENS] - free_tokens)
+        counted = paid.any(0)
         relative = paid / seconds[:, None]  # times the coefficients, this is 1 where the prediction is perfect
         scale = relative.max(0) + 1e-30
         system = np.column_stack([relative / scale, np.ones(len(seconds))]) * np.sqrt(weights)[:, None]
         system = np.linalg.qr(system, mode="r")  # 7 equations with the same optima
         for chosen in _CHOICES:
-            if not paid[:, chosen].any(0).all():  # rounding alone would decide the coefficient of a count that is 0
+            if not counted[chosen].all():  # rounding alone would decide the coefficient of a count that is always 0
                 continue
             coefficients, *_ = np.linalg.lstsq(system[:, chosen], system[:, -1])
             error = float(((system[:, chosen] @ coefficients - system[:, -1]) ** 2).sum())
