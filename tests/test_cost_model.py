@@ -146,6 +146,12 @@ def test_measured_iterations_have_few_rows_and_many_short_contexts_and_long_ones
     assert not engine.has_unfinished_requests()
 
 
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_few_requests_suffice_for_a_fit(engine, count):
+    cost = fit(measure(engine, context=100, count=count))
+    assert run_live(engine, *held_out(cost, SMALL, 100, load=0.5, count=count, seconds=60)).makespan > 0
+
+
 def test_a_machine_that_takes_the_time_of_a_cost_model_is_fitted_and_predicted_exactly(engine):
     cost = fit(measure(engine, context=400, count=50))
 

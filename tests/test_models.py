@@ -242,6 +242,9 @@ def test_a_folder_without_one_of_the_weights_is_refused_since_transformers_would
 def test_settings_of_the_generation_config_that_change_greedy_tokens_cause_a_warning(tmp_path, caplog):
     save(random_pair("llama")[0], tmp_path)
     load_model(tmp_path)
+    neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1, "min_length": 0}
+    (tmp_path / "generation_config.json").write_text(json.dumps(neutral | {"suppress_tokens": []}))
+    load_model(tmp_path)
     assert not caplog.records
     settings = {"eos_token_id": 0, "repetition_penalty": 1.1, "no_repeat_ngram_size": 3, "temperature": 0.7}
     (tmp_path / "generation_config.json").write_text(json.dumps(settings | {"do_sample": True}))

@@ -246,6 +246,32 @@ async def test_a_request_gets_a_free_row_although_a_replica_without_one_has_less
 
 
 @in_loop
+async def test_each_unfinished_output_of_a_request_takes_a_row():
+    async with running(2, shut=True) as client:
+        await client.submit("two outputs", [[0, 1]], SamplingParams(4, n=2, temperature=1.0))
+        await submit(client, [0, 1], 20, "long")
+        await submit(client, [0, 1], 4, "short")
+        replicas = {request.request_id: request.replica for request in client.dispatcher.requests.values()}
+        assert replicas == {"two outputs": "r0", "long": "r1", "short": "r1"}
+
+
+@in_loop
+async def test_no_waiting_request_is_sent_to_a_replica_that_reports_that_its_engine_has_stopped():
+    async with running(shut=True, restarts=False) as client:
+        first, second = client.started
+        first.lose()
+        await wait_until(lambda: list(client.replicas) == ["r1"])
+        for number in range(5):
+            await submit(client, [0, 1], 2, f"r{number}")
+        (waiting,) = client._waiting
+        stopped = Report([OutputDelta("r0", 0, "", [2], None, 1, "stop")], error="MemoryError")
+        second.report = lambda: asyncio.sleep(0, stopped)
+        await wait_until(lambda: not client.replicas)
+        assert [request.num_losses for request in client._waiting] == [1, 1, 1, 0]
+        assert client._waiting[-1] is waiting
+
+
+@in_loop
 async def test_slow_motion_reaches_all_replicas_and_those_that_come_later():
     async with running() as client:
         client.pace = 0.125

@@ -16,6 +16,7 @@ import asyncio
 import itertools
 import logging
 from bisect import insort
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -218,7 +219,10 @@ class ReplicaClient(EngineClient):
         if request.num_losses == MAX_LOSSES - 1:  # its last attempt
             others = self.dispatcher.requests.values()
             avoided |= {other.replica for other in others if other.num_losses == MAX_LOSSES - 1}
-        free = {name for name in self.replicas.keys() - avoided if self._load(name) < self.engine.rows}
+        rows = Counter()  # which the replicas need: one for each unfinished output
+        for other in self.dispatcher.requests.values():
+            rows[other.replica] += len(other.generated)
+        free = {name for name in self.replicas.keys() - avoided if rows[name] < self.engine.rows}
         if free:
             avoided = self.replicas.keys() - free
         try:

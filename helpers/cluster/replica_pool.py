@@ -176,6 +176,8 @@ class ReplicaPool:
                 report = await self._report_of(member.handle)
                 if report.step_seconds > self._timeout:
                     raise ReplicaLost(f"an iteration has taken {report.step_seconds:.1f} s")
+                if report.error is not None:
+                    member.state = ENDED  # before the report is used, so that no waiting request is sent here
                 self._owner.on_report(member, report)
                 if report.error is not None:
                     raise ReplicaLost(f"its engine has stopped: {report.error}")

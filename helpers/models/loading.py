@@ -28,11 +28,11 @@ from .gguf_file import GGUFFile
 from .quantization import check_format, quantize
 
 EMBEDDED = Path(__file__).resolve().parents[1] / "tiny_model"
-# Settings of a generation config that change the greedy tokens of `model.generate`.
+# Settings of a generation config that change the greedy tokens of `model.generate`, with the values that change none.
 CHANGES_GREEDY_TOKENS = {
-    "bad_words_ids", "begin_suppress_tokens", "exponential_decay_length_penalty", "forced_bos_token_id",
-    "forced_eos_token_id", "min_length", "min_new_tokens", "no_repeat_ngram_size", "num_beams", "repetition_penalty",
-    "sequence_bias", "suppress_tokens",
+    "bad_words_ids": [], "begin_suppress_tokens": [], "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None, "forced_eos_token_id": None, "min_length": 0, "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0, "num_beams": 1, "repetition_penalty": 1.0, "sequence_bias": {}, "suppress_tokens": [],
 }  # fmt: skip
 log = logging.get_logger(__name__)
 
@@ -109,7 +109,8 @@ def _load(name: str, device: str | None, dtype: torch.dtype | None, weights: str
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     require_exact_batching(model)
-    if ignored := sorted(CHANGES_GREEDY_TOKENS & model.generation_config.to_diff_dict().keys()):
+    settings = model.generation_config.to_dict()
+    if ignored := [name for name, none in CHANGES_GREEDY_TOKENS.items() if settings.get(name) not in (None, none)]:
         log.warning(
             "The generation config of %r sets %s, which `model.generate` applies. Here only its EOS tokens apply: set "
             "what you need in each request's SamplingParams.", name, " and ".join(ignored),

@@ -118,7 +118,7 @@ def measure(engine: EngineCore, context: int, count: int = 100, seed: int = 0) -
     """
     draw = random.Random(seed)
     requests = _draw_requests(draw, count, longest_prompt=context * 3 // 4, longest_output=context // 5)
-    run_live(engine, requests[:10], [0.0] * 10)  # warms up
+    run_live(engine, requests[:10], [0.0] * min(10, count))  # warms up
     by_prompt = sorted(requests, key=lambda request: len(request[0]))
     waiting = run_live(engine, by_prompt, [0.0] * count)
     seconds = 2 / PEAK * waiting.makespan  # the rate rises from 0, so its mean is half of its peak
@@ -168,11 +168,14 @@ def _least_squares(counts: np.ndarray, seconds: np.ndarray, weights: np.ndarray)
     for free_tokens in FREE_TOKENS:
         paid = counts.copy()
         paid[:, TOKENS] = np.maximum(0, paid[:, TOKENS] - free_tokens)
+        counted = paid.any(0)
         relative = paid / seconds[:, None]  # times the coefficients, this is 1 where the prediction is perfect
         scale = relative.max(0) + 1e-30
         system = np.column_stack([relative / scale, np.ones(len(seconds))]) * np.sqrt(weights)[:, None]
         system = np.linalg.qr(system, mode="r")  # 7 equations with the same optima
         for chosen in _CHOICES:
+            if not counted[chosen].all():  # rounding alone would decide the coefficient of a count that is always 0
+                continue
             coefficients, *_ = np.linalg.lstsq(system[:, chosen], system[:, -1])
             error = float(((system[:, chosen] @ coefficients - system[:, -1]) ** 2).sum())
             if (coefficients >= 0).all() and error < least:
