@@ -21,7 +21,7 @@ def copy(source: Path, target: Path) -> None:
     for cell in nb.cells:
         if "hide-output" in cell.metadata.get("tags", []):
             cell.outputs, cell.execution_count = [], None
-            del cell.metadata["jupyter"]["outputs_hidden"]
+            cell.metadata.get("jupyter", {}).pop("outputs_hidden", None)
     target.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(nb, target)
 

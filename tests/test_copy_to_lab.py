@@ -4,6 +4,7 @@ from pathlib import Path
 
 import copy_to_lab
 import nbformat
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 LESSON, EXERCISES = "6_paged_kv_cache.ipynb", "exercises/release/6_paged_kv_cache/6_paged_kv_cache.ipynb"
@@ -23,6 +24,13 @@ def test_a_copy_has_all_cells_and_outputs_except_the_answers_to_predictions(tmp_
         else:
             assert cell == stored
     assert answers == 5
+
+
+def test_an_answer_that_its_reader_unfolded_is_removed_too(tmp_path):
+    unfolded = new_code_cell("1", metadata={"tags": ["hide-output"]}, outputs=[new_output("stream", text="1")])
+    nbformat.write(new_notebook(cells=[unfolded]), tmp_path / "1_a.ipynb")
+    copy_to_lab.main(["1_a.ipynb"], notebooks=tmp_path, lab=tmp_path / "lab")
+    assert nbformat.read(tmp_path / "lab" / "1_a.ipynb", as_version=4).cells[0].outputs == []
 
 
 def test_a_copy_that_exists_is_not_overwritten(tmp_path):

@@ -1,7 +1,7 @@
 """The connection between the front end and a replica: requests go one way, reports the other.
 
 Ray starts replicas and could carry these messages, too. But a call through Ray takes more processor time, in both
-processes, and calls may arrive out of order. For the figures, see benchmarks/results/serving.md.
+processes, and calls may arrive out of order. The figures are in benchmarks/results/serving.md.
 
 The front end asks for each report once it has delivered the one before. A front end that is slow thus gets several
 iterations in one report, and at most one report waits to be read.

@@ -138,7 +138,7 @@ class RayReplicas:
     def __init__(self, settings: ReplicaSettings, num_replicas: int, address: str | None = None):
         self._settings, self._numbers = settings, itertools.count()
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        # A replica has the priority of the front end. By default, it would have a far lower one.
+        # A replica gets the priority of the front end where Ray starts here. By default, it would have a far lower one.
         os.environ[ray._private.ray_constants.RAY_WORKER_NICENESS] = "0"
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         needed = num_replicas * settings.num_cpus

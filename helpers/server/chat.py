@@ -27,7 +27,7 @@ class Message(Strict):
     name: str | None = Field(None, description="The author's name. Only chat templates that know it use it.")
     # OpenAI's client adds these to the messages that it has received, and programs send such messages again.
     refusal: None = None
-    annotations: None = None
+    annotations: Annotated[list, Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
 
