@@ -106,7 +106,7 @@ def test_a_message_of_a_response_can_be_sent_again_as_a_dictionary(server):
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
         create = functools.partial(client.chat.completions.create, model="tiny-model", max_tokens=5)
         message = create(messages=[said]).choices[0].message
-        for again in (message, message.to_dict(), message.model_dump()):
+        for again in (message, message.to_dict(), message.model_dump(), message.model_dump() | {"annotations": []}):
             assert create(messages=[said, again, said]).choices[0].message.content
 
 
