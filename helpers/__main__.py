@@ -137,8 +137,8 @@ def generate(engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: 
 
 def print_while_it_grows(engine, one: PromptOutputs) -> None:
     """Print the text of a single output as it is generated: on a terminal, only the last line can grow."""
-    print(text_before(one.prompt, engine.tokenizer), end="", flush=True)
     try:
+        print(text_before(one.prompt, engine.tokenizer), end="", flush=True)
         while not one.is_done:
             for output in engine.step():
                 print(output.new_text, end="", flush=True)

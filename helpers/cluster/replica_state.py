@@ -24,7 +24,7 @@ class _Outstanding:
 
 
 class ReplicaState:
-    """The load and the cache of one replica, as far as they are known; a `routing.Replica`.
+    """The load and the cache of one replica, as far as they are known; a `routing.RoutableReplica`.
 
     Args:
         block_size: tokens per block of the replica's KV cache; None if it does not cache prefixes.

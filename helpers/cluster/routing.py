@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 
-class Replica(Protocol):
+class RoutableReplica(Protocol):
     """What a router reads of a replica; `ReplicaState` is one.
 
     Attributes:
@@ -31,7 +31,7 @@ class Replica(Protocol):
 class Router(Protocol):
     """A routing policy."""
 
-    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[Replica]) -> int:
+    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[RoutableReplica]) -> int:
         """Return the index of the replica that gets a request.
 
         Args:
@@ -46,14 +46,14 @@ class RoundRobin:
     def __init__(self):
         self._turns = itertools.count()
 
-    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[Replica]) -> int:
+    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[RoutableReplica]) -> int:
         return next(self._turns) % len(replicas)
 
 
 class LeastOutstandingTokens:
     """Sends a request to the replica with the fewest outstanding tokens; of equal replicas, to the first."""
 
-    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[Replica]) -> int:
+    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[RoutableReplica]) -> int:
         return min(range(len(replicas)), key=lambda index: replicas[index].outstanding_tokens)
 
 
@@ -69,7 +69,7 @@ class PowerOfTwoChoices:
     def __init__(self, seed: int = 0):
         self._random = random.Random(seed)
 
-    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[Replica]) -> int:
+    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[RoutableReplica]) -> int:
         drawn = self._random.sample(range(len(replicas)), min(2, len(replicas)))
         return min(drawn, key=lambda index: replicas[index].outstanding_tokens)
 
@@ -92,7 +92,7 @@ class PrefixAware:
             raise ValueError(f"weight must be at least 0, not {weight}.")
         self.weight = weight
 
-    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[Replica]) -> int:
+    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[RoutableReplica]) -> int:
         length = len(prompt_token_ids)
 
         def score(index: int) -> tuple[float, int]:

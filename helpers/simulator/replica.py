@@ -53,7 +53,7 @@ class FleetClock:
 
 
 class SimulatedReplica:
-    """Runs requests of known lengths in simulated time; a `cluster.routing.Replica`.
+    """Runs requests of known lengths in simulated time; a `cluster.routing.RoutableReplica`.
 
     Args:
         config: as for `Simulator`.
