@@ -238,6 +238,24 @@ async def test_a_prompt_goes_where_its_beginning_is_cached():
 
 
 @in_loop
+async def test_a_request_gets_a_free_row_although_a_replica_without_one_has_less_to_do():
+    async with running(2, shut=True) as client:
+        for number, (max_tokens, replica) in enumerate([(20, "r0"), (4, "r1"), (4, "r1"), (4, "r0"), (4, "r1")]):
+            await submit(client, [0, 1], max_tokens, str(number))
+            assert client.dispatcher.requests[str(number)].replica == replica
+
+
+@in_loop
+async def test_each_unfinished_output_of_a_request_takes_a_row():
+    async with running(2, shut=True) as client:
+        await client.submit("two outputs", [[0, 1]], SamplingParams(4, n=2, temperature=1.0))
+        await submit(client, [0, 1], 20, "long")
+        await submit(client, [0, 1], 4, "short")
+        replicas = {request.request_id: request.replica for request in client.dispatcher.requests.values()}
+        assert replicas == {"two outputs": "r0", "long": "r1", "short": "r1"}
+
+
+@in_loop
 async def test_no_waiting_request_is_sent_to_a_replica_that_reports_that_its_engine_has_stopped():
     async with running(shut=True, restarts=False) as client:
         first, second = client.started

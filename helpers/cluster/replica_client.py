@@ -1,5 +1,8 @@
 """The front end's side of all replicas: an `EngineClient` whose engine is several engines in other processes.
 
+While some replicas have a free row, the router chooses among these. By their outstanding tokens alone, it would let
+requests wait where others are about to finish, while rows of another replica stay empty.
+
 The unfinished requests of a lost replica continue on the replicas that remain, from their prompts and the tokens
 delivered so far. If no replica remains, they wait for the next one. A client notices only a pause. The same happens to
 requests that a draining replica has not finished in time.
@@ -13,6 +16,7 @@ import asyncio
 import itertools
 import logging
 from bisect import insort
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -215,6 +219,12 @@ class ReplicaClient(EngineClient):
         if request.num_losses == MAX_LOSSES - 1:  # its last attempt
             others = self.dispatcher.requests.values()
             avoided |= {other.replica for other in others if other.num_losses == MAX_LOSSES - 1}
+        rows = Counter()  # which the replicas need: one for each unfinished output
+        for other in self.dispatcher.requests.values():
+            rows[other.replica] += len(other.generated)
+        free = {name for name in self.replicas.keys() - avoided if rows[name] < self.engine.rows}
+        if free:
+            avoided = self.replicas.keys() - free
         try:
             name = self.dispatcher.assign(request, avoided)
         except NoReplicas:
@@ -242,8 +252,7 @@ class ReplicaClient(EngineClient):
         """
         names = {member.name for member in self.pool.members if member.state != READY}
         if self.pool.count(STARTING) or self.pool.count(ENDED):
-            states = self.dispatcher.replicas.items()
-            names |= {name for name, state in states if state.num_requests >= SHARE * self.engine.rows}
+            names |= {name for name in self.replicas if self._load(name) >= SHARE * self.engine.rows}
         return names
 
     def _dispatch_waiting(self) -> None:
@@ -296,7 +305,10 @@ class ReplicaClient(EngineClient):
 
     def load(self, member: Member) -> int:
         """Return how many requests a replica has not finished."""
-        return self.dispatcher.replicas[member.name].num_requests
+        return self._load(member.name)
+
+    def _load(self, name: str) -> int:
+        return self.dispatcher.replicas[name].num_requests
 
     def on_crash(self, error: BaseException) -> None:
         """Fail all requests: the front end cannot continue."""
