@@ -16,12 +16,9 @@ import hmac
 import pickle
 import secrets
 import struct
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine import SamplingParams
 from .replica import Replica, ReplicaLost, Report
 
 LENGTH = struct.Struct("!Q")  # before each message, its number of bytes
@@ -101,15 +98,8 @@ class ReplicaConnection:
         self._writer: asyncio.StreamWriter | None = None
         self._unsent: list[bytes] | None = []  # the calls that wait; None once there is a connection
 
-    def add(
-        self,
-        engine_id: str,
-        token_ids: list[int],
-        params: SamplingParams,
-        priority: int,
-        generated: Mapping[int, Seq[int]],
-    ) -> None:
-        self._call("add", engine_id, token_ids, params, priority, generated)
+    def add(self, *request) -> None:
+        self._call("add", *request)
 
     def abort(self, engine_id: str) -> None:
         self._call("abort", engine_id)

@@ -1,7 +1,7 @@
 """The front end's side of all replicas: an `EngineClient` whose engine is several engines in other processes.
 
-While some replicas have a free row, the router chooses among these. By their outstanding tokens alone, it would let
-requests wait where others are about to finish, while rows of another replica stay empty.
+While some replicas have a free row, the router chooses among these. If it compared outstanding tokens alone, requests
+would wait at a replica that is about to finish others, while rows of another one stay empty.
 
 The unfinished requests of a lost replica continue on the replicas that remain, from their prompts and the tokens
 delivered so far. If no replica remains, they wait for the next one. A client notices only a pause. The same happens to
@@ -252,7 +252,8 @@ class ReplicaClient(EngineClient):
         """
         names = {member.name for member in self.pool.members if member.state != READY}
         if self.pool.count(STARTING) or self.pool.count(ENDED):
-            names |= {name for name in self.replicas if self._load(name) >= SHARE * self.engine.rows}
+            states = self.dispatcher.replicas.items()
+            names |= {name for name, state in states if state.num_requests >= SHARE * self.engine.rows}
         return names
 
     def _dispatch_waiting(self) -> None:
@@ -305,10 +306,7 @@ class ReplicaClient(EngineClient):
 
     def load(self, member: Member) -> int:
         """Return how many requests a replica has not finished."""
-        return self._load(member.name)
-
-    def _load(self, name: str) -> int:
-        return self.dispatcher.replicas[name].num_requests
+        return self.dispatcher.replicas[member.name].num_requests
 
     def on_crash(self, error: BaseException) -> None:
         """Fail all requests: the front end cannot continue."""
