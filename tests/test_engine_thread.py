@@ -202,8 +202,10 @@ async def test_a_deadline_counts_from_acceptance():
 
 @in_loop
 async def test_observers_see_every_iteration_once_and_the_queue():
-    async with running(max_queue=10) as thread:
-        await asyncio.gather(*[texts(await submit(thread, "ab", 2 + n, str(n))) for n in range(5)])
+    async with running(shut=True, max_queue=10) as thread:
+        streams = [await submit(thread, "ab", 2 + n, str(n)) for n in range(5)]
+        thread.model.allowed.release(100)  # not before: a request that ended early would leave no queue to be seen
+        await asyncio.gather(*map(texts, streams))
         seen = [one for _, snapshot in thread.seen for one in snapshot.passes]
         assert seen == list(thread.engine.trace.passes)
         assert max(snapshot.num_waiting for _, snapshot in thread.seen) >= 1
