@@ -9,15 +9,17 @@ from test_fleet import COST, workloads
 from test_replica_set import SECOND, Planned, comparable
 
 from helpers.cluster.autoscaling import QueueLengthAutoscaler
-from helpers.cluster.routing import LeastOutstandingTokens, RoundRobin
+from helpers.cluster.routing import FreeRowsFirst, LeastOutstandingTokens, RoundRobin
 from helpers.engine import EngineConfig
 from helpers.simulator import CostModel, Lifetime, TimedRequest, simulate_disaggregated
 
 PER_TOKEN = CostModel(iterations=1.0, tokens=0.1)
 
 
-def disaggregated(requests, config, cost, prefills=1, decodes=1, seconds_per_token=0.0, **options):
-    routers = RoundRobin(), LeastOutstandingTokens()
+def disaggregated(
+    requests, config, cost, prefills=1, decodes=1, seconds_per_token=0.0, wrap=lambda router: router, **options
+):
+    routers = wrap(RoundRobin()), wrap(LeastOutstandingTokens())
     return simulate_disaggregated(
         requests, config, cost, prefills, decodes, *routers, seconds_per_token=seconds_per_token, **options
     )
@@ -52,9 +54,10 @@ def test_prompts_are_computed_by_prefill_replicas_and_all_other_tokens_by_decode
     gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.02, 0.3]), st.booleans(), st.integers(0, 1)), max_size=8),
     scales=st.tuples(st.booleans(), st.booleans()),
     start_seconds=st.sampled_from([0.0, 0.05, 1.0]),
+    wrap=st.sampled_from([FreeRowsFirst, lambda router: router]),
 )
 def test_no_token_is_lost_or_repeated_when_replicas_of_either_kind_fail_start_and_stop(
-    workload, gaps, scales, start_seconds
+    workload, gaps, scales, start_seconds, wrap
 ):
     config, requests = workload
     times = itertools.accumulate(gap for gap, _, _ in gaps)
@@ -64,6 +67,7 @@ def test_no_token_is_lost_or_repeated_when_replicas_of_either_kind_fail_start_an
     for skip in (True, False):
         scalers = [QueueLengthAutoscaler(1, 3, target=2, interval=0.1, window=2) if one else None for one in scales]
         options = {
+            "wrap": wrap,
             "prefill_failures": [(time, place) for time, place, decodes in failures if not decodes],
             "decode_failures": [(time, place) for time, place, decodes in failures if decodes],
             **dict(zip(("prefill_autoscaler", "decode_autoscaler"), scalers, strict=True)),

@@ -3,15 +3,24 @@
 import heapq
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from helpers.cluster.routing import LeastOutstandingTokens, PowerOfTwoChoices, PrefixAware, RoundRobin
-from helpers.engine import POLICIES, EngineConfig
+from helpers.cluster.lockstep import LockstepReplicas
+from helpers.cluster.routing import (
+    FreeRowsFirst,
+    LeastOutstandingTokens,
+    PowerOfTwoChoices,
+    PrefixAware,
+    RoundRobin,
+    Router,
+)
+from helpers.engine import POLICIES, EngineConfig, SamplingParams
 from helpers.metrics import request_metrics
-from helpers.simulator import CostModel, SimulatedReplica, TimedRequest, simulate, simulate_fleet
+from helpers.simulator import CostModel, SimulatedReplica, Simulator, TimedRequest, simulate, simulate_fleet
 
 COST = CostModel(iterations=0.01, prefills=0.001, tokens=0.0002, sequences=0.0001, keys=1e-6, pairs=1e-8)
 
@@ -86,21 +95,32 @@ def requests_at(rate: float, count: int = 200, seed: int = 0) -> list[TimedReque
     return [TimedRequest(arrival, draw.randint(1, 60), draw.randint(1, 80)) for arrival in arrivals]
 
 
+class Watching:
+    """A router that keeps what it sees of the replicas."""
+
+    def __init__(self, router: Router):
+        self.router, self.loads, self.free_rows, self.choices = router, [], [], []
+
+    def choose(self, prompt_token_ids, replicas):
+        self.loads.append([replica.outstanding_tokens for replica in replicas])
+        self.free_rows.append([replica.free_rows for replica in replicas])
+        self.choices.append(self.router.choose(prompt_token_ids, replicas))
+        return self.choices[-1]
+
+
 @pytest.mark.parametrize("router", [LeastOutstandingTokens, PowerOfTwoChoices, RoundRobin, PrefixAware])
-def test_a_router_sees_the_same_loads_with_and_without_stretches(router):
-    config, seen = EngineConfig(max_batch_size=4, num_blocks=60, prefix_caching=False), []
+@pytest.mark.parametrize("wrap", [lambda router: router, FreeRowsFirst], ids=["alone", "free rows first"])
+def test_a_router_sees_the_same_loads_and_rows_with_and_without_stretches(router, wrap):
+    config = EngineConfig(max_batch_size=4, num_blocks=60, prefix_caching=False)
+    watching = [Watching(wrap(router())) for _ in range(2)]
+    results = [
+        simulate_fleet(requests_at(30.0), config, COST, 3, one, skip)
+        for one, skip in zip(watching, (True, False), strict=True)
+    ]
 
-    class Watching(router):
-        def choose(self, prompt_token_ids, replicas):
-            seen[-1].append([replica.outstanding_tokens for replica in replicas])
-            return super().choose(prompt_token_ids, replicas)
-
-    results = []
-    for skip in (True, False):
-        seen.append([])
-        results.append(simulate_fleet(requests_at(30.0), config, COST, 3, Watching(), skip))
-
-    assert seen[0] == seen[1]
+    first, second = watching
+    assert (first.loads, first.free_rows, first.choices) == (second.loads, second.free_rows, second.choices)
+    assert min(map(min, first.free_rows)) < 0 < max(map(max, first.free_rows))
     assert sorted(results[0].requests, key=lambda one: one.arrival)[0].arrival == requests_at(30.0)[0].arrival
     assert sorted(results[0].last_tokens) == sorted(results[1].last_tokens)
     assert results[0].iterations == results[1].iterations
@@ -142,6 +162,48 @@ def test_a_router_sees_the_loads_at_the_time_of_the_arrival():
     simulate_fleet(requests, EngineConfig(max_batch_size=2), CostModel(iterations=1.0), 2, Watching())
 
     assert seen == [[0, 0], [10, 0], [5, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("time, free_rows", [(0.5, 0), (2.0, 0), (2.5, 1), (8.0, 1), (8.5, 2)])
+def test_a_row_is_free_once_the_iteration_with_the_last_token_has_begun(time, free_rows):
+    requests, router = (
+        [TimedRequest(0.0, 1, 9), TimedRequest(0.0, 1, 3), TimedRequest(time, 1, 1)],
+        Watching(RoundRobin()),
+    )
+    simulate_fleet(requests, EngineConfig(max_batch_size=2), CostModel(iterations=1.0), 1, router)
+
+    assert router.free_rows == [[2], [1], [free_rows]]
+
+
+def test_a_request_gets_a_free_row_although_a_replica_without_one_has_less_to_do():
+    # Two short requests fill the rows of the second replica, and the long one leaves the first one a row.
+    requests = [TimedRequest(0.0, 1, 50), TimedRequest(0.1, 1, 9), TimedRequest(0.2, 1, 9), TimedRequest(0.5, 1, 9)]
+    config, ttft = EngineConfig(max_batch_size=2), {}
+    for router in (LeastOutstandingTokens(), FreeRowsFirst(LeastOutstandingTokens())):
+        result = simulate_fleet(requests, config, CostModel(iterations=1.0), 2, router)
+        ttft[type(router)] = next(one.ttft for one in result.requests if one.arrival == 0.5)
+
+    assert ttft == {LeastOutstandingTokens: 9.6, FreeRowsFirst: 1.5}
+
+
+@settings(derandomize=True, deadline=None, max_examples=60, phases=[Phase.generate])
+@given(workloads(), st.sampled_from([RoundRobin, LeastOutstandingTokens, PowerOfTwoChoices]))
+def test_a_simulated_fleet_routes_as_replicas_in_lock_step_do(workload, router):
+    """Both count time in iterations, so their routers see the same."""
+    config, requests = workload
+    config = replace(config, num_blocks=None, prefix_caching=False)
+    steps = [int(100 * request.arrival) for request in requests]
+    fleet, lockstep = Watching(FreeRowsFirst(router())), Watching(FreeRowsFirst(router()))
+
+    at_steps = [request._replace(arrival=float(step)) for request, step in zip(requests, steps, strict=True)]
+    simulate_fleet(at_steps, config, CostModel(iterations=1.0), 2, fleet)
+    replicas = LockstepReplicas([Simulator(config) for _ in range(2)], lockstep)
+    prompts, params = [one.prompt for one in requests], [SamplingParams(one.output_tokens) for one in requests]
+    replicas.generate(prompts, params, steps)
+
+    assert fleet.free_rows == lockstep.free_rows
+    assert fleet.loads == lockstep.loads
+    assert fleet.choices == lockstep.choices
 
 
 def test_a_prefix_stays_on_the_replica_that_caches_it():

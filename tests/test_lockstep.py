@@ -8,7 +8,7 @@ import pytest
 from helpers import Engine
 from helpers.cluster.dispatcher import DispatchedRequest, Dispatcher, NoReplicas
 from helpers.cluster.lockstep import LockstepReplicas
-from helpers.cluster.routing import ROUTERS, LeastOutstandingTokens, PrefixAware, RoundRobin
+from helpers.cluster.routing import ROUTERS, FreeRowsFirst, LeastOutstandingTokens, PrefixAware, RoundRobin
 from helpers.engine import EngineConfig, OutputDelta, SamplingParams, StructuredOutputs
 from helpers.simulator import Simulator
 from tests.conftest import PROMPTS, alone
@@ -65,6 +65,20 @@ def test_counts_repeat_and_every_request_gets_all_of_its_tokens(name):
     assert sum(engine.trace.output_tokens for engine in first.engines) == 40 * 16
     assert not first.dispatcher.requests
     assert [state.outstanding_tokens for state in first.dispatcher.replicas.values()] == [0] * 4
+
+
+def test_while_a_row_is_free_no_request_is_sent_to_a_replica_without_one():
+    def sent_to_wait(router) -> int:
+        replicas, draw, count = LockstepReplicas(simulators(2), router), random.Random(0), 0
+        for number in range(200):
+            rows = [state.free_rows for state in replicas.dispatcher.replicas.values()]
+            assert rows == [8 - len(engine.scheduler.unfinished) for engine in replicas.engines]
+            replicas.add_request([1], SamplingParams(max_tokens=draw.choice([2, 2, 40])), number)
+            count += rows[replicas.dispatcher.requests[number].replica] <= 0 < max(rows)
+            replicas.step()
+        return count
+
+    assert sent_to_wait(FreeRowsFirst(LeastOutstandingTokens())) == 0 < sent_to_wait(LeastOutstandingTokens())
 
 
 # --- killed replicas ------------------------------------------------------------------------------------------------
@@ -199,7 +213,7 @@ def delta(request_id: str, index: int, token_ids: list[int], finish_reason: str 
 
 def dispatched(n: int = 1) -> tuple[Dispatcher, DispatchedRequest]:
     dispatcher = Dispatcher(RoundRobin())
-    dispatcher.add_replica("first", BLOCK)
+    dispatcher.add_replica("first", BLOCK, 8)
     request = DispatchedRequest("a", [1, 2, 3], SamplingParams(temperature=1, n=n), max_tokens=8)
     dispatcher.assign(request)
     return dispatcher, request
@@ -208,11 +222,11 @@ def dispatched(n: int = 1) -> tuple[Dispatcher, DispatchedRequest]:
 def test_outputs_of_a_replica_that_no_longer_has_the_request_are_dropped():
     dispatcher, request = dispatched()
     assert dispatcher.accept("first", [delta("a", 0, [5])])
-    dispatcher.add_replica("second", BLOCK)
+    dispatcher.add_replica("second", BLOCK, 8)
     assert dispatcher.remove_replica("first") == [request] and request.replica is None
     assert dispatcher.assign(request) == "second"
     assert dispatcher.accept("first", [delta("a", 0, [6])]) == []
-    dispatcher.add_replica("third", BLOCK)
+    dispatcher.add_replica("third", BLOCK, 8)
     assert dispatcher.accept("third", [delta("a", 0, [6])]) == []
     assert dispatcher.accept("second", [delta("a", 0, [7]), delta("unknown", 0, [1])]) == [delta("a", 0, [7])]
     assert request.generated == {0: [5, 7]} and request.token_ids == [1, 2, 3, 5, 7]
@@ -224,9 +238,11 @@ def test_only_unfinished_outputs_are_resumed():
     dispatcher.accept("first", [delta("a", 0, [5], "stop"), delta("a", 1, [6]), delta("a", 2, [7])])
     assert request.generated == {1: [6], 2: [7]} and request.max_new_tokens == 14
     assert dispatcher.replicas["first"].outstanding_tokens == 14
+    assert dispatcher.replicas["first"].free_rows == 8 - 2
     assert dispatcher.accept("first", [delta("a", 0, [8])]) == [], "it has finished"
     dispatcher.accept("first", [delta("a", 1, [], "abort"), delta("a", 2, [], "abort")])
     assert not dispatcher.requests and dispatcher.replicas["first"].outstanding_tokens == 0
+    assert dispatcher.replicas["first"].free_rows == 8
 
 
 def test_a_request_waits_where_no_replica_is_left():

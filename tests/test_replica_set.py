@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from test_fleet import COST, workloads
 
 from helpers.cluster.autoscaling import QueueLengthAutoscaler
-from helpers.cluster.routing import LeastOutstandingTokens, PrefixAware, RoundRobin
+from helpers.cluster.routing import FreeRowsFirst, LeastOutstandingTokens, PrefixAware, RoundRobin
 from helpers.engine import EngineConfig
 from helpers.simulator import (
     CostModel,
@@ -51,8 +51,10 @@ def comparable(result: FleetResult) -> tuple:
     gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.02, 0.3]), st.integers(0, 2)), max_size=8),
     scale=st.booleans(),
     start_seconds=st.sampled_from([0.0, 0.05, 1.0]),
+    policy=st.sampled_from([LeastOutstandingTokens, RoundRobin, PrefixAware]),
+    wrap=st.sampled_from([FreeRowsFirst, lambda router: router]),
 )
-def test_no_token_is_lost_or_repeated_and_stretches_change_nothing(workload, gaps, scale, start_seconds):
+def test_no_token_is_lost_or_repeated_and_stretches_change_nothing(workload, gaps, scale, start_seconds, policy, wrap):
     config, requests = workload
     times = itertools.accumulate(gap for gap, _ in gaps)
     failures = [(time, place if scale else place % 2) for time, (_, place) in zip(times, gaps, strict=True)]
@@ -60,9 +62,8 @@ def test_no_token_is_lost_or_repeated_and_stretches_change_nothing(workload, gap
     results = []
     for skip in (True, False):
         autoscaler = QueueLengthAutoscaler(1, 3, target=2, interval=0.1, window=2) if scale else None
-        router = PrefixAware() if config.prefix_caching else LeastOutstandingTokens()
         options = {"failures": failures, "autoscaler": autoscaler, "start_seconds": start_seconds}
-        results.append(simulate_fleet(requests, config, COST, 2, router, skip, **options))
+        results.append(simulate_fleet(requests, config, COST, 2, wrap(policy()), skip, **options))
 
     assert comparable(results[0]) == comparable(results[1])
     result = results[0]

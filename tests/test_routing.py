@@ -1,6 +1,7 @@
 """Routing policies, what they know of the replicas, and the reports by which they know it."""
 
 import random
+import weakref
 from collections import Counter
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from helpers.cluster.replica_state import ReplicaState
 from helpers.cluster.routing import (
     ROUTERS,
+    FreeRowsFirst,
     LeastOutstandingTokens,
     PowerOfTwoChoices,
     PrefixAware,
@@ -21,10 +23,10 @@ PROMPT = list(range(40))
 
 
 class Known:
-    """A replica of which a test states both facts."""
+    """A replica of which a test states all facts."""
 
-    def __init__(self, outstanding_tokens: int = 0, cached: int = 0):
-        self.outstanding_tokens, self.cached = outstanding_tokens, cached
+    def __init__(self, outstanding_tokens: int = 0, cached: int = 0, free_rows: int = 1):
+        self.outstanding_tokens, self.cached, self.free_rows = outstanding_tokens, cached, free_rows
 
     def cached_tokens(self, prompt_token_ids) -> int:
         return min(self.cached, len(prompt_token_ids) - 1)
@@ -45,9 +47,24 @@ def take_events(engine: Simulator) -> list[tuple[bytes, bool]]:
 
 
 def test_round_robin_goes_on_in_turn_when_a_replica_is_lost():
-    router = RoundRobin()
-    assert [router.choose(PROMPT, [Known()] * 3) for _ in range(4)] == [0, 1, 2, 0]
-    assert [router.choose(PROMPT, [Known()] * 2) for _ in range(3)] == [0, 1, 0]
+    router, (first, second, third) = RoundRobin(), (Known(), Known(), Known())
+    assert [router.choose(PROMPT, [first, second, third]) for _ in range(4)] == [0, 1, 2, 0]
+    assert [router.choose(PROMPT, [second, third]) for _ in range(3)] == [0, 1, 0]
+
+
+def test_a_replica_that_joins_has_the_next_turn_and_then_its_place():
+    router, replicas = RoundRobin(), [Known(), Known()]
+    assert [router.choose(PROMPT, replicas) for _ in range(3)] == [0, 1, 0]
+    replicas.append(Known())
+    assert [router.choose(PROMPT, replicas) for _ in range(4)] == [2, 1, 0, 2]
+
+
+def test_a_router_keeps_no_replica_that_is_lost():
+    router, lost = RoundRobin(), Known()
+    router.choose(PROMPT, [lost])
+    reference = weakref.ref(lost)
+    del lost
+    assert reference() is None
 
 
 def test_least_outstanding_tokens_takes_the_least_loaded_replica_and_the_first_of_equal_ones():
@@ -83,6 +100,28 @@ def test_a_negative_weight_is_refused():
 @pytest.mark.parametrize("make", ROUTERS.values())
 def test_every_policy_works_with_a_single_replica(make):
     assert make().choose([1], [Known(3)]) == 0
+
+
+@pytest.mark.parametrize("make", ROUTERS.values())
+def test_a_request_gets_a_free_row_whatever_the_policy_prefers(make):
+    full = [Known(1, cached=39, free_rows=0), Known(0, cached=39, free_rows=-2)]
+    for _ in range(3):
+        assert FreeRowsFirst(make()).choose(PROMPT, [full[0], Known(99), full[1]]) == 1
+
+
+def test_the_policy_chooses_among_the_replicas_with_a_free_row_and_among_all_if_there_are_none():
+    router = FreeRowsFirst(LeastOutstandingTokens())
+    assert router.choose(PROMPT, [Known(1, free_rows=0), Known(9, free_rows=7), Known(5)]) == 2
+    assert router.choose(PROMPT, [Known(9, free_rows=0), Known(5, free_rows=-3), Known(7, free_rows=0)]) == 1
+
+
+def test_in_turn_means_the_next_replica_in_turn_that_has_a_free_row():
+    router, replicas = FreeRowsFirst(RoundRobin()), [Known(), Known(), Known(), Known()]
+    assert [router.choose(PROMPT, replicas) for _ in range(2)] == [0, 1]
+    replicas[2].free_rows = 0
+    assert [router.choose(PROMPT, replicas) for _ in range(2)] == [3, 0]
+    replicas[2].free_rows = 1
+    assert [router.choose(PROMPT, replicas) for _ in range(4)] == [2, 1, 3, 0]
 
 
 # --- what a router knows --------------------------------------------------------------------------------------------
@@ -157,6 +196,25 @@ def test_outstanding_tokens_are_what_requests_may_still_compute():
     state.remove("a")
     state.advance("a", 1)
     assert state.outstanding_tokens == 0
+
+
+def test_each_unfinished_output_takes_a_row():
+    state = ReplicaState(block_size=4, rows=4)
+    state.add("a", PROMPT, 30, outputs=3)
+    state.add("b", PROMPT, 10)
+    assert state.free_rows == 0
+    state.add("c", PROMPT, 10)
+    assert state.free_rows == -1
+    state.end_output("a", 4)
+    assert (state.free_rows, state.num_requests) == (0, 3)
+    state.remove("a")
+    state.remove("a")
+    state.end_output("a", 0)
+    assert state.free_rows == 2
+    state.end_output("b", 10)
+    state.remove("b")
+    state.remove("c")
+    assert (state.free_rows, state.outstanding_tokens, state.num_requests) == (4, 0, 0)
 
 
 def test_a_replica_that_caches_no_prefixes_has_no_cached_tokens():

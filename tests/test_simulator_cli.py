@@ -81,6 +81,15 @@ def test_a_picture_shows_goodput_over_replicas(trace, tmp_path, capsys):
     assert "within the limits" in (tmp_path / "fleet.svg").read_text()
 
 
+def test_the_command_routes_as_the_front_end_does_to_replicas_with_a_free_row(trace, tmp_path, capsys):
+    requests = [TimedRequest(number / 10, 1, output) for number, output in enumerate((50, 9, 9, 9))]
+    write_trace(tmp_path / "trace.csv", requests)
+
+    main([*trace, "--rows", "2", "--replicas", "2", "--slo", "ttft=2"])
+
+    assert rows(capsys.readouterr().out)[1][3] == "100.0%"  # without free rows first, the last request waits for 9 s
+
+
 @pytest.mark.parametrize(
     "name, content, reason",
     [

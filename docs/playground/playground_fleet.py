@@ -8,7 +8,7 @@ import random
 from functools import lru_cache
 
 from helpers.cluster.autoscaling import QueueLengthAutoscaler
-from helpers.cluster.routing import ROUTERS
+from helpers.cluster.routing import ROUTERS, FreeRowsFirst
 from helpers.engine import EngineConfig
 from helpers.simulator import (
     CostModel,
@@ -116,7 +116,7 @@ def _simulated(size: int, **settings) -> tuple[FleetResult, dict[str, RecordingR
     failing = made[len(made) * settings["failure"] // 100 :] if settings["failure"] else []
     routers, options = {}, {"start_seconds": START_SECONDS}
     for kind, most in sizes.items():
-        routers[kind] = RecordingRouter(ROUTERS[settings["router"]]())
+        routers[kind] = RecordingRouter(FreeRowsFirst(ROUTERS[settings["router"]]()))
         options |= {f"{kind}replicas": most, f"{kind}router": routers[kind]}
         if settings["scaling"] == "autoscaled":
             autoscaler = QueueLengthAutoscaler(1, most, settings["target"], INTERVAL)

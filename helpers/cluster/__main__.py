@@ -128,46 +128,31 @@ def _refuse_for_vllm(parser: argparse.ArgumentParser, options: argparse.Namespac
         )
 
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
+def _make_parser() -> argparse.ArgumentParser:
     parser = make_parser("helpers.cluster", __doc__, PORT)
     add = parser.add_argument_group("replicas").add_argument
-    add(
-        "--replicas",
-        type=_least_and_most,
-        default=(2, 2),
-        metavar="NUMBER",
-        help="how many replicas run, or the least and the most, such as 1..4 (default: 2)",
-    )
-    add(
-        "--target",
-        type=float,
-        help="with 1..4: unfinished sequences per replica to aim at (default: as many as --rows)",
-    )
+    number = "how many replicas run, or the least and the most, such as 1..4 (default: 2)"
+    add("--replicas", type=_least_and_most, default=(2, 2), metavar="NUMBER", help=number)
+    target = "with 1..4: unfinished sequences per replica to aim at (default: as many as --rows)"
+    add("--target", type=float, help=target)
     add("--autoscale-interval", type=float, default=10, help="with 1..4: seconds between two looks (default: 10)")
     add("--replica-cpus", type=int, default=1, help="how many CPU cores each replica gets (default: 1)")
     add("--replica-gpus", type=int, default=0, help="how many GPUs each replica gets (default: 0)")
     add("--engine", choices=("course", "vllm"), default="course", help="what the replicas run (default: course)")
-    add(
-        "--engine-args",
-        type=_json_object,
-        default={},
-        metavar="JSON",
-        help="with vllm: further fields of its EngineArgs",
-    )
-    add(
-        "--python",
-        type=os.path.abspath,
-        metavar="PATH",
-        help="the Python of the replicas (default: this one), such as one that has vLLM",
-    )
-    add("--router", choices=ROUTERS, default="prefix_aware", help="the routing policy (default: prefix_aware)")
-    add(
-        "--replica-timeout",
-        type=float,
-        default=10,
-        help="replace a replica after this many seconds without a report, or in one iteration (default: 10)",
-    )
+    fields = "with vllm: further fields of its EngineArgs"
+    add("--engine-args", type=_json_object, default={}, metavar="JSON", help=fields)
+    python = "the Python of the replicas (default: this one), such as one that has vLLM"
+    add("--python", type=os.path.abspath, metavar="PATH", help=python)
+    router = "the routing policy, among the replicas with a free row while there are any (default: prefix_aware)"
+    add("--router", choices=ROUTERS, default="prefix_aware", help=router)
+    timeout = "replace a replica after this many seconds without a report, or in one iteration (default: 10)"
+    add("--replica-timeout", type=float, default=10, help=timeout)
     add("--ray-address", help="the Ray cluster to join (default: start Ray on this machine, for this server only)")
+    return parser
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = _make_parser()
     options = parse(parser, arguments)
     if options.replica_cpus < 1:
         parser.error(f"--replica-cpus must be at least 1, not {options.replica_cpus}.")

@@ -74,9 +74,9 @@ class Dispatcher:
         self.replicas: dict[Hashable, ReplicaState] = {}
         self.requests: dict[Hashable, DispatchedRequest] = {}
 
-    def add_replica(self, name: Hashable, block_size: int | None) -> None:
+    def add_replica(self, name: Hashable, block_size: int | None, rows: int) -> None:
         """Let a replica take requests. `block_size` is None if it does not cache prefixes."""
-        self.replicas[name] = ReplicaState(block_size)
+        self.replicas[name] = ReplicaState(block_size, rows)
 
     def remove_replica(self, name: Hashable) -> list[DispatchedRequest]:
         """Forget a replica, and return its unfinished requests, which now need another one."""
@@ -96,7 +96,7 @@ class Dispatcher:
         if not names:
             raise NoReplicas(f"Of the replicas {list(self.replicas)}, none can take the request.")
         name = names[self.router.choose(token_ids, [self.replicas[name] for name in names])]
-        self.replicas[name].add(request.request_id, token_ids, request.max_new_tokens)
+        self.replicas[name].add(request.request_id, token_ids, request.max_new_tokens, len(request.generated))
         self.requests[request.request_id] = request
         request.replica = name
         return name
@@ -118,7 +118,7 @@ class Dispatcher:
             self.replicas[name].advance(output.request_id, len(output.new_token_ids))
             if output.finish_reason is not None:
                 unused = request.max_tokens - len(request.generated.pop(output.index))
-                self.replicas[name].advance(output.request_id, unused)
+                self.replicas[name].end_output(output.request_id, unused)
                 if not request.generated:
                     self.forget(request)
         return accepted

@@ -51,7 +51,7 @@ class LockstepReplicas:
             block_size = blocks.block_size
         self.engines.append(engine)
         self.alive.append(name := len(self.engines) - 1)
-        self.dispatcher.add_replica(name, block_size)
+        self.dispatcher.add_replica(name, block_size, engine.config.max_batch_size)
         self.dispatcher.accept(name, [], _cache_events(engine))
         return name
 

@@ -1,8 +1,5 @@
 """The front end's side of all replicas: an `EngineClient` whose engine is several engines in other processes.
 
-While some replicas have a free row, the router chooses among these. If it compared outstanding tokens alone, requests
-would wait at a replica that is about to finish others, while rows of another one stay empty.
-
 The unfinished requests of a lost replica continue on the replicas that remain, from their prompts and the tokens
 delivered so far. If no replica remains, they wait for the next one. A client notices only a pause. The same happens to
 requests that a draining replica has not finished in time.
@@ -16,7 +13,6 @@ import asyncio
 import itertools
 import logging
 from bisect import insort
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -31,7 +27,7 @@ from .dispatcher import DispatchedRequest, Dispatcher, NoReplicas
 from .lifecycle import ENDED, READY, STARTING, Member
 from .replica import ReplicaHandle, ReplicaInfo, Report
 from .replica_pool import ReplicaPool
-from .routing import Router
+from .routing import FreeRowsFirst, Router
 
 MAX_LOSSES = 3  # a request that was on this many lost replicas probably caused the losses
 SHARE = 2  # requests per row that a replica takes while others are starting: one runs and one waits
@@ -96,7 +92,7 @@ class ReplicaClient(EngineClient):
         engine: the replicas, as one engine.
         max_queue, pace: as for every `EngineClient`.
         replicas: the replicas, ready.
-        router: chooses the replica of each request.
+        router: chooses the replica of each request, among those with a free row while there are any.
         start_replica: starts another replica and returns it once it is ready.
         has_room: says whether there are cores for a replica in addition to those that run.
         timeout: seconds without a report, or within one iteration, after which a replica is lost.
@@ -128,7 +124,7 @@ class ReplicaClient(EngineClient):
         self.replicas: dict[str, ReplicaHandle] = {}
         self.snapshots: dict[str, Snapshot] = {}
         self.num_lost = self.num_resumed = 0
-        self.dispatcher = Dispatcher(router)
+        self.dispatcher = Dispatcher(FreeRowsFirst(router))
         self.pool = ReplicaPool(self, start_replica, has_room, timeout, drain_grace)
         self._first, self._autoscaler, self._looking = replicas, autoscaler, None
         self._arrivals = itertools.count()
@@ -219,12 +215,6 @@ class ReplicaClient(EngineClient):
         if request.num_losses == MAX_LOSSES - 1:  # its last attempt
             others = self.dispatcher.requests.values()
             avoided |= {other.replica for other in others if other.num_losses == MAX_LOSSES - 1}
-        rows = Counter()  # which the replicas need: one for each unfinished output
-        for other in self.dispatcher.requests.values():
-            rows[other.replica] += len(other.generated)
-        free = {name for name in self.replicas.keys() - avoided if rows[name] < self.engine.rows}
-        if free:
-            avoided = self.replicas.keys() - free
         try:
             name = self.dispatcher.assign(request, avoided)
         except NoReplicas:
@@ -286,8 +276,9 @@ class ReplicaClient(EngineClient):
                 handle.name,
             )
         self.replicas[handle.name], self.snapshots[handle.name] = handle, Snapshot()
-        prefix_caching = handle.info.config.prefix_caching
-        self.dispatcher.add_replica(handle.name, handle.info.block_size if prefix_caching else None)
+        config = handle.info.config
+        block_size = handle.info.block_size if config.prefix_caching else None
+        self.dispatcher.add_replica(handle.name, block_size, config.max_batch_size)
         if self._pace:
             handle.set_pace(self._pace)
         self._dispatch_waiting()

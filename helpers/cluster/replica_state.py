@@ -1,4 +1,4 @@
-"""What a router knows of a replica: the tokens that its unfinished requests may still compute, and its cached blocks.
+"""What a router knows of a replica: its free rows, the tokens that its requests may still compute, its cached blocks.
 
 The replica reports which blocks it registers and evicts, by their hashes, so the router's knowledge has no more entries
 than the replica has blocks. Reports come late: a prompt's blocks are registered only once they are computed. So the
@@ -16,10 +16,11 @@ from ..engine.block_hashes import hash_blocks
 
 @dataclass
 class _Outstanding:
-    """The tokens that a request may still compute, and the hashes of its prompt's blocks."""
+    """The tokens that a request may still compute, its unfinished outputs, and the hashes of its prompt's blocks."""
 
     prompt: int
     output: int
+    outputs: int
     hashes: list[bytes]
 
 
@@ -28,14 +29,16 @@ class ReplicaState:
 
     Args:
         block_size: tokens per block of the replica's KV cache; None if it does not cache prefixes.
+        rows: how many outputs it can generate at a time.
 
     Attributes:
         outstanding_tokens: how many tokens its unfinished requests may still compute: the uncached part of their
             prompts, and the rest of their `max_tokens`.
+        free_rows: its rows minus its unfinished outputs.
     """
 
-    def __init__(self, block_size: int | None = 16):
-        self.block_size = block_size
+    def __init__(self, block_size: int | None = 16, rows: int = 8):
+        self.block_size, self.free_rows = block_size, rows
         self.outstanding_tokens = 0
         self._requests: dict[Hashable, _Outstanding] = {}
         self._registered: set[bytes] = set()
@@ -57,19 +60,21 @@ class ReplicaState:
             cached += self.block_size
         return cached
 
-    def add(self, request_id: Hashable, prompt_token_ids: Seq[int], max_tokens: int) -> None:
+    def add(self, request_id: Hashable, prompt_token_ids: Seq[int], max_tokens: int, outputs: int = 1) -> None:
         """Count a request that was sent to the replica.
 
         Args:
             request_id: an id that is not in use.
             prompt_token_ids: its prompt; for a resumed request, also the tokens generated so far.
-            max_tokens: the most tokens that it may still generate.
+            max_tokens: the most tokens that its outputs may still get, all together.
+            outputs: how many outputs it still has to generate.
         """
         computed = len(prompt_token_ids) - self.cached_tokens(prompt_token_ids)
         hashes = [] if self.block_size is None else list(hash_blocks(prompt_token_ids, self.block_size))
-        self._requests[request_id] = _Outstanding(computed, max_tokens, hashes)
+        self._requests[request_id] = _Outstanding(computed, max_tokens, outputs, hashes)
         self._expected.update(hashes)
         self.outstanding_tokens += computed + max_tokens
+        self.free_rows -= outputs
 
     def advance(self, request_id: Hashable, num_tokens: int) -> None:
         """Count tokens that a request has generated. Its prompt is computed by then."""
@@ -77,10 +82,18 @@ class ReplicaState:
             self.outstanding_tokens -= request.prompt + num_tokens
             request.prompt, request.output = 0, request.output - num_tokens
 
+    def end_output(self, request_id: Hashable, num_unused: int) -> None:
+        """Count an output that has finished, and the tokens up to its `max_tokens` that it did not use."""
+        self.advance(request_id, num_unused)
+        if (request := self._requests.get(request_id)) is not None:
+            self.free_rows += 1
+            request.outputs -= 1
+
     def remove(self, request_id: Hashable) -> None:
         """Forget a request that has finished, was cancelled or has moved to another replica."""
         if (request := self._requests.pop(request_id, None)) is not None:
             self.outstanding_tokens -= request.prompt + request.output
+            self.free_rows += request.outputs
             self._expected.subtract(request.hashes)
             for digest in request.hashes:
                 if not self._expected[digest]:

@@ -1,9 +1,12 @@
-"""Routing: which replica gets a request. Each policy is a method `choose`, which can read two facts about a replica.
+"""Routing: which replica gets a request. Each policy is a method `choose`, which can read three facts about a replica.
 
-    RoundRobin              in turn; reads neither fact
+    RoundRobin              in turn; reads none of them
     LeastOutstandingTokens  the replica with the fewest tokens left to compute
     PowerOfTwoChoices       the better one of two random replicas (Mitzenmacher, 2001)
     PrefixAware             cached tokens of the prompt count for a replica, outstanding tokens against it
+    FreeRowsFirst           any of these, among the replicas that have a free row
+
+The front end, the simulator's command line and the playground use each of the first four behind `FreeRowsFirst`.
 
 Replicas become unequal once they cache prefixes: a prompt costs least where its beginning is cached. A router that
 considers only the cache sends all requests with a popular prefix to one replica. Considering the load prevents that.
@@ -13,6 +16,7 @@ import itertools
 import random
 from collections.abc import Sequence as Seq
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 
 class RoutableReplica(Protocol):
@@ -20,9 +24,11 @@ class RoutableReplica(Protocol):
 
     Attributes:
         outstanding_tokens: how many tokens its unfinished requests may still compute.
+        free_rows: its rows minus its unfinished outputs, each of which takes one; below 0 if some of them wait.
     """
 
     outstanding_tokens: int
+    free_rows: int
 
     def cached_tokens(self, prompt_token_ids: Seq[int]) -> int:
         """Return how many tokens of a prompt, from the first, the replica need not compute."""
@@ -41,13 +47,19 @@ class Router(Protocol):
 
 
 class RoundRobin:
-    """Sends requests to the replicas in turn."""
+    """Sends requests to the replicas in turn: each one to the replica whose last turn was the longest ago.
+
+    So the order stays the same if replicas join or leave, or cannot be chosen for a while. New ones are first.
+    """
 
     def __init__(self):
         self._turns = itertools.count()
+        self._last_turns: WeakKeyDictionary[RoutableReplica, int] = WeakKeyDictionary()
 
     def choose(self, prompt_token_ids: Seq[int], replicas: Seq[RoutableReplica]) -> int:
-        return next(self._turns) % len(replicas)
+        index = min(range(len(replicas)), key=lambda index: self._last_turns.get(replicas[index], -1))
+        self._last_turns[replicas[index]] = next(self._turns)
+        return index
 
 
 class LeastOutstandingTokens:
@@ -101,6 +113,24 @@ class PrefixAware:
             return share - self.weight * load, -replica.outstanding_tokens
 
         return max(range(len(replicas)), key=score)
+
+
+class FreeRowsFirst:
+    """Lets another policy choose among the replicas that have a free row, as long as there are any.
+
+    Outstanding tokens alone do not say where a request has to wait. A replica whose rows all hold the ends of short
+    outputs has few, and one with a single long output has more and rows to spare.
+
+    Args:
+        router: the other policy.
+    """
+
+    def __init__(self, router: Router):
+        self.router = router
+
+    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[RoutableReplica]) -> int:
+        free = [index for index, replica in enumerate(replicas) if replica.free_rows > 0] or range(len(replicas))
+        return free[self.router.choose(prompt_token_ids, [replicas[index] for index in free])]
 
 
 ROUTERS = {

@@ -24,7 +24,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ..cluster.autoscaling import QueueLengthAutoscaler
-from ..cluster.routing import ROUTERS
+from ..cluster.routing import ROUTERS, FreeRowsFirst
 from ..engine import POLICIES, EngineConfig
 from .cost_model import MACHINES, CostModel
 from .disaggregation import simulate_disaggregated
@@ -61,7 +61,8 @@ def make_parser() -> argparse.ArgumentParser:
 
     add = parser.add_argument_group("fleet").add_argument
     add("--replicas", type=_sizes, default=[1, 2, 4], metavar="N|N..M|N,M", help="how many (default: 1,2,4)")
-    add("--router", choices=ROUTERS, default="least_outstanding_tokens", help="routing policy (default: %(default)s)")
+    router = "routing policy, among the replicas with a free row while there are any (default: %(default)s)"
+    add("--router", choices=ROUTERS, default="least_outstanding_tokens", help=router)
     known = f"a file of --fit, or one of {', '.join(MACHINES)}"
     add("--cost", default="h100_llama_8b", metavar="FILE", help=f"{known} (default: %(default)s)")
     add("--rows", type=int, metavar="N", help="rows per replica (default: 64; --fit: 16)")
@@ -176,7 +177,7 @@ def _fleets(cost: CostModel, args: argparse.Namespace) -> dict[str, Callable[[It
         if least < most:
             autoscaler = QueueLengthAutoscaler(least, most, args.rows if args.target is None else args.target)
         failures = () if args.fail_every is None else random_failures(most, args.fail_every, seed)
-        router = ROUTERS[args.router](*[args.seed] * (args.router == "power_of_two_choices"))
+        router = FreeRowsFirst(ROUTERS[args.router](*[args.seed] * (args.router == "power_of_two_choices")))
         options = {"replicas": least, "router": router, "failures": failures, "autoscaler": autoscaler}
         return {f"{kind}{name}": value for name, value in options.items()}
 

@@ -13,7 +13,7 @@ second one.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -71,55 +71,19 @@ def simulate_disaggregated(
     if not 0 <= seconds_per_token < inf:
         raise ValueError(f"seconds_per_token must be a number of at least 0, not {seconds_per_token}.")
     decode_config = replace(decode_config or config, prefix_caching=False, mixed_batches=True)
-    result, output_tokens = FleetResult(), {}  # of each request, by number, until its prompt is computed
-    transfers: list[tuple[float, int, Sequence]] = []  # a heap: when which sequence arrives
-
-    def prompts() -> Iterator[tuple[float, Sequence]]:
-        for arrival, sequence in check_trace(requests, config, check):
-            output_tokens[sequence.request_id], sequence.max_tokens = sequence.max_tokens, 1
-            yield arrival, sequence
-
-    def begin_transfer(finished: FinishedRequest) -> None:
-        number, prompt_tokens = finished.request_id, finished.prompt_tokens
-        max_tokens = output_tokens.pop(number)
-        if max_tokens == 1:
-            result.add(finished)
-            return
-        sequence = Sequence(number, [TOKEN] * prompt_tokens, max_tokens, arrival=finished.arrival)
-        sequence.token_ids.append(TOKEN)
-        sequence.token_times.append(finished.first_token)
-        sequence.computed = prompt_tokens
-        heapq.heappush(transfers, (finished.first_token + seconds_per_token * prompt_tokens, number, sequence))
-
-    def transferred() -> Iterator[tuple[float, Sequence]]:
-        for time in prefills.run(prompts()):
-            while transfers and transfers[0][0] <= time:  # no prompt that is still to be computed is ready by then
-                now, _, sequence = heapq.heappop(transfers)
-                yield now, sequence
+    result = FleetResult()
+    transfers = _Transfers(seconds_per_token, result.add)
+    make_replica, events = partial(SimulatedReplica, config, cost, skip=skip), (prefill_failures, prefill_autoscaler)
+    prefills = ReplicaSet(make_replica, prefill_replicas, prefill_router, transfers.begin, start_seconds, *events)
+    make_replica, events = partial(DecodeReplica, decode_config, cost, skip=skip), (decode_failures, decode_autoscaler)
+    decodes = ReplicaSet(make_replica, decode_replicas, decode_router, result.add, start_seconds, *events)
 
     def check(prompt_tokens: int, output_tokens: int) -> None:
         prefills.check(prompt_tokens, min(1, output_tokens))
         decodes.check(prompt_tokens, output_tokens)
 
-    prefills = ReplicaSet(
-        partial(SimulatedReplica, config, cost, skip=skip),
-        prefill_replicas,
-        prefill_router,
-        begin_transfer,
-        start_seconds,
-        prefill_failures,
-        prefill_autoscaler,
-    )
-    decodes = ReplicaSet(
-        partial(DecodeReplica, decode_config, cost, skip=skip),
-        decode_replicas,
-        decode_router,
-        result.add,
-        start_seconds,
-        decode_failures,
-        decode_autoscaler,
-    )
-    for _ in decodes.run(transferred()):
+    prompts = transfers.prompts(check_trace(requests, config, check))
+    for _ in decodes.run(transfers.arrivals(prefills.run(prompts))):
         pass
     for fleet in (prefills, decodes):
         fleet.advance(max(result.last_tokens))
@@ -127,6 +91,46 @@ def simulate_disaggregated(
     result.prefill_replicas = len(result.lifetimes)
     decodes.report(result)
     return result
+
+
+class _Transfers:
+    """What is between the two kinds of replicas: keys and values that move, and the lengths of outputs.
+
+    Args:
+        seconds_per_token: how long the keys and values of a token take.
+        on_finish: called with each request that has all of its tokens once its prompt is computed.
+    """
+
+    def __init__(self, seconds_per_token: float, on_finish: Callable[[FinishedRequest], None]):
+        self._seconds_per_token, self._on_finish = seconds_per_token, on_finish
+        self._output_tokens: dict[int, int] = {}  # of each request, by number, until its prompt is computed
+        self._moving: list[tuple[float, int, Sequence]] = []  # a heap: when which sequence arrives
+
+    def prompts(self, requests: Iterable[tuple[float, Sequence]]) -> Iterator[tuple[float, Sequence]]:
+        """Yield the arrivals of requests for one token each."""
+        for arrival, sequence in requests:
+            self._output_tokens[sequence.request_id], sequence.max_tokens = sequence.max_tokens, 1
+            yield arrival, sequence
+
+    def begin(self, finished: FinishedRequest) -> None:
+        """Begin to move the keys and values of a prompt that is computed."""
+        number, prompt_tokens = finished.request_id, finished.prompt_tokens
+        max_tokens = self._output_tokens.pop(number)
+        if max_tokens == 1:
+            self._on_finish(finished)
+            return
+        sequence = Sequence(number, [TOKEN] * prompt_tokens, max_tokens, arrival=finished.arrival)
+        sequence.token_ids.append(TOKEN)
+        sequence.token_times.append(finished.first_token)
+        sequence.computed = prompt_tokens
+        heapq.heappush(self._moving, (finished.first_token + self._seconds_per_token * prompt_tokens, number, sequence))
+
+    def arrivals(self, times: Iterable[float]) -> Iterator[tuple[float, Sequence]]:
+        """Yield when which sequence arrives, given times up to which all prompts are computed."""
+        for time in times:
+            while self._moving and self._moving[0][0] <= time:  # no prompt that is still to be computed arrives by then
+                arrival, _, sequence = heapq.heappop(self._moving)
+                yield arrival, sequence
 
 
 class DecodeReplica(SimulatedReplica):

@@ -58,7 +58,7 @@ class SimulatedReplica:
     Args:
         config: as for `Simulator`.
         cost: the seconds of each iteration.
-        clock: the time to which `outstanding_tokens` refers.
+        clock: the time to which `outstanding_tokens` and `free_rows` refer.
         skip: whether to run a stretch in one step; otherwise, every iteration is planned. The results are the same.
             With prefix caching, every iteration is planned: a router reads the cache, which changes within a stretch.
 
@@ -114,6 +114,11 @@ class SimulatedReplica:
         if self._stretch is None:
             return self._outstanding
         return self._outstanding - len(self.scheduler.running) * self._stretch.begun_before(self._clock.now)
+
+    @property
+    def free_rows(self) -> int:
+        """Its rows minus its unfinished requests. No request finishes within a stretch."""
+        return self.scheduler.max_rows - len(self.scheduler.unfinished)
 
     def cached_tokens(self, prompt_token_ids: list[int]) -> int:
         """Return how many tokens of a prompt, from the first, the replica need not compute."""
