@@ -13,7 +13,7 @@ OLDEST := $(CURDIR)/build/oldest
 OLDEST_TESTS := families models kv_cache batching batching_exactness loops linear linear_choice quantization lean_forward batch_invariant sampling ragged ragged_exactness beam_search
 # The slow tests run in two streams. Most tests of the second one wait, for a browser or for processes that start. The
 # simulator's tests compute; they are there because the first stream is the longer one.
-SLOW := $(shell grep -l pytest.mark.slow tests/test_*.py)
+SLOW := $(shell grep -ls pytest.mark.slow tests/test_*.py)
 SECOND := $(filter $(foreach name,cluster page playground simulator site vllm_replica,tests/test_$(name).py),$(SLOW))
 LESSON_FILES := $(foreach names,[0-9]_* [0-9][0-9]_* extra/*,$(sort $(wildcard notebooks/$(names).ipynb)))
 # Copies, because running a notebook changes its file. `make lab` never overwrites them, and `make clean` keeps them.

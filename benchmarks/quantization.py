@@ -163,23 +163,23 @@ class LlamaCpp:
         return time.perf_counter() - start
 
 
-def speed(name: str, rows: tuple[int, ...] = ROWS, rounds: int = ROUNDS) -> str:
+def speed(name: str, rounds: int = ROUNDS) -> str:
     """Return a Markdown table of tokens per second, shares of the bandwidth, and milliseconds of prompts."""
     folder, cases = find_model(name).folder, CASES
     if name == "large":
         cases = {name: (dtype, weights) for name, (dtype, weights) in CASES.items() if dtype is BFLOAT16}
     model, tokenizer = load_model(folder, "cpu", next(iter(cases.values()))[0])
-    engines = {name: Course(model, tokenizer, max(rows), *case) for name, case in tqdm(cases.items(), "engines")}
+    engines = {name: Course(model, tokenizer, max(ROWS), *case) for name, case in tqdm(cases.items(), "engines")}
     if ExternalEngine("llama").why_unavailable() is None:
-        engines |= {f"llama.cpp {kind}": LlamaCpp(folder, max(rows), kind) for kind in LLAMA}
+        engines |= {f"llama.cpp {kind}": LlamaCpp(folder, max(ROWS), kind) for kind in LLAMA}
     bandwidths, times = [memory_bandwidth()], defaultdict(list)
     for _ in tqdm(range(rounds), "rounds"):
-        for number, (name, engine) in itertools.product(rows, engines.items()):
+        for number, (name, engine) in itertools.product(ROWS, engines.items()):
             times[name, number].append(engine.decode_seconds(number))
         for tokens, (name, engine) in itertools.product(LENGTHS, engines.items()):
             times[name, f"prompt {tokens}"].append(engine.prompt_seconds(tokens))
         bandwidths.append(memory_bandwidth())
-    columns = [f"{number} row{'s' * (number > 1)}" for number in rows] + [f"prompt of {tokens}" for tokens in LENGTHS]
+    columns = [f"{number} row{'s' * (number > 1)}" for number in ROWS] + [f"prompt of {tokens}" for tokens in LENGTHS]
     lines = [
         f"{processor()}; memory was read at {min(bandwidths) / 1e9:.0f} to {max(bandwidths) / 1e9:.0f} GB/s.\n",
         "| weights, dtype | MB read per decode | " + " | ".join(columns) + " |",
@@ -187,7 +187,7 @@ def speed(name: str, rows: tuple[int, ...] = ROWS, rounds: int = ROUNDS) -> str:
     ]
     for name, engine in engines.items():
         cells = [f"{engine.bytes_read / 1e6:.0f}"]
-        for number in rows:
+        for number in ROWS:
             seconds = min(times[name, number])
             share = engine.bytes_read / seconds / statistics.median(bandwidths)
             cells.append(f"{number / seconds:.0f} ({share:.0%})")
@@ -222,12 +222,12 @@ def memory(name: str, weights: str) -> str:
 
 
 @contextlib.contextmanager
-def sampled_memory(interval: float = 0.001) -> Iterator[list[tuple[int, int]]]:
+def sampled_memory() -> Iterator[list[tuple[int, int]]]:
     """Sample how many bytes of its own this process gains, and how many in pages of files that it maps."""
     start, samples, stopped = resident(), [], threading.Event()
 
     def sample() -> None:
-        while not stopped.wait(interval):
+        while not stopped.wait(0.001):
             samples.append(tuple(now - before for now, before in zip(resident(), start, strict=True)))
 
     thread = threading.Thread(target=sample)

@@ -3,7 +3,7 @@
 Sphinx reads a copy of the pages in build/site-source/, laid out as in the repository, so that a link means the same in
 JupyterLab, on GitHub and on the site. This file makes the copy:
 
-    lessons      without the set-up cell; with links to their exercises, to Colab and to the notebook itself
+    lessons      without the set-up cell; with links to their exercises, to Colab and to a notebook without answers
     home         from templates/home.md: the lessons that ran, what each of them counted, and the model
     API          a page for each folder of helpers/ (api_pages.py)
     links        to files without a page lead to the API or to GitHub, or become plain text
@@ -30,9 +30,10 @@ from sphinx.cmd.build import main as sphinx
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "notebooks")]
 
 from api_pages import api_pages, modules, public_names  # noqa: E402  (it imports helpers)
+from copy_to_lab import without_answers  # noqa: E402
 from playground_files import playground  # noqa: E402
 
 PAGES = ["README.md", "INSTRUCTOR.md", "SUPPORT.md", "helpers/tiny_model/README.md"]
@@ -169,7 +170,7 @@ def stage(folder: Path, notebooks: Sequence[Path], repository: str = "", with_pl
     out = Stage(folder, repository)
     for lesson in [*lessons, *extra, *exercises]:
         out.add(lesson.path, nbformat.writes(page_of(lesson)))
-        out.add(f"_extra/{lesson.path}", nbformat.writes(lesson.nb))
+        out.add(f"_extra/{lesson.path}", nbformat.writes(without_answers(lesson.nb)))
     runtime, reason = playground(ROOT / "build" / "cache") if with_playground else ({}, "it was not asked for")
     texts = [path for path in PAGES if runtime or path != PLAYGROUND]
     if reason:

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
@@ -34,7 +34,6 @@ if not any((Path(f) / "helpers" / "set_up.py").is_file() for f in sys.path):  # 
 """.strip()
 INSTALL = "%pip install --quiet --no-deps {archive}"
 REFUSE = 'raise FileNotFoundError("This notebook needs the rest of the course: open it inside a copy of the course.")'
-ARCHIVE = re.compile(r"https://github\.com/(?P<repository>[^/\s]+/[^/\s]+)/archive/refs/tags/v(?P<version>\S+)\.zip")
 
 GITHUB = re.compile(r"(?:^|[@/])(?:www\.)?github\.com[:/]+(?P<repository>[\w.-]+/[\w.-]+?)(?:\.git)?/*$")
 BADGE_IMAGE = "https://colab.research.google.com/assets/colab-badge.svg"
@@ -132,19 +131,6 @@ def stamp_readme(text: str, repository: str) -> str:
         return link.sub(lambda found: f"{found[0]} {badge(repository, found['path'])}", line)
 
     return "\n".join(map(with_badge, text.split("\n")))
-
-
-def stamps(root: Path = ROOT) -> Iterator[tuple[str, str, str]]:
-    """Yield all that names a repository: (file, repository, the notebook that a badge opens, or "" for a cell)."""
-    for path in notebooks_of(root):
-        name = path.relative_to(root).as_posix()
-        for cell in nbformat.read(path, as_version=4).cells:
-            if TAG in cell.metadata.get("tags", []):
-                found = ARCHIVE.search(cell.source)
-                yield name, found["repository"] if found else "", ""
-            yield from ((name, found["repository"], found["path"]) for found in BADGE.finditer(cell.source))
-    for found in BADGE.finditer((root / "README.md").read_text(encoding="utf-8")):
-        yield "README.md", found["repository"], found["path"]
 
 
 def stamp(root: Path, repository: str) -> list[Path]:

@@ -33,6 +33,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 NOTEBOOKS = colab.notebooks_of()
 FULL = bool(os.environ.get("COLAB_FULL"))
 SHORTEST = "notebooks/2_static_batching.ipynb"  # the lesson that runs to its end in every test run
+ARCHIVE = re.compile(r"https://github\.com/(?P<repository>[^/\s]+/[^/\s]+)/archive/refs/tags/v(?P<version>\S+)\.zip")
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
@@ -51,6 +52,19 @@ See [lesson 1](notebooks/1_one.ipynb).
 | 1 | [One](notebooks/1_one.ipynb) | a loop |
 | 2 | [Elsewhere](https://example.org/2.ipynb), [practice](notebooks/exercises/release/one/one.ipynb) | a batch |
 """
+
+
+def stamps(root=ROOT):
+    """Yield all that names a repository: (file, repository, the notebook that a badge opens, or "" for a cell)."""
+    for path in colab.notebooks_of(root):
+        name = path.relative_to(root).as_posix()
+        for cell in nbformat.read(path, as_version=4).cells:
+            if colab.TAG in cell.metadata.get("tags", []):
+                found = ARCHIVE.search(cell.source)
+                yield name, found["repository"] if found else "", ""
+            yield from ((name, found["repository"], found["path"]) for found in colab.BADGE.finditer(cell.source))
+    for found in colab.BADGE.finditer((root / "README.md").read_text(encoding="utf-8")):
+        yield "README.md", found["repository"], found["path"]
 
 
 def notebook(*code, title="# One\n\nText.", executed=True):
@@ -152,7 +166,7 @@ def test_stamping_twice_changes_nothing(course):
 def test_another_repository_takes_the_place_of_the_first_everywhere(course):
     colab.stamp(course, "someone/course")
     colab.stamp(course, "else.where/new-name")
-    assert {repository for _, repository, _ in colab.stamps(course)} == {"else.where/new-name"}
+    assert {repository for _, repository, _ in stamps(course)} == {"else.where/new-name"}
     assert not any("someone" in text for text in contents(course).values())
 
 
@@ -160,7 +174,7 @@ def test_without_a_repository_there_are_no_badges_and_nothing_else_is_lost(cours
     colab.stamp(course, "")
     before = contents(course)
     assert before[course / "README.md"] == README
-    assert {stamp[1:] for stamp in colab.stamps(course)} == {("", "")}
+    assert {stamp[1:] for stamp in stamps(course)} == {("", "")}
     colab.stamp(course, "someone/course")
     colab.stamp(course, "")
     assert contents(course) == before
@@ -204,7 +218,7 @@ def test_the_default_is_the_git_remote(course, capsys, address, repository):
     if address:
         git(course, "remote", "add", "origin", address)
     assert colab.main([], course) == 0
-    assert {found for _, found, _ in colab.stamps(course)} == {repository}
+    assert {found for _, found, _ in stamps(course)} == {repository}
     assert ("no git remote" in capsys.readouterr().out) == (not repository)
 
 
@@ -229,7 +243,7 @@ def test_anything_but_owner_and_name_is_refused(course, name):
 
 
 def repositories():
-    return {repository for _, repository, _ in colab.stamps()} or {"(make colab was never run)"}
+    return {repository for _, repository, _ in stamps()} or {"(make colab was never run)"}
 
 
 def test_all_notebooks_and_the_readme_name_the_same_repository():
@@ -250,7 +264,7 @@ def test_the_readme_is_stamped():
 
 
 def test_a_badge_opens_a_notebook_that_is_here():
-    assert [path for _, _, path in colab.stamps() if path and not (ROOT / path).is_file()] == []
+    assert [path for _, _, path in stamps() if path and not (ROOT / path).is_file()] == []
 
 
 def test_the_repository_exists_as_far_as_this_checkout_knows():

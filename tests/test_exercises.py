@@ -90,6 +90,18 @@ def test_every_lesson_has_at_least_four_tasks():
     assert all(len(answers_of(assignment)) >= 4 for assignment in LESSONS)
 
 
+def test_every_notebook_of_exercises_ends_with_a_link_to_the_one_that_follows():
+    order = []  # a lesson, its exercises, then its codelab or memo
+    for number, lesson in enumerate(LESSONS, start=1):
+        order.append(f"../../../{lesson}.ipynb")
+        own = [name for name in ASSIGNMENTS if name.startswith(f"{number}_")]
+        order += [f"../{name}/{name}.ipynb" for name in sorted(own, key=lambda name: name != lesson)]
+    for here, following in pairwise(order):
+        if here.count("..") == 1:
+            _, _, step = read(RELEASE, here.split("/")[1]).cells[-1].source.partition("**Next:**")
+            assert f"]({following})" in step, here
+
+
 def test_every_check_has_one_task():
     tasks = [cell.task for assignment in ASSIGNMENTS for cell in release_of(assignment) if cell.task]
     assert sorted(tasks) == sorted(EXERCISES)

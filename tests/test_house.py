@@ -99,6 +99,11 @@ def test_make_keeps_compiled_kernels_inside_the_checkout():
     assert done.stdout == f"{ROOT}/build/kernels\n"
 
 
+def test_make_lists_its_commands_without_an_error_in_a_folder_without_tests(tmp_path):
+    done = subprocess.run(["make", "--file", ROOT / "Makefile"], cwd=tmp_path, capture_output=True, text=True)
+    assert "make course " in done.stdout and done.stderr == ""
+
+
 # --- requirements -----------------------------------------------------------------------------------------------------
 
 

@@ -252,6 +252,28 @@ def test_settings_of_the_generation_config_that_change_greedy_tokens_cause_a_war
     assert "no_repeat_ngram_size and repetition_penalty, which `model.generate` applies" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("encoder_no_repeat_ngram_size", 1),  # "encoder" stands for the prompt here
+        ("encoder_repetition_penalty", 1.5),
+        ("guidance_scale", 3.0),
+        ("repetition_penalty", 1.5),
+        ("watermarking_config", {"bias": 9.0}),
+    ],
+)
+def test_a_warning_names_a_setting_that_changes_greedy_tokens(name, value, tmp_path, caplog):
+    save(random_pair("llama")[0], tmp_path)
+    outputs = []
+    for settings in ({}, {name: value}):
+        assert not caplog.records
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+        model, _ = load_model(tmp_path)
+        outputs.append(model.generate(torch.arange(1, 100)[None], max_new_tokens=20).tolist())
+    assert outputs[0] != outputs[1]
+    assert f"sets {name}, which `model.generate` applies" in caplog.text
+
+
 def cut_in_half(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 

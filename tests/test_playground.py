@@ -223,6 +223,10 @@ def test_every_plan_in_the_browser_is_the_engines_own(window, address):  # noqa:
         assert page.evaluate("settings => playgroundPlans(settings)", settings) == plans_of_an_engine(settings), name
 
 
+def marked_examples(page):
+    return page.get_by_role("button", pressed=True).all_inner_texts()
+
+
 @pytest.mark.slow
 def test_a_visitor_steps_through_an_example_and_sees_queue_rows_blocks_and_counts(window, address):  # noqa: F811
     page = window(
@@ -230,6 +234,7 @@ def test_a_visitor_steps_through_an_example_and_sees_queue_rows_blocks_and_count
     )
     page.locator("#pg-app").wait_for(timeout=60_000)
     states = playground.Playground(playground.PRESETS["Too little memory: preemption (lesson 6)"])
+    assert marked_examples(page) == ["Too little memory: preemption (lesson 6)"]
 
     for _ in range(30):
         page.get_by_role("button", name="Step").click()
@@ -242,9 +247,30 @@ def test_a_visitor_steps_through_an_example_and_sees_queue_rows_blocks_and_count
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.get_by_label("token budget per iteration").fill("8")  # a change starts again
     page.get_by_label("rows").first.fill("8")
-    assert page.locator(".pg-column").count() == 0
+    assert page.locator(".pg-column").count() == 0 and marked_examples(page) == []
     page.get_by_role("button", name="Step").click()
     assert "of at most 8 tokens" in page.get_by_role("status").last.inner_text()
+    page.get_by_role("button", name="Chunked prefill").click()
+    assert marked_examples(page) == ["Chunked prefill (lesson 4)"]
+
+
+@pytest.mark.slow
+def test_while_a_run_plays_a_screen_reader_is_told_only_how_it_ends(window, address):  # noqa: F811
+    page = window(address + "docs/playground.html", site=address)
+    page.locator("#pg-app").wait_for(timeout=60_000)
+    page.evaluate("""() => {
+        const status = document.getElementById("pg-status");
+        window.told = [];
+        const note = () => { if (status.ariaLive !== "off") told.push(status.textContent); };
+        new MutationObserver(note).observe(status, { childList: true });
+    }""")
+
+    page.get_by_label("iterations per second").fill("20")
+    page.get_by_role("button", name="Play").click()
+    end = page.get_by_role("status").get_by_text("All requests are finished")
+    end.wait_for(timeout=60_000)
+
+    assert page.evaluate("told") == [end.inner_text()]
 
 
 def as_shown(result):
@@ -313,4 +339,5 @@ def test_a_link_opens_an_example_of_a_fleet(window, address):  # noqa: F811
     page.get_by_text("of all prompt tokens are in the chosen replica's cache").wait_for(timeout=60_000)
 
     assert not page.locator("#pg-engine").is_visible()
+    assert marked_examples(page) == ["Shared prefixes stay together (lesson 11)"]
     assert page.get_by_label("router").input_value() == "prefix_aware"

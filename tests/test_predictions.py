@@ -79,6 +79,27 @@ def test_a_number_in_quotes_is_asked_for_without_them():
     assert "Your guess True cannot be compared" in compare_guess(True, 1)
 
 
+SHELL = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+for cell in sys.argv[1:]:
+    shell.run_cell(cell, store_history=True)
+"""
+
+
+def test_a_reader_who_skips_a_question_is_not_told_about_the_guess_at_an_earlier_one():
+    imports, guess = "from helpers.checks import compare_guess", "guess = 4  # rows"
+    first, second = "print(compare_guess(guess, 4))", "print(compare_guess(guess, 5))"
+    cells = [imports, guess, first, first, second, guess, second]
+    command = [sys.executable, "-c", SHELL, *cells]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    verdicts = [line.partition(". ")[2] for line in done.stdout.splitlines()]
+    exact, skipped = "Your guess of 4 is exact.", "You have not guessed yet: write a number in the cell above."
+    assert verdicts == [exact, exact, skipped, "Your guess of 4 is 20% too low."]
+
+
 def test_comparing_a_guess_loads_no_torch():
     code = "import sys; from helpers.checks import compare_guess; compare_guess(..., 3); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

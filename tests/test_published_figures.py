@@ -120,7 +120,7 @@ def test_a_prefill_delays_the_decodes_of_the_same_gpu_but_not_those_of_another()
         return next(one.last_token for one in result.requests if one.arrival == 0.0)
 
     prefill = distserve.COST.iterations + distserve.PROMPT * distserve.COST.tokens
-    one = [last_of_the_first(distserve.on_equal_replicas(arrivals)) for arrivals in (alone, crowded)]
+    one = [last_of_the_first(distserve.on_one_replica(arrivals)) for arrivals in (alone, crowded)]
     two = [last_of_the_first(distserve.on_separate_replicas(arrivals, 1)) for arrivals in (alone, crowded)]
     assert one[1] > one[0] + 3 * prefill
     assert two[1] < two[0] + prefill

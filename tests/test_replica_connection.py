@@ -54,7 +54,7 @@ async def test_every_token_arrives_once_and_in_order_and_heartbeats_follow():
 async def test_only_the_first_connection_that_knows_the_secret_is_served():
     async with serving() as replica:
         stranger = ReplicaConnection(replace(replica.address, secret=bytes(32)))
-        with pytest.raises(ReplicaLost):
+        with pytest.raises(ReplicaLost, match="its connection has ended: the other side does not know the secret"):
             await stranger.report()
         front_end = ReplicaConnection(replica.address)
         assert (await front_end.report()).outputs == []

@@ -15,7 +15,7 @@ import torch
 from conftest import PROMPTS, CountingModel, alone, letter_tokenizer, random_pair
 
 from helpers import Engine, EngineConfig, SamplingParams
-from helpers.engine import SampledToken
+from helpers.engine import SampledToken, Sequence
 from helpers.engine.detokenizer import text_of
 from helpers.runners.sampling import Sampler, skip_draws
 
@@ -36,6 +36,10 @@ SETTINGS = [
 
 def name_of(params):
     return ", ".join(f"{name}={value}" for name, value in params.items())
+
+
+def sampler_of(**params):
+    return Sampler(Sequence("r", [1], 9, params=SamplingParams(**params)))
 
 
 # --- what a parameter does ------------------------------------------------------------------------------------------
@@ -59,7 +63,7 @@ def test_tokens_are_drawn_from_the_distribution_that_generate_draws_from(random_
     drawn_from = []
     draw = torch.multinomial
     monkeypatch.setattr(torch, "multinomial", lambda p, *args, **kw: drawn_from.append(p) or draw(p, *args, **kw))
-    sampler = Sampler(SamplingParams(**{"temperature": 1.0} | setting, seed=0))
+    sampler = sampler_of(**{"temperature": 1.0} | setting, seed=0)
     ids = output.sequences[0].tolist()
     moved = False
     for step, (raw, scores) in enumerate(zip(output.logits, output.scores, strict=True)):
@@ -73,7 +77,7 @@ def test_tokens_are_drawn_from_the_distribution_that_generate_draws_from(random_
 
 def test_the_draws_follow_the_distribution():
     logits = torch.tensor([2.0, 0.0, 1.0, -1.0, 0.5])
-    sampler = Sampler(SamplingParams(temperature=0.5, seed=1))
+    sampler = sampler_of(temperature=0.5, seed=1)
     draws = torch.tensor([sampler.choose([0] * draw, logits, 0).token_id for draw in range(4000)])
     expected = (logits / 0.5).softmax(dim=0)
     # Four standard deviations of a frequency in 4000 draws: at most 0.032.
@@ -83,13 +87,13 @@ def test_the_draws_follow_the_distribution():
 def test_very_small_temperatures_take_the_best_token_without_overflow():
     logits = torch.tensor([1e4, -1e4, 1.0002e4])
     for temperature in (1e-30, 1e-3, 0.01):
-        assert Sampler(SamplingParams(temperature=temperature)).choose([0], logits, 2).token_id == 2
+        assert sampler_of(temperature=temperature).choose([0], logits, 2).token_id == 2
 
 
 def test_greedy_is_the_default_and_does_not_read_the_logits_again():
     # The best token has been found for all rows at once, so no row's logits are copied.
     assert SamplingParams() == SamplingParams(temperature=0, top_k=0, top_p=1.0)
-    assert Sampler(SamplingParams(top_k=5, top_p=0.5, seed=1)).choose([1], logits=None, best=7) == SampledToken(7)
+    assert sampler_of(top_k=5, top_p=0.5, seed=1).choose([1], logits=None, best=7) == SampledToken(7)
 
 
 @pytest.mark.parametrize("penalty", [1.5, 0.7])
@@ -189,8 +193,9 @@ def test_n_outputs_equal_those_of_n_requests_with_consecutive_seeds(random_pairs
 def test_only_a_seeded_output_continues_after_the_draws_of_another_engine_and_repeats_one(monkeypatch, seed, draws):
     draw, numbers = torch.multinomial, itertools.count()
     monkeypatch.setattr(torch, "multinomial", lambda *args, **named: next(numbers) is None or draw(*args, **named))
-    sampler = Sampler(SamplingParams(temperature=1.0, seed=seed), num_drawn=5)
-    sampler.choose([1] * 7, torch.zeros(9), 0)
+    sequence = Sequence("r", [1, 1], 9, params=SamplingParams(temperature=1.0, seed=seed))
+    sequence.token_ids += [1] * 5
+    Sampler(sequence).choose(sequence.token_ids, torch.zeros(9), 0)
     assert next(numbers) == draws
 
 

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from helpers import Engine, EngineConfig, SamplingParams
-from helpers.engine import ModelInfo, TokenRules
+from helpers.engine import ModelInfo, Sequence, TokenRules
 from helpers.engine.detokenizer import text_of
 from helpers.engine.token_rules import TokenRulesMaker
 from helpers.runners.logits_processors import make_processors
@@ -181,7 +181,8 @@ def test_penalised_and_constrained_samples_depend_on_neither_company_nor_preempt
 
 
 def test_a_token_that_is_chosen_again_is_the_same_token():
-    sampler = Sampler(CONTROLLED, 0, 2, TokenRules(frozenset({0}), frozenset({101}), ((65,),)))
+    rules = TokenRules(frozenset({0}), frozenset({101}), ((65,),))
+    sampler = Sampler(Sequence("r", [5, 6], 9, params=CONTROLLED, token_rules=rules))
     logits = torch.linspace(-1, 1, 257)
     first = sampler.choose([5, 6, 9, 9], logits, 0)
     assert [sampler.choose([5, 6, 9, 9], logits, 0) for _ in range(3)] == [first] * 3

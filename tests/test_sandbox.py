@@ -37,6 +37,8 @@ from handing_in import (
     read,
 )
 
+from helpers.checks.calling import Question
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("bwrap") and "CI_SANDBOX" not in os.environ, reason="needs bubblewrap"),
@@ -134,7 +136,7 @@ ATTACKS = {
         """,
         "stop: did not finish within 10 seconds",
     ),
-    "allocates_at_once": ("import torch\ntorch.ones(25 * 10**9)", "stop: no cell defines `stop`"),
+    "allocates_at_once": ("import torch\ntorch.ones(25 * 10**9)", "stop: A cell used more than 2 GB of memory"),
     "allocates_in_pieces": (
         """
         import mmap, time
@@ -360,6 +362,22 @@ def test_the_kernel_limits_the_number_of_processes_whoever_runs_the_grader():
     finally:
         worker.close()
     assert "BlockingIOError" in printed and int(re.search(r"STARTED (\d+)", printed)[1]) <= 20
+
+
+ALLOCATE = "def allocate(kept=()):\n    while True: kept = [*kept, bytes(10**8)]"  # pages that are not used
+
+
+def test_a_cell_that_fails_for_lack_of_memory_ends_its_process_and_a_function_that_does_frees_what_it_had():
+    worker = WorkerProcess(LIMITS, True, float("inf"))
+    try:
+        worker.run(ALLOCATE)
+        outcome = worker.ask(Question("allocate()", ()), "allocate", 60)
+        assert outcome.failure.error == "MemoryError"
+        assert worker.run("import torch; print(torch.ones(2 * 10**8).numel())") == "200000000\n"
+        with pytest.raises(WorkerLostError, match="used more than 2 GB of memory"):
+            worker.run("allocate()")
+    finally:
+        worker.close()
 
 
 def test_the_sandbox_shows_what_it_should_and_no_more():

@@ -207,6 +207,14 @@ def test_a_lesson_links_its_exercises_its_notebook_and_colab(lesson, small_site)
     ]
 
 
+def test_a_downloaded_notebook_lacks_the_answers_that_its_page_folds(lesson, small_site):
+    downloaded = nbformat.read(small_site / "notebooks" / "3_continuous_batching.ipynb", as_version=4)
+    outputs = {cell.source: cell.outputs for cell in downloaded.cells if cell.cell_type == "code"}
+    assert "42 rows" in lesson and outputs["print(answer)"] == []
+    assert outputs["print(compare_guess(guess, 400))"] == []
+    assert outputs["draw_the_map()"] == [PICTURE]
+
+
 def test_links_to_files_without_a_page_lead_to_the_api_or_become_text(lesson):
     assert re.search(r'href="../api/helpers.html#module-helpers.batching"[^>]*><span[^>]*>read', lesson)
     assert re.search(r"\bNext, <a", lesson) and re.search(r"</a>, text", lesson)

@@ -21,7 +21,7 @@ from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers import Engine, EngineConfig, SamplingParams, StructuredOutputs
-from helpers.engine import ModelInfo
+from helpers.engine import ModelInfo, Sequence
 from helpers.engine.grammar import GrammarCompiler
 from helpers.engine.schema_recursion import can_end
 from helpers.runners.grammar_state import GrammarState
@@ -442,7 +442,7 @@ def test_eos_comes_only_where_the_text_is_complete_however_probable_it_is():
     tokenizer = byte_tokenizer()
     ended = torch.full((len(tokenizer),), 0.0)
     ended[0] = 1000.0
-    sampler = Sampler(SamplingParams(), grammar=GrammarState(compiled(tokenizer, regex="abc|abcde"), 0))
+    sampler = Sampler(Sequence("r", [], 9, grammar=compiled(tokenizer, regex="abc|abcde")))
     chosen = []
     while not chosen or chosen[-1]:
         chosen.append(sampler.choose(chosen, ended, 0).token_id)

@@ -24,10 +24,10 @@ TRANSFER = 1.4e-3 / PROMPT  # seconds per token
 CONFIG = EngineConfig(max_batch_size=ROWS, max_tokens_per_step=PROMPT, mixed_batches=False, chunked_prefill=False)
 
 
-def on_equal_replicas(arrivals: list[float], replicas: int = 1, output_tokens: int = OUTPUT) -> FleetResult:
-    """Return the result of replicas that prefill and decode; those of one output token only prefill."""
+def on_one_replica(arrivals: list[float], output_tokens: int = OUTPUT) -> FleetResult:
+    """Return the result of a replica that prefills and decodes; with one output token, it only prefills."""
     requests = [TimedRequest(arrival, PROMPT, output_tokens) for arrival in arrivals]
-    return simulate_fleet(requests, CONFIG, COST, replicas, RoundRobin())
+    return simulate_fleet(requests, CONFIG, COST, 1, RoundRobin())
 
 
 def on_separate_replicas(arrivals: list[float], prefills: int, seconds_per_token: float = TRANSFER) -> FleetResult:
@@ -44,12 +44,12 @@ def is_within(result: FleetResult, ttft: float = TTFT, tpot: float = TPOT) -> bo
 
 def meets_on_one(rate: float, tpot_limit: float = TPOT) -> bool:
     """Return whether a replica that prefills and decodes meets the limits."""
-    return is_within(on_equal_replicas(poisson(REQUESTS, rate)), tpot=tpot_limit)
+    return is_within(on_one_replica(poisson(REQUESTS, rate)), tpot=tpot_limit)
 
 
 def meets_ttft(rate: float) -> bool:
     """Return whether a replica that only prefills meets the limit on TTFT."""
-    return is_within(on_equal_replicas(poisson(REQUESTS, rate), output_tokens=1))
+    return is_within(on_one_replica(poisson(REQUESTS, rate), output_tokens=1))
 
 
 def meets_tpot(rate: float) -> bool:

@@ -1,7 +1,7 @@
 // The view of a fleet: controls for playground_fleet.py, and tables with pictures of what each run returns.
 // Fleets of 1, 2, ... replicas, or of up to that many, are simulated one after another, and the page answers in between.
 
-import { element, linkedExample, slider, toJS } from "./shared.js";
+import { element, exampleButtons, examplesOf, linkedExample, slider, toJS } from "./shared.js";
 
 const LABELS = {
   replicas: "replicas", rate: "requests per second", requests: "requests in all",
@@ -14,23 +14,21 @@ const CHOICES = { router: "router", trace: "requests like those of", machine: "c
 const $ = (id) => document.getElementById(`pg-fleet-${id}`);
 const percent = (share) => `${Math.floor(1000 * share + 1e-6) / 10}%`;  // never rounded up: 99.96% is not all
 const milliseconds = (seconds) => Math.round(1000 * seconds).toLocaleString("en");
-let module, defaults, current = 0;
+let module, current = 0;
 
 export function makeFleet(python) {
   module = python.pyimport("playground_fleet");
-  defaults = toJS(module.DEFAULTS);
-  const presets = toJS(module.PRESETS), settings = toJS(module.SETTINGS), choices = toJS(module.CHOICES);
+  const examples = examplesOf(module), settings = toJS(module.SETTINGS), choices = toJS(module.CHOICES);
   for (const [name, options] of Object.entries(choices)) {
     const select = element("select", { id: `pg-fleet-${name}`, onchange: run }, ...options.map((option) => new Option(option.replaceAll("_", " "), option)));
     $("controls").append(element("label", {}, `${CHOICES[name]}: `, select));
   }
   for (const [name, range] of Object.entries(settings))
     $("controls").append(slider(`pg-fleet-${name}`, LABELS[name], range, "change", run));
-  for (const [name, changes] of Object.entries(presets))
-    $("presets").append(element("button", { type: "button", textContent: name, onclick: () => { show(changes); run(); } }));
+  const markExample = exampleButtons($("presets"), examples, (settings) => { show(settings); run(); });
 
-  const linked = linkedExample(presets);
-  show(presets[linked] ?? {});
+  const linked = linkedExample(examples);
+  show(examples[linked] ?? Object.values(examples)[0]);
   for (const view of ["engine", "fleet"])
     document.getElementById(`pg-show-${view}`).addEventListener("change", () => choose(view));
   choose(linked || location.hash === "#fleet" ? "fleet" : "engine");
@@ -43,6 +41,7 @@ export function makeFleet(python) {
     const mine = ++current, settings = chosen(), results = [];
     const sizes = [settings.replicas, ...Array.from({ length: settings.replicas - 1 }, (_, index) => index + 1)];
     const given = python.toPy(settings);
+    markExample(settings);
     $("about").textContent = module.about(given);
     const options = module.command(given).split(/ (?=--)/);  // an option stays on one line
     $("command").replaceChildren(...options.flatMap((option) => [element("span", { textContent: option }), " "]));
@@ -71,8 +70,8 @@ export function makeFleet(python) {
   }
 }
 
-function show(changes) {
-  for (const [name, value] of Object.entries({ ...defaults, ...changes })) {
+function show(settings) {
+  for (const [name, value] of Object.entries(settings)) {
     $(name).value = value;
     const shown = $(name).parentElement.querySelector(".pg-value");
     if (shown) shown.textContent = value;

@@ -1,7 +1,7 @@
 // The page around playground.py: controls, and pictures of what each step returns. The engine runs in Pyodide.
 // The view of a fleet is in fleet.js.
 
-import { element, linkedExample, slider, toJS } from "./shared.js";
+import { element, exampleButtons, examplesOf, linkedExample, slider, toJS } from "./shared.js";
 import { makeFleet } from "./fleet.js";
 
 const COLORS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a500", "#6a51a3"];
@@ -14,7 +14,7 @@ const SWITCHES = { chunked: "chunked prefill", mixed: "prefills and decodes shar
 const $ = (id) => document.getElementById(`pg-${id}`);
 const panel = (id) => $(`panel-${id}`);
 const color = (request) => COLORS[request % COLORS.length];
-let python, game, timer, latest;
+let python, game, timer, latest, markExample;
 
 // --- controls --------------------------------------------------------------------------------------------------
 
@@ -26,10 +26,9 @@ function makeControls(module) {
   $("controls").append(element("label", {}, "policy: ", select));
   for (const [name, text] of Object.entries(SWITCHES))
     $("controls").append(element("label", { className: "pg-switch" }, element("input", { type: "checkbox", id: `pg-${name}`, onchange: restart }), ` ${text}`));
-  const presets = toJS(module.PRESETS), defaults = toJS(module.DEFAULTS);
-  for (const [name, changes] of Object.entries(presets))
-    $("presets").append(element("button", { type: "button", textContent: name, onclick: () => { show({ ...defaults, ...changes }); restart(); } }));
-  show({ ...defaults, ...presets[linkedExample(presets) ?? Object.keys(presets)[1]] });
+  const examples = examplesOf(module);
+  markExample = exampleButtons($("presets"), examples, (settings) => { show(settings); restart(); });
+  show(examples[linkedExample(examples) ?? Object.keys(examples)[1]]);
 }
 
 function show(settings) {
@@ -52,6 +51,7 @@ function restart() {
   game?.destroy();
   game = undefined;
   latest = undefined;
+  markExample(chosen());
   try {
     game = python.pyimport("playground").Playground(python.toPy(chosen()));
     $("status").textContent = "Ready. Step through the iterations, or play them.";
@@ -66,22 +66,22 @@ function pause() {
   clearInterval(timer);
   timer = undefined;
   $("play").textContent = "Play";
+  $("status").ariaLive = "polite";
 }
 
 function play() {
   if (timer) return pause();
   if (latest?.finished) restart();
   $("play").textContent = "Pause";
+  $("status").ariaLive = "off";  // a screen reader would read up to 20 sentences per second; the last one is enough
   timer = setInterval(step, 1000 / Number($("speed").value));
 }
 
 function step() {
   latest = toJS(game.step());
+  if (latest.finished) pause();
   draw(latest);
-  if (latest.finished) {
-    pause();
-    $("step").disabled = true;
-  }
+  $("step").disabled = latest.finished;
 }
 
 // --- pictures --------------------------------------------------------------------------------------------------

@@ -202,12 +202,13 @@ def standing(tokens: int, trace: str, seed: int = 0) -> str:
     )
 
 
-def score_eviction(evict: Callable, show: bool = True) -> dict[str, dict[str, int]]:
+def score_eviction(evict: Callable) -> dict[str, dict[str, int]]:
     """Run a function on both traces, and print the prompt tokens computed beside FIFO, LRU and Belady's bound.
+
+    In a notebook, they are drawn, too.
 
     Args:
         evict: `evict(blocks, now)` returns one of the blocks.
-        show: print the table and, in a notebook, draw it.
 
     Returns:
         For each trace a dict from policy ("FIFO", "LRU", "yours", "Belady's bound") to the tokens. Empty if the
@@ -225,9 +226,8 @@ def score_eviction(evict: Callable, show: bool = True) -> dict[str, dict[str, in
     if not verdict.passed:
         print(f"evict: {verdict.message}")
         return {}
-    if show:
-        print(_table(scores))
-    if show and in_notebook():
+    print(_table(scores))
+    if in_notebook():
         from IPython.display import display
 
         from .. import plots

@@ -1,9 +1,11 @@
 """Compare a reader's prediction with what a lesson then counts or measures, in one sentence.
 
 The claim: whatever the guess is, the result is a sentence and never an exception. Without a guess, it says where to
-write one.
+write one, even if the variable still holds the guess at an earlier question.
 """
 
+import re
+import sys
 from math import isfinite
 from numbers import Integral
 
@@ -20,7 +22,7 @@ def compare_guess(guess, answer, unit: str = "") -> str:
     answer = answer.item() if hasattr(answer, "item") else answer  # one number of torch or numpy
     found = f"{'Measured' if _is_number(answer) else 'Answer'}: {_shown(answer, unit)}."
     kind = _kind(answer)
-    if guess is ... or guess is None:
+    if guess is ... or guess is None or _is_of_an_earlier_question():
         return f"{found} You have not guessed yet: write {kind} in the cell above."
     if _is_number(answer):
         number = _number(guess)
@@ -29,6 +31,17 @@ def compare_guess(guess, answer, unit: str = "") -> str:
         return f"{found} {_wrong_kind(guess, kind)}"
     same = _plain(guess) == _plain(answer)
     return f"{found} Your guess is right." if same else f"{found} You guessed {_shown(guess)}."
+
+
+def _is_of_an_earlier_question() -> bool:
+    """Return whether the reader has skipped the cell of this guess, by Jupyter's list of the cells that ran."""
+    *earlier, this = getattr(sys.modules["__main__"], "In", None) or [""]
+    for cell in reversed(earlier):
+        if re.search(r"^guess\w* *=", cell, re.MULTILINE):
+            return False
+        if "compare_guess(" in cell and cell != this:
+            return True
+    return False
 
 
 def _kind(answer) -> str:

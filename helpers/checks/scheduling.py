@@ -201,12 +201,13 @@ def floor(trace: Trace) -> int:
     return max(math.ceil(trace.output_tokens / trace.rows), longest)
 
 
-def score_schedule(schedule: Callable, show: bool = True) -> dict:
+def score_schedule(schedule: Callable) -> dict:
     """Run a schedule on three workloads and print its cost beside two baselines and the floor.
+
+    In a notebook, the race's slot timeline is drawn, too.
 
     Args:
         schedule: `schedule(waiting, running, free_rows)` returns the waiting requests that join now.
-        show: print the table and, in a notebook, draw the race's slot timeline.
 
     Returns:
         For each workload a dict from policy ("static", "first come, first served", "yours") to what `measure` returns,
@@ -228,9 +229,8 @@ def score_schedule(schedule: Callable, show: bool = True) -> dict:
     for name, of in traces.items():
         scores[name] = {policy: measure(trace, workload(name)[1]) for policy, trace in of.items()}
         scores[name]["floor"] = floor(of["yours"])
-    if show:
-        print(_table(scores))
-    if show and in_notebook():
+    print(_table(scores))
+    if in_notebook():
         from IPython.display import display
 
         from .. import plots

@@ -113,8 +113,10 @@ class ReplicaConnection:
             if self._unsent is not None:
                 await self._connect()
             return await _receive(self._reader)
-        except (OSError, asyncio.IncompleteReadError) as error:
+        except asyncio.IncompleteReadError as error:
             raise ReplicaLost("its connection has ended") from error
+        except OSError as error:
+            raise ReplicaLost(f"its connection has ended: {error}") from error
 
     def close(self) -> None:
         """End the connection."""

@@ -30,9 +30,11 @@ from .quantization import check_format, quantize
 EMBEDDED = Path(__file__).resolve().parents[1] / "tiny_model"
 # Settings of a generation config that change the greedy tokens of `model.generate`, with the values that change none.
 CHANGES_GREEDY_TOKENS = {
-    "bad_words_ids": [], "begin_suppress_tokens": [], "exponential_decay_length_penalty": None,
-    "forced_bos_token_id": None, "forced_eos_token_id": None, "min_length": 0, "min_new_tokens": 0,
+    "bad_words_ids": [], "begin_suppress_tokens": [], "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0, "exponential_decay_length_penalty": None, "forced_bos_token_id": None,
+    "forced_eos_token_id": None, "guidance_scale": 1.0, "min_length": 0, "min_new_tokens": 0,
     "no_repeat_ngram_size": 0, "num_beams": 1, "repetition_penalty": 1.0, "sequence_bias": {}, "suppress_tokens": [],
+    "watermarking_config": None,
 }  # fmt: skip
 log = logging.get_logger(__name__)
 

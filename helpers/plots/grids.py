@@ -14,7 +14,6 @@ def token_grid(
     grids: Mapping[str, Sequence[Sequence[str]]],
     masks: Mapping[str, Sequence[Sequence[int]]],
     positions: Mapping[str, Sequence[Sequence[int]]] | None = None,
-    title: str = "",
 ) -> Picture:
     """Draw tokens as grids with one row per request: real tokens in color, pads hatched.
 
@@ -23,10 +22,10 @@ def token_grid(
         masks: for each panel, its attention mask: 1 for a real token, 0 for a pad.
         positions: for each panel, the position ids, drawn in small digits below the tokens.
     """
-    height = sum(0.5 * len(grid) + 0.45 for grid in grids.values()) + 0.3 * bool(title)
+    height = sum(0.5 * len(grid) + 0.45 for grid in grids.values())
     columns = max(len(row) for grid in grids.values() for row in grid)
     width = min(WIDTH, 0.95 * columns + 1)
-    figure, axes = new_figure(height, len(grids), title, width)
+    figure, axes = new_figure(height, len(grids), width=width)
     size = _font_size([token for grid in grids.values() for row in grid for token in row], (width - 0.9) / columns)
     for ax, (name, grid) in zip(axes, grids.items(), strict=True):
         for y, row in enumerate(grid):
@@ -158,7 +157,7 @@ def set_up_grid(ax, columns: int, rows: int, title: str) -> None:
     set_panel_title(ax, title)
 
 
-def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]], title: str = "") -> Picture:
+def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]]) -> Picture:
     """Draw the tokens of several requests side by side in one row per panel, colored by request.
 
     A request keeps its color from panel to panel, and its name stands below its tokens.
@@ -168,7 +167,7 @@ def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]], title: s
     """
     columns = max(len(cells) for cells in named.values())
     width = min(WIDTH, max(3.2, 0.85 * columns + 0.2))
-    figure, axes = new_figure(1.15 * len(named) + 0.1 + 0.3 * bool(title), len(named), title, width)
+    figure, axes = new_figure(1.15 * len(named) + 0.1, len(named), width=width)
     color = request_colors(request for cells in named.values() for _, request, _ in cells)
     size = _font_size([token for cells in named.values() for token, _, _ in cells], width / columns)
     for ax, (name, cells) in zip(axes, named.items(), strict=True):

@@ -80,7 +80,7 @@ def load_run(result, title: str = "") -> Picture:
     return Picture(figure, alt)
 
 
-def load_sweep(named: Mapping[str, Sequence], title: str = "") -> Picture:
+def load_sweep(named: Mapping[str, Sequence]) -> Picture:
     """Draw latency over throughput, one curve per server: flat while more load adds throughput, then steep.
 
     The upper panel shows the end-to-end latency, the lower one the time to first token. Solid lines are medians, and
@@ -90,7 +90,7 @@ def load_sweep(named: Mapping[str, Sequence], title: str = "") -> Picture:
     Args:
         named: for each server, at most four, the results of a sweep: one `LoadResult` per rate.
     """
-    figure, axes = new_figure(6, 2, title, sharex=True)
+    figure, axes = new_figure(6, 2, sharex=True)
     ends: list[list] = [[], []]
     described = []
     for (name, results), color, marker in zip(named.items(), SERIES_COLORS, "osD^", strict=False):

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..engine import Chunk, SampledToken, SamplingParams, Sequence, TokenRules, accept_drafts
+from ..engine import Chunk, SampledToken, Sequence, accept_drafts
 from .grammar_state import GrammarState
 from .logits_processors import make_processors, make_warpers
 
@@ -58,14 +58,7 @@ class BatchSampler:
     def for_sequence(self, sequence: Sequence) -> "Sampler":
         """Return the sequence's sampler, which keeps its random generator across preemptions."""
         if sequence not in self._samplers:
-            self._samplers[sequence] = Sampler(
-                sequence.params,
-                sequence.index,
-                sequence.prompt_tokens,
-                sequence.token_rules,
-                GrammarState.of(sequence),
-                sequence.generated,
-            )
+            self._samplers[sequence] = Sampler(sequence)
         return self._samplers[sequence]
 
 
@@ -73,32 +66,21 @@ class Sampler:
     """Samples the tokens of one sequence, with its request's parameters and a random generator of its own.
 
     Args:
-        params: the request's parameters.
-        index: which of the request's outputs this is; its seed is `seed + index`, so outputs differ.
-        prompt_tokens: how many tokens of the sequence are the prompt.
-        rules: the token ids behind the parameters.
-        grammar: where its text is in the grammar of a structured output; None if the text is free.
-        num_drawn: how many tokens another engine has drawn. With a seed, the first draw follows these draws.
+        sequence: is read, but not kept: with a reference to it, `BatchSampler` would never forget it. With a seed, the
+            first draw follows those of tokens that another engine has generated.
     """
 
-    def __init__(
-        self,
-        params: SamplingParams,
-        index: int = 0,
-        prompt_tokens: int = 0,
-        rules: TokenRules | None = None,
-        grammar: GrammarState | None = None,
-        num_drawn: int = 0,
-    ):
-        self.params, self.grammar = params, grammar
-        self.processors = make_processors(params, prompt_tokens, rules or TokenRules())
+    def __init__(self, sequence: Sequence):
+        params = sequence.params
+        self.params, self.grammar = params, GrammarState.of(sequence)
+        self.processors = make_processors(params, sequence.prompt_tokens, sequence.token_rules)
         self.warpers = make_warpers(params)
         self.generator = torch.Generator()
         if params.seed is None:
             self.generator.seed()  # any draws will do
         else:
-            self.generator.manual_seed((int(params.seed) + index) % 2**63)
-        self._to_skip = 0 if params.seed is None else num_drawn
+            self.generator.manual_seed((int(params.seed) + sequence.index) % 2**63)  # the outputs of a request differ
+        self._to_skip = 0 if params.seed is None else sequence.generated
         self._states: dict[int, torch.Tensor] = {}  # of the generator before the draw at each of the newest places
 
     def choose(self, token_ids: list[int], logits: torch.Tensor, best: int) -> SampledToken:

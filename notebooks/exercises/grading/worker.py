@@ -16,6 +16,7 @@ from helpers.checks import calling
 from . import encoding
 
 FIRST_USER = 2_000_000_000  # numbers from here on belong to no account
+OUT_OF_MEMORY = b"out of memory"
 
 
 def serve(connection: Connection) -> None:
@@ -35,8 +36,9 @@ def serve(connection: Connection) -> None:
 
 
 def _run(shell, source: str) -> bytes:
-    shell.run_cell(source, store_history=True)
-    return b""
+    error = shell.run_cell(source, store_history=True).error_in_exec
+    is_full = isinstance(error, MemoryError) or "can't allocate memory" in str(error)  # Python's error, or PyTorch's
+    return OUT_OF_MEMORY if is_full else b""
 
 
 def _answer(shell, question: calling.Question, name: str) -> bytes:

@@ -18,6 +18,7 @@ from multiprocessing import Pipe
 import psutil
 
 from . import encoding, sandbox
+from .worker import OUT_OF_MEMORY
 
 UNREADABLE = "sent the grader what is no result"
 
@@ -91,7 +92,9 @@ class WorkerProcess:
     def run(self, source: str) -> str:
         """Run a cell and return what it printed."""
         self.printed()
-        self._exchange(("run", source))
+        if self._exchange(("run", source)) == OUT_OF_MEMORY:
+            self.close()  # the error's traceback keeps all that was allocated, and later cells would fail, too
+            raise WorkerLostError(self._too_much_memory)
         return self.printed()
 
     def ask(self, question, name: str, seconds: float):
@@ -177,8 +180,12 @@ class WorkerProcess:
             with contextlib.suppress(psutil.Error):
                 memory += process.memory_info().rss
         if memory > self.limits.memory:
-            return f"used more than {self.limits.memory / 2**30:g} GB of memory"
+            return self._too_much_memory
         return ""
+
+    @property
+    def _too_much_memory(self) -> str:
+        return f"used more than {self.limits.memory / 2**30:g} GB of memory"
 
     def _processes(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
