@@ -1,5 +1,6 @@
 """Grading, piece by piece: which cells count, what a submission's process may send, what a page and the table hold."""
 
+import csv
 import json
 import os
 import pickle
@@ -18,7 +19,7 @@ from answers import RIGHT
 from grading import encoding, examiners, feedback, sandbox, worker_process
 from grading.encoding import decode, encode
 from grading.examination import Task, Work, memo_task
-from grading.submissions import GradingError, Submission, cells_of, find_submissions, memos_of, release_of
+from grading.submissions import ASSIGNMENTS, GradingError, Submission, cells_of, find_submissions, memos_of, release_of
 from grading.worker_process import Limits, WorkerProcess
 from handing_in import MEMO, ONE, TWO, answers_of, hand_in, notebook
 
@@ -99,14 +100,14 @@ def test_what_is_no_exercise_is_refused(tmp_path, text, message):
 def test_submissions_are_found_in_every_layout_and_links_lead_nowhere(tmp_path):
     folder, elsewhere = tmp_path / "submitted", tmp_path / "elsewhere.ipynb"
     elsewhere.write_text("{}")
-    names = [f"Ada/{ONE}/{ONE}", f"Bob [x]/{ONE}", f"cleo_{ONE} (1)", f"cleo_{ONE}", "x/essay"]
+    names = [f"Ada/{ONE}/{ONE}", f"Bob [x]/{ONE}", f"cleo_{ONE} (1)", f"cleo_{ONE}", f"eve_{ONE}-2", "x/essay"]
     for name in [f"{name}.ipynb" for name in names]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")
     (folder / f"dan_{ONE}.ipynb").symlink_to(elsewhere)
 
     found = {(each.student, each.assignment): each.note for each in find_submissions(folder)}
-    assert list(found) == [("Ada", ONE), ("Bob [x]", ONE), ("cleo", ONE), ("x", "essay")]
+    assert list(found) == [("Ada", ONE), ("Bob [x]", ONE), ("cleo", ONE), ("eve", ONE), ("x", "essay")]
     assert "2 files" in found["cleo", ONE]
 
 
@@ -319,6 +320,52 @@ def test_the_table_holds_no_formula_and_a_submission_without_a_notebook_has_a_li
     assert f"dan,{TWO},0,6,0,cannot be read as a notebook (NotJSONError),,1" in text
     assert "cannot be read" in (out / "feedback" / "dan" / f"{TWO}.html").read_text()
     assert sorted(path.name for path in out.iterdir()) == ["feedback", "grades.csv"]
+
+
+def rows_of(out):
+    with open(out / "grades.csv", newline="", encoding="utf-8") as file:
+        return [(row["student"], row["assignment"], row["seed"]) for row in csv.DictReader(file)]
+
+
+def test_a_later_run_keeps_the_grades_of_the_submissions_that_it_does_not_contain(tmp_path):
+    week, late, out = tmp_path / "week", tmp_path / "late", tmp_path / "grades"
+    for path in (week / "ada" / f"{ONE}.ipynb", week / "=bob" / f"{ONE}.ipynb", late / "ada" / f"{TWO}.ipynb"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("no notebook")
+    grade.grade(week, out, Limits(), seed=1, is_sandboxed=False)
+    grade.grade(late, out, Limits(), seed=2, is_sandboxed=False)
+    (grade_again,) = grade.grade(week, out, Limits(), seed=3, is_sandboxed=False, students=["=bob"])
+
+    assert grade_again.student == "=bob"
+    assert rows_of(out) == [("'=bob", ONE, "3"), ("ada", ONE, "1"), ("ada", TWO, "2")]
+    pages = sorted(path.relative_to(out / "feedback").as_posix() for path in out.rglob("*.html"))
+    assert pages == [f"=bob/{ONE}.html", f"ada/{ONE}.html", f"ada/{TWO}.html"]
+
+
+def test_the_line_of_a_file_that_was_renamed_goes_with_its_page(tmp_path):
+    folder, out = tmp_path / "week", tmp_path / "grades"
+    folder.mkdir()
+    wrong, right = folder / "ada_homework.ipynb", folder / f"ada_{ONE}.ipynb"
+    wrong.write_text("no notebook")
+    (line,) = grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False)
+    assert f"rename the file if it is {ASSIGNMENTS[0]}" in line.note
+    wrong.rename(right)
+    grade.grade(folder, out, Limits(), seed=2, is_sandboxed=False)
+
+    assert rows_of(out) == [("ada", ONE, "2")]
+    assert [path.stem for path in out.rglob("*.html")] == [ONE]
+
+
+def test_a_student_who_handed_in_nothing_and_a_table_that_is_not_the_grader_s_are_refused(tmp_path):
+    folder, out = tmp_path / "week", tmp_path / "grades"
+    folder.mkdir()
+    (folder / f"ada_{ONE}.ipynb").write_text("no notebook")
+    with pytest.raises(ValueError, match="no submission of 'eve'.*ada"):
+        grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False, students=["ada", "eve"])
+    out.mkdir()
+    (out / "grades.csv").write_text("name;points\neve;3\n")
+    with pytest.raises(ValueError, match="is not a table of grades"):
+        grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False)
 
 
 def test_a_folder_without_submissions_is_refused(tmp_path):
