@@ -2,9 +2,13 @@
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
+import pytest
 
 from helpers.checks.exercises import EXERCISES
 
@@ -84,3 +88,18 @@ def test_the_folders_that_it_leaves_out_when_it_hands_out_the_course_hold_all_so
     assert all(f"`{name}`" in PAGE and (ROOT / name).is_dir() for name in left_out)
     notebooks = [path for path in (ROOT / "notebooks").rglob("*.ipynb") if "### BEGIN SOLUTION" in path.read_text()]
     assert {path.relative_to(ROOT).parents[1].as_posix() for path in notebooks} == {"notebooks/exercises/source"}
+
+
+@pytest.mark.slow
+def test_a_copy_for_students_collects_the_tests_that_need_no_solutions(tmp_path):
+    ignored = shutil.ignore_patterns("__pycache__", "answers", "source", "node_modules")
+    for name in ("benchmarks", "docs", "helpers", "images", "notebooks", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for page in ROOT.glob("*.md"):
+        shutil.copy(page, tmp_path)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", ""]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "test_engine.py" in done.stdout and "test_grading.py" not in done.stdout
