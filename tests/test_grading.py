@@ -4,7 +4,9 @@ import csv
 import json
 import os
 import pickle
+import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from answers import RIGHT
 from grading import encoding, examiners, feedback, sandbox, worker_process
 from grading.encoding import decode, encode
 from grading.examination import Task, Work, memo_task
+from grading.examiners import Grade
 from grading.submissions import ASSIGNMENTS, GradingError, Submission, cells_of, find_submissions, memos_of, release_of
 from grading.worker_process import Limits, WorkerProcess
 from handing_in import MEMO, ONE, TWO, answers_of, hand_in, notebook
@@ -360,7 +363,7 @@ def test_a_student_who_handed_in_nothing_and_a_table_that_is_not_the_grader_s_ar
     folder, out = tmp_path / "week", tmp_path / "grades"
     folder.mkdir()
     (folder / f"ada_{ONE}.ipynb").write_text("no notebook")
-    with pytest.raises(ValueError, match="no submission of 'eve'.*ada"):
+    with pytest.raises(ValueError, match=r"no submission of 'eve'.*ada"):
         grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False, students=["ada", "eve"])
     out.mkdir()
     (out / "grades.csv").write_text("name;points\neve;3\n")
@@ -392,6 +395,45 @@ def test_an_examiner_that_dies_costs_one_submission(tmp_path, monkeypatch):
     assert (lost.score, lost.max_score, lost.note) == (0, 8, "grading failed: the grader's own process ended")
     assert "grading failed" in (tmp_path / "ada" / f"{ONE}.html").read_text()
     assert "cannot be read" in next_one.note
+
+
+def grade_ada_only(submission, options):
+    if submission.student != "ada":
+        time.sleep(60)
+    return Grade(submission.student, submission.assignment)
+
+
+def test_ctrl_c_ends_grading_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(examiners, "grade_one", grade_ada_only)
+    submissions = [Submission(student, ONE, tmp_path / "a.ipynb") for student in ("ada", "bob", "cleo")]
+    grades = examiners.grade_all(submissions, examiners.Options(tmp_path, Limits(), seed=1), jobs=1)
+    assert next(grades).student == "ada"
+    interrupt = threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
+    interrupt.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        next(grades)
+
+    assert time.monotonic() - start < 20
+    assert list(tmp_path.iterdir()) == []  # no page says that grading bob failed
+
+
+def test_what_was_graded_before_an_interrupt_is_in_the_table(tmp_path, monkeypatch):
+    folder, out = tmp_path / "week", tmp_path / "grades"
+    for student in ("ada", "bob"):
+        (folder / student).mkdir(parents=True)
+        (folder / student / f"{ONE}.ipynb").write_text("no notebook")
+    grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False)
+
+    def interrupted(submissions, options, jobs):
+        yield Grade("bob", ONE, 3, 8)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grade, "grade_all", interrupted)
+    with pytest.raises(SystemExit, match=r"Interrupted.*the seed 2"):
+        grade.main(["grade", str(folder), "--no-sandbox", "--out", str(out), "--seed", "2"])
+    assert rows_of(out) == [("ada", ONE, "1"), ("bob", ONE, "2")]
+    assert len(list(out.rglob("*.html"))) == 2
 
 
 def test_without_a_sandbox_grading_says_how_to_get_one(tmp_path, monkeypatch, capsys):

@@ -8,6 +8,7 @@ and without the solutions, its tasks are examined outside of it, and no other su
 """
 
 import argparse
+import contextlib
 import csv
 import os
 import secrets
@@ -53,7 +54,7 @@ def grade(
         The grades of this run.
 
     Raises:
-        ValueError: there is no such folder, no notebook in it, or none of a student; or out/grades.csv is another table.
+        ValueError: there is no such folder, no notebook in it or none of a student, or out/grades.csv is another table.
         NoSandboxError: there is no working sandbox on this machine.
     """
     submissions = _select(folder, students)
@@ -65,26 +66,27 @@ def grade(
     }
     if is_sandboxed:
         sandbox.require()
-    graded = {(each.student, each.assignment) for each in submissions}
     for student in present:
         for page in (out / "feedback" / student).glob("*.html"):
-            if page.stem not in ASSIGNMENTS or (student, page.stem) in graded:
-                page.unlink()  # if this run is interrupted, no older page looks like one of this run
+            if page.stem not in ASSIGNMENTS:
+                page.unlink()
     out.mkdir(parents=True, exist_ok=True)
-    options = Options(out / "feedback", limits, seed, is_sandboxed)
-    done = tqdm(grade_all(submissions, options, jobs), total=len(submissions), desc="grading", unit="notebook")
-    grades = sorted(done, key=lambda line: (line.student, line.assignment))
-    for each in grades:
-        points = [f"{number:g}" for number in (each.score, each.max_score, each.by_hand)]
-        student, assignment, *texts = map(_no_formula, [each.student, each.assignment, each.note, each.tasks])
-        lines[student, assignment] = [student, assignment, *points, *texts, seed]
-    with open(out / "grades.csv", "w", newline="", encoding="utf-8", errors="replace") as file:
-        csv.writer(file).writerows([COLUMNS, *(lines[key] for key in sorted(lines))])
-    return grades
+    options, grades = Options(out / "feedback", limits, seed, is_sandboxed), []
+    try:
+        with contextlib.closing(grade_all(submissions, options, jobs)) as done:
+            for each in tqdm(done, total=len(submissions), desc="grading", unit="notebook"):
+                grades.append(each)
+                points = [f"{number:g}" for number in (each.score, each.max_score, each.by_hand)]
+                student, assignment, *texts = map(_no_formula, [each.student, each.assignment, each.note, each.tasks])
+                lines[student, assignment] = [student, assignment, *points, *texts, seed]
+    finally:  # Ctrl-C, too: what is graded is not lost
+        with open(out / "grades.csv", "w", newline="", encoding="utf-8", errors="replace") as file:
+            csv.writer(file).writerows([COLUMNS, *(lines[key] for key in sorted(lines))])
+    return sorted(grades, key=lambda line: (line.student, line.assignment))
 
 
 def _select(folder: Path, students: Sequence[str]) -> list[Submission]:
-    """Return the submissions in a folder, of these students only, or of all if there are none; errors as for `grade`."""
+    """Return the submissions in a folder, of these students only or, with none, of all; errors as for `grade`."""
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}.")
     submissions = find_submissions(folder)
@@ -149,6 +151,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         grades = grade(args.folder, args.out.resolve(), limits, seed, args.jobs, is_sandboxed, args.student)
     except (ValueError, sandbox.NoSandboxError) as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(f"Interrupted. What was graded is in {os.path.relpath(args.out)}, with the seed {seed}.")
     for line in grades:
         print(f"{line.student:20} {line.assignment:32} {line.score:5g} of {line.max_score:g}  {line.note}")
     out = os.path.relpath(args.out)
