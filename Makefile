@@ -138,14 +138,15 @@ $(OLDEST)/.set-up: requirements-oldest.txt $(STAMP)
 	$(RUN) -m pip install -q --no-cache-dir --disable-pip-version-check --no-deps --target $(OLDEST) -r requirements-oldest.txt
 	@touch $@
 
+# Newer Pythons than the last tested one lack wheels for the versions in constraints.txt.
 # The tested pip comes first, because the one that Python brings along may take three times as long to find the versions.
 # pip reports hundreds of lines. A terminal shows one line that changes, a log file one line per package. pip compiles
 # modules on one core, compileall on all of them. A few templates in packages are no valid Python and stay as they are.
 # Modules that hardly any program imports, a fifth of the whole, are left to Python, which compiles them when needed.
 RARE := /(tests?|torch/testing|transformers/models)/
 $(STAMP): requirements.txt requirements-dev.txt constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 \
-	    'The course needs Python 3.11 or newer, which "$(PYTHON)" is not: name one, as in make PYTHON=python3.12'; \
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || { echo >&2 \
+	    'The course needs Python 3.11 to 3.14, which "$(PYTHON)" is not: name one, as in make PYTHON=python3.12'; \
 	    exit 1; }
 	@echo "Setting up .venv. This happens once and takes one to three minutes."
 	@$(PYTHON) -m venv $(VENV) || { echo >&2 \

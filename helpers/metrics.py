@@ -19,7 +19,7 @@ from .trace import Trace
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """The times of one request: when it arrived and when each of its tokens was available."""
+    """The times of one request, in seconds on one clock: its arrival, and when each of its tokens was available."""
 
     request_id: Hashable
     arrival: float
@@ -27,23 +27,27 @@ class RequestMetrics:
 
     @property
     def ttft(self) -> float:
+        """Time to first token, in seconds."""
         return self.token_times[0] - self.arrival
 
     @property
     def e2e(self) -> float:
+        """End-to-end latency: seconds from the arrival to the last token."""
         return self.token_times[-1] - self.arrival
 
     @property
     def itl(self) -> list[float]:
+        """Inter-token latencies: the gaps between consecutive tokens, in seconds; one fewer than tokens."""
         return [later - earlier for earlier, later in pairwise(self.token_times)]
 
     @property
     def output_tokens(self) -> int:
+        """The number of output tokens."""
         return len(self.token_times)
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token; None for an output of one token, which has no time *between* tokens."""
+        """Time per output token, in seconds; None for an output of one token, which has no time *between* tokens."""
         return (self.e2e - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 

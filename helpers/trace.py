@@ -127,6 +127,7 @@ class Trace:
 
     @property
     def forward_passes(self) -> int:
+        """The number of forward passes."""
         return len(self.passes)
 
     @property
@@ -146,6 +147,7 @@ class Trace:
 
     @property
     def output_tokens(self) -> int:
+        """The number of tokens that all rows yielded."""
         return sum(row.new_tokens for one in self.passes for row in one.row_steps)
 
     @property
@@ -182,6 +184,7 @@ class Trace:
 
     @property
     def seconds(self) -> float:
+        """The time from the run's start to the end of the last forward pass, in seconds."""
         return self.passes[-1].start + self.passes[-1].seconds if self.passes else 0.0
 
     @property

@@ -6,8 +6,10 @@ can judge them.
 
 import functools
 import os
+import re
 import ssl
 import sys
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # otherwise two test processes slow each other down 20-fold
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test needs the network; offline, errors come at once
@@ -31,6 +33,19 @@ import helpers.loops
 import helpers.model_engine
 from helpers import load_model
 from helpers.engine import speculation
+
+# A copy for students has no solutions (INSTRUCTOR.md), so it cannot run the tests of exercises and of grading.
+HERE = Path(__file__).parent
+collect_ignore = []
+if not (HERE / "answers").exists():
+    needs_solutions = re.compile(r"^(?:from|import) (?:answers|grade|grading|handing_in)\b", re.MULTILINE)
+    collect_ignore = [path.name for path in HERE.glob("test_*.py") if needs_solutions.search(path.read_text("utf-8"))]
+    collect_ignore.append("test_instructor.py")
+
+
+def pytest_report_header():
+    return "This copy has no solutions: the tests of exercises and of grading are left out." if collect_ignore else None
+
 
 # Each HTTP client makes a context, which reads all certificates for 30 ms. No test connects by TLS.
 ssl.create_default_context = functools.cache(ssl.create_default_context)

@@ -364,7 +364,7 @@ def test_the_set_up_cell_has_at_most_eight_lines_and_a_title():
         assert len(lines) <= 8 and lines[0] == "# @title Set up: run this cell first"
 
 
-@pytest.mark.parametrize("folder", ["", "notebooks", "notebooks/exercises/source", "tests"])
+@pytest.mark.parametrize("folder", ["", "notebooks", "notebooks/exercises/release", "tests"])
 def test_in_a_copy_of_the_course_the_cell_does_nothing(machine, folder):
     assert machine.start(cwd=ROOT / folder) == (True, "")
     assert machine.asked_of_pip() == []

@@ -1,9 +1,12 @@
 """Grading, piece by piece: which cells count, what a submission's process may send, what a page and the table hold."""
 
+import csv
 import json
 import os
 import pickle
+import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +21,8 @@ from answers import RIGHT
 from grading import encoding, examiners, feedback, sandbox, worker_process
 from grading.encoding import decode, encode
 from grading.examination import Task, Work, memo_task
-from grading.submissions import GradingError, Submission, cells_of, find_submissions, memos_of, release_of
+from grading.examiners import Grade
+from grading.submissions import ASSIGNMENTS, GradingError, Submission, cells_of, find_submissions, memos_of, release_of
 from grading.worker_process import Limits, WorkerProcess
 from handing_in import MEMO, ONE, TWO, answers_of, hand_in, notebook
 
@@ -99,14 +103,14 @@ def test_what_is_no_exercise_is_refused(tmp_path, text, message):
 def test_submissions_are_found_in_every_layout_and_links_lead_nowhere(tmp_path):
     folder, elsewhere = tmp_path / "submitted", tmp_path / "elsewhere.ipynb"
     elsewhere.write_text("{}")
-    names = [f"Ada/{ONE}/{ONE}", f"Bob [x]/{ONE}", f"cleo_{ONE} (1)", f"cleo_{ONE}", "x/essay"]
+    names = [f"Ada/{ONE}/{ONE}", f"Bob [x]/{ONE}", f"cleo_{ONE} (1)", f"cleo_{ONE}", f"eve_{ONE}-2", "x/essay"]
     for name in [f"{name}.ipynb" for name in names]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")
     (folder / f"dan_{ONE}.ipynb").symlink_to(elsewhere)
 
     found = {(each.student, each.assignment): each.note for each in find_submissions(folder)}
-    assert list(found) == [("Ada", ONE), ("Bob [x]", ONE), ("cleo", ONE), ("x", "essay")]
+    assert list(found) == [("Ada", ONE), ("Bob [x]", ONE), ("cleo", ONE), ("eve", ONE), ("x", "essay")]
     assert "2 files" in found["cleo", ONE]
 
 
@@ -321,6 +325,52 @@ def test_the_table_holds_no_formula_and_a_submission_without_a_notebook_has_a_li
     assert sorted(path.name for path in out.iterdir()) == ["feedback", "grades.csv"]
 
 
+def rows_of(out):
+    with open(out / "grades.csv", newline="", encoding="utf-8") as file:
+        return [(row["student"], row["assignment"], row["seed"]) for row in csv.DictReader(file)]
+
+
+def test_a_later_run_keeps_the_grades_of_the_submissions_that_it_does_not_contain(tmp_path):
+    week, late, out = tmp_path / "week", tmp_path / "late", tmp_path / "grades"
+    for path in (week / "ada" / f"{ONE}.ipynb", week / "=bob" / f"{ONE}.ipynb", late / "ada" / f"{TWO}.ipynb"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("no notebook")
+    grade.grade(week, out, Limits(), seed=1, is_sandboxed=False)
+    grade.grade(late, out, Limits(), seed=2, is_sandboxed=False)
+    (grade_again,) = grade.grade(week, out, Limits(), seed=3, is_sandboxed=False, students=["=bob"])
+
+    assert grade_again.student == "=bob"
+    assert rows_of(out) == [("'=bob", ONE, "3"), ("ada", ONE, "1"), ("ada", TWO, "2")]
+    pages = sorted(path.relative_to(out / "feedback").as_posix() for path in out.rglob("*.html"))
+    assert pages == [f"=bob/{ONE}.html", f"ada/{ONE}.html", f"ada/{TWO}.html"]
+
+
+def test_the_line_of_a_file_that_was_renamed_goes_with_its_page(tmp_path):
+    folder, out = tmp_path / "week", tmp_path / "grades"
+    folder.mkdir()
+    wrong, right = folder / "ada_homework.ipynb", folder / f"ada_{ONE}.ipynb"
+    wrong.write_text("no notebook")
+    (line,) = grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False)
+    assert f"rename the file if it is {ASSIGNMENTS[0]}" in line.note
+    wrong.rename(right)
+    grade.grade(folder, out, Limits(), seed=2, is_sandboxed=False)
+
+    assert rows_of(out) == [("ada", ONE, "2")]
+    assert [path.stem for path in out.rglob("*.html")] == [ONE]
+
+
+def test_a_student_who_handed_in_nothing_and_a_table_that_is_not_the_grader_s_are_refused(tmp_path):
+    folder, out = tmp_path / "week", tmp_path / "grades"
+    folder.mkdir()
+    (folder / f"ada_{ONE}.ipynb").write_text("no notebook")
+    with pytest.raises(ValueError, match=r"no submission of 'eve'.*ada"):
+        grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False, students=["ada", "eve"])
+    out.mkdir()
+    (out / "grades.csv").write_text("name;points\neve;3\n")
+    with pytest.raises(ValueError, match="is not a table of grades"):
+        grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False)
+
+
 def test_a_folder_without_submissions_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no notebook"):
         grade.grade(tmp_path, tmp_path / "out", Limits(), seed=1)
@@ -345,6 +395,45 @@ def test_an_examiner_that_dies_costs_one_submission(tmp_path, monkeypatch):
     assert (lost.score, lost.max_score, lost.note) == (0, 8, "grading failed: the grader's own process ended")
     assert "grading failed" in (tmp_path / "ada" / f"{ONE}.html").read_text()
     assert "cannot be read" in next_one.note
+
+
+def grade_ada_only(submission, options):
+    if submission.student != "ada":
+        time.sleep(60)
+    return Grade(submission.student, submission.assignment)
+
+
+def test_ctrl_c_ends_grading_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(examiners, "grade_one", grade_ada_only)
+    submissions = [Submission(student, ONE, tmp_path / "a.ipynb") for student in ("ada", "bob", "cleo")]
+    grades = examiners.grade_all(submissions, examiners.Options(tmp_path, Limits(), seed=1), jobs=1)
+    assert next(grades).student == "ada"
+    interrupt = threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
+    interrupt.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        next(grades)
+
+    assert time.monotonic() - start < 20
+    assert list(tmp_path.iterdir()) == []  # no page says that grading bob failed
+
+
+def test_what_was_graded_before_an_interrupt_is_in_the_table(tmp_path, monkeypatch):
+    folder, out = tmp_path / "week", tmp_path / "grades"
+    for student in ("ada", "bob"):
+        (folder / student).mkdir(parents=True)
+        (folder / student / f"{ONE}.ipynb").write_text("no notebook")
+    grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False)
+
+    def interrupted(submissions, options, jobs):
+        yield Grade("bob", ONE, 3, 8)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grade, "grade_all", interrupted)
+    with pytest.raises(SystemExit, match=r"Interrupted.*the seed 2"):
+        grade.main(["grade", str(folder), "--no-sandbox", "--out", str(out), "--seed", "2"])
+    assert rows_of(out) == [("ada", ONE, "1"), ("bob", ONE, "2")]
+    assert len(list(out.rglob("*.html"))) == 2
 
 
 def test_without_a_sandbox_grading_says_how_to_get_one(tmp_path, monkeypatch, capsys):

@@ -2,9 +2,13 @@
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
+import pytest
 
 from helpers.checks.exercises import EXERCISES
 
@@ -50,8 +54,9 @@ def test_the_number_of_lessons_and_tasks_is_that_of_the_exercises():
         for path in lessons
         for cell in nbformat.read(path, as_version=4).cells
     )
-    words = {12: "Twelve", 62: "sixty-two"}  # and those that more lessons will need
-    assert f"{words[len(lessons)]} lessons, {words[tasks]} small tasks, two codelabs and two memos." in PAGE
+    words = {12: "Twelve", 62: "sixty-two"}  # others are in figures
+    lessons, tasks = (words.get(number, str(number)) for number in (len(lessons), tasks))
+    assert f"{lessons} lessons, {tasks} small tasks, two codelabs and two memos." in PAGE
 
 
 def test_the_minutes_to_read_are_those_of_the_lessons():
@@ -84,3 +89,18 @@ def test_the_folders_that_it_leaves_out_when_it_hands_out_the_course_hold_all_so
     assert all(f"`{name}`" in PAGE and (ROOT / name).is_dir() for name in left_out)
     notebooks = [path for path in (ROOT / "notebooks").rglob("*.ipynb") if "### BEGIN SOLUTION" in path.read_text()]
     assert {path.relative_to(ROOT).parents[1].as_posix() for path in notebooks} == {"notebooks/exercises/source"}
+
+
+@pytest.mark.slow
+def test_a_copy_for_students_collects_the_tests_that_need_no_solutions(tmp_path):
+    ignored = shutil.ignore_patterns("__pycache__", "answers", "source", "node_modules")
+    for name in ("benchmarks", "docs", "helpers", "images", "notebooks", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for page in ROOT.glob("*.md"):
+        shutil.copy(page, tmp_path)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", ""]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "test_engine.py" in done.stdout and "test_grading.py" not in done.stdout

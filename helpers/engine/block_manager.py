@@ -23,7 +23,10 @@ from .sequence import Sequence
 
 
 class UnlimitedMemory:
-    """What the scheduler calls of a `BlockManager`, without limits or sharing: a sequence needs only a row."""
+    """Stands in for a `BlockManager` where a sequence needs only a row: nothing is refused, and nothing is shared.
+
+    It has the methods that the scheduler calls; `BlockManager` describes them.
+    """
 
     def cached_tokens(self, sequence: Sequence) -> int:
         return 0

@@ -42,6 +42,8 @@ class Scheduler:
         eos_token_ids: the tokens that end an output.
 
     Attributes:
+        policy: orders the waiting sequences.
+        memory: the engine's block manager, or an `UnlimitedMemory`.
         waiting: sequences that may get a row; iterates in order of arrival.
         running: sequences with a row, in the order in which they got it.
         unfinished: all sequences that wait or run, in order of arrival.
@@ -111,7 +113,7 @@ class Scheduler:
         """
         is_running = child in self.running
         if is_running and not self.memory.fork(parent, child):
-            self._preempt(Plan(), child)
+            self._preempt(Plan(), child)  # between two iterations, so no plan names it
             is_running = False
         child.token_ids[:], child.block_hashes[:] = parent.token_ids, parent.block_hashes
         return is_running

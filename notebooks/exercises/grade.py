@@ -8,10 +8,10 @@ and without the solutions, its tasks are examined outside of it, and no other su
 """
 
 import argparse
+import contextlib
 import csv
 import os
 import secrets
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,15 +19,27 @@ from pathlib import Path
 from grading import sandbox
 from grading.examiners import Grade, Options, grade_all
 from grading.release import release
-from grading.submissions import find_submissions
+from grading.submissions import ASSIGNMENTS, Submission, find_submissions
 from grading.worker_process import Limits
 from tqdm import tqdm
 
 BUILD = Path(__file__).resolve().parents[2] / "build"
+COLUMNS = ["student", "assignment", "score", "max_score", "by_hand", "note", "tasks", "seed"]
 
 
-def grade(folder: Path, out: Path, limits: Limits, seed: int, jobs: int = 1, is_sandboxed: bool = True) -> list[Grade]:
-    """Grade all submissions in a folder; write out/grades.csv and out/feedback/<student>/<assignment>.html.
+def grade(
+    folder: Path,
+    out: Path,
+    limits: Limits,
+    seed: int,
+    jobs: int = 1,
+    is_sandboxed: bool = True,
+    students: Sequence[str] = (),
+) -> list[Grade]:
+    """Grade the submissions in a folder; write out/grades.csv and out/feedback/<student>/<assignment>.html.
+
+    Lines and pages of earlier runs stay, so grades of another week, or before a late submission, are not lost. Those of
+    a submission that is graded again are replaced.
 
     Args:
         folder: see `find_submissions`.
@@ -36,32 +48,70 @@ def grade(folder: Path, out: Path, limits: Limits, seed: int, jobs: int = 1, is_
         seed: of the cases; a grade is repeated with the same one.
         jobs: submissions that are graded at the same time.
         is_sandboxed: whether submissions run in the sandbox.
+        students: grade only these students' submissions; all if empty.
+
+    Returns:
+        The grades of this run.
 
     Raises:
-        ValueError: there is no such folder, or no notebook in it.
+        ValueError: there is no such folder, no notebook in it or none of a student, or out/grades.csv is another table.
         NoSandboxError: there is no working sandbox on this machine.
     """
+    submissions = _select(folder, students)
+    present = {each.student for each in submissions} | {folder.resolve().name}  # the folder: see `find_submissions`
+    lines = {
+        (student, assignment): line
+        for (student, assignment), line in _read_table(out / "grades.csv").items()
+        if assignment in ASSIGNMENTS or student not in map(_no_formula, present)  # such a file may have a new name now
+    }
+    if is_sandboxed:
+        sandbox.require()
+    for student in present:
+        for page in (out / "feedback" / student).glob("*.html"):
+            if page.stem not in ASSIGNMENTS:
+                page.unlink()
+    out.mkdir(parents=True, exist_ok=True)
+    options, grades = Options(out / "feedback", limits, seed, is_sandboxed), []
+    try:
+        with contextlib.closing(grade_all(submissions, options, jobs)) as done:
+            for each in tqdm(done, total=len(submissions), desc="grading", unit="notebook"):
+                grades.append(each)
+                points = [f"{number:g}" for number in (each.score, each.max_score, each.by_hand)]
+                student, assignment, *texts = map(_no_formula, [each.student, each.assignment, each.note, each.tasks])
+                lines[student, assignment] = [student, assignment, *points, *texts, seed]
+    finally:  # Ctrl-C, too: what is graded is not lost
+        with open(out / "grades.csv", "w", newline="", encoding="utf-8", errors="replace") as file:
+            csv.writer(file).writerows([COLUMNS, *(lines[key] for key in sorted(lines))])
+    return sorted(grades, key=lambda line: (line.student, line.assignment))
+
+
+def _select(folder: Path, students: Sequence[str]) -> list[Submission]:
+    """Return the submissions in a folder, of these students only or, with none, of all; errors as for `grade`."""
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}.")
     submissions = find_submissions(folder)
     if not submissions:
         raise ValueError(f"There is no notebook in {folder}: expected <student>/<assignment>.ipynb.")
-    if is_sandboxed:
-        sandbox.require()
-    shutil.rmtree(out / "feedback", ignore_errors=True)  # pages of an earlier run would look like this one's
-    out.mkdir(parents=True, exist_ok=True)
-    options = Options(out / "feedback", limits, seed, is_sandboxed)
-    done = tqdm(grade_all(submissions, options, jobs), total=len(submissions), desc="grading", unit="notebook")
-    grades = sorted(done, key=lambda line: (line.student, line.assignment))
-    with open(out / "grades.csv", "w", newline="", encoding="utf-8", errors="replace") as file:
-        table = csv.writer(file)
-        table.writerow(["student", "assignment", "score", "max_score", "by_hand", "note", "tasks", "seed"])
-        for line in grades:
-            texts = map(_no_formula, [line.student, line.assignment, line.note, line.tasks])
-            student, assignment, note, tasks = texts
-            points = [f"{each:g}" for each in (line.score, line.max_score, line.by_hand)]
-            table.writerow([student, assignment, *points, note, tasks, seed])
-    return grades
+    names = sorted({each.student for each in submissions})
+    for student in students:
+        if student not in names:
+            raise ValueError(f"There is no submission of {student!r} in {folder}, only of {', '.join(names)}.")
+    return [each for each in submissions if not students or each.student in students]
+
+
+def _read_table(path: Path) -> dict[tuple[str, str], list[str]]:
+    """Return the lines of a table of grades by student and assignment; none if there is no such file.
+
+    Raises:
+        ValueError: the file is another table.
+    """
+    if not path.exists():
+        return {}
+    with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
+        lines = [line for line in csv.reader(file) if line]
+    if lines[:1] != [COLUMNS]:
+        raise ValueError(f"{path} is not a table of grades with the columns {', '.join(COLUMNS)}: move it elsewhere.")
+    return {(line[0], line[1]): line for line in lines[1:]}
 
 
 def _no_formula(text: str) -> str:
@@ -80,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.add_argument("--timeout", type=int, default=60, help="seconds that a cell may take, or a task")
     options.add_argument("--memory", type=float, default=4, help="GB that a submission may use")
     options.add_argument("--seed", type=int, help="repeat the grades of a table (default: a new one)")
+    options.add_argument("--student", action="append", default=[], help="grade only this student; may be repeated")
     options.add_argument("--no-sandbox", action="store_true", help="let submissions run with all your rights")
     cores = os.cpu_count() or 1
     options.add_argument("--jobs", type=int, default=min(8, max(1, cores // 2)), help="graded at the same time")
@@ -96,9 +147,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     seed = secrets.randbelow(10**6) + 10 if args.seed is None else args.seed  # students see 0
     try:
-        grades = grade(args.folder, args.out.resolve(), limits, seed, args.jobs, not args.no_sandbox)
+        is_sandboxed = not args.no_sandbox
+        grades = grade(args.folder, args.out.resolve(), limits, seed, args.jobs, is_sandboxed, args.student)
     except (ValueError, sandbox.NoSandboxError) as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(f"Interrupted. What was graded is in {os.path.relpath(args.out)}, with the seed {seed}.")
     for line in grades:
         print(f"{line.student:20} {line.assignment:32} {line.score:5g} of {line.max_score:g}  {line.note}")
     out = os.path.relpath(args.out)

@@ -6,9 +6,10 @@ submission gets a new one.
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -53,23 +54,29 @@ class Grade:
 
 
 def grade_all(submissions: list[Submission], options: Options, jobs: int) -> Iterator[Grade]:
-    """Yield the grades, in the order in which they are done."""
-    examiners: SimpleQueue[_Examiner] = SimpleQueue()
-    for _ in range(jobs):
-        examiners.put(_Examiner(options))
+    """Yield the grades, in the order in which they are done. Closing the iterator ends all examiners at once."""
+    examiners = [_Examiner(options) for _ in range(jobs)]
+    free: SimpleQueue[_Examiner] = SimpleQueue()
+    for examiner in examiners:
+        free.put(examiner)
 
     def grade(submission: Submission) -> Grade:
-        examiner = examiners.get()
+        examiner = free.get()
         try:
             return examiner.grade(submission)
         finally:
-            examiners.put(examiner)
+            free.put(examiner)
 
     with ThreadPoolExecutor(jobs) as pool:
-        for done in as_completed([pool.submit(grade, submission) for submission in submissions]):
-            yield done.result()
-    while not examiners.empty():
-        examiners.get().close()
+        try:
+            for done in as_completed([pool.submit(grade, submission) for submission in submissions]):
+                yield done.result()
+        finally:  # Ctrl-C, too: otherwise the pool would wait until all submissions are graded
+            pool.shutdown(wait=False, cancel_futures=True)
+            for examiner in examiners:
+                examiner.stop()
+    for examiner in examiners:
+        examiner.close()
 
 
 def grade_one(submission: Submission, options: Options) -> Grade:
@@ -107,10 +114,15 @@ class _Examiner:
     def __init__(self, options: Options):
         self.options = options
         self.process: multiprocessing.process.BaseProcess | None = None
+        self.is_stopped = False
         self.patience = 2 * options.limits.total_seconds + 600
 
     def grade(self, submission: Submission) -> Grade:
-        """Grade a submission; if that ends the process, this is what the grade says."""
+        """Grade a submission; if that ends the process, this is what the grade says.
+
+        Raises:
+            CancelledError: the examiner was stopped meanwhile.
+        """
         if self.process is None:
             context = multiprocessing.get_context("spawn")
             self.connection, theirs = context.Pipe()
@@ -123,12 +135,20 @@ class _Examiner:
                 return self.connection.recv()
             note = "grading failed: it took too long"
         except (EOFError, OSError):
+            if self.is_stopped:
+                raise CancelledError from None
             note = "grading failed: the grader's own process ended"
         self.close()
         max_score = sum(cell.points for cell in release_of(submission.assignment))
         text = feedback.page(submission.assignment, [], note)
         _page(submission, self.options).write_text(text, encoding="utf-8")
         return Grade(submission.student, submission.assignment, 0, max_score, note)
+
+    def stop(self) -> None:
+        """End the process while another thread may wait for its grade."""
+        self.is_stopped = True
+        if self.process:
+            self.process.kill()
 
     def close(self) -> None:
         """End the process."""
@@ -141,6 +161,7 @@ class _Examiner:
 
 def _serve(connection, grade: Callable, options: Options) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches all processes, and the grader ends this one
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "COURSE_MODEL": ""}  # as for the submissions
     while True:
         try:

@@ -56,10 +56,11 @@ def find_submissions(folder: Path) -> list[Submission]:
     """Return the submissions in a folder, in whichever of three ways it is laid out.
 
     These are <student>/<assignment>/<assignment>.ipynb, <student>/<assignment>.ipynb and <student>_<assignment>.ipynb,
-    also with what browsers and Jupyter append to a second copy. Of several copies the newest counts. Other notebooks
-    are listed, too, with an assignment that does not exist. Links out of the folder are ignored.
+    also with what browsers, Jupyter and Canvas append to a second copy. Of several copies the newest counts. Other
+    notebooks are listed, too, with an assignment that does not exist; the student of one that is in no other folder is
+    the name of the whole folder. Links out of the folder are ignored.
     """
-    name = re.compile(rf"(?:(.+)_)?({'|'.join(map(re.escape, ASSIGNMENTS))})(?: ?\(\d+\)|-Copy\d+)?")
+    name = re.compile(rf"(?:(.+)_)?({'|'.join(map(re.escape, ASSIGNMENTS))})(?: ?\(\d+\)|-(?:Copy)?\d+)?")
     found: dict[tuple[str, str], list[Path]] = {}
     for path in sorted(folder.rglob("*.ipynb")):
         parents = path.relative_to(folder).parts[:-1]
