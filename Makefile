@@ -77,7 +77,7 @@ test: $(STAMP)  ## lint, run the unit tests, and run every lesson and compare it
 	@mkdir -p build; \
 	$(RUN) -m pytest --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb) >build/lessons.log 2>&1 & lessons=$$!; \
 	trap "kill $$lessons 2>/dev/null" EXIT; \
-	$(RUN) -m pytest tests; unit=$$?; \
+	$(RUN) -m pytest tests -rR; unit=$$?; \
 	wait $$lessons; lessons=$$?; cat build/lessons.log; \
 	exit $$((unit || lessons))
 

@@ -4,7 +4,8 @@ No test asserts which backend wins, or how long a measurement takes.
 """
 
 import json
-import time
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,6 +54,7 @@ def calls(monkeypatch):
     monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
     monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 0)
     monkeypatch.setattr(linear_choice, "busy_elsewhere", lambda: 0.0)
+    monkeypatch.setattr(linear_choice, "BUDGET", math.inf)
     return calls
 
 
@@ -236,8 +238,16 @@ def test_a_cache_folder_that_cannot_be_written_keeps_nothing(calls, cache, monke
 @pytest.mark.parametrize("cores, kept", [(0.9, True), (1.5, False)])
 def test_times_are_used_but_not_kept_if_other_programs_took_a_core(calls, cache, monkeypatch, cores, kept):
     """With one thread on two cores, there is one core for others."""
+    now = 0.0
+
+    def perf_counter():
+        nonlocal now
+        now += 1.0
+        return now
+
+    monkeypatch.setattr(linear_choice, "time", SimpleNamespace(perf_counter=perf_counter))
     monkeypatch.setattr(linear_choice.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(linear_choice, "busy_elsewhere", lambda: cores * time.perf_counter())
+    monkeypatch.setattr(linear_choice, "busy_elsewhere", lambda: cores * now)
     assert len(times_of(list(layers()), ["pytorch", "onednn_packed"])) == 2
     assert len(list(cache.iterdir())) == kept
 
