@@ -40,7 +40,7 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 # A busy machine may be many times slower. What takes longer than these seconds hangs.
 calling.SECONDS = 100
-vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(dict.fromkeys(("connect", "read", "write", "pool"), 60.0))
+vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(dict.fromkeys(("connect", "read", "write", "pool"), 120.0))
 
 # Every run draws the same examples, however long each takes.
 settings.register_profile(

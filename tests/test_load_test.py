@@ -778,4 +778,4 @@ def test_the_official_client_sees_the_same_figures():
     requests = [Request(prompt, max_tokens) for prompt, max_tokens in some(12, max_tokens=3)]
     with Stub(pause=0.03, lanes=1) as stub, contextlib.redirect_stdout(None):
         ratios = compare(stub.url, requests, rate=40, rounds=1)
-    assert len(ratios) == 4 and all(ratio == pytest.approx(1, abs=0.3) for ratio in ratios.values())
+    assert len(ratios) == 4 and all(0.5 < ratio < 2 for ratio in ratios.values())

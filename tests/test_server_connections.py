@@ -172,7 +172,7 @@ def test_the_server_ends_within_its_grace_period_whether_or_not_its_clients_read
         connections += [RawConnection(server, data) for data in (HEAD, HEAD + b"Content-Length: 99\r\n\r\n")]
         wait_until(lambda: "engine_generated_tokens_total 1800" in httpx.get(server.url + "/metrics").text)
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(PATIENCE)  # a tenth of the clients' time limit
+        server.process.wait(PATIENCE)  # a fifth of the clients' time limit
 
 
 # --- writes ---------------------------------------------------------------------------------------------------------
