@@ -121,6 +121,7 @@ def test_without_time_left_few_rows_are_timed_in_one_round_and_many_not_at_all(c
     assert all(len(seconds) == len(few) for one in times.values() for seconds in one.seconds.values())
 
 
+@pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
 @pytest.mark.parametrize("copies, expected", [(True, "compiled"), (False, "compiled_unpacked")])
 def test_the_kernel_for_the_own_weight_is_only_chosen_where_no_copy_may_be_kept(monkeypatch, copies, expected):
     seconds = dict(zip(NAMES, [9e-6, 8e-6, 7e-6, 2e-6, 1e-6], strict=True))
