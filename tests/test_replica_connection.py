@@ -86,7 +86,7 @@ async def test_calls_arrive_in_their_order():
             front_end.add(name, [0, 1], SamplingParams(30), 0, {0: []})
             front_end.abort(name)
             front_end.set_pace(0.01)
-            while name not in outputs:
+            while name not in outputs or outputs[name].finish_reason is None:
                 outputs |= {one.request_id: one for one in (await front_end.report()).outputs}
             assert outputs[name].finish_reason == "abort"
         assert replica.replica.pace == 0.01
