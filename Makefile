@@ -77,7 +77,7 @@ test: $(STAMP)  ## lint, run the unit tests, and run every lesson and compare it
 	@mkdir -p build; \
 	$(RUN) -m pytest --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb) >build/lessons.log 2>&1 & lessons=$$!; \
 	trap "kill $$lessons 2>/dev/null" EXIT; \
-	$(RUN) -m pytest tests; unit=$$?; \
+	$(RUN) -m pytest tests -rR; unit=$$?; \
 	wait $$lessons; lessons=$$?; cat build/lessons.log; \
 	exit $$((unit || lessons))
 
@@ -122,8 +122,10 @@ colab: $(STAMP)  ## write the repository's name and Colab badges into all notebo
 tiny-model: $(STAMP)  ## retrain the embedded model, which takes under half an hour on two cores
 	$(RUN) -m helpers.tiny_model.train $(ARGS)
 
-build/cache:
+# Matplotlib lists the fonts of a machine once. It warns if that takes more than 5 s, and a lesson may not print warnings.
+build/cache: | $(STAMP)
 	@mkdir -p $@
+	@MPLCONFIGDIR=$(CACHE)/matplotlib $(RUN) -c "import matplotlib.font_manager" 2>/dev/null
 
 clean:  ## remove everything that the commands wrote, except .venv and lab/
 	rm -rf build *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis

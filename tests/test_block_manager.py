@@ -577,8 +577,6 @@ def test_whatever_happens_every_sequence_finds_its_own_tokens_and_all_counts_are
     run_state_machine_as_test(
         Blocks,
         settings=settings(
-            derandomize=True,
-            deadline=None,
             max_examples=200,
             stateful_step_count=50,
             phases=PHASES,

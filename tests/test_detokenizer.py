@@ -99,7 +99,7 @@ def decoded(tokenizer, ids, stop=()):
 def test_shown_text_stays_and_in_the_end_it_is_the_text_of_all_tokens(kind):
     tokenizer = tokenizer_of(kind)
 
-    @settings(derandomize=True, deadline=None, max_examples=60, phases=[Phase.explicit, Phase.generate])
+    @settings(max_examples=60, phases=[Phase.explicit, Phase.generate])
     @given(ids_for(kind))
     @example([])
     @example(
@@ -168,7 +168,7 @@ def test_a_stop_string_ends_the_text_before_it_and_no_part_of_it_is_ever_shown(k
     tokenizer = tokenizer_of(kind)
     stopped = {True: 0, False: 0}
 
-    @settings(derandomize=True, deadline=None, max_examples=150, phases=[Phase.generate])
+    @settings(max_examples=150, phases=[Phase.generate])
     @given(st.text("ab🦊 e", max_size=12), STOPS)
     def check(text, stops):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"] if text else []

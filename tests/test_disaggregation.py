@@ -25,7 +25,7 @@ def disaggregated(
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=80, phases=[Phase.generate])
+@settings(max_examples=80, phases=[Phase.generate])
 @given(workloads(), st.integers(1, 3), st.integers(1, 3), st.sampled_from([0.0, 1e-4, 0.1]))
 def test_prompts_are_computed_by_prefill_replicas_and_all_other_tokens_by_decode_replicas(
     workload, prefills, decodes, seconds_per_token
@@ -48,7 +48,7 @@ def test_prompts_are_computed_by_prefill_replicas_and_all_other_tokens_by_decode
             assert sum(result.computed_tokens[:prefills]) == sum(prompt for prompt, _ in lengths)
 
 
-@settings(derandomize=True, deadline=None, max_examples=120, phases=[Phase.generate])
+@settings(max_examples=120, phases=[Phase.generate])
 @given(
     workload=workloads(),
     gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.02, 0.3]), st.booleans(), st.integers(0, 1)), max_size=8),

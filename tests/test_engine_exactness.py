@@ -273,9 +273,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 def machine_of(family: str, examples: int):
     machine = type(f"Engine_{family}", (EngineMachine,), {"pair": staticmethod(PAIRS[family])})
-    machine.TestCase.settings = settings(
-        derandomize=True, deadline=None, max_examples=examples, stateful_step_count=25, phases=[Phase.generate]
-    )
+    machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=25, phases=[Phase.generate])
     return pytest.mark.usefixtures("one_thread")(machine.TestCase)
 
 

@@ -102,7 +102,7 @@ async def test_places_are_taken_before_prompts_are_tokenized():
 
         thread.engine.validator.validate = slow
         waiting = [asyncio.ensure_future(submit(thread, "a", 2, str(n))) for n in range(20)]
-        await wait_until(lambda: sum(one.done() for one in waiting) == 17)
+        await wait_until(lambda: validated and sum(one.done() for one in waiting) == 17)
         assert len(validated) == 1, "one after another"
         proceed.set()
         results = await asyncio.gather(*waiting, return_exceptions=True)
@@ -220,8 +220,9 @@ async def test_observers_see_every_iteration_once_and_the_queue():
 
 @in_loop
 async def test_a_snapshot_of_a_long_queue_has_its_length_and_its_first_names():
-    async with running(max_queue=3 * MAX_NAMED) as thread:
+    async with running(shut=True, max_queue=3 * MAX_NAMED) as thread:
         stream = await submit(thread, ["a"] * (2 + 3 * MAX_NAMED), 1)
+        thread.model.allowed.release(10**6)
         await texts(stream)
         longest = max((snapshot for _, snapshot in thread.seen), key=lambda snapshot: snapshot.num_waiting)
         assert longest.num_waiting > MAX_NAMED == len(longest.waiting)
@@ -249,7 +250,8 @@ async def test_a_thread_with_nothing_to_do_makes_no_steps():
         for number in range(3):
             thread._inbox.put(lambda: None)  # wakes the thread
             await wait_until(lambda number=number: len(rounds) > number)
-        assert thread.engine.steps == steps and rounds == [True] * 3, "it does not even poll its inbox"
+        assert thread.engine.steps == steps and set(rounds) == {True}, "it does not even poll its inbox"
+        assert len(rounds) <= 4, "one per task; the thread may not yet have waited when the first one came"
 
 
 @in_loop

@@ -67,7 +67,7 @@ async def test_a_crash_ends_every_request():
         with pytest.raises(EngineFailed, match="must be restarted"):
             await submit(thread)
         assert not thread.alive and thread.crashed and thread.num_in_flight == 0
-        await asyncio.wait_for(thread.drain(PATIENCE), 5)
+        await asyncio.wait_for(thread.drain(2 * PATIENCE), PATIENCE / 2)
 
 
 @in_loop
@@ -99,7 +99,7 @@ async def test_a_reader_that_is_cancelled_while_a_token_arrives_is_cancelled():
             stream.put(OutputDelta("r", 0, "c", [1], None, 1, None))
             await asyncio.sleep(0)
             reading.cancel()
-            await asyncio.wait([reading], timeout=5)
+            await asyncio.wait([reading], timeout=PATIENCE / 2)
             assert reading.done()
 
 

@@ -57,7 +57,7 @@ def state(replica: SimulatedReplica) -> tuple:
     return running, waiting, tables, kept, scheduler.waiting.step, replica.time, replica.iterations, replica.preemptions
 
 
-@settings(derandomize=True, deadline=None, max_examples=150, phases=[Phase.generate])
+@settings(max_examples=150, phases=[Phase.generate])
 @given(workloads())
 def test_a_stretch_leaves_what_its_iterations_would_leave_one_by_one(workload):
     config, requests = workload
@@ -74,7 +74,7 @@ def test_a_stretch_leaves_what_its_iterations_would_leave_one_by_one(workload):
     assert replicas[0].planned <= replicas[1].planned == replicas[1].iterations
 
 
-@settings(derandomize=True, deadline=None, max_examples=40, phases=[Phase.generate])
+@settings(max_examples=40, phases=[Phase.generate])
 @given(workloads())
 def test_a_replica_has_the_times_of_the_simulator(workload):
     config, requests = workload

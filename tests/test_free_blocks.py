@@ -25,7 +25,7 @@ def naive_take(free: set[int], after: int | None) -> int:
     return block
 
 
-@settings(derandomize=True, deadline=None, max_examples=300, phases=[Phase.generate])
+@settings(max_examples=300, phases=[Phase.generate])
 @given(st.integers(1, 40), st.lists(st.tuples(st.booleans(), st.integers(0, 39)), max_size=120))
 def test_every_block_is_the_one_that_a_search_of_all_finds_and_the_heap_stays_small(count, actions):
     blocks, free, allocated = FreeBlocks(count), set(range(count)), []

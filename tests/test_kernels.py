@@ -345,7 +345,7 @@ def refuse_to_compile(run):
 def test_processes_that_compile_at_the_same_time_do_not_disturb_each_other(fresh):
     command = [sys.executable, "-c", COMPILING, compiled.SOURCES]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    loaded = {process.communicate(timeout=100)[0].strip() for process in processes}
+    loaded = {process.communicate(timeout=300)[0].strip() for process in processes}
     kept = {str(path) for path in compiled.cache_folder().iterdir()}
     assert loaded == kept, "one library, and no temporary files"
     assert {Path(path).suffix for path in loaded} == {".so"}

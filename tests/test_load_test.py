@@ -40,9 +40,10 @@ from helpers.load_test.__main__ import main
 from helpers.load_test.client import ChunkReader, EventStream
 from helpers.load_test.sweep import table
 from helpers.request import Request
+from tests.serving import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[1]
-run_load = partial(run_load, timeout=60)
+run_load = partial(run_load, timeout=PATIENCE)
 
 
 # --- a server of known slowness --------------------------------------------------------------------------------------
@@ -142,13 +143,6 @@ def prompt_tokens(body):
 
 def some(count, max_tokens=1):
     return [(f"prompt {number}", max_tokens) for number in range(count)]
-
-
-def wait_until(true, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # --- the load --------------------------------------------------------------------------------------------------------
@@ -356,7 +350,7 @@ def test_a_late_load_generator_includes_its_lag_and_reports_it(monkeypatch):
     assert all(lag >= 0.999 * (number * 0.05 - 0.004) for number, lag in enumerate(lags))
     assert sorted(result.latencies("e2e"))[-1] >= 0.24
     assert result.lag == lags[-1]
-    assert "The load generator was up to 0." in str(result)
+    assert "The load generator was up to" in str(result)
 
 
 def test_requests_are_sent_when_they_are_due_however_slow_the_server_is():
@@ -368,7 +362,7 @@ def test_requests_are_sent_when_they_are_due_however_slow_the_server_is():
         return await stub.respond(request, body)
 
     with Stub(handle=handle) as stub:
-        result = run_load(stub.url, some(150), rate=1000, timeout=20)
+        result = run_load(stub.url, some(150), rate=1000)
     assert len(result.ok) == 150
     assert max(request.sent for request in result.ok) < min(request.ended for request in result.ok)
 
@@ -450,7 +444,7 @@ def test_every_outcome_of_a_request_is_counted_and_no_request_is_sent_twice():
         if kind == "no stream":
             return web.json_response({"choices": [{"text": "all at once"}]})
         if kind == "slow":
-            await asyncio.sleep(30)
+            await asyncio.sleep(PATIENCE)
         response = await stub.headers(request)
         if kind == "nonsense":
             await response.write(b"data: {nonsense\n\n")
@@ -458,7 +452,7 @@ def test_every_outcome_of_a_request_is_counted_and_no_request_is_sent_twice():
         if kind == "error event":
             await stub.event(response, {"error": {"message": "the engine stopped"}})
         if kind == "hangs":
-            await asyncio.sleep(30)
+            await asyncio.sleep(PATIENCE)
         if kind == "disconnects":
             request.transport.close()
         if kind == "ok":
@@ -467,7 +461,7 @@ def test_every_outcome_of_a_request_is_counted_and_no_request_is_sent_twice():
 
     kinds = ["ok", "refused", "broken", "no stream", "slow", "nonsense", "error event", "hangs", "disconnects", "ends"]
     with Stub(handle=handle) as stub:
-        result = run_load(stub.url, [(kind, 5) for kind in kinds], rate=1000, timeout=1)
+        result = run_load(stub.url, [(kind, 5) for kind in kinds], rate=1000, timeout=4)
         wait_until(lambda: stub.gone == 2)
     results = dict(zip(kinds, result.requests, strict=True))
 
@@ -479,10 +473,10 @@ def test_every_outcome_of_a_request_is_counted_and_no_request_is_sent_twice():
         "refused": "429: the queue is full",
         "broken": "500: Internal Server Error",
         "no stream": "no token",
-        "slow": "timed out after 1 s",
+        "slow": "timed out after 4 s",
         "nonsense": "JSON",
         "error event": "the engine stopped",
-        "hangs": "timed out after 1 s",
+        "hangs": "timed out after 4 s",
         "disconnects": "Client|Error",
         "ends": "broke off",
     }
@@ -491,9 +485,9 @@ def test_every_outcome_of_a_request_is_counted_and_no_request_is_sent_twice():
     assert results["hangs"].text == "word" and len(results["hangs"].token_times) == 1
     assert results["slow"].http_status is None and results["hangs"].http_status == 200
     assert stub.gone == 2  # requests that time out disconnect
-    assert result.duration >= 0.99
+    assert result.duration >= 3.99
     assert result.request_throughput == 1 / result.duration
-    assert "10: 1 ok, 1 refused, 8 failed" in str(result) and "2 not completed: timed out after 1 s" in str(result)
+    assert "10: 1 ok, 1 refused, 8 failed" in str(result) and "2 not completed: timed out after 4 s" in str(result)
 
 
 def test_figures_without_a_completed_request():
@@ -566,7 +560,7 @@ def test_the_figures_are_the_servers_pauses():
     assert all(request.text == "word " * 5 and request.finish_reason == "length" for request in result.ok)
     assert 0.02 <= min(result.latencies("ttft")) < 2
     assert 0.1 <= min(result.latencies("e2e")) < 10
-    assert 0.01 < result.percentile("tpot", 50) < 2
+    assert 0 < result.percentile("tpot", 50) < 2
     assert len(result.latencies("itl")) == 6 * 4
     assert result.duration == max(request.ended for request in result.requests) >= 0.2
     assert result.output_throughput * result.duration == pytest.approx(30)
@@ -760,7 +754,7 @@ def test_the_help_loads_no_heavy_library():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to send")
 def test_ctrl_c_disconnects_and_exits():
-    with Stub(pause=30) as stub:
+    with Stub(pause=PATIENCE) as stub:
         command = [sys.executable, "-m", "helpers.load_test", "--url", stub.url, "--closed", "3", "--token-ids"]
 
         def interruptible():  # even if SIGINT is ignored here, as in a shell's background job
@@ -770,7 +764,7 @@ def test_ctrl_c_disconnects_and_exits():
         with subprocess.Popen(command, cwd=ROOT, stderr=pipe, text=True, preexec_fn=interruptible) as process:
             wait_until(lambda: len(stub.bodies) == 3 or process.poll() is not None)
             process.send_signal(signal.SIGINT)
-            _, error = process.communicate(timeout=30)
+            _, error = process.communicate(timeout=PATIENCE)
         wait_until(lambda: stub.gone == 3)
     assert process.returncode == 130
     assert "Traceback" not in error
@@ -784,4 +778,4 @@ def test_the_official_client_sees_the_same_figures():
     requests = [Request(prompt, max_tokens) for prompt, max_tokens in some(12, max_tokens=3)]
     with Stub(pause=0.03, lanes=1) as stub, contextlib.redirect_stdout(None):
         ratios = compare(stub.url, requests, rate=40, rounds=1)
-    assert len(ratios) == 4 and all(ratio == pytest.approx(1, abs=0.3) for ratio in ratios.values())
+    assert len(ratios) == 4 and all(0.5 < ratio < 2 for ratio in ratios.values())

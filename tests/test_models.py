@@ -40,9 +40,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # --- the default pair ---------------------------------------------------------------------------------------------
 
 
-def test_the_default_pair_is_the_embedded_model_and_is_loaded_only_once(embedded):
+def test_the_default_pair_is_the_embedded_model_and_is_loaded_only_once():
     model, tokenizer = load_model()
-    assert model is embedded[0] and tokenizer is embedded[1]
+    assert model is load_model()[0] and tokenizer is load_model()[1]
     assert Path(model.config._name_or_path) == EMBEDDED
     assert default_pair()[0] is model
 
@@ -69,7 +69,8 @@ def test_a_model_without_its_tokenizer_is_refused(embedded):
             init_batch([("What comes up", 3), ("Look", 1)], *pair)
 
 
-def test_the_variable_course_model_names_another_default(embedded, tmp_path, monkeypatch):
+def test_the_variable_course_model_names_another_default(tmp_path, monkeypatch):
+    embedded = load_model()
     save(random_pair("llama")[0], tmp_path)
     monkeypatch.setenv("COURSE_MODEL", str(tmp_path))
     model, _ = load_model()

@@ -81,14 +81,15 @@ async def test_reports_merge_and_do_not_queue_while_the_front_end_asks_for_none(
 async def test_calls_arrive_in_their_order():
     async with serving() as replica:
         front_end, outputs = ReplicaConnection(replica.address), {}
+        replica.replica.pace = 0.02  # the abort arrives before the last token
         for name in ("before the connection", "over the connection"):
             front_end.add(name, [0, 1], SamplingParams(30), 0, {0: []})
             front_end.abort(name)
-            front_end.set_pace(0.002)
-            while name not in outputs:
+            front_end.set_pace(0.01)
+            while name not in outputs or outputs[name].finish_reason is None:
                 outputs |= {one.request_id: one for one in (await front_end.report()).outputs}
             assert outputs[name].finish_reason == "abort"
-        assert replica.replica.pace == 0.002
+        assert replica.replica.pace == 0.01
         front_end.close()
 
 

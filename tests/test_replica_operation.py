@@ -155,14 +155,15 @@ async def test_after_the_grace_requests_move_to_others_and_many_restarts_are_no_
 @in_loop
 async def test_replicas_are_added_for_a_queue_and_drained_after_it():
     autoscaler = QueueLengthAutoscaler(1, 3, target=2, interval=NEVER, window=1)
-    async with running(1, shut=True, max_queue=20, most=3, autoscaler=autoscaler) as client:
+    async with running(1, all_shut=True, max_queue=20, most=3, autoscaler=autoscaler) as client:
         streams = [await submit(client, [0, 1], 6, f"r{number}") for number in range(6)]
         client.autoscale()
         assert states(client) == [READY, STARTING, STARTING]
         await wait_until(lambda: states(client) == [READY] * 3)
         streams += [await submit(client, [0, 1], 6, f"new-{number}") for number in range(2)]
         assert [one.num_requests for one in client.dispatcher.replicas.values()] == [6, 1, 1]
-        let(client.started[0], ENOUGH)
+        for one in client.started:
+            let(one, ENOUGH)
         assert [await tokens(stream) for stream in streams] == [[2, 3, 4, 5, 6, 7]] * 8
         client.autoscale()
         assert states(client) == [READY, DRAINING, DRAINING]

@@ -45,7 +45,7 @@ def comparable(result: FleetResult) -> tuple:
     return requests, counts, result.lifetimes, [round(one, 9) for one in result.busy_seconds]
 
 
-@settings(derandomize=True, deadline=None, max_examples=150, phases=[Phase.generate])
+@settings(max_examples=150, phases=[Phase.generate])
 @given(
     workload=workloads(),
     gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.02, 0.3]), st.integers(0, 2)), max_size=8),

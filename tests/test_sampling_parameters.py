@@ -90,7 +90,7 @@ some_params = st.builds(
 bad_words = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), max_size=3).map(tuple)
 
 
-@settings(max_examples=150, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=150, phases=[Phase.explicit, Phase.generate])
 @given(
     some_params, bad_words, st.lists(ids, min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=6), st.data()
 )

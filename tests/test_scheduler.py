@@ -59,7 +59,7 @@ def workloads(draw):
     return policy, rows, tokens, memory, mixed, chunked, sorted(requests)
 
 
-@settings(derandomize=True, deadline=None, max_examples=300, phases=[Phase.generate])
+@settings(max_examples=300, phases=[Phase.generate])
 @given(workloads())
 def test_no_budget_is_ever_exceeded_and_every_request_finishes(workload):
     policy, rows, tokens, memory, mixed, chunked, requests = workload

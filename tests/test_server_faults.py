@@ -308,6 +308,8 @@ def test_a_crash_of_the_engine_ends_every_request():
     with gated() as (server, gate):
         gate.faults = {2: SystemExit("the end")}
         running, streamed, waiting = send_in_order(server, body(OWL, 9), body(MILLER, 9, stream=True), body(FOX, 5))
+        gate.allow(2)
+        wait_until(lambda: streamed.chunks, "the stream has not begun")
         gate.open()
         assert "The engine has stopped: SystemExit: the end" in error_of(running.outcome, 500)["message"]
         assert "The engine has stopped" in streamed.outcome[1][-1]["error"]["message"]

@@ -29,9 +29,6 @@ from tests.serving import OWL, RawConnection, body, embedded_engine, expected, p
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 quick = settings(
-    deadline=None,
-    derandomize=True,
-    database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 JSON = {"Content-Type": "application/json"}

@@ -185,20 +185,20 @@ def test_drafts_are_counted_in_the_metrics_and_in_the_events():
         assert metrics["engine_generated_tokens_total"] == usage["completion_tokens"] == 40
         assert metrics["engine_inter_token_latency_seconds_count"] == 39, "drafts are tokens, too"
         assert metrics["engine_iterations_total"] < 30
-        with httpx.stream("GET", server.url + "/events", timeout=60) as watched:
+        with httpx.stream("GET", server.url + "/events") as watched:
             message = next(events_of(watched.iter_lines()))
         assert message["drafts"] == [counts["drafted"], counts["accepted"]]
 
 
 def test_a_server_without_speculation_reports_no_drafts(server):
     assert "engine_drafted_tokens_total" not in metrics_of(server)
-    with httpx.stream("GET", server.url + "/events", timeout=60) as watched:
+    with httpx.stream("GET", server.url + "/events") as watched:
         assert next(events_of(watched.iter_lines()))["drafts"] is None
 
 
 def test_the_events_have_every_iteration_without_gaps(server):
     """They name the choices: by the id of the response, and behind it the number of the choice."""
-    with httpx.stream("GET", server.url + "/events", timeout=60) as watched:
+    with httpx.stream("GET", server.url + "/events") as watched:
         assert watched.headers["content-type"].startswith("text/event-stream")
         messages = events_of(watched.iter_lines())
         received = [next(messages)]
@@ -226,7 +226,7 @@ def test_the_events_have_every_iteration_without_gaps(server):
 
 
 def test_an_idle_server_sends_events_too(server):
-    with httpx.stream("GET", server.url + "/events", timeout=60) as watched:
+    with httpx.stream("GET", server.url + "/events") as watched:
         messages = events_of(watched.iter_lines())
         next(messages)
         quiet = next(messages)
@@ -236,7 +236,7 @@ def test_an_idle_server_sends_events_too(server):
 def test_slow_motion(server):
     try:
         assert httpx.post(server.url + "/pace", json={"seconds": 0.1}).json() == {"seconds": 0.1}
-        with httpx.stream("GET", server.url + "/events", timeout=60) as watched:
+        with httpx.stream("GET", server.url + "/events") as watched:
             messages = events_of(watched.iter_lines())
             assert next(messages)["pace"] == 0.1
         response = httpx.post(server.url + "/v1/completions", json=body(max_tokens=5))

@@ -18,7 +18,7 @@ def check_plans(workload):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_simulator_plans_what_an_engine_with_a_model_plans(policy):
-    @settings(derandomize=True, deadline=None, max_examples=6, phases=[Phase.generate])
+    @settings(max_examples=6, phases=[Phase.generate])
     @given(workloads(policies=(policy,)))
     def check(workload):
         check_plans(workload)
@@ -27,7 +27,7 @@ def test_a_simulator_plans_what_an_engine_with_a_model_plans(policy):
 
 
 @pytest.mark.slow
-@settings(derandomize=True, deadline=None, max_examples=1000, phases=[Phase.generate])
+@settings(max_examples=1000, phases=[Phase.generate])
 @given(workloads())
 def test_a_simulator_plans_what_an_engine_plans_for_a_thousand_workloads(workload):
     check_plans(workload)

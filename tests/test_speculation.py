@@ -266,9 +266,7 @@ def test_whatever_is_proposed_every_request_gets_its_own_tokens(proposer, always
     machine = type(name, (SpeculatingMachine,), {"make_proposer": PROPOSERS[proposer], "events": Counter()})
     run_state_machine_as_test(
         machine,
-        settings=settings(
-            derandomize=True, deadline=None, max_examples=7, stateful_step_count=10, phases=[Phase.generate]
-        ),
+        settings=settings(max_examples=7, stateful_step_count=10, phases=[Phase.generate]),
     )
     events = machine.events
     assert events["drafted"] > 50 and events["cached"] > 10 and events["partial_chunks"] > 5, events

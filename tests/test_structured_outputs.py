@@ -146,9 +146,7 @@ def schemas(depth: int = 2):
     return st.one_of(leaves, objects, arrays, either)
 
 
-SOME_SCHEMAS = settings(
-    max_examples=8, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck], database=None
-)
+SOME_SCHEMAS = settings(max_examples=8, suppress_health_check=[*HealthCheck])
 MANY_SCHEMAS = settings(SOME_SCHEMAS, max_examples=56)  # of 6 schemas, on three tokenizers: 1,008
 
 
@@ -293,7 +291,7 @@ def test_a_token_is_allowed_if_and_only_if_a_matching_text_begins_with_it(embedd
     assert one_by_one == sorted(expected)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 40), max_size=12), st.data())
 def test_a_state_follows_the_tokens_forth_and_back(places, data):
     tokenizer = byte_tokenizer()

@@ -217,7 +217,7 @@ ARGUMENTS = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     st.sampled_from(list(NOTATIONS)),
     st.text(max_size=12) | st.sampled_from(["", "<tool", "<", '{"na', "I see.\n", "<function", "<tool_call"]),
@@ -250,7 +250,7 @@ def test_the_parser_finds_text_and_calls_however_the_text_is_cut(name, said, cal
 
 
 @given(ARGUMENTS, st.text(max_size=5))
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 def test_the_end_of_an_object_is_found(value, rest):
     text = json.dumps(value, ensure_ascii=False)
     assert JSONEnd().find(text + rest) == len(text)
