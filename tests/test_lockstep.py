@@ -240,9 +240,14 @@ def test_only_unfinished_outputs_are_resumed():
     assert dispatcher.replicas["first"].outstanding_tokens == 14
     assert dispatcher.replicas["first"].free_rows == 8 - 2
     assert dispatcher.accept("first", [delta("a", 0, [8])]) == [], "it has finished"
-    dispatcher.accept("first", [delta("a", 1, [], "abort"), delta("a", 2, [], "abort")])
-    assert not dispatcher.requests and dispatcher.replicas["first"].outstanding_tokens == 0
-    assert dispatcher.replicas["first"].free_rows == 8
+    dispatcher.remove_replica("first")
+    dispatcher.add_replica("second", BLOCK, 8)
+    dispatcher.assign(request)
+    second = dispatcher.replicas["second"]
+    assert (second.outstanding_tokens, second.free_rows, second.num_requests) == (4 + 14, 8 - 2, 1)
+    dispatcher.accept("second", [delta("a", 1, [], "abort"), delta("a", 2, [], "abort")])
+    assert (second.outstanding_tokens, second.free_rows, second.num_requests) == (0, 8, 0)
+    assert not dispatcher.requests
 
 
 def test_a_request_waits_where_no_replica_is_left():

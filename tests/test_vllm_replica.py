@@ -52,6 +52,10 @@ class LLM:
             model_config=SimpleNamespace(
                 max_model_len=40, get_vocab_size=lambda: 10, try_get_generation_config=lambda: {"eos_token_id": EOS}
             ),
+            scheduler_config=SimpleNamespace(
+                max_num_seqs=arguments.get("max_num_seqs", 2),
+                max_num_batched_tokens=arguments.get("max_num_batched_tokens", 512),
+            ),
         )
 
     def add_request(self, name, prompt, params, priority=0):
@@ -229,6 +233,14 @@ def test_the_router_learns_vllms_cached_blocks_under_its_own_hashes(engine):
 def test_what_vllm_refuses_to_load_is_a_value_error_with_its_reason():
     with pytest.raises(ValueError, match="vLLM cannot load 'missing': OSError: no such model"):
         load("missing", "torch.float32", EngineConfig(), {})
+
+
+def test_a_replica_has_the_rows_of_its_vllm_which_further_arguments_may_set(monkeypatch):
+    tokenizers = SimpleNamespace(from_pretrained=lambda model: letter_tokenizer())
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoTokenizer=tokenizers))
+    for arguments, expected in [({}, (3, 9)), ({"max_num_seqs": 7, "max_num_batched_tokens": 30}, (7, 30))]:
+        config = load("one", "torch.float32", EngineConfig(max_batch_size=3, max_tokens_per_step=9), arguments).config
+        assert (config.max_batch_size, config.max_tokens_per_step) == expected
 
 
 def test_an_interpreter_without_vllm_is_refused_with_the_reason():

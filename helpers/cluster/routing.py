@@ -16,7 +16,6 @@ import itertools
 import random
 from collections.abc import Sequence as Seq
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 
 class RoutableReplica(Protocol):
@@ -47,19 +46,13 @@ class Router(Protocol):
 
 
 class RoundRobin:
-    """Sends requests to the replicas in turn: each one to the replica whose last turn was the longest ago.
-
-    So the order stays the same if replicas join or leave, or cannot be chosen for a while. New ones are first.
-    """
+    """Sends requests to the replicas in turn."""
 
     def __init__(self):
         self._turns = itertools.count()
-        self._last_turns: WeakKeyDictionary[RoutableReplica, int] = WeakKeyDictionary()
 
     def choose(self, prompt_token_ids: Seq[int], replicas: Seq[RoutableReplica]) -> int:
-        index = min(range(len(replicas)), key=lambda index: self._last_turns.get(replicas[index], -1))
-        self._last_turns[replicas[index]] = next(self._turns)
-        return index
+        return next(self._turns) % len(replicas)
 
 
 class LeastOutstandingTokens:

@@ -159,6 +159,7 @@ class VLLMEngine:
         config: the settings, of which vLLM has taken those that it has a counterpart for.
 
     Attributes:
+        config: the same with vLLM's rows, tokens per iteration and prefix caching, which its own arguments may set.
         unsupported: the sampling parameters that it refuses.
     """
 
@@ -167,7 +168,14 @@ class VLLMEngine:
     def __init__(self, llm: Any, tokenizer: Any, config: EngineConfig):
         self._llm, self._scheduler = llm, llm.engine_core.engine_core.scheduler
         cache, model = llm.vllm_config.cache_config, llm.vllm_config.model_config
-        self.tokenizer, self.config = tokenizer, replace(config, prefix_caching=cache.enable_prefix_caching)
+        limits = llm.vllm_config.scheduler_config
+        self.tokenizer = tokenizer
+        self.config = replace(
+            config,
+            max_batch_size=limits.max_num_seqs,
+            max_tokens_per_step=limits.max_num_batched_tokens,
+            prefix_caching=cache.enable_prefix_caching,
+        )
         # One of vLLM's blocks is a placeholder.
         self.block_manager = VLLMBlocks(
             cache.num_gpu_blocks - 1, cache.block_size, cache.enable_prefix_caching, self._scheduler
@@ -178,7 +186,7 @@ class VLLMEngine:
         info = ModelInfo(model.get_vocab_size(), model.max_model_len, frozenset(eos - {None}))
         self.validator = RequestValidator(tokenizer, self.config, info, None)  # the front end checks the blocks
         self.outputs = SimpleNamespace(output_type=OutputDelta)  # always, so that the setting has no effect
-        self.trace, self.steps = Trace(config.max_batch_size, config.trace_length), 0  # it stays empty
+        self.trace, self.steps = Trace(self.config.max_batch_size, config.trace_length), 0  # it stays empty
         self._unfinished: dict[str, _Output] = {}
         self._pending: list[OutputDelta] = []  # the last outputs of aborted requests
 
