@@ -560,7 +560,7 @@ def test_the_figures_are_the_servers_pauses():
     assert all(request.text == "word " * 5 and request.finish_reason == "length" for request in result.ok)
     assert 0.02 <= min(result.latencies("ttft")) < 2
     assert 0.1 <= min(result.latencies("e2e")) < 10
-    assert 0 < result.percentile("tpot", 50) < 2
+    assert 0 <= result.percentile("tpot", 50) < 2
     assert len(result.latencies("itl")) == 6 * 4
     assert result.duration == max(request.ended for request in result.requests) >= 0.2
     assert result.output_throughput * result.duration == pytest.approx(30)
