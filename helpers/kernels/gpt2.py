@@ -1,4 +1,4 @@
-"""Compute all blocks of GPT-2 for a few decodes in one call: a call for each operation takes longer than many of them."""
+"""Compute all blocks of GPT-2 for a few decodes in one call: many operations are faster than a call of their own."""
 
 from collections.abc import Sequence
 from ctypes import Array, Structure, addressof, c_float, c_int, c_long, c_void_p
@@ -51,7 +51,7 @@ def gpt2_blocks(
     inner: int,
     heads: int,
 ) -> torch.Tensor:
-    """Add the updates of all blocks but the last to the hidden states in place, and return the last update [rows, size].
+    """Add the updates of all blocks but the last to the hidden states in place; return the last update [rows, size].
 
     The arguments are not checked. No gradients are recorded.
 
