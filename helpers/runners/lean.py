@@ -6,6 +6,7 @@ attention and MLP that each add an update to the hidden states, a norm and the L
 
 The linear layers are the model's own modules, and attention is that of every ragged row (`attention.py`). What lies
 between them is computed by the kernels in `kernels/elementwise.cpp` where they are compiled, otherwise by PyTorch.
+While a few sequences decode, one call computes all blocks of GPT-2 (`fused_blocks.py`).
 
 A lean forward is used only for a model whose modules are known and whose logits it reproduces on a trial
 (`lean_recognition.py`). All other models are called as usual.
