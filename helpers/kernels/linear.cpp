@@ -9,6 +9,9 @@
 // ROWS x COLUMNS sums stay in registers while a panel is read. With more rows the panel is read again, from the cache. A
 // row is always summed in the same order, so its numbers do not depend on the other rows of the batch.
 
+#include <algorithm>
+
+#include "shares.h"
 #include "vectors.h"
 
 constexpr int ROWS = LANES == 16 ? 8 : 4;  // the sums take 16 of AVX-512's 32 registers, or 8 of AVX2's 16
@@ -43,29 +46,39 @@ static void multiply_rows(long rows, const Word* x, const Word* w, const Number*
 }
 
 template <typename Vector, typename Word, typename Number>
-static void linear(const Word* x, const Word* w, const Number* bias, Number* y, long rows, long in, long out, int threads) {
-#pragma omp parallel for num_threads(threads)
-  for (long c = 0; c < out; c += COLUMNS) {
-    long columns = out - c < COLUMNS ? out - c : COLUMNS;  // the last panel may be padded with zeros
-    auto multiply = rows <= ROWS ? multiply_rows<ROWS, true, Vector, Word, Number>
-                                 : multiply_rows<ROWS, false, Vector, Word, Number>;
+static Range multiply_share(const Word* x, const Word* w, const Number* bias, Number* y, long rows, long in, long out) {
+  auto multiply = rows <= ROWS ? multiply_rows<ROWS, true, Vector, Word, Number>
+                               : multiply_rows<ROWS, false, Vector, Word, Number>;
+  Range panels = share_of((out + COLUMNS - 1) / COLUMNS);
+  Range own = {panels.begin * COLUMNS, std::min(panels.end * COLUMNS, out)};  // the last panel may be padded with zeros
+  for (long c = own.begin; c < own.end; c += COLUMNS)
     for (long r = 0; r < rows; r += ROWS)
-      multiply(rows - r, x + r * in, w + c * in, bias ? bias + c : bias, y + r * out + c, in, out, columns);
-  }
+      multiply(rows - r, x + r * in, w + c * in, bias ? bias + c : bias, y + r * out + c, in, out,
+               std::min<long>(COLUMNS, own.end - c));
+  return own;
+}
+
+// w [panels, in, COLUMNS].
+Range linear_share(const float* x, const float* w, const float* bias, float* y, long rows, long in, long out) {
+  return multiply_share<Floats>(x, w, bias, y, rows, in, out);
+}
+
+// Two inputs per word: w [panels, in / 2, COLUMNS, 2].
+Range linear_share(const uint16_t* x, const uint16_t* w, const uint16_t* bias, uint16_t* y, long rows, long in, long out) {
+  return multiply_share<Words>((const uint32_t*)x, (const uint32_t*)w, bias, y, rows, in / 2, out);
 }
 
 extern "C" {
 
 int panel_columns() { return COLUMNS; }
 
-// x [rows, in], w [panels, in, COLUMNS], bias [out] or null, y [rows, out].
-void linear_float32(const float* x, const float* w, const float* bias, float* y, long rows, long in, long out, int threads) {
-  linear<Floats>(x, w, bias, y, rows, in, out, threads);
-}
+// x [rows, in], w as above, bias [out] or null, y [rows, out].
+#define LINEAR(dtype, Number)                                                                                            \
+  void linear_##dtype(const Number* x, const Number* w, const Number* bias, Number* y, long rows, long in, long out,     \
+                      int threads) {                                                                                     \
+    _Pragma("omp parallel num_threads(threads)") linear_share(x, w, bias, y, rows, in, out);                             \
+  }
 
-// The same with two inputs per word: w [panels, in / 2, COLUMNS, 2].
-void linear_bfloat16(const uint32_t* x, const uint32_t* w, const uint16_t* bias, uint16_t* y, long rows, long in, long out,
-                     int threads) {
-  linear<Words>(x, w, bias, y, rows, in / 2, out, threads);
-}
+LINEAR(float32, float)
+LINEAR(bfloat16, uint16_t)
 }

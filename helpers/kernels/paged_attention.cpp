@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "shares.h"
 #include "vectors.h"
 
 constexpr int MAX_HEAD_DIM = 512;  // of one head, as in paged_attention.py
@@ -230,6 +231,39 @@ static void attend_all(const Number* query, long head_step, long token_step, con
         }
     free(packed);
   }
+}
+
+// --- decodes in the parallel region of the caller ---------------------------------------------------------------------
+
+// Write the keys and values of this thread's share of the heads, and compute their attention. A decode's drafts are rows,
+// too, and see each other's keys, so all keys of a head are written first.
+template <typename Number>
+static void attend_share(const Number* qkv, Decodes decodes, Number* keys, Number* values, long heads, long dim, float scale,
+                         Number* output) {
+  auto attend_one = dim == 64 ? attend<64, Number> : dim == 128 ? attend<128, Number> : attend<0, Number>;
+  Range own = share_of(heads);
+  long size = heads * dim;
+  for (long head = own.begin; head < own.end; head++) {
+    const Number* query = qkv + head * dim;
+    Number *head_keys = keys + head * decodes.num_slots * dim, *head_values = values + head * decodes.num_slots * dim;
+    for (long r = 0; r < decodes.rows; r++) {
+      memcpy(head_keys + decodes.slots[r] * dim, query + r * 3 * size + size, dim * sizeof *query);
+      memcpy(head_values + decodes.slots[r] * dim, query + r * 3 * size + 2 * size, dim * sizeof *query);
+    }
+    for (long r = 0; r < decodes.rows; r++)
+      attend_one(query + r * 3 * size, head_keys, head_values, decodes.block_tables + r * decodes.table_size, 0,
+                 decodes.lengths[r], decodes.block_size, dim, scale, output + r * size + head * dim);
+  }
+}
+
+void attention_share(const float* qkv, Decodes decodes, float* keys, float* values, long heads, long dim, float scale,
+                     float* output) {
+  attend_share(qkv, decodes, keys, values, heads, dim, scale, output);
+}
+
+void attention_share(const uint16_t* qkv, Decodes decodes, uint16_t* keys, uint16_t* values, long heads, long dim, float scale,
+                     uint16_t* output) {
+  attend_share(qkv, decodes, keys, values, heads, dim, scale, output);
 }
 
 extern "C" {

@@ -4,6 +4,7 @@ choice.py             chooses a runner: ragged where the model supports it, othe
 ragged.py             all tokens of an iteration in one row, without padding
 lean.py               the forward pass of GPT-2's and Llama's blocks, written out
 lean_recognition.py   which models it is used for
+fused_blocks.py       all blocks of GPT-2 in one call, for a few decodes
 trial.py              a short run that compares two ways to run a model
 attention.py          attention of each sequence over its own keys and values
 attention_choice.py   whether the kernel or PyTorch computes it, by measurement

@@ -101,9 +101,10 @@ def _num_blocks(model, config: EngineConfig) -> int:
 def why_not_ragged(model) -> str | None:
     """Return why a model cannot run ragged, or None if it can.
 
-    Two prompts share the row of two short forward passes. One of them is computed in two chunks, so the second pass
-    holds a decode and a prefill. Up to rounding, the logits must be those that the model gives each prompt alone. The
-    prompts are shorter than any sliding window, so `check_layer_masks` checks longer distances.
+    Two prompts share the row of three short forward passes. One of them is computed in two chunks, so the second pass
+    holds a decode and a prefill; the third one holds two decodes. Up to rounding, the logits must be those that the
+    model gives each prompt alone. The prompts are shorter than most sliding windows, so `check_layer_masks` checks
+    longer distances.
     """
     if not isinstance(model, PreTrainedModel):
         return "it is not a transformers model"
@@ -126,7 +127,7 @@ def why_not_ragged(model) -> str | None:
 
 
 def _try_ragged(model) -> torch.Tensor:
-    """Return the logits of the trial, [3, vocabulary]."""
+    """Return the logits of the trial, [5, vocabulary]."""
     runner = RaggedRunner(clone_sharing_weights(model), NUM_BLOCKS, BLOCK_SIZE)
     passes = []
     for logits in trial_passes(runner.forward):
@@ -137,6 +138,6 @@ def _try_ragged(model) -> torch.Tensor:
 
 
 def _try_alone(model) -> torch.Tensor:
-    """Return logits [3, vocabulary] after the same tokens, each text in a forward pass of its own."""
+    """Return logits [5, vocabulary] after the same tokens, each text in a forward pass of its own."""
     with torch.no_grad():
         return torch.cat([model(torch.tensor([text], device=model.device)).logits[0, -1:] for text in trial_texts()])

@@ -6,6 +6,7 @@ attention and MLP that each add an update to the hidden states, a norm and the L
 
 The linear layers are the model's own modules, and attention is that of every ragged row (`attention.py`). What lies
 between them is computed by the kernels in `kernels/elementwise.cpp` where they are compiled, otherwise by PyTorch.
+While a few sequences decode, one call computes all blocks of GPT-2 (`fused_blocks.py`).
 
 A lean forward is used only for a model whose modules are known and whose logits it reproduces on a trial
 (`lean_recognition.py`). All other models are called as usual.
@@ -15,10 +16,10 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu
 from torch.nn.modules import module as all_modules
-from transformers.activations import NewGELUActivation
 
 from .. import kernels
 from .attention import AttentionMetadata, AttentionSettings, attend_row
+from .fused_blocks import MAX_ROWS, FusedBlocks, is_tanh_gelu
 
 
 class LeanForward:
@@ -87,21 +88,38 @@ class LeanForward:
 class GPT2Forward(LeanForward):
     """GPT-2: learned positions, LayerNorm, one layer for query, key and value, and an MLP of two layers."""
 
+    _fused: FusedBlocks | None = None
+
     def __call__(self, token_ids, positions, columns, row):
         base = self.model.transformer
-        hidden, update = base.wte(token_ids) + base.wpe(positions), None
-        for layer, block in enumerate(base.h):
+        hidden = base.wte(token_ids) + base.wpe(positions)
+        fused = self.fused_blocks(row)
+        update = self.blocks(hidden, row) if fused is None else fused(hidden, row)
+        return self.logits(hidden, update, columns, base.ln_f)
+
+    def fused_blocks(self, row: AttentionMetadata) -> FusedBlocks | None:
+        """Return what computes all blocks in one call, if it can do so for this row: it can for a few decodes."""
+        blocks, rows = self.model.transformer.h, len(row.slots)
+        if not self.compiled or rows > MAX_ROWS or len(row.segments) < rows or len(row.pool.layers) < len(blocks):
+            return None
+        if self._fused is None or self._fused.pool is not row.pool:
+            self._fused = FusedBlocks(blocks, self.settings, row.pool)
+        return self._fused if self._fused.can_compute(rows) else None
+
+    def blocks(self, hidden: torch.Tensor, row: AttentionMetadata) -> torch.Tensor:
+        """Add the updates of all blocks but the last to the hidden states [T, size]; return the last update."""
+        update = None
+        for layer, block in enumerate(self.model.transformer.h):
             attention, mlp = block.attn, block.mlp
             combined = attention.c_attn(self.add_norm(hidden, update, block.ln_1))
             query, key, value = combined.view(len(hidden), 3, -1, attention.head_dim).unbind(1)
             update = attention.c_proj(self.attend(row, layer, query, key, value))
             update = mlp.c_proj(self.activate(mlp.act, mlp.c_fc(self.add_norm(hidden, update, block.ln_2))))
-        return self.logits(hidden, update, columns, base.ln_f)
+        return update
 
     def activate(self, activation: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Apply the MLP's activation; x may be overwritten. transformers' `gelu_new` makes eight passes over it."""
-        is_tanh_gelu = type(activation) is nn.GELU and activation.approximate == "tanh"
-        if not is_tanh_gelu and type(activation) is not NewGELUActivation:
+        if not is_tanh_gelu(activation):
             return activation(x)
         return kernels.gelu_(x) if self.compiled and x.is_contiguous() else gelu(x, approximate="tanh")
 

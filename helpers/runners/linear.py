@@ -150,16 +150,24 @@ class FastLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # The products would drop gradients without an error, and a copy does not follow changes to the weight.
-        layer, (weight, version, address, bias) = self._modules["layer"], self.made_from
-        if (
-            torch.is_grad_enabled()
-            or layer._parameters["weight"] is not weight
-            or layer._parameters["bias"] is not bias
-            or weight._version != version
-            or weight.data_ptr() != address
-        ):
-            return layer(x)
+        if torch.is_grad_enabled() or not self.is_unchanged():
+            return self._modules["layer"](x)
         return self.products[min(x.numel() // self.inputs, self.max_rows)](x)
+
+    def is_unchanged(self) -> bool:
+        """Return whether the layer has the weight and the bias from which the products were made."""
+        parameters, (weight, version, address, bias) = self._modules["layer"]._parameters, self.made_from
+        return (
+            parameters["weight"] is weight
+            and parameters["bias"] is bias
+            and weight._version == version
+            and weight.data_ptr() == address
+        )
+
+    def packed_weight(self, rows: int) -> kernels.PackedWeight | None:
+        """Return the copy of the weight by which a compiled kernel multiplies this many rows; None if none does."""
+        product = self.products[min(rows, self.max_rows)]
+        return product.keywords["weight"] if getattr(product, "func", None) is kernels.linear else None
 
 
 class FastQuantizedLinear(FastLinear):

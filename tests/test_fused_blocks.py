@@ -1,0 +1,138 @@
+"""One call for all blocks of GPT-2 gives the bits that many calls give, and is made only where it may be.
+
+test_ragged_exactness.py covers it, too, while requests arrive, leave and are preempted in random order.
+"""
+
+import copy
+
+import pytest
+import torch
+from conftest import PROMPTS, random_pair
+from torch import nn
+
+from helpers import Engine, EngineConfig, SamplingParams, kernels
+from helpers.runners import lean
+from helpers.runners.fused_blocks import MAX_ROWS, FusedBlocks
+
+pytestmark = pytest.mark.skipif(
+    bool(kernels.unavailable()), reason=f"there are no compiled kernels: {kernels.unavailable()}"
+)
+LENGTHS = [3, 9, 14, 6, 11]  # of the outputs
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[int]:
+    """The number of rows of each call for all blocks."""
+    calls, compute = [], FusedBlocks.__call__
+
+    def call(blocks, hidden, row):
+        calls.append(len(hidden))
+        return compute(blocks, hidden, row)
+
+    monkeypatch.setattr(FusedBlocks, "__call__", call)
+    return calls
+
+
+def make_engine(change=lambda model: None, **settings) -> Engine:
+    model, tokenizer = copy.deepcopy(random_pair("gpt2"))
+    change(model)
+    return Engine(model, tokenizer, EngineConfig(**{"max_batch_size": 3, "linear_backend": "compiled"} | settings))
+
+
+def run(engine: Engine, monkeypatch) -> list[torch.Tensor]:
+    """Generate outputs of unequal lengths from unequal prompts, and return the logits of every pass."""
+    logits, forward = [], engine.runner.forward
+
+    def noted(plan):
+        logits.append(forward(plan))
+        return logits[-1]
+
+    with monkeypatch.context() as context:
+        context.setattr(engine.runner, "forward", noted)
+        params = [SamplingParams(max_tokens=tokens, ignore_eos=True) for tokens in LENGTHS]
+        engine.generate(PROMPTS[: len(LENGTHS)], params)
+    return logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_step": 4}, {"speculative": "ngram"}], ids=str)
+def test_one_call_gives_the_bits_of_many_calls(dtype, threads, settings, calls, monkeypatch, always_drafts):
+    """Two heads, so the third thread has none; drafts see the keys of the rows before them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        actual = run(make_engine(dtype=dtype, block_size=4, **settings), monkeypatch)
+        num_calls = len(calls)
+        monkeypatch.setattr(FusedBlocks, "can_compute", lambda blocks, rows: False)
+        expected = run(make_engine(dtype=dtype, block_size=4, **settings), monkeypatch)
+    finally:
+        torch.set_num_threads(before)
+    assert num_calls > 5 and len(calls) == num_calls
+    assert len(actual) == len(expected) and all(map(torch.equal, actual, expected))
+
+
+def test_all_blocks_are_computed_in_one_call_while_all_rows_decode(calls, monkeypatch):
+    engine = make_engine()
+    calls.clear()
+    run(engine, monkeypatch)
+    work = [[step.work for step in one.row_steps if step.work != "empty"] for one in engine.trace.passes]
+    assert calls == [len(rows) for rows in work if set(rows) == {"decode"}]
+
+
+def replace_gelu(model) -> None:
+    for block in model.transformer.h:
+        block.mlp.act = nn.GELU()
+
+
+def replace_a_layer(model) -> None:
+    model.transformer.h[1].mlp.c_fc.register_forward_hook(lambda *_: None)
+
+
+NOT_FUSED = {
+    "another backend": {"linear_backend": "pytorch"},
+    "no kernels": {"kernels": False},
+    "quantized weights": {"weights": "int8", "linear_backend": "auto"},
+    "another activation": {"change": replace_gelu},
+    "a layer that is not replaced": {"change": replace_a_layer},
+}
+
+
+@pytest.mark.parametrize("settings", NOT_FUSED.values(), ids=NOT_FUSED)
+def test_a_model_with_other_operations_is_computed_in_many_calls(settings, calls, monkeypatch):
+    run(make_engine(**settings), monkeypatch)
+    assert not calls
+
+
+def test_many_rows_are_computed_in_many_calls(calls, monkeypatch):
+    engine = make_engine(max_batch_size=MAX_ROWS + 1)
+    calls.clear()
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    engine.generate(PROMPTS[:1] * (MAX_ROWS + 1), params)
+    assert not calls
+    engine.generate(PROMPTS[:1] * MAX_ROWS, params)
+    assert calls == [MAX_ROWS] * 4
+
+
+def write_a_weight(block) -> None:
+    block.mlp.c_fc.weight.mul_(2)
+
+
+def move_a_weight(block) -> None:
+    block.attn.c_proj.weight.data = block.attn.c_proj.weight * 2
+
+
+def write_a_norm(block) -> None:
+    block.ln_1.bias.add_(0.5)
+
+
+@pytest.mark.parametrize("change", [write_a_weight, move_a_weight, write_a_norm])
+def test_a_change_of_the_weights_is_followed(change, calls, monkeypatch):
+    engine = make_engine()
+    before = run(engine, monkeypatch)
+    with torch.no_grad():
+        change(engine.runner.model.transformer.h[1])
+    actual = run(engine, monkeypatch)
+    assert not torch.equal(actual[-1], before[-1])
+    monkeypatch.setattr(lean.GPT2Forward, "fused_blocks", lambda *_: None)
+    assert all(map(torch.equal, actual, run(engine, monkeypatch)))
