@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from helpers.server import live_view
-from helpers.server.live_view import MAX_LISTENERS, LiveView
+from helpers.server.live_view import MAX_LISTENERS, TOGETHER, LiveView
 from tests.gated_thread import in_loop, running, submit, texts
 from tests.gated_thread import wait_until as wait_in_loop
 from tests.serving import FOX, OWL, PATIENCE, body, error_of, events_of, post, serving, wait_until
@@ -102,6 +102,17 @@ def test_more_listeners_than_allowed_are_503_until_one_leaves():
 
 
 @in_loop
+async def test_without_listeners_few_steps_wait_to_be_described_and_none_is_lost():
+    async with running(context=400) as thread:
+        view, waiting = LiveView(thread), []
+        thread.observers.append(lambda *_: waiting.append(len(view._undescribed)))
+        await texts(await submit(thread, "a", 100, ignore_eos=True))
+        assert len(waiting) == 100 and max(waiting) < TOGETHER
+        view._make_frame()
+        assert [one["n"] for one in view._iterations] == list(range(100)) and len(view._finished) == 1
+
+
+@in_loop
 async def test_with_static_batching_a_finished_request_keeps_its_row_until_its_batch_ends():
     async with running(shut=True, policy="static", max_batch_size=3) as thread:
         view = LiveView(thread)
@@ -115,6 +126,7 @@ async def test_with_static_batching_a_finished_request_keeps_its_row_until_its_b
         thread.model.allowed.release(100)
         for stream in others:
             await texts(stream)
+        view._make_frame()
         rows = [[row and tuple(row[:2]) for row in one["slots"]] for one in view._iterations]
         assert rows == [
             [("first", "prefill"), None, None],
@@ -132,5 +144,6 @@ async def test_with_continuous_batching_the_row_of_a_finished_request_is_empty()
         short, long = [await submit(thread, "a", tokens, f"{tokens}") for tokens in (2, 9)]
         await texts(short)
         await texts(long)
+        view._make_frame()
         assert {row[1] for one in view._iterations for row in one["slots"] if row} == {"prefill", "decode"}
         assert None in view._iterations[-1]["slots"]

@@ -7,11 +7,12 @@ import socket
 import sys
 import time
 
+import h11
 import httpx
 import pytest
 
 from helpers.server import launch
-from helpers.server.connections import NUM_OTHER_DESCRIPTORS, ConnectionLimits
+from helpers.server.connections import NUM_OTHER_DESCRIPTORS, ConnectionLimits, OneWriteConnection
 from tests.serving import (
     FOX,
     OWL,
@@ -46,6 +47,30 @@ def response_of(connection: RawConnection) -> tuple[int, dict]:
         data += piece
     head, _, content = data.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(content)
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("headers", [[], [("Content-Length", "5")], [("Transfer-Encoding", "chunked")]], ids=str)
+def test_responses_have_the_bytes_of_h11_one_after_another_on_a_connection(version, headers):
+    own, plain = OneWriteConnection(), h11.Connection(h11.SERVER)
+    parts = [b"ab", b"", b"cde"]
+    streamed = [h11.Response(status_code=200, headers=headers), *(h11.Data(data=part) for part in parts)]
+    short = [h11.Response(status_code=200, headers=[("Content-Length", "2")]), h11.Data(data=b"no")]
+    for events in (streamed, short) if version == "1.1" else (streamed,):
+        sent: dict[h11.Connection, list[bytes]] = {own: [], plain: []}
+        for connection in sent:
+            connection.receive_data(f"GET / HTTP/{version}\r\nHost: x\r\n\r\n".encode())
+            while type(connection.next_event()) is not h11.EndOfMessage:
+                pass
+            sent[connection] += [connection.send(event) for event in (*events, h11.EndOfMessage())]
+        assert b"".join(sent[own]) == b"".join(sent[plain])
+        if events is streamed and headers[:1] != [("Content-Length", "5")]:
+            assert sent[own] == sent[plain], "each part by itself"
+        if version == "1.1":
+            own.start_next_cycle(), plain.start_next_cycle()
 
 
 # --- slow senders ---------------------------------------------------------------------------------------------------

@@ -135,18 +135,15 @@ class Client:
         body = {"model": self.model, **content, "max_tokens": max_tokens}
         body |= {"stream": True, "stream_options": {"include_usage": True}, **self.body}
         url = f"{self.url}/chat/completions" if self.chat else f"{self.url}/completions"
-        reader, error, status, retry_after = ChunkReader(), None, None, None
+        arrived: list[tuple[float, bytes]] = []  # read later: reading takes processor time, which a server may share
+        error, status, retry_after = None, None, None
         sent = now()
         try:
             async with self._session.post(url, json=body) as response:
                 status = response.status
                 if status == 200:
-                    events = EventStream()
                     async for data in response.content.iter_any():
-                        time = now()
-                        for event in events.feed(data):
-                            reader.read(event, time)
-                    reader.end()
+                        arrived.append((now(), data))
                 else:
                     retry_after = _number(response.headers.get("Retry-After"))
                     error = f"{status}: {_message(await response.text())}"
@@ -154,9 +151,18 @@ class Client:
             error = f"timed out after {self.timeout:g} s"
         except Exception as problem:  # an error ends this request only; the others continue
             error = f"{type(problem).__name__}: {problem}"
+        ended, reader, events = now(), ChunkReader(), EventStream()
+        try:
+            for time, data in arrived:
+                for event in events.feed(data):
+                    reader.read(event, time)
+            if status == 200 and error is None:
+                reader.end()
+        except Exception as problem:
+            error = f"{type(problem).__name__}: {problem}"
         read = {name: getattr(reader, name) for name in ("text", "finish_reason", "prompt_tokens", "output_tokens")}
         failure = {"error": error, "http_status": status, "retry_after": retry_after}
-        return RequestResult(request_id, arrival, reader.times, sent, now(), **read, **failure)
+        return RequestResult(request_id, arrival, reader.times, sent, ended, **read, **failure)
 
 
 class EventStream:

@@ -83,15 +83,20 @@ class OneWriteConnection(h11.Connection):
     Each write is a system call, which is a good part of what a refusal costs. The head of a response waits for the
     first part of its body if the response states its length. Then the body is complete, or a file. The head of a stream
     is sent at once.
+
+    The parts of a stream change no state, so they bypass the state machine.
     """
 
     def __init__(self):
         super().__init__(h11.SERVER)
-        self._head = b""
+        self._head, self._is_chunked = b"", False
 
     def send(self, event: h11.Event) -> bytes | None:
         """Return the bytes to write for an event; none for a head that waits."""
+        if self._is_chunked and type(event) is h11.Data:
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
         data = super().send(event)
+        self._is_chunked = isinstance(event, h11.Response) and b"\r\ntransfer-encoding: chunked\r\n" in data.lower()
         if isinstance(event, h11.Response) and any(name == b"content-length" for name, _ in event.headers):
             self._head, data = data, b""
         elif self._head and data is not None:

@@ -68,9 +68,9 @@ class ServerMetrics:
         """Count and time the outputs of a step."""
         self._snapshot, now = snapshot, time.perf_counter()
         self._iterations.inc(len(snapshot.passes))
-        drafted, accepted = snapshot.drafts
-        for name, count in {"drafted": drafted, "accepted": accepted, "rejected": drafted - accepted}.items():
-            if count:
+        if self._client.engine.config.speculative is not None:
+            drafted, accepted = snapshot.drafts
+            for name, count in {"drafted": drafted, "accepted": accepted, "rejected": drafted - accepted}.items():
                 self._drafts[name].inc(count)
         for output in outputs:
             sequence = (output.request_id, output.index)
