@@ -63,7 +63,7 @@ class FusedBlocks:
             return False
         caches = [tensor for layer in self.pool.layers.values() for tensor in layer]
         norms = [tensor for norm in self._norms for tensor in (norm.weight, norm.bias) if tensor is not None]
-        (heads, _, dim), size, inner = caches[0].shape, packed[0].inputs, packed[-1].inputs
+        size, inner = packed[0].inputs, packed[-1].inputs
         shapes = [(size, 3 * size), (size, size), (size, inner), (inner, size)]
         return (
             all(layer.is_unchanged() for layer in self._linears)
@@ -71,7 +71,6 @@ class FusedBlocks:
             and all(one.window is None and one.softcap is None and one.sinks is None for one in self._settings)
             and all(one.dtype is packed[0].panels.dtype and one.is_contiguous() for one in caches + norms)
             and [(one.inputs, one.outputs) for one in packed] == shapes * len(self._blocks)
-            and heads * dim == size
             and inner % 2 == 0  # or bfloat16 inputs would have to be padded
             and all(one.shape == caches[0].shape and kernels.is_supported(one, one, one) for one in caches)
         )
