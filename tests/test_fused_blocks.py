@@ -9,6 +9,9 @@ import pytest
 import torch
 from conftest import PROMPTS, random_pair
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.pytorch_utils import Conv1D
 
 from helpers import Engine, EngineConfig, SamplingParams, kernels
 from helpers.runners import lean
@@ -89,19 +92,84 @@ def replace_a_layer(model) -> None:
     model.transformer.h[1].mlp.c_fc.register_forward_hook(lambda *_: None)
 
 
+def resize_an_mlp(model) -> None:
+    mlp, inner = model.transformer.h[1].mlp, 6
+    mlp.c_fc, mlp.c_proj = Conv1D(inner, 32), Conv1D(32, inner)
+
+
+def make_a_norm_an_rms_norm(model) -> None:
+    model.transformer.h[1].ln_2 = LlamaRMSNorm(32)
+
+
 NOT_FUSED = {
     "another backend": {"linear_backend": "pytorch"},
     "no kernels": {"kernels": False},
     "quantized weights": {"weights": "int8", "linear_backend": "auto"},
     "another activation": {"change": replace_gelu},
+    "MLPs of unequal sizes": {"change": resize_an_mlp},
+    "another norm": {"change": make_a_norm_an_rms_norm},
     "a layer that is not replaced": {"change": replace_a_layer},
 }
 
 
 @pytest.mark.parametrize("settings", NOT_FUSED.values(), ids=NOT_FUSED)
 def test_a_model_with_other_operations_is_computed_in_many_calls(settings, calls, monkeypatch):
-    run(make_engine(**settings), monkeypatch)
+    engine = make_engine(**settings)
+    run(engine, monkeypatch)
     assert not calls
+    assert engine.runner.lean is not None or settings.get("change") is replace_a_layer
+
+
+def test_heads_of_an_odd_size_are_computed_in_many_calls(calls):
+    _, tokenizer = random_pair("gpt2")
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=6, n_head=2, n_layer=2)
+    engine = Engine(GPT2LMHeadModel(config).eval(), tokenizer, EngineConfig(linear_backend="compiled"))
+    engine.generate(PROMPTS[:1], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert engine.runner.lean is not None and not calls
+
+
+def remove_biases_of_norms(model) -> None:
+    for block in model.transformer.h:
+        block.ln_1.bias = None
+
+
+def use_linear_layers_without_bias(model) -> None:
+    for block in model.transformer.h:
+        for path in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
+            old = block.get_submodule(path)
+            new = nn.Linear(old.nx, old.nf, bias=False)
+            new.weight = nn.Parameter(old.weight.detach().T)
+            block.set_submodule(path, new)
+
+
+@pytest.mark.parametrize("change", [remove_biases_of_norms, use_linear_layers_without_bias])
+def test_layers_without_bias_are_computed_in_one_call(change, calls, monkeypatch):
+    actual, num_calls = run(make_engine(change), monkeypatch), len(calls)
+    monkeypatch.setattr(FusedBlocks, "can_compute", lambda blocks, rows: False)
+    assert num_calls and all(map(torch.equal, actual, run(make_engine(change), monkeypatch)))
+
+
+@pytest.mark.parametrize("slots", [[10**9], [-(10**9)], []], ids=str)
+def test_a_slot_that_does_not_exist_is_an_error(slots, calls):
+    """A student's function may return it."""
+    engine = make_engine()
+    usual = engine.runner.slot_mapping
+    engine.runner.slot_mapping = lambda table, size, start, end: slots if start else usual(table, size, start, end)
+    calls.clear()
+    with pytest.warns(UserWarning, match="IndexError"):
+        engine.generate(PROMPTS[:1], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert not calls
+
+
+def test_the_copy_of_an_engine_has_addresses_of_its_own(calls, monkeypatch):
+    engine = make_engine()
+    expected = run(engine, monkeypatch)
+    other = copy.deepcopy(engine)
+    calls.clear()
+    with torch.no_grad():  # of the original only
+        for parameter in engine.runner.model.transformer.h.parameters():
+            parameter.zero_()
+    assert all(map(torch.equal, run(other, monkeypatch), expected)) and calls
 
 
 def test_many_rows_are_computed_in_many_calls(calls, monkeypatch):
@@ -126,7 +194,18 @@ def write_a_norm(block) -> None:
     block.ln_1.bias.add_(0.5)
 
 
-@pytest.mark.parametrize("change", [write_a_weight, move_a_weight, write_a_norm])
+def replace_a_weight(block) -> None:
+    block.mlp.c_fc.layer.weight = nn.Parameter(block.mlp.c_fc.weight * 2)
+
+
+def replace_a_bias(block) -> None:
+    block.mlp.c_fc.layer.bias = nn.Parameter(block.mlp.c_fc.bias + 0.5)
+
+
+CHANGES = [write_a_weight, move_a_weight, replace_a_weight, replace_a_bias, write_a_norm]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_the_weights_is_followed(change, calls, monkeypatch):
     engine = make_engine()
     before = run(engine, monkeypatch)

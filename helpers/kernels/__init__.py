@@ -15,12 +15,11 @@ from .compiled import unavailable
 from .elementwise import add_norm, gelu_
 from .gpt2 import GPT2Block, gpt2_block, gpt2_blocks
 from .linear import PackedWeight, linear, pack
-from .paged_attention import MAX_HEAD_DIM, Segments, is_supported, paged_attention
+from .paged_attention import Segments, is_supported, paged_attention
 from .quantized import quantized_linear
 from .unpacked_linear import unpacked_linear
 
 __all__ = [
-    "MAX_HEAD_DIM",
     "GPT2Block",
     "PackedWeight",
     "Segments",

@@ -6,6 +6,7 @@ iteration of GPT-2 124M (AMD EPYC, Zen 5). On a GPU, CUDA graphs solve the same 
 The one call is made only where the compiled kernels would compute every operation, and it gives the same bits.
 """
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -23,7 +24,7 @@ MAX_ROWS = 8  # with more, the kernel for linear layers reads the weights severa
 class FusedBlocks:
     """The blocks of a GPT-2, as the kernel reads them.
 
-    Norms and biases are read where they are, so writing into them changes what is computed. They must not be replaced.
+    Norms and biases are read where they are, so writing into them changes what is computed. Norms must not be replaced.
 
     Args:
         blocks: transformers' modules.
@@ -38,41 +39,55 @@ class FusedBlocks:
         self._rows = [rows for rows in range(1, MAX_ROWS + 1) if self._has_kernels(rows)]
         if self._rows:
             self._array = (kernels.GPT2Block * len(blocks))(*map(self._describe, range(len(blocks))))
-            self._weights = [layer.weight for layer in self._linears]
+            self._made_from = [(layer.layer._parameters, *layer.made_from) for layer in self._linears]
             self._tensors = [parameter.detach() for parameter in blocks.parameters()]  # they keep the memory
-            self._state = self._state_of_weights()
+
+    def __deepcopy__(self, memo: dict) -> "FusedBlocks":
+        """Describe the copied blocks and pool: addresses cannot be copied."""
+        return type(self)(*(copy.deepcopy(one, memo) for one in (self._blocks, self._settings, self.pool)))
 
     def can_compute(self, rows: int) -> bool:
         """Return whether the kernel can compute this number of decodes, with the weights as they are now."""
-        return rows in self._rows and self._state_of_weights() == self._state
+        return rows in self._rows and self._is_unchanged()
 
     def __call__(self, hidden: torch.Tensor, row: AttentionMetadata) -> torch.Tensor:
         """Add the updates of all blocks but the last to the hidden states [rows, size]; return the last update."""
-        first, segments = self._blocks[0], row.kernel_segments(with_chunks=False)
-        sizes = self.pool.num_slots, first.mlp.c_fc.nf, first.attn.num_heads
-        return kernels.gpt2_blocks(self._array, hidden, row.slots, segments, *sizes)
+        segments, inner = row.kernel_segments(with_chunks=False), self._linears[-1].inputs
+        heads, num_slots, _ = self.pool.layers[0][0].shape
+        return kernels.gpt2_blocks(self._array, hidden, row.slots, segments, num_slots, inner, heads)
 
     def _has_kernels(self, rows: int) -> bool:
         """Return whether kernels compute every operation for this number of rows, as each layer asks for it."""
-        tensors = [tensor for layer in self.pool.layers.values() for tensor in layer]
-        tensors += [tensor for norm in self._norms for tensor in (norm.weight, norm.bias)]
-        dtype, dim = self._linears[0].weight.dtype, self._blocks[0].attn.head_dim
+        packed = [isinstance(layer, FastLinear) and layer.packed_weight(rows) for layer in self._linears]
+        if not all(packed) or not all(type(norm) is nn.LayerNorm for norm in self._norms):
+            return False
+        caches = [tensor for layer in self.pool.layers.values() for tensor in layer]
+        norms = [tensor for norm in self._norms for tensor in (norm.weight, norm.bias) if tensor is not None]
+        size, inner = packed[0].inputs, packed[-1].inputs
+        shapes = [(size, 3 * size), (size, size), (size, inner), (inner, size)]
         return (
-            all(isinstance(one, FastLinear) and one.packed_weight(rows) and one.is_unchanged() for one in self._linears)
+            all(layer.is_unchanged() for layer in self._linears)
             and all(is_tanh_gelu(block.mlp.act) for block in self._blocks)
             and all(one.window is None and one.softcap is None and one.sinks is None for one in self._settings)
-            and all(tensor.dtype is dtype and tensor.is_contiguous() for tensor in tensors)
-            and not any(layer.inputs % 2 for layer in self._linears)  # or bfloat16 inputs would have to be padded
-            and dim <= kernels.MAX_HEAD_DIM
+            and all(one.dtype is packed[0].panels.dtype and one.is_contiguous() for one in caches + norms)
+            and [(one.inputs, one.outputs) for one in packed] == shapes * len(self._blocks)
+            and inner % 2 == 0  # or bfloat16 inputs would have to be padded
+            and all(one.shape == caches[0].shape and kernels.is_supported(one, one, one) for one in caches)
         )
 
-    def _state_of_weights(self) -> list[tuple[int, int]]:
-        """Return what changes when a weight is written to or moved: then the packed copies are of other numbers.
+    def _is_unchanged(self) -> bool:
+        """Return whether the linear layers have the weights that were packed; `FastLinear` asks the same.
 
         Only this is looked up at every iteration. Reading the weights of a model evicts Python's objects from the
         caches, so looking up all modules and parameters would take 5% of the time of a decode of GPT-2 124M.
         """
-        return [(weight._version, weight.data_ptr()) for weight in self._weights]
+        return all(
+            parameters["weight"] is weight
+            and parameters["bias"] is bias
+            and weight._version == version
+            and weight.data_ptr() == address
+            for parameters, weight, version, address, bias in self._made_from
+        )
 
     def _describe(self, layer: int) -> kernels.GPT2Block:
         """Return where the kernel finds the numbers of a block."""

@@ -93,17 +93,20 @@ class GPT2Forward(LeanForward):
     def __call__(self, token_ids, positions, columns, row):
         base = self.model.transformer
         hidden = base.wte(token_ids) + base.wpe(positions)
-        fused = self.fused_blocks(row)
+        fused = self.fused_blocks(len(hidden), row)
         update = self.blocks(hidden, row) if fused is None else fused(hidden, row)
         return self.logits(hidden, update, columns, base.ln_f)
 
-    def fused_blocks(self, row: AttentionMetadata) -> FusedBlocks | None:
+    def fused_blocks(self, rows: int, row: AttentionMetadata) -> FusedBlocks | None:
         """Return what computes all blocks in one call, if it can do so for this row: it can for a few decodes."""
-        blocks, rows = self.model.transformer.h, len(row.slots)
-        if not self.compiled or rows > MAX_ROWS or len(row.segments) < rows or len(row.pool.layers) < len(blocks):
+        blocks, pool = self.model.transformer.h, row.pool
+        if not self.compiled or rows > MAX_ROWS or len(row.segments) < rows or len(pool.layers) < len(blocks):
             return None
-        if self._fused is None or self._fused.pool is not row.pool:
-            self._fused = FusedBlocks(blocks, self.settings, row.pool)
+        slots = row.slots.tolist()  # PyTorch's operators raise an error for wrong ones, and the kernel would crash
+        if len(slots) != rows or min(slots) < 0 or max(slots) >= pool.num_slots:
+            return None
+        if self._fused is None or self._fused.pool is not pool:
+            self._fused = FusedBlocks(blocks, self.settings, pool)
         return self._fused if self._fused.can_compute(rows) else None
 
     def blocks(self, hidden: torch.Tensor, row: AttentionMetadata) -> torch.Tensor:
