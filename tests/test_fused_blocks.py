@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.pytorch_utils import Conv1D
 
 from helpers import Engine, EngineConfig, SamplingParams, kernels
-from helpers.runners import lean
+from helpers.runners import lean, linear
 from helpers.runners.fused_blocks import MAX_ROWS, FusedBlocks
 
 pytestmark = pytest.mark.skipif(
@@ -67,7 +67,7 @@ def test_one_call_gives_the_bits_of_many_calls(dtype, threads, settings, calls, 
     try:
         actual = run(make_engine(dtype=dtype, block_size=4, **settings), monkeypatch)
         num_calls = len(calls)
-        monkeypatch.setattr(FusedBlocks, "can_compute", lambda blocks, rows: False)
+        monkeypatch.setattr(FusedBlocks, "can_compute", lambda blocks: False)
         expected = run(make_engine(dtype=dtype, block_size=4, **settings), monkeypatch)
     finally:
         torch.set_num_threads(before)
@@ -145,7 +145,7 @@ def use_linear_layers_without_bias(model) -> None:
 @pytest.mark.parametrize("change", [remove_biases_of_norms, use_linear_layers_without_bias])
 def test_layers_without_bias_are_computed_in_one_call(change, calls, monkeypatch):
     actual, num_calls = run(make_engine(change), monkeypatch), len(calls)
-    monkeypatch.setattr(FusedBlocks, "can_compute", lambda blocks, rows: False)
+    monkeypatch.setattr(FusedBlocks, "can_compute", lambda blocks: False)
     assert num_calls and all(map(torch.equal, actual, run(make_engine(change), monkeypatch)))
 
 
@@ -170,6 +170,19 @@ def test_the_copy_of_an_engine_has_addresses_of_its_own(calls, monkeypatch):
         for parameter in engine.runner.model.transformer.h.parameters():
             parameter.zero_()
     assert all(map(torch.equal, run(other, monkeypatch), expected)) and calls
+
+
+BACKENDS = [  # for each number in ROWS
+    (["onednn_packed", "compiled", "onednn_packed"] + 3 * ["pytorch"], True),
+    (["onednn_packed", "onednn_packed", "onednn_packed"] + 3 * ["compiled"], False),
+]
+
+
+@pytest.mark.parametrize("backends, is_fused", BACKENDS)
+def test_in_each_layer_the_kernel_has_to_win_for_a_few_rows(backends, is_fused, calls, monkeypatch):
+    monkeypatch.setattr(linear, "_choose", lambda layers, *_: [backends] * len(layers))
+    run(make_engine(), monkeypatch)
+    assert bool(calls) == is_fused
 
 
 def test_many_rows_are_computed_in_many_calls(calls, monkeypatch):

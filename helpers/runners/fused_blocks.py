@@ -3,7 +3,9 @@
 The lean forward makes a dozen calls per block, and memory waits for them. With one row, they take 12 to 20% of an
 iteration of GPT-2 124M (AMD EPYC, Zen 5). On a GPU, CUDA graphs solve the same problem.
 
-The one call is made only where the compiled kernels would compute every operation, and it gives the same bits.
+The one call is made only where a compiled kernel exists for every operation, and it gives the bits that these kernels
+give in many calls. In each linear layer, the kernel must be the fastest for some number of rows up to `MAX_ROWS`. It
+need not be for all of them: the measured times of a layer vary by more than a tenth, and one call saves that much.
 """
 
 import copy
@@ -36,8 +38,8 @@ class FusedBlocks:
         self.pool, self._settings, self._blocks = pool, settings, blocks
         self._norms = [norm for block in blocks for norm in (block.ln_1, block.ln_2)]
         self._linears = [layer for block in blocks for layer in linears_of(block)]
-        self._rows = [rows for rows in range(1, MAX_ROWS + 1) if self._has_kernels(rows)]
-        if self._rows:
+        self._usable = self._has_kernels()
+        if self._usable:
             self._array = (kernels.GPT2Block * len(blocks))(*map(self._describe, range(len(blocks))))
             self._made_from = [(layer.layer._parameters, *layer.made_from) for layer in self._linears]
             self._tensors = [parameter.detach() for parameter in blocks.parameters()]  # they keep the memory
@@ -46,9 +48,9 @@ class FusedBlocks:
         """Describe the copied blocks and pool: addresses cannot be copied."""
         return type(self)(*(copy.deepcopy(one, memo) for one in (self._blocks, self._settings, self.pool)))
 
-    def can_compute(self, rows: int) -> bool:
-        """Return whether the kernel can compute this number of decodes, with the weights as they are now."""
-        return rows in self._rows and self._is_unchanged()
+    def can_compute(self) -> bool:
+        """Return whether the kernel can compute decodes, with the weights as they are now."""
+        return self._usable and self._is_unchanged()
 
     def __call__(self, hidden: torch.Tensor, row: AttentionMetadata) -> torch.Tensor:
         """Add the updates of all blocks but the last to the hidden states [rows, size]; return the last update."""
@@ -56,9 +58,9 @@ class FusedBlocks:
         heads, num_slots, _ = self.pool.layers[0][0].shape
         return kernels.gpt2_blocks(self._array, hidden, row.slots, segments, num_slots, inner, heads)
 
-    def _has_kernels(self, rows: int) -> bool:
-        """Return whether kernels compute every operation for this number of rows, as each layer asks for it."""
-        packed = [isinstance(layer, FastLinear) and layer.packed_weight(rows) for layer in self._linears]
+    def _has_kernels(self) -> bool:
+        """Return whether kernels compute every operation as each layer asks for it."""
+        packed = [isinstance(layer, FastLinear) and layer.packed_weight(MAX_ROWS) for layer in self._linears]
         if not all(packed) or not all(type(norm) is nn.LayerNorm for norm in self._norms):
             return False
         caches = [tensor for layer in self.pool.layers.values() for tensor in layer]
@@ -93,7 +95,7 @@ class FusedBlocks:
         """Return where the kernel finds the numbers of a block."""
         block, scale = self._blocks[layer], self._settings[layer].scaling
         c_attn, attention_c_proj, c_fc, mlp_c_proj = (
-            (one.packed_weight(self._rows[0]).panels, one.bias) for one in linears_of(block)
+            (one.packed_weight(MAX_ROWS).panels, one.bias) for one in linears_of(block)
         )
         ln_1, ln_2 = ((norm.weight, norm.bias) for norm in (block.ln_1, block.ln_2))
         return kernels.gpt2_block(

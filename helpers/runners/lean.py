@@ -107,7 +107,7 @@ class GPT2Forward(LeanForward):
             return None
         if self._fused is None or self._fused.pool is not pool:
             self._fused = FusedBlocks(blocks, self.settings, pool)
-        return self._fused if self._fused.can_compute(rows) else None
+        return self._fused if self._fused.can_compute() else None
 
     def blocks(self, hidden: torch.Tensor, row: AttentionMetadata) -> torch.Tensor:
         """Add the updates of all blocks but the last to the hidden states [T, size]; return the last update."""

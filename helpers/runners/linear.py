@@ -164,10 +164,10 @@ class FastLinear(nn.Module):
             and weight.data_ptr() == address
         )
 
-    def packed_weight(self, rows: int) -> kernels.PackedWeight | None:
-        """Return the copy of the weight by which a compiled kernel multiplies this many rows; None if none does."""
-        product = self.products[min(rows, self.max_rows)]
-        return product.keywords["weight"] if getattr(product, "func", None) is kernels.linear else None
+    def packed_weight(self, max_rows: int) -> kernels.PackedWeight | None:
+        """Return the copy of the weight that a compiled kernel reads for some number of rows up to this; or None."""
+        products = (product for product in self.products[: max_rows + 1] if hasattr(product, "func"))
+        return next((product.keywords["weight"] for product in products if product.func is kernels.linear), None)
 
 
 class FastQuantizedLinear(FastLinear):
