@@ -353,9 +353,11 @@ def test_the_line_of_a_file_that_was_renamed_goes_with_its_page(tmp_path):
     (line,) = grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False)
     assert f"rename the file if it is {ASSIGNMENTS[0]}" in line.note
     wrong.rename(right)
-    grade.grade(folder, out, Limits(), seed=2, is_sandboxed=False)
+    grade.grade(folder, out, Limits(), seed=2, is_sandboxed=False, students=["ada"])
+    assert rows_of(out) == [("ada", ONE, "2"), ("week", "ada_homework", "1")], "another student's, for all it knows"
+    grade.grade(folder, out, Limits(), seed=3, is_sandboxed=False)
 
-    assert rows_of(out) == [("ada", ONE, "2")]
+    assert rows_of(out) == [("ada", ONE, "3")]
     assert [path.stem for path in out.rglob("*.html")] == [ONE]
 
 

@@ -58,7 +58,9 @@ def grade(
         NoSandboxError: there is no working sandbox on this machine.
     """
     submissions = _select(folder, students)
-    present = {each.student for each in submissions} | {folder.resolve().name}  # the folder: see `find_submissions`
+    present = {each.student for each in submissions}
+    if not students:
+        present.add(folder.resolve().name)  # see `find_submissions`
     lines = {
         (student, assignment): line
         for (student, assignment), line in _read_table(out / "grades.csv").items()
