@@ -25,7 +25,7 @@ from .snapshot import Snapshot
 MIN_INTERVAL, MAX_INTERVAL = 0.05, 2.0  # seconds between two frames
 KEPT = 200  # the most iterations, and the most finished sequences, in an event
 RATE_WINDOW = 2.0  # seconds over which tokens per second are averaged
-TOGETHER = 16  # steps that are described at once: one by one, each would wait for code that the model has evicted
+TOGETHER = 16  # steps that are described at once: a forward pass evicts the code that does it from the caches
 MAX_LISTENERS = 16
 
 
