@@ -150,8 +150,8 @@ class _Examiner:
     def stop(self) -> None:
         """End the process while another thread may wait for its grade."""
         self.is_stopped = True
-        if self.process:
-            self.process.kill()
+        if (process := self.process) is not None:  # which the other thread may close meanwhile
+            process.kill()
 
     def close(self) -> None:
         """End the process."""
