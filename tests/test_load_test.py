@@ -512,12 +512,14 @@ def test_while_a_long_response_is_read_other_responses_get_their_turn():
                 await asyncio.sleep(0)
 
         other = asyncio.create_task(take_turns())
-        result = await client.send(0, "a", 9, 0.0, time.monotonic)
+        result = await client.send(0, "a", 9, 0.0, itertools.count().__next__)
         other.cancel()
         return result, turns
 
     result, turns = asyncio.run(send_beside_another())
     assert result.text == 4 * AT_ONCE * "a" and len(turns) == 4
+    *arrivals, end = range(1, 4 * AT_ONCE + 2)  # reading takes no time of the response
+    assert (result.sent, result.token_times, result.ended) == (0, arrivals, end)
 
 
 def test_figures_without_a_completed_request():
