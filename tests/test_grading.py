@@ -7,7 +7,7 @@ import pickle
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -353,9 +353,11 @@ def test_the_line_of_a_file_that_was_renamed_goes_with_its_page(tmp_path):
     (line,) = grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False)
     assert f"rename the file if it is {ASSIGNMENTS[0]}" in line.note
     wrong.rename(right)
-    grade.grade(folder, out, Limits(), seed=2, is_sandboxed=False)
+    grade.grade(folder, out, Limits(), seed=2, is_sandboxed=False, students=["ada"])
+    assert rows_of(out) == [("ada", ONE, "2"), ("week", "ada_homework", "1")], "another student's, for all it knows"
+    grade.grade(folder, out, Limits(), seed=3, is_sandboxed=False)
 
-    assert rows_of(out) == [("ada", ONE, "2")]
+    assert rows_of(out) == [("ada", ONE, "3")]
     assert [path.stem for path in out.rglob("*.html")] == [ONE]
 
 
@@ -418,6 +420,15 @@ def test_ctrl_c_ends_grading_at_once(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []  # no page says that grading bob failed
 
 
+def test_an_examiner_that_is_stopped_while_its_process_starts_ends_it(tmp_path):
+    examiner = examiners._Examiner(examiners.Options(tmp_path, Limits(), seed=1))
+    examiner.stop()
+    with pytest.raises(CancelledError):
+        examiner.grade(Submission("ada", ONE, tmp_path / "a.ipynb"))
+    examiner.process.join()
+    examiner.close()
+
+
 def test_what_was_graded_before_an_interrupt_is_in_the_table(tmp_path, monkeypatch):
     folder, out = tmp_path / "week", tmp_path / "grades"
     for student in ("ada", "bob"):
@@ -434,6 +445,21 @@ def test_what_was_graded_before_an_interrupt_is_in_the_table(tmp_path, monkeypat
         grade.main(["grade", str(folder), "--no-sandbox", "--out", str(out), "--seed", "2"])
     assert rows_of(out) == [("ada", ONE, "1"), ("bob", ONE, "2")]
     assert len(list(out.rglob("*.html"))) == 2
+
+
+def test_the_table_of_earlier_runs_is_whole_if_writing_the_new_one_is_interrupted(tmp_path, monkeypatch):
+    folder, out = tmp_path / "week", tmp_path / "grades"
+    folder.mkdir()
+    (folder / f"ada_{ONE}.ipynb").write_text("no notebook")
+    grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False)
+
+    def interrupted(file):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grade.csv, "writer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        grade.grade(folder, out, Limits(), seed=2, is_sandboxed=False)
+    assert rows_of(out) == [("ada", ONE, "1")]
 
 
 def test_without_a_sandbox_grading_says_how_to_get_one(tmp_path, monkeypatch, capsys):

@@ -205,7 +205,7 @@ def standing(tokens: int, trace: str, seed: int = 0) -> str:
 def score_eviction(evict: Callable) -> dict[str, dict[str, int]]:
     """Run a function on both traces, and print the prompt tokens computed beside FIFO, LRU and Belady's bound.
 
-    In a notebook, they are drawn, too.
+    In a notebook, also draw them.
 
     Args:
         evict: `evict(blocks, now)` returns one of the blocks.

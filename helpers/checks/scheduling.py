@@ -204,7 +204,7 @@ def floor(trace: Trace) -> int:
 def score_schedule(schedule: Callable) -> dict:
     """Run a schedule on three workloads and print its cost beside two baselines and the floor.
 
-    In a notebook, the race's slot timeline is drawn, too.
+    In a notebook, also draw the race's slot timeline.
 
     Args:
         schedule: `schedule(waiting, running, free_rows)` returns the waiting requests that join now.

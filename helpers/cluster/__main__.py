@@ -143,7 +143,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--engine-args", type=_json_object, default={}, metavar="JSON", help=fields)
     python = "the Python of the replicas (default: this one), such as one that has vLLM"
     add("--python", type=os.path.abspath, metavar="PATH", help=python)
-    router = "the routing policy, among the replicas with a free row while there are any (default: prefix_aware)"
+    router = "the routing policy; while some replicas have a free row, it chooses among these (default: prefix_aware)"
     add("--router", choices=ROUTERS, default="prefix_aware", help=router)
     timeout = "replace a replica after this many seconds without a report, or in one iteration (default: 10)"
     add("--replica-timeout", type=float, default=10, help=timeout)

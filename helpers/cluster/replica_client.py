@@ -92,7 +92,7 @@ class ReplicaClient(EngineClient):
         engine: the replicas, as one engine.
         max_queue, pace: as for every `EngineClient`.
         replicas: the replicas, ready.
-        router: chooses the replica of each request, among those with a free row while there are any.
+        router: chooses the replica of each request. While some replicas have a free row, it chooses among these.
         start_replica: starts another replica and returns it once it is ready.
         has_room: says whether there are cores for a replica in addition to those that run.
         timeout: seconds without a report, or within one iteration, after which a replica is lost.

@@ -25,7 +25,7 @@ from .snapshot import Snapshot
 MIN_INTERVAL, MAX_INTERVAL = 0.05, 2.0  # seconds between two frames
 KEPT = 200  # the most iterations, and the most finished sequences, in an event
 RATE_WINDOW = 2.0  # seconds over which tokens per second are averaged
-TOGETHER = 16  # steps that are described at once: one by one, each would wait for code that the model has evicted
+TOGETHER = 16  # steps that are described at once: a forward pass evicts the code that does it from the caches
 MAX_LISTENERS = 16
 
 
@@ -51,7 +51,7 @@ class LiveView:
     def __init__(self, engine_client: EngineClient):
         self._client = engine_client
         self._snapshot, self._version = Snapshot(), 0  # the version grows with every step
-        self._undescribed: list[tuple[Snapshot, list[tuple]]] = []  # the newest steps, and what has finished in each
+        self._undescribed: list[tuple[list[OutputDelta], Snapshot]] = []  # the newest steps
         self._iterations: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._finished: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._iteration_numbers, self._finished_numbers = itertools.count(), itertools.count()
@@ -69,21 +69,21 @@ class LiveView:
         """Record a step and its outputs."""
         self._snapshot, self._version = snapshot, self._version + 1
         self._tokens.append((time.perf_counter(), sum(len(output.new_token_ids) for output in outputs)))
-        ended = [output for output in outputs if output.finish_reason is not None]
-        finished = [(one.request_id, one.index, one.finish_reason, one.num_tokens) for one in ended]
-        self._undescribed.append((snapshot, finished))
+        self._undescribed.append((outputs, snapshot))
         if len(self._undescribed) == TOGETHER:
             self._describe_steps()
 
     def _describe_steps(self) -> None:
         self._forget_old_tokens()
-        for snapshot, finished in self._undescribed:
+        for outputs, snapshot in self._undescribed:
             self._iterations.extend(self._described(iteration) for iteration in snapshot.passes)
             if snapshot.drafts[0]:
                 self._drafts.append(snapshot.drafts)
-            for request_id, index, reason, tokens in finished:
-                entry = {"id": choice_name((request_id, index)), "reason": reason, "tokens": tokens}
-                self._finished.append({"n": next(self._finished_numbers)} | entry)
+            for output in outputs:
+                if output.finish_reason is not None:
+                    name = choice_name((output.request_id, output.index))
+                    finished = {"id": name, "reason": output.finish_reason, "tokens": output.num_tokens}
+                    self._finished.append({"n": next(self._finished_numbers)} | finished)
         self._undescribed.clear()
 
     def listen(self) -> ExitStack:

@@ -61,7 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     add = parser.add_argument_group("fleet").add_argument
     add("--replicas", type=_sizes, default=[1, 2, 4], metavar="N|N..M|N,M", help="how many (default: 1,2,4)")
-    router = "routing policy, among the replicas with a free row while there are any (default: %(default)s)"
+    router = "routing policy; while some replicas have a free row, it chooses among these (default: %(default)s)"
     add("--router", choices=ROUTERS, default="least_outstanding_tokens", help=router)
     known = f"a file of --fit, or one of {', '.join(MACHINES)}"
     add("--cost", default="h100_llama_8b", metavar="FILE", help=f"{known} (default: %(default)s)")

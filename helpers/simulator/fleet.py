@@ -2,7 +2,7 @@
 
 The replicas may fail, and an autoscaler may start and stop them (`replica_set.py`). On an AMD EPYC (Zen 5, 2 cores)
 beside other work, a million requests of `synthetic_trace("conversation")` at 1,500 per second over 100 replicas took
-473 s of processor time. Of at most 128 MiB in all, 38 MiB were the result: 40 bytes per request.
+473 s of processor time and at most 128 MiB. The result took 38 MiB of these: 40 bytes per request.
 """
 
 import random

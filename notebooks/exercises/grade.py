@@ -58,7 +58,9 @@ def grade(
         NoSandboxError: there is no working sandbox on this machine.
     """
     submissions = _select(folder, students)
-    present = {each.student for each in submissions} | {folder.resolve().name}  # the folder: see `find_submissions`
+    present = {each.student for each in submissions}
+    if not students:
+        present.add(folder.resolve().name)  # see `find_submissions`
     lines = {
         (student, assignment): line
         for (student, assignment), line in _read_table(out / "grades.csv").items()
@@ -80,8 +82,9 @@ def grade(
                 student, assignment, *texts = map(_no_formula, [each.student, each.assignment, each.note, each.tasks])
                 lines[student, assignment] = [student, assignment, *points, *texts, seed]
     finally:  # Ctrl-C, too: what is graded is not lost
-        with open(out / "grades.csv", "w", newline="", encoding="utf-8", errors="replace") as file:
+        with open(out / "grades.csv.part", "w", newline="", encoding="utf-8", errors="replace") as file:
             csv.writer(file).writerows([COLUMNS, *(lines[key] for key in sorted(lines))])
+        os.replace(file.name, out / "grades.csv")  # at once: a second Ctrl-C leaves the old table or the new one
     return sorted(grades, key=lambda line: (line.student, line.assignment))
 
 

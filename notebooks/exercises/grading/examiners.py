@@ -126,9 +126,12 @@ class _Examiner:
         if self.process is None:
             context = multiprocessing.get_context("spawn")
             self.connection, theirs = context.Pipe()
-            self.process = context.Process(target=_serve, args=(theirs, grade_one, self.options), daemon=True)
-            self.process.start()
+            process = context.Process(target=_serve, args=(theirs, grade_one, self.options), daemon=True)
+            process.start()
             theirs.close()
+            self.process = process
+            if self.is_stopped:  # before there was a process to stop
+                process.kill()
         try:
             self.connection.send(submission)
             if self.connection.poll(self.patience):
@@ -147,8 +150,8 @@ class _Examiner:
     def stop(self) -> None:
         """End the process while another thread may wait for its grade."""
         self.is_stopped = True
-        if self.process:
-            self.process.kill()
+        if (process := self.process) is not None:  # which the other thread may close meanwhile
+            process.kill()
 
     def close(self) -> None:
         """End the process."""
