@@ -41,7 +41,6 @@ class FusedBlocks:
         self._usable = self._has_kernels()
         if self._usable:
             self._array = (kernels.GPT2Block * len(blocks))(*map(self._describe, range(len(blocks))))
-            self._made_from = [(layer.layer._parameters, *layer.made_from) for layer in self._linears]
             self._tensors = [parameter.detach() for parameter in blocks.parameters()]  # they keep the memory
 
     def __deepcopy__(self, memo: dict) -> "FusedBlocks":
@@ -49,8 +48,12 @@ class FusedBlocks:
         return type(self)(*(copy.deepcopy(one, memo) for one in (self._blocks, self._settings, self.pool)))
 
     def can_compute(self) -> bool:
-        """Return whether the kernel can compute decodes, with the weights as they are now."""
-        return self._usable and self._is_unchanged()
+        """Return whether the kernel can compute decodes: the linear layers still have the weights that were packed.
+
+        Only this is looked up at every iteration. Reading the weights of a model evicts Python's objects from the
+        caches, so looking up all modules and parameters would take 5% of the time of a decode of GPT-2 124M.
+        """
+        return self._usable and all(layer.is_unchanged() for layer in self._linears)
 
     def __call__(self, hidden: torch.Tensor, row: AttentionMetadata) -> torch.Tensor:
         """Add the updates of all blocks but the last to the hidden states [rows, size]; return the last update."""
@@ -75,20 +78,6 @@ class FusedBlocks:
             and [(one.inputs, one.outputs) for one in packed] == shapes * len(self._blocks)
             and inner % 2 == 0  # or bfloat16 inputs would have to be padded
             and all(one.shape == caches[0].shape and kernels.is_supported(one, one, one) for one in caches)
-        )
-
-    def _is_unchanged(self) -> bool:
-        """Return whether the linear layers have the weights that were packed; `FastLinear` asks the same.
-
-        Only this is looked up at every iteration. Reading the weights of a model evicts Python's objects from the
-        caches, so looking up all modules and parameters would take 5% of the time of a decode of GPT-2 124M.
-        """
-        return all(
-            parameters["weight"] is weight
-            and parameters["bias"] is bias
-            and weight._version == version
-            and weight.data_ptr() == address
-            for parameters, weight, version, address, bias in self._made_from
         )
 
     def _describe(self, layer: int) -> kernels.GPT2Block:
