@@ -20,8 +20,12 @@ from pathlib import Path
 
 import torch
 
+from ..hardware import cpuinfo
+
 SOURCES = Path(__file__).resolve().parent
 FLAGS = ["-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-fno-exceptions", "-fPIC"]
+if cpuinfo().get("vendor_id") == "AuthenticAMD":
+    FLAGS.append("-DAMD")  # see prefetch.h
 # OpenMP is not linked: its functions come from the library that PyTorch has loaded. A second OpenMP would start threads
 # of its own. PyTorch's threads wait for work in a busy loop, so both would compete for the cores.
 LINK_FLAGS = ["-shared", "-nostdlib"]

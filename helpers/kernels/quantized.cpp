@@ -13,6 +13,7 @@
 
 #include <omp.h>
 
+#include "prefetch.h"
 #include "vectors.h"
 #if defined(__AVX512BW__)
 #include <immintrin.h>
@@ -62,7 +63,7 @@ static inline Words load_words(const uint32_t* w) {
 }
 
 // The sizes of a product: `steps` per row of x, which are one float32 or two bfloat16 inputs each; words per group. With
-// at most ROWS rows a weight is read `once`, and need not stay in the caches (see linear.cpp).
+// at most ROWS rows a weight is read `once`, and need not stay in the caches (prefetch.h).
 struct Sizes {
   long steps, out, groups, group_words;
   bool once;
@@ -83,8 +84,8 @@ static void multiply(const Word* x, const uint32_t* w, const Scale* scales, cons
         for (int v = 0; v < VECTORS; v++) {
           words[v] = load_words(w + k / STEPS * PANEL + v * LANES);
           const char* ahead = (const char*)(w + k / STEPS * PANEL + v * LANES) + AHEAD;
-          if (sizes.once) __builtin_prefetch(ahead, 0, 0);
-          else __builtin_prefetch(ahead, 0, 3);
+          if (sizes.once) __builtin_prefetch(ahead, 0, PREFETCH_ONCE);
+          else __builtin_prefetch(ahead, 0, PREFETCH_OFTEN);
         }
       }
 #pragma GCC unroll 8

@@ -1,13 +1,14 @@
 // y = x W + bias for a few rows x, with W in the order in which the layer stores it: no copy of W is needed.
 //
 // As in linear.cpp, the product waits for memory, so weights are prefetched some thousand bytes before they are used. With
-// few rows they are read once and need not stay in the caches.
+// few rows they are read once, which matters to how they are prefetched (prefetch.h).
 //
 // nn.Linear stores W as [out, in]. A vector holds inputs of one output, and its lanes are added at the end. GPT-2's Conv1D
 // stores W as [in, out]. There a vector holds outputs, and a tile of weights adds to the sums of the tiles before it.
 //
 // A row is always summed in the same order, so its numbers do not depend on the other rows of the batch.
 
+#include "prefetch.h"
 #include "vectors.h"
 
 // Rows of x begin `row` numbers apart, and the stored rows of the weight `stride` numbers.
@@ -15,7 +16,7 @@ struct Sizes {
   long rows, in, out, row, stride;
 };
 
-enum Prefetch { NOT = -1, ONCE = 0, OFTEN = 3 };  // how often the prefetched data will be used
+enum Prefetch { NOT = -1, ONCE = PREFETCH_ONCE, OFTEN = PREFETCH_OFTEN };  // how often the prefetched data will be used
 
 template <typename Vector, typename Number> static inline Vector load_vector(const Number* x) {
   Vector v;
