@@ -106,10 +106,21 @@ def test_a_shape_is_timed_once_however_many_layers_have_it(calls):
     assert {rows for _, rows in calls} == set(ROWS)
 
 
-def test_backends_take_turns(calls):
+def test_rounds_and_backends_take_turns(calls):
     choose_linear_backends(layers())
-    measured = [name for name, rows in calls[: 2 * (1 + ROUNDS)]]
-    assert measured == ["pytorch", "onednn_packed"] * (1 + ROUNDS)
+    turn = [("pytorch", 1), ("onednn_packed", 1)]
+    assert calls[:8] == turn * 4, "both shapes, each with a call to warm up"
+    assert calls[8:10] == [("pytorch", 4), ("onednn_packed", 4)], "then other numbers of rows, before the next round"
+    second = calls[2 * 2 * 2 * len(ROWS) :]
+    assert second[:4] == turn[::-1] * 2, "in the second round, the other backend comes first"
+
+
+def test_no_backend_reads_weights_from_the_cache(calls, monkeypatch):
+    monkeypatch.setattr(linear_choice, "evictor", lambda num_bytes: lambda: calls.append("evict"))
+    monkeypatch.setitem(linear_backends.BACKENDS, "onednn", linear_backends.BACKENDS["pytorch"])  # the own weight, too
+    measure({"shape": nn.Linear(24, 24)}, ["pytorch", "onednn", "onednn_packed"], 0)
+    own, copy = ("pytorch", 1), ("onednn_packed", 1)
+    assert calls[:8] == [own, own, copy, "evict", own, "evict", own, copy], "three calls warm up"
 
 
 def test_without_time_left_few_rows_are_timed_in_one_round_and_many_not_at_all(calls, monkeypatch):

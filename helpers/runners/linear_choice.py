@@ -2,7 +2,8 @@
 
 For each shape of weight, each backend is timed with a few numbers of rows. Between two calls a buffer as large as the
 last-level cache is read, so the weight has left the cache, as it has when the other layers of a model have run in
-between. The backends take turns. Other programs can only slow a call down, so the fastest of a few rounds counts.
+between. The backends take turns. Other programs can only slow a call down, so the fastest of a few rounds counts. The
+rounds of all shapes take turns, too, so that a slow phase of the machine affects one round of each.
 
 A copy of a weight costs memory. It is kept only if for some number of rows it saves at least `MIN_SAVING` of the time
 that the fastest backend takes without it. If several copies do, the one that saves most in all comes first.
@@ -31,7 +32,7 @@ import torch
 from ..hardware import cpuinfo
 from ..kernels import compiled
 from ..models.quantization import QuantizedLinear
-from .linear_backends import COPYING, Layer, Product, backends_of, bytes_of, inputs_of, kind_of
+from .linear_backends import COPYING, Layer, backends_of, bytes_of, inputs_of, kind_of
 
 ROWS = (1, 4, 8, 16, 64, 256)  # other numbers of rows use the choice for the nearest of these
 ROUNDS = 3
@@ -132,41 +133,67 @@ def busy_elsewhere() -> float:
 
 @torch.no_grad()
 def measure(examples: dict[str, Layer], backends: Sequence[str], model_bytes: int) -> dict[str, Times]:
-    """Time the backends on a layer of each shape, small ones first, within a budget of seconds."""
+    """Time the backends on a layer of each shape, in rounds, within a budget of seconds.
+
+    The first round times few rows in any case, and many rows if the time that few took leaves enough of the budget.
+    """
+    deadline = time.perf_counter() + BUDGET
     evict = evictor(min(last_level_cache(), model_bytes))
-    begin, times = time.perf_counter(), {}
-    by_size = sorted(examples.items(), key=lambda item: bytes_of(item[1]))
-    for number, (shape, layer) in enumerate(by_size, 1):
-        times[shape] = _measure_layer(layer, backends, evict, begin + BUDGET * number / len(by_size))
-    return times
+    trials = {shape: _Trial(layer, backends) for shape, layer in examples.items()}
+    for number in range(ROUNDS):
+        for rows in ROWS:
+            for trial in trials.values():
+                left = deadline - time.perf_counter()
+                if number > 0 and left < 0:
+                    break
+                if rows in trial.seconds or (number == 0 and (rows <= FEW or trial.estimate(rows) < left)):
+                    trial.time(rows, evict)
+    return {shape: trial.times() for shape, trial in trials.items()}
 
 
-def _measure_layer(layer, backends: Sequence[str], evict: Callable[[], object], deadline: float) -> Times:
-    products = {name: backends_of(layer)[name](layer) for name in backends}
-    generator = torch.Generator().manual_seed(0)
-    seconds: dict[str, list[float]] = {name: [] for name in backends}
-    last_rows, took = 1, 0.0
-    for rows in ROWS:
-        start = time.perf_counter()
-        if rows > FEW and start + took * rows / last_rows > deadline:
-            break
-        x = torch.randn(rows, inputs_of(layer), device="cpu", generator=generator).to(kind_of(layer)[0])
-        for product in products.values():
-            product(x)  # the first call with a shape prepares the later ones
-        rounds = []
-        while not rounds or (len(rounds) < ROUNDS and time.perf_counter() < deadline):
-            rounds.append([_seconds(product, x, evict) for product in products.values()])
-        for name, samples in zip(backends, zip(*rounds, strict=True), strict=True):
-            seconds[name].append(min(samples))
-        last_rows, took = rows, time.perf_counter() - start
-    return Times(seconds)
+class _Trial:
+    """The products of one layer, and the seconds that each took in every round, for each number of rows."""
 
+    def __init__(self, layer: Layer, backends: Sequence[str]):
+        self.layer, self.backends = layer, list(backends)
+        self.products = {name: backends_of(layer)[name](layer) for name in backends}
+        self.seconds: dict[int, list[dict[str, float]]] = {}
 
-def _seconds(product: Product, x: torch.Tensor, evict: Callable[[], object]) -> float:
-    evict()
-    start = time.perf_counter()
-    product(x)
-    return time.perf_counter() - start
+    def estimate(self, rows: int) -> float:
+        """Return the seconds of a round with this many rows, from those with the most rows so far."""
+        most = max(self.seconds)
+        return 2 * sum(self.seconds[most][0].values()) * rows / most
+
+    def time(self, rows: int, evict: Callable[[], object]) -> None:
+        """Time one call of each product. What it reads of the weight is not in the cache.
+
+        A copy that has not been read since the last eviction need not be evicted again. The products take turns at
+        coming first, because eviction slows down Python, too.
+        """
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(rows, inputs_of(self.layer), device="cpu", generator=generator).to(kind_of(self.layer)[0])
+        rounds = self.seconds.setdefault(rows, [])
+        if not rounds:
+            for product in self.products.values():
+                product(x)  # the first call with a shape prepares the later ones
+        taken: dict[str, float] = {}
+        read: set[str] = set()
+        first = len(rounds) % len(self.backends)
+        for name in self.backends[first:] + self.backends[:first]:
+            weight = name if name in COPYING else "the layer's own"
+            if not read or weight in read:
+                evict()
+                read.clear()
+            read.add(weight)
+            start = time.perf_counter()
+            self.products[name](x)
+            taken[name] = time.perf_counter() - start
+        rounds.append(taken)
+
+    def times(self) -> Times:
+        """Return the shortest time of each product."""
+        measured = [self.seconds[rows] for rows in sorted(self.seconds)]
+        return Times({name: [min(taken[name] for taken in rounds) for rounds in measured] for name in self.backends})
 
 
 def evictor(num_bytes: int) -> Callable[[], object]:
