@@ -15,12 +15,13 @@ from transformers.pytorch_utils import Conv1D
 
 from helpers import Engine, EngineConfig, SamplingParams, kernels
 from helpers.runners import lean, linear
-from helpers.runners.fused_blocks import MAX_ROWS, FusedBlocks
+from helpers.runners.fused_blocks import FEW_ROWS, MAX_ROWS, FusedBlocks
+from helpers.runners.linear_choice import ROWS
 
 pytestmark = pytest.mark.skipif(
     bool(kernels.unavailable()), reason=f"there are no compiled kernels: {kernels.unavailable()}"
 )
-LENGTHS = [3, 9, 14, 6, 11]  # of the outputs
+LENGTHS = [3, 9, 14, 6, 11] * 3  # of the outputs
 
 
 @pytest.fixture
@@ -53,13 +54,15 @@ def run(engine: Engine, monkeypatch) -> list[torch.Tensor]:
     with monkeypatch.context() as context:
         context.setattr(engine.runner, "forward", noted)
         params = [SamplingParams(max_tokens=tokens, ignore_eos=True) for tokens in LENGTHS]
-        engine.generate(PROMPTS[: len(LENGTHS)], params)
+        engine.generate((PROMPTS * len(LENGTHS))[: len(LENGTHS)], params)
     return logits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_step": 4}, {"speculative": "ngram"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_batch_size": 12}, {"max_tokens_per_step": 4}, {"speculative": "ngram"}], ids=str
+)
 def test_one_call_gives_the_bits_of_many_calls(dtype, threads, settings, calls, monkeypatch, always_drafts):
     """Two heads, so the third thread has none; drafts see the keys of the rows before them."""
     before = torch.get_num_threads()
@@ -67,7 +70,7 @@ def test_one_call_gives_the_bits_of_many_calls(dtype, threads, settings, calls, 
     try:
         actual = run(make_engine(dtype=dtype, block_size=4, **settings), monkeypatch)
         num_calls = len(calls)
-        monkeypatch.setattr(FusedBlocks, "can_compute", lambda blocks: False)
+        monkeypatch.setattr(FusedBlocks, "can_compute", lambda blocks, rows: False)
         expected = run(make_engine(dtype=dtype, block_size=4, **settings), monkeypatch)
     finally:
         torch.set_num_threads(before)
@@ -145,7 +148,7 @@ def use_linear_layers_without_bias(model) -> None:
 @pytest.mark.parametrize("change", [remove_biases_of_norms, use_linear_layers_without_bias])
 def test_layers_without_bias_are_computed_in_one_call(change, calls, monkeypatch):
     actual, num_calls = run(make_engine(change), monkeypatch), len(calls)
-    monkeypatch.setattr(FusedBlocks, "can_compute", lambda blocks: False)
+    monkeypatch.setattr(FusedBlocks, "can_compute", lambda blocks, rows: False)
     assert num_calls and all(map(torch.equal, actual, run(make_engine(change), monkeypatch)))
 
 
@@ -162,7 +165,7 @@ def test_a_slot_that_does_not_exist_is_an_error(slots, calls):
 
 
 def test_the_copy_of_an_engine_has_addresses_of_its_own(calls, monkeypatch):
-    engine = make_engine()
+    engine = make_engine(prefix_caching=False)
     expected = run(engine, monkeypatch)
     other = copy.deepcopy(engine)
     calls.clear()
@@ -189,10 +192,21 @@ def test_many_rows_are_computed_in_many_calls(calls, monkeypatch):
     engine = make_engine(max_batch_size=MAX_ROWS + 1)
     calls.clear()
     params = SamplingParams(max_tokens=5, ignore_eos=True)
-    engine.generate(PROMPTS[:1] * (MAX_ROWS + 1), params)
+    engine.generate(["A"] * (MAX_ROWS + 1), params)
     assert not calls
-    engine.generate(PROMPTS[:1] * MAX_ROWS, params)
-    assert calls == [MAX_ROWS] * 4
+    engine.generate(["A"] * MAX_ROWS, params)
+    assert calls == [MAX_ROWS] * 5, "a prompt of one token is computed like a decode"
+
+
+@pytest.mark.parametrize("backend, limit", [("compiled", MAX_ROWS), ("onednn_packed", FEW_ROWS)])
+def test_more_than_a_few_rows_need_the_kernel_to_win_in_all_layers(backend, limit, calls, monkeypatch):
+    for_few, for_16 = ["compiled"] * ROWS.index(16), [backend] * (len(ROWS) - ROWS.index(16))
+    monkeypatch.setattr(linear, "_choose", lambda layers, *_: [for_few + for_16] * len(layers))
+    engine = make_engine(max_batch_size=16)
+    calls.clear()
+    for rows in (FEW_ROWS, 16):
+        engine.generate(PROMPTS[:1] * rows, SamplingParams(max_tokens=2, ignore_eos=True))
+    assert calls == [rows for rows in (FEW_ROWS, 16) if rows <= limit]
 
 
 def write_a_weight(block) -> None:

@@ -4,8 +4,10 @@ The lean forward makes a dozen calls per block, and memory waits for them. With 
 iteration of GPT-2 124M (AMD EPYC, Zen 5). On a GPU, CUDA graphs solve the same problem.
 
 The one call is made only where a compiled kernel exists for every operation, and it gives the bits that these kernels
-give in many calls. In each linear layer, the kernel must be the fastest for some number of rows up to `MAX_ROWS`. It
-need not be for all of them: the measured times of a layer vary by more than a tenth, and one call saves that much.
+give in many calls. In each linear layer, the kernel must be the fastest for some number of rows up to `FEW_ROWS`. It
+need not be for all of them: the measured times of a layer vary by more than a tenth, and one call saves that much. The
+more rows there are, the smaller is the share that it saves. Up to `MAX_ROWS` it is made if the kernel is the fastest in
+all layers.
 """
 
 import copy
@@ -20,7 +22,8 @@ from .attention import AttentionMetadata, AttentionSettings
 from .kv_pool import KVPool
 from .linear import FastLinear
 
-MAX_ROWS = 8  # with more, the kernel for linear layers reads the weights several times
+FEW_ROWS = 8  # with more, the kernel for linear layers reads the weights several times
+MAX_ROWS = 32
 
 
 class FusedBlocks:
@@ -32,14 +35,17 @@ class FusedBlocks:
         blocks: transformers' modules.
         settings: what each layer asks of attention.
         pool: the keys and values of all layers.
+
+    Attributes:
+        max_rows: how many rows one call can compute; 0 if there are operations without a kernel.
     """
 
     def __init__(self, blocks: nn.ModuleList, settings: Sequence[AttentionSettings], pool: KVPool):
         self.pool, self._settings, self._blocks = pool, settings, blocks
         self._norms = [norm for block in blocks for norm in (block.ln_1, block.ln_2)]
         self._linears = [layer for block in blocks for layer in linears_of(block)]
-        self._usable = self._has_kernels()
-        if self._usable:
+        self.max_rows = self._has_kernels() and self._rows_of_kernels()
+        if self.max_rows:
             self._array = (kernels.GPT2Block * len(blocks))(*map(self._describe, range(len(blocks))))
             self._tensors = [parameter.detach() for parameter in blocks.parameters()]  # they keep the memory
 
@@ -47,13 +53,13 @@ class FusedBlocks:
         """Describe the copied blocks and pool: addresses cannot be copied."""
         return type(self)(*(copy.deepcopy(one, memo) for one in (self._blocks, self._settings, self.pool)))
 
-    def can_compute(self) -> bool:
-        """Return whether the kernel can compute decodes: the linear layers still have the weights that were packed.
+    def can_compute(self, rows: int) -> bool:
+        """Return whether the kernel can compute this many decodes: the linear layers have the weights that were packed.
 
         Only this is looked up at every iteration. Reading the weights of a model evicts Python's objects from the
         caches, so looking up all modules and parameters would take 5% of the time of a decode of GPT-2 124M.
         """
-        return self._usable and all(layer.is_unchanged() for layer in self._linears)
+        return rows <= self.max_rows and all(layer.is_unchanged() for layer in self._linears)
 
     def __call__(self, hidden: torch.Tensor, row: AttentionMetadata) -> torch.Tensor:
         """Add the updates of all blocks but the last to the hidden states [rows, size]; return the last update."""
@@ -63,7 +69,7 @@ class FusedBlocks:
 
     def _has_kernels(self) -> bool:
         """Return whether kernels compute every operation as each layer asks for it."""
-        packed = [isinstance(layer, FastLinear) and layer.packed_weight(MAX_ROWS) for layer in self._linears]
+        packed = [isinstance(layer, FastLinear) and layer.packed_weight(FEW_ROWS) for layer in self._linears]
         if not all(packed) or not all(type(norm) is nn.LayerNorm for norm in self._norms):
             return False
         caches = [tensor for layer in self.pool.layers.values() for tensor in layer]
@@ -80,11 +86,16 @@ class FusedBlocks:
             and all(one.shape == caches[0].shape and kernels.is_supported(one, one, one) for one in caches)
         )
 
+    def _rows_of_kernels(self) -> int:
+        """Return for how many rows the kernels may compute all blocks."""
+        products = [product for layer in self._linears for product in layer.products[FEW_ROWS + 1 : MAX_ROWS + 1]]
+        return MAX_ROWS if all(getattr(one, "func", None) is kernels.linear for one in products) else FEW_ROWS
+
     def _describe(self, layer: int) -> kernels.GPT2Block:
         """Return where the kernel finds the numbers of a block."""
         block, scale = self._blocks[layer], self._settings[layer].scaling
         c_attn, attention_c_proj, c_fc, mlp_c_proj = (
-            (one.packed_weight(MAX_ROWS).panels, one.bias) for one in linears_of(block)
+            (one.packed_weight(FEW_ROWS).panels, one.bias) for one in linears_of(block)
         )
         ln_1, ln_2 = ((norm.weight, norm.bias) for norm in (block.ln_1, block.ln_2))
         return kernels.gpt2_block(

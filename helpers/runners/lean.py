@@ -19,7 +19,7 @@ from torch.nn.modules import module as all_modules
 
 from .. import kernels
 from .attention import AttentionMetadata, AttentionSettings, attend_row
-from .fused_blocks import MAX_ROWS, FusedBlocks, is_tanh_gelu
+from .fused_blocks import FusedBlocks, is_tanh_gelu
 
 
 class LeanForward:
@@ -100,14 +100,14 @@ class GPT2Forward(LeanForward):
     def fused_blocks(self, rows: int, row: AttentionMetadata) -> FusedBlocks | None:
         """Return what computes all blocks in one call, if it can do so for this row: it can for a few decodes."""
         blocks, pool = self.model.transformer.h, row.pool
-        if not self.compiled or rows > MAX_ROWS or len(row.segments) < rows or len(pool.layers) < len(blocks):
+        if not self.compiled or len(row.segments) < rows or len(pool.layers) < len(blocks):
             return None
         slots = row.slots.tolist()  # PyTorch's operators raise an error for wrong ones, and the kernel would crash
         if len(slots) != rows or min(slots) < 0 or max(slots) >= pool.num_slots:
             return None
         if self._fused is None or self._fused.pool is not pool:
             self._fused = FusedBlocks(blocks, self.settings, pool)
-        return self._fused if self._fused.can_compute() else None
+        return self._fused if self._fused.can_compute(rows) else None
 
     def blocks(self, hidden: torch.Tensor, row: AttentionMetadata) -> torch.Tensor:
         """Add the updates of all blocks but the last to the hidden states [T, size]; return the last update."""
