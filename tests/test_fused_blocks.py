@@ -21,7 +21,7 @@ from helpers.runners.linear_choice import ROWS
 pytestmark = pytest.mark.skipif(
     bool(kernels.unavailable()), reason=f"there are no compiled kernels: {kernels.unavailable()}"
 )
-LENGTHS = [3, 9, 14, 6, 11] * 3  # of the outputs
+LENGTHS = [3, 9, 14, 6, 11] * 7  # of the outputs
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def run(engine: Engine, monkeypatch) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(
-    "settings", [{}, {"max_batch_size": 12}, {"max_tokens_per_step": 4}, {"speculative": "ngram"}], ids=str
+    "settings", [{}, {"max_batch_size": 32}, {"max_tokens_per_step": 4}, {"speculative": "ngram"}], ids=str
 )
 def test_one_call_gives_the_bits_of_many_calls(dtype, threads, settings, calls, monkeypatch, always_drafts):
     """Two heads, so the third thread has none; drafts see the keys of the rows before them."""
@@ -75,11 +75,13 @@ def test_one_call_gives_the_bits_of_many_calls(dtype, threads, settings, calls, 
     finally:
         torch.set_num_threads(before)
     assert num_calls > 5 and len(calls) == num_calls
+    if "max_batch_size" in settings:
+        assert (max(calls) > FEW_ROWS) == (threads < 3), "more than a few rows need equal shares of the two heads"
     assert len(actual) == len(expected) and all(map(torch.equal, actual, expected))
 
 
 def test_all_blocks_are_computed_in_one_call_while_all_rows_decode(calls, monkeypatch):
-    engine = make_engine()
+    engine = make_engine(prefix_caching=False)
     calls.clear()
     run(engine, monkeypatch)
     work = [[step.work for step in one.row_steps if step.work != "empty"] for one in engine.trace.passes]
@@ -200,8 +202,9 @@ def test_many_rows_are_computed_in_many_calls(calls, monkeypatch):
 
 @pytest.mark.parametrize("backend, limit", [("compiled", MAX_ROWS), ("onednn_packed", FEW_ROWS)])
 def test_more_than_a_few_rows_need_the_kernel_to_win_in_all_layers(backend, limit, calls, monkeypatch):
-    for_few, for_16 = ["compiled"] * ROWS.index(16), [backend] * (len(ROWS) - ROWS.index(16))
-    monkeypatch.setattr(linear, "_choose", lambda layers, *_: [for_few + for_16] * len(layers))
+    for_few = ["compiled"] * ROWS.index(16)
+    one = for_few + [backend] * (len(ROWS) - len(for_few))
+    monkeypatch.setattr(linear, "_choose", lambda layers, *_: [one] + [["compiled"] * len(ROWS)] * (len(layers) - 1))
     engine = make_engine(max_batch_size=16)
     calls.clear()
     for rows in (FEW_ROWS, 16):

@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from helpers import kernels
 from helpers.kernels import compiled
+from helpers.models.quantization import QuantizedLinear
 from helpers.runners import linear, linear_backends, linear_choice, linear_report
 from helpers.runners.linear import FastLinear, choose_linear_backends
 from helpers.runners.linear_backends import available_backends
@@ -121,6 +122,41 @@ def test_no_backend_reads_weights_from_the_cache(calls, monkeypatch):
     measure({"shape": nn.Linear(24, 24)}, ["pytorch", "onednn", "onednn_packed"], 0)
     own, copy = ("pytorch", 1), ("onednn_packed", 1)
     assert calls[:8] == [own, own, copy, "evict", own, "evict", own, copy], "three calls warm up"
+    second = calls[8 * len(ROWS) :]
+    assert second[:5] == ["evict", copy, own, "evict", own]
+    assert second[5 * len(ROWS) :][:5] == ["evict", copy, own, "evict", own]
+
+
+def test_no_backend_reads_quantized_weights_from_the_cache(monkeypatch):
+    calls, layer = [], QuantizedLinear(nn.Linear(32, 32), "int8")
+    monkeypatch.setattr(linear_choice, "BUDGET", math.inf)
+    monkeypatch.setattr(linear_choice, "evictor", lambda num_bytes: lambda: calls.append("evict"))
+    for name in ("pytorch", "compiled"):
+        monkeypatch.setitem(linear_backends.QUANTIZED, name, lambda layer, name=name: lambda x: calls.append(name))
+    measure({"shape": layer}, ["pytorch", "compiled"], 0)
+    num_timed = 2 * len(ROWS) * ROUNDS
+    assert len(calls) == 2 * len(ROWS) + 2 * num_timed, (
+        "calls to warm up, and an eviction before each one that is timed"
+    )
+    assert calls[:6] == ["pytorch", "compiled", "evict", "pytorch", "evict", "compiled"]
+
+
+@pytest.mark.parametrize("milliseconds, numbers", [(1, 6), (20, 4), (60, 4)])
+def test_many_rows_are_timed_if_the_budget_allows_it(monkeypatch, milliseconds, numbers):
+    """A row of the small layer takes a millisecond. The larger layer does not take its time away."""
+    now = 0.0
+
+    def slow(layer):
+        def product(x):
+            nonlocal now
+            now += x.shape[0] * (milliseconds if layer.out_features == 48 else 1) / 1000
+
+        return product
+
+    monkeypatch.setitem(linear_backends.BACKENDS, "pytorch", slow)
+    monkeypatch.setattr(linear_choice, "time", SimpleNamespace(perf_counter=lambda: now))
+    times = measure({"large": nn.Linear(24, 48), "small": nn.Linear(24, 24)}, ["pytorch"], 0)
+    assert [len(times[shape].seconds["pytorch"]) for shape in ("small", "large")] == [6, numbers]
 
 
 def test_without_time_left_few_rows_are_timed_in_one_round_and_many_not_at_all(calls, monkeypatch):
@@ -207,6 +243,9 @@ def test_times_of_another_machine_are_not_used(what):
 def test_the_fingerprint_names_the_kernels_only_where_they_compete(monkeypatch):
     monkeypatch.setattr(compiled, "library", lambda: pytest.fail("the kernels need not be compiled"))
     assert machine()["kernels"] is None
+    monkeypatch.setattr(compiled, "library", lambda: SimpleNamespace(_name="folder/kernels.so"))
+    for backend in ("compiled", "compiled_unpacked"):
+        assert fingerprint(torch.float32, ["Linear 24x24"], ["pytorch", backend])["kernels"] == "kernels.so"
 
 
 DAMAGED = {

@@ -3,7 +3,7 @@
 // Apart from reading weights, a decode of one row takes a few microseconds per operation. Called one by one from Python,
 // the operations take longer to call than to compute, and meanwhile no weights are read. Here the threads go through all
 // blocks together. They wait for each other only where one thread needs what the others have computed. Each thread
-// computes the norms for itself, because they take less time than waiting.
+// computes the norms for itself, because those of a few rows take less time than waiting.
 //
 // The other kernels compute the numbers, so these are the same, bit for bit, as with one call after another.
 

@@ -3,7 +3,7 @@
 // With a few rows there is so little arithmetic per weight that the product waits for memory. Two measures keep memory
 // busy. First, linear.py packs the weights in the order in which they are used: in panels of COLUMNS outputs, and within a
 // panel one line per input. Second, each line prefetches the one that lies AHEAD bytes further on. With at most ROWS rows
-// the weights are read once, which matters to how they are prefetched (prefetch.h).
+// the weights are read once, which decides the hint (prefetch.h).
 //
 // ROWS x COLUMNS sums stay in registers while a panel is read. With more rows the panel is read again, from the cache. A
 // row is always summed in the same order, so its numbers do not depend on the other rows of the batch.
@@ -24,7 +24,8 @@ template <int R, bool ONCE, typename Vector, typename Word, typename Number>
 static void multiply(const Word* x, const Word* w, const Number* bias, Number* y, long in, long out, long columns) {
   Floats sums[R][VECTORS] = {};
   for (long k = 0; k < in; k++) {
-    for (int c = 0; c < COLUMNS; c += 16) __builtin_prefetch((char*)(w + k * COLUMNS + c) + AHEAD, 0, ONCE ? PREFETCH_ONCE : PREFETCH_OFTEN);
+    for (int c = 0; c < COLUMNS; c += 16)
+      __builtin_prefetch((char*)(w + k * COLUMNS + c) + AHEAD, 0, ONCE ? PREFETCH_ONCE : PREFETCH_OFTEN);
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; v++) {
       Vector weights;

@@ -1,7 +1,7 @@
 // y = x W + bias for a few rows x, with W in the order in which the layer stores it: no copy of W is needed.
 //
 // As in linear.cpp, the product waits for memory, so weights are prefetched some thousand bytes before they are used. With
-// few rows they are read once, which matters to how they are prefetched (prefetch.h).
+// few rows they are read once, which decides the hint (prefetch.h).
 //
 // nn.Linear stores W as [out, in]. A vector holds inputs of one output, and its lanes are added at the end. GPT-2's Conv1D
 // stores W as [in, out]. There a vector holds outputs, and a tile of weights adds to the sums of the tiles before it.

@@ -6,8 +6,8 @@ iteration of GPT-2 124M (AMD EPYC, Zen 5). On a GPU, CUDA graphs solve the same 
 The one call is made only where a compiled kernel exists for every operation, and it gives the bits that these kernels
 give in many calls. In each linear layer, the kernel must be the fastest for some number of rows up to `FEW_ROWS`. It
 need not be for all of them: the measured times of a layer vary by more than a tenth, and one call saves that much. The
-more rows there are, the smaller is the share that it saves. Up to `MAX_ROWS` it is made if the kernel is the fastest in
-all layers.
+more rows there are, the smaller is the share that it saves. Up to `MAX_ROWS` rows, it is made if the kernel is the
+fastest in all layers.
 """
 
 import copy
@@ -23,7 +23,7 @@ from .kv_pool import KVPool
 from .linear import FastLinear
 
 FEW_ROWS = 8  # with more, the kernel for linear layers reads the weights several times
-MAX_ROWS = 32
+MAX_ROWS = 32  # the most that take the choice for 16
 
 
 class FusedBlocks:
@@ -37,14 +37,14 @@ class FusedBlocks:
         pool: the keys and values of all layers.
 
     Attributes:
-        max_rows: how many rows one call can compute; 0 if there are operations without a kernel.
+        max_rows: the most rows that one call computes; 0 if there are operations without a kernel.
     """
 
     def __init__(self, blocks: nn.ModuleList, settings: Sequence[AttentionSettings], pool: KVPool):
         self.pool, self._settings, self._blocks = pool, settings, blocks
         self._norms = [norm for block in blocks for norm in (block.ln_1, block.ln_2)]
         self._linears = [layer for block in blocks for layer in linears_of(block)]
-        self.max_rows = self._has_kernels() and self._rows_of_kernels()
+        self.max_rows = self._rows_of_kernels() if self._has_kernels() else 0
         if self.max_rows:
             self._array = (kernels.GPT2Block * len(blocks))(*map(self._describe, range(len(blocks))))
             self._tensors = [parameter.detach() for parameter in blocks.parameters()]  # they keep the memory
@@ -54,7 +54,7 @@ class FusedBlocks:
         return type(self)(*(copy.deepcopy(one, memo) for one in (self._blocks, self._settings, self.pool)))
 
     def can_compute(self, rows: int) -> bool:
-        """Return whether the kernel can compute this many decodes: the linear layers have the weights that were packed.
+        """Return whether one call can compute this many decodes. It cannot once a linear layer's weight has changed.
 
         Only this is looked up at every iteration. Reading the weights of a model evicts Python's objects from the
         caches, so looking up all modules and parameters would take 5% of the time of a decode of GPT-2 124M.
@@ -87,9 +87,14 @@ class FusedBlocks:
         )
 
     def _rows_of_kernels(self) -> int:
-        """Return for how many rows the kernels may compute all blocks."""
+        """Return the most rows that one call computes where all operations have kernels.
+
+        Threads share attention by heads. Unequal shares matter more, the more rows there are.
+        """
+        heads, _, _ = self.pool.layers[0][0].shape
         products = [product for layer in self._linears for product in layer.products[FEW_ROWS + 1 : MAX_ROWS + 1]]
-        return MAX_ROWS if all(getattr(one, "func", None) is kernels.linear for one in products) else FEW_ROWS
+        wins = all(getattr(one, "func", None) is kernels.linear for one in products)
+        return MAX_ROWS if wins and heads % torch.get_num_threads() == 0 else FEW_ROWS
 
     def _describe(self, layer: int) -> kernels.GPT2Block:
         """Return where the kernel finds the numbers of a block."""

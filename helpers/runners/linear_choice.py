@@ -1,9 +1,9 @@
 """Choose the backend of every linear layer by timing the available ones on this machine.
 
-For each shape of weight, each backend is timed with a few numbers of rows. Between two calls a buffer as large as the
-last-level cache is read, so the weight has left the cache, as it has when the other layers of a model have run in
-between. The backends take turns. Other programs can only slow a call down, so the fastest of a few rounds counts. The
-rounds of all shapes take turns, too, so that a slow phase of the machine affects one round of each.
+For each shape of weight, each backend is timed with a few numbers of rows. Before a weight is read again, a buffer as
+large as the last-level cache is read, so the weight has left the cache, as it has when the other layers of a model have
+run in between. The backends take turns. Other programs can only slow a call down, so the fastest of a few rounds
+counts. The rounds of all shapes take turns, too, so that a slow phase of the machine affects one round of each.
 
 A copy of a weight costs memory. It is kept only if for some number of rows it saves at least `MIN_SAVING` of the time
 that the fastest backend takes without it. If several copies do, the one that saves most in all comes first.
@@ -39,6 +39,7 @@ ROUNDS = 3
 BUDGET = 3.0  # seconds; once it is spent, one round is enough, and more rows than FEW are not timed
 FEW = 16
 MIN_SAVING = 0.15
+METHOD = 2  # how times are measured: times that another method gave are measured again
 TOLERATED = 0.2  # cores that other programs may take from this one during a measurement that is kept
 log = logging.getLogger(__name__)
 _measuring = threading.Lock()  # engines that are made in several threads would slow down each other's products
@@ -135,19 +136,20 @@ def busy_elsewhere() -> float:
 def measure(examples: dict[str, Layer], backends: Sequence[str], model_bytes: int) -> dict[str, Times]:
     """Time the backends on a layer of each shape, in rounds, within a budget of seconds.
 
-    The first round times few rows in any case, and many rows if the time that few took leaves enough of the budget.
+    The first round times few rows in any case. It times many rows if that takes no longer than what is left of the
+    budget, or than the shape's share of half of it: a large LM head must not take all.
     """
-    deadline = time.perf_counter() + BUDGET
     evict = evictor(min(last_level_cache(), model_bytes))
     trials = {shape: _Trial(layer, backends) for shape, layer in examples.items()}
+    deadline, share = time.perf_counter() + BUDGET, BUDGET / 2 / len(trials)
     for number in range(ROUNDS):
         for rows in ROWS:
             for trial in trials.values():
                 left = deadline - time.perf_counter()
                 if number > 0 and left < 0:
                     break
-                if rows in trial.seconds or (number == 0 and (rows <= FEW or trial.estimate(rows) < left)):
-                    trial.time(rows, evict)
+                if rows in trial.seconds or (number == 0 and (rows <= FEW or trial.estimate(rows) < max(left, share))):
+                    trial.run_round(rows, evict)
     return {shape: trial.times() for shape, trial in trials.items()}
 
 
@@ -156,19 +158,20 @@ class _Trial:
 
     def __init__(self, layer: Layer, backends: Sequence[str]):
         self.layer, self.backends = layer, list(backends)
+        self.copying = () if isinstance(layer, QuantizedLinear) else COPYING
         self.products = {name: backends_of(layer)[name](layer) for name in backends}
         self.seconds: dict[int, list[dict[str, float]]] = {}
 
     def estimate(self, rows: int) -> float:
-        """Return the seconds of a round with this many rows, from those with the most rows so far."""
+        """Return about how long a first round takes: a call of each product to warm up, and one that is timed."""
         most = max(self.seconds)
         return 2 * sum(self.seconds[most][0].values()) * rows / most
 
-    def time(self, rows: int, evict: Callable[[], object]) -> None:
-        """Time one call of each product. What it reads of the weight is not in the cache.
+    def run_round(self, rows: int, evict: Callable[[], object]) -> None:
+        """Time one call of each product, with its weight out of the cache.
 
-        A copy that has not been read since the last eviction need not be evicted again. The products take turns at
-        coming first, because eviction slows down Python, too.
+        Copies are read once, so only the layer's own weight has to be evicted again. Eviction slows down Python, too,
+        so the order changes: each product has a round in which no eviction precedes it, if there are three.
         """
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(rows, inputs_of(self.layer), device="cpu", generator=generator).to(kind_of(self.layer)[0])
@@ -176,15 +179,11 @@ class _Trial:
         if not rounds:
             for product in self.products.values():
                 product(x)  # the first call with a shape prepares the later ones
+        names = self.backends
         taken: dict[str, float] = {}
-        read: set[str] = set()
-        first = len(rounds) % len(self.backends)
-        for name in self.backends[first:] + self.backends[:first]:
-            weight = name if name in COPYING else "the layer's own"
-            if not read or weight in read:
+        for name in (names, names[::-1], names[2:] + names[:2])[len(rounds) % 3]:
+            if not taken or (name not in self.copying and set(taken) - set(self.copying)):
                 evict()
-                read.clear()
-            read.add(weight)
             start = time.perf_counter()
             self.products[name](x)
             taken[name] = time.perf_counter() - start
@@ -221,11 +220,12 @@ def fingerprint(dtype: torch.dtype, shapes: Sequence[str], backends: Sequence[st
         "threads": torch.get_num_threads(),
         "waiting threads": os.environ.get("OMP_WAIT_POLICY", ""),
         "torch": torch.__version__,
-        "kernels": Path(compiled.library()._name).name if "compiled" in backends else None,
+        "kernels": Path(compiled.library()._name).name if any("compiled" in name for name in backends) else None,
         "dtype": str(dtype).removeprefix("torch."),
         "shapes": list(shapes),
         "backends": list(backends),
         "rows": list(ROWS),
+        "method": METHOD,
     }
 
 
