@@ -368,9 +368,10 @@ def test_a_student_who_handed_in_nothing_and_a_table_that_is_not_the_grader_s_ar
     with pytest.raises(ValueError, match=r"no submission of 'eve'.*ada"):
         grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False, students=["ada", "eve"])
     out.mkdir()
-    (out / "grades.csv").write_text("name;points\neve;3\n")
-    with pytest.raises(ValueError, match="is not a table of grades"):
-        grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False)
+    for table in ("name;points\neve;3\n", ",".join(grade.COLUMNS) + "\neve\n"):
+        (out / "grades.csv").write_text(table)
+        with pytest.raises(ValueError, match="is not a table of grades"):
+            grade.grade(folder, out, Limits(), seed=1, is_sandboxed=False)
 
 
 def test_a_folder_without_submissions_is_refused(tmp_path):

@@ -112,7 +112,7 @@ def _read_table(path: Path) -> dict[tuple[str, str], list[str]]:
         return {}
     with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
         lines = [line for line in csv.reader(file) if line]
-    if lines[:1] != [COLUMNS]:
+    if lines[:1] != [COLUMNS] or any(len(line) != len(COLUMNS) for line in lines):
         raise ValueError(f"{path} is not a table of grades with the columns {', '.join(COLUMNS)}: move it elsewhere.")
     return {(line[0], line[1]): line for line in lines[1:]}
 
