@@ -10,7 +10,7 @@ RUN    := $(VENV)/bin/python
 CLUSTER := $(VENV)/.cluster
 # The oldest supported transformers is installed here and comes first on the path; torch is shared with .venv.
 OLDEST := $(CURDIR)/build/oldest
-OLDEST_TESTS := families models kv_cache batching batching_exactness loops linear linear_choice quantization lean_forward batch_invariant sampling ragged ragged_exactness beam_search
+OLDEST_TESTS := families models kv_cache batching batching_exactness loops linear linear_choice quantization executor batch_invariant sampling ragged ragged_exactness beam_search
 # The slow tests run in two streams. Most tests of the second one wait, for a browser or for processes that start. The
 # simulator's tests compute; they are there because the first stream is the longer one.
 SLOW := $(shell grep -ls pytest.mark.slow tests/test_*.py)
@@ -93,13 +93,13 @@ test-slow: $(STAMP) $(CLUSTER)  ## run the tests that take minutes: grading, Col
 	exit $$((first || second))
 
 soak: $(STAMP)  ## overload a server with clients that misbehave, kill it twice, and report; takes minutes [ARGS="--requests 1000"]
-	$(RUN) -m tests.soak $(ARGS)
+	$(RUN) -m tests.tools.soak $(ARGS)
 
 test-oldest: $(OLDEST)/.set-up  ## test caches, models and engine on the oldest supported transformers
 	PYTHONPATH=$(OLDEST) $(RUN) -m pytest $(addprefix tests/test_,$(addsuffix .py,$(OLDEST_TESTS)))
 
 support-matrix: $(OLDEST)/.set-up  ## measure every model family on both versions of transformers and write SUPPORT.md
-	$(RUN) -m tests.support_matrix
+	$(RUN) -m tests.tools.support_matrix
 
 bench: $(STAMP)  ## measure every installed engine in turn; needs an idle machine [ARGS="--dtype float32 bfloat16"]
 	$(RUN) -m benchmarks $(ARGS)

@@ -14,7 +14,7 @@ from . import machine, report
 from .engines import BenchEngine, all_engines
 from .install import HOME
 from .measure import Measurement, TokensDiffer, count_runs, measure
-from .models import find_model
+from .models import RANDOM, find_model
 from .worker import WorkerError
 from .workloads import WORKLOADS, shortened
 
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None, engines: list[BenchEngine] | None =
 
 def _parser(names: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition(": ")[2])
-    parser.add_argument("--model", default="gpt2", help="gpt2 (124M, random weights), embedded, or a folder")
+    parser.add_argument("--model", default="gpt2", help=f"{', '.join(RANDOM)} (random weights), embedded, or a folder")
     parser.add_argument("--dtype", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--engines", nargs="+", default=names, choices=names, help="the first is the reference")
@@ -102,7 +102,7 @@ def _earlier(file: Path, workloads: list, dtypes: list[str]) -> list[Measurement
     earlier, setting = report.read_json(file) if file.exists() else ([], {})
     if earlier and setting["machine"]["processor"] != machine.processor():
         raise ValueError(f"{file} is from another machine, {setting['machine']['processor']}: name another --output.")
-    return [one for one in earlier if (one.workload, one.dtype) not in rerun]
+    return [measurement for measurement in earlier if (measurement.workload, measurement.dtype) not in rerun]
 
 
 def _choose(engines: list[BenchEngine], names: list[str]) -> tuple[list[BenchEngine], dict[str, str]]:

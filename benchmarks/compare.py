@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     for number, (measurements, setting) in enumerate(reports, start=1):
         machine = setting["machine"]
-        bandwidth = statistics.median([value for one in measurements for value in one.bandwidth] or [0])
+        bandwidth = statistics.median([value for measured in measurements for value in measured.bandwidth] or [0])
         units = ", ".join(machine["matrix units"]) or "none known"
         print(
             f"{number}. {machine['processor']}, {machine['cores']} cores, matrix units: {units}; memory read at "
@@ -39,24 +39,27 @@ def main(arguments: list[str] | None = None) -> int:
 
 def table(machines: Sequence[Sequence[Measurement]], against: str) -> str:
     """Return a Markdown table with a line per dtype, workload and engine, and a column per machine."""
-    found = [{(one.dtype, one.workload, one.engine): one for one in measurements} for measurements in machines]
+    found = [
+        {(measurement.dtype, measurement.workload, measurement.engine): measurement for measurement in measurements}
+        for measurements in machines
+    ]
     keys = dict.fromkeys(key for measured in found for key in measured)
     numbers = [str(number) for number in range(1, len(machines) + 1)]
     lines = [f"| dtype | workload | engine | {' | '.join(numbers)} |", "| --- | --- | --- |" + " --- |" * len(numbers)]
     for dtype, workload, engine in keys:
         cells = []
         for measured in found:
-            one, reference = measured.get((dtype, workload, engine)), measured.get((dtype, workload, against))
-            cells.append(_cell(one, reference))
+            measurement, reference = measured.get((dtype, workload, engine)), measured.get((dtype, workload, against))
+            cells.append(_cell(measurement, reference))
         lines.append(f"| {dtype} | {workload} | {LABELS.get(engine, engine)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _cell(one: Measurement | None, reference: Measurement | None) -> str:
-    if one is None:
+def _cell(measurement: Measurement | None, reference: Measurement | None) -> str:
+    if measurement is None:
         return ""
-    speed = f"{tokens_per_second(one).median:.0f}"
-    return speed if reference is None else f"{speed} ({ratios(reference, one).median:.2f})"
+    speed = f"{tokens_per_second(measurement).median:.0f}"
+    return speed if reference is None else f"{speed} ({ratios(reference, measurement).median:.2f})"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.utils import logging
 
-from helpers import Engine, EngineConfig, SamplingParams, kernels, load_model
+from helpers import Engine, EngineConfig, SamplingParams, load_model
+from helpers.fast import kernels
 
 from .install import HOME, python_of
 from .worker import Worker
@@ -155,7 +156,7 @@ class TransformersContinuous:
         with self.model.continuous_batching_context_manager(
             continuous_batching_config=self.config, persistent_manager=True
         ) as manager:
-            ids = [manager.add_request(one.prompt, max_new_tokens=one.max_tokens) for one in requests]
+            ids = [manager.add_request(request.prompt, max_new_tokens=request.max_tokens) for request in requests]
             outputs = {}
             while len(outputs) < len(ids):
                 result = manager.get_result(timeout=1)

@@ -68,9 +68,9 @@ class LlamaCpp:
             status = llama_cpp.llama_decode(self.context, self.batch)
             if status != 0:
                 raise RuntimeError(f"llama_decode failed with status {status}")
-            for slot, place in sampled.items():
+            for slot, batch_index in sampled.items():
                 index = slots[slot]
-                outputs[index].append(self._best_token(place))
+                outputs[index].append(self._best_token(batch_index))
                 if len(outputs[index]) == requests[index][1]:
                     llama_cpp.llama_memory_seq_rm(memory, slot, -1, -1)
                     del slots[slot]
@@ -80,15 +80,15 @@ class LlamaCpp:
         """Append a slot's tokens to the batch, request logits for the last one, and return its index in the batch."""
         batch = self.batch
         for offset, token in enumerate(tokens):
-            place = batch.n_tokens
-            batch.token[place], batch.pos[place] = token, position + offset
-            batch.n_seq_id[place], batch.seq_id[place][0] = 1, slot
-            batch.logits[place] = offset == len(tokens) - 1
+            batch_index = batch.n_tokens
+            batch.token[batch_index], batch.pos[batch_index] = token, position + offset
+            batch.n_seq_id[batch_index], batch.seq_id[batch_index][0] = 1, slot
+            batch.logits[batch_index] = offset == len(tokens) - 1
             batch.n_tokens += 1
-        return place
+        return batch_index
 
-    def _best_token(self, place: int) -> int:
-        logits = llama_cpp.llama_get_logits_ith(self.context, place)
+    def _best_token(self, batch_index: int) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self.context, batch_index)
         array = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float * self.vocabulary)).contents
         return int(np.frombuffer(array, dtype=np.float32).argmax())
 

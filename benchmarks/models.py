@@ -10,7 +10,15 @@ import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from torch.nn import Embedding
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 from helpers.models import EMBEDDED
 
@@ -44,12 +52,51 @@ class ModelOnDisk:
         return sum(weight.nbytes for weight in model.parameters() if id(weight) not in tables)
 
 
+def _ends_with_eos(vocab_size: int) -> dict:
+    """Return the vocabulary's settings: its last token ends a text, as in `_tokenizer`."""
+    return {"vocab_size": vocab_size, "bos_token_id": vocab_size - 1, "eos_token_id": vocab_size - 1}
+
+
+# Models with random weights, by name: how to describe them, and their config.
+RANDOM = {
+    "gpt2": ("GPT-2 124M", GPT2Config()),
+    "large": ("a GPT-2 of 1.0B parameters", GPT2Config(n_embd=2048, n_layer=18, n_head=16)),
+    "smollm2": (
+        "a Llama of SmolLM2-135M's shape",
+        LlamaConfig(
+            **_ends_with_eos(49_152),
+            hidden_size=576,
+            intermediate_size=1536,
+            num_hidden_layers=30,
+            num_attention_heads=9,
+            num_key_value_heads=3,
+            max_position_embeddings=8192,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "qwen2.5": (
+        "a Qwen 2 of Qwen2.5-0.5B's shape",
+        Qwen2Config(
+            **_ends_with_eos(151_936),
+            hidden_size=896,
+            intermediate_size=4864,
+            num_hidden_layers=24,
+            num_attention_heads=14,
+            num_key_value_heads=2,
+            max_position_embeddings=32_768,
+            tie_word_embeddings=True,
+        ),
+    ),
+}
+# Large weights keep the best two tokens so far apart that rounding cannot swap them.
+TINY = GPT2Config(**_ends_with_eos(512), n_positions=640, n_embd=64, n_layer=2, n_head=2, initializer_range=0.2)
+
+
 def find_model(name: str = "gpt2", smoke: bool = False) -> ModelOnDisk:
     """Return the model of this name; one with random weights is first written to build/bench/models/ if necessary.
 
     Args:
-        name: "gpt2" for GPT-2 124M with random weights, "large" for such a model of 1.0B parameters, "embedded" for the
-            course's model, or a model folder.
+        name: a name in `RANDOM`, "embedded" for the course's model, or a model folder.
         smoke: make "gpt2" tiny, for tests that measure nothing.
 
     Raises:
@@ -57,54 +104,32 @@ def find_model(name: str = "gpt2", smoke: bool = False) -> ModelOnDisk:
     """
     if name == "embedded":
         return ModelOnDisk(EMBEDDED, "the course's embedded model (trained)")
-    if name == "gpt2":
-        return _tiny() if smoke else _gpt2()
-    if name == "large":
-        return _large()
+    if name == "gpt2" and smoke:
+        description = "a tiny GPT-2 with random weights for a smoke test: its times have no meaning"
+        return _random("tiny", TINY, description)
+    if name in RANDOM:
+        description, config = RANDOM[name]
+        return _random(
+            name, config, f"{description} with random weights (torch.manual_seed(0)): its text has no meaning"
+        )
     folder = Path(name).resolve()
     if not (folder / "config.json").exists():
-        raise ValueError(f'There is no model in {folder}: name a model folder, "gpt2", "large" or "embedded".')
+        names = ", ".join(f'"{one}"' for one in RANDOM)
+        raise ValueError(f'There is no model in {folder}: name a model folder, "embedded", or one of {names}.')
     return ModelOnDisk(folder, str(folder))
 
 
-def _gpt2() -> ModelOnDisk:
-    description = "GPT-2 124M with random weights (torch.manual_seed(0)): its text has no meaning"
-    return _random("gpt2-random", GPT2Config(), description)
-
-
-def _large() -> ModelOnDisk:
-    config = GPT2Config(n_embd=2048, n_layer=18, n_head=16)
-    return _random("large-random", config, "a GPT-2 of 1.0B parameters with random weights: its text has no meaning")
-
-
-def _tiny() -> ModelOnDisk:
-    # Large weights keep the best two tokens so far apart that rounding cannot swap them.
-    config = GPT2Config(
-        vocab_size=512,
-        n_positions=640,
-        n_embd=64,
-        n_layer=2,
-        n_head=2,
-        initializer_range=0.2,
-        bos_token_id=511,
-        eos_token_id=511,
-    )
-    return _random(
-        "tiny-random", config, "a tiny GPT-2 with random weights for a smoke test: its times have no meaning"
-    )
-
-
-def _random(name: str, config: GPT2Config, description: str) -> ModelOnDisk:
-    folder = HOME / "models" / name
+def _random(name: str, config: PretrainedConfig, description: str) -> ModelOnDisk:
+    folder = HOME / "models" / f"{name}-random"
     if not (folder / "tokenizer.json").exists():  # written last
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            GPT2LMHeadModel(config).save_pretrained(folder)
+            AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         _tokenizer(config).save_pretrained(folder)
     return ModelOnDisk(folder, description)
 
 
-def _tokenizer(config: GPT2Config) -> PreTrainedTokenizerFast:
+def _tokenizer(config: PretrainedConfig) -> PreTrainedTokenizerFast:
     """Return a tokenizer of bytes, invented words and EOS: engines need one although all prompts are token ids."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [f"Ġw{i}" for i in range(config.vocab_size - len(letters) - 1)]

@@ -52,7 +52,7 @@ class _Snapshot:
         me = psutil.Process()
         family = {me, *me.children(recursive=True)}
         self.own = sum(_seconds(process, with_ended_children=True) for process in family)
-        self.others = {one: _seconds(one) for one in psutil.process_iter(["name"]) if one not in family}
+        self.others = {process: _seconds(process) for process in psutil.process_iter(["name"]) if process not in family}
 
 
 def _seconds(process: psutil.Process, with_ended_children: bool = False) -> float:

@@ -15,18 +15,17 @@ the memory bandwidth at which they read the weights, and the time of two prompts
 Its Q8_0 and Q4_0 quantize activations, too.
 """
 
-import argparse
 import contextlib
 import copy
 import itertools
 import math
 import statistics
 import threading
-import time
-from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import cyclopts
 import torch
 from torch import nn
 from tqdm import tqdm
@@ -34,21 +33,21 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from helpers import Engine, EngineConfig, SamplingParams, dequantized, load_model
+from helpers.fast.linear_backends import bytes_of
 from helpers.hardware import memory_bandwidth
 from helpers.models import EMBEDDED
 from helpers.models.quantization import FORMATS, QuantizedLinear
-from helpers.runners.linear_backends import bytes_of
 from helpers.tiny_model import corpus
 from helpers.tiny_model.train import held_out_loss
 
 from .engines import ExternalEngine
+from .in_turns import measured_on, seconds, table, take_turns
 from .install import HOME
-from .machine import processor
 from .models import find_model
 from .workloads import TokenRequest
 
 HELD_OUT_SEED, NUM_PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 999_000_000, 100, 8, 48
-ROWS, LENGTHS, DECODES, ROUNDS = (1, 4, 8, 16), (64, 512), 24, 3
+ROWS, LENGTHS, DECODES = (1, 4, 8, 16), (64, 512), 24
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 CASES = {
     "float32": (FLOAT32, None),
@@ -59,6 +58,7 @@ CASES = {
     "int4, bfloat16": (BFLOAT16, "int4"),
 }  # dtype of everything else, weights
 LLAMA = ("Q8_0", "Q4_0")  # its names for 8 and 4 bits in groups of 32
+app = cyclopts.App(name="python -m benchmarks.quantization", help=__doc__.partition("\n")[0])
 
 
 # --- quality ----------------------------------------------------------------------------------------------------------
@@ -68,31 +68,32 @@ def prompts(tokenizer, count: int = NUM_PROMPTS) -> Iterator[list[int]]:
     """Yield the first tokens of documents that training never used."""
     documents = itertools.chain.from_iterable(corpus.documents(count, HELD_OUT_SEED + n) for n in itertools.count())
     ids = (tokenizer(text)["input_ids"] for text in documents)
-    return itertools.islice((one[:PROMPT_TOKENS] for one in ids if len(one) > PROMPT_TOKENS), count)
+    return itertools.islice((prompt[:PROMPT_TOKENS] for prompt in ids if len(prompt) > PROMPT_TOKENS), count)
+
+
+@app.command(name="quality")
+def print_quality() -> None:
+    """Print what rounding changes in the embedded model's texts."""
+    print(quality(*load_model(EMBEDDED, "cpu")))
 
 
 def quality(model, tokenizer, steps: int = 20, count: int = NUM_PROMPTS) -> str:
     """Return a Markdown table: perplexity, and how many greedy tokens and texts are not float32's."""
     texts = list(prompts(tokenizer, count))
     params = SamplingParams(max_tokens=OUTPUT_TOKENS)
-    lines = [
-        "| weights, dtype | held-out perplexity | greedy tokens changed | texts changed |",
-        "| --- | --- | --- | --- |",
-    ]
-    expected = None
+    rows, expected = [], None
     for name, (dtype, weights) in CASES.items():
         outputs = Engine(model, tokenizer, EngineConfig(weights=weights, dtype=dtype)).generate(texts, params)
         outputs = [output.token_ids for output in outputs]
         expected = expected or outputs
         plain = copy.deepcopy(model if weights is None else dequantized(model, weights)).to(dtype)
         changed = sum(tokens_changed(plain, *pair) for pair in zip(texts, expected, strict=True))
-        different = sum(one != other for one, other in zip(outputs, expected, strict=True))
+        different = sum(token_ids != others for token_ids, others in zip(outputs, expected, strict=True))
         perplexity = math.exp(held_out_loss(plain, tokenizer, steps))
         tokens = sum(map(len, expected))
-        lines.append(
-            f"| {name} | {perplexity:.4f} | {changed} of {tokens:,} ({changed / tokens:.2%}) | {different} of {count} |"
-        )
-    return "\n".join(lines)
+        share = f"{changed} of {tokens:,} ({changed / tokens:.2%})"
+        rows.append([name, f"{perplexity:.4f}", share, f"{different} of {count}"])
+    return table(["weights, dtype", "held-out perplexity", "greedy tokens changed", "texts changed"], rows)
 
 
 @torch.no_grad()
@@ -158,13 +159,11 @@ class LlamaCpp:
 
     def _seconds(self, rows: int, prompt_tokens: int, output_tokens: int) -> float:
         requests = made_up_requests(rows, prompt_tokens, output_tokens)
-        start = time.perf_counter()
-        self.engine.run(requests)
-        return time.perf_counter() - start
+        return seconds(lambda: self.engine.run(requests))
 
 
-def speed(name: str, rounds: int = ROUNDS) -> str:
-    """Return a Markdown table of tokens per second, shares of the bandwidth, and milliseconds of prompts."""
+def engines_of(name: str) -> dict[str, Course | LlamaCpp]:
+    """Return the engines that are compared, with a model each."""
     folder, cases = find_model(name).folder, CASES
     if name == "large":
         cases = {name: (dtype, weights) for name, (dtype, weights) in CASES.items() if dtype is BFLOAT16}
@@ -172,53 +171,68 @@ def speed(name: str, rounds: int = ROUNDS) -> str:
     engines = {name: Course(model, tokenizer, max(ROWS), *case) for name, case in tqdm(cases.items(), "engines")}
     if ExternalEngine("llama").why_unavailable() is None:
         engines |= {f"llama.cpp {kind}": LlamaCpp(folder, max(ROWS), kind) for kind in LLAMA}
-    bandwidths, times = [memory_bandwidth()], defaultdict(list)
-    for _ in tqdm(range(rounds), "rounds"):
-        for number, (name, engine) in itertools.product(ROWS, engines.items()):
-            times[name, number].append(engine.decode_seconds(number))
-        for tokens, (name, engine) in itertools.product(LENGTHS, engines.items()):
-            times[name, f"prompt {tokens}"].append(engine.prompt_seconds(tokens))
-        bandwidths.append(memory_bandwidth())
-    columns = [f"{number} row{'s' * (number > 1)}" for number in ROWS] + [f"prompt of {tokens}" for tokens in LENGTHS]
-    lines = [
-        f"{processor()}; memory was read at {min(bandwidths) / 1e9:.0f} to {max(bandwidths) / 1e9:.0f} GB/s.\n",
-        "| weights, dtype | MB read per decode | " + " | ".join(columns) + " |",
-        "| --- | --- |" + " --- |" * len(columns),
-    ]
+    return engines
+
+
+@app.command
+def speed(*, large: bool = False, rounds: int = 3) -> None:
+    """Print tokens per second, shares of the memory bandwidth, and milliseconds of prompts.
+
+    Args:
+        large: use the model of 1.0B parameters.
+        rounds: how often each time is taken.
+    """
+    engines = engines_of("large" if large else "gpt2")
+    runs = {(name, rows): partial(engine.decode_seconds, rows) for rows in ROWS for name, engine in engines.items()}
+    runs |= {
+        (name, -size): partial(engine.prompt_seconds, size) for size in LENGTHS for name, engine in engines.items()
+    }
+    first = memory_bandwidth()
+    results = take_turns(runs | {"memory": memory_bandwidth}, rounds, warm_up=0)
+    bandwidths = [first, *results["memory"]]
+    lines = []
     for name, engine in engines.items():
-        cells = [f"{engine.bytes_read / 1e6:.0f}"]
-        for number in ROWS:
-            seconds = min(times[name, number])
-            share = engine.bytes_read / seconds / statistics.median(bandwidths)
-            cells.append(f"{number / seconds:.0f} ({share:.0%})")
-        cells += [f"{min(times[name, f'prompt {tokens}']) * 1e3:.0f} ms" for tokens in LENGTHS]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        cells = [name, f"{engine.bytes_read / 1e6:.0f}"]
+        for rows in ROWS:
+            best = min(results[name, rows])
+            share = engine.bytes_read / best / statistics.median(bandwidths)
+            cells.append(f"{rows / best:.0f} ({share:.0%})")
+        lines.append(cells + [f"{1000 * min(results[name, -size]):.0f} ms" for size in LENGTHS])
         if isinstance(engine, LlamaCpp):
             engine.engine.close()
-    return "\n".join(lines)
+    columns = [f"{rows} row{'s' * (rows > 1)}" for rows in ROWS] + [f"prompt of {size}" for size in LENGTHS]
+    least, most = (bound(bandwidths) / 1e9 for bound in (min, max))
+    print(f"{measured_on()} Memory was read at {least:.0f} to {most:.0f} GB/s.\n")
+    print(table(["weights, dtype", "MB read per decode", *columns], lines))
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def memory(name: str, weights: str) -> str:
-    """Return how much memory this process takes while it loads and quantizes a model, and at the end."""
-    folder = find_model(name).folder
+@app.command
+def memory(*, large: bool = False) -> None:
+    """Print how much memory this process takes while it loads and quantizes a model, and at the end.
+
+    Args:
+        large: use the model of 1.0B parameters.
+    """
+    folder = find_model("large" if large else "gpt2").folder
     with torch.device("meta"):  # shapes without weights
         sizes = [
             weight.nbytes
             for weight in AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).parameters()
         ]
-    load_model(EMBEDDED, "cpu", weights=weights)  # so that all modules and the kernels are loaded
-    with sampled_memory() as samples:
-        model, _ = load_model(folder, "cpu", weights=weights)
-    own, pages = zip(*samples, strict=True)
-    kept = sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
-    return (
-        f"{weights}: {sum(sizes) / 1e6:.0f} MB of float32 weights, the largest {max(sizes) / 1e6:.0f} MB, become "
-        f"{kept / 1e6:.0f} MB. Meanwhile the process had up to {max(own) / 1e6:.0f} MB of its own and up to "
-        f"{max(pages) / 1e6:.0f} MB of pages of files; at the end {own[-1] / 1e6:.0f} and {pages[-1] / 1e6:.0f} MB."
-    )
+    for weights in FORMATS:
+        load_model(EMBEDDED, "cpu", weights=weights)  # so that all modules and the kernels are loaded
+        with sampled_memory() as samples:
+            model, _ = load_model(folder, "cpu", weights=weights)
+        own, pages = zip(*samples, strict=True)
+        kept = sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
+        print(
+            f"{weights}: {sum(sizes) / 1e6:.0f} MB of float32 weights, the largest {max(sizes) / 1e6:.0f} MB, become "
+            f"{kept / 1e6:.0f} MB. Meanwhile the process had up to {max(own) / 1e6:.0f} MB of its own and up to "
+            f"{max(pages) / 1e6:.0f} MB of pages of files; at the end {own[-1] / 1e6:.0f} and {pages[-1] / 1e6:.0f} MB."
+        )
 
 
 @contextlib.contextmanager
@@ -245,15 +259,4 @@ def resident() -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.quantization", description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["quality", "speed", "memory"])
-    parser.add_argument("--large", action="store_true", help="use the model of 1.0B parameters")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"how often each time is taken (default: {ROUNDS})")
-    options = parser.parse_args()
-    name = "large" if options.large else "gpt2"
-    if options.what == "quality":
-        print(quality(*load_model(EMBEDDED, "cpu")))
-    elif options.what == "speed":
-        print(speed(name, rounds=options.rounds))
-    else:
-        print("\n".join(memory(name, weights) for weights in FORMATS))
+    app()

@@ -9,16 +9,17 @@ and have half of the users each. The claim: it is at least 0.95 of theirs. Two c
 per forward pass, and the processor time of all processes of a server, which hardly depends on other programs.
 """
 
-import argparse
 import itertools
 import os
-import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
+import cyclopts
 import httpx
 import psutil
 
@@ -27,7 +28,7 @@ from helpers.load_test.prompts import token_ids
 from helpers.server import launch
 from helpers.server.launch import LaunchedServer
 
-from .machine import processor
+from .in_turns import measured_on, table, take_turns
 
 ROWS, PROMPT_TOKENS, OUTPUT_TOKENS = 64, 32, 64
 USERS = {1: 40, 64: 256}  # how many requests they send
@@ -45,9 +46,6 @@ class Cost:
     ttft: float
     itl: float
     tokens_per_second: float
-
-    def __str__(self) -> str:
-        return f"TTFT {self.ttft:7.1f} ms   ITL {self.itl:6.2f} ms   {self.tokens_per_second:6.0f} tokens/s"
 
 
 def measure(url: str, users: int, num_requests: int) -> Cost:
@@ -67,7 +65,7 @@ def measure(url: str, users: int, num_requests: int) -> Cost:
 def memory(url: str) -> list[int]:
     """Return the MiB of each replica that no other process shares."""
     replicas = httpx.get(f"{url}/replicas").json()
-    return [psutil.Process(one["pid"]).memory_full_info().uss >> 20 for one in replicas]
+    return [psutil.Process(replica["pid"]).memory_full_info().uss >> 20 for replica in replicas]
 
 
 def throughput(urls: list[str]) -> float:
@@ -79,66 +77,74 @@ def throughput(urls: list[str]) -> float:
 
 def work(servers: list[LaunchedServer]) -> Counter:
     """Return what servers have done so far: output tokens, forward passes, and seconds of processor time."""
-    done = Counter()
+    totals = Counter()
     for server in servers:
         front = psutil.Process(server.process.pid)
         for process in (front, *front.children(recursive=True)):
             with suppress(psutil.Error):  # it has ended
-                done["seconds"] += sum(process.cpu_times()[:2])  # of the user and of the system
+                totals["seconds"] += sum(process.cpu_times()[:2])  # of the user and of the system
         for line in httpx.get(f"{server.url}/metrics").text.splitlines():
             if line.startswith(("engine_generated_tokens_total ", "engine_iterations_total ")):
                 name, value = line.split()
-                done[name] += float(value)
-    return done
+                totals[name] += float(value)
+    return totals
 
 
 def throughput_with_causes(servers: list[LaunchedServer]) -> tuple[float, str]:
     """Return the throughput of servers, and text with the tokens per forward pass and the processor time per token."""
     before = work(servers)
     rate = throughput([server.url for server in servers])
-    done = work(servers) - before
-    tokens = done["engine_generated_tokens_total"]
-    causes = tokens / done["engine_iterations_total"], 1e6 * done["seconds"] / tokens
+    totals = work(servers) - before
+    tokens = totals["engine_generated_tokens_total"]
+    causes = tokens / totals["engine_iterations_total"], 1e6 * totals["seconds"] / tokens
     return rate, f"{rate:5.0f} tokens/s, {causes[0]:.1f} per forward pass, {causes[1]:.0f} us of processor time each"
 
 
-def compare_with_separate_servers(rounds: int, model: tuple[str, ...]) -> None:
+def arrangement_throughput(name: str, module: str, commands: list[Sequence[str]]) -> float:
+    """Start servers, one per command, and return the throughput of all together; print it with its causes."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(launch(*command, module=module)) for command in commands]
+        rate, text = throughput_with_causes(servers)
+    print(f"{name}: {text}", flush=True)
+    return rate
+
+
+def compare_with_separate_servers(rounds: int, model: Sequence[str]) -> None:
     """Measure two single servers and two replicas in turn. `model` are the options that name it."""
-    options, rates = ("--rows", str(ROWS // 2), "--max-queue", str(ROWS), *model), {"separate": [], "replicas": []}
-    for _ in range(rounds):
-        for name, commands in {"separate": [options] * 2, "replicas": [(*options, "--replicas", "2")]}.items():
-            module = "helpers.cluster" if name == "replicas" else "helpers.server"
-            with ExitStack() as stack:
-                servers = [stack.enter_context(launch(*one, module=module)) for one in commands]
-                rate, text = throughput_with_causes(servers)
-            rates[name].append(rate)
-            print(f"{name}: {text}", flush=True)
+    options = ("--rows", str(ROWS // 2), "--max-queue", str(ROWS), *model)
+    arrangements = {
+        "separate": ("helpers.server", [options] * 2),
+        "replicas": ("helpers.cluster", [(*options, "--replicas", "2")]),
+    }
+    runs = {name: partial(arrangement_throughput, name, *servers) for name, servers in arrangements.items()}
+    rates = take_turns(runs, rounds, warm_up=0)
     ratio = median(rates["replicas"]) / median(rates["separate"])
     print(f"Two replicas have {ratio:.2f} of the throughput of two separate servers (medians of {rounds} rounds).")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.replicas_cost", description=__doc__)
-    parser.add_argument("--separate", action="store_true", help="compare two replicas with two separate servers")
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="with --separate: how often each is measured (default: 3)"
-    )
-    parser.add_argument("--model", help="with --separate: a model folder, run in bfloat16 (default: the embedded one)")
-    options = parser.parse_args()
-    print(processor())
+def main(*, separate: bool = False, rounds: int = 3, model: str | None = None) -> None:
+    """Measure what the layer of replicas costs.
+
+    Args:
+        separate: compare two replicas with two separate servers.
+        rounds: with --separate, how often each is measured.
+        model: with --separate, a model folder, run in bfloat16; the embedded model if left out.
+    """
+    print(measured_on())
     os.environ["OMP_NUM_THREADS"] = "1"
-    if options.separate:
-        model = ("--model", options.model, "--dtype", "bfloat16") if options.model else ()
-        return compare_with_separate_servers(options.rounds, model)
+    if separate:
+        return compare_with_separate_servers(rounds, ("--model", model, "--dtype", "bfloat16") if model else ())
+    rows = []
     for name, (module, engines, options) in ARRANGEMENTS.items():
-        began = time.perf_counter()
         with launch("--rows", str(ROWS // engines), "--max-queue", str(ROWS), *options, module=module) as server:
-            print(f"{name}: ready after {time.perf_counter() - began:.1f} s")
             for users, num_requests in USERS.items():
-                print(f"  {users:3} users   {measure(server.url, users, num_requests)}", flush=True)
+                cost = measure(server.url, users, num_requests)
+                cells = f"{cost.ttft:.1f}", f"{cost.itl:.2f}", f"{cost.tokens_per_second:.0f}"
+                rows.append([name, users, *cells])
             if module == "helpers.cluster":
-                print(f"  memory of each replica in MiB: {memory(server.url)}")
+                print(f"{name}: {memory(server.url)} MiB of memory that no other process shares")
+    print(table(["", "users", "TTFT, ms", "ITL, ms", "tokens per second"], rows))
 
 
 if __name__ == "__main__":
-    main()
+    cyclopts.run(main)

@@ -69,7 +69,7 @@ def bandwidth_share(measurement: Measurement, weight_bytes: int) -> Spread:
 
 def panels(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
     """Group the measurements by workload and dtype, the reference first."""
-    return [list(group) for _, group in groupby(measurements, key=lambda one: (one.workload, one.dtype))]
+    return [list(group) for _, group in groupby(measurements, key=lambda measured: (measured.workload, measured.dtype))]
 
 
 def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
@@ -108,11 +108,14 @@ def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
             + (" share of memory bandwidth |" if single else ""),
             "| --- | --- | --- | --- |" + (" --- |" if single else ""),
         ]
-        for one in panel:
-            row = f"| {LABELS.get(one.engine, one.engine)} | {tokens_per_second(one):.0f} | {ratios(first, one):.2f} |"
-            row += f" {one.identical:.0%}" + (f" ({one.shortfall:.2%})" if one.identical < 1 else "") + " |"
+        for measured in panel:
+            name, speed = LABELS.get(measured.engine, measured.engine), tokens_per_second(measured)
+            row = f"| {name} | {speed:.0f} | {ratios(first, measured):.2f} |"
+            row += (
+                f" {measured.identical:.0%}" + (f" ({measured.shortfall:.2%})" if measured.identical < 1 else "") + " |"
+            )
             if single:
-                row += f" {bandwidth_share(one, setting['weight bytes'][one.dtype]):.0%} |"
+                row += f" {bandwidth_share(measured, setting['weight bytes'][measured.dtype]):.0%} |"
             lines.append(row)
     return "\n".join(lines)
 
@@ -134,9 +137,10 @@ def skipped_lines(skipped: dict[str, str]) -> list[str]:
 def write_json(file: Path, measurements: Sequence[Measurement], setting: dict) -> None:
     """Write everything to a file, including the raw seconds."""
     results = [
-        asdict(one) | {"tokens per second": asdict(tokens_per_second(one)), "ratio": asdict(ratios(panel[0], one))}
+        asdict(measured)
+        | {"tokens per second": asdict(tokens_per_second(measured)), "ratio": asdict(ratios(panel[0], measured))}
         for panel in panels(measurements)
-        for one in panel
+        for measured in panel
     ]
     file.write_text(json.dumps(setting | {"results": results}, indent=1) + "\n")
 
@@ -150,12 +154,12 @@ def read_json(file: Path) -> tuple[list[Measurement], dict]:
     try:
         setting = json.loads(file.read_text())
         names = {field.name for field in fields(Measurement)}
-        results = [{name: one[name] for name in names} for one in setting.pop("results")]
+        results = [{name: result[name] for name in names} for result in setting.pop("results")]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{file} is no report of this benchmark ({type(error).__name__}: {error}).") from None
-    for one in results:
-        one |= {"bandwidth": tuple(one["bandwidth"]), "other_programs": OtherPrograms(**one["other_programs"])}
-    return [Measurement(**one) for one in results], setting
+    for result in results:
+        result |= {"bandwidth": tuple(result["bandwidth"]), "other_programs": OtherPrograms(**result["other_programs"])}
+    return [Measurement(**result) for result in results], setting
 
 
 def plot(measurements: Sequence[Measurement], setting: dict) -> Picture:
@@ -168,15 +172,18 @@ def plot(measurements: Sequence[Measurement], setting: dict) -> Picture:
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     described = []
     for ax, group in zip(axes, groups, strict=False):
-        speeds = [tokens_per_second(one) for one in group]
-        names = [LABELS.get(one.engine, one.engine) for one in group]
+        speeds = [tokens_per_second(measured) for measured in group]
+        names = [LABELS.get(measured.engine, measured.engine) for measured in group]
         whiskers = [[s.median - s.least for s in speeds], [s.greatest - s.median for s in speeds]]
         colors = [
-            BLUE if one.ours else SKY if "transformers" in LABELS.get(one.engine, "") else ORANGE for one in group
+            BLUE if measured.ours else SKY if "transformers" in LABELS.get(measured.engine, "") else ORANGE
+            for measured in group
         ]
         ax.barh(names, [s.median for s in speeds], xerr=whiskers, color=colors, error_kw={"ecolor": INK, "capsize": 3})
-        for y, one in enumerate(group):
-            ax.text(speeds[y].greatest, y, f"  {ratios(group[0], one).median:.1f}x", va="center", fontsize=8, color=INK)
+        for y, measured in enumerate(group):
+            ax.text(
+                speeds[y].greatest, y, f"  {ratios(group[0], measured).median:.1f}x", va="center", fontsize=8, color=INK
+            )
         ax.invert_yaxis()
         ax.margins(x=0.14)
         ax.spines[["top", "right"]].set_visible(False)

@@ -30,7 +30,7 @@ from helpers.server import launch
 from . import machine
 from .engines import vllm_environment
 from .install import HOME, python_of
-from .models import find_model
+from .models import RANDOM, find_model
 
 PROMPTS, OUTPUTS = "uniform:16-128", "uniform:16-64"
 SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.4)  # of the faster server's capacity
@@ -40,7 +40,7 @@ BODY = {"temperature": 0, "ignore_eos": True}
 def main() -> int:
     """Run the comparison and print it; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.servers", description=__doc__.partition(": ")[0])
-    parser.add_argument("--model", default="gpt2", help="gpt2 (124M, random weights), embedded, or a folder")
+    parser.add_argument("--model", default="gpt2", help=f"{', '.join(RANDOM)} (random weights), embedded, or a folder")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--requests", type=int, default=60, help="per rate and server")

@@ -8,23 +8,19 @@ no model. For the times, GPT-2 124M computes every pass, and its tokens are repl
 turns.
 """
 
-import argparse
 import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from tqdm.auto import tqdm
+import cyclopts
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model, workloads
-from helpers.engine import Chunk, EngineCore, Plan, Runner, RunnerOutput, SampledToken, accept_drafts
+from helpers.engine import Chunk, EngineCore, SampledToken
 from helpers.models import EMBEDDED
 from helpers.simulator import Simulator
 
-from .machine import processor
-from .models import find_model
+from .in_turns import TokenReplacingRunner, measured_on, seconds, small_and_large, table, take_turns
 
-ROUNDS, ROWS, OUTPUT_TOKENS = 7, 16, 64
+ROWS, OUTPUT_TOKENS = 16, 64
 
 
 class AlwaysWrong:
@@ -50,6 +46,15 @@ class Counts:
     drafted: int
     accepted: int
 
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.tokens / self.passes
+
+    @property
+    def acceptance(self) -> float:
+        """The accepted share of the drafts, from 0 to 1."""
+        return self.accepted / max(self.drafted, 1)
+
 
 class Script:
     """The prompts and answers of `workloads.copying` as token ids."""
@@ -64,6 +69,16 @@ class Script:
         """Return what follows a prompt and a part of its answer."""
         return next(text for text in self.texts if text[: len(token_ids)] == token_ids)[len(token_ids)]
 
+    def sample(self, chunk: Chunk) -> list[SampledToken]:
+        """Return what follows a chunk: the drafts that the script confirms, and the token after them."""
+        token_ids, sampled = list(chunk.sequence.token_ids), []
+        for draft_token_id in [*chunk.draft_token_ids, None]:
+            sampled.append(SampledToken(self.next_token(token_ids)))
+            if sampled[-1].token_id != draft_token_id:
+                break
+            token_ids.append(draft_token_id)
+        return sampled
+
     def generate(self, engine: EngineCore) -> None:
         """Generate the answers one after another."""
         for prompt, params in zip(self.prompts, self.params, strict=True):
@@ -76,23 +91,29 @@ def count_copies(script: Script, drafts: int) -> Counts:
     engine = Simulator(config, next_token=script.next_token)
     script.generate(engine)
     trace = engine.trace
-    decodes = sum(row.work == "decode" for one in trace.passes for row in one.row_steps)
+    decodes = sum(step.work == "decode" for traced in trace.passes for step in traced.row_steps)
     return Counts(trace.output_tokens - len(script.texts), decodes, trace.drafted_tokens, trace.accepted_tokens)
 
 
 # --- timed ------------------------------------------------------------------------------------------------------------
 
 
-def take_turns(engines: dict[str, Engine], run: Callable[[Engine], None], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of `run` with each engine, in rounds after one that warms up."""
-    seconds = {name: [] for name in engines}
-    for number in tqdm(range(rounds + 1), unit="round", leave=False):
-        for name, engine in engines.items():
-            start = time.perf_counter()
-            run(engine)
-            if number:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
+def copies(model, tokenizer, script: Script, rounds: int) -> dict[str, float]:
+    """Time the answers, one row; return milliseconds per token without drafts and with n-gram lookup."""
+    engines = {}
+    for speculative in (None, "ngram"):
+        config = EngineConfig(max_batch_size=1, speculative=speculative)
+        engine = engines[str(speculative)] = Engine(model, tokenizer, config)
+        engine.runner = TokenReplacingRunner(engine.runner, script.sample)
+    tokens = sum(params.max_tokens for params in script.params)
+    return median_milliseconds(engines, script.generate, rounds, tokens)
+
+
+def median_milliseconds(engines: dict[str, Engine], run, rounds: int, parts: int) -> dict[str, float]:
+    """Time `run` with each engine in turn; return the median milliseconds of one of its parts."""
+    runs = {name: lambda engine=engine: seconds(lambda: run(engine)) for name, engine in engines.items()}
+    times = take_turns(runs, rounds)
+    return {name: 1000 * statistics.median(times[name]) / parts for name in engines}
 
 
 def one_request(model, tokenizer, proposers: list, rounds: int) -> dict[str, tuple[float, float, float]]:
@@ -102,65 +123,26 @@ def one_request(model, tokenizer, proposers: list, rounds: int) -> dict[str, tup
         for name in proposers
     }
     prompts = [request.prompt for request in workloads.race(6)]
-    tokens: dict[str, list] = {name: [] for name in engines}
-    names = {id(engine): name for name, engine in engines.items()}
+    tokens: dict[Engine, list] = {}
 
     def run(engine: Engine) -> None:
-        outputs = [engine.generate([prompt], SamplingParams(128))[0] for prompt in prompts]
-        tokens[names[id(engine)]] = [output.token_ids for output in outputs]
+        tokens[engine] = [engine.generate([prompt], SamplingParams(128))[0].token_ids for prompt in prompts]
 
-    seconds = take_turns(engines, run, rounds)
-    expected = tokens[str(proposers[0])]
-    assert all(one == expected for one in tokens.values()), "the tokens differ"
-    count = sum(map(len, expected))
+    run(engines[str(proposers[0])])
+    expected = next(iter(tokens.values()))
+    times = median_milliseconds(engines, run, rounds, sum(map(len, expected)))
+    assert all(token_ids == expected for token_ids in tokens.values()), "the tokens differ"
     return {
-        name: (
-            1000 * statistics.median(seconds[name]) / count,
-            engine.trace.output_tokens / engine.trace.forward_passes,
-            engine.trace.acceptance or 0.0,
-        )
+        name: (times[name], engine.trace.output_tokens / engine.trace.forward_passes, engine.trace.acceptance or 0.0)
         for name, engine in engines.items()
     }
 
 
-class ScriptedRunner:
-    """A `Runner` that computes what another one computes, and then replaces the tokens by those of a script."""
-
-    not_ragged_because = None
-
-    def __init__(self, inner: Runner, script: Script):
-        self.name, self.inner, self.script = inner.name, inner, script
-        self.num_blocks, self.block_size = inner.num_blocks, inner.block_size
-
-    def run(self, plan: Plan, clock) -> RunnerOutput:
-        """Run a plan and replace its tokens."""
-        output = self.inner.run(plan, clock)
-        for done in output.passes:
-            done.sampled.update({chunk.sequence: self._sample(chunk) for chunk in done.chunks if chunk.samples_token})
-        return output
-
-    def _sample(self, chunk: Chunk) -> list[SampledToken]:
-        token_ids, drafts = chunk.sequence.token_ids, chunk.draft_token_ids
-        return accept_drafts(drafts, lambda n: SampledToken(self.script.next_token(token_ids + drafts[:n])))
-
-
-def copies(model, tokenizer, script: Script, rounds: int) -> dict[str, float]:
-    """Time the answers, one row; return milliseconds per token without drafts and with n-gram lookup."""
-    engines = {}
-    for speculative in (None, "ngram"):
-        config = EngineConfig(max_batch_size=1, speculative=speculative)
-        engine = engines[str(speculative)] = Engine(model, tokenizer, config)
-        engine.runner = ScriptedRunner(engine.runner, script)
-    seconds = take_turns(engines, script.generate, rounds)
-    tokens = sum(params.max_tokens for params in script.params)
-    return {name: 1000 * statistics.median(times) / tokens for name, times in seconds.items()}
-
-
-def full_batch(model, tokenizer, rounds: int) -> tuple[float, float, int, int]:
+def full_batch(model, tokenizer, rounds: int) -> tuple[float, float, float]:
     """Time full batches with wrong drafts and without drafts.
 
     Returns:
-        Milliseconds per iteration without and with drafts, and how many drafts and output tokens there were.
+        Milliseconds per iteration without and with drafts, and the drafts per output token.
     """
     wrong = AlwaysWrong(len(tokenizer) - 1)
     engines = {
@@ -172,62 +154,69 @@ def full_batch(model, tokenizer, rounds: int) -> tuple[float, float, int, int]:
     def run(engine: Engine) -> None:
         engine.generate(prompts, SamplingParams(OUTPUT_TOKENS, ignore_eos=True))
 
-    seconds = take_turns(engines, run, rounds)
-    none, drafts = (1000 * statistics.median(seconds[name]) / OUTPUT_TOKENS for name in engines)
+    times = median_milliseconds(engines, run, rounds, OUTPUT_TOKENS)
     trace = engines["wrong"].trace
     assert trace.accepted_tokens == 0
-    return none, drafts, trace.drafted_tokens, trace.output_tokens
+    return times["none"], times["wrong"], trace.drafted_tokens / trace.output_tokens
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-def report(rounds: int, timed: bool = True) -> str:
-    """Return the answers as Markdown."""
-    model, tokenizer = load_model(EMBEDDED)
-    script = Script(tokenizer)
-    lines = ["Answers that are copied from their prompts, one row, decodes only:", ""]
-    lines += [
-        "| drafts per pass, at most | tokens | passes | tokens per pass | drafts | accepted |",
-        "| --- " * 6 + "|",
-    ]
+def counted_table(script: Script) -> str:
+    """Return what the answers take with up to 8 drafts per pass, as Markdown."""
+    header = ["drafts per pass, at most", "tokens", "passes", "tokens per pass", "drafts", "accepted"]
+    rows = []
     for drafts in (0, 2, 4, 8):
-        one = count_copies(script, drafts)
-        share = f"{one.accepted / one.drafted:.0%}" if one.drafted else ""
-        lines.append(
-            f"| {drafts} | {one.tokens} | {one.passes} | {one.tokens / one.passes:.2f} | {one.drafted} | {share} |"
-        )
-    if not timed:
-        return "\n".join(lines)
-    large, its_tokenizer = load_model(find_model("gpt2").folder)
-    times = copies(large, its_tokenizer, script, rounds)
-    lines += ["", f"Processor: {processor()}. Medians of {rounds} rounds. One request at a time:", ""]
-    lines += [
-        "| model, text | proposer | ms per token | times faster | tokens per pass | accepted |",
-        "| --- " * 6 + "|",
-    ]
+        counts = count_copies(script, drafts)
+        share = f"{counts.acceptance:.0%}" if counts.drafted else ""
+        rows.append([drafts, counts.tokens, counts.passes, f"{counts.tokens_per_pass:.2f}", counts.drafted, share])
+    return table(header, rows)
+
+
+def single_rows_table(models: dict[str, tuple], script: Script, rounds: int) -> str:
+    """Return the times of one request at a time, as Markdown."""
+    rows = []
+
+    def add(text: str, name: str, milliseconds: float, without: float, per_pass: float, acceptance: float) -> None:
+        cells = f"{milliseconds:.2f}", f"{without / milliseconds:.2f}", f"{per_pass:.2f}", f"{acceptance:.0%}"
+        rows.append([text, name, *cells])
+
+    times = copies(*models["GPT-2 124M"], script, rounds)
     for name, milliseconds in times.items():
-        one = count_copies(script, 4 if name == "ngram" else 0)
-        counted = f"{one.tokens / one.passes:.2f} | {one.accepted / max(one.drafted, 1):.0%}"
-        faster = times["None"] / milliseconds
-        lines.append(f"| GPT-2 124M, copied answers | {name} | {milliseconds:.2f} | {faster:.2f} | {counted} |")
-    rows = one_request(model, tokenizer, [None, "ngram", "draft"], rounds)
-    for name, (milliseconds, per_pass, acceptance) in rows.items():
-        faster = rows["None"][0] / milliseconds
-        counted = f"{per_pass:.2f} | {acceptance:.0%}"
-        lines.append(f"| embedded, stories | {name} | {milliseconds:.2f} | {faster:.2f} | {counted} |")
-    models = {"GPT-2 124M": (large, its_tokenizer), "embedded": (model, tokenizer)}
-    lines += ["", f"{ROWS} rows, every draft wrong:", ""]
-    lines += ["| model | ms per iteration | with drafts | loss | drafts per token |", "| --- " * 5 + "|"]
+        counts = count_copies(script, 4 if name == "ngram" else 0)
+        saved = counts.tokens_per_pass, counts.acceptance
+        add("GPT-2 124M, copied answers", name, milliseconds, times["None"], *saved)
+    stories = one_request(*models["embedded model"], [None, "ngram", "draft"], rounds)
+    for name, (milliseconds, *saved) in stories.items():
+        add("embedded model, stories", name, milliseconds, stories["None"][0], *saved)
+    return table(["model, text", "proposer", "ms per token", "times faster", "tokens per pass", "accepted"], rows)
+
+
+def full_batches_table(models: dict[str, tuple], rounds: int) -> str:
+    """Return what wrong drafts cost full batches, as Markdown."""
+    rows = []
     for name, pair in models.items():
-        none, drafts, drafted, tokens = full_batch(*pair, rounds)
-        lines.append(f"| {name} | {none:.2f} | {drafts:.2f} | {drafts / none - 1:.1%} | {drafted / tokens:.1%} |")
-    return "\n".join(lines)
+        without, wrong, per_token = full_batch(*pair, rounds)
+        rows.append([name, f"{without:.2f}", f"{wrong:.2f}", f"{wrong / without - 1:.1%}", f"{per_token:.1%}"])
+    return table(["model", "ms per iteration", "with drafts", "loss", "drafts per token"], rows)
+
+
+def main(*, rounds: int = 7, count_only: bool = False) -> None:
+    """Measure what speculative decoding saves and costs.
+
+    Args:
+        rounds: how often each engine is measured.
+        count_only: count passes and time nothing.
+    """
+    script = Script(load_model(EMBEDDED)[1])
+    print(f"Answers that are copied from their prompts, one row, decodes only:\n\n{counted_table(script)}")
+    if not count_only:
+        models = small_and_large()
+        print(f"\n{measured_on()} Medians of {rounds} rounds. One request at a time:\n")
+        print(single_rows_table(models, script, rounds))
+        print(f"\n{ROWS} rows, every draft wrong:\n\n{full_batches_table(models, rounds)}")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"measured rounds (default {ROUNDS})")
-    parser.add_argument("--count-only", action="store_true", help="count passes and time nothing")
-    options = parser.parse_args()
-    print(report(options.rounds, timed=not options.count_only))
+    cyclopts.run(main)

@@ -5,23 +5,18 @@ texts are free and one whose texts are JSON take turns. Their iterations are com
 hidden in the noise, the time within the grammars is measured, too.
 """
 
-import random
 import statistics
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
-import torch
-from tqdm.auto import tqdm
+import cyclopts
 
-from helpers import Engine, EngineConfig, SamplingParams, StructuredOutputs, load_model
-from helpers.models import EMBEDDED
-from helpers.runners.grammar_state import GrammarState
+from helpers import Engine, EngineConfig, SamplingParams, StructuredOutputs
+from helpers.features.structured_outputs.grammar_state import GrammarState
 
-from .machine import processor
-from .models import find_model
+from .in_turns import measured_on, random_prompts, seconds, small_and_large, table, take_turns
 
 ROWS, PROMPT_TOKENS, OUTPUT_TOKENS = 8, 16, 64
-WARM_UP, ROUNDS = 1, 5
 RECORD = {
     "type": "object",
     "properties": {
@@ -34,19 +29,6 @@ RECORD = {
 }
 
 
-@dataclass
-class Measurement:
-    """Milliseconds of single iterations in which every row decodes.
-
-    Attributes:
-        whole: of the iteration.
-        grammar: of its grammars.
-    """
-
-    whole: list[float] = field(default_factory=list)
-    grammar: list[float] = field(default_factory=list)
-
-
 class GrammarClock:
     """Counts the time within grammars, in all engines of this process."""
 
@@ -54,7 +36,7 @@ class GrammarClock:
         self.seconds = 0.0
 
     def __enter__(self) -> "GrammarClock":
-        self._methods = {name: getattr(GrammarState, name) for name in ("allows", "mask")}
+        self._methods = {name: getattr(GrammarState, name) for name in ("allows", "change")}
         for name, method in self._methods.items():
             setattr(GrammarState, name, self._timed(method))
         return self
@@ -74,60 +56,54 @@ class GrammarClock:
         return timed
 
 
-def measure(model, tokenizer, temperature: float, rounds: int = ROUNDS) -> tuple[Measurement, Measurement]:
-    """Return the times of free texts and of structured ones."""
+def measure(model, tokenizer, temperature: float, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Return the milliseconds of iterations and of their grammars, for free texts and structured ones in turn."""
     engine = Engine(model, tokenizer, EngineConfig(max_batch_size=ROWS, trace_length=10))
     settings = {"max_tokens": OUTPUT_TOKENS, "temperature": temperature, "seed": 0 if temperature else None}
-    kinds = {
-        "free": SamplingParams(ignore_eos=True, **settings),
-        "structured": SamplingParams(structured_outputs=StructuredOutputs(json=RECORD), **settings),
+    prompts = random_prompts(len(tokenizer), PROMPT_TOKENS)
+
+    def batches(params: SamplingParams) -> Callable[[], list[tuple[float, float]]]:
+        def serve() -> list[tuple[float, float]]:
+            for _ in range(ROWS):
+                engine.add_request(next(prompts), params)
+            milliseconds = []
+            for _ in range(OUTPUT_TOKENS):
+                clock.seconds = 0.0
+                whole = seconds(engine.step)
+                milliseconds.append((1000 * whole, 1000 * clock.seconds))
+            assert not engine.has_unfinished_requests(), "all outputs have the same length"
+            return milliseconds[1:]  # the first iteration prefills
+
+        return serve
+
+    runs = {
+        "free": batches(SamplingParams(ignore_eos=True, **settings)),
+        "structured": batches(SamplingParams(structured_outputs=StructuredOutputs(json=RECORD), **settings)),
     }
-    results = {kind: Measurement() for kind in kinds}
-    draw = random.Random(0)
     with GrammarClock() as clock:
-        for number in tqdm(range(WARM_UP + rounds), unit="round", leave=False):
-            for kind, params in kinds.items():
-                for _ in range(ROWS):
-                    engine.add_request([draw.randrange(1, len(tokenizer)) for _ in range(PROMPT_TOKENS)], params)
-                for iteration in range(OUTPUT_TOKENS):
-                    clock.seconds, start = 0.0, time.perf_counter()
-                    engine.step()
-                    whole = time.perf_counter() - start
-                    if number >= WARM_UP and iteration:  # the first one prefills
-                        results[kind].whole.append(1000 * whole)
-                        results[kind].grammar.append(1000 * clock.seconds)
-                assert not engine.has_unfinished_requests(), "all outputs have the same length"
-    return results["free"], results["structured"]
+        results = take_turns(runs, rounds)
+    return {kind: [times for batch in batches for times in batch] for kind, batches in results.items()}
 
 
-def table(rows: list[tuple[str, Measurement, Measurement]]) -> str:
-    """Return the times as a Markdown table."""
-    lines = [
-        f"Processor: {processor()}, {torch.get_num_threads()} threads. Milliseconds per iteration of {ROWS} rows that "
-        f"decode: medians of whole iterations, means of the time within grammars.",
-        "",
-        "| | free | structured | grammars | share |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for name, free, structured in rows:
-        whole, grammar = statistics.median(structured.whole), statistics.mean(structured.grammar)
-        lines.append(
-            f"| {name} | {statistics.median(free.whole):.2f} | {whole:.2f} | {grammar:.3f} | {grammar / whole:.1%} |"
-        )
-    return "\n".join(lines)
+def main(*, rounds: int = 5) -> None:
+    """Measure what grammars cost the embedded model and GPT-2 124M, greedy and sampled.
 
-
-def main() -> str:
-    """Measure the embedded model and GPT-2 124M, greedy and sampled."""
-    models = {"embedded model": load_model(EMBEDDED), "GPT-2 124M": load_model(find_model("gpt2").folder)}
-    return table(
-        [
-            (f"{name}, temperature {temperature}", *measure(*pair, temperature))
-            for name, pair in models.items()
-            for temperature in (0, 1)
-        ]
+    Args:
+        rounds: how many batches of each kind are measured.
+    """
+    rows = []
+    for name, pair in small_and_large().items():
+        for temperature in (0, 1):
+            times = measure(*pair, temperature, rounds)
+            free, structured = (statistics.median(whole for whole, _ in times[kind]) for kind in ("free", "structured"))
+            grammar = statistics.mean(grammar for _, grammar in times["structured"])
+            cells = f"{free:.2f}", f"{structured:.2f}", f"{grammar:.3f}", f"{grammar / structured:.1%}"
+            rows.append([f"{name}, temperature {temperature}", *cells])
+    print(
+        f"{measured_on()} Milliseconds per iteration of {ROWS} rows that decode: medians of whole iterations, means of "
+        f"the time within grammars.\n\n{table(['', 'free', 'structured', 'grammars', 'share'], rows)}"
     )
 
 
 if __name__ == "__main__":
-    print(main())
+    cyclopts.run(main)

@@ -1,6 +1,7 @@
 """The API's pages, from the docstrings: one page for each folder of `helpers`.
 
-The files are parsed, not imported. A page therefore needs no torch, and no module is forgotten. The docstrings are in
+The files are parsed, not imported. A page therefore needs no torch, and no module is forgotten. Sphinx's autodoc, which
+imports them, takes twice as long and reads a property's "Blocks: free or cached" as a type. The docstrings are in
 Google's style, and their plain text becomes reStructuredText: blocks of aligned text stay as they are, and a name in
 backticks becomes a link if exactly one public object has it.
 """
@@ -9,6 +10,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from sphinx.ext.napoleon import Config, GoogleDocstring
@@ -22,6 +24,7 @@ ALIGNED = re.compile(r"\| .* \||\S+(?: \S+)* {2,}\S.*")
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Return the public modules of `helpers` and their files, a folder before its files."""
     found = {}
@@ -34,32 +37,24 @@ def modules() -> dict[str, Path]:
 
 def api_pages() -> dict[str, str]:
     """Return the reStructuredText of every page, by the name of its folder."""
-    trees = parsed()
-    links = unique_names(trees)
     pages = defaultdict(list)
-    for name, tree in trees.items():
+    for name, tree in parsed().items():
         folder = ".".join(name.split(".")[:2])
         if modules()[folder].name != "__init__.py":
             folder = "helpers"
         heading = "" if name == folder else f"{name}\n{'-' * len(name)}"
-        parts = [heading, f".. py:module:: {name}", rst_of(tree, links)]
-        parts += [described(node, links) for node in public(tree)]
+        parts = [heading, f".. py:module:: {name}", rst_of(tree), *map(described, public(tree))]
         pages[folder].append("\n\n".join(filter(None, parts)))
     return {folder: f"{folder}\n{'=' * len(folder)}\n\n" + "\n\n".join(parts) for folder, parts in pages.items()}
 
 
 def public_names() -> list[tuple[str, str, str]]:
     """Return the names that `helpers` exports, with their full names and the first lines of their docstrings."""
-    trees = parsed()
-    links = unique_names(trees)
-    first_lines = {
-        f"{module}.{node.name}": ast.get_docstring(node).split("\n")[0]
-        for module, tree in trees.items()
-        for node in public(tree)
-    }
-    return [(name, links[name], first_lines[links[name]]) for name in helpers.__all__]
+    exported = [(name, *unique_names()[name]) for name in helpers.__all__]
+    return [(name, full, ast.get_docstring(node).split("\n")[0]) for name, full, node in exported]
 
 
+@cache
 def parsed() -> dict[str, ast.Module]:
     return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules().items()}
 
@@ -71,16 +66,17 @@ def public(node: ast.Module | ast.ClassDef) -> Iterator[Definition]:
             yield child
 
 
-def unique_names(trees: dict[str, ast.Module]) -> dict[str, str]:
-    """Return the full name of every public class and function whose name no other has."""
+@cache
+def unique_names() -> dict[str, tuple[str, Definition]]:
+    """Return the full name and the definition of every public class and function whose name no other has."""
     found = defaultdict(list)
-    for module, tree in trees.items():
+    for module, tree in parsed().items():
         for node in public(tree):
-            found[node.name].append(f"{module}.{node.name}")
-    return {name: full[0] for name, full in found.items() if len(full) == 1}
+            found[node.name].append((f"{module}.{node.name}", node))
+    return {name: definitions[0] for name, definitions in found.items() if len(definitions) == 1}
 
 
-def described(node: Definition, links: dict[str, str], in_class: bool = False) -> str:
+def described(node: Definition, in_class: bool = False) -> str:
     """Return a class with its methods, or a function, as a directive of Sphinx's Python domain."""
     decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
     options = []
@@ -93,9 +89,9 @@ def described(node: Definition, links: dict[str, str], in_class: bool = False) -
         flags = {"classmethod": "classmethod" in decorators, "staticmethod": "staticmethod" in decorators}
         flags["async"] = isinstance(node, ast.AsyncFunctionDef)
         options = [f":{flag}:" for flag, is_set in flags.items() if is_set]
-    content = ["\n".join(options), rst_of(node, links)]
+    content = ["\n".join(options), rst_of(node)]
     if kind == "class":
-        content += [described(method, links, in_class=True) for method in public(node)]
+        content += [described(method, in_class=True) for method in public(node)]
     body = "\n\n".join(filter(None, content))
     return f".. py:{kind}:: {node.name}{signature}\n" + ("" if options else "\n") + indented(body) + "\n"
 
@@ -122,7 +118,7 @@ def signature_of_class(node: ast.ClassDef) -> str:
     return "(" + ", ".join(ast.unparse(field) for field in fields) + ")"
 
 
-def rst_of(node: ast.Module | Definition, links: dict[str, str]) -> str:
+def rst_of(node: ast.Module | Definition) -> str:
     """Return a docstring as reStructuredText."""
     paragraphs = re.split(r"\n(?: *\n)+", ast.get_docstring(node) or "")
     for i, paragraph in enumerate(paragraphs):
@@ -132,12 +128,14 @@ def rst_of(node: ast.Module | Definition, links: dict[str, str]) -> str:
         elif paragraph.startswith("    ") and i:
             paragraphs[i] = "::\n\n" + paragraph
         else:
-            paragraphs[i] = re.sub(r"(?<!`)`(\w+)(\(\))?`(?!`)", lambda name: linked(name, links), paragraph)
+            paragraphs[i] = re.sub(r"(?<!`)`(\w+)(\(\))?`(?!`)", linked, paragraph)
     return str(GoogleDocstring("\n\n".join(paragraphs), NAPOLEON))
 
 
-def linked(name: re.Match, links: dict[str, str]) -> str:
-    return f":py:obj:`{name[1]}{name[2] or ''} <{links[name[1]]}>`\\ " if name[1] in links else name[0]
+def linked(name: re.Match) -> str:
+    if name[1] not in unique_names():
+        return name[0]
+    return f":py:obj:`{name[1]}{name[2] or ''} <{unique_names()[name[1]][0]}>`\\ "
 
 
 def indented(text: str) -> str:

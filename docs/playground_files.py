@@ -17,9 +17,7 @@ ROOT = DOCS.parent
 PYODIDE = "314.0.7"
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 MODULES = (
-    "__init__.py",
-    "metrics.py",
-    "trace.py",
+    "*.py",
     "engine/*.py",
     "simulator/*.py",
     "simulator/machines/*.json",
@@ -65,10 +63,10 @@ def pyodide(cache: Path) -> tuple[dict[str, bytes], str]:
                 temporary,
             ]
             try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+                packing = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
             except (OSError, subprocess.SubprocessError):
                 return {}, f"npm could not fetch pyodide {PYODIDE}"
-            packed, unpacked = Path(temporary, json.loads(done.stdout)[0]["filename"]), Path(temporary, "unpacked")
+            packed, unpacked = Path(temporary, json.loads(packing.stdout)[0]["filename"]), Path(temporary, "unpacked")
             with tarfile.open(packed) as archive:
                 archive.extractall(unpacked, filter="data")
             (unpacked / "package").replace(folder)

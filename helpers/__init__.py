@@ -4,14 +4,14 @@ import importlib
 from importlib.util import find_spec
 
 _HOME = {
-    "BeamOutput": "engine",
+    "BeamOutput": "features.beam_search",
     "Engine": "model_engine",
-    "EngineConfig": "engine",
+    "EngineConfig": "engine_config",
     "Generation": "loops",
     "Request": "request",
     "RequestOutput": "engine",
-    "SamplingParams": "engine",
-    "StructuredOutputs": "engine",
+    "SamplingParams": "sampling_params",
+    "StructuredOutputs": "features.structured_outputs",
     "Trace": "trace",
     "dequantized": "models",
     "filter_batch": "batching",

@@ -7,8 +7,8 @@
 
 The outputs are those of `Engine.generate`, in the order of the prompts. Each is printed as soon as it and all earlier
 ones are finished. Several outputs of one prompt are numbered. A prompt that fails does not affect the others. Every
-field of `SamplingParams` is an option, because cyclopts derives the options from that class. Structured outputs have
-options of their own.
+field of `SamplingParams` is an option, because the options are derived from that class. Structured outputs have options
+of their own.
 
 The exit status is 0 on success; 1 if a prompt failed (stderr says why); 2 for an invalid setting; 130 after Ctrl-C; 141
 if the program that reads the output has closed the pipe.
@@ -18,29 +18,31 @@ import fileinput
 import json
 import logging
 import os
-import re
 import sys
 import typing
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 try:
-    from cyclopts import App, CoercionError, CycloptsError, Parameter
+    from cyclopts import Parameter
     from tqdm import tqdm
 
     # no torch yet: --help needs none
-    from .engine import POLICIES, EngineConfig, Prompt, RequestOutput, SamplingParams, StructuredOutputs
+    from .command_line import FLAT, EngineOptions, fields_of, make_command, options_from, parse
+    from .engine import EngineConfig, Prompt, RequestOutput, SamplingParams
+    from .features.structured_outputs import StructuredOutputs
 except KeyboardInterrupt:  # `main` cannot handle it yet, and these imports take a while
     sys.exit(130)
 
-PROGRAM = "python -m helpers"
 STRUCTURED = Parameter(group="Structured outputs", negative_iterable=())
-GREEDY = SamplingParams()
-FIELDS = [one.name for one in fields(GREEDY)]
+FIELDS = typing.get_type_hints(SamplingParams)
+OPTIONS = {name: kind for name, kind in FIELDS.items() if name != "structured_outputs"}
+SamplingOptions = options_from(SamplingParams, "Sampling", **OPTIONS)
+DEFAULTS = EngineOptions(), SamplingOptions()
 
 
 def read_prompts(file: str | None) -> dict[str, str]:
@@ -196,23 +198,15 @@ def text_before(prompt: Prompt, tokenizer) -> str:
     return prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
 
 
-def refuse_rounding(app, commands, arguments) -> None:
-    """Refuse a value such as 1.5 for an integer option, because cyclopts would round it."""
-    for argument in arguments:
-        for token in argument.tokens:
-            if int in (argument.hint, *typing.get_args(argument.hint)) and "." in token.value:
-                raise CoercionError(argument=argument, token=token, target_type=int)
-
-
 def read_text(file: str) -> str:
     """Return the text of a file, without the byte order mark that Windows editors write."""
     return Path(file).read_text(encoding="utf-8-sig")
 
 
-app = App(PROGRAM, version_flags=(), help_format="markdown", config=refuse_rounding)
+command = make_command("helpers", __doc__)
 
 
-@app.default
+@command.default
 def prepare(
     *prompts: str,
     file: str | None = None,
@@ -221,20 +215,12 @@ def prepare(
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     weights: Literal["int8", "int4"] | None = None,
     device: str | None = None,
-    max_batch_size: Annotated[int, Parameter(name=("--rows", "--max-batch-size"))] = EngineConfig.max_batch_size,
-    max_tokens_per_step: int = EngineConfig.max_tokens_per_step,
-    policy: Literal[*POLICIES] = EngineConfig.policy,
-    speculative: Literal["ngram", "draft"] | None = None,
-    num_speculative_tokens: int = EngineConfig.num_speculative_tokens,
-    draft_model: str | None = None,
     json_schema: Annotated[str | None, STRUCTURED] = None,
     regex: Annotated[str | None, STRUCTURED] = None,
     choice: Annotated[list[str] | None, STRUCTURED] = None,
     grammar: Annotated[str | None, STRUCTURED] = None,
-    sampling: Annotated[
-        SamplingParams,
-        Parameter(name="*", group="Sampling", negative_iterable=(), parse=re.compile("^(?!structured_outputs)")),
-    ] = GREEDY,
+    engine_options: Annotated[EngineOptions, FLAT] = DEFAULTS[0],
+    sampling_options: Annotated[SamplingOptions, FLAT] = DEFAULTS[1],
 ) -> Callable[[], bool]:
     """Continue prompts with the engine.
 
@@ -248,17 +234,13 @@ def prepare(
         dtype: the precision of the weights and of the computation.
         weights: store the weights of linear layers as integers of 8 or 4 bits, so that decoding reads fewer bytes.
         device: cpu, cuda, ...; cuda where available if omitted.
-        max_batch_size: how many sequences run at once.
-        max_tokens_per_step: the most tokens that an iteration computes, decodes and prefills together.
-        policy: which waiting requests are admitted first.
-        speculative: guess tokens ahead, from the text itself or with a draft model; no token changes.
-        num_speculative_tokens: the most tokens to guess ahead.
-        draft_model: a folder or Hub id of a smaller model with the same tokenizer, for --speculative draft.
         json_schema: a file with a JSON schema that every text must match.
         regex: a regular expression that every text must match.
         choice: every text is one of these; give the option once for each.
         grammar: a file with a grammar for every text, in the notation of Lark or of llama.cpp (GBNF).
     """
+    sampling = SamplingParams(**fields_of(SamplingOptions, sampling_options))
+    config = EngineConfig(**fields_of(EngineOptions, engine_options))
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(sampling, name) is not None and not as_json:
             raise ValueError(f"--{name.replace('_', '-')} needs --json: plain text has no room for them.")
@@ -269,14 +251,6 @@ def prepare(
         sampling = replace(sampling, structured_outputs=StructuredOutputs(files[0], regex, choice, files[1]))
     lines = {f"prompt {number}": text for number, text in enumerate(prompts, start=1)} or read_prompts(file)
     is_jsonl = file is not None and file.endswith(".jsonl")
-    config = EngineConfig(
-        max_batch_size,
-        max_tokens_per_step,
-        policy=policy,
-        speculative=speculative,
-        num_speculative_tokens=num_speculative_tokens,
-        draft_model=draft_model,
-    )
 
     import torch
 
@@ -297,12 +271,9 @@ def main(argv: list[str] | None = None) -> int:
     logging.disable()  # logs and warnings of libraries; errors arrive as exceptions
     try:
         with warnings.catch_warnings(action="ignore"):
-            try:
-                run = app(argv, print_error=False, exit_on_error=False, result_action="return_value")
-            except (CycloptsError, OSError, ValueError) as error:
-                print(f"{PROGRAM}: {error}", file=sys.stderr)
-                return 2
-            return 1 - run() if run else 0  # --help leaves nothing to run
+            return 1 - parse(command, argv)()
+    except SystemExit as end:  # after --help or invalid settings
+        return end.code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -28,11 +28,10 @@ import torch
 from torch.nn.functional import pad
 
 from . import kv_cache
-from .engine.detokenizer import text_of
-from .engine.stop_conditions import finish_reason
+from .detokenizer import text_of
 from .models import context_length, default_pair, eos_token_ids
 from .padded_batch import concatenate_rows, forward, left_padded, select_rows, trim
-from .request import Request, as_requests, repeated_ids
+from .request import Request, as_requests, finish_reason, repeated_ids
 
 Batch = dict
 _next_id = itertools.count()  # requests without an id get one that no other request of this process has

@@ -1,18 +1,19 @@
-"""`Engine`: an `EngineCore` that chooses a runner for a model, and finds out what the core needs to know about it."""
+"""`Engine`: a `BaseEngine` that chooses a runner for a model, and finds out what the core needs to know about it."""
 
 import copy
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 
-from .engine import EngineConfig, EngineCore, ModelInfo
-from .engine.beam_search import beam_search
+from .base_engine import BaseEngine
+from .engine import EngineConfig, ModelInfo, Prompt
 from .models import clone_sharing_weights, context_length, default_pair, eos_token_ids, quantize
-from .runners import make_draft_proposer, make_runner
+from .runners import PaddedRunner, RaggedRunner, make_runner
 
 
-class Engine(EngineCore):
+class Engine(BaseEngine):
     """Runs requests on a model, one iteration at a time.
 
     Args:
@@ -50,8 +51,32 @@ class Engine(EngineCore):
             context_length=context_length(model),
             eos_token_ids=frozenset(eos_token_ids(model, tokenizer)),
         )
-        runner = make_runner(model, tokenizer, config)
-        proposer = make_draft_proposer(model, tokenizer, config) if config.speculative == "draft" else None
-        super().__init__(runner, tokenizer, info, config, clock, proposer)
+        runner = self.make_runner(model, tokenizer, config)
+        super().__init__(runner, tokenizer, info, config, clock)
 
-    beam_search = beam_search  # in engine/beam_search.py
+    @staticmethod
+    def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | RaggedRunner:
+        """Return a runner for a model: the one that it supports, made fast where that is possible.
+
+        Raises:
+            ValueError: the model cannot be run as configured, or a setting needs a part of the package that is missing.
+        """
+        runner = make_runner(model, tokenizer, config)
+        if find_spec(f"{__package__}.fast") is not None:
+            from .fast.acceleration import accelerate
+
+            return accelerate(runner, config)
+        if config.kernels or config.batch_invariant or config.linear_backend not in ("auto", "pytorch"):
+            raise ValueError(
+                f"kernels={config.kernels}, batch_invariant={config.batch_invariant} or linear_backend="
+                f"{config.linear_backend!r} needs helpers/fast, which is missing: leave out what is not the default."
+            )
+        return runner
+
+    def beam_search(self, prompt: Prompt, *args, **settings):
+        """Search for the most probable continuations of a prompt; see `features/beam_search.py`."""
+        try:
+            from .features.beam_search import beam_search
+        except ImportError as error:
+            raise ValueError(f"beam_search needs a part of helpers/features that is missing: {error}.") from error
+        return beam_search(self, prompt, *args, **settings)

@@ -5,7 +5,7 @@ server has a fixed number of rows, and in every forward pass each row does one o
 The other three are the waste that this course removes.
 
     prefill   computes a prompt and yields the first token, or computes a chunk of it and yields nothing yet
-    decode    computes one token and yields the next; with drafts (`engine/speculation.py`), several
+    decode    computes one token and yields the next; with drafts (`features/speculation/`), several
     finished  is computed although its request is finished: the row waits for the longest request in its batch
     stalled   is not computed: its request waits while others are prefilled
     empty     has no request
@@ -14,8 +14,9 @@ Counts are the same on every machine. Seconds differ from run to run, and only i
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 WORK = ("prefill", "decode", "finished", "stalled", "empty")
 
@@ -196,3 +197,35 @@ class Trace:
                 if row.new_tokens:
                     times.setdefault(row.request_id, []).extend([one.start + one.seconds] * row.new_tokens)
         return times
+
+
+shared_row_step = lru_cache(maxsize=4096)(RowStep)  # most are equal to an earlier one, and a trace may hold millions
+
+
+def record_iteration(trace: Trace, step: int, plan, output, finished: Iterable) -> None:
+    """Record an engine's iteration. A row is free once its sequence has finished or was preempted.
+
+    Args:
+        step: the number of the iteration.
+        plan, output: the `Plan` and the `RunnerOutput` of `engine/plan.py`.
+        finished: the sequences that finished.
+    """
+    trace.free(sequence.label for sequence in plan.preempted)
+    for done in output.passes:
+        row_steps = [_row_step(*pair) for pair in zip(done.chunks, done.padding, strict=True)]
+        trace.add(row_steps, done.start, done.seconds, step)
+        trace.free(chunk.sequence.label for chunk in done.chunks if chunk.sequence.finish_reason is not None)
+    trace.free(sequence.label for sequence in finished)  # also those whose pass failed
+
+
+def _row_step(chunk, padding: int) -> RowStep:
+    work, sequence, drafts = "decode" if chunk.is_decode else "prefill", chunk.sequence, chunk.draft_token_ids
+    new = sequence.token_ids[chunk.end :] if chunk.samples_token else []
+    accepted = num_matching(new, drafts) if drafts else 0
+    return shared_row_step(work, sequence.label, chunk.tokens, padding, len(new), len(drafts), accepted)
+
+
+def num_matching(tokens: Sequence, others: Sequence) -> int:
+    """Return the length of the longest common prefix."""
+    pairs = enumerate(zip(tokens, others, strict=False))
+    return next((at for at, (token, other) in pairs if token != other), min(len(tokens), len(others)))

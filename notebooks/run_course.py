@@ -69,9 +69,9 @@ class LessonError(Exception):
     """
 
     def __init__(self, cell: NotebookNode, reason: str, line: int | None = None):
-        place = f"cell [{cell.execution_count}]" + (f", line {line}" if line else "")
+        location = f"cell [{cell.execution_count}]" + (f", line {line}" if line else "")
         quoted = cell.source.splitlines()[line - 1] if line else cell.source.strip().splitlines()[0]
-        super().__init__(f"{place}\n    {quoted.strip()}\n{reason}")
+        super().__init__(f"{location}\n    {quoted.strip()}\n{reason}")
 
 
 def select(folder: Path, wanted: str = "") -> list[Path]:
@@ -138,7 +138,7 @@ class Run:
             self.clients.append(client)
             kernel.callback(self.clients.remove, client)
             # Consecutive cells that measure hold the machine together, every other cell by itself.
-            for key, group in groupby(cells, key=lambda place: "alone" if measures(place[1]) else place[0]):
+            for key, group in groupby(cells, key=lambda pair: "alone" if measures(pair[1]) else pair[0]):
                 with self.machine.hold(alone=key == "alone"):
                     for index, cell in group:
                         if not self.ended.is_set():

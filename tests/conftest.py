@@ -7,6 +7,7 @@ can judge them.
 import functools
 import os
 import re
+import signal
 import ssl
 import sys
 from pathlib import Path
@@ -18,7 +19,6 @@ os.environ.pop("COURSE_MODEL", None)  # the tests use the embedded model, whatev
 import httpx
 import pytest
 import torch
-from building import build_wheel
 from hypothesis import HealthCheck, settings
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
@@ -35,7 +35,9 @@ import helpers.loops
 import helpers.model_engine
 from helpers import load_model
 from helpers.checks import calling
-from helpers.engine import speculation
+from helpers.features.speculation import speculation
+from tests.support.browsing import browser, window  # noqa: F401  (fixtures)
+from tests.support.building import build_wheel
 
 # A copy for students has no solutions (INSTRUCTOR.md), so it cannot run the tests of exercises and of grading.
 HERE = Path(__file__).parent
@@ -49,6 +51,11 @@ if not (HERE / "answers").exists():
 def pytest_report_header():
     return "This copy has no solutions: the tests of exercises and of grading are left out." if collect_ignore else None
 
+
+# A shell starts what it runs in the background with interrupts ignored, and processes inherit that. Tests that
+# interrupt themselves or a process would wait for ever.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Each HTTP client makes a context, which reads all certificates for 30 ms. No test connects by TLS.
 ssl.create_default_context = functools.cache(ssl.create_default_context)

@@ -8,16 +8,9 @@ import gc
 import sys
 from collections.abc import Callable, Iterable
 
-from helpers.engine import (
-    EngineConfig,
-    Plan,
-    RunnerOutput,
-    Scheduler,
-    Sequence,
-    Static,
-    UnlimitedMemory,
-    WaitingQueue,
-)
+from helpers.engine import EngineConfig, Plan, RunnerOutput, Scheduler, Sequence, Static, UnlimitedMemory
+from helpers.engine.policies import WaitingQueue
+from helpers.features.parallel_sampling import SharedPrompt
 from helpers.simulator import SimulatedRunner
 
 
@@ -93,14 +86,21 @@ class Simulation:
             chunked_prefill=chunked,
         )
         self.scheduler, self.config = Scheduler(config, memory), config
+        self._sharing = SharedPrompt(self)
         self.plans, self.finished, self.num_preemptions = [], [], 0
         self._added: list[Sequence] = []
         self._prefilled_last = False
 
     def add(self, prompt_tokens: int, max_tokens: int, name="", priority=0, parent=None) -> Sequence:
-        self._added.append(Sequence(name, [0] * prompt_tokens, max_tokens, priority=priority, parent=parent))
-        self.scheduler.add(self._added[-1])
-        return self._added[-1]
+        if parent is None:
+            sequence = Sequence(name, [0] * prompt_tokens, max_tokens, priority=priority, features=(self._sharing,))
+        else:
+            sequence = Sequence(name, [0] * prompt_tokens, max_tokens, request=parent.request)
+        self._added.append(sequence)
+        self.scheduler.add(sequence)
+        if parent is not None and not self._sharing.may_join(parent):
+            self._sharing.hold_until_computed(sequence)
+        return sequence
 
     def step(self) -> Plan:
         scheduler = self.scheduler

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from helpers import kernels
-from helpers.kernels import Segments
+from helpers.fast import kernels
+from helpers.fast.kernels import Segments
 
 pytestmark = pytest.mark.skipif(
     bool(kernels.unavailable()), reason=f"there are no compiled kernels: {kernels.unavailable()}"

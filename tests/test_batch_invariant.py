@@ -9,12 +9,12 @@ import transformers
 from conftest import random_pair
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from helpers import Engine, EngineConfig, SamplingParams, kernels, load_model
+from helpers import Engine, EngineConfig, SamplingParams, load_model
+from helpers.fast import acceleration, kernels
+from helpers.fast.batch_invariant import why_not_invariant
+from helpers.fast.linear import FastLinear, choose_linear_backends
 from helpers.models import clone_sharing_weights
-from helpers.runners import choice
-from helpers.runners.batch_invariant import why_not_invariant
-from helpers.runners.linear import FastLinear, choose_linear_backends
-from tests.families import FAMILIES, CountingScheduler, build, not_ragged_because, tokenizer
+from tests.support.families import FAMILIES, CountingScheduler, build, not_ragged_because, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
@@ -94,7 +94,7 @@ def test_a_requests_logits_are_the_same_bits_alone_and_in_company(model, threads
 @needs_kernels
 @pytest.mark.parametrize("limit, backend", [(2**30, "compiled"), (0, "compiled_unpacked")])
 def test_a_large_model_is_invariant_without_copies_of_its_weights(model, monkeypatch, limit, backend):
-    monkeypatch.setattr(choice, "MAX_COPIED_BYTES", limit)
+    monkeypatch.setattr(acceleration, "MAX_COPIED_BYTES", limit)
     engine = Engine(model, tokenizer(), EngineConfig(batch_invariant=True))
     layers = [module for module in engine.runner.model.modules() if isinstance(module, FastLinear)]
     assert layers and {name for layer in layers for name in layer.backends} == {backend}
@@ -107,7 +107,7 @@ def test_a_large_model_is_invariant_without_copies_of_its_weights(model, monkeyp
 @needs_kernels
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_a_large_model_with_quantized_weights_is_invariant(monkeypatch, weights):
-    monkeypatch.setattr(choice, "MAX_COPIED_BYTES", 0)
+    monkeypatch.setattr(acceleration, "MAX_COPIED_BYTES", 0)
     model, _ = load_model(weights=weights)
     requests = requests_of([(37, 6), (5, 9)])
     alone = [observed(model, [request], batch_invariant=True)[0][0] for request in requests]

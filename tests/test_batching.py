@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from helpers import Request, filter_batch, generate_next_token, init_batch, merge_batches
-from helpers.engine.detokenizer import text_of
+from helpers.detokenizer import text_of
 from helpers.request import as_requests
 
 pytestmark = pytest.mark.usefixtures("one_thread")

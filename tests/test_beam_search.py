@@ -6,17 +6,18 @@ with a wrong block has a wrong context, so its scores and its successors are wro
 
 import itertools
 import math
+import signal
 from random import Random
 
 import pytest
 from conftest import PROMPTS, alone, random_pair
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from test_interrupts import Caller, ContextRunner, check_nothing_is_left, check_outputs, check_state, interrupted_at
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
 from helpers.engine import POLICIES, SampledToken
-from helpers.engine.beam_search import BeamRules, beam_search
+from helpers.features.beam_search import BeamRules, beam_search
+from tests.support.context_runner import Caller, ContextRunner, check_nothing_is_left, check_outputs, check_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -219,20 +220,22 @@ def test_one_row_or_memory_for_one_beam_is_enough():
         search(caller_of(**config), [3, 1, 4], 4, 8)
 
 
-class PausedFirst:
-    """Admits one sequence at a time, and a paused one if it sees any."""
+class HeldFirst:
+    """Admits one sequence at a time, and a held one if it sees any."""
 
     def __init__(self):
         self.calls = itertools.count()
 
     def order(self, waiting, running):
         assert next(self.calls) < 500, "the search does not end"
-        return sorted(waiting, key=lambda sequence: not sequence.paused)[:1]
+        return sorted(waiting, key=lambda sequence: sequence not in self.scheduler.held)[:1]
 
 
 @pytest.mark.parametrize("config", [{"max_batch_size": 1}, {"num_blocks": 5}], ids=["one row", "few blocks"])
-def test_a_policy_that_would_admit_only_paused_beams_does_not_see_them(config):
-    search(caller_of(**config, policy=PausedFirst()), [3, 1, 4], 4, 8)
+def test_a_policy_that_would_admit_only_held_beams_does_not_see_them(config):
+    caller = caller_of(**config, policy=(policy := HeldFirst()))
+    policy.scheduler = caller.engine.scheduler
+    search(caller, [3, 1, 4], 4, 8)
 
 
 def test_without_max_tokens_beams_run_until_eos_or_the_end_of_the_context():
@@ -244,21 +247,25 @@ def test_without_max_tokens_beams_run_until_eos_or_the_end_of_the_context():
 
 
 def test_an_interrupted_search_leaves_nothing_behind_and_loses_no_output_of_others():
-    def interrupted(place: int | None = None) -> int:
+    for interrupted in range(4):
         caller = caller_of(12)
         caller.add("other", [1, 2], 5)
-        lines = interrupted_at(lambda: search(caller, [3, 4], 3, 3, 1.0, "never"), place)
+        run, calls = caller.engine.runner.run, itertools.count()
+
+        def run_or_interrupt(*args, run=run, calls=calls, interrupted=interrupted):
+            if next(calls) == interrupted:
+                signal.raise_signal(signal.SIGINT)
+            return run(*args)
+
+        caller.engine.runner.run = run_or_interrupt
+        with pytest.raises(KeyboardInterrupt):
+            search(caller, [3, 4], 3, 6, 1.0, "never")
         check_state(caller.engine)
         assert set(caller.engine.scheduler.requests) <= {"other"} and not caller.engine.outputs._subscribers
         search(caller, [3, 4], 2, 2)
         caller.finish()
         check_outputs(caller)
         check_nothing_is_left(caller.engine)
-        return lines
-
-    lines = interrupted()
-    for place in [*range(0, lines - 60, 23), *range(lines - 60, lines)]:  # the last ones are those of leaving
-        interrupted(place)
 
 
 def test_a_failed_pass_ends_the_search_and_no_request_outside_of_that_pass(random_pairs):

@@ -5,6 +5,7 @@ No test asserts how fast anything is.
 
 import io
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,7 @@ from tqdm import tqdm
 from benchmarks import __main__ as program
 from benchmarks import compare, machine, other_programs, report, scheduling_cost, speculation, workloads
 from benchmarks.engines import ExternalEngine, TransformersStatic
+from benchmarks.in_turns import TokenReplacingRunner, take_turns
 from benchmarks.measure import Measurement, TokensDiffer, count_runs, make_shortfall, measure
 from benchmarks.models import find_model
 from benchmarks.other_programs import OtherPrograms, Watch, _Snapshot
@@ -76,32 +78,25 @@ def measurement(engine, seconds, **changes):
 # --- workloads ------------------------------------------------------------------------------------------------------
 
 
-def test_the_race_is_the_one_of_lesson_3():
-    race = workloads.race(VOCABULARY)
-
-    assert (race.rows, len(race.requests), race.output_tokens) == (8, 32, 680)
-    assert {len(request.prompt) for request in race.requests} == {7}
-    assert [request.max_tokens for request in race.requests] == [100, *[10] * 7] * 4
-
-
 @pytest.mark.parametrize(
     ("name", "rows", "requests", "prompts", "outputs"),
-    [("mixed", 16, 64, (8, 128), (8, 128)), ("long", 16, 48, (256, 512), (16, 64)), ("one", 1, 1, (8, 8), (128, 128))],
+    [
+        ("race", 8, 32, (7, 7), (10, 100)),  # of lesson 3
+        ("mixed", 16, 64, (8, 128), (8, 128)),
+        ("long", 16, 48, (256, 512), (16, 64)),
+        ("one", 1, 1, (8, 8), (128, 128)),
+    ],
 )
 def test_a_workload_has_the_sizes_that_its_description_states(name, rows, requests, prompts, outputs):
-    workload = workloads.WORKLOADS[name](VOCABULARY)
+    build = workloads.WORKLOADS[name]
+    workload = build(VOCABULARY)
 
     assert (workload.name, workload.rows, len(workload.requests)) == (name, rows, requests)
     assert all(prompts[0] <= len(request.prompt) <= prompts[1] for request in workload.requests)
     assert all(outputs[0] <= request.max_tokens <= outputs[1] for request in workload.requests)
     assert all(0 <= token < VOCABULARY for request in workload.requests for token in request.prompt)
-
-
-@pytest.mark.parametrize("name", workloads.WORKLOADS)
-def test_the_same_seed_gives_the_same_requests_and_another_seed_gives_others(name):
-    build = workloads.WORKLOADS[name]
-
-    assert build(VOCABULARY) == build(VOCABULARY) != build(VOCABULARY, seed=1)
+    assert name != "race" or [request.max_tokens for request in workload.requests] == [100, *[10] * 7] * 4
+    assert workload == build(VOCABULARY) != build(VOCABULARY, seed=1)
 
 
 # --- the report -----------------------------------------------------------------------------------------------------
@@ -187,28 +182,34 @@ def test_other_programs_used_what_was_not_this_programs_and_the_busiest_is_named
     assert Watch().stop() == OtherPrograms(cores=0.8, busiest="video")
 
 
-def test_figures_taken_beside_another_program_are_refused_and_with_force_marked(tmp_path, capsys, monkeypatch):
-    busy = OtherPrograms(0.8, "a video")
-    monkeypatch.setattr(Watch, "stop", lambda self: busy)
-    arguments = ["--model", "embedded", "--workloads", "one", "--repeats", "1", "--output", str(tmp_path)]
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Run the program with counting engines; return its exit code and what it prints."""
 
-    assert program.main(arguments, [CountingEngine("first")]) == 1
-    refused = capsys.readouterr()
-    assert program.main([*arguments, "--force"], [CountingEngine("first")]) == 0
-    forced = capsys.readouterr()
+    def main(*arguments, engines=None):
+        code = program.main([*arguments, "--output", str(tmp_path)], engines or [CountingEngine("first")])
+        return code, capsys.readouterr()
 
-    assert refused.out == ""
-    assert "other programs kept 0.8 cores busy, a video most of all. End them, or use --force." in refused.err
-    assert "**Not idle**: other programs kept 0.8 cores busy" in forced.out
+    return main
 
 
-def test_with_keep_the_cases_of_an_earlier_run_stay_in_the_report(tmp_path, capsys):
-    arguments = ["--smoke", "--keep", "--output", str(tmp_path), "--workloads"]
+def test_figures_taken_beside_another_program_are_refused_and_with_force_marked(run, monkeypatch):
+    monkeypatch.setattr(Watch, "stop", lambda self: OtherPrograms(0.8, "a video"))
+    arguments = ["--model", "embedded", "--workloads", "one", "--repeats", "1"]
+
+    (refused, without), (forced, shown) = run(*arguments), run(*arguments, "--force")
+
+    assert (refused, without.out, forced) == (1, "", 0)
+    assert "other programs kept 0.8 cores busy, a video most of all. End them, or use --force." in without.err
+    assert "**Not idle**: other programs kept 0.8 cores busy" in shown.out
+
+
+def test_with_keep_the_cases_of_an_earlier_run_stay_in_the_report(run, tmp_path):
     for name in ("race", "one", "race"):
-        assert program.main([*arguments, name], [CountingEngine("first")]) == 0
+        assert run("--smoke", "--keep", "--workloads", name)[0] == 0
 
     measured, _ = report.read_json(tmp_path / "benchmark.json")
-    assert [one.workload for one in measured] == ["one", "race"]
+    assert [measurement.workload for measurement in measured] == ["one", "race"]
 
 
 @pytest.mark.parametrize(
@@ -242,13 +243,11 @@ def test_a_token_reads_all_weights_but_the_position_embeddings():
 def test_different_tokens_are_refused_before_any_run_is_timed(tmp_path, dtype, distance):
     log = []
     engines = [CountingEngine("first", log=log), CountingEngine("second", wrong_from=3, log=log)]
+    message = "second and first gave different tokens for 29 of 32 requests of race.* of the logits' range"
 
-    with pytest.raises(
-        TokensDiffer, match="second and first gave different tokens for 29 of 32 requests of race"
-    ) as info:
+    with pytest.raises(TokensDiffer, match=message):
         measure(engines, workloads.race(VOCABULARY), tmp_path, dtype, 3, shortfall=lambda request, output: distance)
 
-    assert "of the logits' range" in str(info.value)
     assert log.count(("run", "first")) == 1  # only the comparison
     assert log[-2:] == [("close", "first"), ("close", "second")]
 
@@ -306,41 +305,32 @@ def test_engines_take_turns_and_each_is_first_once(tmp_path):
     measurements = measure(engines, workloads.one(VOCABULARY), tmp_path, "float32", 2, bar, settle=0)
 
     assert [name for what, name in log if what == "run"] == ["a", "b", "a", "b", "b", "a"]
-    assert [len(one.seconds) for one in measurements] == [2, 2]
+    assert [len(measurement.seconds) for measurement in measurements] == [2, 2]
     assert bar.n == count_runs(engines, repeats=2)
 
 
 # --- the program ----------------------------------------------------------------------------------------------------
 
 
-def test_no_figures_are_printed_if_engines_differ(tmp_path, capsys):
+def test_no_figures_are_printed_if_engines_differ(run, tmp_path):
     # These engines count, which is not the model's greedy output.
-    arguments = ["--smoke", "--workloads", "race", "--output", str(tmp_path)]
+    engines = [CountingEngine("first"), CountingEngine("second", wrong_from=0)]
+    code, shown = run("--smoke", "--workloads", "race", engines=engines)
 
-    assert program.main(arguments, [CountingEngine("first"), CountingEngine("second", wrong_from=0)]) == 1
-
-    output = capsys.readouterr()
-    assert "different tokens" in output.err
-    assert output.out == ""
+    assert code == 1 and "different tokens" in shown.err and shown.out == ""
     assert not list(tmp_path.iterdir())
 
 
-def test_an_engine_that_is_not_installed_is_named_with_the_reason(tmp_path, capsys, monkeypatch):
+def test_what_cannot_run_is_skipped_with_the_reason(run, tmp_path, monkeypatch):
     monkeypatch.setenv("BENCH_VLLM_PYTHON", str(tmp_path / "nowhere"))
-    arguments = ["--smoke", "--workloads", "one", "--output", str(tmp_path)]
+    engines = [CountingEngine("first"), ExternalEngine("vllm")]
+    code, shown = run(
+        *["--model", "embedded", "--workloads", "long", "one", "--repeats", "1", "--force"], engines=engines
+    )
 
-    assert program.main(arguments, [CountingEngine("first"), ExternalEngine("vllm")]) == 0
-
-    assert "Skipped: vllm, not installed: python -m benchmarks.install vllm." in capsys.readouterr().out
+    assert code == 0 and "the model has 512" in shown.err
+    assert "Skipped: vllm, not installed: python -m benchmarks.install vllm." in shown.out
     assert "vllm" in json.loads((tmp_path / "benchmark.json").read_text())["skipped"]
-
-
-def test_a_workload_longer_than_the_context_is_skipped_with_the_reason(tmp_path, capsys):
-    arguments = ["--model", "embedded", "--workloads", "long", "one", "--repeats", "1", "--output", str(tmp_path)]
-
-    assert program.main([*arguments, "--force"], [CountingEngine("first")]) == 0
-
-    assert "the model has 512" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -375,7 +365,15 @@ def test_static_batches_of_generate_give_the_tokens_that_each_prompt_gets_alone(
     assert together == engine.run(requests)
 
 
-# --- what an iteration costs ------------------------------------------------------------------------------------------
+# --- what is measured in turns ----------------------------------------------------------------------------------------
+
+
+def test_everything_takes_turns_and_the_rounds_that_warm_up_are_left_out():
+    called = []
+    runs = {name: lambda name=name: called.append(name) or len(called) for name in "ab"}
+
+    assert take_turns(runs, rounds=2, warm_up=1) == {"a": [3, 5], "b": [4, 6]}
+    assert called == list("ababab")
 
 
 def test_scheduling_cost_separates_iterations_that_admit_from_those_that_decode():
@@ -384,30 +382,31 @@ def test_scheduling_cost_separates_iterations_that_admit_from_those_that_decode(
         scheduling_cost.Case("longest_first", waiting=3),
         scheduling_cost.Case(num_blocks=300, block_size=1, cached=True),
     ]
+    model, tokenizer = load_model()
 
-    results = scheduling_cost.measure(*load_model(), cases, rounds=1)
+    results = {name: scheduling_cost.measure(pair, tokenizer, cases, 1) for name, pair in [("no", None), ("a", model)]}
 
-    assert list(results) == ["no model", "embedded model"]
-    for measurements in results.values():
-        assert [len(one.admit) for one in measurements.values()] == [1, 1, 1]
-        assert [len(one.decode) for one in measurements.values()] == [15, 15, 15]
-    assert "| longest_first, 3 waiting | " in scheduling_cost.table(results)
-    assert "| 300 blocks, all cached | " in scheduling_cost.table(results)
+    assert {len(batch) for times in results.values() for batches in times.values() for batch in batches} == {16}
+    times = {case: [[milliseconds, *[0.5] * 15]] for case, milliseconds in zip(cases, (7, 8, 9), strict=True)}
+    report = scheduling_cost.report(results | {"made up": times})
+    assert re.search(r"\| longest_first, 3 waiting \|.* 0.500 \| 8.000 \|", report)
+    assert re.search(r"\| 300 blocks, all cached \|.* 0.500 \| 9.000 \|", report)
 
 
-def test_answers_that_are_copied_take_less_than_half_of_the_passes_with_n_gram_lookup():
+def test_answers_that_are_copied_take_less_than_half_of_the_passes_with_n_gram_lookup(capsys):
     script = speculation.Script(load_model()[1])
     plain, ngram = (speculation.count_copies(script, drafts) for drafts in (0, 4))
     assert plain.tokens == plain.passes == ngram.tokens and plain.drafted == 0
     assert ngram.passes < plain.passes / 2
-    assert speculation.report(1, timed=False).count("\n| ") == 6
+    speculation.main(count_only=True)
+    assert capsys.readouterr().out.count("\n| ") == 6
 
 
 def test_a_scripted_engine_computes_every_pass_and_generates_the_written_answers():
     model, tokenizer = load_model()
     script = speculation.Script(tokenizer)
     engine = Engine(model, tokenizer, EngineConfig(max_batch_size=1, speculative="ngram"))
-    engine.runner = speculation.ScriptedRunner(engine.runner, script)
+    engine.runner = TokenReplacingRunner(engine.runner, script.sample)
     (output,) = engine.generate([script.prompts[2]], script.params[2])
     assert output.text == workloads_of_the_course.copying()[2][1]
     assert engine.trace.accepted_tokens > len(output.token_ids) / 2

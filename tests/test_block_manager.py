@@ -25,7 +25,7 @@ from tests.simulation import operations
 
 def sequence(text: str, parent: Sequence | None = None) -> Sequence:
     """A sequence with a token for every letter."""
-    return Sequence(text, [ord(letter) for letter in text], 10, parent=parent)
+    return Sequence(text, [ord(letter) for letter in text], 10, request=parent and parent.request)
 
 
 def compute(blocks: BlockManager, one: Sequence, tokens: int | None = None) -> list[int]:
@@ -455,7 +455,7 @@ class Blocks(RuleBasedStateMachine):
     @rule(which=st.integers(0, 5), tokens=st.integers(1, 12))
     def add_a_sample(self, which, tokens):
         first = list(self.blocks.tables)[which % len(self.blocks.tables)]
-        self.sequences.append(Sequence("sample", first.token_ids[: first.prompt_tokens], 10, parent=first))
+        self.sequences.append(Sequence("sample", first.token_ids[: first.prompt_tokens], 10, request=first.request))
         self.plan_one(self.sequences[-1], tokens)
 
     @precondition(lambda self: len(self.planned) < len(self.sequences))

@@ -15,7 +15,7 @@ import pytest
 
 from helpers import SamplingParams
 from helpers.server import launch
-from tests.serving import embedded_engine, wait_until
+from tests.support.serving import embedded_engine, wait_until
 
 ray = pytest.importorskip("ray")
 ROOT = Path(__file__).resolve().parents[1]

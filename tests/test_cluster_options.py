@@ -1,19 +1,20 @@
 """The options of the command that starts replicas, and what it says if Ray does not start."""
 
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray")
-from ray._private import ray_constants
+from helpers.cluster.__main__ import command, main
+from helpers.command_line import parse
 
-from helpers.cluster.__main__ import _options, main
-from helpers.cluster.ray_replicas import ATTEMPTS
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("given, expected", [("1", (1, 1)), ("3", (3, 3)), ("1..4", (1, 4)), ("2..2", (2, 2))])
 def test_the_number_of_replicas_may_be_a_range(given, expected):
-    assert _options(["--replicas", given]).replicas == expected
+    assert parse(command, ["--replicas", given]).replicas == expected
 
 
 @pytest.mark.parametrize(
@@ -32,15 +33,28 @@ def test_the_number_of_replicas_may_be_a_range(given, expected):
 )
 def test_an_option_outside_its_range_is_refused_with_the_reason(arguments, reason, capsys):
     with pytest.raises(SystemExit):
-        _options(arguments)
+        parse(command, arguments)
     assert reason in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments, attempts", [((), ATTEMPTS), (("--ray-address", "127.0.0.1:6379"), 1)])
-def test_if_ray_does_not_start_it_is_started_again_and_at_last_the_command_says_so(
-    arguments, attempts, monkeypatch, caplog
-):
-    tried = []
+def test_the_help_and_refusals_need_no_ray():
+    code = (
+        "import runpy, sys; sys.modules['ray'] = None; sys.argv = ['helpers.cluster', *sys.argv[1:]];"
+        "runpy.run_module('helpers.cluster', run_name='__main__')"
+    )
+    for argument, status in (("--help", 0), ("--replicas=0", 2)):
+        ended = subprocess.run([sys.executable, "-c", code, argument], cwd=ROOT, capture_output=True, text=True)
+        assert ended.returncode == status and ("--replica-timeout" in ended.stdout) == (status == 0), ended.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("--ray-address", "127.0.0.1:6379")])
+def test_if_ray_does_not_start_it_is_started_again_and_at_last_the_command_says_so(arguments, monkeypatch, caplog):
+    pytest.importorskip("ray")
+    from ray._private import ray_constants
+
+    from helpers.cluster.ray_replicas import ATTEMPTS
+
+    attempts, tried = 1 if arguments else ATTEMPTS, []
 
     def init(address, **options):
         assert all(process.wait(20) for _, process in tried)  # those of an attempt that failed were killed

@@ -23,7 +23,6 @@ import nbformat
 import pytest
 import torch
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from helpers import set_up
@@ -108,11 +107,9 @@ def test_a_stamped_lesson_has_a_badge_and_a_first_cell_and_is_otherwise_the_same
 
     nb = read(course)
     nbformat.validate(nb)
-    badge = colab.badge("someone/course", "notebooks/1_one.ipynb")
-    assert badge.endswith(
-        f"(https://colab.research.google.com/github/someone/course/blob/v{colab.VERSION}/notebooks/1_one.ipynb)"
-    )
     title, first, imports, last = nb.cells
+    target = f"github/someone/course/blob/v{colab.VERSION}/notebooks/1_one.ipynb"
+    badge = f"[![Open in Colab]({colab.BADGE_IMAGE})](https://colab.research.google.com/{target})"
     assert title.source == f"# One\n\n{badge}\n\nText."
     assert first.source == colab.set_up_cell("someone/course")
     assert f"https://github.com/someone/course/archive/refs/tags/v{PROJECT['version']}.zip\n" in first.source
@@ -125,18 +122,16 @@ def test_a_stamped_lesson_has_a_badge_and_a_first_cell_and_is_otherwise_the_same
     assert first.outputs == [] and last.outputs[0].execution_count == 3
 
 
-def test_a_notebook_that_was_never_run_stays_so(course):
+def test_in_an_exercise_the_cell_stamped_before_is_replaced_and_stays_locked_and_nothing_seems_to_have_run(course):
     colab.stamp(course, "someone/course")
-    nb = read(course, "exercises/source/one/one.ipynb")
-    assert [cell.execution_count for cell in nb.cells[1:]] == [None, None, None]
-
-
-def test_a_cell_that_was_stamped_before_is_replaced_and_stays_locked(course):
-    colab.stamp(course, "someone/course")
-    _, first, imports, _ = read(course, "exercises/source/one/one.ipynb").cells
+    source, release = (read(course, f"exercises/{kind}/one/one.ipynb") for kind in ("source", "release"))
+    title, first, imports, _ = source.cells
+    assert source == release
+    assert f"/blob/v{colab.VERSION}/notebooks/exercises/release/one/one.ipynb)" in title.source
     assert first.source == colab.set_up_cell("someone/course")
     assert (first.id, first.metadata.nbgrader.locked, first.metadata.tags) == ("cell-1", True, ["bootstrap"])
     assert imports.source == "from helpers import load_model"
+    assert [cell.execution_count for cell in source.cells[1:]] == [None, None, None]
 
 
 def test_a_locked_cell_of_a_release_gets_a_new_checksum(course):
@@ -147,44 +142,26 @@ def test_a_locked_cell_of_a_release_gets_a_new_checksum(course):
     assert nb.cells[1].metadata.nbgrader.checksum == compute_checksum(nb.cells[1]) != "of the old source"
 
 
-def test_the_readme_has_a_badge_behind_each_notebook_in_its_tables(course):
-    colab.stamp(course, "someone/course")
-    lines = (course / "README.md").read_text().splitlines()
+def test_the_readme_has_a_badge_behind_each_notebook_in_its_tables():
+    lines = colab.stamp_readme(README, "someone/course").splitlines()
     assert lines[2] == "See [lesson 1](notebooks/1_one.ipynb)."
     one = colab.badge("someone/course", "notebooks/1_one.ipynb")
     assert lines[6] == f"| 1 | [One](notebooks/1_one.ipynb) {one} | a loop |"
     assert lines[7].count("[![") == 1  # not behind the link to another place
 
 
-def test_stamping_twice_changes_nothing(course):
+def test_a_repository_can_be_named_again_replaced_and_removed(course):
+    colab.stamp(course, "")
+    without = contents(course)
+    assert without[course / "README.md"] == README
+    assert {stamp[1:] for stamp in stamps(course)} == {("", "")}
     colab.stamp(course, "someone/course")
-    before = contents(course)
     assert colab.stamp(course, "someone/course") == []
-    assert contents(course) == before
-
-
-def test_another_repository_takes_the_place_of_the_first_everywhere(course):
-    colab.stamp(course, "someone/course")
     colab.stamp(course, "else.where/new-name")
     assert {repository for _, repository, _ in stamps(course)} == {"else.where/new-name"}
     assert not any("someone" in text for text in contents(course).values())
-
-
-def test_without_a_repository_there_are_no_badges_and_nothing_else_is_lost(course):
     colab.stamp(course, "")
-    before = contents(course)
-    assert before[course / "README.md"] == README
-    assert {stamp[1:] for stamp in stamps(course)} == {("", "")}
-    colab.stamp(course, "someone/course")
-    colab.stamp(course, "")
-    assert contents(course) == before
-
-
-def test_the_source_of_an_exercise_is_stamped_like_its_release(course):
-    colab.stamp(course, "someone/course")
-    source, release = (read(course, f"exercises/{kind}/one/one.ipynb") for kind in ("source", "release"))
-    assert source == release
-    assert f"/blob/v{colab.VERSION}/notebooks/exercises/release/one/one.ipynb)" in source.cells[0].source
+    assert contents(course) == without
 
 
 @pytest.mark.parametrize(
@@ -193,42 +170,41 @@ def test_the_source_of_an_exercise_is_stamped_like_its_release(course):
 )
 def test_the_badge_stands_below_the_title_where_there_is_one(title, stamped):
     nb = notebook("1 + 2", title=title)
-    badge = colab.badge("someone/course", "notebooks/1_one.ipynb")
-    for _ in range(2):
-        colab.stamp_notebook(nb, "someone/course", "notebooks/1_one.ipynb")
-        assert nb.cells[0].source.replace(badge, "BADGE") == stamped
+    colab.stamp_notebook(nb, "someone/course", "notebooks/1_one.ipynb")
+    assert nb.cells[0].source.replace(colab.badge("someone/course", "notebooks/1_one.ipynb"), "BADGE") == stamped
 
 
 @pytest.mark.parametrize(
     "address, repository",
     [
-        ("https://github.com/someone/course.git", "someone/course"),
-        ("https://github.com/someone/a.course", "someone/a.course"),
+        ("https://github.com/someone/a.course.git", "someone/a.course"),
         ("https://user:secret@github.com/someone/course/", "someone/course"),
         ("git@github.com:someone/course.git", "someone/course"),
         ("ssh://git@github.com/someone/course", "someone/course"),
         ("https://example.org/someone/course.git", ""),
         ("https://notgithub.com/someone/course.git", ""),
         ("../course", ""),
-        (None, ""),
     ],
 )
-def test_the_default_is_the_git_remote(course, capsys, address, repository):
+def test_an_address_of_a_git_remote_names_its_repository(address, repository):
+    found = colab.GITHUB.search(address)
+    assert (found["repository"] if found else "") == repository
+
+
+@pytest.mark.parametrize("remote", ["", "someone/course"])
+def test_the_default_is_the_git_remote_and_another_repository_is_pointed_out(course, capsys, remote):
     git(course, "init", "--quiet")
-    if address:
-        git(course, "remote", "add", "origin", address)
+    if remote:
+        git(course, "remote", "add", "origin", f"https://github.com/{remote}.git")
     assert colab.main([], course) == 0
-    assert {found for _, found, _ in stamps(course)} == {repository}
-    assert ("no git remote" in capsys.readouterr().out) == (not repository)
-
-
-def test_a_repository_that_is_not_the_git_remote_is_pointed_out(course, capsys):
-    git(course, "init", "--quiet")
-    colab.main(["--repo", "someone/course"], course)
+    assert {found for _, found, _ in stamps(course)} == {remote}
     shown = capsys.readouterr().out
-    assert shown.startswith("3 notebooks and README.md name github.com/someone/course. Files changed: 4.\n")
-    assert "Until someone/course exists, these badges lead nowhere." in shown
-    assert f"git tag v{PROJECT['version']}" in shown
+    assert ("no git remote" in shown) == (not remote) and (f"git tag v{PROJECT['version']}" in shown) == bool(remote)
+
+    colab.main(["--repo", "else/where"], course)
+    shown = capsys.readouterr().out
+    assert shown.startswith("3 notebooks and README.md name github.com/else/where. Files changed: 4.\n")
+    assert "Until else/where exists, these badges lead nowhere." in shown
 
 
 @pytest.mark.parametrize("name", ["course", "https://github.com/someone/course", "some one/course", 'a/b"'])
@@ -242,25 +218,30 @@ def test_anything_but_owner_and_name_is_refused(course, name):
 # --- this checkout -------------------------------------------------------------------------------------------------
 
 
-def repositories():
-    return {repository for _, repository, _ in stamps()} or {"(make colab was never run)"}
+REPOSITORIES = {repository for _, repository, _ in stamps()} or {"(make colab was never run)"}
+
+
+def git_lines(*arguments):
+    """Return what git says of this checkout, which is the only proof that needs no network."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_all_notebooks_and_the_readme_name_the_same_repository():
-    assert len(repositories()) == 1, "make colab [REPO=owner/name] writes one name everywhere"
+    assert len(REPOSITORIES) == 1, "make colab [REPO=owner/name] writes one name everywhere"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
-def test_a_committed_notebook_is_stamped(path):
-    nb = nbformat.read(path, as_version=4)
-    before = nbformat.writes(nb)
-    colab.stamp_notebook(nb, min(repositories()), path.relative_to(ROOT).as_posix())
-    assert nbformat.writes(nb) == before, "run make colab"
-
-
-def test_the_readme_is_stamped():
-    text = (ROOT / "README.md").read_text()
-    assert colab.stamp_readme(text, min(repositories())) == text, "run make colab"
+def test_every_committed_notebook_and_the_readme_are_stamped():
+    outdated = []
+    for path in NOTEBOOKS:
+        nb = nbformat.read(path, as_version=4)
+        before = nbformat.writes(nb)
+        colab.stamp_notebook(nb, min(REPOSITORIES), path.relative_to(ROOT).as_posix())
+        outdated += [name_of(path)] * (nbformat.writes(nb) != before)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    outdated += ["README.md"] * (colab.stamp_readme(text, min(REPOSITORIES)) != text)
+    assert outdated == [], "run make colab"
 
 
 def test_a_badge_opens_a_notebook_that_is_here():
@@ -268,20 +249,13 @@ def test_a_badge_opens_a_notebook_that_is_here():
 
 
 def test_the_repository_exists_as_far_as_this_checkout_knows():
-    """The checkout's own git remote is the only proof that needs no network."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout")
-    remotes = subprocess.run(["git", "-C", ROOT, "remote", "-v"], capture_output=True, text=True, check=True).stdout
-    addresses = {line.split()[1] for line in remotes.splitlines()}
-    known = {found["repository"] for found in map(colab.GITHUB.search, addresses) if found}
-    assert repositories() <= known | {""}, "make colab names the git remote; or add this repository as a git remote"
+    known = {found["repository"] for found in map(colab.GITHUB.search, git_lines("remote", "-v")) if found}
+    assert known | {""} >= REPOSITORIES, "make colab names the git remote; or add this repository as a git remote"
 
 
+@pytest.mark.skipif({""} == REPOSITORIES, reason="no notebook names a repository")
 def test_the_tag_exists_as_far_as_this_checkout_knows():
-    if not (ROOT / ".git").exists() or repositories() == {""}:
-        pytest.skip("no notebook names a repository")
-    tags = subprocess.run(["git", "-C", ROOT, "tag"], capture_output=True, text=True, check=True).stdout.split()
-    assert f"v{colab.VERSION}" in tags, "the set-up cell installs this version from its tag: git tag, then git push"
+    assert f"v{colab.VERSION}" in git_lines("tag"), "the set-up cell installs this version from its tag"
 
 
 # --- the set-up cell -------------------------------------------------------------------------------------------------
@@ -347,6 +321,14 @@ class Machine:
         shown = done.stdout.replace("Note: you may need to restart the kernel to use updated packages.\n", "")
         return done.returncode == 0, shown + done.stderr
 
+    def execute(self, nb):
+        """Run all cells of a notebook in a kernel."""
+        client = NotebookClient(nb, kernel_name="python3", resources={"metadata": {"path": str(self.cwd)}})
+        with client.setup_kernel(env=self.environment):
+            for index, cell in enumerate(nb.cells):
+                if cell.cell_type == "code":
+                    client.execute_cell(cell, index)
+
 
 def small_wheel(machine, *requirements):
     """Give pip a wheel with the set-up module and these requirements."""
@@ -364,7 +346,7 @@ def test_the_set_up_cell_has_at_most_eight_lines_and_a_title():
         assert len(lines) <= 8 and lines[0] == "# @title Set up: run this cell first"
 
 
-@pytest.mark.parametrize("folder", ["", "notebooks", "notebooks/exercises/release", "tests"])
+@pytest.mark.parametrize("folder", ["", "notebooks/exercises/release"])
 def test_in_a_copy_of_the_course_the_cell_does_nothing(machine, folder):
     assert machine.start(cwd=ROOT / folder) == (True, "")
     assert machine.asked_of_pip() == []
@@ -375,8 +357,9 @@ def test_where_helpers_can_be_imported_the_cell_does_nothing(machine):
     assert machine.start("", **changes) == (True, "")
 
 
-def test_elsewhere_it_installs_the_package_once_and_from_its_tag(machine):
-    small_wheel(machine, "torch>=2.6", 'numpy>=1.26; extra == "server"')
+def test_elsewhere_it_installs_the_package_once_from_its_tag_without_the_extras_that_no_lesson_needs(machine):
+    unwanted = ('no-such-package; extra == "cluster"', 'no-such-reader; extra == "gguf"')
+    small_wheel(machine, "torch>=2.6", 'numpy>=1.26; extra == "server"', *unwanted)
     assert machine.start() == (True, "")
     archive = f"https://github.com/someone/course/archive/refs/tags/v{PROJECT['version']}.zip"
     assert machine.asked_of_pip() == [f"install --quiet --no-deps {archive}"]
@@ -387,12 +370,6 @@ def test_it_installs_what_is_missing_or_too_old_and_never_torch(machine):
     succeeds, shown = machine.start()
     assert succeeds and f"Installing numpy>=99, no-such-package<2,>=1. torch {metadata.version('torch')} stays" in shown
     assert machine.asked_of_pip()[1].split()[-2:] == ["numpy>=99", "no-such-package<2,>=1"]
-
-
-def test_extras_that_no_lesson_needs_are_left_out(machine):
-    small_wheel(machine, "torch>=2.6", 'no-such-package; extra == "cluster"', 'no-such-reader; extra == "gguf"')
-    assert machine.start() == (True, "")
-    assert len(machine.asked_of_pip()) == 1
 
 
 def test_a_missing_torch_is_installed(monkeypatch):
@@ -481,12 +458,7 @@ def run_alone(machine, wheel, path, to_the_end):
         loads = [number for number, cell in enumerate(given) if "load_model()" in cell.source]
         code = code[: 1 + min([number for number in loads if number] or [1])]
     nb.cells = [*code, new_code_cell(PROBE)]
-    for cell in nb.cells:
-        cell.outputs = []
-    client = NotebookClient(nb, kernel_name="python3", resources={"metadata": {"path": str(machine.cwd)}})
-    with client.setup_kernel(env=machine.environment):
-        for index, cell in enumerate(nb.cells):
-            client.execute_cell(cell, index)
+    machine.execute(nb)
     return json.loads(nb.cells[-1].outputs[0].text)
 
 
@@ -514,17 +486,6 @@ def test_a_copy_of_the_course_needs_no_network(machine, tmp_path):
     (machine.pip / "fails").touch()
     machine.cwd = copy / "notebooks"
     nb = notebook(colab.set_up_cell("someone/course"), PROBE, executed=False)
-    client = NotebookClient(nb, kernel_name="python3", resources={"metadata": {"path": str(machine.cwd)}})
-    with client.setup_kernel(env=machine.environment):
-        for index, cell in enumerate(nb.cells):
-            client.execute_cell(cell, index)
+    machine.execute(nb)
     assert Path(json.loads(nb.cells[-1].outputs[0].text)[0]).parent == copy / "helpers"
     assert machine.asked_of_pip() == [] and nb.cells[1].outputs == []
-
-
-@pytest.mark.slow
-def test_a_lone_notebook_that_cannot_start_stops_at_its_first_cell(machine):
-    nb = notebook(colab.set_up_cell(""), executed=False)
-    client = NotebookClient(nb, kernel_name="python3", resources={"metadata": {"path": str(machine.cwd)}})
-    with pytest.raises(CellExecutionError, match="open it inside a copy"), client.setup_kernel(env=machine.environment):
-        client.execute_cell(nb.cells[1], 1)

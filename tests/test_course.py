@@ -88,11 +88,11 @@ def wait_for(path):
     return f"import pathlib, time\nend = time.monotonic() + 60\n{loop}"
 
 
-@pytest.mark.parametrize("tags", [[], ["nbval-ignore-output"]], ids=["", "varying"])
-def test_cells_that_do_not_measure_run_side_by_side(lesson, run, tmp_path, tags):
+def test_cells_that_do_not_measure_run_side_by_side(lesson, run, tmp_path):
     marks = [tmp_path / "one", tmp_path / "two"]
     for number, (mine, other) in enumerate([marks, marks[::-1]], start=1):
-        lesson(number, code(f"open({str(mine)!r}, 'w').close()\n{wait_for(other)}", *tags))
+        source = f"open({str(mine)!r}, 'w').close()\n{wait_for(other)}"
+        lesson(number, code(source, *["nbval-ignore-output"][number - 1 :]))
     assert run()[0] == 0
 
 
@@ -121,11 +121,8 @@ def threads_of(lesson, run, *arguments):
     return [cell.outputs[0].text.strip() for cell in cells[2:]]
 
 
-def test_a_cell_that_measures_has_all_threads_and_any_other_one_half_of_them(lesson, run):
+def test_a_cell_that_measures_or_has_no_company_has_all_threads_and_any_other_one_half_of_them(lesson, run):
     assert threads_of(lesson, run) == ["4", "8", "4"]
-
-
-def test_a_lesson_that_runs_without_company_has_all_threads(lesson, run):
     assert threads_of(lesson, run, "--model", "mine") == ["8", "8", "8"]
 
 
@@ -148,23 +145,23 @@ def test_ctrl_c_ends_the_cells_that_run_and_writes_what_ran(lesson, run, tmp_pat
     assert not (tmp_path / "executed" / "3_rows.ipynb").exists()
 
 
-def test_the_line_that_fails_is_quoted_if_it_calls_a_function_of_another_cell(lesson, run, capsys):
-    lesson(1, code("def fail(x):\n    return 1 / x"), code("import textwrap\n\nprint(1)\nfail(0)"))
+@pytest.mark.parametrize(
+    ("first", "second", "error"),
+    [
+        (
+            "def fail(x):\n    return 1 / x",
+            "import textwrap\n\nprint(1)\nfail(0)",
+            "cell [2], line 4\n    fail(0)\nZeroDivisionError: division by zero",
+        ),
+        ("1", "x = 1\ny = )", "cell [2], line 2\n    y = )\nSyntaxError"),
+        ("import os", "os._exit(1)", "cell [2]\n    os._exit(1)\nDeadKernelError: Kernel died"),
+    ],
+    ids=["in another cell's function", "syntax", "dead kernel"],
+)
+def test_the_line_that_fails_is_quoted(lesson, run, capsys, first, second, error):
+    lesson(1, code(first), code(second))
     assert run()[0] == 1
-    error = "1_rows.ipynb stopped in cell [2], line 4\n    fail(0)\nZeroDivisionError: division by zero"
-    assert error in capsys.readouterr().err
-
-
-def test_a_syntax_error_is_quoted_with_its_line(lesson, run, capsys):
-    lesson(1, code("x = 1\ny = )"))
-    assert run()[0] == 1
-    assert "stopped in cell [1], line 2\n    y = )\nSyntaxError" in capsys.readouterr().err
-
-
-def test_a_kernel_that_ends_stops_the_course(lesson, run, capsys):
-    lesson(1, code("import os"), code("os._exit(1)"))
-    assert run()[0] == 1
-    assert "stopped in cell [2]\n    os._exit(1)\nDeadKernelError: Kernel died" in capsys.readouterr().err
+    assert f"1_rows.ipynb stopped in {error}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
 import yaml
+
+from helpers.cluster.__main__ import command
+from helpers.command_line import parse
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 COMMAND = re.compile(r"python -m helpers\.cluster([^`\n]*)")
@@ -13,10 +15,7 @@ COMMAND = re.compile(r"python -m helpers\.cluster([^`\n]*)")
 
 def options_of(path: Path) -> list:
     """Return the options of each command in a file, as the command itself reads them."""
-    pytest.importorskip("ray")
-    from helpers.cluster.__main__ import _options
-
-    return [_options(shlex.split(found[1])) for found in COMMAND.finditer(path.read_text(encoding="utf-8"))]
+    return [parse(command, shlex.split(found[1])) for found in COMMAND.finditer(path.read_text(encoding="utf-8"))]
 
 
 def test_every_command_on_the_page_has_options_that_exist():

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import Unigram
 
 from helpers import load_model
-from helpers.engine.detokenizer import REPLACEMENT_CHARACTER, IncrementalDetokenizer, text_of
+from helpers.detokenizer import REPLACEMENT_CHARACTER, IncrementalDetokenizer, text_of
 
 TEXTS = [
     "a fox 🦊 who said “né?” 👩‍👩‍👧 in 北京 — and left.",
@@ -147,6 +147,24 @@ def test_a_run_of_bytes_is_held_back_until_it_ends_because_one_invalid_byte_spoi
     _, shown = decoded(tokenizer, [*euro, bad, letter, letter])
     assert shown == ["", "", "", "", 4 * REPLACEMENT_CHARACTER + "b", 4 * REPLACEMENT_CHARACTER + "bb"]
     assert decoded(tokenizer, [*euro, tokenizer.eos_token_id, bad, letter])[0].text == 4 * REPLACEMENT_CHARACTER + "b"
+
+
+def test_a_stop_string_in_a_run_of_bytes_within_min_tokens_is_ignored():
+    tokenizer = tokenizer_of("sentencepiece")
+    letter, newline = tokenizer.convert_tokens_to_ids(["b", "<0x0A>"])
+    euro = tokenizer.convert_tokens_to_ids(["<0xE2>", "<0x82>", "<0xAC>"])
+    for ids, min_tokens, stop, stopped in (
+        ([letter, newline, letter], 2, "\n", False),
+        ([letter, newline, letter], 1, "\n", True),
+        ([letter, newline, newline, letter], 2, "\n", True),  # the second newline is beyond
+        ([newline, *euro, letter], 4, "€", False),
+        ([newline, *euro, letter], 3, "€", True),  # it was not complete
+        ([newline, *euro, letter], 3, "\n", False),
+    ):
+        detokenizer = IncrementalDetokenizer(tokenizer, [stop], min_tokens)
+        for token_id in ids:
+            detokenizer.push(token_id)
+        assert detokenizer.stopped == stopped, (ids, min_tokens, stop)
 
 
 def test_a_decoder_that_withdraws_text_does_not_end_the_output():

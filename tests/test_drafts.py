@@ -10,21 +10,14 @@ from conftest import PROMPTS, random_pair, spied
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import Engine, EngineConfig, SamplingParams, kernels, load_model
-from helpers.engine import (
-    BlockManager,
-    Chunk,
-    Context,
-    EngineCore,
-    ModelInfo,
-    NgramProposer,
-    SampledToken,
-    Sequence,
-    accept_drafts,
-)
-from helpers.engine.speculation import FREE_TOKENS, Acceptance, Drafting, Speculation
+from helpers import Engine, EngineConfig, SamplingParams, load_model
+from helpers.base_engine import BaseEngine
+from helpers.engine import BlockManager, Chunk, Feature, ModelInfo, Sequence
+from helpers.fast import kernels
+from helpers.features.speculation import Context, NgramProposer
+from helpers.features.speculation.draft_model import EMBEDDED_DRAFT
+from helpers.features.speculation.speculation import FREE_TOKENS, Acceptance, Drafting, Speculation
 from helpers.models import EMBEDDED
-from helpers.runners.drafts import EMBEDDED_DRAFT
 from helpers.runners.sampling import BatchSampler
 from helpers.simulator import SimulatedRunner, Simulator
 
@@ -42,6 +35,10 @@ class Fixed:
         return list(self.proposals)[:k]
 
 
+def speculation_of(engine):
+    return next(feature for feature in engine.validator.features if feature.name == "speculation")
+
+
 # --- verification -----------------------------------------------------------------------------------------------------
 
 
@@ -49,22 +46,42 @@ class Fixed:
     ("drafts", "tokens"), [([], [5]), ([5], [5, 6]), ([5, 6, 7], [5, 6, 7, 8]), ([5, 9, 7], [5, 6]), ([4, 6, 7], [5])]
 )
 def test_drafts_are_accepted_up_to_the_first_wrong_one_and_one_more_token_follows(drafts, tokens):
-    assert [one.token_id for one in accept_drafts(drafts, lambda number: SampledToken(5 + number))] == tokens
+    sequence = Sequence("r", [1], 9)
+    chunk = Chunk(sequence, 1)
+    chunk.add_drafts(drafts)
+    logits = torch.eye(10)[5 : 6 + len(drafts)]
+    assert [one.token_id for one in BatchSampler().sample([chunk], logits)[sequence]] == tokens
 
 
 def test_a_failure_after_an_accepted_draft_leaves_the_tokens_before_it():
-    def sample(number):
-        if number == failing:
+    for failing, expected in ((2, 2), (0, RuntimeError)):
+        sequence = Sequence("r", [1], 9, features=(FailingAt(failing + 1),))
+        chunk = Chunk(sequence, 1)
+        chunk.add_drafts([0, 1, 2])
+        sampled = BatchSampler().sample([chunk], torch.eye(4))[sequence]
+        assert isinstance(sampled, RuntimeError) if failing == 0 else len(sampled) == expected
+
+
+class FailingAt(Feature):
+    """Fails when a token is chosen after this many tokens."""
+
+    is_last = False
+
+    def __init__(self, failing):
+        self.failing = failing
+
+    def logits_rule(self, sequence):
+        return self
+
+    def allows(self, token_ids, next_id):
+        return None
+
+    def change(self, token_ids, scores):
+        if len(token_ids) == self.failing:
             raise RuntimeError("on purpose")
-        return SampledToken(number)
-
-    failing = 2
-    assert [one.token_id for one in accept_drafts([0, 1, 2], sample)] == [0, 1]
-    failing = 0
-    assert isinstance(accept_drafts([0, 1, 2], sample), RuntimeError)
 
 
-def test_tokens_that_an_interrupt_has_lost_are_drawn_again_with_the_same_result():
+def test_tokens_that_were_taken_back_are_drawn_again_with_the_same_result():
     params = SamplingParams(temperature=2.0, seed=3)
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
     without = BatchSampler()
@@ -76,7 +93,7 @@ def test_tokens_that_an_interrupt_has_lost_are_drawn_again_with_the_same_result(
         sequence.token_ids.append(token.token_id)
 
     sampler, sequence = BatchSampler(), Sequence("with", [1, 2, 3], 9, params=params)
-    for taken in (0, 0, 1, 1, 3):  # how many of the sampled tokens are kept: an interrupt may come at any time
+    for taken in (0, 0, 1, 1, 3):  # how many of the sampled tokens are kept
         sequence.computed = len(sequence.token_ids) - 1
         chunk = Chunk(sequence, 1)
         chunk.add_drafts(expected[sequence.generated : 3])
@@ -185,10 +202,10 @@ def test_new_requests_of_a_hopeless_workload_begin_without_drafts():
 )
 def test_no_draft_more_and_none_fewer_would_give_more_tokens_in_the_same_time(rates, limits, budget):
     sequences = [Sequence(number, [1, 2], 99) for number in range(len(rates))]
-    for sequence, rate in zip(sequences, rates, strict=True):
-        sequence.drafting = Drafting(Acceptance(rate, 1))
     proposer = Fixed(*range(9))
-    speculation = Speculation(proposer, 5, 100)
+    speculation = Speculation(None, proposer, 5, 100)
+    for sequence, rate in zip(sequences, rates, strict=True):
+        speculation._drafting[sequence] = Drafting(Acceptance(rate, 1))
     speculation._random = SimpleNamespace(random=lambda: 1.0)  # none is only explored
     limits = limits[: len(rates)]
     counts = [len(drafts) for drafts in speculation.propose(sequences, limits, budget)]
@@ -262,7 +279,7 @@ def test_nothing_is_drafted_after_eos_unless_it_is_ignored(always_drafts):
     for ignore_eos in (False, True):
         runner = SimulatedRunner(8, 4, next_token=lambda token_ids: len(token_ids) % 7)
         config = EngineConfig(speculative=Right(), num_speculative_tokens=6)
-        engine = EngineCore(runner, load_model()[1], ModelInfo(100, None, frozenset([6])), config)
+        engine = BaseEngine(runner, load_model()[1], ModelInfo(100, None, frozenset([6])), config)
         (output,) = engine.generate([[9, 9]], SamplingParams(10, ignore_eos=ignore_eos))
         assert output.token_ids == ([2, 3, 4, 5, 6] if not ignore_eos else [2, 3, 4, 5, 6, 0, 1, 2, 3, 4])
         passes.append([row.tokens for one in engine.trace.passes for row in one.row_steps if row.tokens])
@@ -389,7 +406,7 @@ def test_the_embedded_draft_model_has_at_most_1_mb_and_the_embedded_model_s_toke
 
 def test_the_draft_model_proposes_its_own_best_tokens():
     engine = Engine(config=EngineConfig(speculative="draft", max_batch_size=3, linear_backend="pytorch"))
-    proposer = engine.scheduler.speculation.proposer
+    proposer = speculation_of(engine).proposer
     draft, tokenizer = load_model(EMBEDDED_DRAFT)
     for prompt in PROMPTS[:5] * 2:  # more than it keeps
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
@@ -400,7 +417,7 @@ def test_the_draft_model_proposes_its_own_best_tokens():
 
 def test_the_draft_model_computes_only_what_is_new_and_follows_what_was_accepted():
     engine = Engine(config=EngineConfig(speculative="draft", max_batch_size=2, linear_backend="pytorch"))
-    proposer = engine.scheduler.speculation.proposer
+    proposer = speculation_of(engine).proposer
     tokens = []
     forward = proposer.runner.forward
     proposer.runner.forward = lambda plan: (tokens.append([one.tokens for one in plan.chunks]), forward(plan))[1]
@@ -419,13 +436,12 @@ def test_the_draft_model_computes_only_what_is_new_and_follows_what_was_accepted
 def test_the_draft_model_stops_at_the_end_of_its_context_and_of_its_memory():
     model, tokenizer = random_pair("gpt2")
     config = EngineConfig(speculative="draft", draft_model=model, max_batch_size=2, max_tokens_per_step=50)
-    proposer = Engine(model, tokenizer, config).scheduler.speculation.proposer
+    proposer = speculation_of(Engine(model, tokenizer, config)).proposer
     context = Context([5] * 126)
     assert proposer.propose(context, 4) == [], "a long prompt takes several passes"
     assert proposer.propose(context, 4) == []
     assert len(proposer.propose(context, 4)) == 3, "128 positions: of 126 tokens and two drafts"
-    proposer.blocks.num_blocks, proposer.blocks._free = 8, type(proposer.blocks._free)(8)
-    proposer.blocks.clear()
+    proposer.blocks = BlockManager(8, proposer.runner.block_size, prefix_caching=False)
     proposer._kept.clear()
     long, short = Context([5] * 120), Context([6] * 9)
     for _ in range(3):
@@ -463,17 +479,17 @@ def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path):
     Engine(model, tokenizer, EngineConfig(speculative="draft", draft_model=str(tmp_path)))
 
 
-def test_an_interrupted_draft_model_starts_again():
+def test_a_draft_model_that_failed_starts_again():
     engine = Engine(config=EngineConfig(speculative="draft", max_batch_size=2, linear_backend="pytorch"))
-    proposer, context = engine.scheduler.speculation.proposer, Context([5, 6, 7])
+    proposer, context = speculation_of(engine).proposer, Context([5, 6, 7])
     expected, forward = proposer.propose(context, 4), proposer.runner.forward
     context.append(8)
 
     def interrupted(plan):
-        raise KeyboardInterrupt
+        raise RuntimeError("on purpose")
 
     proposer.runner.forward = interrupted
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RuntimeError, match="on purpose"):
         proposer.propose(context, 4)
     proposer.runner.forward = forward
     assert proposer.blocks.used == 0

@@ -14,11 +14,12 @@ import torch
 from conftest import PROMPTS, CountingModel, alone, letter_tokenizer, random_pair
 
 from helpers import Engine, EngineConfig, SamplingParams, generate_continuous, generate_static
-from helpers.engine import POLICIES, EngineCore, FirstComeFirstServed, ModelInfo, Scheduler
-from helpers.engine.detokenizer import text_of
+from helpers.base_engine import BaseEngine
+from helpers.detokenizer import text_of
+from helpers.engine import POLICIES, EngineCore, Feature, FirstComeFirstServed, ModelInfo, Scheduler
 from helpers.simulator import SimulatedRunner
-from tests import families
 from tests.simulation import operations
+from tests.support import families
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -556,17 +557,25 @@ def test_a_fault_in_the_middle_of_a_plan_ends_the_requests_of_this_and_later_pas
         assert [output.text for output in engine.generate("abc", SamplingParams(3))] == ["def"]
 
 
-def test_a_fault_in_the_sampling_of_one_request_ends_no_other(monkeypatch):
+def test_a_fault_in_the_sampling_of_one_request_ends_no_other():
     engine = letters_engine()
     for name in ("a", "b", "c"):
         engine.add_request(name, SamplingParams(4), name)
     engine.step()
 
-    def choose(*_):
-        raise ArithmeticError("no token is left")
+    class Failing(Feature):
+        is_last = False
 
-    sampler = engine.runner.sampler.for_sequence(engine.scheduler.running[1])
-    monkeypatch.setattr(sampler, "choose", choose)
+        def logits_rule(self, sequence):
+            return self
+
+        def allows(self, token_ids, next_id):
+            return None
+
+        def change(self, token_ids, scores):
+            raise ArithmeticError("no token is left")
+
+    engine.scheduler.running[1].request.features = (Failing(),)
     outputs = engine.step()
     assert ends(outputs) == {"b": ("c", "error")}
     assert [output.error for output in outputs] == [None, "ArithmeticError: no token is left", None]
@@ -589,7 +598,7 @@ def test_logits_that_are_not_numbers_end_a_sampled_request_with_an_error(monkeyp
         ("", "error"),
         ("def", "length"),
     ]
-    assert all("probability tensor contains" in output.error for output in outputs[:2])
+    assert all("logits are not numbers" in output.error for output in outputs[:2])
 
 
 def test_generate_returns_an_output_for_every_prompt_and_warns_of_those_that_failed():
@@ -603,23 +612,6 @@ def test_generate_returns_an_output_for_every_prompt_and_warns_of_those_that_fai
         ("efg", "length"),
         ("gh", "length"),
     ]
-
-
-def test_an_interrupted_step_is_made_up_for_by_the_next_one():
-    engine, model = faulty_engine(KeyboardInterrupt(), max_batch_size=2)
-    for name, prompt in (("a", "ab"), ("b", "cde"), ("later", "fg"), ("back", "a")):
-        engine.add_request(prompt, SamplingParams(2), name)
-    engine.step()
-    engine.abort_request("back")
-    model.arm(0)
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
-    assert engine.running == [] and engine.waiting == ["a", "b", "later"]
-    engine.add_request("h", SamplingParams(1), "back")
-    outputs = engine.step()
-    assert ends(outputs) == {"back": ("", "abort"), "a": ("cd", "length"), "b": ("fg", "length")}
-    assert [output.new_text for output in outputs] == ["", "d", "g"], "what was delivered is not delivered again"
-    assert ends(run(engine)) == {"later": ("hi", "length"), "back": ("i", "length")}
 
 
 def test_an_interrupted_generate_cancels_its_requests_and_no_others():
@@ -756,27 +748,11 @@ def test_a_token_that_cannot_be_decoded_ends_its_request_and_no_other():
     assert engine.generate("d", SamplingParams(3))[0].text == "efg"
 
 
-def test_an_interrupt_while_tokens_are_decoded_loses_no_request():
-    tokenizer = FailingTokenizer(KeyboardInterrupt(), 1)
-    engine = Engine(CountingModel(40, 99), tokenizer, EngineConfig(execution="padded"))
-    stream = engine.stream("a", SamplingParams(1))
-    engine.add_request("c", SamplingParams(3), "before")
-    engine.add_request("e", SamplingParams(3), "interrupted")
-    engine.add_request("g", SamplingParams(3), "behind")
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
-    assert [(piece.text, piece.finish_reason) for piece in stream] == [("b", "length")], "it had ended already"
-    others = {"before": ("def", "length"), "interrupted": ("fgh", "length"), "behind": ("hi", "length")}
-    assert ends(run(engine)) == others
-    assert not engine.has_unfinished_requests() and engine.scheduler.running == []
-    assert [output.text for output in engine.generate(["a", "g"], SamplingParams(3))] == ["bcd", "hi"]
-
-
 # --- costs ----------------------------------------------------------------------------------------------------------
 
 
 def without_a_model(**config) -> EngineCore:
-    return EngineCore(SimulatedRunner(), letter_tokenizer(), ModelInfo(10, 1000), EngineConfig(**config))
+    return BaseEngine(SimulatedRunner(), letter_tokenizer(), ModelInfo(10, 1000), EngineConfig(**config))
 
 
 def test_a_step_costs_no_more_when_ten_thousand_requests_wait():
@@ -840,29 +816,6 @@ def test_the_text_is_that_of_all_tokens(random_pairs):
         words = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
         assert output.text == text_of(words, tokenizer)
     assert {output.finish_reason for output in outputs} == {"stop", "length"}
-
-
-def test_an_interrupt_in_an_iteration_that_preempts_leaves_the_rows_to_others(embedded, monkeypatch):
-    config = EngineConfig(max_batch_size=2, num_blocks=6, block_size=4, policy="shortest_first", prefix_caching=False)
-    engine = Engine(*embedded, config)
-    for name, most in (("a", 14), ("b", 15)):
-        engine.add_request([1, 2, 3, 4, 5, 6, 7], SamplingParams(most, ignore_eos=True), name)
-    compute = engine.runner.run
-
-    def interrupted(plan, clock):
-        if plan.preempted:
-            raise KeyboardInterrupt
-        return compute(plan, clock)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(engine.runner, "run", interrupted)
-        for _ in range(20):
-            engine.step()
-    assert engine.waiting == ["a", "b"]
-    for name in ("c", "d"):  # both are shorter than the others and need the two rows
-        engine.add_request([5, 6, 7], SamplingParams(3, ignore_eos=True), name)
-    reasons = {output.request_id: output.finish_reason for output in run(engine) if output.finish_reason}
-    assert reasons == dict.fromkeys("abcd", "length")
 
 
 def test_a_runner_that_raises_ends_its_plan_and_no_other_request(monkeypatch):

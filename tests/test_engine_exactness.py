@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
+from helpers.detokenizer import text_of
 from helpers.engine import POLICIES
-from helpers.engine.detokenizer import text_of
 
 PAIRS = {"embedded": load_model, "gpt2": lambda: random_pair("gpt2"), "llama": lambda: random_pair("llama")}
 REQUEST = st.tuples(st.sampled_from(PROMPTS), st.integers(1, LONGEST))

@@ -12,11 +12,11 @@ from conftest import CountingModel, letter_tokenizer
 
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.server.engine_thread import EngineThread
-from helpers.server.errors import DeadlinePassed, QueueFull
+from helpers.server.errors import QueueFull
 from helpers.server.response_stream import choice_name
 from helpers.server.snapshot import MAX_NAMED
-from tests.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
-from tests.serving import PATIENCE
+from tests.support.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
+from tests.support.serving import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -184,17 +184,6 @@ async def test_a_client_that_has_read_everything_cancels_nothing():
         with stream:
             pass
         assert await texts(await submit(thread)) == {0: "cde"}
-
-
-@in_loop
-async def test_a_deadline_counts_from_acceptance():
-    async with running(shut=True) as thread:
-        late, patient = await submit(thread, "a", 3, "late", deadline=0.05), await submit(thread, "b", 3, "patient")
-        with pytest.raises(DeadlinePassed, match=r"its deadline of 0.05 s"):
-            await texts(late)
-        thread.model.allowed.release(100)
-        assert await texts(patient) == {0: "cde"}
-        await wait_until(lambda: is_empty(thread))
 
 
 # --- what observers see, and an idle thread ---------------------------------------------------------------------------

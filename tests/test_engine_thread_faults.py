@@ -6,10 +6,10 @@ import traceback
 
 import pytest
 
-from helpers.engine import OutputDelta
 from helpers.server.errors import EngineFailed, ShuttingDown
-from tests.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
-from tests.serving import PATIENCE
+from helpers.server.output_delta import OutputDelta
+from tests.support.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
+from tests.support.serving import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -18,32 +18,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @in_loop
-async def test_an_error_reaches_the_requests_that_it_concerns():
-    async with running(shut=True) as thread:
-        streams = [await submit(thread, "ab", 3, str(n)) for n in range(3)]
-        thread.model.faults = [MemoryError("full")]
-        thread.model.allowed.release(100)
-        concerned = 0
-        for stream in streams:
-            try:
-                assert await texts(stream) == {0: "cde"}
-            except EngineFailed as error:
-                assert str(error) == "MemoryError: full"
-                concerned += 1
-        assert 1 <= concerned <= 2
-        await wait_until(lambda: is_empty(thread))
-
-
-@in_loop
 async def test_a_request_that_the_engine_refuses_late_fails_alone():
     """It has been validated before. Whatever still goes wrong costs other requests nothing."""
     async with running() as thread:
         add = thread.engine.add_request
 
-        def refusing(token_ids, params, engine_id, *others):
+        def refusing(token_ids, params, engine_id, *others, **named):
             if engine_id == "bad":
                 raise ValueError("no room")
-            return add(token_ids, params, engine_id, *others)
+            return add(token_ids, params, engine_id, *others, **named)
 
         thread.engine.add_request = refusing
         bad = await submit(thread, "a", 2, "bad", n=2, temperature=1)
@@ -52,22 +35,6 @@ async def test_a_request_that_the_engine_refuses_late_fails_alone():
             await texts(bad)
         assert await texts(good) == {0: "bc"}
         await wait_until(lambda: is_empty(thread))
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@in_loop
-async def test_a_crash_ends_every_request():
-    async with running(shut=True) as thread:
-        streams = [await submit(thread, "a", 3, str(n)) for n in range(4)]
-        thread.model.faults = [SystemExit("over")]
-        thread.model.allowed.release(100)
-        for stream in streams:
-            with pytest.raises(EngineFailed, match="The engine has stopped: SystemExit: over"):
-                await texts(stream)
-        with pytest.raises(EngineFailed, match="must be restarted"):
-            await submit(thread)
-        assert not thread.alive and thread.crashed and thread.num_in_flight == 0
-        await asyncio.wait_for(thread.drain(2 * PATIENCE), PATIENCE / 2)
 
 
 @in_loop

@@ -23,8 +23,8 @@ from helpers import (
     load_model,
 )
 from helpers.models import context_length, require_exact_batching, run_model
-from tests import families
-from tests.families import (
+from tests.support import families
+from tests.support.families import (
     BF16_MARGIN,
     CONTEXT,
     FAMILIES,
@@ -39,7 +39,7 @@ from tests.families import (
     reference,
     tokenizer,
 )
-from tests.support_matrix import PADDED, PAGE, RAGGED
+from tests.tools.support_matrix import PADDED, PAGE, RAGGED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import kernels
-from helpers.kernels.huge_pages import LINE, REGION, HugePages
+from helpers.fast import kernels
+from helpers.fast.kernels.huge_pages import LINE, REGION, HugePages
 
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no huge pages")
 

@@ -26,8 +26,9 @@ def texts_of_the_checks():
 
 
 def assignment(path):
-    """Return the name of an assignment on the page: lesson 4, codelab 4, memo 7."""
-    kind = next((kind for kind in ("codelab", "memo") if kind in path.stem), "lesson")
+    """Return the name of an assignment on the page: lesson 4, codelab 4, memo 7; exercise 13 if it has no lesson."""
+    kind = "lesson" if (ROOT / "notebooks" / path.name).exists() else "exercise"
+    kind = next((kind for kind in ("codelab", "memo") if kind in path.stem), kind)
     return f"{kind} {path.stem.partition('_')[0]}"
 
 
@@ -39,7 +40,7 @@ def test_every_message_that_the_page_quotes_is_a_check_s():
 
 
 def test_the_points_are_those_of_the_exercises():
-    told = dict(re.findall(r"^\| (lesson \d+|codelab \d+|memo \d+) \| (\d+) \|", PAGE, re.MULTILINE))
+    told = dict(re.findall(r"^\| ((?:lesson|codelab|memo|exercise) \d+) \| (\d+) \|", PAGE, re.MULTILINE))
     points = {}
     for path in NOTEBOOKS:
         cells = nbformat.read(path, as_version=4).cells
@@ -48,7 +49,7 @@ def test_the_points_are_those_of_the_exercises():
 
 
 def test_the_number_of_lessons_and_tasks_is_that_of_the_exercises():
-    lessons = [path for path in NOTEBOOKS if "codelab" not in path.stem and "memo" not in path.stem]
+    lessons = [path for path in NOTEBOOKS if assignment(path).startswith("lesson")]
     tasks = sum(
         bool(cell.metadata.get("nbgrader", {}).get("solution"))
         for path in lessons
@@ -69,7 +70,7 @@ def test_the_minutes_to_read_are_those_of_the_lessons():
 
 def test_the_minutes_of_the_exercises_are_those_that_they_state():
     lessons = re.findall(r"^\| \[(\d+)\]\(.*\| \d+ \+ (\d+) \|$", PAGE, re.MULTILINE)
-    others = re.findall(r"^\| \[(codelab \d+|memo \d+)\]\(.*\| (\d+) \|$", PAGE, re.MULTILINE)
+    others = re.findall(r"^\| \[((?:codelab|memo|exercise) \d+)\]\(.*\| (\d+) \|$", PAGE, re.MULTILINE)
     told = dict([(f"lesson {number}", minutes) for number, minutes in lessons] + others)
     first = {path: nbformat.read(path, as_version=4).cells[0].source for path in NOTEBOOKS}
     assert told == {
@@ -80,7 +81,7 @@ def test_the_minutes_of_the_exercises_are_those_that_they_state():
 def test_its_commands_and_links_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z-]+)", PAGE)) <= targets
-    for link in re.findall(r"\]\(([^)]+)\)", PAGE):
+    for link in re.findall(r"\]\(([^)]+)\)", re.sub("`.*?`", "", PAGE)):
         assert (ROOT / link).exists(), link
 
 
@@ -104,3 +105,61 @@ def test_a_copy_for_students_collects_the_tests_that_need_no_solutions(tmp_path)
 
     assert done.returncode == 0, done.stdout[-2000:]
     assert "test_engine.py" in done.stdout and "test_grading.py" not in done.stdout
+
+
+MINE = '''"""My own exercise."""
+
+from ..exercise import Exercise
+
+'''
+ANSWERS = '''"""Answers to my own exercise."""
+
+from answers import WRONG, right
+
+
+@right("double")
+def shifted(number):
+    return number << 1
+
+
+WRONG["double"] |= {"one too large": lambda number: 2 * number + 1}
+'''
+SOLVED = "    ### BEGIN SOLUTION\n    return number + number\n    ### END SOLUTION"
+TEXT = "## Task 1: doubling (2 points)\n\n**Example:** `double(3)` is `6`.\n\n<details>Add.</details>"
+
+
+@pytest.mark.slow
+def test_an_exercise_of_one_s_own_that_follows_the_page_s_steps_passes_the_tests_that_it_names(tmp_path):
+    ignored = shutil.ignore_patterns("__pycache__", "node_modules")
+    for name in ("benchmarks", "docs", "helpers", "notebooks", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    example = ast.get_docstring(ast.parse((ROOT / "helpers/checks/exercise.py").read_text(encoding="utf-8")))
+    code = re.sub(r"^    ", "", "\n".join(re.findall(r"^    .*|^$", example, re.MULTILINE)), flags=re.MULTILINE)
+    (tmp_path / "helpers/checks/exercises/lesson_13_mine.py").write_text(MINE + code)
+    (tmp_path / "tests/answers/mine.py").write_text(ANSWERS)
+    answers = tmp_path / "tests/answers/__init__.py"
+    answers.write_text(answers.read_text().replace("    lesson_12,\n", "    lesson_12,\n    mine,\n"))
+
+    nb = nbformat.read(ROOT / "notebooks/exercises/source/2_static_batching/2_static_batching.ipynb", as_version=4)
+    place = next(place for place, cell in enumerate(nb.cells) if cell.metadata.get("nbgrader", {}).get("solution"))
+    first, set_up, imports, text, solution, check = *nb.cells[:3], *nb.cells[place - 1 : place + 2]
+    first.source, imports.source, text.source = "**Time:** about 5 minutes.", "from helpers.checks import check", TEXT
+    solution.source, check.source = f"def double(number):\n{SOLVED}", 'assert check("double", double)'
+    solution.metadata.nbgrader.grade_id, check.metadata.nbgrader.grade_id = "double", "test_double"
+    check.metadata.nbgrader.points = 2
+    nb.cells = [first, set_up, imports, text, solution, check]
+    (tmp_path / "notebooks/exercises/source/13_mine").mkdir()
+    nbformat.write(nb, tmp_path / "notebooks/exercises/source/13_mine/13_mine.ipynb")
+    (lines,) = re.findall(r"For a notebook without a lesson they are `(.*)` and `(.*)` \|", PAGE)
+    page = PAGE + "".join(f"\n{line}\n" for line in lines).replace("\\|", "|")
+    (tmp_path / "INSTRUCTOR.md").write_text(page, encoding="utf-8")
+
+    def run(*command):
+        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
+
+    run("notebooks/exercises/grade.py", "release")
+    others = "not up_to_date and not commands_and_links and not copy_for_students"  # what a new notebook cannot change
+    run("-m", "pytest", "-q", "-k", others, "tests/test_exercises.py", "tests/test_instructor.py")
+    run("-m", "pytest", "-q", "-k", "double or every_task or messages_of", "tests/test_checks.py")

@@ -12,13 +12,12 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from helpers import kernels
-from helpers.kernels import compiled
+from helpers.fast import kernels, linear, linear_backends, linear_choice, linear_report
+from helpers.fast.kernels import compiled
+from helpers.fast.linear import FastLinear, choose_linear_backends
+from helpers.fast.linear_backends import available_backends
+from helpers.fast.linear_choice import ROUNDS, ROWS, Times, fingerprint, load, measure, save, shape_of, times_of
 from helpers.models.quantization import QuantizedLinear
-from helpers.runners import linear, linear_backends, linear_choice, linear_report
-from helpers.runners.linear import FastLinear, choose_linear_backends
-from helpers.runners.linear_backends import available_backends
-from helpers.runners.linear_choice import ROUNDS, ROWS, Times, fingerprint, load, measure, save, shape_of, times_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ["pytorch", "onednn", "onednn_packed", "compiled", "compiled_unpacked"]
@@ -105,15 +104,6 @@ def test_a_shape_is_timed_once_however_many_layers_have_it(calls):
     choose_linear_backends(layers())
     assert len(calls) == 2 * 2 * len(ROWS) * (1 + ROUNDS)  # shapes, backends, numbers of rows, a call to warm up
     assert {rows for _, rows in calls} == set(ROWS)
-
-
-def test_rounds_and_backends_take_turns(calls):
-    choose_linear_backends(layers())
-    turn = [("pytorch", 1), ("onednn_packed", 1)]
-    assert calls[:8] == turn * 4, "both shapes, each with a call to warm up"
-    assert calls[8:10] == [("pytorch", 4), ("onednn_packed", 4)], "then other numbers of rows, before the next round"
-    second = calls[2 * 2 * 2 * len(ROWS) :]
-    assert second[:4] == turn[::-1] * 2, "in the second round, the other backend comes first"
 
 
 def test_no_backend_reads_weights_from_the_cache(calls, monkeypatch):

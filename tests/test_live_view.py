@@ -9,9 +9,9 @@ import pytest
 
 from helpers.server import live_view
 from helpers.server.live_view import MAX_LISTENERS, TOGETHER, LiveView
-from tests.gated_thread import in_loop, running, submit, texts
-from tests.gated_thread import wait_until as wait_in_loop
-from tests.serving import FOX, OWL, PATIENCE, body, error_of, events_of, post, serving, wait_until
+from tests.support.gated_thread import in_loop, running, submit, texts
+from tests.support.gated_thread import wait_until as wait_in_loop
+from tests.support.serving import FOX, OWL, PATIENCE, body, error_of, events_of, post, serving, wait_until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

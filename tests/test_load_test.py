@@ -19,9 +19,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import openai
 import pytest
 from aiohttp import ClientSession, web
-from compare_clients import compare
 
 from helpers import plots
 from helpers.load_test import (
@@ -41,7 +41,7 @@ from helpers.load_test.__main__ import main
 from helpers.load_test.client import AT_ONCE, ChunkReader, Client, EventStream
 from helpers.load_test.sweep import table
 from helpers.request import Request
-from tests.serving import PATIENCE, wait_until
+from tests.support.serving import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[1]
 run_load = partial(run_load, timeout=PATIENCE)
@@ -157,12 +157,6 @@ def test_gaps_have_the_stated_mean_and_variation(cv):
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05, abs=1e-9)
 
 
-def test_poisson_gaps_are_exponential():
-    gaps = np.diff(arrival_times(20001, rate=1, seed=1))
-    for seconds in (0.1, 0.5, 1, 2):
-        assert np.mean(gaps > seconds) == pytest.approx(np.exp(-seconds), abs=0.015)
-
-
 def test_a_seed_gives_the_same_arrivals_again_and_another_rate_the_same_pattern():
     slow, again, fast, other = (arrival_times(50, rate, 1, seed) for rate, seed in [(2, 0), (2, 0), (8, 0), (2, 1)])
     assert slow == again != other
@@ -194,21 +188,9 @@ def test_lengths_follow_their_distribution():
     lognormal = lengths("lognormal:40-160-10000", 5000)
     assert np.percentile(lognormal, 50) == pytest.approx(40.5, rel=0.05)
     assert np.percentile(lognormal, 95) == pytest.approx(160, rel=0.1)
-
-
-def test_a_length_is_never_above_the_last_number():
-    assert max(lengths("exponential:64-70", 1000)) == 70
-    assert max(lengths("lognormal:40-160-160", 1000)) == 160
-
-
-def test_a_seed_gives_the_same_lengths_again():
+    assert max(lengths("exponential:64-70", 1000)) == 70 and max(lengths("lognormal:40-160-160", 1000)) == 160
     assert lengths("uniform:1-99", 50, 1) == lengths("uniform:1-99", 50, 1) != lengths("uniform:1-99", 50, 2)
-
-
-@pytest.mark.parametrize("mix", MIXES)
-def test_every_mix_can_be_drawn(mix):
-    for spec in MIXES[mix]:
-        assert len(lengths(spec, 10)) == 10
+    assert all(len(lengths(spec, 10)) == 10 for mix in MIXES.values() for spec in mix)
 
 
 @pytest.mark.parametrize("spec", ["", "32", "gauss:1-2", "fixed:", "fixed:0", "fixed:1-2", "uniform:9-8", "uniform:-8",
@@ -738,15 +720,15 @@ def test_a_failed_request_is_the_exit_status_and_a_refused_one_is_not(capsys):
     ("argv", "message"),
     [
         (["--rate", "0"], "rate is a number of requests per second above 0"),
-        (["--rate", "1", "--closed", "2"], "not allowed with"),
+        (["--rate", "1", "--closed", "2"], "--rate and --closed exclude each other"),
         (["--rate", "1", "--think", "1"], "--think requires --closed"),
         (["--chat", "--token-ids"], "cannot be combined with --chat"),
         (["--output", "gauss:5"], "There is no distribution 'gauss:5'; there are fixed:N, uniform:LOW-HIGH"),
         (["--limit", "itl=1"], "ttft=SECONDS"),
         (["--limit", "ttft=soon"], "not 'ttft=soon'"),
         (["--picture", "out.png"], "end the file name with .svg"),
-        (["--body", "[]"], "'[]' is not a JSON object"),
-        (["--body", "{"], "is not a JSON object"),
+        (["--body", "[]"], "give a JSON object"),
+        (["--body", "{"], "give a JSON object"),
         (["--requests", "0"], "--requests is at least 1"),
         (["--model", "other"], "The server has no model 'other'; it has stub"),
         (["--url", "http://127.0.0.1:1"], "No server answers at http://127.0.0.1:1/v1"),
@@ -757,9 +739,8 @@ def test_a_failed_request_is_the_exit_status_and_a_refused_one_is_not(capsys):
 def test_a_bad_setting_is_an_error_of_one_line(capsys, argv, message):
     with Stub() as stub, pytest.raises(SystemExit) as end:
         main([*(["--url", stub.url] if "--url" not in argv else []), *argv])
-    usage, *error = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2
-    assert usage.startswith("usage: ") and len(error) == 1 and message in error[0]
+    (error,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and error.startswith("python -m helpers.load_test: ") and message in error
 
 
 def test_a_missing_key_and_a_rejected_request_are_errors(capsys, monkeypatch):
@@ -777,11 +758,11 @@ def test_a_missing_key_and_a_rejected_request_are_errors(capsys, monkeypatch):
 
 def test_the_help_loads_no_heavy_library():
     code = (
-        "import sys; from helpers.load_test.__main__ import make_parser; make_parser().format_help();"
+        "import sys; from helpers.load_test.__main__ import command; command.help_print();"
         "print({'torch', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules))"
     )
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == "set()"
+    assert printed.splitlines()[-1] == "set()"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to send")
@@ -806,8 +787,26 @@ def test_ctrl_c_disconnects_and_exits():
 
 
 def test_the_official_client_sees_the_same_figures():
-    """Requests queue. The bound is loose; `python -m tests.compare_clients` measures the difference precisely."""
-    requests = [Request(prompt, max_tokens) for prompt, max_tokens in some(12, max_tokens=3)]
-    with Stub(pause=0.03, lanes=1) as stub, contextlib.redirect_stdout(None):
-        ratios = compare(stub.url, requests, rate=40, rounds=1)
-    assert len(ratios) == 4 and all(0.5 < ratio < 2 for ratio in ratios.values())
+    """Requests queue, and the clients take turns. The bound is loose, since the machine may have other work."""
+    count, rate, max_tokens = 12, 40, 3
+
+    async def with_openai(url: str) -> list[float]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            start = time.perf_counter()
+
+            async def send(prompt: str, due: float) -> tuple[float, float]:
+                await asyncio.sleep(start + due - time.perf_counter())
+                create = client.completions.create
+                stream = await create(model="stub", prompt=prompt, max_tokens=max_tokens, stream=True)
+                times = [time.perf_counter() - start async for chunk in stream if chunk.choices]
+                return times[0] - due, times[-1] - due
+
+            pairs = zip(some(count), arrival_times(count, rate), strict=True)
+            firsts, lasts = zip(*await asyncio.gather(*[send(prompt, due) for (prompt, _), due in pairs]), strict=True)
+            return [np.median(firsts), np.median(lasts), count / (time.perf_counter() - start)]
+
+    with Stub(pause=0.03, lanes=1) as stub:
+        ours = run_load(stub.url, some(count, max_tokens), rate)
+        theirs = asyncio.run(with_openai(stub.url))
+    figures = ours.percentile("ttft", 50), ours.percentile("e2e", 50), ours.request_throughput
+    assert all(0.5 < own / other < 2 for own, other in zip(figures, theirs, strict=True))

@@ -4,14 +4,16 @@ import random
 from dataclasses import replace
 
 import pytest
+from conftest import PROMPTS, alone
 
 from helpers import Engine
 from helpers.cluster.dispatcher import DispatchedRequest, Dispatcher, NoReplicas
 from helpers.cluster.lockstep import LockstepReplicas
 from helpers.cluster.routing import ROUTERS, FreeRowsFirst, LeastOutstandingTokens, PrefixAware, RoundRobin
-from helpers.engine import EngineConfig, OutputDelta, SamplingParams, StructuredOutputs
+from helpers.engine import EngineConfig, SamplingParams
+from helpers.features.structured_outputs import StructuredOutputs
+from helpers.server.output_delta import OutputDelta
 from helpers.simulator import Simulator
-from tests.conftest import PROMPTS, alone
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BLOCK, PREFIX = 16, 128  # tokens

@@ -86,10 +86,6 @@ def text_of(output):
     return re.sub(r"base64,[\w+/=]+", "", text)  # images of a player
 
 
-def test_there_are_lessons():
-    assert any(path.name[0].isdecimal() for path in NOTEBOOKS)
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_committed_notebook_is_sound(path):
     assert problems_of(nbformat.read(path, as_version=4), path.stat().st_size) == []
@@ -101,15 +97,20 @@ def test_a_lesson_has_one_headline_of_one_line(path):
     assert [text_of(output).count("\n") for cell in cells for output in cell.outputs] == [1]
 
 
-# --- the check itself: a notebook that is sound, and one for each way not to be -----------------------------------
+# --- the check itself: a notebook that is sound, and one in which everything is wrong -----------------------------
 
 
-def lesson(source="1 + 1", *outputs, tags=(), **changes):
-    cell = new_code_cell(source, execution_count=1, outputs=list(outputs), metadata={"tags": list(tags)})
-    nb = new_notebook(cells=[new_markdown_cell("# Lesson\n\n![ok](https://example.org/a.png)"), cell])
-    cell.update(changes)
-    nb.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+def notebook(*cells, metadata=None):
+    nb = new_notebook(cells=[new_markdown_cell("# Lesson\n\n![ok](https://example.org/a.png)"), *cells])
+    language = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    nb.metadata = nbformat.from_dict(language if metadata is None else metadata)
     return nb
+
+
+def code(source, *outputs, number=1, tags=(), **metadata):
+    return new_code_cell(
+        source, execution_count=number, outputs=list(outputs), metadata={"tags": list(tags), **metadata}
+    )
 
 
 def stream(text, name="stdout"):
@@ -120,69 +121,42 @@ def image(**metadata):
     return new_output("display_data", data={"image/png": "L3RtcC8=/tmp/"}, metadata={"image/png": metadata})
 
 
-def error():
-    return new_output("error", ename="ValueError", evalue="no", traceback=["ValueError: no"])
-
-
-def with_markdown(source):
-    nb = lesson()
-    nb.cells.append(new_markdown_cell(source))
-    return nb
-
-
-def with_many_ignored():
-    nb = lesson()
-    tags = {"tags": [IGNORED]}
-    nb.cells += [new_code_cell("x", execution_count=n + 2, metadata=tags) for n in range(MOST_IGNORED + 1)]
-    return nb
-
-
-def with_other_metadata():
-    nb = lesson()
-    nb.metadata.language_info.version = "3.11.7"
-    return nb
+ERROR = new_output("error", ename="ValueError", evalue="no", traceback=["ValueError: no"])
+WRONG = [  # for each cell, a part of the sentence about it
+    (code("x", execution={"iopub.status.busy": "2026-01-01"}), "records when"),
+    (code("x", tags=["nbval-skip"]), "kept from nbval"),
+    (code("# NBVAL_IGNORE_OUTPUT\nx"), "kept from nbval"),
+    (code("x", stream("warning", name="stderr")), "wrote to stderr"),
+    (code("x", ERROR), "failed: ValueError"),
+    (code("x", image()), "alternative text"),
+    (code("x", stream("loaded /home/me/model\n")), "/home/"),
+    (code("x", new_output("execute_result", data={"text/plain": "'/tmp/x'"})), "/tmp/"),
+    (code("x", stream("it took 0.31 s\n")), "measured time (1 s)"),
+    (code("x", stream("12.5 ms a token\n")), "measured time"),
+    (code("x", stream("183 tokens/s\n")), "measured time"),
+    (code("run_load(url)", tags=[IGNORED]), "is not tagged measures"),
+]
 
 
 def test_the_check_passes_a_sound_notebook():
     outputs = [stream("3 tokens, 130 slot-steps, 12 passes\n"), image(alt="A curve.")]
-    assert problems_of(lesson("run()", *outputs)) == []
-    assert problems_of(lesson("run()", stream("0.3 s\n"), tags=[IGNORED])) == []
-    assert problems_of(lesson("run()", error(), tags=["raises-exception"])) == []
+    ignored, raising = code("run()", stream("0.3 s\n"), number=2, tags=[IGNORED]), ["raises-exception"]
+    assert problems_of(notebook(code("run()", *outputs), ignored, code("run()", ERROR, number=3, tags=raising))) == []
 
 
-@pytest.mark.parametrize(
-    "nb, problem",
-    [
-        (lesson(cell_type="cod"), "not a valid notebook"),
-        (lesson(execution_count=None), "not executed"),
-        (lesson(execution_count=2), "not executed"),
-        (with_other_metadata(), "metadata"),
-        (lesson(metadata={"execution": {"iopub.status.busy": "2026-01-01"}}), "records when"),
-        (lesson("x", tags=["nbval-skip"]), "kept from nbval"),
-        (lesson("# NBVAL_IGNORE_OUTPUT\nx"), "kept from nbval"),
-        (lesson("x", stream("warning", name="stderr")), "wrote to stderr"),
-        (lesson("x", error()), "failed: ValueError"),
-        (lesson("x", image()), "alternative text"),
-        (lesson("x", stream("loaded /home/me/model\n")), "/home/"),
-        (lesson("x", stream(f"loaded {ROOT}/helpers\n")), "a path of one machine"),
-        (lesson("x", new_output("execute_result", data={"text/plain": "'/tmp/x'"})), "/tmp/"),
-        (lesson("x", stream("it took 0.31 s\n")), "measured time (1 s)"),
-        (lesson("x", stream("12.5 ms a token\n")), "measured time"),
-        (lesson("x", stream("183 tokens/s\n")), "measured time"),
-        (lesson("x", stream("183 tokens a second\n")), "measured time"),
-        (lesson("run_load(url)", tags=[IGNORED]), "is not tagged measures"),
-        (with_many_ignored(), "cells are not compared"),
-        (with_markdown("![a](images/a.png)"), "relative image"),
-        (with_markdown('<img width="9" src="../images/a.png">'), "relative image"),
-    ],
-)
-def test_the_check_finds(nb, problem):
-    found = problems_of(nb)
-    assert len(found) == 1 and problem in found[0]
-
-
-def test_the_check_finds_a_notebook_that_is_too_large():
-    assert problems_of(lesson(), MOST_BYTES + 1) == ["1500001 bytes, the most is 1500000"]
+def test_the_check_finds_what_is_wrong():
+    for cell, problem in WRONG:
+        (found,) = problems_of_cell(cell)
+        assert problem in found
+    images = new_markdown_cell("![a](images/a.png)"), new_markdown_cell('<img width="9" src="../images/a.png">')
+    ignored = [code("x", number=number, tags=[IGNORED]) for number in range(3, MOST_IGNORED + 4)]
+    found = problems_of(notebook(code("x", number=2), *ignored, *images, metadata={}), MOST_BYTES + 1)
+    expected = ["not executed", "metadata", "1500001 bytes, the most is 1500000", "cells are not compared"]
+    expected += ["relative image"] * 2
+    assert [part in text for part, text in zip(expected, found, strict=True)] == [True] * 6
+    invalid = notebook(code("x"))
+    invalid.cells[1].cell_type = "cod"
+    assert "not a valid notebook" in problems_of(invalid)[0]
 
 
 # --- counts in prose --------------------------------------------------------------------------------------------
@@ -250,10 +224,8 @@ def test_a_count_in_prose_is_that_of_the_code_or_of_an_output(path):
 
 
 def test_the_check_of_counts_finds_a_number_that_is_not_printed():
-    nb = lesson("rows = 8", stream("132 passes\n"))
-    nb.cells.append(
-        new_markdown_cell("In 2022, 132 passes, not 1,400.5 (10%, `999`, version 0.32.0).\n\n| 77 |\n| --- |")
-    )
+    prose = "In 2022, 132 passes, not 1,400.5 (10%, `999`, version 0.32.0).\n\n| 77 |\n| --- |"
+    nb = notebook(code("rows = 8", stream("132 passes\n")), new_markdown_cell(prose))
     assert list(unprinted_counts(nb)) == [(nb.cells[-1].id, "1,400.5")]
 
 
@@ -311,23 +283,18 @@ def test_the_minutes_to_read_are_those_of_200_words_or_5_lines_of_code_per_minut
     assert abs(int(stated[1]) - (words / 200 + lines / 5)) <= 4
 
 
-def with_predictions(count=1, answer="print(compare_guess(guess, 3))", tags=("hide-output",), **metadata):
-    nb = lesson()
-    for _ in range(count):
-        nb.cells += [new_code_cell("guess = ...  # rows"), new_code_cell(answer)]
-        nb.cells[-1].metadata = nbformat.from_dict({"tags": list(tags), "jupyter": metadata})
-    return nb
-
-
 @pytest.mark.parametrize(
-    "nb, problem",
+    ("count", "answer", "tags", "settings", "problem"),
     [
-        (with_predictions(6, outputs_hidden=True), "6 predictions"),
-        (with_predictions(answer="print(3)", outputs_hidden=True), "does not compare"),
-        (with_predictions(tags=()), "shows its answer"),
-        (with_predictions(), "disagree"),
+        (6, "compare_guess(guess, 3)", ["hide-output"], {"outputs_hidden": True}, "6 predictions"),
+        (1, "print(3)", ["hide-output"], {"outputs_hidden": True}, "does not compare"),
+        (1, "compare_guess(guess, 3)", [], {}, "shows its answer"),
+        (1, "compare_guess(guess, 3)", ["hide-output"], {}, "disagree"),
     ],
 )
-def test_the_check_of_predictions_finds(nb, problem):
-    found = list(problems_of_predictions(nb))
-    assert len(found) == 1 and problem in found[0]
+def test_the_check_of_predictions_finds(count, answer, tags, settings, problem):
+    cells = [
+        cell for _ in range(count) for cell in (code("guess = ...  # rows"), code(answer, tags=tags, jupyter=settings))
+    ]
+    (found,) = problems_of_predictions(notebook(*cells))
+    assert problem in found

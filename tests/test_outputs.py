@@ -1,9 +1,12 @@
 """Outputs: each holds what is new, and every request's outputs go to one reader, in order and without a loss."""
 
+from collections import deque
+
 import pytest
 
-from helpers.engine import Chunk, OutputDelta, Plan, Sequence
+from helpers.engine import Chunk, Plan, Sequence
 from helpers.engine.outputs import OutputCollector
+from helpers.server.output_delta import OutputDelta
 
 
 class Text:
@@ -21,6 +24,11 @@ def sequence(name) -> Sequence:
     one = Sequence(name, [1, 2], 9)
     one.detokenizer = Text(one)
     return one
+
+
+def expected(collector, *names) -> list[Sequence]:
+    collector.add(sequences := list(map(sequence, names)))
+    return sequences
 
 
 def grow(one: Sequence, text: str, finish_reason: str | None = None) -> Plan:
@@ -45,7 +53,7 @@ def collector():
 
 
 def test_an_output_holds_everything_so_far_and_what_is_new(collector):
-    one = sequence("a")
+    (one,) = expected(collector, "a")
     (first,) = collect(collector, grow(one, "x"), [])
     (second,) = collect(collector, grow(one, "yz", "length"), [one])
     assert (first.text, first.new_text, first.token_ids) == ("x", "x", [ord("x")])
@@ -55,7 +63,7 @@ def test_an_output_holds_everything_so_far_and_what_is_new(collector):
 
 def test_a_delta_holds_only_what_is_new_and_deltas_join_to_the_whole(collector):
     collector.output_type = OutputDelta
-    one = sequence("a")
+    (one,) = expected(collector, "a")
     one.logprobs = []
     deltas = []
     for text, finish_reason in (("x", None), ("yz", None), ("", "abort")):
@@ -73,15 +81,15 @@ def test_a_delta_holds_only_what_is_new_and_deltas_join_to_the_whole(collector):
 
 def test_only_the_first_delta_holds_the_log_probabilities_of_the_prompt(collector):
     collector.output_type = OutputDelta
-    one = sequence("a")
-    one.prompt_logprobs = [None, {2: -1.0}]
+    (one,) = expected(collector, "a")
+    one.request.notes["prompt_logprobs"] = [None, {2: -1.0}]
     deltas = [*collect(collector, grow(one, "x"), []), *collect(collector, grow(one, "yz", "length"), [one])]
     assert [delta.prompt_logprobs for delta in deltas] == [[None, {2: -1.0}], None]
     assert OutputDelta.join(deltas).prompt_logprobs == [None, {2: -1.0}]
 
 
 def test_a_sequence_without_a_new_token_has_no_output_unless_it_ended(collector):
-    one, other = sequence("a"), sequence("b")
+    one, other = expected(collector, "a", "b")
     plan = Plan([Chunk(one, 1), Chunk(other, 1)])
     assert collect(collector, plan, []) == []
     other.finish_reason = "error"
@@ -89,7 +97,7 @@ def test_a_sequence_without_a_new_token_has_no_output_unless_it_ended(collector)
 
 
 def test_outputs_are_in_the_order_of_the_plan_behind_earlier_ones(collector):
-    one, other, aborted = sequence("a"), sequence("b"), sequence("c")
+    one, other, aborted = expected(collector, "a", "b", "c")
     aborted.finish_reason = "abort"
     collector.put(aborted)
     grow(one, "x"), grow(other, "y", "length")
@@ -99,8 +107,9 @@ def test_outputs_are_in_the_order_of_the_plan_behind_earlier_ones(collector):
 
 
 def test_a_subscriber_gets_the_outputs_of_its_request_and_no_others(collector):
-    one, other = sequence("a"), sequence("b")
-    queue = collector.subscribe("a")
+    one, other = expected(collector, "a", "b")
+    queue = deque()
+    collector.subscribe("a", queue)
     assert collect(collector, grow(one, "x"), []) == []
     assert pieces(collect(collector, grow(other, "y"), [])) == [("b", "y", None)]
     assert collect(collector, grow(one, "z", "length"), [one]) == [] and not collector.pending
@@ -108,16 +117,17 @@ def test_a_subscriber_gets_the_outputs_of_its_request_and_no_others(collector):
 
 
 def test_requests_can_share_a_queue(collector):
-    one, other = sequence("a"), sequence("b")
-    queue = collector.subscribe("a")
-    assert collector.subscribe("b", queue) is queue
+    one, other = expected(collector, "a", "b")
+    queue = deque()
+    collector.subscribe("a", queue)
+    collector.subscribe("b", queue)
     collect(collector, grow(one, "x"), []), collect(collector, grow(other, "y"), [])
     assert pieces(queue) == [("a", "x", None), ("b", "y", None)]
 
 
 def test_undelivered_outputs_are_dropped_with_their_subscriber(collector):
-    one = sequence("a")
-    collector.subscribe("a")
+    (one,) = expected(collector, "a")
+    collector.subscribe("a", deque())
     collect(collector, grow(one, "x"), [])
     collector.unsubscribe("a")
     collector.unsubscribe("a")
@@ -126,13 +136,13 @@ def test_undelivered_outputs_are_dropped_with_their_subscriber(collector):
 
 
 def test_a_request_is_held_until_its_outputs_are_delivered_and_its_subscriber_has_left(collector):
-    one = sequence("a")
+    (one,) = expected(collector, "a")
     assert not collector.holds("a") and not collector.has_subscriber("a")
     collector.put(one)
     assert collector.holds("a") and not collector.has_subscriber("a")
     collector.take_pending()
     assert not collector.holds("a")
-    collector.subscribe("a")
+    collector.subscribe("a", deque())
     assert collector.holds("a") and collector.has_subscriber("a")
     collector.unsubscribe("a")
     assert not collector.holds("a")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from building import ROOT, pip
 from conftest import alone
 
-from helpers import kernels
+from helpers.fast import kernels
+from tests.support.building import ROOT, pip
 
 pytestmark = pytest.mark.slow
 PROMPT, MAX_TOKENS = "The quick brown fox", 8

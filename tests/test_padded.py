@@ -13,7 +13,7 @@ from conftest import CountingModel, letter_tokenizer
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.engine import POLICIES, Chunk, Plan, Sequence
 from helpers.runners import PaddedRunner
-from tests import families
+from tests.support import families
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

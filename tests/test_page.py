@@ -11,11 +11,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from helpers.server import launch
-from tests import browsing
-from tests.browsing import busy, completion, faint_texts, painted, send, set_speed, slow_motion
+from tests.support.browsing import busy, completion, faint_texts, painted, send, set_speed, slow_motion
 
 pytestmark = pytest.mark.slow
-browser, window = browsing.browser, browsing.window  # fixtures, which pytest looks for in this module
 PAGE = Path(__file__).parent.parent / "helpers" / "server" / "page"
 STORY = "Once upon a time, a brave fox"  # goes on for more than 100 tokens
 KEY = "a-key"
@@ -106,19 +104,6 @@ def test_a_burst_that_the_server_has_no_room_for_is_shown_with_its_refusals(wind
         expect(finished.locator("td").nth(2)).not_to_have_text("0")  # its tokens
         set_speed(page, "full speed")
         expect(page.locator("article[data-state=done]")).to_have_count(24)
-
-
-def test_stop_frees_the_row(window, server):
-    page = window(server)
-    with slow_motion(page):
-        send(page, STORY, "There was once a poor miller")
-        expect(busy(page)).to_have_count(2)
-        page.get_by_role("button", name="Stop").first.click()
-        expect(busy(page)).to_have_count(1)
-        expect(page.locator(".state")).to_have_text(["stopped", "running"])
-        page.get_by_role("button", name="Stop").click()
-        expect(busy(page)).to_have_count(0)
-    expect(page.locator("#connection")).to_have_text("Connected.")
 
 
 def test_stopping_a_burst_empties_rows_and_queue(window, server):

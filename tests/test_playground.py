@@ -8,22 +8,20 @@ import shlex
 import subprocess
 import sys
 import zipfile
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import playground
 import playground_files
 import playground_fleet
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browsing import browser, faint_texts, window  # noqa: F401  (fixtures)
 
 from helpers import Engine, load_model
 from helpers.simulator.__main__ import main
+from tests.support.browsing import faint_texts, serving
 
 ROOT = Path(__file__).parents[1]
+PHONE = {"width": 390, "height": 844}
 
 
 def plans_of_an_engine(settings):
@@ -43,49 +41,59 @@ def test_an_example_plans_what_an_engine_with_a_model_plans(name):
     assert len(plans) > 20
 
 
-def test_the_examples_show_what_their_names_promise():
-    last = {}
-    for name, settings in playground.PRESETS.items():
-        run = playground.Playground(settings)
-        while not run.finished:
-            last[name] = run.step()
-    counts = [state["counts"] for state in last.values()]
+def states_of(name, **changes):
+    run = playground.Playground(playground.PRESETS[name] | changes)
+    states = []
+    while not run.finished:
+        states.append(run.step())
+    return states
+
+
+def test_the_examples_show_what_their_names_promise_and_count_what_the_lessons_say_of_them():
+    def num_tokens(state):
+        return sum(chunk["tokens"] for chunk in state["plan"]["chunks"])
+
+    runs = [states_of(name) for name in playground.PRESETS]
+    counts = [states[-1]["counts"] for states in runs]
+    iterations = [len(states) for states in runs]
+    most_tokens = [max(map(num_tokens, states)) for states in runs]
     static, continuous, longest, unchunked, chunked, preempted, shared = counts
-    iterations = [state["iteration"] for state in last.values()]
 
     assert iterations[0] > iterations[1] > iterations[2]
     assert static["row-steps without work"] > continuous["row-steps without work"] > longest["row-steps without work"]
     assert unchunked["tokens computed in prefills"] == chunked["tokens computed in prefills"]
+    assert (most_tokens[3:5], iterations[3:6]) == ([43, 12], [42, 53, 131])
     assert preempted["preemptions"] > 0 == shared["preemptions"]
+    enough = states_of("Too little memory: preemption (lesson 6)", blocks=36)
+    assert (len(enough), enough[-1]["counts"]["preemptions"]) == (80, 0)
     assert shared["tokens computed in prefills"] < 10 * 24  # otherwise each of 10 requests computes the prefix
     assert all(count["finished requests"] == "10 of 10" for count in counts)
 
 
-def test_the_examples_count_what_the_lessons_say_of_them():
-    def counted(name, **changes):
-        run = playground.Playground(playground.PRESETS[name] | changes)
-        states = []
-        while not run.finished:
-            states.append(run.step())
-        most = max(sum(chunk["tokens"] for chunk in state["plan"]["chunks"]) for state in states)
-        return most, len(states), states[-1]["counts"]["preemptions"]
+def test_the_examples_of_fleets_show_what_their_names_promise_and_count_what_the_lessons_say_of_them():
+    def run(name, size=None, **changes):
+        settings = playground_fleet.PRESETS[name] | changes
+        return playground_fleet.run(settings, size) if size else playground_fleet.run(settings)
 
-    assert counted("Long prompts delay decodes (lesson 4)")[:2] == (43, 42)
-    assert counted("Chunked prefill (lesson 4)")[:2] == (12, 53)
-    assert counted("Too little memory: preemption (lesson 6)")[1] == 131
-    assert counted("Too little memory: preemption (lesson 6)", blocks=36)[1:] == (80, 0)
-
-
-def test_the_examples_of_fleets_count_what_the_lessons_say_of_them():
     def shares(name, *sizes):
-        return [playground_fleet.run(playground_fleet.PRESETS[name], size)["within"] for size in sizes]
+        return [run(name, size)["within"] for size in sizes]
 
-    assert shares("How many replicas? (lesson 12)", 2, 3) == [0.5675, 0.995]
+    assert shares("How many replicas? (lesson 12)", 2, 3) == [0.5675, 0.995]  # the limit is between them
+    assert 0.5675 < playground_fleet.SHARE <= 0.995
     assert shares("A replica fails (lesson 11)", 3, 4) == [0.645, 1.0]
     assert shares("Shared prefixes in turn (lesson 11)", 4) == [0.85]
     assert shares("Shared prefixes stay together (lesson 11)", 4) == [0.915]
     assert shares("An autoscaler is late (lesson 12)", 4) == [0.98375]
     assert shares("Prefill and decode apart (lesson 12)", 1, 2) == [0.3525, 1.0]
+
+    shown = [run(name) for name in playground_fleet.PRESETS]
+    whole, bursts_in_turn, bursts_by_load, prefixes_in_turn, prefixes_together, failed, late, _ = shown
+    assert bursts_in_turn["within"] < bursts_by_load["within"]
+    assert prefixes_in_turn["cached"] < 0.6 * prefixes_together["cached"]
+    assert failed["ttft"][1] > whole["ttft"][1] and failed["moved"] > 0 == whole["moved"]
+    fixed = run("An autoscaler is late (lesson 12)", 2, scaling="fixed")
+    assert late["within"] < fixed["within"] and late["mean_size"] > 2
+    assert run("Prefill and decode apart (lesson 12)", 4, prefills=0)["within"] < playground_fleet.SHARE
 
 
 def test_settings_that_contradict_each_other_are_refused_with_the_reason():
@@ -110,22 +118,6 @@ def test_a_fleet_is_what_the_command_beside_it_prints(name, capsys):
         expected = [f"{shown['goodput']:.3g}", f"{shown['within']:.1%}", *(f"{one:.3g}" for one in shown["ttft"])]
         assert printed[shown["name"]][2:6] == expected
         assert f"{shown['busy']:.0%}" in printed[shown["name"]]
-
-
-def test_the_examples_of_fleets_show_what_their_names_promise():
-    shown = [playground_fleet.run(settings) for settings in playground_fleet.PRESETS.values()]
-    whole, bursts_in_turn, bursts_by_load, prefixes_in_turn, prefixes_together, failed, late, apart = shown
-
-    first, second = (playground_fleet.run(size=size)["within"] for size in (2, 3))
-    assert first < playground_fleet.SHARE <= second
-    assert bursts_in_turn["within"] < bursts_by_load["within"]
-    assert prefixes_in_turn["cached"] < 0.6 * prefixes_together["cached"]
-    assert prefixes_in_turn["within"] < prefixes_together["within"]
-    assert failed["ttft"][1] > whole["ttft"][1] and failed["moved"] > 0 == whole["moved"]
-    settings = playground_fleet.PRESETS["An autoscaler is late (lesson 12)"]
-    assert late["within"] < playground_fleet.run(settings | {"scaling": "fixed"}, 2)["within"] and late["mean_size"] > 2
-    settings = playground_fleet.PRESETS["Prefill and decode apart (lesson 12)"]
-    assert playground_fleet.run(settings | {"prefills": 0}, 4)["within"] < playground_fleet.SHARE <= apart["within"]
 
 
 def test_a_fleet_has_the_load_that_the_router_saw_at_each_arrival():
@@ -178,19 +170,14 @@ def test_the_files_on_the_site_are_enough_to_run_the_engine_and_a_fleet(tmp_path
     assert done.stdout.split("\n")[:3] == expected, done.stderr
 
 
-def test_without_npm_there_is_no_playground_and_the_reason_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(playground_files.shutil, "which", lambda name: None)
+@pytest.mark.parametrize(
+    ("npm", "reason"),
+    [(None, "npm is not installed"), ("false", f"npm could not fetch pyodide {playground_files.PYODIDE}")],
+)
+def test_without_npm_or_a_network_there_is_no_playground_and_the_reason_is_told(tmp_path, monkeypatch, npm, reason):
+    monkeypatch.setattr(playground_files.shutil, "which", lambda name: npm)  # the program false always fails
 
-    assert playground_files.playground(tmp_path / "cache") == ({}, "npm is not installed")
-
-
-def test_without_a_network_there_is_no_playground_and_the_reason_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(playground_files.shutil, "which", lambda name: "false")  # a program that fails
-
-    assert playground_files.playground(tmp_path / "cache") == (
-        {},
-        f"npm could not fetch pyodide {playground_files.PYODIDE}",
-    )
+    assert playground_files.playground(tmp_path / "cache") == ({}, reason)
 
 
 @pytest.fixture(scope="module")
@@ -208,16 +195,26 @@ def address(tmp_path_factory):
     (folder / "docs").mkdir()
     icon = '<link rel="icon" href="data:,">'
     (folder / "docs" / "playground.html").write_text(f'<!doctype html><meta charset="utf-8">{icon}{html}')
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder))
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
+    with serving(folder) as address:
+        yield address
+
+
+@pytest.fixture
+def playground_page(window, address):
+    """Open the playground, at an example's anchor if one is named, and wait until it can be used."""
+
+    def open_page(anchor="", **settings):
+        page = window(f"{address}docs/playground.html{anchor}", site=address, **settings)
+        page.set_default_timeout(60_000)
+        page.locator("#pg-app:visible, #pg-fleet:visible").first.wait_for()
+        return page
+
+    return open_page
 
 
 @pytest.mark.slow
-def test_every_plan_in_the_browser_is_the_engines_own(window, address):  # noqa: F811
-    page = window(address + "docs/playground.html", site=address)
-    page.locator("#pg-app").wait_for(timeout=60_000)
+def test_every_plan_in_the_browser_is_the_engines_own(playground_page):
+    page = playground_page()
 
     for name, settings in playground.PRESETS.items():
         assert page.evaluate("settings => playgroundPlans(settings)", settings) == plans_of_an_engine(settings), name
@@ -228,11 +225,8 @@ def marked_examples(page):
 
 
 @pytest.mark.slow
-def test_a_visitor_steps_through_an_example_and_sees_queue_rows_blocks_and_counts(window, address):  # noqa: F811
-    page = window(
-        address + "docs/playground.html#too_little_memory", site=address, viewport={"width": 390, "height": 800}
-    )
-    page.locator("#pg-app").wait_for(timeout=60_000)
+def test_a_visitor_steps_through_an_example_and_sees_queue_rows_blocks_and_counts(playground_page):
+    page = playground_page("#too_little_memory", viewport=PHONE)
     states = playground.Playground(playground.PRESETS["Too little memory: preemption (lesson 6)"])
     assert marked_examples(page) == ["Too little memory: preemption (lesson 6)"]
 
@@ -255,9 +249,8 @@ def test_a_visitor_steps_through_an_example_and_sees_queue_rows_blocks_and_count
 
 
 @pytest.mark.slow
-def test_while_a_run_plays_a_screen_reader_is_told_only_how_it_ends(window, address):  # noqa: F811
-    page = window(address + "docs/playground.html", site=address)
-    page.locator("#pg-app").wait_for(timeout=60_000)
+def test_while_a_run_plays_a_screen_reader_is_told_only_how_it_ends(playground_page):
+    page = playground_page()
     page.evaluate("""() => {
         const status = document.getElementById("pg-status");
         window.told = [];
@@ -268,7 +261,7 @@ def test_while_a_run_plays_a_screen_reader_is_told_only_how_it_ends(window, addr
     page.get_by_label("iterations per second").fill("20")
     page.get_by_role("button", name="Play").click()
     end = page.get_by_role("status").get_by_text("All requests are finished")
-    end.wait_for(timeout=60_000)
+    end.wait_for()
 
     assert page.evaluate("told") == [end.inner_text()]
 
@@ -283,9 +276,8 @@ def as_shown(result):
 
 
 @pytest.mark.slow
-def test_every_number_of_a_fleet_in_the_browser_is_the_simulators_own(window, address):  # noqa: F811
-    page = window(address + "docs/playground.html", site=address)
-    page.locator("#pg-app").wait_for(timeout=60_000)
+def test_every_number_of_a_fleet_in_the_browser_is_the_simulators_own(playground_page):
+    page = playground_page()
 
     for name, settings in playground_fleet.PRESETS.items():
         for size in (1, 3):
@@ -294,19 +286,18 @@ def test_every_number_of_a_fleet_in_the_browser_is_the_simulators_own(window, ad
 
 
 @pytest.mark.slow
-def test_a_visitor_sizes_a_fleet_by_keyboard_on_a_phone(window, address):  # noqa: F811
-    page = window(address + "docs/playground.html", site=address, viewport={"width": 390, "height": 844})
-    page.locator("#pg-app").wait_for(timeout=60_000)
+def test_a_visitor_sizes_a_fleet_by_keyboard_on_a_phone(playground_page):
+    page = playground_page(viewport=PHONE)
     page.add_style_tag(content=":root { color-scheme: light dark } body { background: Canvas }")
 
     page.get_by_label("One engine").focus()
     page.keyboard.press("ArrowRight")
     status = page.get_by_role("status")
-    status.get_by_text("the smallest of these fleets has 3 replicas").wait_for(timeout=60_000)
+    status.get_by_text("the smallest of these fleets has 3 replicas").wait_for()
     page.get_by_label(re.compile("^replicas")).focus()
     for _ in range(2):
         page.keyboard.press("ArrowLeft")
-    status.get_by_text("2 replicas are too few").wait_for(timeout=60_000)
+    status.get_by_text("2 replicas are too few").wait_for()
 
     lines = page.get_by_role("region", name="Fleets by size").get_by_role("row").all_inner_texts()[1:]
     assert [line.split()[0] for line in lines] == ["1", "2"]
@@ -319,7 +310,7 @@ def test_a_visitor_sizes_a_fleet_by_keyboard_on_a_phone(window, address):  # noq
     for line, picture in zip(loads[1:], shown["pictures"], strict=True):
         assert f"{max(picture['values']):,}" in line and str(picture["requests"]) in line
     page.get_by_label("number of replicas").select_option("autoscaled")
-    status.get_by_text("1..2 replicas are too few").wait_for(timeout=60_000)
+    status.get_by_text("1..2 replicas are too few").wait_for()
     regions = {"Fleets by size": ["1..1", "1..2"], "Outstanding tokens of each replica": ["all", "number"]}
     for region, names in regions.items():
         lines = page.get_by_role("region", name=region).get_by_role("row").all_inner_texts()[1:]
@@ -332,11 +323,10 @@ def test_a_visitor_sizes_a_fleet_by_keyboard_on_a_phone(window, address):  # noq
 
 
 @pytest.mark.slow
-def test_a_link_opens_an_example_of_a_fleet(window, address):  # noqa: F811
-    page = window(address + "docs/playground.html#shared_prefixes_stay_together", site=address)
-    page.locator("#pg-fleet").wait_for(timeout=60_000)
+def test_a_link_opens_an_example_of_a_fleet(playground_page):
+    page = playground_page("#shared_prefixes_stay_together")
 
-    page.get_by_text("of all prompt tokens are in the chosen replica's cache").wait_for(timeout=60_000)
+    page.get_by_text("of all prompt tokens are in the chosen replica's cache").wait_for()
 
     assert not page.locator("#pg-engine").is_visible()
     assert marked_examples(page) == ["Shared prefixes stay together (lesson 11)"]

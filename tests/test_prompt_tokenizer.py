@@ -10,9 +10,19 @@ from conftest import random_pair
 from helpers import Engine, EngineConfig
 from helpers.server.chat import PER_MESSAGE, ChatPrompt, Message
 from helpers.server.prompt_tokenizer import LONG
-from tests.gated_thread import in_loop, is_empty, running, submit, texts
-from tests.gated_thread import wait_until as wait_in_loop
-from tests.serving import PATIENCE, RawConnection, body, error_of, post, serving, wait_until
+from tests.support.gated_thread import in_loop, is_empty, running, submit, texts
+from tests.support.gated_thread import wait_until as wait_in_loop
+from tests.support.serving import (
+    OWL,
+    PATIENCE,
+    BackgroundRequest,
+    RawConnection,
+    body,
+    error_of,
+    post,
+    serving,
+    wait_until,
+)
 from tests.test_token_length import CountingTokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -95,3 +105,45 @@ def test_megabytes_that_the_context_cannot_hold_are_refused_before_they_are_toke
             assert "characters are at least 2096" in message and "context is 128" in message
         assert engine.tokenizer.characters == 0
         server.assert_empty()
+
+
+@pytest.fixture
+def endless_compilation(monkeypatch, tmp_path):
+    """Workers that never answer, and are given ten minutes."""
+    (tmp_path / "endless.py").write_text(
+        "import time\ninput()\nprint('ready', flush=True)\ninput()\ntime.sleep(10**6)\n"
+    )
+    monkeypatch.setattr("helpers.features.structured_outputs.worker.PROGRAM", str(tmp_path / "endless.py"))
+    monkeypatch.setattr("helpers.features.structured_outputs.compilation.DEADLINE", 600)
+
+
+DESCRIBED = body(OWL, 2, structured_outputs={"json": {"type": "integer"}})
+
+
+def worker_of(server):
+    tokenizer = server.thread.prompt_tokenizer
+    (feature,) = tokenizer._compilers()
+    return feature.compiler.worker
+
+
+def test_compilation_delays_no_other_request_and_ends_with_its_client(endless_compilation):
+    with serving() as server:
+        leaving = RawConnection.posting(server, DESCRIBED, "/v1/completions")
+        wait_until(lambda: worker_of(server)._checked is not None)
+        assert post(server, **body(OWL, 2)).status_code == 200
+        leaving.close()
+        wait_until(lambda: worker_of(server)._checked is None)
+        server.assert_empty()
+
+
+def test_compilation_does_not_delay_the_end_of_a_server(endless_compilation):
+    with serving() as server:
+        staying = [BackgroundRequest(server, **DESCRIBED) for _ in range(2)]
+        wait_until(lambda: worker_of(server)._checked is not None)
+        worker = worker_of(server)
+        server.end()
+        assert worker._process is None or worker._process.poll() is not None
+        for request in staying:
+            request._running.join(PATIENCE)
+            assert request.response is None or request.response.status_code >= 400
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tokenizer")]

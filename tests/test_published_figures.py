@@ -24,18 +24,17 @@ def test_the_readme_has_the_figures_of_a_new_run(paper):
 # --- a replica in simulated time ------------------------------------------------------------------------------------
 
 
-def test_a_request_is_scheduled_in_the_first_iteration_after_its_arrival():
-    sequences = make_sequences([3, 3], [3, 1], arrivals=[0.0, 1.5])
+@pytest.mark.parametrize(
+    ("outputs", "arrivals", "times"),
+    [
+        ([3, 1], [0.0, 1.5], [[1.0, 2.0, 3.0], [3.0]]),  # the first iteration after its arrival
+        ([1, 1], [0.0, 10.0], [[1.0], [11.0]]),  # an idle replica waits
+    ],
+)
+def test_a_request_is_scheduled_in_the_first_iteration_after_its_arrival(outputs, arrivals, times):
+    served = serve(make_sequences([3, 3], outputs, arrivals), EngineConfig(max_batch_size=2))
 
-    served = serve(sequences, EngineConfig(max_batch_size=2))
-
-    assert [one.token_times for one in served] == [[1.0, 2.0, 3.0], [3.0]]
-
-
-def test_an_idle_replica_waits_for_the_next_arrival():
-    served = serve(make_sequences([3, 3], [1, 1], arrivals=[0.0, 10.0]), EngineConfig())
-
-    assert [one.token_times for one in served] == [[1.0], [11.0]]
+    assert [timed.token_times for timed in served] == times
 
 
 def test_poisson_arrivals_have_the_stated_rate_and_another_rate_only_scales_them():
@@ -52,16 +51,11 @@ def test_the_highest_rate_that_meets_a_limit_is_found_within_a_few_percent():
 # --- what the papers compare ----------------------------------------------------------------------------------------
 
 
-def test_a_static_batch_takes_as_many_iterations_as_its_longest_output():
+def test_a_static_batch_takes_as_many_iterations_as_its_longest_output_and_memory_limits_how_many_run_at_once():
     assert anyscale.iterations([5, 1, 2, 7, 3, 1], "static", rows=4) == 7 + 3
     assert anyscale.iterations([5, 1, 2, 7, 3, 1], "fcfs", rows=4) == 7
-
-
-def test_fewer_requests_run_at_once_in_a_smaller_memory():
-    outputs = [32] * 8
-
-    assert anyscale.iterations(outputs, "fcfs", 256, tokens=8 * 544) == 32
-    assert anyscale.iterations(outputs, "fcfs", 256, tokens=2 * 544) == 4 * 32
+    assert anyscale.iterations([32] * 8, "fcfs", 256, tokens=8 * 544) == 32
+    assert anyscale.iterations([32] * 8, "fcfs", 256, tokens=2 * 544) == 4 * 32
 
 
 def test_fastertransformer_computes_prompts_together_up_to_the_shortest_and_then_token_by_token():

@@ -5,6 +5,8 @@ No test asserts how much faster this is. benchmarks/quantization.py reports spee
 
 import copy
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -17,13 +19,14 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from helpers import Engine, EngineConfig, Request, SamplingParams, dequantized, generate_continuous, kernels, load_model
+from helpers import Engine, EngineConfig, Request, SamplingParams, dequantized, generate_continuous, load_model
+from helpers.fast import kernels, linear
+from helpers.fast.linear import FastLinear, choose_linear_backends
+from helpers.fast.linear_choice import ROWS, Times, shape_of
+from helpers.fast.quantized_linear import multiply_quantized
 from helpers.models import quantization, quantize
 from helpers.models.quantization import FORMATS, GROUP, QuantizedLinear, pack, round_to_integers, unpack
-from helpers.runners import linear
-from helpers.runners.linear import FastLinear, choose_linear_backends
-from helpers.runners.linear_choice import ROWS, Times, shape_of
-from tests.families import (
+from tests.support.families import (
     FAMILIES,
     LEAD,
     SIZES,
@@ -38,7 +41,7 @@ from tests.families import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 in_both_formats = pytest.mark.parametrize("weights", FORMATS)
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
-PRODUCTS = ["multiply_dequantized"] + ["multiply_quantized"] * (not kernels.unavailable())
+PRODUCTS = [QuantizedLinear.multiply_dequantized] + [multiply_quantized] * (not kernels.unavailable())
 
 
 @pytest.fixture
@@ -186,7 +189,7 @@ def test_a_layers_error_is_at_most_half_a_scale_per_input(weights, kind, x_kind,
     # Sums of integers are multiplied by a scale, which is one more rounding; so is each conversion.
     by_floats = (inputs + 4) * 2**-24 * (x.double().abs() @ quantized.weight.double().abs().T) + inputs * 1e-36
     for product in PRODUCTS:
-        error = (getattr(quantized, product)(x).double() - exact).abs()
+        error = (product(quantized, x).double() - exact).abs()
         assert (error <= by_quantization * (1 + 1e-6) + by_floats).all(), product
 
 
@@ -199,9 +202,9 @@ def test_the_kernel_multiplies_by_the_rounded_weight_and_no_row_depends_on_the_o
     quantized = QuantizedLinear(layer_of(kind=kind, dtype=dtype), weights)
     exact = QuantizedLinear(layer_of(kind=kind, dtype=dtype).float(), weights)
     x = torch.randn(80, 40).to(dtype)
-    alone = quantized.multiply_quantized(x[:1])
+    alone = multiply_quantized(quantized, x[:1])
     for rows in (1, 2, 3, 5, 8, 9, 17, 31, 64, 67, 80):
-        y = quantized.multiply_quantized(x[:rows])
+        y = multiply_quantized(quantized, x[:rows])
         assert y.dtype is dtype
         expected = exact.multiply_dequantized(x[:rows].float())
         torch.testing.assert_close(y.float(), expected, rtol=tolerance, atol=tolerance)
@@ -215,14 +218,14 @@ def test_the_kernel_multiplies_by_the_rounded_weight_and_no_row_depends_on_the_o
 def test_the_kernel_refuses_what_does_not_fit():
     quantized = QuantizedLinear(layer_of(), "int8")
     with pytest.raises(ValueError, match="float64"):
-        quantized.multiply_quantized(torch.randn(2, 40).double())
+        multiply_quantized(quantized, torch.randn(2, 40).double())
     for inputs in (39, 41, 65):
         with pytest.raises(ValueError, match=f"has 40 inputs, but x has {inputs}"):
-            quantized.multiply_quantized(torch.randn(2, inputs))
+            multiply_quantized(quantized, torch.randn(2, inputs))
     with pytest.raises(ValueError, match="has 64 inputs, but x has 65"):
         kernels.quantized_linear(torch.randn(2, 65), quantized.words, quantized.scales, None, 8, 70)
     with pytest.raises(ValueError, match=r"float32 \[70\]: pass a bias of \[70\] in the dtype of x, torch.bfloat16"):
-        quantized.multiply_quantized(torch.randn(2, 40).bfloat16())
+        multiply_quantized(quantized, torch.randn(2, 40).bfloat16())
 
 
 @in_both_formats
@@ -407,7 +410,7 @@ def test_quantizing_never_holds_more_than_the_float_weights_and_one_layer(weight
 @in_both_formats
 @torch.no_grad()
 def test_the_kernel_joins_the_choice_by_measurement(monkeypatch, tmp_path, weights):
-    monkeypatch.setattr("helpers.kernels.compiled.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("helpers.fast.kernels.compiled.cache_folder", lambda: tmp_path)
     monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
     monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 0)
     model = quantize(nn.Sequential(layer_of(400, 300), layer_of(300, 32)), weights)
@@ -431,18 +434,30 @@ def test_the_fastest_backend_is_chosen_for_each_number_of_rows(monkeypatch):
 
 @needs_kernels
 @torch.no_grad()
-def test_each_number_of_rows_uses_its_backend(monkeypatch):
-    calls = []
-    for name in PRODUCTS:
-        original = getattr(QuantizedLinear, name)
-        monkeypatch.setattr(
-            QuantizedLinear, name, lambda self, x, name=name, original=original: calls.append(name) or original(self, x)
-        )
-    layer = linear.FastQuantizedLinear(QuantizedLinear(layer_of(), "int8"), ["compiled"] * 5 + ["pytorch"])
+def test_each_number_of_rows_uses_its_backend():
+    quantized = QuantizedLinear(layer_of(), "int8")
+    layer = linear.FastQuantizedLinear(quantized, ["compiled"] * 5 + ["pytorch"])
     assert len(ROWS) == 6
-    for rows in (1, 16, 300):
-        layer(torch.randn(rows, 40))
-    assert calls == ["multiply_quantized", "multiply_quantized", "multiply_dequantized"]
+    for rows, product in ((1, multiply_quantized), (16, multiply_quantized), (300, quantized.multiply_dequantized)):
+        x = torch.randn(rows, 40)
+        expected = product(x) if rows == 300 else product(quantized, x)
+        assert torch.equal(layer(x), expected)
+
+
+IMPORTING = """
+import torch
+from helpers.models.quantization import QuantizedLinear
+layer, x = QuantizedLinear(torch.nn.Linear(40, 70), "int8"), torch.randn(3, 40)
+plain = layer(x)
+assert torch.equal(plain, layer.multiply_dequantized(x))
+import helpers.fast, sys
+kernel = helpers.fast.quantized_linear.multiply_quantized(layer, x)
+assert torch.equal(layer(x), kernel) and not torch.equal(kernel, plain)"""
+
+
+@needs_kernels
+def test_models_compute_with_pytorch_until_the_kernels_are_imported():
+    subprocess.run([sys.executable, "-c", IMPORTING], check=True)
 
 
 @needs_kernels

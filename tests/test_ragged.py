@@ -18,7 +18,7 @@ from helpers.models import clone_sharing_weights
 from helpers.runners import PaddedRunner, RaggedRunner, choice, why_not_ragged
 from helpers.runners.attention import AttentionSettings, QuerySegment, attend_one
 from helpers.runners.kv_pool import KVPool, key_slots, slot_mapping
-from tests.families import GROUPED, build, by_name, tokenizer
+from tests.support.families import GROUPED, build, by_name, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RAGGED = {"execution": "ragged", "block_size": 4}
@@ -224,7 +224,7 @@ def test_a_sample_writes_to_a_copy_of_the_block_that_it_shares(llama):
     run = Run(llama[0])
     first = new_sequence(*range(10, 16))
     run((first, 6))
-    second = Sequence("second", list(first.token_ids), 20, parent=first)
+    second = Sequence("second", list(first.token_ids), 20, request=first.request)
     first.token_ids.append(60)
     assert run.blocks.cached_tokens(second) == 5
     logits = run((first, 1), (second, 1))

@@ -23,9 +23,9 @@ from hypothesis.stateful import (
 )
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
+from helpers.fast.linear_backends import BACKENDS, available_backends
 from helpers.runners.kv_pool import KVPool
-from helpers.runners.linear_backends import BACKENDS, available_backends
-from tests.families import FAMILIES, CountingScheduler, not_ragged_because, reference, serve_ragged, tokenizer
+from tests.support.families import FAMILIES, CountingScheduler, not_ragged_because, reference, serve_ragged, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 of_every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name, indirect=True)

@@ -20,8 +20,8 @@ from helpers.cluster.connection import (
     serve_replica,
 )
 from helpers.cluster.replica import ReplicaLost
-from tests.gated_thread import in_loop, wait_until
-from tests.local_replicas import LocalReplica
+from tests.support.gated_thread import in_loop, wait_until
+from tests.support.local_replicas import LocalReplica
 
 LOCALHOST = "127.0.0.1"
 

@@ -1,4 +1,4 @@
-"""Replicas are restarted, added and removed under load, and no request notices. No Ray: see tests/local_replicas.py."""
+"""Replicas are restarted, added and removed under load, and no request notices. There is no Ray (local_replicas.py)."""
 
 import asyncio
 import itertools
@@ -16,8 +16,8 @@ from helpers.cluster.lifecycle import DRAINING, READY, STARTING
 from helpers.cluster.replica_pool import ReplicaPool
 from helpers.server.errors import EngineFailed
 from helpers.simulator import Simulator
-from tests.gated_thread import in_loop, wait_until
-from tests.local_replicas import ENOUGH, http_client, is_empty, let, running, submit, tokens
+from tests.support.gated_thread import in_loop, wait_until
+from tests.support.local_replicas import ENOUGH, http_client, is_empty, let, running, submit, tokens
 
 NEVER = 1e6  # seconds
 
@@ -116,24 +116,6 @@ async def test_a_replica_that_is_not_wanted_before_it_takes_requests_is_killed()
         pool.scale(1)
         assert killed == ["r1"] and len(pool.members) == 1
         await pool.stop()
-
-
-@in_loop
-async def test_a_draining_replica_finishes_its_request_and_gets_no_other():
-    async with running(num_replicas=2, shut=True) as client:
-        first, second = client.started
-        begun = await submit(client, [0, 1], 5, "begun")
-        client.pool.restart()
-        assert states(client) == [DRAINING, READY]
-        others = [await submit(client, [0], 2, f"other-{number}") for number in range(5)]
-        assert {request.replica for request in client.dispatcher.requests.values()} == {"r0", "r1"}
-        assert client.dispatcher.replicas["r0"].num_requests == 1
-        let(second, ENOUGH)
-        assert [await tokens(stream) for stream in others] == [[1, 2]] * 5
-        let(first, ENOUGH)
-        assert await tokens(begun) == [2, 3, 4, 5, 6]
-        await wait_until(lambda: states(client) == [READY] * 2 and "r0" not in client.replicas)
-        assert client.num_resumed == 0
 
 
 @in_loop

@@ -5,24 +5,29 @@ import tracemalloc
 
 import pytest
 
-from helpers.engine import OutputDelta
-from helpers.server.errors import DeadlinePassed
+from helpers import SamplingParams
+from helpers.server import output_budget
+from helpers.server.errors import DeadlinePassed, QueueFull
+from helpers.server.output_budget import most_values
+from helpers.server.output_delta import OutputDelta
 from helpers.server.response_stream import MAX_SEPARATE
-from tests.gated_thread import in_loop, is_empty, running, submit, wait_until
-from tests.serving import PATIENCE
+from tests.support.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
+from tests.support.serving import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @in_loop
-async def test_a_client_that_has_fallen_behind_gets_the_outputs_of_a_choice_at_once():
+async def test_a_client_that_has_fallen_behind_gets_many_outputs_of_each_choice_in_turn():
     async with running(context=400) as thread:
         settings = {"ignore_eos": True, "logprobs": 2, "n": 2, "temperature": 1, "min_p": 1.0}
         stream = await submit(thread, ["a", "b"], 300, **settings)
         await wait_until(lambda: is_empty(thread))
         outputs = [one async for one in stream]
-        assert sorted(choice for choice, _ in outputs) == [0, 1, 2, 3]
-        for choice, output in outputs:
+        assert set(choice for choice, _ in outputs[:4]) == set(choice for choice, _ in outputs[4:8]) == {0, 1, 2, 3}
+        assert max(len(output.new_token_ids) for _, output in outputs) == MAX_SEPARATE
+        for choice in range(4):
+            output = OutputDelta.join([output for number, output in outputs if number == choice])
             first = 2 if choice < 2 else 3
             assert output.new_token_ids == [(first + number) % 10 for number in range(300)]
             assert output.new_text.startswith("bcdefghi"[first - 2 :]) and output.new_text.count("b") == 30
@@ -63,7 +68,36 @@ async def bytes_unread(max_tokens: int, **settings) -> int:
 async def test_the_memory_of_an_unread_response_grows_with_its_tokens_not_with_their_square():
     short, long = await bytes_unread(300), await bytes_unread(1200)
     assert 3 < long / short < 6, (short, long)
-    assert 300 < long / 1200 < 900, "bytes per token, with three or four log-probabilities each"
+    assert 200 < long / 1200 < 900, "bytes per token, with three or four log-probabilities each"
+
+
+@in_loop
+async def test_large_responses_that_are_not_read_leave_no_room_for_more_of_them_but_for_small_ones(monkeypatch):
+    monkeypatch.setattr(output_budget, "MAX_VALUES", 4000)
+    async with running(context=400, max_queue=20) as thread:
+        large = {"max_tokens": 100, "ignore_eos": True, "logprobs": 3}  # 5 values for each token
+        unread = [await submit(thread, ["a"] * 4, id="first", **large)]
+        await wait_until(lambda: is_empty(thread))
+        unread.append(await submit(thread, ["a"] * 3, id="second", **large))
+        with pytest.raises(QueueFull, match=r"3500 tokens and .* not been read, and this one may have 1500") as caught:
+            await submit(thread, ["a"] * 3, id="third", **large)
+        assert caught.value.retry_after >= 1 and thread.num_in_flight <= 3
+        assert len(await texts(await submit(thread, ["a"] * 2, id="small", **large))) == 2
+        with pytest.raises(ValueError, match=r"may have 4500 tokens and log-probabilities, .* at most 4000 at a time"):
+            await submit(thread, ["a"] * 9, id="too large", **large)
+        with unread.pop(0):
+            pass  # its client leaves
+        assert len(await texts(await submit(thread, ["a"] * 3, id="third", **large))) == 3
+        unread.clear()  # a response that was lost before it began to be read
+        await wait_until(lambda: is_empty(thread))
+        assert thread.output_budget.num_reserved == 0
+
+
+def test_the_values_of_a_response_are_its_tokens_and_all_log_probabilities():
+    requests = [([1, 2, 3], 10), ([1, 2], 20)]
+    assert most_values(requests, SamplingParams(99)) == 30
+    params = SamplingParams(99, n=2, temperature=1, logprobs=4, prompt_logprobs=1)
+    assert most_values(requests, params) == 2 * (30 * (1 + 5) + 5 * 2)
 
 
 @in_loop
@@ -75,7 +109,7 @@ async def test_a_deadline_ends_a_request_whose_client_does_not_read():
         await wait_until(lambda: stream._error is not None)
         thread.model.allowed.release()
         await wait_until(lambda: is_empty(thread))
-        assert not stream._outputs, "what was unread is dropped"
+        assert not stream._unread, "what was unread is dropped"
         with pytest.raises(DeadlinePassed):
             await anext(stream)
 

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from helpers.block_hashes import hash_blocks
 from helpers.cluster.replica_state import ReplicaState
 from helpers.cluster.routing import (
     ROUTERS,
@@ -15,7 +16,6 @@ from helpers.cluster.routing import (
     RoundRobin,
 )
 from helpers.engine import EngineConfig, SamplingParams, Sequence
-from helpers.engine.block_hashes import hash_blocks
 from helpers.simulator import Simulator
 
 PROMPT = list(range(40))
@@ -82,11 +82,6 @@ def test_a_negative_weight_is_refused():
 
 
 @pytest.mark.parametrize("make", ROUTERS.values())
-def test_every_policy_works_with_a_single_replica(make):
-    assert make().choose([1], [Known(3)]) == 0
-
-
-@pytest.mark.parametrize("make", ROUTERS.values())
 def test_a_request_gets_a_free_row_whatever_the_policy_prefers(make):
     full = [Known(1, cached=39, free_rows=0), Known(0, cached=39, free_rows=-2)]
     for _ in range(3):
@@ -122,16 +117,6 @@ def test_the_cached_tokens_that_a_router_knows_are_those_of_the_block_manager():
 
 def cached_in(engine: Simulator, prompt: list[int]) -> int:
     return engine.block_manager.cached_tokens(Sequence("asked", list(prompt), 1))
-
-
-def test_a_cache_that_is_cleared_is_reported():
-    engine, state = simulator(), ReplicaState(block_size=4)
-    engine.generate([PROMPT], SamplingParams(max_tokens=1))
-    state.report(take_events(engine))
-    assert state.cached_tokens(PROMPT) == 36
-    engine.block_manager.clear()
-    state.report(take_events(engine))
-    assert state.cached_tokens(PROMPT) == 0
 
 
 def test_a_router_that_comes_later_learns_what_is_cached_already():

@@ -7,17 +7,22 @@ engine are the judge of what it gets beside others.
 import functools
 import itertools
 import math
+import random
 from dataclasses import replace
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
 from conftest import PROMPTS, CountingModel, alone, letter_tokenizer, random_pair
+from hypothesis import strategies as st
 
 from helpers import Engine, EngineConfig, SamplingParams
-from helpers.engine import SampledToken, Sequence
-from helpers.engine.detokenizer import text_of
-from helpers.runners.sampling import Sampler, skip_draws
+from helpers.detokenizer import text_of
+from helpers.engine import Chunk, SampledToken, Sequence
+from helpers.features.token_rules import TokenRules
+from helpers.features.token_rules.logits import TokenScores
+from helpers.runners.sampling import BatchSampler, draw, draw_from_top, probabilities_of, random_number
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,8 +43,13 @@ def name_of(params):
     return ", ".join(f"{name}={value}" for name, value in params.items())
 
 
-def sampler_of(**params):
-    return Sampler(Sequence("r", [1], 9, params=SamplingParams(**params)))
+def choose(logits, token_ids=(1,), prompt_tokens=1, **params):
+    """Return what a sampler chooses after these tokens of a request."""
+    sequence = Sequence("r", list(token_ids[:prompt_tokens]), 10**6, params=SamplingParams(**params))
+    sequence.token_ids += token_ids[prompt_tokens:]
+    sequence.computed = len(token_ids) - 1
+    chosen = BatchSampler().sample([Chunk(sequence, 1)], logits[None])[sequence]
+    return chosen if isinstance(chosen, Exception) else chosen[0]
 
 
 # --- what a parameter does ------------------------------------------------------------------------------------------
@@ -60,40 +70,63 @@ def test_tokens_are_drawn_from_the_distribution_that_generate_draws_from(random_
         return_dict_in_generate=True,
         pad_token_id=0,
     )
-    drawn_from = []
-    draw = torch.multinomial
-    monkeypatch.setattr(torch, "multinomial", lambda p, *args, **kw: drawn_from.append(p) or draw(p, *args, **kw))
-    sampler = sampler_of(**{"temperature": 1.0} | setting, seed=0)
-    ids = output.sequences[0].tolist()
-    moved = False
+    params = SamplingParams(**{"temperature": 1.0} | setting)
+    rule = TokenScores(params, 1, TokenRules())
+    ids, generator, moved = output.sequences[0].tolist(), random.Random(0), False
     for step, (raw, scores) in enumerate(zip(output.logits, output.scores, strict=True)):
-        sampled = sampler.choose(ids[: inputs["input_ids"].size(1) + step], raw[0], int(raw.argmax()))
-        expected = scores.float().softmax(dim=-1).cpu()
-        torch.testing.assert_close(drawn_from[-1], expected)
-        assert expected[0, sampled.token_id] > 0 and sampled.logprobs is None
-        moved |= not torch.allclose(expected, raw.softmax(dim=-1).cpu(), atol=1e-3)
+        changed = raw[0].float().cpu().clone()
+        rule.change(ids[: inputs["input_ids"].size(1) + step], changed)
+        expected = scores[0].float().softmax(dim=-1).cpu().numpy()
+        (shares,) = probabilities_of(changed[None], [params])
+        numbers = iter(generator.random, None)
+        drawn = [draw_from_top(shares.copy(), params.top_p, numbers) for _ in range(1000)]
+        found = np.bincount(drawn, minlength=len(expected)) / 1000
+        assert not found[expected == 0].any(), "an excluded token was drawn"
+        # Five standard deviations of a frequency, and room for the rarest tokens.
+        assert (np.abs(found - expected) < 5 * np.sqrt(expected / 1000) + 0.003).all()
+        moved |= not np.allclose(expected, raw[0].softmax(dim=-1).cpu(), atol=1e-3)
     assert moved or setting == {"top_k": 10**9}, "a parameter that changes nothing proves nothing"
 
 
-def test_the_draws_follow_the_distribution():
-    logits = torch.tensor([2.0, 0.0, 1.0, -1.0, 0.5])
-    sampler = sampler_of(temperature=0.5, seed=1)
-    draws = torch.tensor([sampler.choose([0] * draw, logits, 0).token_id for draw in range(4000)])
-    expected = (logits / 0.5).softmax(dim=0)
-    # Four standard deviations of a frequency in 4000 draws: at most 0.032.
-    assert (torch.bincount(draws, minlength=5) / 4000 - expected).abs().max() < 0.032
+@hypothesis.given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(any),
+    st.floats(0.01, 1),
+    st.randoms(use_true_random=False),
+)
+def test_a_draw_from_the_top_takes_every_token_of_the_smallest_set_and_no_other(weights, top_p, draw):
+    shares = np.array(weights, dtype=np.float32) / sum(weights)
+    better = [sum(other for other in weights if other > weight) / sum(weights) for weight in weights]
+    if any(abs(one - top_p) < 1e-5 for one in better):
+        return  # rounding decides
+    expected = {place for place, weight in enumerate(weights) if weight and (better[place] < top_p or top_p == 1)}
+    first = {
+        draw_from_top(shares.copy(), top_p, iter([one, *[draw.random() for _ in range(60)]]))
+        for one in np.cumsum(shares) - shares / 2
+    }
+    assert first <= expected
+    assert expected == first, "each token is drawn where the first number falls into its share"
+
+
+def test_the_first_and_the_last_number_fall_on_tokens_that_are_possible():
+    for size in (1, 255, 256, 257, 1000):
+        shares = np.zeros(size, dtype=np.float32)
+        shares[size // 2] = 0.3
+        assert {draw(shares, number) for number in (0.0, 0.5, 1 - 2**-53)} == {size // 2}
 
 
 def test_very_small_temperatures_take_the_best_token_without_overflow():
     logits = torch.tensor([1e4, -1e4, 1.0002e4])
     for temperature in (1e-30, 1e-3, 0.01):
-        assert sampler_of(temperature=temperature).choose([0], logits, 2).token_id == 2
+        assert choose(logits, temperature=temperature).token_id == 2
 
 
-def test_greedy_is_the_default_and_does_not_read_the_logits_again():
-    # The best token has been found for all rows at once, so no row's logits are copied.
+def test_greedy_is_the_default():
     assert SamplingParams() == SamplingParams(temperature=0, top_k=0, top_p=1.0)
-    assert sampler_of(top_k=5, top_p=0.5, seed=1).choose([1], logits=None, best=7) == SampledToken(7)
+    assert choose(torch.tensor([0.0, 2.0, 1.0]), top_k=5, top_p=0.5, seed=1) == SampledToken(1)
+
+
+def test_logits_that_are_not_numbers_are_an_error_of_their_request():
+    assert "not numbers" in str(choose(torch.full((9,), torch.nan), temperature=1.0))
 
 
 @pytest.mark.parametrize("penalty", [1.5, 0.7])
@@ -189,34 +222,11 @@ def test_n_outputs_equal_those_of_n_requests_with_consecutive_seeds(random_pairs
             assert output.token_ids == seeded_alone(*random_pairs, prompt, replace(SEEDED, seed=4 + output.index))
 
 
-@pytest.mark.parametrize(("seed", "draws"), [(None, 1), (3, 2)])
-def test_only_a_seeded_output_continues_after_the_draws_of_another_engine_and_repeats_one(monkeypatch, seed, draws):
-    draw, numbers = torch.multinomial, itertools.count()
-    monkeypatch.setattr(torch, "multinomial", lambda *args, **named: next(numbers) is None or draw(*args, **named))
-    sequence = Sequence("r", [1, 1], 9, params=SamplingParams(temperature=1.0, seed=seed))
-    sequence.token_ids += [1] * 5
-    Sampler(sequence).choose(sequence.token_ids, torch.zeros(9), 0)
-    assert next(numbers) == draws
-
-
-@pytest.mark.parametrize("numbers_per_draw", ["those of torch", "others"])
-@pytest.mark.parametrize("vocabulary", [1, 17, 5000])
-def test_draws_that_are_skipped_move_the_generator_as_far_as_draws_that_are_made(
-    monkeypatch, vocabulary, numbers_per_draw
-):
-    draw = torch.multinomial
-    if numbers_per_draw == "others":
-        monkeypatch.setattr(torch, "multinomial", lambda *args, generator: draw(*args, generator=burn(generator)))
-    made, skipped = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
-    for _ in range(6):
-        torch.multinomial(torch.rand(1, vocabulary), 1, generator=made)
-    skip_draws(6, torch.ones(1, vocabulary), skipped)
-    assert torch.equal(made.get_state(), skipped.get_state())
-
-
-def burn(generator: torch.Generator) -> torch.Generator:
-    torch.rand(3, generator=generator)
-    return generator
+def test_a_draw_depends_on_the_seed_the_output_and_the_place_alone():
+    numbers = {random_number(*key) for key in itertools.product(range(5), repeat=3)}
+    assert len(numbers) == 5**3 and all(0 <= number < 1 for number in numbers)
+    logits = torch.zeros(500)
+    assert choose(logits, [1, 1, 9], temperature=1.0, seed=3) == choose(logits, [1, 1, 8], temperature=1.0, seed=3)
 
 
 def test_n_outputs_without_a_seed_differ(random_pairs):
@@ -400,3 +410,9 @@ def test_the_largest_seed_allows_several_outputs():
     assert (
         outputs[1].token_ids == Engine(*pair).generate("fox", SamplingParams(4, temperature=1.0, seed=0))[0].token_ids
     )
+
+
+def test_the_smallest_top_p_leaves_the_best_token():
+    probabilities = np.array([0.2, 0.5, 0.3], dtype=np.float32)
+    for number in (0.0, 0.3, 0.9):
+        assert draw_from_top(probabilities.copy(), 5e-324, itertools.repeat(number)) == 1

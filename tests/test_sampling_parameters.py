@@ -20,11 +20,10 @@ from transformers import (
 )
 
 from helpers import Engine, EngineConfig, SamplingParams
-from helpers.engine import ModelInfo, Sequence, TokenRules
-from helpers.engine.detokenizer import text_of
-from helpers.engine.token_rules import TokenRulesMaker
-from helpers.runners.logits_processors import make_processors
-from helpers.runners.sampling import Sampler
+from helpers.detokenizer import text_of
+from helpers.engine import ModelInfo
+from helpers.features.token_rules import TokenRules, TokenRulesMaker
+from helpers.features.token_rules.logits import TokenScores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 VOCABULARY = 12
@@ -97,11 +96,12 @@ bad_words = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tup
 def test_processors_change_random_logits_as_those_of_transformers_do(params, bad_words, prompt, generated, data):
     rules = TokenRules(frozenset({11}), frozenset(params.stop_token_ids), bad_words)
     row = data.draw(st.lists(st.floats(-8, 8, width=16), min_size=VOCABULARY, max_size=VOCABULARY))
-    token_ids, logits = torch.tensor([prompt + generated]), torch.tensor([row])
-    changed = make_processors(params, len(prompt), rules)(token_ids, logits.clone())
-    expected = reference(params, len(prompt), rules, VOCABULARY)(token_ids, logits.clone())
-    torch.testing.assert_close(changed, expected)
-    assert logits.tolist() == [row], "the model's logits are left as they are"
+    judge, rule = reference(params, len(prompt), rules, VOCABULARY), TokenScores(params, len(prompt), rules)
+    ends = data.draw(st.lists(st.integers(0, len(generated)), max_size=4))  # tokens come, and are taken back
+    for end in [*ends, len(generated)]:
+        token_ids, changed = prompt + generated[:end], torch.tensor(row)
+        rule.change(token_ids, changed)
+        torch.testing.assert_close(changed[None], judge(torch.tensor([token_ids]), torch.tensor([row])))
 
 
 SETTINGS = [
@@ -178,14 +178,6 @@ def test_penalised_and_constrained_samples_depend_on_neither_company_nor_preempt
     outputs = engine.generate([PROMPTS[8], PROMPTS[1], PROMPTS[0], PROMPTS[2]], [others[0], CONTROLLED, *others[1:]])
     assert outputs[1].token_ids == expected.token_ids
     assert any(one.params is CONTROLLED and one.generated for one in preempted) == ("num_blocks" in config)
-
-
-def test_a_token_that_is_chosen_again_is_the_same_token():
-    rules = TokenRules(frozenset({0}), frozenset({101}), ((65,),))
-    sampler = Sampler(Sequence("r", [5, 6], 9, params=CONTROLLED, token_rules=rules))
-    logits = torch.linspace(-1, 1, 257)
-    first = sampler.choose([5, 6, 9, 9], logits, 0)
-    assert [sampler.choose([5, 6, 9, 9], logits, 0) for _ in range(3)] == [first] * 3
 
 
 # --- where an output ends -------------------------------------------------------------------------------------------
@@ -309,7 +301,9 @@ def test_no_tokens_at_all_are_only_for_scoring_and_for_one_output():
 )
 def test_a_request_that_no_token_could_satisfy_is_refused_before_it_takes_a_row(setting, message):
     engine = Engine(*random_pair("llama"))
-    engine.validator.token_rules.make(SamplingParams(allowed_token_ids=LETTER_A))  # each of the two alone is fine
+    TokenRulesMaker(engine.tokenizer, engine.model_info).make(
+        SamplingParams(allowed_token_ids=LETTER_A)
+    )  # each of the two alone is fine
     with pytest.raises(ValueError, match=message):
         engine.add_request("abc", SamplingParams(**setting))
     assert not engine.has_unfinished_requests()

@@ -19,6 +19,7 @@ import grade
 import psutil
 import pytest
 from grading import sandbox
+from grading.examiners import Options
 from grading.submissions import ASSIGNMENTS
 from grading.worker_process import Limits, WorkerLostError, WorkerProcess
 from handing_in import (
@@ -43,7 +44,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("bwrap") and "CI_SANDBOX" not in os.environ, reason="needs bubblewrap"),
 ]
-LIMITS = Limits(seconds=25, total_seconds=250, memory=2 * 2**30)
+LIMITS = Limits(seconds=25, memory=2 * 2**30)
 LISTENER = socket.create_server(("127.0.0.1", 0))
 
 # Every attack is finite and harmless to a machine whose sandbox is broken: none deletes files, and none forks forks.
@@ -64,7 +65,7 @@ finally:
 # tasks are answered right.
 ATTACKS = {
     "imports_the_reference": (
-        "from helpers.checks.exercises import lesson_1\nstop = lesson_1.stop.solution",
+        "from helpers.checks.exercises import lesson_1_next_token\nstop = lesson_1_next_token.stop.solution",
         "stop: no cell defines `stop`",
     ),
     "looks_for_solutions": (
@@ -171,7 +172,7 @@ ATTACKS = {
         """,
         "stop: ",
     ),
-    "ends_the_process": ("import os\nos._exit(0)", "stop: A cell ended the process"),
+    "ends_the_process": ("import os\nos._exit(0)", "stop: A cell ended the process (a crash in a library, a kill or"),
     "kills_its_parent": (
         """
         import os, signal
@@ -237,6 +238,9 @@ EARLY = {
 }
 
 
+UNTOUCHED = (ONE, EVICTION, MEMO)
+
+
 def table_of(out):
     with open(out / "grades.csv", newline="", encoding="utf-8") as file:
         return {(row["student"], row["assignment"]): row for row in csv.DictReader(file)}
@@ -260,13 +264,14 @@ def graded(tmp_path_factory):
         hand_in(folder / name / f"{ONE}.ipynb", notebook(ONE, {"greedy_step": textwrap.dedent(attack)}))
     for assignment in ASSIGNMENTS:
         hand_in(folder / "zoe" / f"{assignment}.ipynb", notebook(assignment, answers_of(assignment)))
+    for assignment in UNTOUCHED:
         hand_in(folder / "untouched" / f"{assignment}.ipynb", notebook(assignment, {}))
-    half = {task: answer for task, answer in answers_of(TWO).items() if task in ("batch_throughput", "left_pad")}
+    half = {task: answer for task, answer in answers_of(TWO).items() if task in ("batch_costs", "left_pad")}
     hand_in(folder / "half" / f"{TWO}.ipynb", notebook(TWO, half))
     verbs = ["generate_next_token", "merge_batches", "filter_batch", "init_batch"]
     own = {verb: f"from helpers.batching import {verb}" for verb in verbs}
     hand_in(folder / "verbs" / f"{THREE}.ipynb", notebook(THREE, own))
-    grade.grade(folder, out, LIMITS, seed=7, jobs=2)
+    grade.grade(folder, out, Options(LIMITS, "7"), jobs=2)
     assert state_of_the_checkout() == before
     return table_of(out), out
 
@@ -302,7 +307,7 @@ def test_a_submission_leaves_nothing_behind(graded):
     assert not Path("/tmp/bombed-by-a-submission").exists()
     page = (graded[1] / "feedback" / "rewrites_the_checks_on_disk" / f"{ONE}.html").read_text()
     assert page.count("WRITABLE") == 1  # in the code
-    assert sorted(path.name for path in graded[1].iterdir()) == ["feedback", "grades.csv"]
+    assert sorted(path.name for path in graded[1].iterdir()) == ["feedback", "grades.csv", "ignored.csv", "memos.csv"]
     commands = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
     assert not [command for command in commands if "grading.worker" in command]
 
@@ -324,7 +329,7 @@ def test_the_solutions_score_full_marks_beside_the_attacks(graded, assignment):
     assert row["note"] == "" and row["seed"] == "7"
 
 
-@pytest.mark.parametrize("assignment", ASSIGNMENTS)
+@pytest.mark.parametrize("assignment", UNTOUCHED)
 def test_an_untouched_release_scores_zero(graded, assignment):
     row = graded[0]["untouched", assignment]
     assert float(row["score"]) == 0 < float(row["max_score"])
@@ -398,3 +403,5 @@ def test_the_codelab_s_tasks_examine_one_function(graded):
 def test_the_memo_s_points_are_left_to_the_instructor(graded):
     assert [graded[0][student, MEMO]["by_hand"] for student in ("zoe", "untouched")] == ["4", "4"]
     assert graded[0]["zoe", ONE]["by_hand"] == "0"
+    page = (graded[1] / "feedback" / "zoe" / f"{MEMO}.html").read_text()
+    assert "4 of 8 points so far" in page and "seed 7" in page

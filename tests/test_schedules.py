@@ -16,8 +16,8 @@ from helpers import (
     workloads,
 )
 from helpers.checks import first_come, planned_by, run_schedule, score_schedule
-from helpers.checks.exercises.iteration_plan import planned
-from helpers.checks.exercises.lesson_4 import sequence_of
+from helpers.checks.exercises.lesson_4_order import sequence_of
+from helpers.checks.exercises.lesson_4_plan import planned
 from helpers.checks.scheduling import BASELINES, measure, static
 from helpers.engine import Scheduler
 from helpers.trace import RowStep, Trace

@@ -1,6 +1,6 @@
 """What OpenAI's clients get: the engine's own tokens, in OpenAI's formats.
 
-All requests here go to a server in its own process, most of them from the official client. Which requests are accepted
+Most requests here come from the official client, and go to a server in its own process. Which requests are accepted
 is test_server_requests.py; what happens under load and faults is test_server_faults.py.
 """
 
@@ -13,10 +13,10 @@ import psutil
 import pytest
 from conftest import PROMPTS, alone, random_pair
 
-from helpers import Engine, SamplingParams
+from helpers import Engine, EngineConfig, SamplingParams, load_model
 from helpers.server import launch
 from helpers.server.formats import ChatFormatter, CompletionFormatter
-from tests.serving import body, events_of, expected, text_of_chunks
+from tests.support.serving import body, events_of, expected, serving, text_of_chunks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -58,8 +58,9 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def keyed(folder):
     """A model from a folder, behind a key."""
-    with launch("--model", str(folder), "--name", "mine", "--api-key", "schlüssel", "--rows", "3") as launched:
-        yield launched
+    engine = Engine(*load_model(str(folder)), EngineConfig(max_batch_size=3, trace_length=1000))
+    with serving(engine, model_name="mine", api_key="schlüssel") as server:
+        yield server
 
 
 KEY = {"Authorization": "Bearer schlüssel".encode()}
@@ -179,16 +180,6 @@ def test_several_choices_for_several_prompts(client, embedded):
     for chunk in client.completions.create(model="tiny-model", prompt=PROMPTS[:2], stream=True, **settings):
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == [choice.text for choice in response.choices]
-
-
-def test_a_seed_repeats_and_no_seed_does_not(client):
-    def texts(**settings):
-        create = client.completions.create
-        return [create(model="tiny-model", prompt="Once", max_tokens=12, **settings).choices[0].text for _ in range(3)]
-
-    assert len(set(texts(seed=5))) == 1
-    assert len(set(texts())) > 1, "OpenAI's temperature is 1 if none is given"
-    assert texts(seed=5)[0] != texts(seed=6)[0]
 
 
 # --- log-probabilities ----------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ import httpx
 import pytest
 
 from helpers import Engine, EngineConfig
+from helpers.command_line import parse
 from helpers.server import __main__ as command
 from helpers.server.options import allowed_hosts, name_of
-from tests.serving import OWL, RawConnection, body, error_of, post, serving
+from tests.support.serving import OWL, RawConnection, body, error_of, post, serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -69,7 +70,7 @@ def test_other_names_can_be_allowed(monkeypatch):
     assert allowed_hosts("127.0.0.1", ["*"]) is None
     assert allowed_hosts("0.0.0.0", None) is None, "its names are not known"
     assert "inside" in allowed_hosts("0.0.0.0", ["inside"])
-    assert command._options(["--allowed-host", "a", "--allowed-host", "b"]).allowed_host == ["a", "b"]
+    assert parse(command.command, ["--allowed-host", "a", "--allowed-host", "b"]).allowed_host == ["a", "b"]
 
 
 def test_refusals_need_no_threads():
@@ -98,7 +99,7 @@ def test_pages_of_an_allowed_origin_may_use_the_server_and_no_others(server):
             granted = response.headers.get("access-control-allow-origin")
             assert granted == (origin if allowed else None)
     assert response.headers.get("access-control-allow-credentials") is None
-    assert command._options(["--allowed-origin", "*"]).allowed_origin == ["*"]
+    assert parse(command.command, ["--allowed-origin", "*"]).allowed_origin == ["*"]
 
 
 # --- addresses ------------------------------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ def test_a_model_is_called_by_the_name_of_its_folder(tmp_path):
     assert name_of(str(tmp_path / "model.gguf")) == "model.gguf"
     assert name_of(None) == name_of("") == "tiny-model"
     for option in ("--served-model-name", "--name"):
-        assert command._options([option, "mine"]).served_model_name == "mine"
+        assert parse(command.command, [option, "mine"]).served_model_name == "mine"
 
 
 def test_too_few_blocks_for_the_context_are_a_warning_that_says_how_many_are_enough(recwarn):

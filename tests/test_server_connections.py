@@ -11,9 +11,9 @@ import h11
 import httpx
 import pytest
 
-from helpers.server import launch
-from helpers.server.connections import NUM_OTHER_DESCRIPTORS, ConnectionLimits, OneWriteConnection
-from tests.serving import (
+from helpers.server import connections, launch
+from helpers.server.connections import NUM_OTHER_DESCRIPTORS, ConnectionLimits, GuardedConnection, OneWriteConnection
+from tests.support.serving import (
     FOX,
     OWL,
     PATIENCE,
@@ -36,8 +36,12 @@ SHORT = ConnectionLimits(client_timeout=0.5)
 LONG = body(OWL, 300, n=2, temperature=1, seed=1, logprobs=5, ignore_eos=True)
 
 
+def connections_of(server) -> list[GuardedConnection]:
+    return server.evaluate(lambda: list(server.server.server_state.connections))
+
+
 def num_connections(server) -> int:
-    return server.evaluate(lambda: len(server.server.server_state.connections))
+    return len(connections_of(server))
 
 
 def response_of(connection: RawConnection) -> tuple[int, dict]:
@@ -131,8 +135,8 @@ def test_a_connection_without_any_request_is_closed_without_a_response():
 
 def test_a_request_that_takes_longer_than_the_limit_is_not_a_slow_client():
     with serving(limits=SHORT, pace=0.4) as server:
-        assert text_of_response(post(server, **body(OWL, 4)).json()) == expected(OWL, 4).text
-        with httpx.stream("POST", server.url + "/v1/completions", json=body(OWL, 4, stream=True)) as response:
+        assert text_of_response(post(server, **body(OWL, 3)).json()) == expected(OWL, 3).text
+        with httpx.stream("POST", server.url + "/v1/completions", json=body(OWL, 3, stream=True)) as response:
             assert list(response.iter_lines())[-2] == "data: [DONE]"
 
 
@@ -157,18 +161,25 @@ def test_a_client_that_does_not_read_is_disconnected_and_its_request_cancelled(s
 
 def test_a_client_that_reads_slowly_but_steadily_gets_everything():
     with serving(limits=ConnectionLimits(client_timeout=1.0, send_buffer=4096)) as server:
-        connection = RawConnection.posting(server, LONG, receive_buffer=4096)
-        data, began = b"", time.monotonic()
-        while piece := connection.socket.recv(2**11):
-            data += piece
-            time.sleep(0.02)
-            if data.endswith(b"}}"):
-                break
+        slow_reader = RawConnection.posting(server, LONG, receive_buffer=4096)
+        http, content, began = h11.Connection(h11.CLIENT), b"", time.monotonic()
+        http.send(h11.Request(method="POST", target="/", headers=[("Host", "x"), ("Content-Length", "0")]))
+        http.send(h11.EndOfMessage())
+        most_unread = 0
+        while type(event := http.next_event()) is not h11.EndOfMessage:
+            if event is h11.NEED_DATA:
+                http.receive_data(slow_reader.socket.recv(2**11))
+                time.sleep(0.02)
+                (connection,) = connections_of(server)
+                most_unread = max(most_unread, connection.num_unread)
+            elif type(event) is h11.Data:
+                content += event.data
         assert time.monotonic() - began > 1.5, "longer than the limit, so that it would have passed"
-        response = json.loads(data.partition(b"\r\n\r\n")[2])
+        response = json.loads(content)
         assert response["usage"]["completion_tokens"] == 600
-        assert len(response["choices"][0]["logprobs"]["tokens"]) == 300
-        connection.close()
+        assert [len(choice["logprobs"]["tokens"]) for choice in response["choices"]] == [300, 300]
+        assert most_unread < 0.6 * len(content), "one choice at a time waits as text"
+        slow_reader.close()
         server.assert_empty()
 
 
@@ -219,18 +230,6 @@ def writes(monkeypatch) -> list[bytes]:
     return written
 
 
-def test_a_refusal_is_one_write(writes):
-    with gated(config={"max_batch_size": 1}, max_queue=0) as (server, gate):
-        accepted = RawConnection.posting(server, body(OWL, 3))
-        wait_until(lambda: server.num_in_flight() == 1)
-        refused = RawConnection.posting(server, body(FOX, 3))
-        refused.read_until(b"queue_full")
-        (write,) = writes
-        assert write.startswith(b"HTTP/1.1 429 ") and write.endswith(b"}}")
-        gate.open()
-        accepted.read_until(b"}}")
-
-
 @pytest.mark.parametrize(
     ("request_line", "status", "end"),
     [
@@ -253,12 +252,6 @@ def test_a_short_response_is_one_write(writes, request_line, status, end):
         assert write.startswith(b"HTTP/1.1 " + status) and write.endswith(end)
 
 
-def test_a_server_that_refuses_a_connection_writes_once(writes):
-    with serving(limits=SHORT) as server:
-        error_of(response_of(RawConnection(server, HEAD)), 408)
-        assert len(writes) == 1
-
-
 def test_the_head_of_a_stream_is_sent_before_its_first_event(writes):
     with serving() as server:
         RawConnection.posting(server, body(OWL, 2, stream=True)).read_until(b"[DONE]")
@@ -269,17 +262,18 @@ def test_the_head_of_a_stream_is_sent_before_its_first_event(writes):
 # --- a limit of connections -----------------------------------------------------------------------------------------
 
 
-def test_at_the_limit_the_connection_that_was_awaited_for_longest_makes_room():
-    with serving(limits=ConnectionLimits(max_connections=4)) as server:
-        connections = []
+def test_at_the_limit_the_connection_that_was_awaited_for_longest_makes_room(monkeypatch):
+    monkeypatch.setattr(connections, "SENDING", 0.0)
+    with serving(limits=ConnectionLimits(max_connections=6)) as server:  # from 4 on, stalled ones make room
+        slow_senders = []
         for number in range(12):
-            connections.append(RawConnection(server, HEAD))
+            slow_senders.append(RawConnection(server, HEAD))
             wait_until(lambda number=number: num_connections(server) >= min(number + 1, 4))
         assert httpx.get(server.url + "/health").json() == {"status": "ok"}
         assert text_of_response(post(server, **body(OWL, 3)).json()) == expected(OWL, 3).text
-        for connection in connections[:8]:
+        for connection in slow_senders[:8]:
             error = error_of(response_of(connection), 503)
-            assert error["code"] == "too_many_connections" and "4 connections" in error["message"]
+            assert error["code"] == "too_many_connections" and "of at most 6" in error["message"]
         wait_until(lambda: num_connections(server) <= 4)
         server.assert_empty()
 
@@ -294,20 +288,47 @@ def test_when_the_server_works_for_every_connection_a_new_one_is_503_and_none_is
         gate.open()
         for connection, prompt in zip(working, (OWL, FOX), strict=True):
             assert json.dumps(expected(prompt, 3).text).encode() in connection.read_until(b"}}")
-        assert httpx.get(server.url + "/health").status_code == 200
+        wait_until(lambda: httpx.get(server.url + "/health").status_code == 200, "their connections are idle")
+
+
+def test_a_new_connection_costs_no_client_its_own_before_it_could_send_its_request(monkeypatch):
+    monkeypatch.setattr(connections, "SENDING", PATIENCE)
+    with serving(limits=ConnectionLimits(max_connections=20, client_timeout=2 * PATIENCE)) as server:
+        early = RawConnection(server, b"")
+        wait_until(lambda: num_connections(server) == 1)
+        flood = [RawConnection(server, HEAD) for _ in range(22)]
+        for refused in flood[19:]:  # its request, which is not read, does not discard the refusal
+            assert error_of(response_of(refused), 503)["code"] == "too_many_connections"
+        early.socket.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert early.read_until(b"}").startswith(b"HTTP/1.1 200")
+
+
+def test_a_request_that_a_late_event_loop_has_not_read_is_not_held_against_its_client(monkeypatch):
+    monkeypatch.setattr(connections, "SENDING", 0.0)
+    with serving() as server:
+        client = RawConnection(server, b"GET /")
+        wait_until(lambda: num_connections(server) == 1)
+        (connection,) = connections_of(server)
+        wait_until(lambda: server.evaluate(lambda: connection.may_make_room))
+
+        def sends_while_the_event_loop_is_busy() -> bool:
+            client.socket.sendall(b"health HTTP/1.1\r\n")
+            return connection.may_make_room
+
+        assert not server.evaluate(sends_while_the_event_loop_is_busy)
 
 
 def test_a_client_that_has_only_paused_keeps_its_place_and_one_that_has_stalled_does_not():
     with serving(limits=ConnectionLimits(max_connections=1, send_buffer=4096)) as server:
         deaf = RawConnection.posting(server, LONG, receive_buffer=4096)
         wait_until(lambda: num_connections(server) == 1)
-        (connection,) = server.evaluate(lambda: list(server.server.server_state.connections))
+        (connection,) = connections_of(server)
         wait_until(lambda: isinstance(connection.awaited, int))
         server.evaluate(lambda: setattr(connection, "since", server.loop.time() + PATIENCE))  # it has just paused
         assert httpx.get(server.url + "/health").status_code == 503
 
         def is_admitted_once_the_other_has_stalled():  # on a slow machine, the other may just have read a little more
-            server.evaluate(lambda: setattr(connection, "since", server.loop.time() - 1))
+            server.evaluate(lambda: setattr(connection, "since", server.loop.time() - connections.READING))
             return httpx.get(server.url + "/health").status_code == 200
 
         wait_until(is_admitted_once_the_other_has_stalled)
@@ -316,28 +337,32 @@ def test_a_client_that_has_only_paused_keeps_its_place_and_one_that_has_stalled_
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit of descriptors")
-@pytest.mark.parametrize(("descriptors", "connections"), [(128, 42), (256, 128), (1024, 512), (20, 1)])
-def test_there_are_no_more_connections_than_descriptors_for_them(monkeypatch, descriptors, connections):
-    monkeypatch.setattr("resource.getrlimit", lambda _: (descriptors, descriptors))
+@pytest.mark.parametrize(
+    ("soft", "hard", "connections", "raised"),
+    [
+        (128, 128, 42, None),
+        (1024, 1024, 640, None),
+        (20, 20, 1, None),
+        (1024, 4096, 2048, 3136),
+        (1024, 2048, 1322, 2048),
+        (1024, -1, 2048, 3136),
+        (-1, -1, 2048, None),
+    ],
+)
+def test_there_are_no_more_connections_than_descriptors_for_them(monkeypatch, soft, hard, connections, raised):
+    changes = []
+    monkeypatch.setattr("resource.getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr("resource.setrlimit", lambda _, limits: changes.append(limits))
     limits = ConnectionLimits(client_timeout=3).within_descriptors()
     assert limits == ConnectionLimits(connections, 3)
-    assert descriptors == 20 or limits.max_connections + limits.backlog + NUM_OTHER_DESCRIPTORS <= descriptors
+    assert changes == ([] if raised is None else [(raised, hard)])
+    allowed = raised or soft
+    assert allowed in (20, -1) or limits.max_connections + limits.backlog + NUM_OTHER_DESCRIPTORS <= allowed
 
 
 @slow
-@pytest.mark.skipif(sys.platform == "win32", reason="no limit of descriptors")
-def test_a_server_with_few_descriptors_responds_beside_many_times_as_many_slow_senders():
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))  # for the server, which inherits it
-    try:
-        launching = launch()
-        server = launching.__enter__()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    with contextlib.ExitStack() as cleanup:
-        cleanup.push(launching)
+def test_a_server_with_few_connections_responds_beside_many_times_as_many_slow_senders():
+    with launch("--max-connections", "42") as server:
         slow_senders = [RawConnection(server, HEAD) for _ in range(600)]
         for _ in range(3):
             assert httpx.get(server.url + "/health", timeout=PATIENCE).json() == {"status": "ok"}

@@ -23,8 +23,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from helpers.server.engine_thread import EngineThread
-from helpers.server.protocol import ChatRequest, CompletionRequest
-from tests.serving import OWL, RawConnection, body, embedded_engine, expected, post, serving, text_of_response
+from tests.support.serving import OWL, RawConnection, body, embedded_engine, expected, post, serving, text_of_response
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -149,23 +148,6 @@ def test_requests_that_fit_the_description_or_do_not_get_the_described_responses
 # --- bodies that are not requests -----------------------------------------------------------------------------------
 
 
-scalars = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([10**400, -(10**30), 2**63])
-)
-anything = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)
-)
-names = st.sampled_from([*CompletionRequest.model_fields, *ChatRequest.model_fields, "seconds", "tools"])
-
-
-@given(path=st.sampled_from(POSTS), content=st.dictionaries(names | st.text(), anything, max_size=6))
-@settings(quick, max_examples=200)
-def test_any_object(client, path, content):
-    assert_valid(
-        client.post(path, content=json.dumps(content).encode(), headers=JSON)
-    )  # NaN and Infinity as Python writes them
-
-
 # A request with one or two wrong parameters gets further than one that is all wrong.
 plausible = {
     "prompt": st.text(max_size=20)
@@ -262,23 +244,6 @@ def test_a_web_page_from_another_site_cannot_send_requests(client, kind):
 
 
 # --- headers and lines ----------------------------------------------------------------------------------------------
-
-
-@given(key=st.binary(max_size=40).filter(lambda key: not set(key) & set(range(32)) and key == key.strip()))
-@example(key=b"Bearer \xff")
-@example(key="Bearer schlüssel".encode())
-@settings(quick, max_examples=50)
-def test_any_other_bytes_are_a_wrong_key(keyed, key):
-    response = keyed.get("/v1/models", headers={"Authorization": key})
-    assert response.status_code == (401 if b"\x7f" not in key else response.status_code)
-    if response.status_code == 401:
-        assert response.json()["error"]["code"] == "invalid_api_key"
-
-
-@pytest.fixture(scope="module")
-def keyed(one_thread):
-    with serving(api_key="right") as server, httpx.Client(base_url=server.url) as client:
-        yield client
 
 
 LINES = [

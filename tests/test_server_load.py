@@ -1,34 +1,29 @@
 """A server under load: large bodies, slow clients and long prompts delay no other request, and leave nothing over."""
 
 import json
-import threading
 
 import httpx
 import pytest
 
 from helpers.server.connections import ConnectionLimits
 from helpers.server.protocol import ChatRequest, CompletionRequest
-from tests import soak
-from tests.serving import (
+from tests.support.serving import (
     FOX,
     MILLER,
     OWL,
-    PATIENCE,
-    BackgroundRequest,
     RawConnection,
     body,
     embedded_engine,
     error_of,
-    events_of,
     expected,
     gated,
     post,
     send_in_order,
     serving,
-    text_of_chunks,
     text_of_response,
     wait_until,
 )
+from tests.tools import soak
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 slow = pytest.mark.slow
@@ -97,17 +92,6 @@ def test_a_client_that_does_not_read_costs_other_requests_nothing():
         wait_until(lambda: server.num_tasks() <= tasks)
 
 
-@slow
-def test_a_client_that_reads_late_gets_everything():
-    with serving() as server:
-        connection = RawConnection.posting(server, body(OWL, 100, stream=True, logprobs=5), receive_buffer=4096)
-        wait_until(lambda: server.num_in_flight() == 1)
-        wait_until(lambda: server.num_in_flight() == 0)
-        lines = connection.read_until(b"[DONE]").decode().splitlines()
-        assert text_of_chunks(events_of(line[line.find("data: ") :] for line in lines)) == expected(OWL, 100).text
-        connection.close()
-
-
 # --- the event loop never waits -------------------------------------------------------------------------------------
 
 
@@ -125,63 +109,6 @@ def test_the_server_responds_to_everything_else_during_a_single_iteration():
                 assert client.post("/v1/completions", json=body(OWL, 600)).status_code == 400
         assert gate.passes == 1 and server.engine.trace.forward_passes == 0
         gate.open()
-
-
-@slow
-def test_the_server_responds_in_slow_motion():
-    with serving(pace=2.0) as server:
-        request = BackgroundRequest(server, **body(OWL, 2))
-        wait_until(lambda: server.engine.steps == 1)
-        responses = 0
-        with httpx.Client(base_url=server.url) as client:
-            while server.engine.steps == 1:
-                responses += client.get("/health").status_code == 200
-        assert responses >= 20, "in two seconds"
-        server.thread.pace = 0
-        assert request.outcome[0] == 200
-
-
-def slow_validation(engine) -> tuple[list, threading.Event, threading.Event]:
-    """Let the engine validate prompts only once the last event is set; return the prompts and (begun, proceed)."""
-    validate, prompts, begun, proceed = engine.validator.validate, [], threading.Event(), threading.Event()
-
-    def slow(prompt, params):
-        if threading.current_thread().name.startswith("tokenizer"):
-            prompts.append(prompt)
-            begun.set()
-            assert proceed.wait(PATIENCE)
-        return validate(prompt, params)
-
-    engine.validator.validate = slow
-    return prompts, begun, proceed
-
-
-@slow
-def test_a_long_text_is_not_tokenized_on_the_event_loop():
-    with gated(shut=False) as (server, _):
-        _, begun, proceed = slow_validation(server.engine)
-        request = BackgroundRequest(server, **body(OWL, 3))
-        assert begun.wait(PATIENCE)
-        for _ in range(20):
-            assert httpx.get(server.url + "/health").status_code == 200
-        assert server.num_in_flight() == 1, "its place is taken before any work is done for it"
-        proceed.set()
-        assert request.text == expected(OWL, 3).text
-
-
-@slow
-def test_refused_requests_are_not_even_tokenized():
-    with gated(max_queue=1) as (server, gate):
-        prompts, _, proceed = slow_validation(server.engine)
-        chat = {"messages": [{"role": "user", "content": OWL}], "max_tokens": 2, "temperature": 0}
-        requests = [BackgroundRequest(server, **body(OWL, 2)) for _ in range(6)]
-        requests += [BackgroundRequest(server, "/v1/chat/completions", **chat) for _ in range(6)]
-        wait_until(lambda: sum(request.response is not None for request in requests) == 9, "not 9 of 12 were refused")
-        proceed.set()
-        gate.open()
-        assert sorted(request.outcome[0] for request in requests) == [200] * 3 + [429] * 9
-        assert len(prompts) == 3
-        server.assert_empty()
 
 
 # --- all of it ------------------------------------------------------------------------------------------------------

@@ -15,10 +15,11 @@ from conftest import PROMPTS, random_pair
 from fastapi.testclient import TestClient
 
 from helpers import Engine, EngineConfig
+from helpers.command_line import parse
 from helpers.models.quantization import QuantizedLinear
 from helpers.server import __main__ as command
 from helpers.server import launch
-from tests.serving import FOX, OWL, body, embedded_engine, events_of, expected, post, serving, text_of_response
+from tests.support.serving import FOX, OWL, body, embedded_engine, events_of, expected, post, serving, text_of_response
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -284,7 +285,7 @@ def test_the_thread_that_loads_the_model_runs_the_engine(monkeypatch):
     monkeypatch.setattr(
         command, "load_model", lambda *_, **named: loading.append(threading.current_thread()) or load_model(**named)
     )
-    app = command._make_app(command._options(["--host", "127.0.0.1"]))
+    app = command._make_app(parse(command.command, ["--host", "127.0.0.1"]))
     with TestClient(app, "http://localhost") as client:
         running, step = [], app.state.engine_client.engine.step
         app.state.engine_client.engine.step = lambda: running.append(threading.current_thread()) or step()
@@ -306,39 +307,39 @@ def test_listening_to_other_machines_without_a_key_is_a_warning(monkeypatch):
 
 def test_the_key_can_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("COURSE_API_KEY", "from the environment")
-    assert command._options([]).api_key == "from the environment"
-    assert command._options(["--api-key", "own"]).api_key == "own"
-
-
-@pytest.mark.parametrize(
-    "wrong", [["--pace", "-1"], ["--deadline", "nan"], ["--grace", "inf"], ["--policy", "sjf"], ["--weights", "int3"]]
-)
-def test_options_outside_their_range_are_refused(wrong, capsys):
-    with pytest.raises(SystemExit) as caught:
-        command.main(wrong)
-    assert caught.value.code == 2 and wrong[0] in capsys.readouterr().err
+    assert parse(command.command, []).api_key == "from the environment"
+    assert parse(command.command, ["--api-key", "own"]).api_key == "own"
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (["--rows", "0"], "max_batch_size"),
-        (["--max-queue", "-1"], "max_queue must be at least 0"),
+        (["--pace", "-1"], "--pace must be from 0 to 2 seconds, not -1.0"),
+        (["--deadline", "nan"], "--deadline must be a number of seconds, not nan"),
+        (["--grace", "inf"], "--grace must be a number of seconds"),
+        (["--policy", "sjf"], "--policy"),
+        (["--weights", "int3"], "--weights"),
+        (["--rows", "0"], "max_batch_size must be an integer of at least 1, not 0"),
+        (["--rows", "2.5"], "--rows"),
+        (["--max-queue", "-1"], "--max-queue must be at least 0"),
         (["--blocks", "0"], "num_blocks"),
         (["--max-connections", "0"], "max_connections must be at least 1, not 0"),
         (["--client-timeout", "0"], "client_timeout must be a positive number of seconds, not 0"),
-        (["--model", "no/such/folder/anywhere"], "no/such/folder"),
     ],
 )
-def test_settings_that_the_engine_refuses_end_the_program_with_the_reason(wrong, message):
-    with pytest.raises(SystemExit, match=message):
-        command.main(wrong)
-
-
-def test_wrong_settings_of_the_engine_are_refused_before_the_model_is_loaded(monkeypatch):
+def test_options_outside_their_range_are_refused_in_one_line_before_a_model_is_loaded(
+    monkeypatch, capsys, wrong, message
+):
     monkeypatch.setattr(command, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
-    with pytest.raises(SystemExit, match="max_batch_size"):
-        command.main(["--port", "0", "--rows", "0"])
+    with pytest.raises(SystemExit) as caught:
+        command.main(wrong)
+    (error,) = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2 and error.startswith("python -m helpers.server: ") and message in error
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_program_with_the_reason():
+    with pytest.raises(SystemExit, match="no/such/folder"):
+        command.main(["--port", "0", "--model", "no/such/folder/anywhere"])
 
 
 def test_the_server_stores_weights_as_the_option_says(monkeypatch):

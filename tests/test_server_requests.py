@@ -10,10 +10,10 @@ import openai
 import pytest
 
 from helpers import Engine, SamplingParams
-from tests.serving import FOX, OWL, body, embedded_engine, expected, serving
+from tests.support.serving import FOX, OWL, body, embedded_engine, expected, serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-HOT = {"temperature": 1.5, "seed": 3}
+HOT = {"temperature": 1.5, "seed": 1}
 OWL_TOKEN = expected(OWL, 16).token_ids[6]
 
 
@@ -40,9 +40,9 @@ def server(one_thread):
         ({"temperature": 0.9, "seed": 3}, {"temperature": 0.9, "seed": 3}),
         ({"temperature": 2, "seed": 3}, {"temperature": 2, "seed": 3}),
         ({"temperature": None, "seed": 4}, {"temperature": 1.0, "seed": 4}),
-        ({"temperature": 1.5, "seed": 3, "top_p": 0.4}, {"temperature": 1.5, "seed": 3, "top_p": 0.4}),
-        ({"temperature": 1.5, "seed": 3, "top_k": 2}, {"temperature": 1.5, "seed": 3, "top_k": 2}),
-        ({"temperature": 1.5, "seed": 3, "min_p": 0.3}, {"temperature": 1.5, "seed": 3, "min_p": 0.3}),
+        ({"temperature": 1.5, "seed": 2, "top_p": 0.4}, {"temperature": 1.5, "seed": 2, "top_p": 0.4}),
+        ({"temperature": 1.5, "seed": 2, "top_k": 2}, {"temperature": 1.5, "seed": 2, "top_k": 2}),
+        ({"temperature": 1.5, "seed": 2, "min_p": 0.3}, {"temperature": 1.5, "seed": 2, "min_p": 0.3}),
         ({"temperature": 1.0, "seed": 3, "n": 2}, {"temperature": 1.0, "seed": 3, "n": 2}),
         ({"presence_penalty": -2}, {"presence_penalty": -2}),
         (HOT | {"frequency_penalty": 2}, HOT | {"frequency_penalty": 2}),

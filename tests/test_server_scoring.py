@@ -7,10 +7,10 @@ import httpx
 import pytest
 import torch
 
-from helpers import Engine, SamplingParams
+from helpers import SamplingParams
 from helpers.server.text_offsets import EchoedPrompt, TextOffsets
 from tests.conftest import byte_tokenizer
-from tests.serving import FOX, MILLER, OWL, embedded_engine, events_of, expected, post, serving
+from tests.support.serving import FOX, MILLER, OWL, embedded_engine, events_of, expected, post, serving
 from tests.test_detokenizer import sentencepiece_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -147,17 +147,6 @@ def test_a_stream_begins_each_choice_with_its_prompt(server):
     assert [chunk["choices"][0]["text"] for chunk in chunks] == [OWL]
 
 
-def test_scores_do_not_depend_on_cached_prefixes(server):
-    sent = {"prompt": MILLER, "max_tokens": 0, "echo": True, "logprobs": 3}
-    first, second = complete(server, **sent), complete(server, **sent)
-    complete(server, prompt=MILLER, max_tokens=3)
-    third = complete(server, **sent)
-    for one in (second, third):
-        assert one[0]["logprobs"]["token_logprobs"][1:] == pytest.approx(
-            first[0]["logprobs"]["token_logprobs"][1:], abs=1e-4
-        )
-
-
 # --- where tokens begin ---------------------------------------------------------------------------------------------
 
 
@@ -221,10 +210,3 @@ def test_the_spaces_between_sentencepiece_words_are_echoed():
     assert [echo.text[:offset].strip() for offset in echo.offsets] == [
         tokenizer.decode(ids[:place]).strip() for place in range(len(ids))
     ]
-
-
-def test_a_request_alone_in_an_engine_is_scored_like_one_through_the_server(server, embedded):
-    (output,) = Engine(*embedded).generate(FOX, SamplingParams(0, prompt_logprobs=0))
-    (choice,) = complete(server, prompt=FOX, max_tokens=0, echo=True, logprobs=0)
-    own = [next(iter(known.values())) for known in output.prompt_logprobs[1:]]
-    assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(own, abs=1e-4)

@@ -3,12 +3,9 @@
 The first tests build a site of two small lessons. The slow ones build the whole site and read it in a browser.
 """
 
-import functools
-import http.server
 import re
 import subprocess
 import sys
-import threading
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,11 +15,11 @@ import build_site
 import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browsing import browser, window  # noqa: F401  (fixtures)
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from playwright.sync_api import expect
 
 import helpers
+from tests.support.browsing import serving
 
 ROOT = Path(__file__).resolve().parents[1]
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
@@ -143,23 +140,25 @@ def test_a_lesson_that_stopped_shows_its_error(small_site):
     assert "KeyError" in (small_site / "notebooks" / "10_stopped.html").read_text()
 
 
-def test_a_lesson_has_no_set_up_cell_and_keeps_the_texts_of_its_pictures(lesson):
+def test_a_lesson_has_no_set_up_cell_and_texts_for_its_pictures_and_unfolds_cells_without_a_script(lesson):
     assert "the_set_up_cell" not in lesson
     assert re.search(r'<img alt="A gray pixel"', lesson)
-
-
-def test_folded_cells_can_be_unfolded_without_a_script(lesson):
     folded = re.findall(r"<details.*?</details>", lesson, re.S)
     assert any("draw_the_map" in part and "<img" not in part for part in folded)
     assert any("42 rows" in part and "print" not in part for part in folded)
     assert not any("132 passes" in part for part in folded)
 
 
-@pytest.mark.slow
-def test_paper_shows_what_a_screen_unfolds_or_scrolls_to(small_site, window):  # noqa: F811
-    """On a screen, all answers are false, or the test would show nothing."""
+@pytest.fixture
+def open_lesson(small_site, window):
     address = (small_site / "notebooks" / "3_continuous_batching.html").as_uri()
-    page = window(address, site=small_site.as_uri(), viewport={"width": 500, "height": 900})
+    return lambda **settings: window(address, site=small_site.as_uri(), **settings)
+
+
+@pytest.mark.slow
+def test_paper_shows_what_a_screen_unfolds_or_scrolls_to(open_lesson):
+    """On a screen, all answers are false, or the test would show nothing."""
+    page = open_lesson(viewport={"width": 500, "height": 900})
     fits = "[...document.querySelectorAll('article pre')].every(one => one.scrollWidth <= one.clientWidth)"
     shown = {}
     for media in ("screen", "print"):
@@ -170,9 +169,8 @@ def test_paper_shows_what_a_screen_unfolds_or_scrolls_to(small_site, window):  #
 
 
 @pytest.mark.slow
-def test_printed_prose_wraps_and_a_table_scrolls_on_a_phone(small_site, window):  # noqa: F811
-    address = (small_site / "notebooks" / "3_continuous_batching.html").as_uri()
-    page = window(address, site=small_site.as_uri(), viewport=DESKTOP)
+def test_printed_prose_wraps_and_a_table_scrolls_on_a_phone(open_lesson):
+    page = open_lesson(viewport=DESKTOP)
     output = page.locator(".cell_output .highlight").filter(has_text="and a story")
     width = "one => Math.max(one.scrollWidth, one.firstElementChild.scrollWidth) / one.clientWidth"
     widths = {}
@@ -183,9 +181,8 @@ def test_printed_prose_wraps_and_a_table_scrolls_on_a_phone(small_site, window):
 
 
 @pytest.mark.slow
-def test_a_reader_writes_guesses_and_reads_them_beside_the_answers(small_site, window):  # noqa: F811
-    address = (small_site / "notebooks" / "3_continuous_batching.html").as_uri()
-    page = window(address, site=small_site.as_uri())
+def test_a_reader_writes_guesses_and_reads_them_beside_the_answers(open_lesson):
+    page = open_lesson()
     page.get_by_label("Your guess: forward passes").fill("350")
     page.keyboard.press("Enter")
     answers = page.locator(".cell_output pre").filter(has_text="400. ")
@@ -197,21 +194,14 @@ def test_a_reader_writes_guesses_and_reads_them_beside_the_answers(small_site, w
     expect(answers).to_have_text(f"400. {NOT_YET}\n8. You guessed <b>9</b>.")
 
 
-def test_a_lesson_links_its_exercises_its_notebook_and_colab(lesson, small_site):
+def test_a_lesson_links_its_exercises_colab_and_a_notebook_without_the_answers_that_its_page_folds(lesson, small_site):
     assert re.search(r'href="exercises/release/3_\w+/3_\w+\.html"[^>]*><span[^>]*>Exercises</span>', lesson)
-    assert 'href="3_continuous_batching.ipynb" download' in lesson
     assert 'href="https://colab.example/1"' in lesson and "colab-badge" not in lesson
-    downloaded = nbformat.read(small_site / "notebooks" / "3_continuous_batching.ipynb", as_version=4)
-    assert [cell.source for cell in downloaded.cells] == [
-        cell.source for cell in LESSONS["3_continuous_batching.ipynb"]
-    ]
-
-
-def test_a_downloaded_notebook_lacks_the_answers_that_its_page_folds(lesson, small_site):
-    downloaded = nbformat.read(small_site / "notebooks" / "3_continuous_batching.ipynb", as_version=4)
-    outputs = {cell.source: cell.outputs for cell in downloaded.cells if cell.cell_type == "code"}
-    assert "42 rows" in lesson and outputs["print(answer)"] == []
-    assert outputs["print(compare_guess(guess, 400))"] == []
+    assert 'href="3_continuous_batching.ipynb" download' in lesson
+    downloaded = nbformat.read(small_site / "notebooks" / "3_continuous_batching.ipynb", as_version=4).cells
+    assert [cell.source for cell in downloaded] == [cell.source for cell in LESSONS["3_continuous_batching.ipynb"]]
+    outputs = {cell.source: cell.outputs for cell in downloaded if cell.cell_type == "code"}
+    assert outputs["print(answer)"] == outputs["print(compare_guess(guess, 400))"] == []
     assert outputs["draw_the_map()"] == [PICTURE]
 
 
@@ -239,8 +229,8 @@ def test_the_api_lists_every_exported_name_with_its_first_line(small_site):
 def test_the_api_keeps_the_columns_of_a_docstring_and_links_its_names(small_site):
     page = (small_site / "api" / "helpers.engine.html").read_text()
     blocks = [re.sub(r"<[^>]+>", "", block) for block in re.findall(r"<pre>.*?</pre>", page, re.S)]
-    assert any(re.search(r"engine\.py {6,}add_request, abort_request", block) for block in blocks)
-    assert re.search(r'href="#helpers.engine.config.EngineConfig"[^>]*><code', page)
+    assert any(re.search(r"core\.py {6,}add_request, abort_request", block) for block in blocks)
+    assert re.search(r'href="#helpers.engine.block_manager.BlockManager"[^>]*><code', page)
     assert 'id="helpers.engine.scheduler.Scheduler.schedule"' in page
 
 
@@ -255,12 +245,14 @@ def test_lessons_that_did_not_run_come_from_the_next_folder(tmp_path):
     assert lessons[1].path == "notebooks/3_rows.ipynb"
 
 
-def test_notebooks_are_in_the_order_in_which_they_are_read():
+def test_notebooks_are_in_the_order_in_which_they_are_read(tmp_path):
+    names = ["speed_23x.ipynb", "zebra.ipynb", "9_a.ipynb", "10_b.ipynb"]
+    for name in names:
+        nbformat.write(new_notebook(), tmp_path / name)
+    assert [lesson.path for lesson in build_site.read([tmp_path], "*.ipynb", "")] == names
     release = build_site.read([ROOT / "notebooks/exercises/release"], "*/*.ipynb", "")
     names = [Path(exercises.path).stem for exercises in release]
     assert names[3:5] == ["4_scheduling", "4_codelab_scheduler"] and names[-1] == "12_fleet_memo"
-    extra = build_site.read([ROOT / "notebooks"], "extra/*.ipynb", "")
-    assert [Path(one.path).stem for one in extra] == ["anyscale_23x", "separate_replicas"]
 
 
 def test_exercises_do_not_link_themselves_and_no_two_pages_have_the_same_heading(small_site):
@@ -287,26 +279,8 @@ def test_a_build_removes_the_site_before_it_and_no_other_folder(tmp_path):
 def site(tmp_path_factory):
     """Serve the site of the stored notebooks; return its folder and its address."""
     folder = build(tmp_path_factory.mktemp("site") / "site")
-    handler = functools.partial(QuietHandler, directory=folder)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield folder, f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
-def test_lessons_are_in_the_order_of_the_number_with_which_a_name_begins(tmp_path):
-    names = ["speed_23x.ipynb", "zebra.ipynb", "9_a.ipynb", "10_b.ipynb"]
-    for name in names:
-        nbformat.write(new_notebook(), tmp_path / name)
-    assert [lesson.path for lesson in build_site.read([tmp_path], "*.ipynb", "")] == names
+    with serving(folder) as address:
+        yield folder, address
 
 
 @pytest.mark.slow
@@ -329,7 +303,7 @@ KINDS = [  # one page of each kind
 
 
 @pytest.mark.slow
-def test_no_page_has_an_error_or_scrolls_to_the_side_on_a_phone(site, window):  # noqa: F811
+def test_no_page_has_an_error_or_scrolls_to_the_side_on_a_phone(site, window):
     folder, address = site
     page = window(address, site=address, viewport=PHONE)
     scrolls = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
@@ -345,7 +319,7 @@ def test_no_page_has_an_error_or_scrolls_to_the_side_on_a_phone(site, window):  
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("viewport", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")])
-def test_each_kind_of_page_meets_the_rules_of_accessibility(site, window, viewport, scheme):  # noqa: F811
+def test_each_kind_of_page_meets_the_rules_of_accessibility(site, window, viewport, scheme):
     folder, address = site
     page = window(address, site=address, viewport=viewport, color_scheme=scheme)
     page.set_default_timeout(60_000)
@@ -361,7 +335,7 @@ def test_each_kind_of_page_meets_the_rules_of_accessibility(site, window, viewpo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opened_as", ["http", "file"])
-def test_search_finds_a_term(site, window, opened_as):  # noqa: F811
+def test_search_finds_a_term(site, window, opened_as):
     folder, address = site
     address = address if opened_as == "http" else folder.as_uri() + "/"
     page = window(address + "index.html", site=address)
@@ -373,7 +347,7 @@ def test_search_finds_a_term(site, window, opened_as):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_next_leads_through_the_lessons_and_home_is_on_every_page(site, window):  # noqa: F811
+def test_next_leads_through_the_lessons_and_home_is_on_every_page(site, window):
     address = site[1]
     page = window(address + "notebooks/1_single_token_generation.html", site=address)
     for number in range(2, 8):
@@ -384,7 +358,7 @@ def test_next_leads_through_the_lessons_and_home_is_on_every_page(site, window):
 
 
 @pytest.mark.slow
-def test_the_keyboard_skips_the_navigation_and_unfolds_a_cell(site, window):  # noqa: F811
+def test_the_keyboard_skips_the_navigation_and_unfolds_a_cell(site, window):
     address = site[1]
     page = window(address + "notebooks/3_continuous_batching.html", site=address)
     page.keyboard.press("Tab")
@@ -398,9 +372,8 @@ def test_the_keyboard_skips_the_navigation_and_unfolds_a_cell(site, window):  # 
 
 
 @pytest.mark.slow
-def test_players_play_without_a_kernel(site, window):  # noqa: F811
-    address = site[1]
-    page = window(address + "notebooks/3_continuous_batching.html", site=address)
+def test_players_play_without_a_kernel(site, window):
+    page = window(site[1] + "notebooks/3_continuous_batching.html", site=site[1])
     player = page.locator("[id^=play]").first
     player.scroll_into_view_if_needed()
     before = player.screenshot()
@@ -410,7 +383,7 @@ def test_players_play_without_a_kernel(site, window):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_the_playground_runs_below_the_pages_of_the_site(site, window):  # noqa: F811
+def test_the_playground_runs_below_the_pages_of_the_site(site, window):
     folder, address = site
     if not (folder / "docs" / "playground.html").exists():
         pytest.skip("Without npm, the site has no playground.")

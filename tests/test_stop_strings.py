@@ -3,7 +3,7 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from helpers.engine.stop_strings import StopStringSearch
+from helpers.detokenizer import StopStringSearch
 
 texts = st.text("ab", min_size=1, max_size=6)  # with two letters, beginnings and repetitions are frequent
 

@@ -5,9 +5,13 @@ which knows whether a text can still be continued to a match.
 """
 
 import functools
+import gc
+import itertools
 import json
 import re
+import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -21,11 +25,11 @@ from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers import Engine, EngineConfig, SamplingParams, StructuredOutputs
-from helpers.engine import ModelInfo, Sequence
-from helpers.engine.grammar import GrammarCompiler
-from helpers.engine.schema_recursion import can_end
-from helpers.runners.grammar_state import GrammarState
-from helpers.runners.sampling import Sampler
+from helpers.engine import Chunk, ModelInfo, Sequence
+from helpers.features.structured_outputs.grammar import GrammarCompiler
+from helpers.features.structured_outputs.grammar_state import GrammarState
+from helpers.features.structured_outputs.schema_recursion import can_end
+from helpers.runners.sampling import BatchSampler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -213,12 +217,12 @@ def test_json_has_the_white_space_of_json_dumps_unless_its_schema_asks_for_other
     (output,) = Engine(*embedded).generate(PROMPTS[0], structured(json=schema, seed=1))
     assert output.text == json.dumps(json.loads(output.text))
     other = schema | {"x-guidance": {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False}}
-    (output,) = Engine(*embedded).generate(PROMPTS[0], structured(json=other, seed=1))
+    (output,) = Engine(*embedded).generate(PROMPTS[0], structured(json=other, seed=2))
     assert output.text == json.dumps(json.loads(output.text), separators=(",", ":"))
 
 
 def test_a_schema_may_refer_to_itself(embedded):
-    outputs = Engine(*embedded).generate(PROMPTS[:2], structured(300, json=TREE, n=4, seed=0))
+    outputs = Engine(*embedded).generate(PROMPTS[:2], structured(300, json=TREE, n=8, seed=0))
     texts = [output.text for output in outputs if output.finish_reason == "stop"]
     assert any("below" in text for text in texts) and len(texts) > 4
     for text in texts:
@@ -270,7 +274,13 @@ def compiled(tokenizer, vocab_size=None, **given):
 
 def allowed(state: GrammarState, token_ids: list[int], size: int) -> list[int]:
     """Return the tokens that may come next, from the mask."""
-    return state.mask(token_ids, torch.zeros(1, size))[0].isfinite().nonzero().flatten().tolist()
+    return left(state, token_ids, torch.zeros(size))
+
+
+def left(state: GrammarState, token_ids: list[int], scores: torch.Tensor) -> list[int]:
+    """Return the tokens that the mask leaves of these scores, which it changes."""
+    state.change(token_ids, scores)
+    return scores.isfinite().nonzero().flatten().tolist()
 
 
 @pytest.mark.parametrize("text", ["", "+4", "+49 12", "+49 1234", "no", "none", "nox"])
@@ -315,21 +325,21 @@ def test_a_complete_text_ends_even_if_other_parameters_exclude_eos():
     tokenizer = byte_tokenizer()
     state = GrammarState(compiled(tokenizer, regex="ab?"), 0)
     a, b = tokenizer("ab")["input_ids"]
-    scores = torch.zeros(1, 264)
-    scores[0, 0] = -torch.inf  # as before min_tokens
-    assert state.mask([a], scores.clone())[0].isfinite().nonzero().flatten().tolist() == [b]
-    assert state.mask([a, b], scores.clone())[0].isfinite().nonzero().flatten().tolist() == [0]
+    scores = torch.zeros(264)
+    scores[0] = -torch.inf  # as before min_tokens
+    assert left(state, [a], scores.clone()) == [b]
+    assert left(state, [a, b], scores.clone()) == [0]
 
 
 def test_parameters_that_exclude_all_that_the_grammar_allows_are_an_error_of_their_request_only(embedded):
     tokenizer = byte_tokenizer()
     state = GrammarState(compiled(tokenizer, regex="ab?"), 0)
-    scores = torch.zeros(1, 264)
-    scores[0, tokenizer("a")["input_ids"]] = -torch.inf
+    scores = torch.zeros(264)
+    scores[tokenizer("a")["input_ids"]] = -torch.inf
     with pytest.raises(ValueError, match="exclude every token here"):
-        state.mask([], scores)
+        state.change([], scores)
     with pytest.raises(ValueError, match="cannot be continued"):
-        state.mask(tokenizer("x")["input_ids"], scores)
+        state.change(tokenizer("x")["input_ids"], scores)
 
 
 # --- in company -------------------------------------------------------------------------------------------------------
@@ -408,31 +418,6 @@ def test_drafts_change_no_structured_output(embedded, num_blocks):
     assert engine.steps < 0.8 * without.steps, "drafts were accepted"
 
 
-def test_an_interrupt_while_a_token_is_chosen_changes_no_text(embedded, monkeypatch):
-    engine = Engine(*embedded)
-    prompt, params = REQUESTS[0]
-    engine.add_request(prompt, params)
-    outputs, choose = [], Sampler.choose
-
-    def interrupted(*args):
-        token = choose(*args)
-        if next(turns) % 7 == 3:
-            raise KeyboardInterrupt
-        return token
-
-    turns = iter(range(10**6))
-    monkeypatch.setattr(Sampler, "choose", interrupted)
-    num_interrupts = 0
-    while engine.has_unfinished_requests():
-        try:
-            outputs += engine.step()
-        except KeyboardInterrupt:
-            num_interrupts += 1
-    ended = sorted((one for one in outputs if one.finish_reason), key=lambda one: one.index)
-    assert [(one.token_ids, one.text, one.finish_reason) for one in ended] == alone_in_an_engine(embedded)[:2]
-    assert num_interrupts > 5
-
-
 # --- where an output ends ---------------------------------------------------------------------------------------------
 
 
@@ -440,11 +425,16 @@ def test_eos_comes_only_where_the_text_is_complete_however_probable_it_is():
     tokenizer = byte_tokenizer()
     ended = torch.full((len(tokenizer),), 0.0)
     ended[0] = 1000.0
-    sampler = Sampler(Sequence("r", [], 9, grammar=compiled(tokenizer, regex="abc|abcde")))
-    chosen = []
-    while not chosen or chosen[-1]:
-        chosen.append(sampler.choose(chosen, ended, 0).token_id)
-    assert tokenizer.decode(chosen[:-1]) == "abc"
+    grammar = compiled(tokenizer, regex="abc|abcde")
+    feature = SimpleNamespace(logits_rule=lambda sequence: GrammarState(grammar, sequence.prompt_tokens))
+    sequence = Sequence("r", tokenizer("x")["input_ids"], 9, features=(feature,))
+    feature.change_chunk = lambda chunk: None
+    sampler = BatchSampler()
+    while sequence.token_ids[-1]:
+        chunk = Chunk(sequence, sequence.num_uncomputed_tokens)
+        (token,) = sampler.sample([chunk], ended[None])[sequence]
+        sequence.append(token.token_id, 0.0)
+    assert tokenizer.decode(sequence.token_ids[1:-1]) == "abc"
 
 
 def test_an_output_ends_where_its_text_must_end(embedded):
@@ -530,9 +520,9 @@ def test_what_cannot_be_met_is_refused_before_it_takes_a_row(embedded, name):
     assert not engine.has_unfinished_requests()
 
 
-def test_structured_outputs_are_one_of_their_kind_and_end():
+def test_structured_outputs_are_one_of_their_kind_and_end(embedded):
     with pytest.raises(ValueError, match="structured_outputs must be StructuredOutputs"):
-        SamplingParams(structured_outputs="[0-9]+")
+        Engine(*embedded).add_request("a", SamplingParams(structured_outputs="[0-9]+"))
     with pytest.raises(ValueError, match="ignore_eos"):
         structured(regex="a", ignore_eos=True)
 
@@ -555,6 +545,96 @@ def test_a_grammar_is_compiled_once_for_many_requests(embedded, monkeypatch):
     compiler = GrammarCompiler(embedded[1], ModelInfo(len(embedded[1]), 100, frozenset({0})))
     first = compiler.compile(StructuredOutputs(json=PERSON))
     assert compiler.compile(StructuredOutputs(json=json.dumps(PERSON))) is first
+    mine = StructuredOutputs(regex="a")
+    grammar = compiler.compile(mine)
     for number in range(40):
         compiler.compile(StructuredOutputs(regex=f"a{number}"))
-    assert compiler.compile.cache_info().currsize <= 16
+    assert compiler._cached.cache_info().currsize <= 16
+    assert compiler.compile(mine) is grammar, "the engine's thread compiles nothing that a server's has compiled"
+    assert len(compiler._kept) <= 16 + 1
+
+
+# --- attacks ----------------------------------------------------------------------------------------------------------
+
+
+def chain(rules: int, notation: str = "{}: {}\n") -> str:
+    names = ["start" if notation[2] == ":" else "root", *(f"a{place}" for place in range(rules - 1)), '"x"']
+    return "".join(notation.format(*pair) for pair in itertools.pairwise(names))
+
+
+MULTIPLE = {"type": "integer", "multipleOf": 9999991}
+LATE = {"type": "object", "properties": {"a": {"const": "z" * 100}, "b": MULTIPLE}, "required": ["a", "b"]}
+PRIMES = {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (101, 103, 107, 109)]}
+ATTACKS = {
+    "a chain of rules": ({"grammar": chain(2900)}, "2900 rules, and at most 500"),
+    "a chain of rules of llama.cpp": ({"grammar": chain(2900, "{} ::= {}\n")}, "2900 rules, and at most 500"),
+    "a chain of terminals": ({"grammar": chain(2900).replace("a", "A").replace("stArt", "start")}, "2900 rules"),
+    "brackets": ({"grammar": "start: " + "(" * 3000 + '"x"' + ")" * 3000}, "nested too deeply"),
+    "groups": ({"regex": "(" * 3000 + "x" + ")" * 3000}, "nested too deeply"),
+    "a large divisor": ({"json": MULTIPLE}, "compiling it takes"),
+    "a large divisor behind other text": ({"json": LATE}, "compiling it takes"),
+    "divisors with a large product": ({"json": PRIMES}, "compiling it takes"),
+    "a large divisor in a grammar": ({"grammar": f"start: %json {json.dumps(MULTIPLE)}"}, "compiling it takes"),
+}
+
+
+ENDLESS = "import time\ninput()\nprint('ready', flush=True)\ntime.sleep(10**6)\n"  # a worker that never answers
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    tokenizer = byte_tokenizer()
+    return GrammarCompiler(tokenizer, ModelInfo(len(tokenizer), 1000, frozenset({0})))
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_on_the_compiler_is_refused_and_the_next_description_compiles(compiler, name):
+    given, message = ATTACKS[name]
+    with pytest.raises(ValueError, match=message):
+        compiler.compile(StructuredOutputs(**given))
+    compiler._cached.cache_clear()
+    assert compiler.compile(StructuredOutputs(json=PERSON))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no overflow within the bounds is known there")
+def test_an_overflow_of_the_stack_ends_only_the_worker(compiler, monkeypatch):
+    monkeypatch.setattr("helpers.features.structured_outputs.description.MAX_RULES", 10**4)
+    with pytest.raises(ValueError, match="or the stack"):
+        compiler.compile(StructuredOutputs(grammar=chain(2900)))
+
+
+def test_the_worker_starts_late_is_reused_and_ends_with_its_compiler():
+    tokenizer = byte_tokenizer()
+    compiler = GrammarCompiler(tokenizer, ModelInfo(len(tokenizer), 1000, frozenset({0})))
+    compiler.compile(StructuredOutputs(choice=["a"]))
+    compiler.compile(StructuredOutputs(regex="[a-z]+"))
+    assert compiler.worker._process is None, "these are small"
+    for length in (2, 3):
+        compiler.compile(StructuredOutputs(json={"type": "string", "maxLength": length}))
+        process = compiler.worker._process
+    assert process.poll() is None and process is compiler.worker._process
+    del compiler
+    gc.collect()
+    assert process.poll() is not None
+
+
+def test_a_check_has_a_deadline_and_the_next_one_gets_a_new_worker(compiler, monkeypatch, tmp_path):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    compiler.worker.end()
+    with monkeypatch.context() as patch:
+        patch.setattr("helpers.features.structured_outputs.worker.PROGRAM", str(tmp_path / "endless.py"))
+        patch.setattr("helpers.features.structured_outputs.compilation.DEADLINE", 0.1)
+        with pytest.raises(ValueError, match=r"more than 0\.1 seconds"):
+            compiler.compile(StructuredOutputs(json={"type": "null"}))
+    assert compiler.compile(StructuredOutputs(json={"type": "null"}))
+
+
+def test_a_check_that_is_cancelled_ends_at_once(compiler, monkeypatch):
+    monkeypatch.setattr("helpers.features.structured_outputs.compilation.DEADLINE", 600)
+    compiler.compile(StructuredOutputs(json={"type": "null"}))
+    description = StructuredOutputs(json=MULTIPLE)
+    process = compiler.worker._process
+    monkeypatch.setattr(process.stdin, "flush", lambda: compiler.worker.cancel(description))
+    with pytest.raises(ValueError, match="compiling it takes"):
+        compiler.compile(description)
+    assert process.poll() is not None

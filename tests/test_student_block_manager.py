@@ -5,7 +5,6 @@ from answers import solutions
 
 from helpers import EngineConfig, SamplingParams, generate_continuous, workloads
 from helpers.checks import engine_with
-from helpers.engine import Sequence
 
 
 @pytest.mark.parametrize("blocks, passes", [(48, 12), (12, 18)])
@@ -26,12 +25,3 @@ def test_a_function_that_refuses_every_request_does_not_run_the_engine_for_ever(
     engine = engine_with(forgetful, solutions.release, solutions.slices_of, EngineConfig(num_blocks=8))
     with pytest.raises(ValueError, match="although no request has any of the 8 blocks"):
         engine.generate(["Look", "Many hands"], SamplingParams(max_tokens=2))
-
-
-def test_clearing_the_memory_returns_all_blocks_to_the_student_s_list():
-    engine = engine_with(solutions.allocate, solutions.release, solutions.slices_of, EngineConfig(num_blocks=8))
-    blocks = engine.block_manager
-    assert blocks.allocate(Sequence("a", [7] * 20, 4), 20)
-    assert len(blocks.free_blocks) < 8
-    blocks.clear()
-    assert blocks.free_blocks == list(range(8)) and blocks.tables == {}

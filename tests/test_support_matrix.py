@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.families import FAMILIES
-from tests.support_matrix import MEASURED, PADDED, PAGE, RAGGED, page, remote_lines, static_cells
+from tests.support.families import FAMILIES
+from tests.tools.support_matrix import MEASURED, PADDED, PAGE, RAGGED, page, remote_lines, static_cells
 
 ROOT = Path(__file__).parent.parent
 OUTDATED = "run `make support-matrix`"
@@ -28,11 +28,8 @@ def pinned(file: str) -> str:
     return re.search(r"^transformers==(.+)$", (ROOT / file).read_text(), re.MULTILINE).group(1)
 
 
-def test_the_page_lists_the_families_in_the_order_of_the_matrix(table):
+def test_the_page_lists_the_families_and_the_models_that_exist_only_as_remote_code(text, table):
     assert [row[:3] for row in table[1]] == [static_cells(family) for family in FAMILIES], OUTDATED
-
-
-def test_the_page_lists_the_models_that_exist_only_as_remote_code(text):
     assert all(line in text for line in remote_lines()), OUTDATED
 
 
@@ -53,21 +50,16 @@ def test_the_generator_writes_the_same_page_from_the_same_measurements(text, tab
     assert page(*runs) == text, OUTDATED
 
 
-def test_every_family_on_the_page_is_exact_on_every_version_that_has_it(table):
+def test_every_family_on_the_page_is_exact_on_every_version_that_has_it_and_where_it_runs_ragged(table):
     for row in table[1]:
-        for cell in row[3:5]:
-            equal = re.fullmatch(r"exact: (\d+) of (\d+)", cell)
-            assert cell == "not in this version" or (equal and equal[1] == equal[2]), row
         assert row[3] != "not in this version", row
-
-
-def test_every_family_on_the_page_that_runs_ragged_is_exact(table):
-    for row in table[1]:
-        for exact, cell in zip(row[3:5], row[7:9], strict=True):
-            equal = re.fullmatch(rf"{RAGGED}: (\d+) of (\d+)", cell)
-            assert cell == PADDED or (cell == "–" and exact == "not in this version") or equal[1] == equal[2], row
-    ragged = [row for row in table[1] if row[7].startswith(RAGGED)]
-    assert len(ragged) > 30
+        for exact, ragged in zip(row[3:5], row[7:9], strict=True):
+            if exact == "not in this version":
+                assert ragged == "–", row
+                continue
+            equal = [re.fullmatch(r"exact: (\d+) of \1", exact), re.fullmatch(rf"{RAGGED}: (\d+) of \1", ragged)]
+            assert equal[0] and (equal[1] or ragged == PADDED), row
+    assert sum(row[7].startswith(RAGGED) for row in table[1]) > 30
 
 
 def test_the_readme_links_the_page():

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from helpers import Engine, EngineConfig, SamplingParams
-from helpers.engine.token_length import TokenLength
+from helpers.server.prompt_length import TokenLength, check_length
 
 LONG = (
     st.text(max_size=30)
@@ -109,22 +109,23 @@ def counting_engine(embedded, **config):
 def test_a_prompt_of_too_many_characters_is_refused_before_it_is_tokenized(embedded, config, length, message):
     engine = counting_engine(embedded, **config)
     with pytest.raises(ValueError, match=f"The prompt's {length} characters are {message}"):
-        engine.add_request("x" * length, SamplingParams(10))
+        check_length(engine.validator, "x" * length, SamplingParams(10))
     with pytest.raises(ValueError, match="half of a surrogate pair"):
-        engine.add_request("x" * length + "\ud800", SamplingParams(10))
+        check_length(engine.validator, "x" * length + "\ud800", SamplingParams(10))
     assert engine.tokenizer.characters == 0
 
 
 def test_a_list_of_too_many_token_ids_is_refused_before_its_items_are_checked(embedded):
     with pytest.raises(ValueError, match="1001 prompt tokens"):
-        counting_engine(embedded).add_request(["not an id"] * 1001, SamplingParams(10))
+        check_length(counting_engine(embedded).validator, ["not an id"] * 1001, SamplingParams(10))
 
 
 def test_the_longest_prompt_that_fits_is_accepted(embedded):
     engine, longest_token = counting_engine(embedded), "<|endoftext|>"
+    check_length(engine.validator, longest_token * 511, SamplingParams(1))
     assert len(engine.validator.validate(longest_token * 511, SamplingParams(1))[0]) == 511
     assert engine.tokenizer.characters > 0
     engine.tokenizer.characters = 0
     with pytest.raises(ValueError, match="at least 512 tokens"):
-        engine.validator.validate(longest_token * 511 + "x", SamplingParams(1))
+        check_length(engine.validator, longest_token * 511 + "x", SamplingParams(1))
     assert engine.tokenizer.characters == 0

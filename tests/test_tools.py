@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import Engine, EngineConfig
-from helpers.engine import OutputDelta
+from helpers.server.output_delta import OutputDelta
 from helpers.server.tool_calls import JSONEnd, ToolCallFormatter, ToolCallParser
 from helpers.server.tools import CallNotation, Function, ToolUse, find_notation
-from tests.serving import serving
+from tests.support.serving import serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -133,7 +133,7 @@ def check_call(call) -> None:
 
 
 def test_a_required_call_is_valid_whatever_the_model(client):
-    response = client.chat.completions.create(**CHAT, tools=TOOLS, tool_choice="required", n=4, seed=1)
+    response = client.chat.completions.create(**CHAT, tools=TOOLS, tool_choice="required", n=8, seed=1)
     names = set()
     for choice in response.choices:
         if choice.finish_reason == "length":  # so many calls that there was no room for another

@@ -12,15 +12,15 @@ from conftest import letter_tokenizer
 
 from benchmarks.install import python_of
 from helpers import EngineConfig, SamplingParams
+from helpers.block_hashes import hash_blocks
+from helpers.cluster.fleet_description import FleetDescription
 from helpers.cluster.replica import Replica
-from helpers.cluster.replica_client import ReplicatedEngine
 from helpers.cluster.vllm_replica import UNSUPPORTED, VLLMEngine, check_python, load
-from helpers.engine import StructuredOutputs
-from helpers.engine.block_hashes import hash_blocks
+from helpers.features.structured_outputs import StructuredOutputs
 from helpers.server import launch
-from tests.gated_thread import in_loop
-from tests.local_replicas import next_report
-from tests.serving import embedded_engine, wait_until
+from tests.support.gated_thread import in_loop
+from tests.support.local_replicas import next_report
+from tests.support.serving import embedded_engine, wait_until
 
 EOS, BLOCK = 0, 2
 
@@ -210,7 +210,7 @@ async def test_a_replica_of_vllm_reports_outputs_errors_and_aborts(engine):
 
 @pytest.mark.parametrize("params", [{"structured_outputs": StructuredOutputs(regex="a")}, {"prompt_logprobs": 1}])
 def test_the_front_refuses_what_vllm_replicas_do_not_support(engine, params):
-    front = ReplicatedEngine(Replica(engine).info, 2)
+    front = FleetDescription(Replica(engine).info, 2)
     assert front.validator.validate("a", SamplingParams(max_tokens=3)) == ([1], 3)
     with pytest.raises(ValueError, match=f"The replicas' engine does not support {next(iter(params))}: leave it out"):
         front.validator.validate("a", SamplingParams(max_tokens=3, **params))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from helpers.engine import POLICIES, Priority, Sequence, WaitingQueue
-from helpers.engine.waiting_queue import merged
+from helpers.engine import POLICIES, Priority, Sequence
+from helpers.engine.policies import WaitingQueue, merged
 from tests.simulation import KEYS, operations, queue_of
 
 ORDERS = [(policy(), KEYS[name]) for name, policy in POLICIES.items()]

@@ -56,7 +56,7 @@ def latencies(sequences: list[Sequence], rows: int, is_static: bool) -> list[flo
     found = []
     for batch in returned_together:
         end = max(sequence.token_times[-1] for sequence in batch)
-        found += [(end - sequence.arrival) / sequence.generated for sequence in batch]
+        found += [(end - sequence.request.arrival) / sequence.generated for sequence in batch]
     return found
 
 

@@ -54,8 +54,8 @@ def run(
     runner, arriving = SimulatedRunner(seconds=seconds), deque(sequences)
     while arriving or scheduler.unfinished:
         if not scheduler.unfinished:
-            runner.time = max(runner.time, arriving[0].arrival)
-        while arriving and arriving[0].arrival <= runner.time:
+            runner.time = max(runner.time, arriving[0].request.arrival)
+        while arriving and arriving[0].request.arrival <= runner.time:
             scheduler.add(arriving.popleft())
         plan = scheduler.schedule()
         scheduler.update(plan, runner.run(plan, lambda: runner.time))
@@ -66,7 +66,9 @@ def serve(sequences: Seq[Sequence], *arguments) -> list[RequestMetrics]:
     """Run sequences as `run` does, and return the metrics of each."""
     for _ in run(sequences, *arguments):
         pass
-    return [RequestMetrics(one.request_id, one.arrival, one.token_times) for one in sequences]
+    return [
+        RequestMetrics(sequence.request_id, sequence.request.arrival, sequence.token_times) for sequence in sequences
+    ]
 
 
 def poisson(count: int, rate: float, seed: int = 0) -> list[float]:

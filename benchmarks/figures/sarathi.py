@@ -68,9 +68,11 @@ def measure(config: EngineConfig) -> Measured:
             if chunk.samples_token:
                 longest = max(longest, computed - latest.get(chunk.sequence, computed))
                 latest[chunk.sequence] = computed
-    served = [RequestMetrics(one.request_id, one.arrival, one.token_times) for one in sequences]
-    gaps = [gap for one in served for gap in one.itl]
-    return Measured(percentile([one.ttft for one in served], 50), percentile(gaps, 99), max(gaps), longest)
+    served = [
+        RequestMetrics(sequence.request_id, sequence.request.arrival, sequence.token_times) for sequence in sequences
+    ]
+    gaps = [gap for request in served for gap in request.itl]
+    return Measured(percentile([request.ttft for request in served], 50), percentile(gaps, 99), max(gaps), longest)
 
 
 def figures() -> list[Figure]:

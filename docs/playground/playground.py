@@ -69,7 +69,7 @@ def requests(settings: dict) -> list[tuple[list[int], int, int]]:
     shared = list(range(1, settings["shared_prefix"] + 1))
     for number in range(settings["requests"]):
         length = max(1, settings["prompt"] + (-1, 0, 1)[number % 3])
-        own = [100 + (37 * number + place) % 300 for place in range(length)]
+        own = [100 + (37 * number + position) % 300 for position in range(length)]
         is_long = settings["long_every"] and number % settings["long_every"] == 0
         made.append((shared + own, settings["output"] * (3 if is_long else 1), number * settings["gap"]))
     return made
@@ -178,7 +178,8 @@ class Playground:
         return [users.get(block) or ("cached" if block in cached else "free") for block in range(manager.num_blocks)]
 
     def _counts(self) -> dict[str, float | int]:
-        trace, ended = self.engine.trace, [one for one in self.outputs.values() if one.finish_reason is not None]
+        trace = self.engine.trace
+        ended = [output for output in self.outputs.values() if output.finish_reason is not None]
         firsts = trace.token_times
         arrivals = [arrival for _, _, arrival in self.requests]
         waits = [times[0] - arrivals[request] for request, times in firsts.items()]

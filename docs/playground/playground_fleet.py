@@ -121,7 +121,7 @@ def _simulated(size: int, **settings) -> tuple[FleetResult, dict[str, RecordingR
         if settings["scaling"] == "autoscaled":
             autoscaler = QueueLengthAutoscaler(1, most, settings["target"], INTERVAL)
             options |= {f"{kind}replicas": 1, f"{kind}autoscaler": autoscaler}
-    options[f"{kind}failures"] = [(one.arrival, 0) for one in failing[:1]]  # of the last kind
+    options[f"{kind}failures"] = [(request.arrival, 0) for request in failing[:1]]  # of the last kind
     given = made, config(settings), CostModel.load(MACHINES[settings["machine"]])
     if prefills:
         return simulate_disaggregated(*given, **options, seconds_per_token=TRANSFER_SECONDS), routers
@@ -174,14 +174,15 @@ def _pictures(settings: dict, size: int, result: FleetResult, routers: dict[str,
             whole, loads = FleetResult(lifetimes=lifetimes), [sum(seen) for seen in router.outstanding]
             share, sizes = sum(busy) / whole.replica_seconds, whole.sizes
             pictures.append(_curve(f"{label}all", "tokens", router.times, loads, len(router.choices), share))
-            pictures.append(_curve(f"{label}number", "replicas", [one[0] for one in sizes], [one[1] for one in sizes]))
+            times, counts = [list(column) for column in zip(*sizes, strict=True)][:2]
+            pictures.append(_curve(f"{label}number", "replicas", times, counts))
             continue
         missing = [most - len(seen) for seen in router.outstanding]  # the first one, until it is replaced
-        for place in range(most):
-            loads = [([0] * gone + seen)[place] for gone, seen in zip(missing, router.outstanding, strict=True)]
-            chosen = sum(gone + choice == place for gone, choice in zip(missing, router.choices, strict=True))
-            share = sum(busy[place::most]) / result.seconds  # with that of a replacement
-            pictures.append(_curve(f"{label}{place + 1}", "tokens", router.times, loads, chosen, share))
+        for replica in range(most):
+            loads = [([0] * gone + seen)[replica] for gone, seen in zip(missing, router.outstanding, strict=True)]
+            chosen = sum(gone + choice == replica for gone, choice in zip(missing, router.choices, strict=True))
+            share = sum(busy[replica::most]) / result.seconds  # with that of a replacement
+            pictures.append(_curve(f"{label}{replica + 1}", "tokens", router.times, loads, chosen, share))
         if len(lifetimes) > most:
             pictures[-most]["missing"] = [lifetimes[0].stopped, lifetimes[most].ready]
     return pictures

@@ -3,7 +3,8 @@
 The claim: a right answer passes however it is written, the message for a wrong one names the idea that it misses, and
 no message gives the answer away.
 
-`exercises` declares each task: a reference, cases and misconceptions. `examining` compares a student's function with
+`exercises` declares each task in a file that begins with its lesson's number: a reference, cases and misconceptions.
+`general_mistakes` derives more of them from the right results. `examining` compares a student's function with
 them: `calling` calls it safely, and `comparing` compares its results by value. Where a plain call is not enough, the
 other files observe the function: with the model, in the engine, on a stream, as a queue.
 

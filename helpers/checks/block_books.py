@@ -8,10 +8,11 @@ Tables = dict[str, list[int]]
 
 
 def books_after(function: Callable, free: list[int], tables: Tables, request: str, *arguments) -> dict:
-    """Return the block tables and the free blocks as a function left them, and its result."""
+    """Return the block tables, the free blocks and the other arguments as a function left them, and its result."""
     free, tables = list(free), {name: list(table) for name, table in tables.items()}
-    result = function(free, tables, request, *deepcopy(arguments))  # a table may be the list of its shared blocks
-    return {"tables": tables, "free": free, "result": result}
+    arguments = deepcopy(arguments)  # a table may be the list of its shared blocks
+    result = function(free, tables, request, *arguments)
+    return {"tables": tables, "free": free, "result": result, "arguments": arguments}
 
 
 def audit(free: list[int], tables: Tables, request: str, free_now: list, tables_now: dict) -> str | None:

@@ -93,7 +93,7 @@ def answer(question: Question, function: Callable) -> Outcome:
             pass  # some built-in functions have no signature: call and see
     arguments = copy.deepcopy(question.arguments)
     try:
-        with _without(question.forbidden), _time_limit(SECONDS):
+        with _without(question.forbidden), time_limit(SECONDS):
             result = question.observe(function, *arguments)
     except TimeLimitError:
         given = f" (given: {question.given})" if question.given else ""
@@ -117,8 +117,8 @@ class TimeLimitError(BaseException):
 
 
 @contextlib.contextmanager
-def _time_limit(seconds: float):
-    """Interrupt the block after so many seconds where that is possible: on Unix, in the main thread."""
+def time_limit(seconds: float):
+    """Raise `TimeLimitError` in the block after so many seconds where that is possible: on Unix, in the main thread."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -101,13 +101,14 @@ class _Comparison:
         """Dispatch on the type of the right value."""
         if right is None or isinstance(right, str | bytes | bool | type):
             same = type(got) is type(right) and got == right
-            same = same or (not self.strict and isinstance(right, bool) and _is_number(got) and got == right)
+            if isinstance(right, bool):  # 1 and numpy's True are True
+                same = same or ((isinstance(got, Integral) or type(got).__name__ in ("bool_", "bool")) and got == right)
             return None if same else self._differs(got, right, what, path)
         if isinstance(right, torch.Tensor):
             return self._tensors(got, right, what, path)
         if isinstance(right, Cache):
             return self._caches(got, right, what, path)
-        if _is_number(right):
+        if is_number(right):
             return self._numbers(got, right, what, path)
         if isinstance(right, EngineSequence):
             return self._sequences(got, right, what, path)
@@ -137,7 +138,7 @@ class _Comparison:
     def _numbers(self, got, right, what: str, path: tuple) -> Difference | None:
         if isinstance(got, torch.Tensor) and got.numel() == 1 and got.dtype != torch.bool and not path:
             got = got.item()  # inside a list, a tensor is not a number: JSON and the next verb refuse it
-        if not _is_number(got):
+        if not is_number(got):
             wanted = "an int" if isinstance(right, Integral) else "a number"
             return Difference(path, f"{what} should be {wanted}, but is {kind(got)}", what=what)
         if not _close(float(got), float(right)):
@@ -235,9 +236,14 @@ class _Comparison:
         if got.request_id != right.request_id:
             message = f"{what} should be the sequence {right.request_id}, but is {got.request_id}"
             return Difference(path, message, what=what)
-        if vars(got) == vars(right):
+        if _state(got) == _state(right):
             return None
         return Difference(path, f"sequence {got.request_id} was changed", what=f"a sequence in {what}")
+
+
+def _state(sequence: EngineSequence) -> dict:
+    """Return what a sequence holds, but for its request's bookkeeping, which copies do not share."""
+    return vars(sequence) | {"request": (sequence.max_tokens, sequence.priority)}
 
 
 def _is_of_another_kind(got, right) -> bool:
@@ -252,7 +258,7 @@ def _is_of_another_kind(got, right) -> bool:
 # --- small pieces -----------------------------------------------------------------------------------------------------
 
 
-def _is_number(value) -> bool:
+def is_number(value) -> bool:
     """Return whether a value is a real number; True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 

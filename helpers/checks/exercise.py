@@ -2,10 +2,7 @@
 
     double = Exercise("double(number)", "twice the number")
 
-    @double.cases
-    def _(random):
-        yield (3,), "an odd number"
-        yield (random.randrange(0, 100, 2),), "an even number"
+    double.table([(3,), ("an even number", 4)], lambda random: [(random.randrange(100),)])
 
     @double.reference
     def added(number):
@@ -21,10 +18,11 @@ that explains all its results; otherwise, the message describes the first differ
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from random import Random
 
 from .calling import Outcome, Question, answer, call
+from .general_mistakes import general_mistakes
 
 PURE = "Return a new object and leave the arguments unchanged: otherwise, a cell that runs twice gives two results."
 
@@ -64,7 +62,7 @@ class Exercise:
         self.signature, self.idea, self.names, self.pure = signature, idea, names, pure
         self.name, _, parameters = signature.rstrip(")").partition("(")
         self.parameters = tuple(parameters.split(", "))
-        self.misconceptions: list[Misconception] = []
+        self.declared: list[Misconception] = []
         self.rules: list[Callable] = []
         self.ignore: Callable = lambda result, arguments: result
         self._observe, self._forbidden, self._binds = observe, tuple(forbidden), binds
@@ -81,6 +79,30 @@ class Exercise:
         self._cases = function
         return function
 
+    def table(
+        self,
+        rows: Iterable[tuple],
+        drawn: Callable[[Random], Iterable[tuple]] = lambda random: (),
+        given: str = "",
+    ) -> None:
+        """Take cases as tuples of arguments, with a text before them if the case has a name.
+
+        Args:
+            rows: the cases that decide, the same for all seeds.
+            drawn: returns further cases, so that no function can know all results.
+            given: a format for a case in words; by default, all parameters with their values.
+        """
+
+        def cases(random: Random) -> Iterable[tuple[tuple, str]]:
+            for row in [*rows, *drawn(random)]:
+                *name, arguments = ("", row) if len(row) == len(self.parameters) else (row[0], row[1:])
+                values = [text if len(text := str(value)) <= 200 else f"{text[:197]}..." for value in arguments]
+                named = map(" ".join, zip(self.parameters, values, strict=True))
+                words = given.format(*values) if given else ", ".join(named)
+                yield tuple(arguments), ": ".join(filter(None, [*name, words]))
+
+        self._cases = cases
+
     def reference(self, function: Callable) -> Callable:
         """Take the reference implementation."""
         self.solution = function
@@ -90,7 +112,7 @@ class Exercise:
         """Take a wrong implementation, also as a decorator. The first that explains all results is reported."""
 
         def note(function: Callable) -> Callable:
-            self.misconceptions.append(Misconception(message, function))
+            self.declared.append(Misconception(message, function))
             return function
 
         return note if function is None else note(function)
@@ -130,6 +152,18 @@ class Exercise:
         """Take a function of (result, arguments) that blanks out what makes no difference, such as the keys of pads."""
         self.ignore = function
         return function
+
+    @cached_property
+    def misconceptions(self) -> list[Misconception]:
+        """What is declared, then the general mistakes of a task whose results are compared as they are."""
+        if self._observe is not call:
+            return self.declared
+        changes = general_mistakes([right.result for _, right in self.questions(0)], self.names)
+        general = [Misconception(message, partial(self._changed, change)) for message, change in changes]
+        return [*self.declared, *general]
+
+    def _changed(self, change: Callable, *arguments):
+        return change(self.solution(*arguments))
 
     # --- questions ----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ The key of row a's first token begins with 10 in layer 0 and with 110 in layer 1
 wherever a number of the cache ends up, it shows to which token it belongs.
 """
 
+import itertools
+
 import torch
 from transformers import Cache
 
@@ -15,21 +17,26 @@ TENSORS = ("input_ids", "position_ids", "attention_mask")
 JUNK = 7.0  # in hidden columns of a cache
 
 
-def hand_made(*rows: tuple[str, int, int], late: int = 0, layers: int = 2, heads: int = 2, dimension: int = 3) -> dict:
+def hand_made(
+    *rows: tuple[str, int | str, int], late: int = 0, layers: int = 2, heads: int = 2, dimension: int = 3
+) -> dict:
     """Return a prefilled batch of rows (request id, tokens in the cache, tokens remaining).
+
+    Tokens in the cache are a number, or a text with a 1 for each column that holds one and a 0 for the others.
 
     Every row starts in column 0. The `late` newest tokens in the cache were computed after the rows had been merged:
     they are in its last columns, behind the pads of shorter rows. The tokens of row "a" are 10, 11, ..., those of "b"
     are 20, 21, ...; the newest is not in the cache yet.
     """
     device = load_model()[0].device
-    lengths = [length for _, length, _ in rows]
-    width = max(lengths)
-    ids = [name for name, _, _ in rows]
-    tokens = []
-    for name, length in zip(ids, lengths, strict=True):
-        own = [10 * (ord(name) - ord("a") + 1) + place for place in range(length)]
-        tokens.append(own[: length - late] + [0] * (width - length) + own[length - late :])
+    width = max(len(cached) if isinstance(cached, str) else cached for _, cached, _ in rows)
+    ids, tokens, lengths = [name for name, _, _ in rows], [], []
+    for name, cached, _ in rows:
+        if not isinstance(cached, str):
+            cached = "1" * (cached - late) + "0" * (width - cached) + "1" * late
+        own = itertools.count(10 * (ord(name) - ord("a") + 1))
+        tokens.append([next(own) if column == "1" else 0 for column in cached])
+        lengths.append(cached.count("1"))
     newest = [10 * (ord(name) - ord("a") + 1) + length for name, length in zip(ids, lengths, strict=True)]
 
     cache, real = kv_cache.new(), torch.tensor(tokens, device=device)[:, None, :, None]
@@ -41,7 +48,7 @@ def hand_made(*rows: tuple[str, int, int], late: int = 0, layers: int = 2, heads
         "request_ids": ids,
         "token_ids": [[token - 1, token] for token in newest],
         "tokens_remaining": [left for _, _, left in rows],
-        "finish_reasons": [None if left else ("stop", "length")[length % 2] for _, length, left in rows],
+        "finish_reasons": [None if left else ("stop", "length")[number % 2] for number, (*_, left) in enumerate(rows)],
         "input_ids": torch.tensor(newest, device=device)[:, None],
         "position_ids": torch.tensor(lengths, device=device)[:, None],
         "attention_mask": torch.tensor([[int(token > 0) for token in row] + [1] for row in tokens], device=device),

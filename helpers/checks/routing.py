@@ -11,8 +11,8 @@ from functools import lru_cache
 from itertools import count, takewhile
 from random import Random
 
+from ..block_hashes import hash_blocks
 from ..engine import EngineConfig, SamplingParams
-from ..engine.block_hashes import hash_blocks
 from ..metrics import percentile
 from ..simulator import Simulator
 from .comparing import kind

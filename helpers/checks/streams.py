@@ -14,8 +14,7 @@ DONE, ONE, TWO = b"data: [DONE]\n\n", b'data: {"n": 1}\n\n', b'data: {"n": 2}\n\
 FOX = 'data: {"text": "🦊 über"}\n\n'.encode()
 ALL_KINDS = b": hello\n\n" + FOX + b'event: chunk\ndata:{"n":\ndata: 2}\nid: 5\n\n' + FOX + DONE
 STREAMS = [
-    ("one event per piece", [ONE, TWO, DONE]),
-    ("two events in one piece", [ONE + TWO, DONE]),
+    ("one event per piece", [ONE, TWO, DONE]), ("two events in one piece", [ONE + TWO, DONE]),
     ("a stream in one piece", [ONE + TWO + DONE]),
     ("an event cut in two", [b'data: {"text": "to', b'gether"}\n\n', DONE]),
     ("[DONE] cut in two", [ONE, b"data: [DO", b"NE]\n\n"]),
@@ -23,6 +22,9 @@ STREAMS = [
     ("an empty line cut in two", [ONE[:-1], b"\n" + TWO, DONE]),
     ("a comment between events", [ONE, b": still here\n\n", TWO, DONE]),
     ("a comment in an event", [b": look\n" + ONE, DONE]),
+    ("a comment that contains `data:`", [b": no data: here\n\n" + ONE, b':data: {"n": 3}\n\n', TWO, DONE]),
+    ("an event with another field only", [ONE, b"event: ping\n\n", b"id: data: 5\n\n", TWO, DONE]),
+    ("values that begin with the letters of `data`", [b"data: true\n\n", b"data:false\n\n", b'data: "at"\n\n', DONE]),
     ("lines of an event that are not data", [b'event: chunk\ndataset: 7\ndata: {"n": 1}\nretry: 9\n\nid: 8\n\n', DONE]),
     ("no space after `data:`", [b'data:{"n": 1}\n\n', b"data:[DONE]\n\n"]),
     ("an event of two `data:` lines", [b'data: {"n":\ndata: 1}\n\n', DONE]),
@@ -35,12 +37,11 @@ STREAMS = [
         "JSON that is not a dict",
         [b"data: true\n\n", b'data: null\n\ndata: 0\n\ndata: ""\n\ndata: {}\n\n', b"data: false\n\n", DONE],
     ),
-    ("more after [DONE]", [ONE + DONE + TWO, TWO]),
-    ("the connection breaks within an event", [ONE + b'data: {"n"']),
+    ("more after [DONE]", [ONE + DONE + TWO, TWO]), ("the connection breaks within an event", [ONE + b'data: {"n"']),
     ("the connection breaks before the empty line", [ONE, TWO[:-2]]),
     ("the bytes of a character in two pieces", [FOX[:17], FOX[17:22], FOX[22:], DONE]),
     ("every byte a piece", [ALL_KINDS[place : place + 1] for place in range(len(ALL_KINDS))]),
-]
+]  # fmt: skip
 
 
 class Stream:

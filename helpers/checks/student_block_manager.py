@@ -22,11 +22,7 @@ class StudentBlockManager(BlockManager):
     def __init__(self, num_blocks: int, block_size: int, allocate: Callable, release: Callable):
         super().__init__(num_blocks, block_size, prefix_caching=False)
         self._allocate, self._release = allocate, release
-
-    def clear(self) -> None:
-        """Make all blocks free, and forget all tables."""
-        super().clear()
-        self.free_blocks = list(range(self.num_blocks))
+        self.free_blocks = list(range(num_blocks))
 
     def allocate(self, sequence: Sequence, tokens: int) -> bool:
         """Allocate memory for the next `tokens` tokens, or return False.

@@ -50,6 +50,14 @@ def verb_on_model(function: Callable, argument, model_name: str, tokenizer_name:
     return {**batch, "forward passes": [(one.rows, one.cached, one.tokens) for one in passes]}
 
 
+def outputs_on_model(function: Callable, first: list, second: list, model_name: str, tokenizer_name: str) -> dict:
+    """Run a loop over two groups of requests; return its outputs, and the rows of its largest forward pass."""
+    model = model_named(model_name)
+    with quiet(), watched(model) as passes:
+        outputs = function(first, second, model, tokenizer_named(tokenizer_name))
+    return {"the list of outputs": outputs, "most rows": max((one.rows for one in passes), default=0)}
+
+
 def loop_in_words(function: Callable, requests: list[tuple[str, int, int]], max_batch_size: int) -> dict:
     """Run a serving loop on the course's model; return its outputs, and which requests each forward pass computes."""
     model, tokenizer = load_model()
@@ -65,7 +73,7 @@ def _participants(passes: Sequence[Pass], prompts: list[list[int]]) -> list[tupl
     The requests of a prefill are known by their prompts, those of a decode step by the tokens of the previous pass.
     """
     awaited: dict[int, tuple[int, int]] = {}  # per request: tokens in its row in the next pass, and the newest one
-    described = []
+    described, prefilled = [], set()
     for one in passes:
         numbers: list[int | None] = []
         for ids, mask, token in zip(one.input_ids, one.attention_mask, one.next_ids, strict=True):
@@ -73,11 +81,14 @@ def _participants(passes: Sequence[Pass], prompts: list[list[int]]) -> list[tupl
             if one.cached:
                 known = (number for number, state in awaited.items() if state == row)
             else:
-                known = (number for number, prompt in enumerate(prompts) if prompt == ids[-row[0] :])
+                known = (n for n, prompt in enumerate(prompts) if prompt == ids[-row[0] :] and n not in prefilled)
             number = next((number for number in known if number not in numbers), None)
             numbers.append(number)
             if number is not None:
                 awaited[number] = row[0] + 1, token
+        if one.cached:  # other requests have left: a later one with the same prompt may get the same tokens
+            awaited = {number: awaited[number] for number in numbers if number is not None}
+        prefilled.update(numbers)
         kind = "decode step" if one.cached else "prefill"
         described.append((kind, sorted(numbers, key=lambda number: (number is None, number))))
     return described

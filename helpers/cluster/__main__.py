@@ -12,42 +12,119 @@ figures of each. If a replica is lost, its requests continue on another one. POS
 replicas, one after another.
 """
 
-import argparse
 import asyncio
-import json
+import importlib.util
+import math
 import os
 import re
 import sys
+from dataclasses import dataclass
 from functools import partial
+from typing import Annotated, Any, Literal
 
-try:
-    import ray  # noqa: F401
-except ImportError:
-    sys.exit(
-        "helpers.cluster: replicas need Ray, which is not installed: run `pip install "
-        "'continuous-batching-course[cluster,server]'`, or in a checkout `make cluster`."
-    )
-except KeyboardInterrupt:
-    sys.exit(130)
+from cyclopts import Parameter
 
-from fastapi import FastAPI
-
-from ..server.__main__ import run
-from ..server.options import DTYPES, app_options, engine_config, make_parser, parse
+from ..command_line import FLAT, json_object, make_command, one_value, parse
+from ..server.options import ServerOptions
 from . import vllm_replica
-from .app import make_cluster_app
 from .autoscaling import QueueLengthAutoscaler
-from .ray_replicas import RayNotStarted, RayReplica, RayReplicas, ReplicaSettings
-from .replica_client import ReplicaClient, ReplicatedEngine
 from .routing import ROUTERS
 
-PORT = 8100  # the single server has 8000
+REPLICAS = "Replicas"
+
+
+def least_and_most(text: str) -> tuple[int, int]:
+    """Return the least and the most replicas from "2" or "1..4"."""
+    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
+    least, most = (int(number) for number in (found[1], found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise ValueError(f"give a number of at least 1, or a range such as 1..4, not {text!r}.")
+    return least, most
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions(ServerOptions):
+    """The options of `python -m helpers.cluster`, in addition to those of the server.
+
+    Attributes:
+        port: the port to listen on, 0 for a free one.
+        replicas: how many replicas run, or the least and the most, such as 1..4. [default: 2]
+        target: with 1..4, the unfinished sequences per replica to aim at; as many as --rows if omitted.
+        autoscale_interval: with 1..4, the seconds between two looks.
+        replica_cpus: how many CPU cores each replica gets.
+        replica_gpus: how many GPUs each replica gets.
+        engine: what the replicas run.
+        engine_args: with vllm, a JSON object with further fields of its EngineArgs.
+        python: the Python of the replicas, such as one that has vLLM; this one if omitted.
+        router: the routing policy; while some replicas have a free row, it chooses among these.
+        replica_timeout: replace a replica after this many seconds without a report, or in one iteration.
+        ray_address: the Ray cluster to join; without it, Ray is started on this machine, for this server only.
+
+    Raises:
+        ValueError: an option is outside its range, or has no counterpart in vLLM.
+    """
+
+    program = "helpers.cluster"
+    port: Annotated[int, Parameter(group="Access")] = 8100  # the single server has 8000
+    replicas: Annotated[Any, one_value(least_and_most), Parameter(group=REPLICAS, show_default=False)] = (2, 2)
+    target: Annotated[float | None, Parameter(group=REPLICAS)] = None
+    autoscale_interval: Annotated[float, Parameter(group=REPLICAS)] = 10.0
+    replica_cpus: Annotated[int, Parameter(group=REPLICAS)] = 1
+    replica_gpus: Annotated[int, Parameter(group=REPLICAS)] = 0
+    engine: Annotated[Literal["course", "vllm"], Parameter(group=REPLICAS)] = "course"
+    engine_args: Annotated[Any, one_value(json_object), Parameter(group=REPLICAS)] = None
+    python: Annotated[Any, one_value(os.path.abspath), Parameter(group=REPLICAS)] = None
+    router: Annotated[Literal[*ROUTERS], Parameter(group=REPLICAS)] = "prefix_aware"
+    replica_timeout: Annotated[float, Parameter(group=REPLICAS)] = 10.0
+    ray_address: Annotated[str | None, Parameter(group=REPLICAS)] = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.replica_cpus < 1:
+            raise ValueError(f"--replica-cpus must be at least 1, not {self.replica_cpus}.")
+        if self.replica_gpus < 0:
+            raise ValueError(f"--replica-gpus must be at least 0, not {self.replica_gpus}.")
+        for name in ("target", "autoscale_interval"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise ValueError(f"--{name.replace('_', '-')} must be a number above 0, not {value}.")
+        if not 1 <= self.replica_timeout < math.inf:
+            raise ValueError(f"--replica-timeout must be at least 1 second, not {self.replica_timeout}.")
+        if self.engine == "vllm":
+            self._refuse_for_vllm()
+        elif self.engine_args:
+            raise ValueError("--engine-args are vLLM's: add --engine vllm.")
+
+    def _refuse_for_vllm(self) -> None:
+        """Refuse an option that has no counterpart in vLLM."""
+        default = ServerOptions()
+        for name in ("weights", "block_size", "speculative", "num_speculative_tokens", "draft_model"):
+            if getattr(self, name) != getattr(default, name):
+                option = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{option} is for the course's engine: set vLLM's own in --engine-args.")
+        if self.policy not in vllm_replica.POLICIES:
+            known = ", ".join(vllm_replica.POLICIES)
+            raise ValueError(f"--policy {self.policy} is for the course's engine: vLLM has {known}.")
+
+
+command = make_command("helpers.cluster", __doc__)
+
+
+@command.default
+def _options(options: Annotated[ClusterOptions | None, FLAT] = None) -> ClusterOptions:
+    return options or ClusterOptions()
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the front end and its replicas until it is told to stop."""
-    options = _options(arguments)
-    started: list[RayReplicas] = []
+    options = parse(command, arguments)
+    if importlib.util.find_spec("ray") is None:
+        sys.exit(
+            "helpers.cluster: replicas need Ray, which is not installed: run `pip install "
+            "'continuous-batching-course[cluster,server]'`, or in a checkout `make cluster`."
+        )
+    from ..server.__main__ import run  # only here: these imports take seconds, and need more packages
+
+    started: list = []
     try:
         run(options, partial(_make_app, started))
     finally:
@@ -55,18 +132,25 @@ def main(arguments: list[str] | None = None) -> None:
             replicas.shutdown()
 
 
-def _make_app(started: list[RayReplicas], options: argparse.Namespace) -> FastAPI:
-    dtype, config = DTYPES[options.dtype], engine_config(options)
+def _make_app(started: list, options: ClusterOptions):
+    """Start Ray and the replicas, and make the application; `started` gets what must be shut down in the end."""
+    import torch
+
+    from .app import make_cluster_app
+    from .fleet_description import FleetDescription
+    from .ray_replicas import RayNotStarted, RayReplicas, ReplicaSettings
+    from .replica_client import ReplicaClient
+
     if options.engine == "vllm" and options.ray_address is None:
         vllm_replica.check_python(options.python or sys.executable)
     settings = ReplicaSettings(
         options.model,
-        dtype,
+        getattr(torch, options.dtype),
         options.weights,
-        config,
+        options.engine_config,
         options.replica_cpus,
         options.replica_gpus,
-        options.engine_args if options.engine == "vllm" else None,
+        options.engine_args or {} if options.engine == "vllm" else None,
         options.python,
     )
     least, most = options.replicas
@@ -80,7 +164,8 @@ def _make_app(started: list[RayReplicas], options: argparse.Namespace) -> FastAP
     replicas = asyncio.run(source.start_replicas(least, _report_ready))
     autoscaler = None
     if least < most:
-        autoscaler = QueueLengthAutoscaler(least, most, options.target or options.rows, options.autoscale_interval)
+        target = options.target or options.max_batch_size
+        autoscaler = QueueLengthAutoscaler(least, most, target, options.autoscale_interval)
     connect = partial(
         ReplicaClient,
         replicas=replicas,
@@ -91,83 +176,11 @@ def _make_app(started: list[RayReplicas], options: argparse.Namespace) -> FastAP
         drain_grace=options.grace,
         autoscaler=autoscaler,
     )
-    return make_cluster_app(ReplicatedEngine(replicas[0].info, most), connect, **app_options(options))
+    return make_cluster_app(FleetDescription(replicas[0].info, most), connect, **options.app_options)
 
 
-def _report_ready(replica: RayReplica) -> None:
+def _report_ready(replica) -> None:
     print(f"{replica.name} is ready.", file=sys.stderr, flush=True)
-
-
-def _least_and_most(text: str) -> tuple[int, int]:
-    """Return the least and the most replicas from "2" or "1..4"."""
-    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
-    least, most = (int(number) for number in (found[1], found[2] or found[1])) if found else (0, 0)
-    if not 1 <= least <= most:
-        raise argparse.ArgumentTypeError(f"give a number of at least 1, or a range such as 1..4, not {text!r}.")
-    return least, most
-
-
-def _json_object(text: str) -> dict:
-    """Return the JSON object in a text."""
-    try:
-        if isinstance(found := json.loads(text), dict):
-            return found
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"give a JSON object, such as '{{\"enforce_eager\": true}}', not {text!r}.")
-
-
-def _refuse_for_vllm(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Exit if an option is set that has no counterpart in vLLM."""
-    for name in ("weights", "block_size", "speculative", "num_speculative_tokens", "draft_model"):
-        if getattr(options, name) != parser.get_default(name):
-            parser.error(f"--{name.replace('_', '-')} is for the course's engine: set vLLM's own in --engine-args.")
-    if options.policy not in vllm_replica.POLICIES:
-        parser.error(
-            f"--policy {options.policy} is for the course's engine: vLLM has {', '.join(vllm_replica.POLICIES)}."
-        )
-
-
-def _make_parser() -> argparse.ArgumentParser:
-    parser = make_parser("helpers.cluster", __doc__, PORT)
-    add = parser.add_argument_group("replicas").add_argument
-    number = "how many replicas run, or the least and the most, such as 1..4 (default: 2)"
-    add("--replicas", type=_least_and_most, default=(2, 2), metavar="NUMBER", help=number)
-    target = "with 1..4: unfinished sequences per replica to aim at (default: as many as --rows)"
-    add("--target", type=float, help=target)
-    add("--autoscale-interval", type=float, default=10, help="with 1..4: seconds between two looks (default: 10)")
-    add("--replica-cpus", type=int, default=1, help="how many CPU cores each replica gets (default: 1)")
-    add("--replica-gpus", type=int, default=0, help="how many GPUs each replica gets (default: 0)")
-    add("--engine", choices=("course", "vllm"), default="course", help="what the replicas run (default: course)")
-    fields = "with vllm: further fields of its EngineArgs"
-    add("--engine-args", type=_json_object, default={}, metavar="JSON", help=fields)
-    python = "the Python of the replicas (default: this one), such as one that has vLLM"
-    add("--python", type=os.path.abspath, metavar="PATH", help=python)
-    router = "the routing policy; while some replicas have a free row, it chooses among these (default: prefix_aware)"
-    add("--router", choices=ROUTERS, default="prefix_aware", help=router)
-    timeout = "replace a replica after this many seconds without a report, or in one iteration (default: 10)"
-    add("--replica-timeout", type=float, default=10, help=timeout)
-    add("--ray-address", help="the Ray cluster to join (default: start Ray on this machine, for this server only)")
-    return parser
-
-
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = _make_parser()
-    options = parse(parser, arguments)
-    if options.replica_cpus < 1:
-        parser.error(f"--replica-cpus must be at least 1, not {options.replica_cpus}.")
-    if options.replica_gpus < 0:
-        parser.error(f"--replica-gpus must be at least 0, not {options.replica_gpus}.")
-    if options.engine == "vllm":
-        _refuse_for_vllm(parser, options)
-    elif options.engine_args:
-        parser.error("--engine-args are vLLM's: add --engine vllm.")
-    for name in ("target", "autoscale_interval"):
-        if (value := getattr(options, name)) is not None and not 0 < value < float("inf"):
-            parser.error(f"--{name.replace('_', '-')} must be a number above 0, not {value}.")
-    if not 1 <= options.replica_timeout < float("inf"):
-        parser.error(f"--replica-timeout must be a number of seconds of at least 1, not {options.replica_timeout}.")
-    return options
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from ..server.addresses import documented
 from ..server.app import make_app
 from ..server.strict import Strict
+from .fleet_description import FleetDescription
 from .lifecycle import DRAINING, READY, STARTING, Member
-from .replica_client import ReplicaClient, ReplicatedEngine
+from .replica_client import ReplicaClient
 
 GAUGES = {
     "running": "Sequences that hold a row, by replica.",
@@ -25,7 +26,7 @@ class Restart(Strict):
     """`POST /replicas/restart`: an empty JSON object, which a browser sends for no other site without asking."""
 
 
-def make_cluster_app(engine: ReplicatedEngine, connect, **options) -> FastAPI:
+def make_cluster_app(engine: FleetDescription, connect, **options) -> FastAPI:
     """Make the HTTP application for replicas.
 
     Args:
@@ -88,7 +89,7 @@ class ReplicaMetrics:
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, as a registry asks for them."""
         pool = self._client.pool
-        replicas = [described(self._client, one) for one in pool.members if one.name in self._client.replicas]
+        replicas = [described(self._client, member) for member in pool.members if member.name in self._client.replicas]
         for key, help_text in GAUGES.items():
             gauge = GaugeMetricFamily(f"replica_{key}", help_text, labels=["replica"])
             for replica in replicas:

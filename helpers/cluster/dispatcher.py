@@ -1,15 +1,16 @@
 """The dispatcher: which replica has which request, and how far each output is. It sends and receives nothing itself.
 
 The dispatcher keeps every token that was delivered. If a replica is lost, its requests are assigned to other replicas,
-which continue after these tokens (`engine/resumption.py`). Tokens that the lost replica had computed and not delivered
-are computed again. Outputs that arrive late, from a replica that no longer has the request, are dropped. So every token
-is delivered exactly once.
+which continue after these tokens (`features/resumption.py`). What the lost replica had computed but not delivered is
+computed again. Outputs that arrive late, from a replica that no longer has the request, are dropped. So every token is
+delivered exactly once.
 """
 
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 
-from ..engine import OutputDelta, SamplingParams
+from ..engine import SamplingParams
+from ..server.output_delta import OutputDelta
 from .replica_state import ReplicaState
 from .routing import Router
 

@@ -82,19 +82,19 @@ def next_change(
     Returns:
         The change; None if there is nothing to do until a member changes its state.
     """
-    active = [one for one in members if one.state in (STARTING, READY)]
-    ready = [one for one in active if one.state == READY]
-    outdated = [one for one in active if one.generation < generation]
-    free = sorted(set(range(wanted)) - {one.place for one in active})
+    active = [member for member in members if member.state in (STARTING, READY)]
+    ready = [member for member in active if member.state == READY]
+    outdated = [member for member in active if member.generation < generation]
+    free = sorted(set(range(wanted)) - {member.place for member in active})
     if len(active) < wanted:
-        for one in members:
-            if one.state == DRAINING and one.generation == generation:
-                return Keep(one)
+        for member in members:
+            if member.state == DRAINING and member.generation == generation:
+                return Keep(member)
         return Start(free[0]) if len(members) < wanted or has_room() else None  # the others hold their cores
     if len(active) > wanted:
         if outdated:  # one is replaced, by another that may be starting still
             return Drain(outdated[0]) if len(ready) > wanted else None
-        starting = [one for one in active if one.state == STARTING]
+        starting = [member for member in active if member.state == STARTING]
         return Drain(starting[-1] if starting else min(reversed(ready), key=load))
     if not outdated or len(ready) < len(members):  # one after another
         return None

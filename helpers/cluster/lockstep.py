@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Seq
 
-from ..engine import EngineCore, OutputDelta, Prompt, SamplingParams
+from ..engine import EngineCore, Prompt, SamplingParams
+from ..server.output_delta import OutputDelta
 from .dispatcher import DispatchedRequest, Dispatcher
 from .routing import Router
 
@@ -138,9 +139,9 @@ class LockstepReplicas:
         ids: dict[int, Hashable] = {}
         parts: defaultdict[tuple[Hashable, int], list[OutputDelta]] = defaultdict(list)
         for step in itertools.count():
-            for place in range(len(prompts)):
-                if arrivals[place] == step:
-                    ids[place] = self.add_request(prompts[place], params[place])
+            for number in range(len(prompts)):
+                if arrivals[number] == step:
+                    ids[number] = self.add_request(prompts[number], params[number])
             if step in kills:
                 self.kill(kills[step])
             if len(ids) == len(prompts) and not self.has_unfinished_requests():
@@ -148,9 +149,9 @@ class LockstepReplicas:
             for output in self.step():
                 parts[output.request_id, output.index].append(output)
         return [
-            OutputDelta.join(parts[ids[place], index])
-            for place in range(len(prompts))
-            for index in range(params[place].n)
+            OutputDelta.join(parts[ids[number], index])
+            for number in range(len(prompts))
+            for index in range(params[number].n)
         ]
 
     # --- counts -----------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from ..engine import EngineConfig, EngineCore, ModelInfo, OutputDelta, SamplingParams
+from ..engine import EngineConfig, EngineCore, ModelInfo, SamplingParams
 from ..server.engine_thread import EngineThread
+from ..server.output_delta import OutputDelta
 from ..server.snapshot import Snapshot
 from ..server.worker_thread import WorkerThread
 

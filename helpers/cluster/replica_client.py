@@ -14,18 +14,18 @@ import itertools
 import logging
 from bisect import insort
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ..engine import EngineConfig, OutputDelta, Prompt, SamplingParams
-from ..engine.block_manager import BlockManager
-from ..engine.validation import GREEDY, RequestValidator
+from ..engine import SamplingParams
 from ..server.engine_client import EngineClient
+from ..server.output_delta import OutputDelta
 from ..server.snapshot import MAX_NAMED, Snapshot
 from ..trace import EMPTY
 from .autoscaling import QueueLengthAutoscaler
 from .dispatcher import DispatchedRequest, Dispatcher, NoReplicas
+from .fleet_description import FleetDescription
 from .lifecycle import ENDED, READY, STARTING, Member
-from .replica import ReplicaHandle, ReplicaInfo, Report
+from .replica import ReplicaHandle, Report
 from .replica_pool import ReplicaPool
 from .routing import FreeRowsFirst, Router
 
@@ -34,62 +34,11 @@ SHARE = 2  # requests per row that a replica takes while others are starting: on
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _AllBlocks:
-    num_blocks: int
-
-
-class ResumableValidator(RequestValidator):
-    """Also refuses requests that another replica could not resume, and parameters that no replica supports."""
-
-    unsupported: tuple[str, ...] = ()
-
-    def validate(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], int]:
-        if refused := [name for name in self.unsupported if getattr(params, name) != getattr(GREEDY, name)]:
-            raise ValueError(f"The replicas' engine does not support {' or '.join(refused)}: leave it out.")
-        return super().validate(prompt, params)
-
-    def check_counts(self, prompt_tokens: int, params: SamplingParams) -> int:
-        max_tokens = super().check_counts(prompt_tokens, params)
-        self.check_recomputation(prompt_tokens, max_tokens)
-        return max_tokens
-
-
-class ReplicatedEngine:
-    """All replicas as one engine, as far as the server needs it: settings, tokenizer and limits.
-
-    Args:
-        info: what one of the replicas says about itself; all have the same model and settings.
-        num_replicas: how many there may be.
-
-    Attributes:
-        info: of that replica.
-        rows: of one replica.
-    """
-
-    def __init__(self, info: ReplicaInfo, num_replicas: int):
-        config = info.config
-        self.info, self.rows = info, config.max_batch_size
-        blocks = None
-        if info.num_blocks is not None:
-            blocks = BlockManager(info.num_blocks, info.block_size, config.prefix_caching)
-        self.config: EngineConfig = replace(
-            config,
-            max_batch_size=num_replicas * config.max_batch_size,
-            max_tokens_per_step=num_replicas * config.max_tokens_per_step,
-        )
-        self.tokenizer = info.tokenizer
-        # A request has to fit into a single replica.
-        self.validator = ResumableValidator(info.tokenizer, config, info.model_info, blocks)
-        self.validator.unsupported = info.unsupported
-        self.block_manager = blocks and _AllBlocks(num_replicas * info.num_blocks)
-
-
 class ReplicaClient(EngineClient):
     """Sends requests to replicas and delivers their outputs.
 
     Args:
-        engine: the replicas, as one engine.
+        engine: describes the replicas as one engine.
         max_queue, pace: as for every `EngineClient`.
         replicas: the replicas, ready.
         router: chooses the replica of each request. While some replicas have a free row, it chooses among these.
@@ -109,7 +58,7 @@ class ReplicaClient(EngineClient):
 
     def __init__(
         self,
-        engine: ReplicatedEngine,
+        engine: FleetDescription,
         max_queue: int,
         pace: float,
         *,
@@ -320,18 +269,18 @@ class ReplicaClient(EngineClient):
         before = place * self.engine.rows
         after = self.engine.config.max_batch_size - before - self.engine.rows
         return tuple(
-            replace(one, row_steps=(EMPTY,) * before + one.row_steps + (EMPTY,) * after)
-            for one in report.snapshot.passes
+            replace(forward_pass, row_steps=(EMPTY,) * before + forward_pass.row_steps + (EMPTY,) * after)
+            for forward_pass in report.snapshot.passes
         )
 
     def _snapshot(self, passes: tuple) -> Snapshot:
         """Describe all replicas as one engine."""
-        all_of, waiting = self.snapshots.values(), [request.request_id for request in self._waiting]
+        snapshots, waiting = self.snapshots.values(), [request.request_id for request in self._waiting]
         return Snapshot(
             passes,
-            (*waiting, *(label for one in all_of for label in one.waiting))[:MAX_NAMED],
-            len(waiting) + sum(one.num_waiting for one in all_of),
-            sum(one.num_running for one in all_of),
-            sum(one.blocks_used for one in all_of),
-            sum(one.blocks_cached for one in all_of),
+            (*waiting, *(label for snapshot in snapshots for label in snapshot.waiting))[:MAX_NAMED],
+            len(waiting) + sum(snapshot.num_waiting for snapshot in snapshots),
+            sum(snapshot.num_running for snapshot in snapshots),
+            sum(snapshot.blocks_used for snapshot in snapshots),
+            sum(snapshot.blocks_cached for snapshot in snapshots),
         )

@@ -1,8 +1,7 @@
 """The pool of replicas: it starts, follows, drains and replaces them, so that as many are ready as are wanted.
 
-Each replica has a task that reads its reports. A replica is lost if it ends, if its engine stops, if it does not report
-for `timeout` seconds, or if one of its iterations takes longer than that. It is then killed. Which replica is started
-or drained next is decided by the rules in lifecycle.py, whenever the state of a replica changes.
+Each replica has a task that reads its reports until failure_detector.py says that it is lost; it is then killed. Which
+replica is started or drained next is decided by the rules in lifecycle.py, whenever the state of a replica changes.
 """
 
 import asyncio
@@ -10,10 +9,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from .failure_detector import FailureDetector
 from .lifecycle import DRAINING, ENDED, READY, STARTING, Drain, Keep, Member, Start, next_change
 from .replica import ReplicaHandle, ReplicaLost, Report
 
-GRACE = 1.0  # seconds to read a report that came while the front end itself was stopped
 RESTART_PAUSE = 1.0  # seconds before another attempt to start a replica
 CORES_FREE = 1.0  # seconds within which the cores of a killed replica become free; with Ray, it takes about 0.1 s
 CORES_POLL = 0.02  # seconds between two looks at them
@@ -171,37 +170,18 @@ class ReplicaPool:
 
     async def _follow(self, member: Member) -> bool:
         """Hand on a replica's reports until it is drained or lost, and return whether it is lost."""
+        detector = FailureDetector(member.handle, self._timeout)
         try:
             while True:
-                report = await self._report_of(member.handle)
-                if report.step_seconds > self._timeout:
-                    raise ReplicaLost(f"an iteration has taken {report.step_seconds:.1f} s")
+                report = await detector.next_report()
                 if report.error is not None:
                     member.state = ENDED  # before the report is used, so that no waiting request is sent here
                 self._owner.on_report(member, report)
-                if report.error is not None:
-                    raise ReplicaLost(f"its engine has stopped: {report.error}")
+                detector.check_engine(report)
                 if member.state == DRAINING:
                     is_late = asyncio.get_running_loop().time() >= member.drain_until
                     if is_late or not self._owner.load(member):
                         return False
-        except TimeoutError:
-            logger.warning("Replica %s is lost: no report for %g s.", member.description, self._timeout)
         except ReplicaLost as error:
             logger.warning("Replica %s is lost: %s.", member.description, error)
         return True
-
-    async def _report_of(self, handle: ReplicaHandle) -> Report:
-        """Return a replica's next report.
-
-        Raises:
-            ReplicaLost: it has ended.
-            TimeoutError: it does not report in time.
-        """
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(None) as limit:
-            timer = loop.call_later(self._timeout, lambda: limit.reschedule(loop.time() + GRACE))
-            try:
-                return await handle.report()
-            finally:
-                timer.cancel()

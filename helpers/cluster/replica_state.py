@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from ..engine.block_hashes import hash_blocks
+from ..block_hashes import hash_blocks
 
 
 @dataclass

@@ -21,10 +21,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ..engine import EngineConfig, ModelInfo, OutputDelta, SamplingParams
-from ..engine.block_hashes import hash_blocks
-from ..engine.detokenizer import IncrementalDetokenizer
-from ..engine.validation import GREEDY, RequestValidator
+from ..block_hashes import hash_blocks
+from ..detokenizer import IncrementalDetokenizer
+from ..engine import EngineConfig, ModelInfo, SamplingParams
+from ..engine.sequence import GREEDY
+from ..engine.validation import RequestValidator
+from ..server.output_delta import OutputDelta
 from ..trace import Trace
 
 EMBEDDED = Path(__file__).resolve().parents[1] / "tiny_model"
@@ -231,11 +233,11 @@ class VLLMEngine:
         detokenizer = IncrementalDetokenizer(self.tokenizer, params.stop, params.min_tokens)
         for token_id in before:
             detokenizer.push(token_id)
-        one = _Output(request_id, index, f"{request_id}/{index}", detokenizer, len(before))
+        output = _Output(request_id, index, f"{request_id}/{index}", detokenizer, len(before))
         priority = priority if self.config.policy == "priority" else 0
         vllm_params = self._vllm_params(params, index, max_tokens, len(before))
-        self._llm.add_request(one.name, {"prompt_token_ids": prompt}, vllm_params, priority=priority)
-        self._unfinished[one.name] = one
+        self._llm.add_request(output.name, {"prompt_token_ids": prompt}, vllm_params, priority=priority)
+        self._unfinished[output.name] = output
 
     def _vllm_params(self, params: SamplingParams, index: int, max_tokens: int, num_generated: int) -> Any:
         import vllm
@@ -255,9 +257,9 @@ class VLLMEngine:
 
     def abort_request(self, request_id: Hashable) -> bool:
         """Abort a request, and return whether there was one. The next step returns its last outputs."""
-        aborted = [one for one in self._unfinished.values() if one.request_id == request_id]
-        self._llm.abort_request([one.name for one in aborted])
-        self._pending += [self._delta(one, [], None, "abort") for one in aborted]
+        aborted = [output for output in self._unfinished.values() if output.request_id == request_id]
+        self._llm.abort_request([output.name for output in aborted])
+        self._pending += [self._delta(output, [], None, "abort") for output in aborted]
         return bool(aborted)
 
     def step(self) -> list[OutputDelta]:
@@ -265,33 +267,33 @@ class VLLMEngine:
         self.steps += 1
         deltas, self._pending = self._pending, []
         if self._unfinished:
-            for output in self._llm.step():
-                if (one := self._unfinished.get(output.request_id)) is not None:
-                    (new,) = output.outputs
-                    deltas.append(self._delta(one, list(new.token_ids), new.logprobs, new.finish_reason))
+            for vllm_output in self._llm.step():
+                if (output := self._unfinished.get(vllm_output.request_id)) is not None:
+                    (new,) = vllm_output.outputs
+                    deltas.append(self._delta(output, list(new.token_ids), new.logprobs, new.finish_reason))
                     if new.finish_reason is None and deltas[-1].finish_reason is not None:
-                        self._llm.abort_request([one.name])  # a stop string, which vLLM does not look for
+                        self._llm.abort_request([output.name])  # a stop string, which vLLM does not look for
         return deltas
 
-    def _delta(self, one: _Output, token_ids: list[int], logprobs: Any, reason: str | None) -> OutputDelta:
+    def _delta(self, output: _Output, token_ids: list[int], logprobs: Any, reason: str | None) -> OutputDelta:
         """Make the delta of new tokens. Those after a stop string are dropped."""
         text, number = "", 0
         for token_id in token_ids:
             number += 1
             if reason != "stop" or number < len(token_ids):  # vLLM stops at end tokens only, which have no text
-                text += one.detokenizer.push(token_id)
-            if one.detokenizer.stopped:
+                text += output.detokenizer.push(token_id)
+            if output.detokenizer.stopped:
                 reason = "stop"
                 break
-        one.num_tokens += number
+        output.num_tokens += number
         if reason is not None:
-            text += one.detokenizer.finish()
-            del self._unfinished[one.name]
+            text += output.detokenizer.finish()
+            del self._unfinished[output.name]
         if logprobs is not None:
             logprobs = [{id: found.logprob for id, found in row.items()} for row in logprobs[:number]]
         error = "vLLM could not continue this output." if reason == "error" else None
         return OutputDelta(
-            one.request_id, one.index, text, token_ids[:number], logprobs, one.num_tokens, reason, error
+            output.request_id, output.index, text, token_ids[:number], logprobs, output.num_tokens, reason, error
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ does the bookkeeping only, without torch. `runners/kv_pool.py` holds the tensors
 from collections import OrderedDict, deque
 from collections.abc import Iterable, KeysView
 
-from .block_hashes import hash_blocks
+from ..block_hashes import hash_blocks
 from .free_blocks import FreeBlocks
 from .sequence import Sequence
 
@@ -52,9 +52,6 @@ class UnlimitedMemory:
     def take_copies(self) -> list[tuple[int, int]]:
         return []
 
-    def clear(self) -> None:
-        pass
-
 
 class BlockManager:
     """Allocates blocks to sequences.
@@ -79,19 +76,13 @@ class BlockManager:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"There must be at least 1 block of at least 1 token, not {num_blocks} of {block_size}.")
         self.num_blocks, self.block_size, self.prefix_caching = num_blocks, block_size, prefix_caching
-        self.cache_events: deque[tuple[bytes, bool]] | None = None
-        self._block_of: dict[bytes, int] = {}  # by hash
-        self.clear()
-
-    def clear(self) -> None:
-        """Make all blocks free, and forget all tables and cached blocks."""
         self.tables: dict[Sequence, list[int]] = {}
-        self.references = [0] * self.num_blocks
+        self.references = [0] * num_blocks
         self.copies: list[tuple[int, int]] = []
-        self._free = FreeBlocks(self.num_blocks)
+        self.cache_events: deque[tuple[bytes, bool]] | None = None
+        self._free = FreeBlocks(num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._report(self._block_of, registered=False)
-        self._block_of = {}
+        self._block_of: dict[bytes, int] = {}  # by hash
         self._hash_of: dict[int, bytes] = {}
         self._registered: dict[Sequence, int] = {}  # how many of a sequence's full blocks are registered
 
@@ -176,7 +167,7 @@ class BlockManager:
 
     def take_cache_events(self) -> list[tuple[bytes, bool]]:
         """Return the cache events since the last call, and forget them. Another thread may call this, too."""
-        if self.cache_events is None:  # from now on, they are recorded; so far, there is nothing or all is registered
+        if self.cache_events is None:  # from now on, they are recorded
             self.cache_events = deque((digest, True) for digest in self._block_of)
         return [self.cache_events.popleft() for _ in range(len(self.cache_events))]
 
@@ -219,14 +210,14 @@ class BlockManager:
 
     def _shared(self, sequence: Sequence) -> tuple[list[int], int]:
         """Return the blocks that already hold a prefix of a waiting sequence, and the prefix's length in tokens."""
-        usable = sequence.num_shareable_tokens
-        parent = sequence.parent
-        if (
-            parent in self.tables
-            and parent.computed >= usable
-            and parent.token_ids[:usable] == sequence.token_ids[:usable]
-        ):
-            return self.tables[parent][: self.blocks_for(usable)], usable
+        usable = min(
+            [len(sequence.token_ids) - 1]  # the last token's logits give the next token
+            + [feature.num_reusable_tokens(sequence) for feature in sequence.request.features]
+        )
+        first, prefix = sequence.request.sequences[0], sequence.token_ids[:usable]
+        # A further output of a prompt shares all blocks of the first one, the last and partly filled one included.
+        if first in self.tables and first.computed >= usable and first.token_ids[:usable] == prefix:
+            return self.tables[first][: self.blocks_for(usable)], usable
         blocks = []
         if self.prefix_caching:
             for digest in self._hashes(sequence, usable):
@@ -239,7 +230,8 @@ class BlockManager:
         """Return a hash for each full block of the first `tokens` tokens."""
         known, size = sequence.block_hashes, self.block_size
         if len(known) < tokens // size:
-            known += hash_blocks(sequence.token_ids[len(known) * size : tokens], size, known[-1] if known else b"")
+            previous = known[-1] if known else sequence.request.salt
+            known += hash_blocks(sequence.token_ids[len(known) * size : tokens], size, previous)
         return known[: tokens // size]
 
     def _register(self, sequence: Sequence) -> None:

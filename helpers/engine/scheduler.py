@@ -14,41 +14,34 @@ tokens and memory. Two settings determine what a plan may contain. Sarathi-Serve
 
 import itertools
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING
 
+from ..engine_config import EngineConfig
 from .block_manager import BlockManager, UnlimitedMemory
-from .config import EngineConfig
-from .plan import Chunk, Plan
-from .policies import make_policy
+from .hooks import Feature
+from .plan import Chunk, ForwardPass, Plan, RunnerOutput
+from .policies import WaitingQueue, make_policy
 from .sequence import Sequence
-from .speculation import Speculation
-from .stop_conditions import finish_reason
-from .waiting_queue import WaitingQueue
-
-if TYPE_CHECKING:
-    from .runner import ForwardPass, RunnerOutput, SampledToken
 
 
 class Scheduler:
     """Plans iterations, and owns the queue, the rows and the memory.
 
-    An unfinished sequence runs in a row, waits in the queue, or stays beside the queue. A further sample of a prompt
-    stays there until the prompt is computed (`parent`). A beam that lost its row stays there until the other beams have
-    finished their round (`paused`).
+    An unfinished sequence runs in a row or waits in the queue. A feature can hold it back: then it computes nothing,
+    and if it has no row, it stays beside the queue.
 
     Args:
         config: the rows, the token budget, the policy and the two settings above.
         memory: allocates the KV cache; if None, a sequence needs only a row.
-        eos_token_ids: the tokens that end an output.
+        features: those that take part in every request, and may extend each plan.
 
     Attributes:
         policy: orders the waiting sequences.
         memory: the engine's block manager, or an `UnlimitedMemory`.
         waiting: sequences that may get a row; iterates in order of arrival.
         running: sequences with a row, in the order in which they got it.
+        held: sequences that a feature holds back, with and without a row.
         unfinished: all sequences that wait or run, in order of arrival.
         requests: the same by request id.
-        speculation: proposes drafts for decodes; None for none.
 
     Raises:
         ValueError: the policy is unknown, or it has no method `order`.
@@ -58,93 +51,68 @@ class Scheduler:
         self,
         config: EngineConfig,
         memory: BlockManager | UnlimitedMemory | None = None,
-        eos_token_ids: Iterable[int] = frozenset(),
+        features: Iterable[Feature] = (),
     ):
         self.max_rows, self.max_tokens_per_step = config.max_batch_size, config.max_tokens_per_step
         self.mixed, self.chunked = config.mixed_batches, config.chunked_prefill
-        self.policy = make_policy(config.policy)
-        self.memory, self.eos_token_ids = memory or UnlimitedMemory(), frozenset(eos_token_ids)
-        self.speculation: Speculation | None = None
+        self.policy, self.memory = make_policy(config.policy), memory or UnlimitedMemory()
+        self.features = tuple(features)
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
+        self.held: set[Sequence] = set()
         self.unfinished: dict[Sequence, None] = {}  # as an ordered set
         self.requests: dict[Hashable, list[Sequence]] = {}
-        self._siblings: dict[Sequence, list[Sequence]] = {}  # they wait until their parent's prompt is computed
-        self._paused: set[Sequence] = set()  # beams that were preempted after their round; no policy sees them
         self._released: list[Sequence] = []
         self._numbers = itertools.count()
         self._prefilled_last = False
 
-    # --- requests arrive and end --------------------------------------------------------------------------------
+    # --- sequences arrive, wait and end -------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Add a new sequence to the queue; one with a parent joins once the parent's prompt is computed."""
+        """Add a new sequence to the queue, or beside it if it is held back."""
         sequence.number = next(self._numbers)
         self.unfinished[sequence] = None
         self.requests.setdefault(sequence.request_id, []).append(sequence)
         self.waiting.register(sequence)
         self._enqueue(sequence)
 
+    def hold(self, sequence: Sequence) -> None:
+        """Hold a sequence back until `resume`: it computes no tokens, and without a row it leaves the queue."""
+        self.held.add(sequence)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Let a sequence compute tokens again; if it has no row, it returns to the queue."""
+        if sequence in self.held:
+            self.held.remove(sequence)
+            if sequence not in self.running:
+                self.waiting.add(sequence)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Free a sequence's row and memory, and return it to the queue, ahead of later arrivals."""
+        self.running.remove(sequence)
+        self._release(sequence)
+        for feature in sequence.request.features:
+            feature.preempted(sequence)
+        self._enqueue(sequence)
+
     def finish(self, sequence: Sequence, reason: str, error: BaseException | None = None) -> None:
         """Finish a waiting or running sequence, and free its row and memory."""
         sequence.end(reason, error)
-        if sequence in self.waiting:
-            self.waiting.remove(sequence)
-        elif sequence in self.running:
+        if sequence in self.running:
             self.running.remove(sequence)
-        elif sequence in self._paused:
-            self._paused.remove(sequence)
-        else:
-            self._siblings[sequence.parent].remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self.held.discard(sequence)
         self.waiting.forget(sequence)
         self._release(sequence)
-        self._enqueue_siblings(sequence)
         del self.unfinished[sequence]
-        samples = self.requests[sequence.request_id]
-        samples.remove(sequence)
-        if not samples:
+        self.requests[sequence.request_id].remove(sequence)
+        if not self.requests[sequence.request_id]:
             del self.requests[sequence.request_id]
-
-    def fork(self, parent: Sequence, child: Sequence) -> bool:
-        """Let a sequence continue from the tokens of another one, and share its memory if that is possible.
-
-        Returns:
-            Whether the child still has its row. Without memory to share, it returns to the queue and recomputes.
-        """
-        is_running = child in self.running
-        if is_running and not self.memory.fork(parent, child):
-            self._preempt(Plan(), child)  # between two iterations, so no plan names it
-            is_running = False
-        child.token_ids[:], child.block_hashes[:] = parent.token_ids, parent.block_hashes
-        return is_running
-
-    def resume(self, sequence: Sequence) -> None:
-        """Let a paused sequence compute tokens again; if it was preempted meanwhile, it returns to the queue."""
-        sequence.paused = False
-        if sequence in self._paused:
-            self._paused.remove(sequence)
-            self._enqueue(sequence)
-
-    def recover(self, sequences: Iterable[Sequence]) -> None:
-        """Rebuild the queue, the rows and the memory after an interrupt, which may have come between any two changes.
-
-        Only the sequences themselves are trusted. All of them wait again, and their tokens are recomputed.
-
-        Args:
-            sequences: those that have not finished, in order of arrival.
-        """
-        unfinished = dict.fromkeys(sequences)
-        self._released += {**self.unfinished, **unfinished}  # the runner may have computed any of them
-        self.memory.clear()
-        self.waiting.clear(unfinished)
-        self.unfinished, self.running, self.requests, self._siblings = unfinished, [], {}, {}
-        self._paused = set()
-        self._prefilled_last = False
-        for sequence in unfinished:
-            sequence.computed = 0
-            self.requests.setdefault(sequence.request_id, []).append(sequence)
-        for sequence in unfinished:
-            self._enqueue(sequence)
+        for feature in sequence.request.features:
+            feature.finished(sequence)
 
     # --- one iteration ------------------------------------------------------------------------------------------
 
@@ -158,11 +126,11 @@ class Scheduler:
         """
         plan = Plan()
         self.choose_chunks(plan)
-        while not plan.chunks and self.running and all(sequence.paused for sequence in self.running):
-            self._preempt(plan, self.running[-1])  # they wait for a sequence that has no row or no memory beside them
+        while not plan.chunks and self.running and self.held.issuperset(self.running):
+            self._preempt(plan, self.running[-1])  # no row or memory is left for the sequence they wait for
             self._admit(plan)
-        if self.speculation is not None:
-            self._add_drafts(plan, self.speculation)
+        for feature in self.features:
+            feature.extend_plan(plan)
         self.waiting.step += 1
         plan.released = list(self._released)
         plan.block_copies = self.memory.take_copies()
@@ -172,7 +140,8 @@ class Scheduler:
         """Choose which sequences compute how many tokens: running ones first, then those that are admitted."""
         decoding, prefilling = [], []
         for sequence in self.running:
-            (decoding if sequence.is_decode else prefilling).append(sequence)
+            if sequence not in self.held:
+                (decoding if sequence.is_decode else prefilling).append(sequence)
         decode_only = not self.mixed and self._prefilled_last and bool(decoding)
         if not decode_only:
             if self.mixed:
@@ -182,31 +151,27 @@ class Scheduler:
                 self._admit(plan)
         self._prefilled_last = bool(plan.chunks)
         if not self.mixed and not plan.chunks:  # the decodes' turn, or there is nothing to prefill
-            self._advance(plan, [one for one in decoding if one not in plan.preempted])
+            self._advance(plan, [sequence for sequence in decoding if sequence not in plan.preempted])
 
     def _advance(self, plan: Plan, sequences: list[Sequence]) -> None:
         """Schedule the next tokens of running sequences; preempt the newest where memory is short."""
         left = self.max_tokens_per_step - plan.tokens
         for sequence in sequences:
-            tokens = min(sequence.num_uncomputed_tokens, left)
-            if tokens == 0 or (tokens < sequence.num_uncomputed_tokens and not self.chunked):
-                continue
-            while sequence not in plan.preempted and not self.memory.allocate(sequence, tokens):
+            tokens = self._num_tokens(sequence.num_uncomputed_tokens, left)
+            while tokens and sequence not in plan.preempted and not self.memory.allocate(sequence, tokens):
                 self._preempt(plan, self.running[-1])
                 left = self.max_tokens_per_step - plan.tokens  # it may have been planned already
-            if sequence not in plan.preempted:
+            if tokens and sequence not in plan.preempted:
                 plan.chunks.append(Chunk(sequence, tokens, self.memory.block_table(sequence)))
                 left -= tokens
 
+    def _num_tokens(self, uncomputed: int, left: int) -> int:
+        """Return how many tokens a sequence may compute within the rest of the budget."""
+        return min(uncomputed, left) if self.chunked or uncomputed <= left else 0
+
     def _preempt(self, plan: Plan, newest: Sequence) -> None:
-        """Free a sequence's row and memory, and return it to the queue, ahead of later arrivals."""
-        self.running.remove(newest)
-        self._release(newest)
-        self._enqueue(newest)
-        for sibling in self.requests[newest.request_id]:
-            if sibling.parent is newest and sibling in self.waiting:  # there is nothing to share until newest is back
-                self.waiting.remove(sibling)
-                self._enqueue(sibling)
+        """Preempt a sequence while a plan is made."""
+        self.preempt(newest)
         plan.preempted.append(newest)
         plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not newest]
 
@@ -218,11 +183,8 @@ class Scheduler:
         for sequence in itertools.islice(self.policy.order(self.waiting, self.running), free_rows):
             if sequence not in self.waiting or sequence in admitted:
                 raise ValueError(f"The policy admits sequence {sequence.label!r}, which is not waiting.")
-            uncomputed = len(sequence.token_ids) - self.memory.cached_tokens(sequence)
-            tokens = min(uncomputed, left)
-            if tokens == 0 or (tokens < uncomputed and not self.chunked):
-                break
-            if not self.memory.allocate(sequence, tokens):
+            tokens = self._num_tokens(len(sequence.token_ids) - self.memory.cached_tokens(sequence), left)
+            if tokens == 0 or not self.memory.allocate(sequence, tokens):
                 break
             admitted.append(sequence)
             plan.chunks.append(Chunk(sequence, tokens, self.memory.block_table(sequence)))
@@ -231,20 +193,8 @@ class Scheduler:
             self.waiting.remove(sequence)
         self.running += admitted
 
-    def _add_drafts(self, plan: Plan, speculation: Speculation) -> None:
-        """Add drafts to decodes, within what is left of the token budget and of the free blocks."""
-        chunks = [chunk for chunk in plan.chunks if chunk.is_decode and not chunk.sequence.is_beam]
-        sequences = [chunk.sequence for chunk in chunks]
-        limits = [sequence.max_tokens - sequence.generated - 1 for sequence in sequences]
-        drafts = speculation.propose(sequences, limits, self.max_tokens_per_step - plan.tokens)
-        for chunk, token_ids in zip(chunks, drafts, strict=True):
-            if not chunk.sequence.params.ignore_eos:  # nothing follows EOS
-                token_ids = list(itertools.takewhile(lambda token_id: token_id not in self.eos_token_ids, token_ids))
-            if token_ids:
-                chunk.add_drafts(token_ids[: self.memory.allocate_drafts(chunk.sequence, len(token_ids))])
-
-    def update(self, plan: Plan, output: "RunnerOutput") -> list[Sequence]:
-        """Apply the results of an iteration: computed tokens, sampled tokens and errors.
+    def update(self, plan: Plan, output: RunnerOutput) -> list[Sequence]:
+        """Apply the results of an iteration: computed tokens, new tokens and errors.
 
         Returns:
             The sequences that finished, in the order in which they did.
@@ -254,81 +204,37 @@ class Scheduler:
         finished = []
         for done in output.passes:
             for chunk in done.chunks:
-                if self._enter(chunk, done):
-                    finished.append(chunk.sequence)
-        if output.error is not None:
-            computed = {chunk.sequence for done in output.passes for chunk in done.chunks}
-            for sequence in plan.sequences:
-                if sequence not in computed:
-                    self.finish(sequence, "error", output.error)
-                    finished.append(sequence)
-        return finished
+                self._settle(chunk, done)
+                finished += [chunk.sequence] if chunk.sequence.finish_reason is not None else []
+        computed = {chunk.sequence for done in output.passes for chunk in done.chunks}
+        failed = [] if output.error is None else [one for one in plan.sequences if one not in computed]
+        for sequence in failed:
+            self.finish(sequence, "error", output.error)
+        return finished + failed
 
-    def _enter(self, chunk: Chunk, done: "ForwardPass") -> bool:
-        """Apply the results of a forward pass to one sequence, and return whether it finished."""
-        sequence, drafted = chunk.sequence, len(chunk.draft_token_ids)
+    def _settle(self, chunk: Chunk, done: ForwardPass) -> None:
+        """Apply the results of a forward pass to one sequence."""
+        sequence, sampled, reason, error = chunk.sequence, done.sampled.get(chunk.sequence, []), None, None
         sequence.computed = chunk.end
-        if sequence in done.prompt_logprobs:
-            sequence.add_prompt_logprobs(chunk.scored.start, done.prompt_logprobs[sequence])
-        if sequence.prompt_is_computed:
-            self._enqueue_siblings(sequence)
-        if sequence.max_tokens == 0 and sequence.prompt_is_computed:
-            self.finish(sequence, "length")
-        sampled = done.sampled.get(sequence)
-        if isinstance(sampled, Exception):
-            self.finish(sequence, "error", sampled)
-        elif sampled is not None:
-            if drafted:
-                self.speculation.observe(sequence, drafted, len(sampled) - 1)
-            try:
-                for number, token in enumerate(sampled):
-                    sequence.computed = chunk.end + number  # this many drafts are accepted, and so computed
-                    self._append(sequence, token, done.start + done.seconds)
-                    if sequence.finish_reason is not None:
-                        break  # the other tokens would follow the end
-            except Exception as error:  # a token that the tokenizer cannot decode
-                self.finish(sequence, "error", error)
-        if drafted and sequence.finish_reason is None:
-            self.memory.trim(sequence)
-        return sequence.finish_reason is not None
-
-    def _append(self, sequence: Sequence, sampled: "SampledToken", now: float) -> None:
-        """Append a new token, and finish the sequence if it meets a stop condition."""
-        sequence.token_times.append(now)
-        if sequence.logprobs is not None:
-            sequence.logprobs.append(sampled.logprobs)
-        sequence.token_ids.append(sampled.token_id)  # last: from here on, an interrupt does not take the token back
-        reason = self.detokenize(sequence, sampled.token_id)
-        if reason is not None:
-            self.finish(sequence, reason)
-
-    def detokenize(self, sequence: Sequence, token_id: int) -> str | None:
-        """Extend a sequence's text by a token, and return why the sequence finishes with it; None if it continues."""
-        is_eos = token_id in self.eos_token_ids and not sequence.params.ignore_eos
-        stopped = is_eos or token_id in sequence.token_rules.stop_token_ids  # these tokens have no text
-        if sequence.detokenizer is not None and not stopped:
-            sequence.detokenizer.push(token_id)
-            stopped = sequence.detokenizer.stopped
-        return finish_reason(stopped, sequence.max_tokens - sequence.generated)
+        try:
+            if isinstance(sampled, Exception):
+                raise sampled
+            for number, token in enumerate(sampled):
+                sequence.computed = chunk.end + number  # this many drafts are accepted, and so computed
+                reason = sequence.append(token.token_id, done.start + done.seconds, token.logprobs)
+                if reason is not None:
+                    break  # the other tokens would follow the end
+        except Exception as failure:  # also of the tokenizer, which may not know the token
+            reason, error = "error", failure
+        for feature in sequence.request.features:
+            feature.settle(chunk, done)
+        if reason is not None and sequence.finish_reason is None:
+            self.finish(sequence, reason, error)
 
     def _release(self, sequence: Sequence) -> None:
         self.memory.free(sequence)
         self._released.append(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
-        """Put a sequence into the queue, unless it is paused.
-
-        A further sample of a prompt waits beside the queue until the prompt is computed.
-        """
-        parent = sequence.parent
-        if sequence.paused:
-            self._paused.add(sequence)
-        elif parent is None or parent.finish_reason is not None or parent.prompt_is_computed or parent.paused:
+        if sequence not in self.held:
             self.waiting.add(sequence)
-        else:
-            self._siblings.setdefault(parent, []).append(sequence)
-
-    def _enqueue_siblings(self, parent: Sequence) -> None:
-        """Queue the sequences that share a parent's prompt, once it is computed or the parent has finished."""
-        for sibling in self._siblings.pop(parent, ()):
-            self.waiting.add(sibling)

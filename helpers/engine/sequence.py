@@ -6,87 +6,132 @@ operation: compute the next n tokens. Once all of its tokens are computed, a seq
 """
 
 import contextlib
+import random
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import Any
 
-from .sampling_params import SamplingParams
-from .token_rules import TokenRules
-
-if TYPE_CHECKING:
-    from .detokenizer import IncrementalDetokenizer
-    from .grammar import Grammar
-    from .speculation import Drafting
+from ..detokenizer import IncrementalDetokenizer
+from ..request import finish_reason
+from ..sampling_params import SamplingParams
 
 Prompt = str | list[int]  # text, or token ids
-GREEDY, NO_RULES = SamplingParams(), TokenRules()
+GREEDY = SamplingParams()
 
 
 @dataclass(eq=False)
-class Sequence:
-    """One output being generated. Compared by identity, so it can be a dictionary key.
+class EngineRequest:
+    """A request as the engine runs it: what all of its sequences share.
 
     Attributes:
-        request_id: the request that it belongs to; a request with `n` outputs has `n` sequences.
-        token_ids: the prompt, then the generated tokens.
-        max_tokens: the most tokens to generate.
-        index: which of the request's outputs this is, from 0.
-        priority: for the policy "priority"; a smaller number is more urgent.
-        parent: the request's first sequence, whose computed prompt this one shares; None for the first one.
-        computed: how many tokens, from the first, have their keys and values in the KV cache.
-        is_beam: whether it is a beam of a beam search, which decides its tokens.
-        paused: whether it computes no more tokens for now: a beam waits until the other beams of its round are done.
-        waited: the iterations since it was added, updated whenever a policy reads it from the queue.
+        request_id: identifies the request.
+        max_tokens: the most tokens that each output may have.
         prompt: the prompt as the user gave it.
-        params: how its tokens are sampled, and when it finishes.
-        token_rules: the token ids behind `params`.
-        detokenizer: decodes its text, as far as it is certain.
-        grammar: what its text must match; None if any text will do.
-        arrival: when it was added, in seconds on the engine's clock.
-        token_times: when each generated token was available, on the same clock.
-        logprobs: for each generated token, the requested log-probabilities by token id; None if none were requested.
-        prompt_logprobs: for each prompt token, the requested log-probabilities by token id, as far as they are
-            computed, and None for the first; None if none were requested. All sequences of a request share the list.
-        finish_reason: None until it is finished, then "stop", "length", "abort" or "error".
-        error: the error message if the finish reason is "error", otherwise None.
         prompt_tokens: the number of tokens in the prompt.
-        number: its position in the order of arrival, set by the scheduler.
-        block_hashes: a hash for each full block of tokens, set by the block manager.
-        drafting: what speculation knows about it; None before its first decode with speculation.
+        params: how tokens are sampled, and when an output ends.
+        priority: for the policy "priority"; a smaller number is more urgent.
+        arrival: when it was added, in seconds on the engine's clock.
+        end_token_ids: the tokens that end an output.
+        seed: the seed of its random draws.
+        indices: the outputs to generate, as numbers from 0.
+        features: those that the request needs (`hooks.py`).
+        options: further arguments of `add_request`, which features read.
+        notes: what features know about the request, by name.
+        salt: starts the hashes of its blocks: requests with different salts share no cached block.
+        sequences: one for each of the indices.
     """
 
     request_id: Hashable
-    token_ids: list[int]
     max_tokens: int
-    index: int = 0
-    priority: int = 0
-    parent: "Sequence | None" = None
-    computed: int = 0
-    is_beam: bool = False
-    paused: bool = False
-    waited: int = 0
     prompt: Prompt = ""
+    prompt_tokens: int = 0
     params: SamplingParams = GREEDY
-    token_rules: TokenRules = NO_RULES
-    detokenizer: "IncrementalDetokenizer | None" = None
-    grammar: "Grammar | None" = None
+    priority: int = 0
     arrival: float = 0.0
-    token_times: list[float] = field(default_factory=list)
-    logprobs: list[dict[int, float]] | None = field(default=None, init=False)
-    prompt_logprobs: list[dict[int, float] | None] | None = field(default=None, init=False)
-    finish_reason: str | None = None
-    error: str | None = None
-    prompt_tokens: int = field(init=False)
-    number: int = field(default=0, init=False)
-    block_hashes: list[bytes] = field(default_factory=list, init=False, repr=False)
-    drafting: "Drafting | None" = field(default=None, init=False, repr=False)
+    end_token_ids: frozenset[int] = frozenset()
+    seed: int = 0
+    indices: tuple[int, ...] = (0,)
+    features: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+    salt: bytes = b""
+    sequences: "list[Sequence]" = field(default_factory=list, repr=False)
 
     def __post_init__(self):
-        self.prompt_tokens = len(self.token_ids)
-        if self.params.logprobs is not None:
-            self.logprobs = []
-        if self.params.prompt_logprobs is not None:
-            self.prompt_logprobs = [None] if self.parent is None else self.parent.prompt_logprobs
+        given = self.params.seed
+        self.seed = random.getrandbits(63) if given is None else int(given)
+
+
+class Sequence:
+    """One output being generated. Compared by identity, so it can be a dictionary key.
+
+    Args:
+        request_id: the request that it belongs to.
+        token_ids: the prompt, then the generated tokens.
+        max_tokens: the most tokens to generate.
+        index: which of the request's outputs this is, from 0.
+        request: what it shares with the other sequences of its request; a new one if omitted.
+        computed, waited: see the attributes.
+        shared: attributes of the new `EngineRequest`.
+
+    Attributes:
+        computed: how many tokens, from the first, have their keys and values in the KV cache.
+        number: its position in the order of arrival, set by the scheduler.
+        waited: the iterations since it was added, updated whenever a policy reads it from the queue.
+        block_hashes: a hash for each full block of tokens, set by the block manager.
+        detokenizer: decodes its text, as far as it is certain; None to generate no text.
+        token_times: when each generated token was available, in seconds on the engine's clock.
+        logprobs: for each generated token, the requested log-probabilities by token id; None if none were requested.
+        finish_reason: None until it is finished, then "stop", "length", "abort" or "error".
+        error: the error message if the finish reason is "error", otherwise None.
+    """
+
+    def __init__(
+        self,
+        request_id: Hashable,
+        token_ids: list[int],
+        max_tokens: int,
+        index: int = 0,
+        request: EngineRequest | None = None,
+        computed: int = 0,
+        waited: int = 0,
+        **shared,
+    ):
+        self.request = request or EngineRequest(request_id, max_tokens, prompt_tokens=len(token_ids), **shared)
+        self.request.sequences.append(self)
+        self.index, self.token_ids = index, token_ids
+        self.computed, self.waited, self.number = computed, waited, 0
+        self.block_hashes: list[bytes] = []
+        self.detokenizer: IncrementalDetokenizer | None = None
+        self.token_times: list[float] = []
+        self.logprobs: list[dict[int, float]] | None = None if self.params.logprobs is None else []
+        self.finish_reason: str | None = None
+        self.error: str | None = None
+
+    # What all sequences of a request share.
+    request_id = property(attrgetter("request.request_id"))
+    prompt_tokens = property(attrgetter("request.prompt_tokens"))
+    max_tokens = property(attrgetter("request.max_tokens"))
+    params = property(attrgetter("request.params"))
+    priority = property(attrgetter("request.priority"))
+    arrival = property(attrgetter("request.arrival"))
+
+    def append(self, token_id: int, time: float, logprobs: dict[int, float] | None = None) -> str | None:
+        """Append a new token, and return why the sequence finishes with it; None if it continues.
+
+        Raises:
+            Exception: the tokenizer cannot decode the token.
+        """
+        self.token_ids.append(token_id)
+        self.token_times.append(time)
+        if self.logprobs is not None:
+            self.logprobs.append(logprobs or {})
+        stopped = token_id in self.request.end_token_ids  # these tokens have no text
+        if self.detokenizer is not None and not stopped:
+            self.detokenizer.push(token_id)
+            stopped = self.detokenizer.stopped
+        return finish_reason(stopped, self.max_tokens - self.generated)
 
     def end(self, reason: str, error: BaseException | None = None) -> None:
         """Set the finish reason, with the error if there is one, and complete the text."""
@@ -99,8 +144,8 @@ class Sequence:
     @property
     def label(self) -> Hashable:
         """The name in the trace: the request's id, with the index if there are several outputs or beams."""
-        is_single = self.params.n == 1 and not self.is_beam
-        return self.request_id if is_single else (self.request_id, self.index)
+        single = self.params.n == len(self.request.indices) == 1
+        return self.request_id if single else (self.request_id, self.index)
 
     @property
     def generated(self) -> int:
@@ -108,23 +153,9 @@ class Sequence:
         return len(self.token_ids) - self.prompt_tokens
 
     @property
-    def num_shareable_tokens(self) -> int:
-        """How many tokens, from the first, need not be computed if their keys and values are cached.
-
-        The last token's logits give the next token. In a prompt to score, each token's logits score the next one.
-        """
-        if self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_tokens:
-            return len(self.prompt_logprobs) - 1
-        return len(self.token_ids) - 1
-
-    def add_prompt_logprobs(self, start: int, logprobs: list[dict[int, float]]) -> None:
-        """Enter the log-probabilities of the prompt's tokens from `start` on, as far as they are missing."""
-        self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - start :]
-
-    @property
     def num_uncomputed_tokens(self) -> int:
-        """The number of tokens to compute before the next one can be sampled; 0 while it is paused."""
-        return 0 if self.paused else len(self.token_ids) - self.computed
+        """The number of tokens to compute before the next one can be sampled."""
+        return len(self.token_ids) - self.computed
 
     @property
     def is_decode(self) -> bool:

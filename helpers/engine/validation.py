@@ -4,18 +4,18 @@ Without this check, a request that is too long would fail in an iteration, along
 """
 
 import contextlib
-import functools
 import operator
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from ..detokenizer import check_encoding
+from ..engine_config import EngineConfig
+from ..sampling_params import SamplingParams
+from ..settings import needs_of
 from .block_manager import BlockManager
-from .config import EngineConfig
-from .grammar import Grammar, GrammarCompiler
-from .runner import ModelInfo
-from .sampling_params import SamplingParams
-from .sequence import GREEDY, Prompt
-from .token_length import TokenLength
-from .token_rules import TokenRulesMaker
+from .hooks import Feature
+from .plan import ModelInfo
+from .sequence import Prompt
 
 
 class RequestValidator:
@@ -28,35 +28,43 @@ class RequestValidator:
         block_manager: the blocks of the KV cache; None if a request needs only a row.
 
     Attributes:
-        token_rules: makes the rules of a request about its tokens.
+        features: check the parameters that are theirs.
     """
 
-    def __init__(self, tokenizer, config: EngineConfig, model: ModelInfo, block_manager: BlockManager | None):
+    def __init__(self, tokenizer, config: EngineConfig, model: ModelInfo, block_manager: BlockManager | None = None):
         self.tokenizer, self.config, self.model, self.block_manager = tokenizer, config, model, block_manager
-        self.token_rules = TokenRulesMaker(tokenizer, model)
-        self._grammar_compiler = GrammarCompiler(tokenizer, model)
+        self.features: tuple[Feature, ...] = ()
 
     def validate(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], int]:
         """Return the prompt's token ids, and how many tokens the request may generate.
 
         Raises:
             ValueError: the prompt is empty, is not valid text or has token ids outside the vocabulary; the request is
-                too long; or `params` is not a `SamplingParams`, has token ids outside the vocabulary, leaves no token
-                to choose, or describes structured outputs that no text can match.
+                too long; or `params` is not a `SamplingParams`, needs a feature that is missing, or has values that a
+                feature refuses.
         """
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, not {params!r}.")
-        self.token_rules.make(params)
-        self.check_length(prompt, params)
+        check_needs(params, self.features)
+        for feature in self.features_for(params):
+            feature.check(params)
         token_ids = self._token_ids(prompt)
-        max_tokens = self.check_counts(len(token_ids), params)
-        if params.min_tokens > max_tokens:
-            raise ValueError(
-                f"min_tokens is {params.min_tokens}, but an output after {len(token_ids)} prompt tokens can have at "
-                f"most {max_tokens} tokens: lower it, or shorten the prompt."
-            )
-        self.grammar(params)
-        return token_ids, max_tokens
+        return token_ids, self.check_counts(len(token_ids), params)
+
+    def features_for(self, params: SamplingParams, options: Mapping[str, Any] | None = None) -> tuple[Feature, ...]:
+        """Return the features that take part in a request.
+
+        Raises:
+            ValueError: an option belongs to no feature of this engine.
+        """
+        needs, options = needs_of(params), options or {}
+        if unknown := set(options).difference(*(feature.options for feature in self.features)):
+            raise ValueError(f"This engine has no feature that takes {sorted(unknown)[0]!r}: leave it out.")
+        return tuple(
+            feature
+            for feature in self.features
+            if feature.in_all_requests or feature.name in needs or not feature.options.isdisjoint(options)
+        )
 
     def check_counts(self, prompt_tokens: int, params: SamplingParams) -> int:
         """Return how many tokens a request may generate, given the number of its prompt tokens.
@@ -65,44 +73,23 @@ class RequestValidator:
             ValueError: the request is too long for the model's context, for the engine's limits or for its memory.
         """
         max_tokens = self._max_tokens(prompt_tokens, params)
+        if params.min_tokens > max_tokens:
+            raise ValueError(
+                f"min_tokens is {params.min_tokens}, but an output after {prompt_tokens} prompt tokens can have at "
+                f"most {max_tokens} tokens: lower it, or shorten the prompt."
+            )
         self._check_memory(prompt_tokens, max_tokens)
         return max_tokens
 
-    def grammar(self, params: SamplingParams) -> Grammar | None:
-        """Return the compiled grammar of a request; None if its text is free.
-
-        Raises:
-            ValueError: the grammar is invalid or too complex, or no text matches it.
-        """
-        described = params.structured_outputs
-        return None if described is None else self._grammar_compiler.compile(described)
-
-    def check_length(self, prompt: Prompt, params: SamplingParams = GREEDY) -> None:
-        """Refuse a prompt that is certainly too long for the model's context, without looking at its tokens.
-
-        Raises:
-            ValueError: the prompt has too many token ids, or more characters than as many tokens can hold.
-        """
-        is_text, context = isinstance(prompt, str), self.model.context_length
-        if is_text:
-            _check_encoding(prompt)
-        if not isinstance(prompt, Sized) or context is None or len(prompt) < context:
-            return  # it is short enough to look at its tokens
-        least = self._token_length.least_tokens(prompt) if is_text else len(prompt)
-        try:
-            self.check_counts(least, params)
-        except ValueError as error:
-            if not is_text:
-                raise
-            raise ValueError(f"The prompt's {len(prompt)} characters are at least {least} tokens. {error}") from error
-
-    @functools.cached_property
-    def _token_length(self) -> TokenLength:
-        return TokenLength(self.tokenizer)
-
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
+            check_encoding(prompt)
             token_ids = self.tokenizer(prompt)["input_ids"] if prompt else []
+            if token_ids and max(token_ids) >= self.model.vocab_size:  # the embeddings were not resized, for example
+                last = self.model.vocab_size - 1
+                raise ValueError(
+                    f"The model knows no tokens above {last}: remove token {max(token_ids)} from the prompt."
+                )
         elif isinstance(prompt, Iterable):
             token_ids = _integers(list(prompt), self.model.vocab_size)
         else:
@@ -164,6 +151,17 @@ class RequestValidator:
             )
 
 
+def check_needs(settings, features: Iterable[Feature]) -> None:
+    """Raise a ValueError if a setting of an `EngineConfig` or of `SamplingParams` needs a feature that is missing."""
+    names = {feature.name for feature in features}
+    for feature, setting in needs_of(settings).items():
+        if feature not in names:
+            raise ValueError(
+                f"{setting}={getattr(settings, setting)!r} needs helpers/features/{feature}, which is missing: leave "
+                f"it out."
+            )
+
+
 def _integers(token_ids: list, vocab_size: int) -> list[int]:
     """Return token ids, such as NumPy's, as Python's integers; raise a ValueError if one is not in the vocabulary."""
     with contextlib.suppress(TypeError):  # not integers
@@ -172,14 +170,3 @@ def _integers(token_ids: list, vocab_size: int) -> list[int]:
             return found
     shown = token_ids if len(token_ids) <= 5 else [*token_ids[:5], "..."]
     raise ValueError(f"Token ids must be integers from 0 to {vocab_size - 1}, not {shown}.")
-
-
-def _check_encoding(text: str) -> None:
-    """Raise a ValueError if a text contains half of a surrogate pair, which no tokenizer can read."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"The prompt cannot be encoded: character {error.start + 1}, {text[error.start]!a}, is half of a "
-            f"surrogate pair. Remove or replace it."
-        ) from error

@@ -6,109 +6,153 @@
     python -m helpers.load_test --sweep                       rates from idle to overloaded, and the knee
     python -m helpers.load_test --sweep 1 2 4 --picture out.svg --limit ttft=0.5
 
+Lengths are in tokens: fixed:N, uniform:LOW-HIGH, exponential:MEAN-MAX or lognormal:MEDIAN-P95-MAX.
+
 The exit status is 0 on success; 1 if a request failed (a refusal is not a failure); 2 for an invalid setting, or if no
 server answers; 130 after Ctrl-C.
 """
 
-import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from cyclopts import Parameter
+
+from ..command_line import FLAT, json_object, make_command, one_value, parse, refuse
 from ..request import Request
-from .lengths import MIXES, lengths, parse
+from .lengths import MIXES, lengths
+from .lengths import parse as parse_lengths
 from .load import run_load
 from .prompts import texts, token_ids, words
 from .report import LIMITS, LoadResult
 from .sweep import sweep, table
 
 DEFAULT_RATE = 4.0
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m helpers.load_test",
-        usage="%(prog)s [options]",
-        description="Put load on an OpenAI-compatible server, and measure latency, throughput and goodput.",
-        epilog="LENGTHS, in tokens: fixed:N, uniform:LOW-HIGH, exponential:MEAN-MAX, lognormal:MEDIAN-P95-MAX.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument_group("server").add_argument
-    add("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
-    add("--model", help="name of the model on the server (default: the first one listed)")
-    add("--api-key", default=os.environ.get("COURSE_API_KEY"), help="(default: $COURSE_API_KEY)")
-    add("--chat", action="store_true", help="send chat completions")
-    add("--body", type=_object, default={}, metavar="JSON", help="additional fields of each request")
-    add("--ignore-eos", action="store_true", help="continue past EOS, if the server supports it")
-    add("--timeout", type=float, default=600, metavar="S", help="seconds until a request fails (default: %(default)s)")
-
-    group = parser.add_argument_group("arrivals")
-    add = group.add_mutually_exclusive_group().add_argument
-    add("--rate", type=float, metavar="R", help=f"requests per second (default: {DEFAULT_RATE:g})")
-    add("--closed", type=int, metavar="N", help="instead, N users who wait for their responses")
-    add("--sweep", type=float, nargs="*", metavar="R", help="a series of rates (default: seven)")
-    add = group.add_argument
-    add("--cv", type=float, default=1, help="0 like a clock, 1 Poisson, above 1 in bursts (default: %(default)s)")
-    add("--think", type=float, default=0, metavar="S", help="a user's pause between requests (default: %(default)s)")
-    add("--requests", type=int, default=100, metavar="N", help="requests per test (default: %(default)s)")
-    add("--warm-up", type=int, default=0, metavar="N", help="requests sent before, not measured (default: %(default)s)")
-    add("--seed", type=int, default=0, metavar="N", help="of arrivals, lengths and texts (default: %(default)s)")
-
-    add = parser.add_argument_group("lengths").add_argument
-    add("--mix", choices=list(MIXES), default="chat", help="lengths of prompts and outputs (default: %(default)s)")
-    add("--prompt", type=_lengths, metavar="LENGTHS", help="prompt lengths, instead of the mix's")
-    add("--output", type=_lengths, metavar="LENGTHS", help="maximum output lengths, instead of the mix's")
-    add("--token-ids", action="store_true", help="send random token ids: exact lengths, meaningless text")
-
-    add = parser.add_argument_group("figures").add_argument
-    good = f"count requests within this limit as good ({', '.join(LIMITS)})"
-    add("--limit", type=_limit, action="append", default=[], metavar="NAME=S", help=good)
-    add("--json", metavar="FILE", help="write all results, including the times of every request")
-    add("--picture", metavar="FILE", help="draw the results as SVG")
-    return parser
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(text).items())
-    except (ValueError, AttributeError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object") from None
+ARRIVALS, LENGTHS, FIGURES = "Arrivals", "Lengths", "Figures"
 
 
 def _lengths(spec: str) -> str:
-    try:
-        parse(spec)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    parse_lengths(spec)
     return spec
 
 
 def _limit(text: str) -> tuple[str, float]:
     name, _, seconds = text.partition("=")
     try:
-        if not 0 < float(seconds) < float("inf"):
+        if not 0 < float(seconds) < math.inf:
             raise ValueError
         return LIMITS[LIMITS.index(name)], float(seconds)
     except ValueError:
         known = ", ".join(f"{name}=SECONDS" for name in LIMITS)
-        raise argparse.ArgumentTypeError(f"a limit is one of {known}, not {text!r}") from None
+        raise ValueError(f"a limit is one of {known}, not {text!r}") from None
 
 
-def _requests(args: argparse.Namespace, server: dict[str, Any]) -> Callable[[int], list[Request]]:
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """The options of `python -m helpers.load_test`.
+
+    Attributes:
+        url: address of the server.
+        model: name of the model on the server; the first one listed if omitted.
+        api_key: the server's key; the environment's COURSE_API_KEY, if any, if omitted.
+        chat: send chat completions.
+        body: additional fields of each request, a JSON object.
+        ignore_eos: continue past EOS, if the server supports it.
+        timeout: seconds until a request fails.
+        rate: requests per second, 4 if omitted.
+        closed: instead, this many users who wait for their responses.
+        sweep: instead, a series of rates; seven if none is given.
+        cv: 0 like a clock, 1 Poisson, above 1 in bursts.
+        think: a user's pause between requests, in seconds.
+        requests: requests per test.
+        warm_up: requests sent before, not measured.
+        seed: of arrivals, lengths and texts.
+        mix: lengths of prompts and outputs.
+        prompt: prompt lengths, instead of the mix's.
+        output: maximum output lengths, instead of the mix's.
+        token_ids: send random token ids: exact lengths, meaningless text.
+        limit: NAME=SECONDS; count requests within this limit as good; may be repeated.
+        json: a file for all results, including the times of every request.
+        picture: an SVG file for a picture of the results.
+
+    Raises:
+        ValueError: an option is outside its range, or excludes another one.
+    """
+
+    url: str = "http://127.0.0.1:8000"
+    model: str | None = None
+    api_key: str | None = field(default_factory=lambda: os.environ.get("COURSE_API_KEY"))
+    chat: Annotated[bool, Parameter(negative=())] = False
+    body: Annotated[Any, one_value(json_object)] = None
+    ignore_eos: Annotated[bool, Parameter(negative=())] = False
+    timeout: float = 600.0
+    rate: Annotated[float | None, Parameter(group=ARRIVALS)] = None
+    closed: Annotated[int | None, Parameter(group=ARRIVALS)] = None
+    sweep: Annotated[list[float] | None, Parameter(group=ARRIVALS, consume_multiple=True, negative_iterable=())] = None
+    cv: Annotated[float, Parameter(group=ARRIVALS)] = 1.0
+    think: Annotated[float, Parameter(group=ARRIVALS)] = 0.0
+    requests: Annotated[int, Parameter(group=ARRIVALS)] = 100
+    warm_up: Annotated[int, Parameter(group=ARRIVALS)] = 0
+    seed: Annotated[int, Parameter(group=ARRIVALS)] = 0
+    mix: Annotated[Literal[*MIXES], Parameter(group=LENGTHS)] = "chat"
+    prompt: Annotated[Any, one_value(_lengths), Parameter(group=LENGTHS)] = None
+    output: Annotated[Any, one_value(_lengths), Parameter(group=LENGTHS)] = None
+    token_ids: Annotated[bool, Parameter(group=LENGTHS, negative=())] = False
+    limit: Annotated[list[str] | None, Parameter(group=FIGURES, negative_iterable=())] = None
+    json: Annotated[str | None, Parameter(group=FIGURES)] = None
+    picture: Annotated[str | None, Parameter(group=FIGURES)] = None
+
+    def __post_init__(self):
+        given = [name for name in ("rate", "closed", "sweep") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"--{given[0]} and --{given[1]} exclude each other: give one of them.")
+        if self.requests < 1 or self.warm_up < 0:
+            raise ValueError("--requests is at least 1, and --warm-up at least 0.")
+        if self.chat and self.token_ids:
+            raise ValueError("--token-ids cannot be combined with --chat: a chat message is text.")
+        if self.think and self.closed is None:
+            raise ValueError("--think requires --closed: in an open loop, users do not wait for responses.")
+        if self.picture and not self.picture.endswith(".svg"):
+            raise ValueError(f"--picture writes SVG: end the file name with .svg, unlike {self.picture!r}.")
+        _ = self.limits
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits of good requests, in seconds."""
+        return dict(map(_limit, self.limit or ()))
+
+    @property
+    def server(self) -> dict[str, Any]:
+        """The settings of `run_load` that concern the server and what it is sent."""
+        body = {"temperature": 0} | ({"ignore_eos": True} if self.ignore_eos else {}) | (self.body or {})
+        return {name: getattr(self, name) for name in ("model", "api_key", "chat", "timeout")} | {"body": body}
+
+
+command = make_command("helpers.load_test", __doc__)
+
+
+@command.default
+def _options(options: Annotated[LoadOptions | None, FLAT] = None) -> LoadOptions:
+    return options or LoadOptions()
+
+
+def _requests(options: LoadOptions) -> Callable[[int], list[Request]]:
     """Return a function that makes the requests of a test: all tests have the same lengths, but different texts."""
-    count = args.warm_up + args.requests
-    of_mix = MIXES[args.mix]
-    prompt, output = args.prompt or of_mix[0], args.output or of_mix[1]
-    prompts, outputs = lengths(prompt, count, [args.seed, 1]), lengths(output, count, [args.seed, 2])
-    if not args.token_ids:
-        ratio = _tokens_per_word(args.url, server, 1000 * args.seed + 999)
+    count = options.warm_up + options.requests
+    of_mix = MIXES[options.mix]
+    prompt, output = options.prompt or of_mix[0], options.output or of_mix[1]
+    prompts, outputs = lengths(prompt, count, [options.seed, 1]), lengths(output, count, [options.seed, 2])
+    if not options.token_ids:
+        ratio = _tokens_per_word(options.url, options.server, 1000 * options.seed + 999)
 
     def make(number: int) -> list[Request]:
-        seed = 1000 * args.seed + number
-        contents = token_ids(prompts, seed) if args.token_ids else texts(prompts, ratio, seed)
+        seed = 1000 * options.seed + number
+        contents = token_ids(prompts, seed) if options.token_ids else texts(prompts, ratio, seed)
         return [Request(content, length) for content, length in zip(contents, outputs, strict=True)]
 
     return make
@@ -133,52 +177,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: 2 for an invalid setting, or if no server answers; 0 after --help.
     """
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    if args.requests < 1 or args.warm_up < 0:
-        parser.error("--requests is at least 1, and --warm-up at least 0.")
-    if args.chat and args.token_ids:
-        parser.error("--token-ids cannot be combined with --chat: a chat message is text.")
-    if args.think and args.closed is None:
-        parser.error("--think requires --closed: in an open loop, users do not wait for responses.")
-    if args.picture and not args.picture.endswith(".svg"):
-        parser.error(f"--picture writes SVG: end the file name with .svg, unlike {args.picture!r}.")
-    body = {"temperature": 0} | ({"ignore_eos": True} if args.ignore_eos else {}) | args.body
-    server = {name: getattr(args, name) for name in ("model", "api_key", "chat", "timeout")} | {"body": body}
+    options = parse(command, argv)
     try:
-        results = _run(args, server)
+        results = _run(options)
     except KeyboardInterrupt:
         return 130
     except (OSError, ValueError) as error:
-        parser.error(str(error))
+        refuse(command, str(error))
     return int(any(result.with_status("failed") for result in results))
 
 
-def _run(args: argparse.Namespace, server: dict[str, Any]) -> list[LoadResult]:
-    requests = _requests(args, server)
-    for file in filter(None, (args.json, args.picture)):
+def _run(options: LoadOptions) -> list[LoadResult]:
+    requests = _requests(options)
+    for file in filter(None, (options.json, options.picture)):
         Path(file).touch()  # fail now rather than after an hour of load
-    settings = server | {"warm_up": args.warm_up, "limits": dict(args.limit)}
-    arrivals = {"cv": args.cv, "seed": args.seed}
-    if args.sweep is not None:
-        results = sweep(args.url, args.sweep or None, requests, **settings, **arrivals)
+    settings = options.server | {"warm_up": options.warm_up, "limits": options.limits}
+    arrivals = {"cv": options.cv, "seed": options.seed}
+    if options.sweep is not None:
+        results = sweep(options.url, options.sweep or None, requests, **settings, **arrivals)
         print(table(results))
-    elif args.closed is not None:
-        results = [run_load(args.url, requests(0), users=args.closed, think=args.think, **settings)]
+    elif options.closed is not None:
+        results = [run_load(options.url, requests(0), users=options.closed, think=options.think, **settings)]
         print(results[0])
     else:
-        rate = DEFAULT_RATE if args.rate is None else args.rate
-        results = [run_load(args.url, requests(0), rate, **settings, **arrivals)]
+        rate = DEFAULT_RATE if options.rate is None else options.rate
+        results = [run_load(options.url, requests(0), rate, **settings, **arrivals)]
         print(results[0])
 
-    if args.json:
-        saved = results[0].as_dict() if args.sweep is None else {"results": [result.as_dict() for result in results]}
-        Path(args.json).write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
-    if args.picture:
+    if options.json:
+        saved = results[0].as_dict() if options.sweep is None else {"results": [result.as_dict() for result in results]}
+        Path(options.json).write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
+    if options.picture:
         from .. import plots  # only here: importing matplotlib takes a while
 
-        picture = plots.load_run(results[0]) if args.sweep is None else plots.load_sweep({"this server": results})
-        picture.save(args.picture)
+        picture = plots.load_run(results[0]) if options.sweep is None else plots.load_sweep({"this server": results})
+        picture.save(options.picture)
     return results
 
 

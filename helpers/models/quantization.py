@@ -28,12 +28,10 @@ from torch import nn
 from torch.nn.functional import linear, pad
 from transformers.pytorch_utils import Conv1D
 
-from .. import kernels
-from ..kernels import huge_pages
 from .cloning import clone_sharing_weights
 
 GROUP = 32  # inputs that share a scale in int4; sizes of weights are padded to a multiple
-PANEL = 32  # outputs whose integers are neighbors in memory, as in kernels/quantized.cpp
+PANEL = 32  # outputs whose integers are neighbors in memory, as in fast/kernels/quantized.cpp
 SLAB = 2**18  # weights that are quantized, or converted to floats, at a time, so that both take little memory
 
 
@@ -83,7 +81,10 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer whose weight is stored as integers. The kernel multiplies by it, or PyTorch if there is no kernel.
+    """A linear layer whose weight is stored as integers.
+
+    Two attributes of the class are replaced by `helpers.fast`: `multiply`, which computes [..., out] from x [..., in]
+    while no gradient is needed, and `allocate`, which returns the memory of the integers.
 
     Args:
         layer: an `nn.Linear`, or GPT-2's `Conv1D`; its weight is read and not kept.
@@ -149,8 +150,7 @@ class QuantizedLinear(nn.Module):
         groups = inputs // (self.format.group or inputs)
         # Allocated first, so that what quantizing needs is contiguous and returns to the system afterwards.
         shape = panels, inputs * self.format.bits // 32, PANEL
-        on_cpu = torch.device(device).type == "cpu"
-        words = huge_pages.empty(shape, torch.int32) if on_cpu else torch.empty(shape, dtype=torch.int32, device=device)
+        words = self.allocate(shape, dtype=torch.int32, device=device)
         scales = torch.empty(panels, groups, PANEL, dtype=self.format.scale_dtype, device=device)
         n = self._panels_per_slab()
         for (integers, own), some_words, some_scales in zip(slabs, words.split(n), scales.split(n), strict=True):
@@ -194,27 +194,15 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply x [..., in] by the rounded weight, add the bias and return [..., out]."""
         wants_gradient = torch.is_grad_enabled() and x.requires_grad
-        if wants_gradient or kernels.unavailable(x.dtype, x.device):
-            return self.multiply_dequantized(x)
-        return self.multiply_quantized(x)
+        return self.multiply_dequantized(x) if wants_gradient else self.multiply(x)
 
     def multiply_dequantized(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the rounded weight, slab by slab, and multiply with PyTorch."""
         y = torch.cat([linear(x, slab) for slab in self._rounded_slabs()], dim=-1)
         return y if self.bias is None else y + self.bias
 
-    def multiply_quantized(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply with the kernel, which never stores the rounded weight.
-
-        Raises:
-            ValueError: x has another number of inputs; also see `kernels.quantized_linear`.
-        """
-        if x.shape[-1] != self.in_features:
-            raise ValueError(
-                f"The layer has {self.in_features} inputs, but x has {x.shape[-1]}: pass x of shape "
-                f"[..., {self.in_features}]."
-            )
-        return kernels.quantized_linear(x, self.words, self.scales, self.bias, self.format.bits, self.out_features)
+    multiply = multiply_dequantized
+    allocate = staticmethod(torch.empty)
 
     def _apply(self, fn, recurse=True):
         """Move or cast the layer, except for the dtype of the scales: rounding them would change all weights."""

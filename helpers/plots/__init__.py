@@ -5,10 +5,8 @@ them when they are the last expression of a cell. All carry a text that describe
 sentence what the picture shows.
 """
 
-from .capacity import arrivals_and_departures, fleet_over_time, missed_requests, predicted_times
 from .charts import bars, grouped_bars, latencies, lines, throughput_latency, tradeoff
-from .choices import constrained_text, probability_strips, tokens_over_states
-from .drafts import draft_staircase, draft_timeline, verified_draft
+from .colors import BLUE, GRAY, INK, ORANGE, PURPLE, REQUEST_COLORS, SKY
 from .drawings import (
     block_lookup,
     block_lookup_steps,
@@ -19,17 +17,19 @@ from .drawings import (
     token_budget,
     with_and_without_cache,
 )
+from .fleet_plans import arrivals_and_departures, fleet_over_time, missed_requests, predicted_times
 from .grids import batches, compare, token_grid, token_row, visible_keys
 from .life_of_a_request import life_of_a_request
-from .load import load_run, load_sweep, request_timeline
-from .looks import BLUE, GRAY, INK, ORANGE, PURPLE, REQUEST_COLORS, SKY
+from .load_results import load_run, load_sweep, request_timeline
 from .memory import block_tables, memory_shares, memory_timeline
 from .picture import Picture
 from .player import flip_book, play
-from .quantization import agreement, error_map, packed_byte, rounding_levels
 from .replicas import prefix_map, replica_work, resumed_streams
+from .rounding import agreement, error_map, packed_byte, rounding_levels
 from .rows import padding, slot_timeline, tokens_read, waiting_requests
 from .system_map import system_map
+from .token_choices import constrained_text, probability_strips, tokens_over_states
+from .verified_drafts import draft_staircase, draft_timeline, verified_draft
 
 __all__ = [
     "BLUE",

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from matplotlib.patches import ConnectionPatch, Rectangle
 
 from ..trace import RowStep, Trace
+from .colors import GRAY, INK, LABEL, ORANGE, REQUEST_COLORS, SKY, SMALL, ink_on, shade, wasted
 from .grids import draw_cell, set_up_grid
-from .looks import GRAY, INK, LABEL, ORANGE, REQUEST_COLORS, SKY, SMALL, ink_on, shade, wasted
 from .picture import Picture, add_key, new_figure, set_panel_title, write
 from .player import FlipBook
 from .rows import slot_timeline
@@ -238,12 +238,12 @@ def block_lookup(
     aside = "left" if 2 * token >= width else "right"  # where no arrow crosses it
     middle.set_title(heading, loc=aside, fontsize=LABEL)
     for block in range(blocks):
-        for place in range(block_size):
-            here = stage > 2 and block * block_size + place == slot
+        for cell_index in range(block_size):
+            here = stage > 2 and block * block_size + cell_index == slot
             look = {"facecolor": color if block in table else "white", "edgecolor": INK if here else "#BBBBBB"}
             look |= {"linewidth": 1.8 if here else 0.6, "zorder": 3 if here else 1}
             cell = 0.92 / block_size
-            bottom.add_patch(Rectangle((block + 0.04 + place * cell, 0.06), cell, 0.7, **look))
+            bottom.add_patch(Rectangle((block + 0.04 + cell_index * cell, 0.06), cell, 0.7, **look))
         write(bottom, block + 0.5, 1.02, str(block))
     heading = f"3. The memory: slot {table[index]} x {block_size} + {offset} = {slot} holds its key and value"
     set_up_grid(bottom, blocks, 1, "")  # its heading is below it, where no arrow crosses it

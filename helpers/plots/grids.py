@@ -6,7 +6,7 @@ from itertools import groupby
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from .looks import INK, LABEL, PALE, RED, REQUEST_COLORS, SKY, SMALL, WIDTH, ink_on, request_colors, wasted
+from .colors import INK, LABEL, PALE, RED, REQUEST_COLORS, SKY, SMALL, WIDTH, ink_on, request_colors, wasted
 from .picture import Picture, add_key, empty_figure, new_figure, set_panel_title, write
 
 

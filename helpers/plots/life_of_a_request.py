@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from matplotlib.patches import Rectangle
 
-from .looks import INK, ORANGE, PALE, SKY, SMALL, shade
+from .colors import INK, ORANGE, PALE, SKY, SMALL, shade
 from .picture import Picture, new_figure, write
 
 LANES = ("clients", "server's event loop", "engine thread")

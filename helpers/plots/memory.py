@@ -4,8 +4,8 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from matplotlib.patches import Rectangle
 
+from .colors import BLUE, GRAY, INK, LABEL, SMALL, ink_on, request_colors, wasted
 from .grids import draw_cell, set_up_grid
-from .looks import BLUE, GRAY, INK, LABEL, SMALL, ink_on, request_colors, wasted
 from .picture import Picture, add_key, empty_figure, label_area, new_figure, set_panel_title, write
 
 

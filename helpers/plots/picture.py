@@ -9,7 +9,7 @@ from itertools import combinations
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from .looks import LABEL, SMALL, TITLE, WIDTH, ink_on, shade
+from .colors import LABEL, SMALL, TITLE, WIDTH, ink_on, shade
 
 
 class Picture:
@@ -91,10 +91,10 @@ def label_ends(figure: Figure, ax, ends: Iterable[tuple[float, float, str, str]]
             missing = half[low] + half[high] - (at[high] - at[low])
             if missing > 0 and abs(across[high] - across[low]) < 100:
                 at[low], at[high] = at[low] - missing / 2, at[high] + missing / 2
-        at = [max(place, axis + room) for place, room in zip(at, half, strict=True)]
+        at = [max(height, axis + room) for height, room in zip(at, half, strict=True)]
     for (x, y, text, color), moved, own in zip(ends, at, up, strict=True):
-        place = {"xytext": (7, moved - own), "textcoords": "offset points", "va": "center", "fontsize": LABEL}
-        ax.annotate(text, (x, y), color=shade(color, 0.75), annotation_clip=False, **place)
+        style = {"xytext": (7, moved - own), "textcoords": "offset points", "va": "center", "fontsize": LABEL}
+        ax.annotate(text, (x, y), color=shade(color, 0.75), annotation_clip=False, **style)
 
 
 def label_area(ax, low: Sequence[float], high: Sequence[float], text: str, color: str, least: float) -> bool:

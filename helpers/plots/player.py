@@ -13,7 +13,7 @@ from hashlib import sha256
 from string import Template
 
 from ..trace import WORK, Trace
-from .looks import GRAY, PALE, WORK_MEANING, ink_on, request_colors, work_color
+from .colors import GRAY, PALE, WORK_MEANING, ink_on, request_colors, work_color
 from .picture import Picture
 from .rows import runs_of
 
@@ -162,8 +162,8 @@ def _marks(trace: Trace, colors: Mapping[Hashable, str], id: str) -> str:
             marks.append(f'<rect {geometry} fill="{_fill(work, color, id)}"/>')
             name = html.escape(str(request_id))
             if work == "decode" and 7 * len(name) + 4 < length * scale:
-                place = f'x="{x + length * scale / 2:.2f}" y="{y + 14}" text-anchor="middle" font-size="11"'
-                marks.append(f'<text {place} fill="{ink_on(color)}">{name}</text>')
+                at = f'x="{x + length * scale / 2:.2f}" y="{y + 14}" text-anchor="middle" font-size="11"'
+                marks.append(f'<text {at} fill="{ink_on(color)}">{name}</text>')
     return "".join(marks)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from matplotlib.patches import Rectangle
 
-from .looks import GRAY, INK, LABEL, PALE, REQUEST_COLORS, SMALL, ink_on, shade
+from .colors import GRAY, INK, LABEL, PALE, REQUEST_COLORS, SMALL, ink_on, shade
 from .picture import Picture, add_key, new_figure, set_panel_title, write
 
 
@@ -86,8 +86,8 @@ def resumed_streams(
         described.append(f"{name}: {tokens} tokens from replica {' and then '.join(map(str, path))}")
     for step, replica in kills.items():
         ax.axvline(step, color=INK, linewidth=1.4, linestyle=(0, (3, 2)))
-        place = {"textcoords": "offset points", "fontsize": LABEL, "color": INK, "annotation_clip": False}
-        ax.annotate(f"replica {replica} is killed", (step, 0), (3, 4), **place)
+        style = {"textcoords": "offset points", "fontsize": LABEL, "color": INK, "annotation_clip": False}
+        ax.annotate(f"replica {replica} is killed", (step, 0), (3, 4), **style)
     ax.set(xlim=(0, last + 1), ylim=(len(streams), 0))
     ax.set_yticks([y + 0.5 for y in range(len(streams))], [str(name) for name in streams])
     ax.set(ylabel="request", xlabel="iteration")

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from ..metrics import RequestMetrics, percentile
 from ..trace import WORK, Trace
-from .looks import BLUE, GREEN, INK, RED, SMALL, WIDTH, WORK_MEANING, ink_on, request_colors, shade, wasted, work_look
+from .colors import BLUE, GREEN, INK, RED, SMALL, WIDTH, WORK_MEANING, ink_on, request_colors, shade, wasted, work_look
 from .picture import Picture, add_key, label_area, new_figure, set_panel_title
 
 
@@ -31,8 +31,8 @@ def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int,
     colors = request_colors(
         row.request_id
         for trace in traces.values()
-        for one in trace.passes
-        for row in one.row_steps
+        for traced in trace.passes
+        for row in traced.row_steps
         if row.request_id is not None
     )
     for ax, (heading, trace, first, end) in zip(axes, panels, strict=True):
@@ -91,7 +91,7 @@ def runs_of(trace: Trace, row: int) -> Iterator[tuple[int, int, str, Hashable]]:
     Yields:
         (start, length, work, request id) for each stretch; the id is None where the row is empty.
     """
-    steps = [(one.row_steps[row].work, one.row_steps[row].request_id) for one in trace.passes]
+    steps = [(traced.row_steps[row].work, traced.row_steps[row].request_id) for traced in trace.passes]
     start = 0
     for (work, request_id), stretch in groupby(steps):
         length = len(list(stretch))
@@ -123,7 +123,7 @@ def waiting_requests(
     for ax, (name, metrics) in zip(axes, named.items(), strict=True):
         height: Counter = Counter()
         for level, ((group, ids), color, marker) in enumerate(looks):
-            values = sorted(one.e2e for one in metrics if one.request_id in ids)
+            values = sorted(request.e2e for request in metrics if request.request_id in ids)
             for value in values:
                 ax.plot(value, height[value] + 0.6, marker, color=color, markersize=4.5)
                 height[value] += 1
@@ -141,8 +141,8 @@ def waiting_requests(
         y = (tallest + 0.6) * (1.08 + 0.27 * level)
         side = "right" if median > 0.6 * right else "left"
         box = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
-        place = {"textcoords": "offset points", "ha": side, "va": "bottom", "fontsize": SMALL, "bbox": box}
-        ax.annotate(text, (median, y), (-4 if side == "right" else 4, 0), color=color, **place)
+        style = {"textcoords": "offset points", "ha": side, "va": "bottom", "fontsize": SMALL, "bbox": box}
+        ax.annotate(text, (median, y), (-4 if side == "right" else 4, 0), color=color, **style)
     axes[-1].set_xlabel(f"latency ({unit})")
     return Picture(figure, f"Dots for the latency of each request, in {unit}. {'; '.join(described)}.")
 
@@ -160,7 +160,7 @@ def tokens_read(traces: Mapping[str, Trace], first: int = 0, last: int | None = 
         shown = list(trace.passes)[first : None if last is None else last + 1]
         totals, prompts = [0] * len(shown), 0
         for kind in ("decode", "prefill"):
-            read = [sum(row.tokens for row in one.row_steps if row.work == kind) for one in shown]
+            read = [sum(row.tokens for row in traced.row_steps if row.work == kind) for traced in shown]
             ax.bar(range(first, first + len(read)), read, bottom=totals, width=0.85, **work_look(kind))
             totals = [below + more for below, more in zip(totals, read, strict=True)]
             prompts = sum(tokens > 0 for tokens in read)  # those of the last kind, prefill
@@ -182,7 +182,7 @@ def padding(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], ylabel: st
     figure, axes = new_figure(1.7 * len(named) + 0.7, len(named), title)
     described, labelled = [], set()
     for ax, (name, (useful, pads)) in zip(axes, named.items(), strict=True):
-        passes, both = range(len(useful)), [one + other for one, other in zip(useful, pads, strict=True)]
+        passes, both = range(len(useful)), [sum(pair) for pair in zip(useful, pads, strict=True)]
         ax.fill_between(passes, useful, step="post", color=BLUE, linewidth=0)
         ax.fill_between(passes, useful, both, step="post", **wasted())
         share = sum(pads) / max(1, sum(both))

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from matplotlib.patches import FancyBboxPatch
 
-from .looks import GRAY, INK, ORANGE
+from .colors import GRAY, INK, ORANGE
 from .picture import Picture, new_figure, set_panel_title, write
 
 BUILT = "#BFE0F5"  # a light SKY: dark text stays readable on it

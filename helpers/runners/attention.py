@@ -1,11 +1,12 @@
 """Attention over a ragged row: the queries of each sequence attend to the sequence's own keys and values.
 
 transformers calls `attend` in every layer of a model whose attention implementation is "ragged". Because transformers
-knows nothing about sequences, a context variable passes the row's metadata to `attend`. `attend_row` does the work: for
-all sequences in one call of a compiled kernel (`kernels/paged_attention.cpp`), or for one sequence after another.
+knows nothing about sequences, a context variable passes the row's metadata to `attend`. `attend_row` does the work for
+one sequence after another, unless a kernel (`../fast/attention.py`) does it for several at once.
 """
 
 import contextlib
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -13,8 +14,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from .. import kernels
-from .attention_choice import kernel_wins_chunks
 from .kv_pool import KVPool, key_slots
 
 
@@ -81,30 +80,18 @@ class AttentionMetadata:
         pool: the keys and values of all sequences.
         segments: the row's segments, from left to right.
         slots: int64 [T], the slots to which the keys and values of the row's tokens are written.
-        compiled: whether the kernel computes the attention that it supports.
+        kernel: called with the metadata, query, keys, values, output and settings of a layer; writes the outputs that
+            it supports, and returns the segments that are left. None for no kernel.
 
     Attributes:
         settings: those of each layer that has computed its attention, by its number.
+        notes: what a kernel keeps for the layers that follow.
     """
 
-    def __init__(self, pool: KVPool, segments: list[QuerySegment], slots: torch.Tensor, compiled: bool = False):
-        self.pool, self.segments, self.slots = pool, segments, slots
+    def __init__(self, pool: KVPool, segments: list[QuerySegment], slots: torch.Tensor, kernel: Callable | None = None):
+        self.pool, self.segments, self.slots, self.kernel = pool, segments, slots, kernel
         self.settings: dict[int, AttentionSettings] = {}
-        self.compiled = compiled
-        self._kernel_segments: dict[bool, kernels.Segments] = {}
-
-    def kernel_segments(self, with_chunks: bool) -> kernels.Segments:
-        """Return the segments that the kernel computes, all or only the decodes; made once for all layers."""
-        if with_chunks not in self._kernel_segments:
-            chosen = [segment for segment in self.segments if with_chunks or segment.tokens == 1]
-            self._kernel_segments[with_chunks] = kernels.Segments(
-                [segment.start for segment in chosen],
-                [segment.tokens for segment in chosen],
-                [segment.past + segment.tokens for segment in chosen],
-                [segment.block_table for segment in chosen],
-                self.pool.block_size,
-            )
-        return self._kernel_segments[with_chunks]
+        self.notes: dict = {}
 
 
 _metadata: ContextVar[AttentionMetadata] = ContextVar("attention_metadata")
@@ -155,12 +142,7 @@ def attend_row(
     row.settings[layer] = settings
     keys, values = row.pool.write(layer, key, value, row.slots)
     output = query.new_empty(query.shape[1], query.shape[0], values.shape[2])
-    segments, plain = row.segments, settings.softcap is None and settings.sinks is None
-    if row.compiled and plain and kernels.is_supported(query, keys, values):
-        with_chunks = len(segments) == query.shape[1] or kernel_wins_chunks(query, keys)
-        scale = query.shape[-1] ** -0.5 if settings.scaling is None else settings.scaling
-        kernels.paged_attention(query, keys, values, row.kernel_segments(with_chunks), output, scale, settings.window)
-        segments = [] if with_chunks else [segment for segment in segments if segment.tokens > 1]
+    segments = row.segments if row.kernel is None else row.kernel(row, query, keys, values, output, settings)
     for segment in segments:
         slots, mask = segment.key_slots(row.pool, query.device), segment.mask(settings.window, query.device)
         own = attend_one(query[:, segment.start : segment.end], keys[:, slots], values[:, slots], mask, settings)

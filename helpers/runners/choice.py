@@ -1,7 +1,4 @@
-"""Choose how a model is run: ragged where the model supports it, otherwise padded, with the reason.
-
-On a CPU, the fastest backends of the linear layers are chosen, and kernels are compiled, where that is possible.
-"""
+"""Choose how a model is run: ragged where the model supports it, otherwise padded, with the reason."""
 
 import logging
 
@@ -9,19 +6,14 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from .. import kernels
 from ..engine import EngineConfig
 from ..models import bytes_per_token, clone_sharing_weights, context_length, same_logits
-from .batch_invariant import BatchInvariantRunner, why_not_invariant
 from .layer_masks import UnsupportedAttention, check_layer_masks
-from .linear import choose_linear_backends, unchanged_layers
-from .linear_backends import BATCH_INVARIANT
 from .padded import PaddedRunner
 from .ragged import RaggedRunner
 from .trial import BLOCK_SIZE, NUM_BLOCKS, trial_passes, trial_texts
 
 MAX_KV_BYTES = 2**30  # size of the KV cache, unless the configuration sets num_blocks
-MAX_COPIED_BYTES = 2**30  # of a larger model, weights are copied only if the configuration names such a backend
 log = logging.getLogger(__name__)
 
 
@@ -29,8 +21,7 @@ def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | Ragged
     """Return the runner for a model.
 
     Raises:
-        ValueError: the configuration requires ragged or batch-invariant execution, kernels or a linear backend, but
-            they are unavailable.
+        ValueError: the configuration requires ragged execution, but the model does not support it.
     """
     if config.execution == "padded":
         reason = 'the configuration says execution="padded"'
@@ -38,55 +29,9 @@ def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | Ragged
         if config.execution == "ragged":
             raise ValueError(f'{type(model).__name__} cannot run ragged: {reason}. Use execution="padded" or "auto".')
         log.warning("%s runs padded, which is slower: %s.", type(model).__name__, reason)
-    if config.batch_invariant and reason:
-        raise ValueError(f"Batch-invariant execution must be ragged, but {reason}. Use batch_invariant=False.")
-    compiled = _use_kernels(model, config)
-    num_blocks = None if reason else _num_blocks(model, config)
-    if isinstance(model, PreTrainedModel):
-        clone = clone_sharing_weights(model)  # later changes affect the engine's clone only
-        replaced = _choose_linear_backends(clone, config)
-        model = clone if replaced or not reason else model
     if reason:
         return PaddedRunner(model, tokenizer, reason)
-    if config.batch_invariant:
-        _require_invariance(model, compiled)
-        return BatchInvariantRunner(model, num_blocks, config.block_size, compiled)
-    return RaggedRunner(model, num_blocks, config.block_size, compiled, lean=True)
-
-
-def _choose_linear_backends(clone: PreTrainedModel, config: EngineConfig) -> int:
-    copies = sum(parameter.nbytes for parameter in clone.parameters()) <= MAX_COPIED_BYTES
-    if not config.batch_invariant:
-        return choose_linear_backends(clone, config.linear_backend, copies)
-    if config.linear_backend not in ("auto", *BATCH_INVARIANT):
-        raise ValueError(
-            f"With the linear backend {config.linear_backend!r}, a row depends on the number of rows. "
-            f"batch_invariant=True requires {' or '.join(map(repr, BATCH_INVARIANT))}."
-        )
-    packed, unpacked = BATCH_INVARIANT
-    chosen = config.linear_backend if config.linear_backend != "auto" else packed if copies else unpacked
-    return choose_linear_backends(clone, chosen)
-
-
-def _require_invariance(model: PreTrainedModel, compiled: bool) -> None:
-    name = type(model).__name__
-    if layers := unchanged_layers(model):
-        raise ValueError(
-            f"{name} cannot run batch-invariant: its layer {layers[0]} is not a plain linear layer, so its products "
-            f"may depend on the number of rows. Use batch_invariant=False."
-        )
-    if problem := why_not_invariant(model, compiled=compiled):
-        raise ValueError(f"{name} cannot run batch-invariant: {problem}. Use batch_invariant=False.")
-
-
-def _use_kernels(model, config: EngineConfig) -> bool:
-    """Return whether the kernels are requested and available; the first call compiles them."""
-    if config.kernels is False or not isinstance(model, PreTrainedModel):
-        return False
-    problem = kernels.unavailable(model.dtype, model.device)
-    if problem and config.kernels:
-        raise ValueError(f"No kernels can be compiled here: {problem}. With kernels=None, PyTorch does their work.")
-    return problem is None
+    return RaggedRunner(clone_sharing_weights(model), _num_blocks(model, config), config.block_size)
 
 
 def _num_blocks(model, config: EngineConfig) -> int:

@@ -11,10 +11,10 @@ import torch
 from torch.nn.functional import pad
 
 from ..engine import Chunk, ForwardPass, Plan, RunnerOutput, Sequence
-from ..engine.runner import Clock, run_passes
+from ..engine.plan import Clock
 from ..padded_batch import concatenate_rows, forward, left_padded, select_rows
-from .sampling import BatchSampler
-from .scoring import score_prompts
+from .passes import run_passes
+from .sampling import BatchSampler, read_logits
 
 
 class PaddedRunner:
@@ -83,7 +83,7 @@ class PaddedRunner:
             "past_key_values": cache,
         }
         partial = [chunk.sequence for chunk in chunks if not chunk.samples_token]
-        sampled, scores = self.sampler.sample(chunks, logits), score_prompts(chunks, logits)
+        sampled, readings = self.sampler.sample(chunks, logits), read_logits(chunks, logits)
         for chunk in chunks:
             self._prefilling.pop(chunk.sequence, None)
         for sequence in partial:
@@ -91,7 +91,7 @@ class PaddedRunner:
             self._prefilling[sequence] = _without(computed, others)
         self._decoding = _joined(self._decoding, _without(computed, partial))
         padding = [width - chunk.tokens for chunk in chunks]
-        return ForwardPass(chunks, padding, sampled, start, clock() - start, scores)
+        return ForwardPass(chunks, padding, sampled, start, clock() - start, readings)
 
     def _next_chunk(self, chunk: Chunk) -> dict:
         """Return the batch of one row that computes a later chunk of a prompt."""

@@ -8,17 +8,16 @@ It works for every model that uses transformers' attention interface. `choice.py
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from ..engine import Chunk, ForwardPass, Plan, RunnerOutput
-from ..engine.runner import Clock, run_passes
+from ..engine.plan import Clock
 from .attention import AttentionMetadata, AttentionSettings, QuerySegment, attending_with
 from .kv_pool import KVPool, slot_mapping
-from .lean_recognition import recognise
-from .sampling import BatchSampler
-from .scoring import score_prompts
+from .passes import run_passes
+from .sampling import BatchSampler, read_logits
 
 
 class RaggedRunner:
@@ -27,21 +26,20 @@ class RaggedRunner:
     Args:
         model: a clone of a model (see `clone_sharing_weights`), because its attention and its config are changed.
         num_blocks, block_size: the size of the KV cache, and the number of tokens per block.
-        compiled: whether a compiled kernel computes the attention (`kernels/paged_attention.cpp`).
-        lean: whether to look for a lean forward for the model (`lean.py`); it is used while no hooks are registered.
 
     Attributes:
         pool: the tensors of the KV cache.
         slot_mapping: the function that returns the slots of a sequence's tokens; a lesson's checks replace it.
-        lean: the lean forward, or None if the model is called as usual.
+        call_model: runs the forward pass of a row; see `_call_model`. What makes the engine fast replaces it.
+        kernel: computes attention; see `AttentionMetadata`. None for PyTorch.
         attention_settings: what each layer of the model asked of attention in the latest pass.
     """
 
     name = "ragged"
     not_ragged_because = None
 
-    def __init__(self, model, num_blocks: int, block_size: int, compiled: bool = False, lean: bool = False):
-        self.model, self.num_blocks, self.block_size, self.compiled = model, num_blocks, block_size, compiled
+    def __init__(self, model, num_blocks: int, block_size: int):
+        self.model, self.num_blocks, self.block_size = model, num_blocks, block_size
         self.model.set_attn_implementation("ragged")
         self.model.config.pad_token_id = -1  # no pads: transformers need not warn about a missing mask
         self.pool = KVPool(num_blocks, block_size)
@@ -49,7 +47,8 @@ class RaggedRunner:
         self.slot_mapping = slot_mapping
         self.attention_settings: dict[int, AttentionSettings] = {}
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.lean = recognise(self) if lean else None
+        self.call_model: Callable = self._call_model
+        self.kernel: Callable | None = None
 
     def run(self, plan: Plan, clock: Clock) -> RunnerOutput:
         """Compute all chunks in one forward pass and sample from its logits."""
@@ -59,8 +58,8 @@ class RaggedRunner:
         if plan.chunks:
             start = clock()
             logits = self.forward(plan)
-            sampled, scores = self.sampler.sample(plan.chunks, logits), score_prompts(plan.chunks, logits)
-            yield ForwardPass(plan.chunks, [0] * len(plan.chunks), sampled, start, clock() - start, scores)
+            sampled, readings = self.sampler.sample(plan.chunks, logits), read_logits(plan.chunks, logits)
+            yield ForwardPass(plan.chunks, [0] * len(plan.chunks), sampled, start, clock() - start, readings)
 
     def forward(self, plan: Plan) -> torch.Tensor:
         """Run one forward pass; return logits [sum of `num_logits`, vocabulary] in the order of the chunks."""
@@ -76,27 +75,31 @@ class RaggedRunner:
 
         token_ids, positions = torch.tensor([token_ids, positions], device=device)
         columns, slots = (torch.tensor(one, dtype=torch.long, device=device) for one in (sampled_columns, slots))
-        metadata = AttentionMetadata(self.pool, segments, slots, self.compiled)
+        metadata = AttentionMetadata(self.pool, segments, slots, self.kernel)
         with torch.inference_mode():
             for source, destination in plan.block_copies:
                 self.pool.copy_block(source, destination)
-            if self.lean is not None and not self.lean.is_hooked():
-                return self.lean(token_ids, positions, columns, metadata)
-            return self._call_model(token_ids, positions, columns, metadata)
+            return self.call_model(token_ids, positions, columns, metadata)
 
     def segments(self, chunk: Chunk, column: int) -> list[QuerySegment]:
         """Return the segments of a chunk that begins at a column of the row.
 
-        The kernel computes a decode's drafts like further decodes, each with one key more.
+        A kernel computes a decode's drafts like further decodes, each with one key more.
         """
-        tokens = 1 if chunk.draft_token_ids and self.compiled else chunk.tokens
+        tokens = 1 if chunk.draft_token_ids and self.kernel is not None else chunk.tokens
         return [
             QuerySegment(column + first, tokens, chunk.start + first, chunk.block_table)
             for first in range(0, chunk.tokens, tokens)
         ]
 
     def _call_model(self, token_ids, positions, columns, metadata: AttentionMetadata) -> torch.Tensor:
-        """Run the forward pass through transformers' modules."""
+        """Run the forward pass through transformers' modules, and return logits [columns, vocabulary].
+
+        Args:
+            token_ids, positions: int64 [T], of all tokens of the row.
+            columns: int64, the tokens whose logits are wanted.
+            metadata: what attention needs to know about the row.
+        """
         keep = {"logits_to_keep": columns} if self._selects_rows else {}
         with attending_with(metadata):
             output = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **keep)

@@ -1,157 +1,235 @@
-"""Sampling: how the next token of each sequence is chosen from the logits.
+"""Sampling: how the next token of each sequence is chosen from the logits, for all sequences of a pass at once.
 
-A seeded request gets the same tokens whichever other requests run. Each sequence has a random generator of its own, on
-the CPU, and draws from it exactly once per token. A token that an interrupt has lost is drawn again, with the same
-result. Drafts are verified by the same draws, so speculation changes no token either. Greedy decoding (temperature 0)
-takes the best token.
+Greedy decoding (temperature 0) takes the best token. Otherwise a token is drawn: one random number between 0 and 1
+falls into the share that the token's probability takes of that range. The number is a function of the request's seed,
+the output's index and the token's place, so it depends neither on other requests nor on how often a token is chosen. A
+draft is verified with the same numbers: it is kept for as long as its tokens are those that are chosen anyway.
+
+Features may change the logits of their requests first (`engine/hooks.py`).
 """
 
+import itertools
+import struct
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
-from ..engine import Chunk, SampledToken, Sequence, accept_drafts
-from .grammar_state import GrammarState
-from .logits_processors import make_processors, make_warpers
+from ..engine import Chunk, LogitsRule, SampledToken, SamplingParams, Sequence
+
+Choice = SampledToken | Exception  # of one sequence: its parameters must not make others fail
+GROUP = 256  # tokens whose probabilities are added up at once
+LOWEST_TEMPERATURE = 0.01  # below, logits can overflow, and the best token is drawn in any case
 
 
 class BatchSampler:
-    """Samples the tokens of all sequences in a forward pass, and keeps a sampler for each sequence."""
+    """Chooses the tokens of all sequences in a forward pass."""
 
     def __init__(self):
-        self._samplers: WeakKeyDictionary[Sequence, Sampler] = WeakKeyDictionary()
+        self._rules: WeakKeyDictionary[Sequence, list[LogitsRule]] = WeakKeyDictionary()
 
     def sample(self, chunks: list[Chunk], logits: torch.Tensor) -> dict[Sequence, list[SampledToken] | Exception]:
-        """Return new tokens for every chunk with `samples_token`: one, and one more for each accepted draft.
+        """Return new tokens for every chunk with `samples_token`: one, and one more for each accepted draft token.
 
         Args:
             chunks: the chunks of a forward pass.
             logits: [sum of `num_logits`, vocabulary], in the order of the chunks.
 
         Returns:
-            The tokens of each of these sequences, or the exception raised while sampling the first one: the parameters
-            of one request must not make others fail.
+            The tokens of each of these sequences, or the exception that was raised while choosing the first one. A
+            later exception ends the tokens: the next pass chooses that token first.
         """
-        best = logits.float().argmax(dim=-1).tolist()  # for all rows at once; in bfloat16 it would be slow on a CPU
         sampled: dict[Sequence, list[SampledToken] | Exception] = {}
-        end = 0
+        pending, end = [], 0
         for chunk in chunks:
             end += chunk.num_logits
             if chunk.samples_token:
-                rows = slice(end - 1 - len(chunk.draft_token_ids), end)
-                sampled[chunk.sequence] = self._sample_chunk(chunk, logits[rows], best[rows])
+                pending.append((chunk, end - 1 - len(chunk.draft_token_ids)))
+        greedy = any(chunk.sequence.params.temperature == 0 for chunk, _ in pending)
+        best = logits.float().argmax(dim=-1).tolist() if greedy else []  # in bfloat16 it would be slow on a CPU
+        depth = 0  # how many draft tokens are accepted
+        while pending:
+            rows = [row + depth for _, row in pending]
+            choices = self._choose([chunk for chunk, _ in pending], depth, rows, logits, best)
+            going_on = []
+            for (chunk, row), choice in zip(pending, choices, strict=True):
+                if isinstance(choice, Exception):
+                    sampled.setdefault(chunk.sequence, choice)
+                    continue
+                sampled.setdefault(chunk.sequence, []).append(choice)
+                if chunk.draft_token_ids[depth : depth + 1] == [choice.token_id]:
+                    going_on.append((chunk, row))
+            pending, depth = going_on, depth + 1
         return sampled
 
-    def _sample_chunk(self, chunk: Chunk, logits: torch.Tensor, best: list[int]) -> list[SampledToken] | Exception:
-        """Sample a chunk's tokens: each is chosen as without drafts, after the tokens that were chosen before it."""
-        token_ids, drafts = chunk.sequence.token_ids, chunk.draft_token_ids
+    def _choose(self, chunks: list[Chunk], depth: int, rows: list[int], logits: torch.Tensor, best: list[int]):
+        """Return a choice for each chunk, whose first `depth` draft tokens are accepted, from its row of the logits."""
+        choices: list[Choice | None] = []
+        for chunk, row in zip(chunks, rows, strict=True):
+            params, is_best = chunk.sequence.params, False
+            if params.temperature == 0 and params.logprobs is None:
+                rules = self._rules_of(chunk.sequence)
+                is_best = not rules or (len(rules) == 1 and rules[0].allows(_known(chunk, depth), best[row]) is True)
+            choices.append(SampledToken(best[row]) if is_best else None)
+        if others := [place for place, choice in enumerate(choices) if choice is None]:
+            chunks, rows = [chunks[place] for place in others], [rows[place] for place in others]
+            others_logits = logits if rows == list(range(len(logits))) else logits[rows]
+            for place, choice in zip(others, self._choose_others(chunks, depth, others_logits), strict=True):
+                choices[place] = choice
+        return choices
 
-        def choose(accepted: int) -> SampledToken:
-            sampler = self.for_sequence(chunk.sequence)
-            if accepted == 0:
-                sampler.forget_before(len(token_ids))
-            chosen_before = token_ids + drafts[:accepted] if accepted else token_ids
-            return sampler.choose(chosen_before, logits[accepted], best[accepted])
+    def _choose_others(self, chunks: list[Chunk], depth: int, logits: torch.Tensor) -> list[Choice]:
+        """Return a choice for each chunk where the best token does not do; logits are [chunks, vocabulary]."""
+        raw = logits.float().cpu()
+        params = [chunk.sequence.params for chunk in chunks]
+        rules_of_rows = {row: rules for row, chunk in enumerate(chunks) if (rules := self._rules_of(chunk.sequence))}
+        scores, errors, drawn = raw, {}, [row for row, one in enumerate(params) if one.temperature > 0]
+        if rules_of_rows:
+            scores = raw.clone()  # features and log-probabilities read the model's own
+            for row, rules in rules_of_rows.items():
+                try:
+                    for rule in rules:
+                        rule.change(_known(chunks[row], depth), scores[row])
+                except Exception as error:
+                    errors[row], scores[row] = error, 0
+        token_ids = [0] * len(chunks)
+        if rules_of_rows or len(drawn) < len(chunks):
+            highest, best = scores.max(dim=-1)
+            token_ids, highest = best.tolist(), highest.tolist()
+            for row in rules_of_rows:
+                if highest[row] == -torch.inf:
+                    errors[row] = ValueError("The parameters of the request exclude every token here: relax them.")
+        if drawn:
+            all_drawn = len(drawn) == len(chunks)
+            probabilities = probabilities_of(scores if all_drawn else scores[drawn], [params[row] for row in drawn])
+            for row, shares in zip(drawn, probabilities, strict=True):
+                sequence = chunks[row].sequence
+                key = (sequence.request.seed + sequence.index) % 2**63, sequence.generated + depth
+                numbers = (random_number(*key, attempt) for attempt in itertools.count())
+                try:
+                    token_ids[row] = draw_from_top(shares, float(params[row].top_p), numbers)
+                except ValueError as error:
+                    errors.setdefault(row, error)
+        reported = _logprobs(raw, params, token_ids)
+        return [errors.get(row) or SampledToken(token_ids[row], reported.get(row)) for row in range(len(chunks))]
 
-        return accept_drafts(drafts, choose)
-
-    def for_sequence(self, sequence: Sequence) -> "Sampler":
-        """Return the sequence's sampler, which keeps its random generator across preemptions."""
-        if sequence not in self._samplers:
-            self._samplers[sequence] = Sampler(sequence)
-        return self._samplers[sequence]
-
-
-class Sampler:
-    """Samples the tokens of one sequence, with its request's parameters and a random generator of its own.
-
-    Args:
-        sequence: is read, but not kept: with a reference to it, `BatchSampler` would never forget it. With a seed, the
-            first draw follows those of tokens that another engine has generated.
-    """
-
-    def __init__(self, sequence: Sequence):
-        params = sequence.params
-        self.params, self.grammar = params, GrammarState.of(sequence)
-        self.processors = make_processors(params, sequence.prompt_tokens, sequence.token_rules)
-        self.warpers = make_warpers(params)
-        self.generator = torch.Generator()
-        if params.seed is None:
-            self.generator.seed()  # any draws will do
-        else:
-            self.generator.manual_seed((int(params.seed) + sequence.index) % 2**63)  # the outputs of a request differ
-        self._to_skip = 0 if params.seed is None else sequence.generated
-        self._states: dict[int, torch.Tensor] = {}  # of the generator before the draw at each of the newest places
-
-    def choose(self, token_ids: list[int], logits: torch.Tensor, best: int) -> SampledToken:
-        """Return the next token of a sequence.
-
-        Args:
-            token_ids: the prompt and the tokens generated so far.
-            logits: float [vocabulary], on any device.
-            best: the index of the largest logit, which `BatchSampler` computes for all rows at once.
-
-        Returns:
-            The token. If the request asks for log-probabilities, those of this token and of the `logprobs` best ones
-            are included. They are computed from the model's logits, before penalties, temperature and truncation.
-
-        Raises:
-            ValueError: the parameters exclude every token.
-        """
-        is_best = not self.processors and not self.warpers and self.params.logprobs is None
-        if is_best and (self.grammar is None or self.grammar.allows(token_ids, best)):
-            return SampledToken(best)
-        raw = logits.float().cpu()[None]
-        scores = self.processors(torch.tensor([token_ids]), raw.clone())
-        if self.grammar is not None:
-            scores = self.grammar.mask(token_ids, scores)
-        elif self.processors and scores.max() == -torch.inf:
-            raise ValueError("Parameters such as bad_words and allowed_token_ids exclude every token here: relax them.")
-        if self.warpers:
-            probabilities = self.warpers(None, scores).softmax(dim=-1)
-            token = self._draw(probabilities, len(token_ids))
-        else:
-            token = int(scores.argmax())
-        if self.params.logprobs is None:
-            return SampledToken(token)
-        logprobs = raw[0].log_softmax(dim=-1)
-        top = logprobs.topk(min(self.params.logprobs, len(logprobs))).indices.tolist()
-        return SampledToken(token, {id: float(logprobs[id]) for id in dict.fromkeys([token, *top])})
-
-    def forget_before(self, place: int) -> None:
-        """Forget how the tokens before a place were drawn; the sequence has got them."""
-        self._states = {drawn: state for drawn, state in self._states.items() if drawn >= place}
-
-    def _draw(self, probabilities: torch.Tensor, place: int) -> int:
-        """Draw the token at a place in the sequence; drawing again at the same place gives the same number."""
-        if self._to_skip:
-            skip_draws(self._to_skip, probabilities, self.generator)
-            self._to_skip = 0
-        if place in self._states:
-            self.generator.set_state(self._states[place])
-        else:
-            self._states[place] = self.generator.get_state()
-        return int(torch.multinomial(probabilities, 1, generator=self.generator))
+    def _rules_of(self, sequence: Sequence) -> list[LogitsRule]:
+        if not sequence.request.features:
+            return []
+        if sequence not in self._rules:
+            rules = [feature.logits_rule(sequence) for feature in sequence.request.features]
+            self._rules[sequence] = sorted((rule for rule in rules if rule is not None), key=lambda rule: rule.is_last)
+        return self._rules[sequence]
 
 
-def skip_draws(number: int, probabilities: torch.Tensor, generator: torch.Generator) -> None:
-    """Move a generator as far as draws would, at least one. Their probabilities do not matter, only how many they are.
+def read_logits(chunks: Iterable[Chunk], logits: torch.Tensor) -> dict:
+    """Return what features read from the logits of a pass, by sequence and name; see `Feature.read_logits`."""
+    readings, end = {}, 0
+    for chunk in chunks:
+        start, end = end, end + chunk.num_logits
+        for feature in chunk.sequence.request.features:
+            reading = feature.read_logits(chunk, logits[start:end])
+            if reading is not None:
+                readings[chunk.sequence, feature.name] = reading
+    return readings
 
-    In torch 2.13, a draw takes one 64-bit number per token of the vocabulary. The first draw shows whether that is so;
-    then the other draws need not be repeated. Taking the numbers alone is several times as fast.
+
+def random_number(seed: int, place: int, attempt: int = 0) -> float:
+    """Return a number from 0 up to, not including, 1, which looks random and depends on nothing but these numbers."""
+    digest = blake2b(struct.pack("<3Q", seed, place, attempt), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+def draw_from_top(probabilities: np.ndarray, top_p: float, numbers: Iterator[float]) -> int:
+    """Draw a token from the smallest set of best tokens whose probabilities add up to at least `top_p`.
+
+    Nothing is sorted. A token belongs to the set if all better ones add up to less than `top_p`. If the token that was
+    drawn does not belong, neither do those that are no better: they are excluded, and a token is drawn again. The
+    result has the same distribution. FlashInfer samples this way, too (Ye et al., MLSys 2025).
 
     Args:
-        number: how many draws.
-        probabilities: float [1, vocabulary].
-        generator: on the CPU.
+        probabilities: float32 [vocabulary]; their sum need not be 1; changed in place.
+        top_p: above 0; 1 for all tokens.
+        numbers: random numbers from 0 up to, not including, 1.
+
+    Raises:
+        ValueError: the probabilities are not numbers.
     """
-    other = torch.Generator()
-    other.set_state(generator.get_state())
-    torch.multinomial(probabilities, 1, generator=generator)
-    numbers = torch.empty(probabilities.shape, dtype=torch.int64).random_(generator=other)
-    is_same = torch.equal(generator.get_state(), other.get_state())
-    for _ in range(number - 1):
-        if is_same:
-            numbers.random_(generator=generator)
-        else:
-            torch.multinomial(probabilities, 1, generator=generator)
+    total = probabilities.sum()
+    while True:
+        token_id = draw(probabilities, next(numbers))
+        limit = probabilities[token_id]
+        better = probabilities > limit
+        share_of_better = np.dot(probabilities, better)
+        if top_p >= 1 or share_of_better < top_p * total or share_of_better == 0:  # the best token always belongs
+            return token_id
+        probabilities *= better
+
+
+def draw(probabilities: np.ndarray, number: float) -> int:
+    """Return the token into whose share of the range from 0 to 1 a random number falls.
+
+    The sums of groups of tokens find the group first, so that only its tokens are added up one by one.
+
+    Args:
+        probabilities: float32 [vocabulary]; their sum need not be 1.
+        number: from 0 up to, not including, 1.
+
+    Raises:
+        ValueError: the probabilities are not numbers.
+    """
+    groups = np.arange(0, len(probabilities), GROUP)
+    ends = np.cumsum(np.add.reduceat(probabilities, groups), dtype=np.float64)
+    if not np.isfinite(ends[-1]):
+        raise ValueError("The model's logits are not numbers (NaN).")
+    target = number * ends[-1]
+    group = min(int(np.searchsorted(ends, target, side="right")), len(ends) - 1)
+    start = group * GROUP
+    within = np.cumsum(probabilities[start : start + GROUP], dtype=np.float64)
+    place = int(np.searchsorted(within, target - (ends[group - 1] if group else 0), side="right"))
+    if place == len(within):  # rounding has left the number beyond the last token of the group
+        place = int(np.flatnonzero(probabilities[start : start + GROUP])[-1])
+    return start + place
+
+
+def probabilities_of(scores: torch.Tensor, params: list[SamplingParams]) -> np.ndarray:
+    """Return the probabilities of tokens after temperature, `top_k` and `min_p`, float32 [rows, vocabulary].
+
+    Args:
+        scores: float32 [rows, vocabulary], on the CPU.
+        params: the temperature, `top_k` and `min_p` of each row.
+    """
+    temperatures = torch.tensor([max(float(one.temperature), LOWEST_TEMPERATURE) for one in params])
+    probabilities = (scores / temperatures[:, None]).softmax(dim=-1).numpy()
+    for shares, one in zip(probabilities, params, strict=True):
+        if 0 < one.top_k < len(shares):
+            shares *= shares >= np.partition(shares, -int(one.top_k))[-int(one.top_k)]
+        if one.min_p > 0:
+            shares *= shares >= float(one.min_p) * shares.max()
+    return probabilities
+
+
+def _known(chunk: Chunk, depth: int) -> list[int]:
+    """Return the tokens after which the next one is chosen."""
+    return chunk.sequence.token_ids + chunk.draft_token_ids[:depth] if depth else chunk.sequence.token_ids
+
+
+def _logprobs(logits: torch.Tensor, params: list[SamplingParams], token_ids: list[int]) -> dict[int, dict[int, float]]:
+    """Return the log-probabilities that are asked for, by row: of the chosen token, and of the best ones.
+
+    They are computed from the model's logits, before penalties, temperature and truncation.
+    """
+    rows = [row for row, one in enumerate(params) if one.logprobs is not None]
+    if not rows:
+        return {}
+    logprobs = (logits if len(rows) == len(logits) else logits[rows]).log_softmax(dim=-1)
+    best = logprobs.topk(min(max(params[row].logprobs for row in rows), logprobs.shape[1]))
+    return {
+        row: {
+            token_ids[row]: own[token_ids[row]].item(),
+            **dict(zip(ids[: params[row].logprobs], values[: params[row].logprobs], strict=True)),
+        }
+        for row, own, ids, values in zip(rows, logprobs, best.indices.tolist(), best.values.tolist(), strict=True)
+    }

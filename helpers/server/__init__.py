@@ -13,11 +13,13 @@
     engine_client.py    accepts requests or refuses them, and hands each output to its stream
     engine_thread.py    the thread that runs the engine; the event loop submits, reads and cancels
     worker_thread.py    a thread that loads the model and then computes
-    prompt_tokenizer.py the threads that turn prompts into token ids
+    prompt_tokenizer.py the threads that turn prompts into token ids; prompt_length.py refuses those that are too long
+    output_delta.py     what is new in an output
     response_stream.py  the outputs of one request on their way to its client
+    output_budget.py    how much of all responses may wait for clients to read
     connections.py      how long the server waits for a client, and how many connections it holds
     live_view.py        what the engine does, for people: the page's events (snapshot.py: what they are made of)
-    metrics.py          the same for monitoring: Prometheus metrics
+    server_metrics.py   the same for monitoring: Prometheus metrics
     reference.py        the page /docs, which describes all addresses
     options.py          the options of the command line
     launch.py           a server in its own process, for lessons and load tests

@@ -7,7 +7,6 @@
 The page at / shows what the engine does; /metrics has its figures. Ctrl-C finishes the accepted requests and stops.
 """
 
-import argparse
 import asyncio
 import contextlib
 import copy
@@ -20,22 +19,24 @@ import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated
 
 if "OMP_WAIT_POLICY" not in os.environ:
     # PyTorch's threads spin between two loops before they sleep, by default for 3 ms. While the cores are free, 0.1 ms
     # is as fast. Beside a busy process, an iteration of 11 ms took 40 ms with 0.1 ms, and up to 390 ms with more.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # read when torch is imported
 try:
+    import torch
     import uvicorn
     from fastapi import FastAPI
 
+    from ..command_line import FLAT, make_command, parse
     from ..model_engine import Engine
     from ..models import load_model
     from .app import make_app
-    from .connections import ConnectionLimits
     from .engine_client import EngineClient
     from .engine_thread import EngineThread
-    from .options import DTYPES, app_options, engine_config, is_loopback, make_parser, parse
+    from .options import ServerOptions, is_loopback
     from .worker_thread import WorkerThread
 except KeyboardInterrupt:  # these imports take seconds
     sys.exit(130)
@@ -87,16 +88,20 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
 
+command = make_command("helpers.server", __doc__)
+
+
+@command.default
+def _options(options: Annotated[ServerOptions | None, FLAT] = None) -> ServerOptions:
+    return options or ServerOptions()
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the server until it is told to stop."""
-    run(_options(arguments), _make_app)
+    run(parse(command, arguments), _make_app)
 
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    return parse(make_parser("helpers.server", __doc__, 8000), arguments)
-
-
-def run(options: argparse.Namespace, make: Callable[[argparse.Namespace], FastAPI]) -> None:
+def run(options: ServerOptions, make: Callable[[ServerOptions], FastAPI]) -> None:
     """Run an application until it is told to stop.
 
     Args:
@@ -110,26 +115,23 @@ def run(options: argparse.Namespace, make: Callable[[argparse.Namespace], FastAP
         _serve(options, listening, make)
 
 
-def _make_app(options: argparse.Namespace) -> FastAPI:
+def _make_app(options: ServerOptions) -> FastAPI:
     print("Loading the model.", file=sys.stderr, flush=True)
     worker = WorkerThread("engine")
     engine = worker.submit(lambda: _load_engine(options)).result()
-    return make_app(engine, connect=partial(EngineThread, worker=worker), **app_options(options))
+    return make_app(engine, connect=partial(EngineThread, worker=worker), **options.app_options)
 
 
-def _load_engine(options: argparse.Namespace) -> Engine:
-    config = engine_config(options)  # first, since loading a model takes a while
-    model, tokenizer = load_model(options.model, dtype=DTYPES[options.dtype], weights=options.weights)
-    engine = Engine(model, tokenizer, config)
+def _load_engine(options: ServerOptions) -> Engine:
+    model, tokenizer = load_model(options.model, dtype=getattr(torch, options.dtype), weights=options.weights)
+    engine = Engine(model, tokenizer, options.engine_config)
     _warn_if_memory_is_small(engine)
     return engine
 
 
-def _serve(
-    options: argparse.Namespace, listening: socket.socket, make: Callable[[argparse.Namespace], FastAPI]
-) -> None:
+def _serve(options: ServerOptions, listening: socket.socket, make: Callable[[ServerOptions], FastAPI]) -> None:
     try:
-        limits = ConnectionLimits(options.max_connections, options.client_timeout).within_descriptors()
+        limits = options.connection_limits.within_descriptors()
         app = make(options)
     except ValueError as error:
         sys.exit(f"{options.program}: {error}")

@@ -5,6 +5,7 @@ Each one is `async`: FastAPI would run any other function on a thread, and so us
 
 import uuid
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from ..engine import StructuredOutputs
+from ..features.structured_outputs import StructuredOutputs
 from .chat import ChatPrompt
 from .formats import ChatFormatter, CompletionFormatter
 from .http_errors import APIError
+from .prompt_length import check_length
 from .protocol import ChatRequest, CompletionRequest, ErrorBody, Pace, TokenizeRequest
 from .reference import PAGE_HEADERS, reference_page, version
-from .responses import EVENT_STREAM, EventStream, respond, while_connected
+from .responses import EVENT_STREAM, OutputResponse, respond, while_connected
 from .text_offsets import EchoedPrompt
 from .tool_calls import ToolCallFormatter
 
@@ -68,7 +70,9 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     except ValueError as error:
         raise APIError(400, str(error), "tools") from error
     formatter = ChatFormatter(*about) if use is None else ToolCallFormatter(*about, use=use)
-    prompt = ChatPrompt(body.messages, engine.tokenizer, engine.validator.check_length, body.tools if use else None)
+    prompt = ChatPrompt(
+        body.messages, engine.tokenizer, partial(check_length, engine.validator), body.tools if use else None
+    )
     return await generate(request, body, formatter, [prompt], structured)
 
 
@@ -132,7 +136,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     check_model(request, body.model)
     state = request.app.state
     tokenizer, validator = state.engine.tokenizer, state.engine.validator
-    prompt = body.prompt or ChatPrompt(body.messages, tokenizer, validator.check_length)
+    prompt = body.prompt or ChatPrompt(body.messages, tokenizer, partial(check_length, validator))
     try:
         tokens = await while_connected(request, state.engine_client.prompt_tokenizer.tokenize(prompt))
     except ValueError as error:
@@ -169,7 +173,7 @@ async def live_events(request: Request) -> Response:
     if request.method == "HEAD":
         return Response(media_type=EVENT_STREAM)  # the stream would never end
     live_view = request.app.state.live_view
-    return EventStream(live_view.listen(), live_view.events())
+    return OutputResponse(live_view.listen(), live_view.events(), EVENT_STREAM)
 
 
 async def set_pace(body: Pace, request: Request) -> Pace:

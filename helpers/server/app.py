@@ -16,9 +16,9 @@ from .engine_client import EngineClient
 from .engine_thread import EngineThread
 from .http_errors import HANDLED, error_response
 from .live_view import LiveView
-from .metrics import ServerMetrics
 from .middleware import AllowedHosts, BodyLimit, RefuseIfFull, RequireKey, StatusCount
 from .reference import version
+from .server_metrics import ServerMetrics
 
 
 def make_app(

@@ -4,14 +4,17 @@ The server waits for a client in three situations: until the head of a request i
 the client reads what was sent to it. Each may take `client_timeout` seconds; while a client reads, however slowly, the
 last one begins anew. A connection whose client takes longer is closed, which also cancels its request.
 
-When all places are taken, a new connection gets the place of the one whose client the server has awaited for longest,
-as nginx reuses idle connections. Clients that send slowly or do not read can therefore not keep others out, as they
-could with uvicorn's own limit, `limit_concurrency`. If the server awaits no client, because it works for all of them,
-it refuses the new connection with status 503.
+Once three quarters of all places are taken, a new connection replaces the one whose client has kept the server waiting
+for longest, as nginx reuses idle connections. Clients that send slowly or do not read can therefore not keep others
+out, as they could with uvicorn's own limit, `limit_concurrency`. But a well-behaved client never loses its connection
+to a new one: the server closes none that it works for, none that has sent its request within `SENDING` seconds, and
+none whose client never pauses for `READING` seconds before it reads on. The last quarter of the places is for new
+connections while all others are safe; if none is left, a new connection is refused with status 503.
 """
 
 import asyncio
 import math
+import selectors
 import socket
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +30,9 @@ try:
 except ImportError:  # Windows, which has no such limit
     resource = None
 
-STALLED = 1.0  # seconds after which a client that does not read may have to make room; others only pause
+SENDING = 0.1  # seconds without a complete request after which a connection may have to make room
+READING = 3.0  # the same for a client that reads nothing: a busy one may pause
+LINGER = 1.0  # seconds in which a refused client may send its request, which is ignored, and read the refusal
 NUM_OTHER_DESCRIPTORS = 64  # for what is not a connection: libraries, logs, the event loop
 
 
@@ -45,7 +50,7 @@ class ConnectionLimits:
         ValueError: a limit is not positive.
     """
 
-    max_connections: int = 512
+    max_connections: int = 2048
     client_timeout: float = 30.0
     send_buffer: int = 2**14
 
@@ -61,15 +66,23 @@ class ConnectionLimits:
         return max(1, self.max_connections // 2)
 
     def within_descriptors(self) -> "ConnectionLimits":
-        """Return limits for which the process has enough file descriptors.
+        """Return limits for which the process may have enough file descriptors, and allow it to have as many.
 
         The event loop accepts up to `backlog` connections before it can close the first one that is too many.
         """
-        allowed = math.inf if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if allowed in (math.inf, -1):  # -1: no limit
+        if resource is None:
             return self
-        fitting = max(1, (allowed - NUM_OTHER_DESCRIPTORS) * 2 // 3)  # a third for the backlog
-        return replace(self, max_connections=min(self.max_connections, fitting))
+        allowed, most = (
+            math.inf if limit == resource.RLIM_INFINITY else limit
+            for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+        )
+        needed = self.max_connections + self.backlog + NUM_OTHER_DESCRIPTORS
+        if allowed < needed and allowed < most:
+            allowed = int(min(needed, most))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, resource.RLIM_INFINITY if most == math.inf else most))
+        if allowed >= needed:
+            return self
+        return replace(self, max_connections=max(1, (allowed - NUM_OTHER_DESCRIPTORS) * 2 // 3))  # a third: the backlog
 
     def uvicorn_settings(self) -> dict[str, Any]:
         """Return the settings of `uvicorn.Config` that apply these limits."""
@@ -111,12 +124,13 @@ class GuardedConnection(H11Protocol):
         awaited: what the server awaits of the client: "head", "body", or how many bytes it has not read; None if the
             client waits for the server.
         since: when that began, on the event loop's clock.
+        is_refused: whether it only waits for its client to read the refusal.
     """
 
     def __init__(self, *args, limits: ConnectionLimits, **named):
         super().__init__(*args, **named)
         self.conn = OneWriteConnection()
-        self.limits, self.awaited, self.since = limits, None, 0.0
+        self.limits, self.awaited, self.since, self.is_refused = limits, None, 0.0, False
         self._timer: asyncio.TimerHandle | None = None
 
     # --- what happens to a connection ---------------------------------------------------------------------------
@@ -125,8 +139,8 @@ class GuardedConnection(H11Protocol):
         super().connection_made(transport)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.limits.send_buffer)
         transport.set_write_buffer_limits(high=0)  # the application waits until the system has taken what it has sent
-        self._watch()
-        if len(self.connections) > self.limits.max_connections:
+        self._check_timeout()
+        if len(self.connections) > self.limits.max_connections * 3 // 4:
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -134,8 +148,9 @@ class GuardedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._update()
+        if not self.is_refused:
+            super().data_received(data)
+            self._update()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -157,10 +172,23 @@ class GuardedConnection(H11Protocol):
         return self.transport.get_write_buffer_size()
 
     @property
+    def seconds_awaited(self) -> float:
+        """For how many seconds the server has awaited the client; 0 if the client awaits the server."""
+        return 0.0 if self.awaited is None else self.loop.time() - self.since
+
+    @property
     def may_make_room(self) -> bool:
-        """Whether the server awaits the client, and not only because the client pauses in reading."""
-        is_pausing = isinstance(self.awaited, int) and self.loop.time() - self.since < STALLED
-        return self.awaited is not None and not is_pausing
+        """Whether the client has kept the server waiting for too long, and not the other way round.
+
+        An event loop that is late may not yet have read what the client has sent, nor written what it could receive.
+        """
+        patience = READING if self.num_unread else SENDING
+        if self.seconds_awaited < min(patience, self.limits.client_timeout / 2):
+            return False
+        event = selectors.EVENT_WRITE if self.num_unread else selectors.EVENT_READ
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.transport.get_extra_info("socket"), event)
+            return not selector.select(0)
 
     def _update(self) -> None:
         their_state = {h11.IDLE: "head", h11.SEND_BODY: "body"}.get(self.conn.their_state)
@@ -168,31 +196,32 @@ class GuardedConnection(H11Protocol):
         if awaited != self.awaited:
             self.awaited, self.since = awaited, self.loop.time()
 
-    def _watch(self) -> None:
+    def _check_timeout(self) -> None:
         """Close the connection once the server has waited too long; look again later otherwise."""
         timeout = self.limits.client_timeout
-        self._timer = self.loop.call_later(min(1.0, timeout / 10), self._watch)  # first: closing may fail
+        self._timer = self.loop.call_later(min(1.0, timeout / 10), self._check_timeout)  # first: closing may fail
         self._update()
-        if self.awaited is not None and self.loop.time() - self.since >= timeout:
-            self.give_up(APIError(408, f"The request was not complete after {timeout:g} s.", code="client_timeout"))
+        if self.seconds_awaited >= timeout:
+            self.close(APIError(408, f"The request was not complete after {timeout:g} s.", code="client_timeout"))
 
     def _make_room(self) -> None:
-        occupied = [one for one in self.connections if one.num_unread or not one.transport.is_closing()]
-        if len(occupied) <= self.limits.max_connections:
+        """Close the connection that was awaited for longest, if it may make room; this one if no place is left."""
+        held = (other for other in self.connections if not other.is_refused)
+        occupied = [other for other in held if other.num_unread or not other.transport.is_closing()]
+        awaited = sorted(occupied, key=lambda other: other.seconds_awaited, reverse=True)
+        stalled = next((other for other in awaited if other.seconds_awaited and other.may_make_room), None)
+        if stalled is None and len(occupied) <= self.limits.max_connections:
             return
-        awaited = [one for one in occupied if one is not self and one.may_make_room]
-        leaving = min(awaited, key=lambda one: one.since, default=self)
-        leaving.give_up(
-            APIError(
-                503,
-                f"The server holds {self.limits.max_connections} connections, which is its limit. Try again later.",
-                code="too_many_connections",
-                headers={"Retry-After": "1"},
-            ),
-            is_refused=leaving is self,
+        error = APIError(
+            503,
+            f"The server holds {len(occupied)} connections of at most {self.limits.max_connections}, and had to close "
+            f"this one. Try again later.",
+            code="too_many_connections",
+            headers={"Retry-After": "1"},
         )
+        (stalled or self).close(error, is_refused=stalled is None)
 
-    def give_up(self, error: APIError, is_refused: bool = False) -> None:
+    def close(self, error: APIError, is_refused: bool = False) -> None:
         """Close the connection. A client gets the error if it has begun a request, or if it is refused."""
         has_begun = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0] != b""
         has_no_response = self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE)
@@ -201,9 +230,24 @@ class GuardedConnection(H11Protocol):
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
             self._send_error(error)
-            self.transport.close()
+            if is_refused:
+                self._linger()
+            else:
+                self.transport.close()
         else:
             self.transport.abort()
+
+    def _linger(self) -> None:
+        """Close the connection once its client has read the refusal.
+
+        If it was closed at once, a request that is still on its way would make the system discard the refusal.
+        """
+        if len(self.connections) > self.limits.max_connections + self.limits.backlog // 2:  # not enough descriptors
+            self.transport.close()
+        else:
+            self.is_refused = True
+            self.transport.write_eof()
+            self.loop.call_later(LINGER, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
         self._send_error(APIError(400, msg))

@@ -11,12 +11,15 @@ import asyncio
 import itertools
 import math
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from statistics import median
 
-from ..engine import EngineCore, OutputDelta, SamplingParams
+from ..engine import EngineCore, SamplingParams
+from ..server.output_delta import OutputDelta
 from .errors import EngineFailed, QueueFull, ShuttingDown
+from .output_budget import OutputBudget, most_values
 from .prompt_tokenizer import PromptSource, PromptTokenizer
 from .response_stream import ResponseStream, engine_request_ids
 from .snapshot import Observer, Snapshot
@@ -32,6 +35,7 @@ class EngineClient(ABC):
 
     Attributes:
         prompt_tokenizer: turns prompts into token ids, off the event loop.
+        output_budget: bounds the memory of outputs that clients have not read.
         observers: called on the event loop after every step, with its outputs and a `Snapshot` of the engine.
         capacity: how many sequences may be in flight.
         num_in_flight: how many sequences were accepted and have not finished.
@@ -52,7 +56,7 @@ class EngineClient(ABC):
         self._num_unfinished: dict[str, int] = {}  # how many sequences of each request the engine still works on
         self._finish_times: deque[float] = deque(maxlen=100)  # of the last sequences
         self._retry_after: int | None = None  # until another sequence has finished
-        self.prompt_tokenizer = PromptTokenizer(engine)
+        self.prompt_tokenizer, self.output_budget = PromptTokenizer(engine), OutputBudget()
 
     # --- what a subclass does -----------------------------------------------------------------------------------
 
@@ -121,22 +125,27 @@ class EngineClient(ABC):
         try:
             validated = await self.prompt_tokenizer.validate(prompts, params)
             self.refuse_if_unable(0)  # the server may have begun to drain
+            reserved = self.output_budget.reserve(most_values(validated, params), self.retry_after())
         except BaseException:
             self.num_in_flight -= num_sequences
             raise
 
         engine_ids = engine_request_ids(response_id, len(prompts), params.n)
         stream = ResponseStream(engine_ids, params.n, accepted, deadline, self.cancel)
-        for place, (engine_id, token_ids) in enumerate(zip(engine_ids, validated, strict=True)):
+        stream.on_close = weakref.finalize(
+            stream, self.output_budget.release, reserved
+        )  # at the latest when it is lost
+        prompt_token_ids = [token_ids for token_ids, _ in validated]
+        for number, (engine_id, token_ids) in enumerate(zip(engine_ids, prompt_token_ids, strict=True)):
             self._streams[engine_id], self._num_unfinished[engine_id] = stream, params.n
             try:
                 self._send(engine_id, token_ids, params, priority)
             except BaseException:  # the engine has the prompts before this one only
                 del self._num_unfinished[engine_id]
-                self.num_in_flight -= (len(prompts) - place) * params.n
+                self.num_in_flight -= (len(prompts) - number) * params.n
                 self.cancel(stream)
                 raise
-        return stream, validated
+        return stream, prompt_token_ids
 
     def cancel(self, stream: ResponseStream) -> None:
         """Abort a stream's requests. Their places are free again once the engine has aborted them."""

@@ -14,7 +14,8 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from functools import partial
 
-from ..engine import EngineCore, OutputDelta, RequestOutput, SamplingParams
+from ..engine import EngineCore, RequestOutput, SamplingParams
+from ..server.output_delta import OutputDelta
 from .engine_client import EngineClient
 from .snapshot import take_snapshot
 from .worker_thread import WorkerThread
@@ -99,7 +100,7 @@ class EngineThread(EngineClient):
         generated: Mapping[int, Seq[int]] | None = None,
     ) -> None:
         try:
-            self.engine.add_request(token_ids, params, engine_id, priority, generated)
+            self.engine.add_request(token_ids, params, engine_id, priority, generated=generated)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             failed = [

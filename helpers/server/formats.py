@@ -2,11 +2,12 @@
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine import OutputDelta
-from ..engine.detokenizer import REPLACEMENT_CHARACTER
+from ..detokenizer import REPLACEMENT_CHARACTER
+from ..server.output_delta import OutputDelta
 from .text_offsets import EchoedPrompt, TextOffsets
 
 DONE = "data: [DONE]\n\n"
@@ -51,10 +52,17 @@ class CompletionFormatter:
     response_type = "text_completion"
     chunk_type = "text_completion"
 
-    def response(self, outputs: list[OutputDelta], usage: dict[str, int]) -> dict[str, Any]:
-        """Return the complete body. `outputs` are those of all choices, in order, each joined to one."""
-        choices = [self._choice(choice, output) for choice, output in enumerate(outputs)]
-        return self._body(self.response_type, choices) | {"usage": usage}
+    def response_parts(self, outputs: list[OutputDelta], usage: dict[str, int]) -> Iterator[str]:
+        """Yield the JSON of the complete body, a choice at a time.
+
+        Args:
+            outputs: those of all choices, in order, each joined to one; the list is emptied.
+            usage: the token counts.
+        """
+        yield json.dumps(self._body(self.response_type, [])).removesuffix("]}")
+        for choice in range(len(outputs)):
+            yield (", " if choice else "") + json.dumps(self._choice(choice, outputs.pop(0)))
+        yield f'], "usage": {json.dumps(usage)}}}'
 
     def chunk(self, choice: int, output: OutputDelta) -> dict[str, Any]:
         """Return what is new in a choice."""

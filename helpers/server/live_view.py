@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..engine import OutputDelta
+from ..server.output_delta import OutputDelta
 from ..trace import TracedPass
 from .engine_client import EngineClient
 from .errors import TooManyListeners

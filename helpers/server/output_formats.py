@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..engine import StructuredOutputs
+from ..features.structured_outputs import StructuredOutputs
 from .strict import Strict
 
 ANY_OBJECT = {"type": "object"}
@@ -72,8 +72,8 @@ def structured_outputs(
     Raises:
         ValueError: the request describes it twice, or not properly.
     """
-    formats = [one.described for one in (response_format, field) if one is not None]
-    formats = [one for one in formats if one is not None]
+    given = [part.described for part in (response_format, field) if part is not None]
+    formats = [outputs for outputs in given if outputs is not None]
     if len(formats) == 2:
         raise ValueError("Give response_format or structured_outputs, not both.")
     return formats[0] if formats else None

@@ -1,9 +1,10 @@
-"""Prompts become token ids on two threads, off the event loop: one thread for short prompts, one for long ones.
+"""Prompts become token ids on threads, off the event loop: one thread for short prompts, one for long ones.
 
 A prompt with too many characters for the model's context is refused before it is tokenized (`engine/validation.py`).
 Other long prompts still take a while, and short requests would wait behind them. With a thread of their own, short
 requests wait only behind each other, because the tokenizers library can run on both threads at once. Each thread
-takes its prompts in the order in which they arrive, so no prompt waits forever.
+takes its prompts in the order in which they arrive, so no prompt waits forever. Requests with structured outputs have
+a third thread, because compiling their descriptions may take seconds.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
 
 from ..engine import EngineCore, Prompt, SamplingParams
+from .prompt_length import check_length
 
 LONG = 8192  # characters or token ids of a request: about 10 ms of tokenization
 PromptSource = Prompt | Callable[[], Prompt]  # a function makes a prompt on the tokenizer's thread
@@ -25,16 +27,24 @@ class PromptTokenizer:
 
     def __init__(self, engine: EngineCore):
         self._engine = engine
-        self._short, self._long = ThreadPoolExecutor(1, "tokenizer-short"), ThreadPoolExecutor(1, "tokenizer-long")
+        self._short, self._long, self._structured = (
+            ThreadPoolExecutor(1, f"tokenizer-{kind}") for kind in ("short", "long", "structured")
+        )
 
-    async def validate(self, prompts: list[PromptSource], params: SamplingParams) -> list[list[int]]:
-        """Return the token ids of each prompt.
+    async def validate(self, prompts: list[PromptSource], params: SamplingParams) -> list[tuple[list[int], int]]:
+        """Return the token ids of each prompt, and how many tokens it may get.
 
         Raises:
             ValueError: a prompt that can never run with these parameters.
         """
-        described = 0 if params.structured_outputs is None else params.structured_outputs.length
-        return await self._run(self._validate, prompts, params, length=described)
+        if params.structured_outputs is None:
+            return await self._run(self._thread_for(prompts), self._validate, prompts, params)
+        try:
+            return await self._run(self._structured, self._validate, prompts, params)
+        except asyncio.CancelledError:  # the client has left
+            for feature in self._compilers():
+                feature.cancel(params)
+            raise
 
     async def tokenize(self, prompt: PromptSource) -> list[int]:
         """Return the token ids of a prompt that is not to be continued.
@@ -42,23 +52,37 @@ class PromptTokenizer:
         Raises:
             ValueError: a prompt whose characters cannot fit into the model's context.
         """
-        return await self._run(self._tokenize, [prompt])
+        return await self._run(self._thread_for([prompt]), self._tokenize, [prompt])
 
-    async def _run(self, function: Callable, prompts: list[PromptSource], *arguments, length: int = 0):
-        length += sum(len(prompt) if isinstance(prompt, Sized) else LONG for prompt in prompts)
-        thread = self._short if length < LONG else self._long
-        return await asyncio.get_running_loop().run_in_executor(thread, function, prompts, *arguments)
+    def _thread_for(self, prompts: list[PromptSource]) -> ThreadPoolExecutor:
+        length = sum(len(prompt) if isinstance(prompt, Sized) else LONG for prompt in prompts)
+        return self._short if length < LONG else self._long
 
-    def _validate(self, prompts: list[PromptSource], params: SamplingParams) -> list[list[int]]:
-        made = (prompt() if callable(prompt) else prompt for prompt in prompts)
-        return [self._engine.validator.validate(prompt, params)[0] for prompt in made]
+    async def _run(self, thread: ThreadPoolExecutor, function: Callable, *arguments):
+        return await asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
+
+    def _compilers(self) -> list:
+        return [feature for feature in self._engine.validator.features if feature.name == "structured_outputs"]
+
+    def _validate(self, prompts: list[PromptSource], params: SamplingParams) -> list[tuple[list[int], int]]:
+        validated = []
+        for prompt in prompts:
+            made = prompt() if callable(prompt) else prompt
+            check_length(self._engine.validator, made, params)
+            validated.append(self._engine.validator.validate(made, params))
+        return validated
 
     def _tokenize(self, prompts: list[PromptSource]) -> list[int]:
         (made,) = (prompt() if callable(prompt) else prompt for prompt in prompts)
-        self._engine.validator.check_length(made)
+        check_length(self._engine.validator, made)
         return self._engine.tokenizer(made)["input_ids"] if isinstance(made, str) else made
 
     def shutdown(self) -> None:
-        """End the threads once they have validated what was submitted."""
-        self._short.shutdown()
-        self._long.shutdown()
+        """End the threads once they have validated what they have begun with; compilation is cancelled."""
+        threads = self._short, self._long, self._structured
+        for thread in threads:
+            thread.shutdown(wait=False, cancel_futures=True)
+        for feature in self._compilers():
+            feature.end()
+        for thread in threads:
+            thread.shutdown()

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
-from ..engine import SamplingParams, StructuredOutputs
-from ..engine.sampling_params import BIAS, BOUNDS, MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, checked_logit_bias
+from ..engine import SamplingParams
+from ..features.structured_outputs import StructuredOutputs
+from ..sampling_params import BIAS, BOUNDS, MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, checked_logit_bias
 from .chat import Message, Several
 from .output_formats import ResponseFormat, StructuredOutputsField, structured_outputs
 from .strict import Strict

@@ -4,7 +4,8 @@ An HTTP request with several prompts becomes several requests in the engine, one
 response's *choices*, numbered prompt by prompt. The names of all of them start with the id of the response.
 
 The engine never waits for a client, so what a slow client has not read waits here: only deltas, so never more than its
-response. A client that has fallen behind gets the outputs of a choice joined into one, and so catches up.
+response (output_budget.py bounds that of all clients). A client that has fallen behind gets several outputs of a choice
+joined into one, and so catches up.
 """
 
 import asyncio
@@ -12,15 +13,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 
-from ..engine import OutputDelta
+from ..server.output_delta import OutputDelta
 from .errors import DeadlinePassed, EngineFailed
 
-MAX_SEPARATE = 64  # a client with more unread outputs than these gets several at once
+MAX_SEPARATE = 64  # a client with more unread outputs than these gets as many of a choice at once
 
 
 def engine_request_ids(response_id: str, num_prompts: int, n: int) -> list[str]:
     """Name the engine's requests for a response's prompts: by the response's id and, behind `/`, their first choice."""
-    return [f"{response_id}/{place * n}" if place else response_id for place in range(num_prompts)]
+    return [f"{response_id}/{number * n}" if number else response_id for number in range(num_prompts)]
 
 
 def choice_name(label: Hashable) -> str:
@@ -45,6 +46,7 @@ class ResponseStream:
 
     Attributes:
         num_unfinished: how many of its sequences have not finished, as far as the client has read.
+        on_close: called when the `with` statement ends.
 
     Raises:
         DeadlinePassed, EngineFailed, ShuttingDown: from the iterator, as soon as one of them applies.
@@ -59,9 +61,11 @@ class ResponseStream:
         cancel: Callable[["ResponseStream"], None],
     ):
         self.engine_ids, self.num_unfinished, self.accepted = engine_ids, len(engine_ids) * n, accepted
-        self._first_choice = {engine_id: place * n for place, engine_id in enumerate(engine_ids)}
+        self._first_choice = {engine_id: number * n for number, engine_id in enumerate(engine_ids)}
         self._cancel, self._timer = cancel, None
-        self._outputs: deque[OutputDelta] = deque()
+        self.on_close: Callable[[], object] = lambda: None
+        self._unread: dict[int, deque[OutputDelta]] = {}  # by choice; the first one is read next
+        self._num_unread = 0
         self._error: Exception | None = None
         self._readable = asyncio.Event()
         if deadline is not None:
@@ -78,6 +82,7 @@ class ResponseStream:
             self._timer.cancel()
         if self.num_unfinished and self._error is None:
             self._cancel(self)
+        self.on_close()
 
     def __aiter__(self) -> "ResponseStream":
         return self
@@ -88,34 +93,39 @@ class ResponseStream:
         await self._readable.wait()
         if self._error is not None:
             raise self._error
-        output = self._outputs.popleft() if len(self._outputs) <= MAX_SEPARATE else self._joined()
-        if not self._outputs:
-            self._readable.clear()
+        choice, output = self._take()
         if output.finish_reason is not None:
             self.num_unfinished -= 1
         if output.finish_reason == "error":
             raise EngineFailed(output.error)
-        return self._first_choice[output.request_id] + output.index, output
+        return choice, output
 
-    def _joined(self) -> OutputDelta:
-        """Take all outputs of the first one's choice."""
-        first, rest, same = self._outputs[0], deque(), []
-        for output in self._outputs:
-            is_same = (output.request_id, output.index) == (first.request_id, first.index)
-            (same if is_same else rest).append(output)
-        self._outputs = rest
-        return OutputDelta.join(same)
+    def _take(self) -> tuple[int, OutputDelta]:
+        """Take the next outputs of the choice that was read least recently."""
+        choice = next(iter(self._unread))
+        outputs = self._unread.pop(choice)
+        number = 1 if self._num_unread <= MAX_SEPARATE else min(MAX_SEPARATE, len(outputs))
+        taken = [outputs.popleft() for _ in range(number)]
+        self._num_unread -= number
+        if outputs:
+            self._unread[choice] = outputs
+        if not self._unread:
+            self._readable.clear()
+        return choice, taken[0] if number == 1 else OutputDelta.join(taken)
 
     def put(self, output: OutputDelta) -> None:
         """Hand the stream its next output."""
         if self._error is None:
-            self._outputs.append(output)
+            choice = self._first_choice[output.request_id] + output.index
+            self._unread.setdefault(choice, deque()).append(output)
+            self._num_unread += 1
             self._readable.set()
 
     def fail(self, error: Exception) -> None:
         """End the stream with an error: cancel what is unfinished, and drop what is unread."""
         if self.num_unfinished and self._error is None:
             self._error = error
-            self._outputs.clear()
+            self._unread.clear()
+            self._num_unread = 0
             self._readable.set()
             self._cancel(self)

@@ -1,20 +1,22 @@
 """A request's outputs as an HTTP response: one JSON body, or a stream of server-sent events.
 
+A body with log-probabilities or prompts may have megabytes. It is formatted choice by choice while it is sent, so that
+the formatted text of a single choice waits for a slow client, and no long call keeps the event loop from running.
+
 The headers of a stream, too, wait for the first token, so an error before it has a status of its own. An error after
 it is the stream's last event.
 """
 
 import asyncio
-import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
-from ..engine import OutputDelta
+from ..server.output_delta import OutputDelta
 from .formats import DONE, CompletionFormatter, server_sent_event, usage
 from .http_errors import CLIENT_CLOSED_REQUEST, APIError, to_api_error
 from .response_stream import ResponseStream
@@ -43,27 +45,30 @@ async def respond(
     with ExitStack() as cleanup:
         cleanup.enter_context(stream)
         if not as_events:
-            body = await while_connected(request, collect_response(stream, formatter, prompt_tokens))
-            return Response(body, media_type="application/json")
+            outputs = await while_connected(request, collect_outputs(stream))
+            completion_tokens = sum(output.num_tokens for output in outputs)
+            parts = formatter.response_parts(outputs, usage(prompt_tokens, completion_tokens))
+            if all(output.new_logprobs is None and not formatter.brings_prompt(output) for output in outputs):
+                return Response("".join(parts), media_type="application/json")
+            cleanup.pop_all()  # the response closes the stream
+            return OutputResponse(stream, iterate_in_thread(parts), "application/json")
         first = await while_connected(request, anext(stream))
-        cleanup.pop_all()  # the response closes the stream
-    return EventStream(stream, events(first, stream, formatter, prompt_tokens, include_usage))
+        cleanup.pop_all()
+    return OutputResponse(stream, events(first, stream, formatter, prompt_tokens, include_usage), EVENT_STREAM)
 
 
-async def collect_response(stream: ResponseStream, formatter: CompletionFormatter, prompt_tokens: int) -> str:
-    """Return the JSON of the complete response once all sequences have finished."""
+async def collect_outputs(stream: ResponseStream) -> list[OutputDelta]:
+    """Return the whole output of each choice once all sequences have finished."""
     parts: defaultdict[int, list[OutputDelta]] = defaultdict(list)
     async for choice, output in stream:
         parts[choice].append(output)
-    outputs = [OutputDelta.join(parts[choice]) for choice in sorted(parts)]
-    completion_tokens = sum(output.num_tokens for output in outputs)
+    return [OutputDelta.join(parts[choice]) for choice in sorted(parts)]
 
-    def body() -> str:
-        return json.dumps(formatter.response(outputs, usage(prompt_tokens, completion_tokens)))
 
-    # Thousands of log-probabilities and the decoding of a prompt take a while, and the event loop must not wait.
-    takes_a_while = any(output.new_logprobs is not None or formatter.brings_prompt(output) for output in outputs)
-    return await asyncio.to_thread(body) if takes_a_while else body()
+async def iterate_in_thread(parts: Iterator[str]) -> AsyncIterator[str]:
+    """Yield what an iterator yields, which takes a while: it runs on another thread."""
+    while (part := await asyncio.to_thread(next, parts, None)) is not None:
+        yield part
 
 
 async def events(
@@ -95,11 +100,11 @@ async def events(
     yield DONE
 
 
-class EventStream(StreamingResponse):
-    """A response of events, which closes the stream of outputs however the response ends."""
+class OutputResponse(StreamingResponse):
+    """A response in parts, which closes the stream of outputs however the response ends."""
 
-    def __init__(self, stream: AbstractContextManager, events: AsyncIterator[str]):
-        super().__init__(events, media_type=EVENT_STREAM, headers={"Cache-Control": "no-cache"})
+    def __init__(self, stream: AbstractContextManager, parts: AsyncIterator[str], media_type: str):
+        super().__init__(parts, media_type=media_type, headers={"Cache-Control": "no-cache"})
         self.stream = stream
 
     async def __call__(self, scope, receive, send) -> None:

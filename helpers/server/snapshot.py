@@ -4,7 +4,8 @@ import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from ..engine import EngineCore, OutputDelta
+from ..engine import EngineCore
+from ..server.output_delta import OutputDelta
 from ..trace import TracedPass
 
 MAX_NAMED = 100  # waiting sequences whose labels a snapshot holds
@@ -31,7 +32,7 @@ class Snapshot:
     @property
     def drafts(self) -> tuple[int, int]:
         """How many drafts the step verified, and how many of them it accepted."""
-        rows = [row for one in self.passes for row in one.row_steps if row.drafted]
+        rows = [row for forward_pass in self.passes for row in forward_pass.row_steps if row.drafted]
         return sum(row.drafted for row in rows), sum(row.accepted for row in rows)
 
 
@@ -41,7 +42,9 @@ Observer = Callable[[list[OutputDelta], Snapshot], None]
 def take_snapshot(engine: EngineCore, stepped: bool = True) -> Snapshot:
     """Describe the engine. `stepped` is False if it has made no step since the last snapshot."""
     newest_first = reversed(engine.trace.passes)
-    passes = itertools.takewhile(lambda one: one.step == engine.steps - 1, newest_first) if stepped else ()
+    passes = (
+        itertools.takewhile(lambda forward_pass: forward_pass.step == engine.steps - 1, newest_first) if stepped else ()
+    )
     blocks = engine.block_manager
     return Snapshot(
         tuple(passes)[::-1],

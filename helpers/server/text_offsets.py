@@ -6,8 +6,8 @@ begins where the text ends.
 
 from functools import cached_property
 
+from ..detokenizer import REPLACEMENT_CHARACTER, IncrementalDetokenizer, letter_ids
 from ..engine import Prompt
-from ..engine.detokenizer import REPLACEMENT_CHARACTER, IncrementalDetokenizer, letter_ids
 
 MAX_BYTES = 4  # of a character in UTF-8
 

@@ -9,8 +9,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..engine import OutputDelta
-from ..engine.stop_strings import StopStringSearch
+from ..detokenizer import StopStringSearch
+from ..server.output_delta import OutputDelta
 from .formats import ChatFormatter
 from .tools import ToolUse
 

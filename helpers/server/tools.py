@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from ..engine import StructuredOutputs
-from ..engine.grammar import JSON_OPTIONS
+from ..features.structured_outputs import StructuredOutputs
+from ..features.structured_outputs.compilation import JSON_OPTIONS
 from .strict import Strict
 
 MAX_TOOLS = 128

@@ -18,12 +18,13 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
+from ..cluster.routing import Router
 from ..engine import BlockManager, EngineConfig, Sequence, UnlimitedMemory
 from .cost_model import CostModel
 from .fleet import TimedRequest, check_trace
 from .fleet_result import FleetResult
-from .replica import FinishedRequest, FleetClock, SimulatedReplica
-from .replica_set import Autoscaler, ReplicaSet, RoutingPolicy
+from .replica_set import Autoscaler, ReplicaSet
+from .simulated_replica import FinishedRequest, FleetClock, SimulatedReplica
 from .simulator import TOKEN
 
 
@@ -33,8 +34,8 @@ def simulate_disaggregated(
     cost: CostModel,
     prefill_replicas: int,
     decode_replicas: int,
-    prefill_router: RoutingPolicy,
-    decode_router: RoutingPolicy,
+    prefill_router: Router,
+    decode_router: Router,
     *,
     seconds_per_token: float,
     decode_config: EngineConfig | None = None,
@@ -109,7 +110,7 @@ class _Transfers:
     def prompts(self, requests: Iterable[tuple[float, Sequence]]) -> Iterator[tuple[float, Sequence]]:
         """Yield the arrivals of requests for one token each."""
         for arrival, sequence in requests:
-            self._output_tokens[sequence.request_id], sequence.max_tokens = sequence.max_tokens, 1
+            self._output_tokens[sequence.request_id], sequence.request.max_tokens = sequence.max_tokens, 1
             yield arrival, sequence
 
     def begin(self, finished: FinishedRequest) -> None:

@@ -11,11 +11,12 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
+from ..cluster.routing import Router
 from ..engine import EngineConfig, Sequence
 from .cost_model import CostModel
 from .fleet_result import FleetResult
-from .replica import SimulatedReplica
-from .replica_set import Autoscaler, ReplicaSet, RoutingPolicy
+from .replica_set import Autoscaler, ReplicaSet
+from .simulated_replica import SimulatedReplica
 
 
 class TimedRequest(NamedTuple):
@@ -37,7 +38,7 @@ def simulate_fleet(
     config: EngineConfig,
     cost: CostModel,
     replicas: int,
-    router: RoutingPolicy,
+    router: Router,
     skip: bool = True,
     *,
     failures: Iterable[tuple[float, int]] = (),

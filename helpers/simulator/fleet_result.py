@@ -11,7 +11,7 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from ..metrics import count_within, goodput, percentile
-from .replica import FinishedRequest
+from .simulated_replica import FinishedRequest
 
 
 class Lifetime(NamedTuple):

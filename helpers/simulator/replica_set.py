@@ -17,18 +17,12 @@ from functools import partial
 from math import inf, isfinite
 from typing import NamedTuple, Protocol
 
+from ..cluster.routing import Router
 from ..engine import Sequence
 from .fleet_result import FleetResult, Lifetime
-from .replica import FinishedRequest, FleetClock, SimulatedReplica
+from .simulated_replica import FinishedRequest, FleetClock, SimulatedReplica
 
 MOST_FAILURES = 10_000  # in a row, while requests wait or run and none finishes
-
-
-class RoutingPolicy(Protocol):
-    """Chooses a replica; `cluster.routing` has several routers."""
-
-    def choose(self, prompt_token_ids: list[int], replicas: list[SimulatedReplica]) -> int:
-        """Return the index of the replica that gets a request."""
 
 
 class Autoscaler(Protocol):
@@ -95,7 +89,7 @@ class ReplicaSet:
         self,
         make_replica: Callable[..., SimulatedReplica],
         replicas: int,
-        router: RoutingPolicy,
+        router: Router,
         on_finish: Callable[[FinishedRequest], None],
         start_seconds: float = 0.0,
         failures: Iterable[tuple[float, int]] = (),

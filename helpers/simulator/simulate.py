@@ -10,8 +10,7 @@ from collections.abc import Sequence as Seq
 from math import inf
 
 from ..engine import EngineConfig, Plan, SamplingParams, Sequence
-from ..engine.recording import record, shared_row_step
-from ..trace import Trace, TracedPass
+from ..trace import Trace, TracedPass, record_iteration, shared_row_step
 from .cost_model import CostModel
 from .simulator import TOKEN, Simulator
 from .stretch import find_stretch
@@ -47,10 +46,12 @@ def simulate(
     sequences = []
     for number, (prompt, length) in enumerate(requests):
         params = SamplingParams(length, ignore_eos=True)
-        sequences.append(Sequence(number, *simulator.validator.validate(prompt, params), params=params))
+        features = simulator.validator.features_for(params)
+        tokens = simulator.validator.validate(prompt, params)
+        sequences.append(Sequence(number, *tokens, params=params, features=features))
     for sequence in sorted(sequences, key=lambda one: arrivals[one.request_id]):
         simulator.run_until(arrivals[sequence.request_id])
-        sequence.arrival = simulator.now()
+        sequence.request.arrival = simulator.now()
         simulator.scheduler.add(sequence)
     simulator.run_until()
     return simulator.trace
@@ -74,7 +75,7 @@ class _TraceOnly(Simulator):
         plan = self.scheduler.schedule()
         output = self.runner.run(plan, self.now)
         finished = self.scheduler.update(plan, output)
-        record(self.trace, self.steps, plan, output, finished)
+        record_iteration(self.trace, self.steps, plan, output, finished)
         self.steps += 1
         return plan
 

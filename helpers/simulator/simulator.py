@@ -1,4 +1,4 @@
-"""`Simulator`: an `EngineCore` whose runner computes nothing, so thousands of iterations take a second.
+"""`Simulator`: a `BaseEngine` whose runner computes nothing, so thousands of iterations take a second.
 
 Scheduler, block manager, outputs and trace are the engine's own. So a simulated run plans exactly what an engine plans
 for the same requests, provided that both generate as many tokens per request. By default, requests end after
@@ -9,24 +9,23 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import inf
 
+from ..base_engine import BaseEngine
 from ..engine import (
     Chunk,
     EngineConfig,
-    EngineCore,
     ForwardPass,
     ModelInfo,
     Plan,
     RunnerOutput,
     SampledToken,
-    accept_drafts,
 )
-from ..engine.runner import Clock
+from ..engine.plan import Clock
 
 TOKEN = 0  # every generated token, unless `next_token` says otherwise
 shared_sampled_token = lru_cache(maxsize=4096)(SampledToken)
 
 
-class Simulator(EngineCore):
+class Simulator(BaseEngine):
     """Runs requests without a model, in simulated time.
 
     Args:
@@ -96,11 +95,14 @@ class SimulatedRunner:
         sampled = {chunk.sequence: self._sample(chunk) for chunk in plan.chunks if chunk.samples_token}
         return RunnerOutput([ForwardPass(plan.chunks, [0] * len(plan.chunks), sampled, start, seconds)])
 
-    def _sample(self, chunk: Chunk) -> list[SampledToken] | Exception:
-        known, drafts = chunk.sequence.token_ids, chunk.draft_token_ids
-        if not drafts:
-            return [shared_sampled_token(self._next_token(known))]
-        return accept_drafts(drafts, lambda accepted: SampledToken(self._next_token(known + drafts[:accepted])))
+    def _sample(self, chunk: Chunk) -> list[SampledToken]:
+        known, sampled = chunk.sequence.token_ids, []
+        for draft_token_id in [*chunk.draft_token_ids, None]:
+            sampled.append(shared_sampled_token(self._next_token(known)))
+            if sampled[-1].token_id != draft_token_id:
+                break
+            known = [*known, draft_token_id]
+        return sampled
 
 
 class _NoText:

@@ -82,7 +82,7 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, 
         most: at most this many iterations.
     """
     running = scheduler.running
-    if type(scheduler) is not Scheduler or scheduler.speculation is not None:
+    if type(scheduler) is not Scheduler or scheduler.features:
         return None
     if getattr(scheduler.memory, "prefix_caching", False):
         return None

@@ -2,6 +2,7 @@
 
     python notebooks/exercises/grade.py release           source/ -> release/: no solutions
     python notebooks/exercises/grade.py grade submitted   -> build/grades/grades.csv and build/grades/feedback/
+    python notebooks/exercises/grade.py memos points.csv  points and comments given by hand -> the same table and pages
 
 The claim: a submission gets the points that it deserves, whatever else it does. It runs in a sandbox without a network
 and without the solutions, its tasks are examined outside of it, and no other submission notices.
@@ -9,157 +10,189 @@ and without the solutions, its tasks are examined outside of it, and no other su
 
 import argparse
 import contextlib
-import csv
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from grading import sandbox
 from grading.examiners import Grade, Options, grade_all
+from grading.finding import Ignored, find_submissions
+from grading.gradebook import Gradebook
+from grading.plain import line
 from grading.release import release
-from grading.submissions import ASSIGNMENTS, Submission, find_submissions
+from grading.roster import Roster
+from grading.submissions import ASSIGNMENTS, Submission
+from grading.tables import write_csv
 from grading.worker_process import Limits
 from tqdm import tqdm
 
 BUILD = Path(__file__).resolve().parents[2] / "build"
-COLUMNS = ["student", "assignment", "score", "max_score", "by_hand", "note", "tasks", "seed"]
+MAX_SHOWN = 20  # lines in the terminal on what was ignored; all are in ignored.csv
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which submissions to grade; with none of these, all that are found.
+
+    Attributes:
+        students: only these.
+        assignments: only these.
+        roster: a table of the course's students, see `Roster`.
+    """
+
+    students: Sequence[str] = ()
+    assignments: Sequence[str] = ()
+    roster: Path | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run did: its grades, the files that it ignored, and the grades that did not replace better ones."""
+
+    grades: list[Grade]
+    ignored: list[Ignored]
+    kept: list[str]
 
 
 def grade(
-    folder: Path,
+    place: Path,
     out: Path,
-    limits: Limits,
-    seed: int,
+    options: Options,
+    choice: Choice = Choice(),
     jobs: int = 1,
-    is_sandboxed: bool = True,
-    students: Sequence[str] = (),
-) -> list[Grade]:
-    """Grade the submissions in a folder; write out/grades.csv and out/feedback/<student>/<assignment>.html.
-
-    Lines and pages of earlier runs stay, so grades of another week, or before a late submission, are not lost. Those of
-    a submission that is graded again are replaced.
+    replaces: bool = False,
+) -> Run:
+    """Grade the submissions in a folder or .zip; write them into the gradebook in `out`, see `Gradebook`.
 
     Args:
-        folder: see `find_submissions`.
-        out: the folder for the table and the pages.
-        limits: what a submission may use.
-        seed: of the cases; a grade is repeated with the same one.
+        place: see `find_submissions`.
+        out: the folder for the tables and the pages.
+        options: how to grade.
+        choice: which submissions.
         jobs: submissions that are graded at the same time.
-        is_sandboxed: whether submissions run in the sandbox.
-        students: grade only these students' submissions; all if empty.
-
-    Returns:
-        The grades of this run.
+        replaces: whether a grade may replace a better one of an earlier run.
 
     Raises:
-        ValueError: there is no such folder, no notebook in it or none of a student, or out/grades.csv is another table.
+        ValueError: there is nothing to grade at `place`, a student of the choice handed in nothing, an assignment of it
+            does not exist, or a table is no such table.
         NoSandboxError: there is no working sandbox on this machine.
     """
-    submissions = _select(folder, students)
-    present = {each.student for each in submissions}
-    if not students:
-        present.add(folder.resolve().name)  # see `find_submissions`
-    lines = {
-        (student, assignment): line
-        for (student, assignment), line in _read_table(out / "grades.csv").items()
-        if assignment in ASSIGNMENTS or student not in map(_no_formula, present)  # such a file may have a new name now
-    }
-    if is_sandboxed:
-        sandbox.require()
-    for student in present:
-        for page in (out / "feedback" / student).glob("*.html"):
-            if page.stem not in ASSIGNMENTS:
-                page.unlink()
-    out.mkdir(parents=True, exist_ok=True)
-    options, grades = Options(out / "feedback", limits, seed, is_sandboxed), []
-    try:
-        with contextlib.closing(grade_all(submissions, options, jobs)) as done:
-            for each in tqdm(done, total=len(submissions), desc="grading", unit="notebook"):
-                grades.append(each)
-                points = [f"{number:g}" for number in (each.score, each.max_score, each.by_hand)]
-                student, assignment, *texts = map(_no_formula, [each.student, each.assignment, each.note, each.tasks])
-                lines[student, assignment] = [student, assignment, *points, *texts, seed]
-    finally:  # Ctrl-C, too: what is graded is not lost
-        with open(out / "grades.csv.part", "w", newline="", encoding="utf-8", errors="replace") as file:
-            csv.writer(file).writerows([COLUMNS, *(lines[key] for key in sorted(lines))])
-        os.replace(file.name, out / "grades.csv")  # at once: a second Ctrl-C leaves the old table or the new one
-    return sorted(grades, key=lambda line: (line.student, line.assignment))
+    book = Gradebook(out)
+    grades, kept = [], []
+    with tempfile.TemporaryDirectory(prefix="submitted-") as scratch:
+        submissions, ignored = _select(place, Path(scratch), choice)
+        if options.is_sandboxed:
+            sandbox.require()
+        try:
+            with contextlib.closing(grade_all(submissions, options, jobs)) as done:
+                for each in tqdm(done, total=len(submissions), desc="grading", unit="notebook"):
+                    grades.append(each)
+                    kept.append(book.enter(each, options.seed, replaces))
+        finally:  # Ctrl-C, too: what is graded is not lost
+            book.write()
+        reasons = [(line(each.what), line(each.reason)) for each in ignored]
+        write_csv(out / "ignored.csv", [("what", "reason"), *reasons])
+    ordered = sorted(grades, key=lambda each: (each.student, each.assignment))
+    return Run(ordered, ignored, sorted(filter(None, kept)))
 
 
-def _select(folder: Path, students: Sequence[str]) -> list[Submission]:
-    """Return the submissions in a folder, of these students only or, with none, of all; errors as for `grade`."""
-    if not folder.is_dir():
-        raise ValueError(f"There is no folder {folder}.")
-    submissions = find_submissions(folder)
+def _select(place: Path, scratch: Path, choice: Choice) -> tuple[list[Submission], list[Ignored]]:
+    """Return the chosen submissions and what was ignored; errors as for `grade`."""
+    if not place.exists():
+        raise ValueError(f"There is no folder and no file {place}.")
+    for assignment in choice.assignments:
+        if assignment not in ASSIGNMENTS:
+            raise ValueError(f"There is no assignment {assignment!r}, only {', '.join(ASSIGNMENTS)}.")
+    roster = Roster(choice.roster) if choice.roster else None
+    submissions, ignored = find_submissions(place, scratch, roster, choice.assignments)
     if not submissions:
-        raise ValueError(f"There is no notebook in {folder}: expected <student>/<assignment>.ipynb.")
+        reasons = "".join(f"\n{line(each.what)}: {line(each.reason)}" for each in ignored[:MAX_SHOWN])
+        raise ValueError(f"There is no notebook of an exercise in {place}.{reasons}")
     names = sorted({each.student for each in submissions})
-    for student in students:
+    for student in choice.students:
         if student not in names:
-            raise ValueError(f"There is no submission of {student!r} in {folder}, only of {', '.join(names)}.")
-    return [each for each in submissions if not students or each.student in students]
+            raise ValueError(f"There is no submission of {student!r} in {place}, only of {', '.join(names)}.")
+    return [each for each in submissions if not choice.students or each.student in choice.students], ignored
 
 
-def _read_table(path: Path) -> dict[tuple[str, str], list[str]]:
-    """Return the lines of a table of grades by student and assignment; none if there is no such file.
-
-    Raises:
-        ValueError: the file is another table.
-    """
-    if not path.exists():
-        return {}
-    with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
-        lines = [line for line in csv.reader(file) if line]
-    if lines[:1] != [COLUMNS] or any(len(line) != len(COLUMNS) for line in lines):
-        raise ValueError(f"{path} is not a table of grades with the columns {', '.join(COLUMNS)}: move it elsewhere.")
-    return {(line[0], line[1]): line for line in lines[1:]}
-
-
-def _no_formula(text: str) -> str:
-    """Return a text that a spreadsheet does not compute."""
-    return f"'{text}" if text.startswith(tuple("=+-@\t\r")) else text
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("release", help="write the student notebooks to release/")
+    grading = commands.add_parser("grade", help="grade a folder of submissions, or a .zip")
+    grading.add_argument("place", type=Path, help="a folder or .zip, as Moodle, Canvas or GitHub Classroom make them")
+    grading.add_argument("--assignment", action="append", default=[], help="grade only this one; may be repeated")
+    grading.add_argument("--roster", type=Path, help="a .csv of the students: the first column has their ids")
+    grading.add_argument("--student", action="append", default=[], help="grade only this student; may be repeated")
+    grading.add_argument("--replace", action="store_true", help="also replace better grades of earlier runs")
+    grading.add_argument("--timeout", type=int, default=60, help="seconds that a cell may take, or a task")
+    grading.add_argument("--memory", type=float, default=4, help="GB that a submission may use")
+    grading.add_argument("--seed", help="repeat the grades of a table (default: a new one of 128 bits)")
+    grading.add_argument("--no-sandbox", action="store_true", help="let submissions run with all your rights")
+    jobs = min(8, max(1, (os.cpu_count() or 1) // 2))
+    grading.add_argument("--jobs", type=int, default=jobs, help="graded at the same time")
+    memos = commands.add_parser("memos", help="fill in the points and comments that were given by hand")
+    memos.add_argument("points", type=Path, nargs="?", help="a .csv with student, assignment, points and comment")
+    for command in (grading, memos):
+        command.add_argument("--out", type=Path, default=BUILD / "grades", help="where the tables and the pages are")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Do what the arguments say."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("release", help="write the student notebooks to release/")
-    options = commands.add_parser("grade", help="grade a folder of submissions")
-    options.add_argument("folder", type=Path, help="with <student>/<assignment>.ipynb or the like")
-    options.add_argument("--out", type=Path, default=BUILD / "grades", help="where the table and the pages go")
-    options.add_argument("--timeout", type=int, default=60, help="seconds that a cell may take, or a task")
-    options.add_argument("--memory", type=float, default=4, help="GB that a submission may use")
-    options.add_argument("--seed", type=int, help="repeat the grades of a table (default: a new one)")
-    options.add_argument("--student", action="append", default=[], help="grade only this student; may be repeated")
-    options.add_argument("--no-sandbox", action="store_true", help="let submissions run with all your rights")
-    cores = os.cpu_count() or 1
-    options.add_argument("--jobs", type=int, default=min(8, max(1, cores // 2)), help="graded at the same time")
-    args = parser.parse_args(argv)
-    if args.command == "release":
-        for path in release():
-            print(os.path.relpath(path))
-        return
-    limits = Limits(
-        seconds=args.timeout,
-        total_seconds=10 * args.timeout,
-        memory=int(args.memory * 2**30),
-        threads=max(1, cores // args.jobs),
-    )
-    seed = secrets.randbelow(10**6) + 10 if args.seed is None else args.seed  # students see 0
+    args = _parser().parse_args(argv)
     try:
-        is_sandboxed = not args.no_sandbox
-        grades = grade(args.folder, args.out.resolve(), limits, seed, args.jobs, is_sandboxed, args.student)
+        match args.command:
+            case "release":
+                for path in release():
+                    print(os.path.relpath(path))
+            case "memos":
+                _give_points(args)
+            case "grade":
+                _grade(args)
     except (ValueError, sandbox.NoSandboxError) as error:
         sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit(f"Interrupted. What was graded is in {os.path.relpath(args.out)}, with the seed {seed}.")
-    for line in grades:
-        print(f"{line.student:20} {line.assignment:32} {line.score:5g} of {line.max_score:g}  {line.note}")
+
+
+def _give_points(args: argparse.Namespace) -> None:
+    book = Gradebook(args.out.resolve())
+    number = book.give(args.points or args.out / "memos.csv")
+    book.write()
+    print(f"{number} texts have points. The table is {os.path.relpath(args.out)}/grades.csv.")
+
+
+def _grade(args: argparse.Namespace) -> None:
+    limits = Limits(
+        seconds=args.timeout,
+        added_seconds=10 * args.timeout,
+        total_seconds=120 * args.timeout,
+        memory=int(args.memory * 2**30),
+        threads=max(1, (os.cpu_count() or 1) // args.jobs),
+    )
+    options = Options(limits, args.seed or secrets.token_hex(16), not args.no_sandbox)
+    choice = Choice(args.student, args.assignment, args.roster)
     out = os.path.relpath(args.out)
-    print(f"The table is {out}/grades.csv, the pages are in {out}/feedback. To repeat the grades: --seed {seed}")
+    try:
+        run = grade(args.place, args.out.resolve(), options, choice, args.jobs, args.replace)
+    except KeyboardInterrupt:
+        sys.exit(f"Interrupted. What was graded is in {out}, with the seed {options.seed}.")
+    for each in run.grades:
+        by_hand = f" + up to {most:g} by hand" if (most := sum(most for _, most in each.memos)) else ""
+        points = f"{each.score:5g} of {each.max_score:g}{by_hand}"
+        print(f"{each.student:20} {each.assignment:32} {points}  {line(each.note)}")
+    for text in run.kept:
+        print(text)
+    for each in run.ignored[:MAX_SHOWN]:
+        print(f"ignored: {line(each.what)}: {line(each.reason)}")
+    if len(run.ignored) > MAX_SHOWN:
+        print(f"ignored: {len(run.ignored) - MAX_SHOWN} more, see {out}/ignored.csv")
+    print(
+        f"The table is {out}/grades.csv, the pages are in {out}/feedback. To repeat the grades: --seed {options.seed}"
+    )
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ from . import (  # noqa: E402, F401
     lesson_10,
     lesson_11,
     lesson_12,
+    sly,
 )
 
 for _task, _changes in ALMOST.items():

@@ -12,7 +12,7 @@ def first_come_first_served(waiting, running, free_rows):
     return waiting[:free_rows]
 
 
-@right("schedule", "schedule_race")
+@right("schedule")
 def shortest_first(waiting, running, free_rows):
     waiting.sort(key=lambda request: (request.max_tokens, request.arrived))
     return tuple(waiting[: max(0, free_rows)])
@@ -52,8 +52,13 @@ WRONG["schedule"] |= {
     "list index out of range (given: 0 waiting": lambda waiting, running, free: [waiting[0]] if free else [],
 }
 WRONG["schedule_race"] |= {
-    "takes 400 forward passes for the race; first come, first served takes 132": static_batches,
+    "takes 400 forward passes for the race, and at most 120 are allowed": static_batches,
+    "how many join at once": lambda waiting, running, free: sorted(waiting, key=lambda one: -one.max_tokens)[
+        : min(1, free)
+    ][: len(running) < 3],
     "takes 132 forward passes for the race": first_come_first_served,
+    "takes 130 forward passes for the race": shortest_first,
+    "first come, first served takes 132. It leaves": lambda *case: [] if case[1] else long_ones_then_the_others(*case),
     "although none is running": lambda waiting, running, free: [],
 }
 WRONG["schedule_floor"] |= {
@@ -109,14 +114,19 @@ WRONG["evict_bound"] |= {
     "closes less than a third of the distance": least_recently_used,
     "(FIFO 5,620, LRU 4,872, Belady's bound 3,300)": lambda blocks, now: blocks[-1],
 }
-WRONG["evict_chats"] |= {"computes more than 8% above LRU": used_once_first}
+WRONG["evict_chats"] |= {
+    "the next turn needs them": used_once_first,
+    "belongs to conversations that are over": first_in,
+}
 
 # --- design ---------------------------------------------------------------------------------------------------------
 
-RIGHT["design"] |= {"few_rows": lambda: (8, 100, 4), "numpy_s_numbers": lambda: [np.int64(14), 128, np.int32(1)]}
+RIGHT["design"] |= {"few_rows": lambda: (8, 128, 0), "numpy_s_numbers": lambda: [np.int64(14), 128, np.int32(1)]}
 RIGHT["design_in_time"] |= {"fourteen_rows": lambda: (14, 128, 1), "no_queue": lambda: (14, 150, 0)}
 WRONG["design"] |= {
     "requests stall for more than 4 units": lambda: (14, 512, 1),
+    "serves 23 of 240 requests in time, where 50% are asked for": lambda: (1, 20, 0),
+    "serves 27 of 240 requests": lambda: (24, 24, 240),
     "tokens is a float": lambda: (14, 128.0, 1),
     "max_queue is a bool": lambda: (14, 128, True),
     "should return three ints": lambda: (14, 128),
@@ -128,4 +138,5 @@ WRONG["design_in_time"] |= {
     "wait for more than 40 units": lambda: (14, 128, 240),
     "are refused": lambda: (8, 128, 0),
     "Most of the others stall": lambda: (14, 300, 0),
+    "do so many rows fit": lambda: (24, 128, 1),
 }

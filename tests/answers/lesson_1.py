@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from answers import ALMOST, RIGHT, WRONG, right
-from helpers.checks.exercises.conversation import loop
+from helpers.checks.exercises.lesson_1_conversation import loop
 
 RIGHT["greedy_step"] |= {
     "with_topk": lambda logits: logits[:, -1, :].topk(1).indices.squeeze(-1),
@@ -55,7 +55,7 @@ def in_place_on_a_copy(token_ids, eos_id, max_tokens):
 ALMOST["stop"] |= {
     "returns the reason 'eos'": lambda result, *case: (result[0], result[1] and "eos"),
     "returns the list that it was given": lambda result, ids, *case: (min(ids, result[0], key=len), result[1]),
-    "should be 2 values": lambda result, *case: result[0],
+    "returns only the token ids": lambda result, *case: result[0],
     "changed its argument: `token_ids`": lambda result, ids, *case: ids.clear() or result,
 }
 WRONG["stop"] |= {"the token ids that are kept": lambda ids, eos_id, n: token_by_token(ids, eos_id or None, n)}

@@ -97,28 +97,6 @@ ALMOST["deliver"] |= {
 }
 
 
-@right("recomputed")
-def text_by_text(requests, shared, block_size):
-    total = 0
-    for prompt, output in requests:
-        text = prompt + output
-        blocks = min(shared // block_size, (text - 1) // block_size)
-        total += text - blocks * block_size
-    return total
-
-
-@right("recomputed")
-def in_arrays(requests, shared, block_size):
-    texts = np.array(requests).sum(axis=1)
-    return (texts - np.minimum(texts - 1, shared) // block_size * block_size).sum()
-
-
-ALMOST["recomputed"] |= {
-    "should be an int, but is a list": lambda count, *_: [count],
-    "changed its argument: `requests`": lambda count, requests, *_: requests.clear() or count,
-}
-
-
 def most_cached(length, replicas):
     return max(range(len(replicas)), key=lambda index: (replicas[index].cached, -replicas[index].outstanding))
 

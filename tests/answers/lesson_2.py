@@ -3,19 +3,29 @@
 import numpy as np
 import torch
 
-from answers import ALMOST, RIGHT, WRONG, right
+from answers import ALMOST, WRONG, right
 
-RIGHT["batch_throughput"] |= {
-    "in_order": lambda lengths, seconds: sum(lengths) / (sorted(lengths)[-1] * seconds),
-    "in_float32": lambda lengths, seconds: np.float32(sum(lengths)) / (np.float32(max(lengths)) * np.float32(seconds)),
-}
-WRONG["batch_throughput"] |= {
-    "changed its argument": lambda lengths, seconds: lengths.sort() or sum(lengths) / (lengths[-1] * seconds)
-}
 
-RIGHT["wasted_slot_steps"] |= {
-    "by_kind": lambda trace: trace.work["finished"] + trace.work["stalled"] + trace.work["empty"],
-    "with_numpy": lambda trace: np.sum([[not row.new_tokens for row in one.row_steps] for one in trace.passes]),
+@right("batch_costs")
+def pass_by_pass(trace, seconds_per_pass):
+    steps = [row for one in trace.passes for row in one.row_steps]
+    return sum(row.new_tokens for row in steps) / (len(trace.passes) * seconds_per_pass), [
+        row.new_tokens for row in steps
+    ].count(0)
+
+
+@right("batch_costs")
+def with_numpy(trace, seconds_per_pass):
+    tokens = np.array([[row.new_tokens for row in one.row_steps] for one in trace.passes])
+    return np.float32(tokens.sum() / len(tokens) / seconds_per_pass), (tokens == 0).sum()
+
+
+ALMOST["batch_costs"] |= {
+    "returns only the tokens per second": lambda result, *_: result[0],
+    "counts the parts of a prompt that yield no token as useful": lambda result, trace, *_: (
+        result[0],
+        trace.work["finished"] + trace.work["stalled"] + trace.work["empty"],
+    ),
 }
 
 
@@ -49,7 +59,7 @@ def padded_with_numpy_and_then_cut(rows, pad_id, max_length):
 ALMOST["left_pad"] |= {
     "attention_mask holds bool, but should hold int64": lambda result, *case: (result[0], result[1].bool()),
     "input_ids is on the device 'meta'": lambda result, *case: [each.to("meta") for each in result],
-    "returns the mask first": lambda result, *case: result[::-1],
+    "the task asks for input_ids, then attention_mask": lambda result, *case: result[::-1],
     "changed its argument: `rows`": lambda result, rows, *case: rows.sort() or result,
 }
 

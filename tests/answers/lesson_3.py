@@ -7,10 +7,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from answers import ALMOST, WRONG, right
 from helpers import batching, kv_cache, load_model
-from helpers.checks.exercises.joining import layers_of, with_layers
-from helpers.checks.exercises.leaving import select, split, used_columns
-from helpers.checks.exercises.lesson_3 import one_pass
-from helpers.checks.exercises.serving_loop import in_order, serve
+from helpers.checks.exercises.lesson_3_joining import layers_of, stack, with_layers
+from helpers.checks.exercises.lesson_3_leaving import select, split, used_columns
+from helpers.checks.exercises.lesson_3_loop import in_order, serve
+from helpers.checks.exercises.lesson_3_one_step import init, one_pass
+from helpers.checks.exercises.lesson_3_together import together
 
 LISTS = ("request_ids", "token_ids", "tokens_remaining", "finish_reasons")
 
@@ -194,56 +195,46 @@ ALMOST["merge_batches"] |= {
 }
 
 
-@right("filter_rows")
-def with_two_fingers(batch):
-    """One finger on the first free place, one on the last row that stays, until they meet."""
-    left = batch["tokens_remaining"]
-    rows, low, high = list(range(len(left))), 0, len(left) - 1
-    while low <= high:
-        if left[rows[high]] == 0:
-            high -= 1
-        elif left[rows[low]] == 0:
-            rows[low], high = rows[high], high - 1
-        else:
-            low += 1
-    rows = rows[:low]
-    filtered = {key: [batch[key][row] for row in rows] for key in LISTS}
-    index = torch.tensor(rows, dtype=torch.long, device=batch["input_ids"].device)
-    filtered |= {key: batch[key][index] for key in ("input_ids", "position_ids", "attention_mask")}
-    layers = [(keys[index], values[index]) for keys, values in layers_of(batch)]
-    return with_layers(filtered, layers), [row for row, number in enumerate(left) if number == 0]
-
-
-@right("filter_rows")
-def popped_into_the_free_places(batch):
-    removed = [row for row, left in enumerate(batch["tokens_remaining"]) if not left]
-    stay = list(np.flatnonzero(batch["tokens_remaining"]))
-    for place in [row for row in removed if row < len(stay)]:
-        stay.insert(place, stay.pop())
-    filtered = {key: [batch[key][row] for row in stay] for key in LISTS}
-    filtered |= {key: batch[key][stay] for key in ("input_ids", "position_ids", "attention_mask")}
-    return [filtered | {"past_key_values": kv_cache.select_rows(batch["past_key_values"], stay)}, removed]
-
-
 @right("filter_batch")
 def column_by_column(batch):
-    filtered, removed = with_two_fingers(batch)
-    if not filtered["request_ids"]:
+    removed = [row for row, left in enumerate(batch["tokens_remaining"]) if not left]
+    stay = list(np.flatnonzero(batch["tokens_remaining"]))
+    if not stay:
         return {"request_ids": []}, removed
+    filtered = {key: [batch[key][row] for row in stay] for key in LISTS}
+    filtered |= {key: batch[key][stay] for key in ("input_ids", "position_ids", "attention_mask")}
     mask = filtered["attention_mask"]
     columns = [column for column in range(mask.size(1)) if mask[:, column].any()]
     filtered["attention_mask"] = mask[:, columns]
-    layers = [[tensor[:, :, columns[:-1]] for tensor in pair] for pair in layers_of(filtered)]
+    layers = [[tensor[stay][:, :, columns[:-1]] for tensor in pair] for pair in layers_of(batch)]
     return with_layers(filtered, layers), removed
 
 
-ALMOST["filter_rows"] |= {
+@right("filter_batch")
+def columns_then_rows(batch):
+    left = torch.tensor(batch["tokens_remaining"], device=batch["input_ids"].device)
+    used = (batch["attention_mask"] * (left[:, None] > 0)).sum(dim=0) > 0
+    filtered = {key: [one for one, n in zip(batch[key], left, strict=True) if n] for key in LISTS}
+    filtered |= {key: batch[key][left > 0] for key in ("input_ids", "position_ids")}
+    filtered["attention_mask"] = batch["attention_mask"][left > 0][:, used]
+    layers = [[tensor[left > 0][:, :, used[:-1]] for tensor in pair] for pair in layers_of(batch)]
+    return [with_layers(filtered, layers), (left == 0).nonzero()[:, 0].tolist()]
+
+
+ALMOST["filter_batch"] |= {
     "changed its argument: `batch['request_ids']`": lambda result, batch: batch["request_ids"].clear() or result,
     "`request_ids` should be [], but is ['a', 'b']": lambda result, batch: (
         result if result[0]["request_ids"] else ({**batch}, result[1])
     ),
     "returns the batch that it was given": lambda result, batch: result if result[1] else (batch, []),
 }
+
+
+def last_into_free_places(batch):
+    """Fill the place of each finished row with the last of those that stay."""
+    left, (stay, removed) = batch["tokens_remaining"], split(batch)
+    order = [row if left[row] > 0 else stay.pop() for row in range(len(stay))]
+    return select(batch, order, used_columns(batch["attention_mask"][order])), removed
 
 
 def trimmed(batch, change, cache=True):
@@ -269,7 +260,41 @@ def one_fewer(used):
 
 WRONG["filter_batch"] |= {
     "leaves one column without a token in the mask": lambda batch: trimmed(batch, one_more),
+    "those that stay keep their order": last_into_free_places,
     "trims one column too many from the mask": lambda batch: trimmed(batch, one_fewer),
+}
+
+
+@right("join_and_leave")
+def with_the_text_of_every_request(first, second, model, tokenizer):
+    """Prefill all texts anew in every step: no cache, and so no row to merge."""
+    outputs = [list(token_ids) for _, token_ids, _ in [*first, *second]]
+    left = [most - len(token_ids) for _, token_ids, most in [*first, *second]]
+    while any(left):
+        rows = [number for number, each in enumerate(left) if each]
+        texts = [(first + second)[number][0] for number in rows]
+        batch = init([(text, outputs[n], 99) for text, n in zip(texts, rows, strict=True)], model, tokenizer)
+        batch = one_pass(batch, model, tokenizer)
+        for number, token_ids, reason in zip(rows, batch["token_ids"], batch["finish_reasons"], strict=True):
+            outputs[number], left[number] = token_ids, 0 if reason == "stop" else left[number] - 1
+    return outputs
+
+
+def one_by_one(first, second, model, tokenizer):
+    return [with_the_text_of_every_request([each], [], model, tokenizer)[0] for each in [*first, *second]]
+
+
+def ones_in_the_mask(batch):
+    return batch | {"attention_mask": torch.ones_like(batch["attention_mask"])}
+
+
+WRONG["join_and_leave"] |= {
+    # Two verbs that agree: one pads on the right and the other one leaves the pads visible.
+    "two of them agree on something wrong": lambda *case: together(
+        *case, merge=lambda one, two: ones_in_the_mask(stack(one, two))
+    ),
+    "runs one row at a time": one_by_one,
+    "returns 2 outputs for": lambda *case: together(*case)[:2],
 }
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from answers import ALMOST, RIGHT, WRONG, right
 from helpers import metrics
-from helpers.checks.exercises.iteration_plan import planned
-from helpers.checks.exercises.lesson_4 import in_classes
+from helpers.checks.exercises.lesson_4_order import in_classes
+from helpers.checks.exercises.lesson_4_plan import planned
 
 
 @right("next_chunk")
@@ -78,10 +78,11 @@ def sorted_twice(waiting, aging):
     return queue[0] if queue else None
 
 
-def priorities_lowered(waiting, aging):
+def waits_used_up(waiting, aging):
+    best = min(waiting, key=lambda one: (one.priority - one.waited // aging, -one.waited), default=None)
     for sequence in waiting:
-        sequence.priority -= sequence.waited // aging
-    return min(waiting, key=lambda one: (one.priority, -one.waited), default=None)
+        sequence.waited %= aging
+    return best
 
 
 def by(key):
@@ -92,7 +93,7 @@ WRONG["most_urgent"] |= {
     "picks a, which counts as 2, and b counts as 0": by(lambda one, levels: (one.priority > 2, -one.priority)),
     "Among equally urgent requests": by(lambda one, levels: (one.priority - levels, one.request_id)),
     "min() arg is an empty sequence (given": lambda waiting, aging: min(waiting, key=lambda one: one.priority),
-    "changed its argument: a sequence in `waiting`": priorities_lowered,
+    "changed its argument: a sequence in `waiting`": waits_used_up,
 }
 ALMOST["most_urgent"] |= {
     "changed its argument: `waiting` is": lambda best, waiting, _: best and (waiting.remove(best) or best)
@@ -152,7 +153,8 @@ WRONG["plan_chunks"] |= {
     "lets a later request overtake p. Its prompt": broken(order=lambda d, b, n: d + n),
     "lets a later request overtake p": broken(order=lambda d, b, n: d + b[::-1] + n),
     "although q could compute 2 tokens": broken(order=lambda d, b, n: d + b[:1] + (n if len(b) < 2 else [])),
-    "although w could compute 6 tokens": lambda r, w, rows, tokens: planned(r, w[:1], rows, tokens),
+    "lets one request join per iteration": lambda r, w, rows, tokens: planned(r, w[:1], rows, tokens),
+    "caps the chunks": broken(chunk=lambda n, left: min(n, left, 8)),
     "than there are free rows (2)": lambda r, w, rows, tokens: planned(r, w, 99, tokens),
     "also holds a row": lambda r, w, rows, tokens: planned(r, w, rows + sum(not one.is_decode for one in r), tokens),
     "which has only 4 uncomputed tokens": broken(uncomputed=lambda one: len(one.token_ids)),

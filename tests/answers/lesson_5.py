@@ -6,17 +6,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from answers import ALMOST, RIGHT, WRONG, right, solutions
-
-RIGHT["padded_tokens"] |= {
-    "row_by_row": lambda n: [sum(max(n) for _ in n), sum(max(n) - one for one in n), sum(n)],
-    "in_numpy": lambda lengths: ((n := np.array(lengths)).max() * len(n), (n.max() - n).sum(), n.sum()),
-}
-WRONG["padded_tokens"] |= {
-    # Both mistakes at once: the first is named.
-    "counts a single row of the padded batch": lambda lengths: (max(lengths), 0, sum(lengths)),
-    "changed its argument: `lengths`": lambda lengths: (lengths.sort(), solutions.padded_tokens(lengths))[1],
-}
+from answers import ALMOST, WRONG, right, solutions
 
 
 @right("pack")

@@ -5,7 +5,7 @@ import json
 from itertools import chain, count, pairwise
 
 from answers import RIGHT, WRONG, right
-from helpers.checks.exercises.lesson_7 import by_empty_lines, data_of
+from helpers.checks.exercises.lesson_7_serving import by_empty_lines, data_of
 
 
 @right("read_events")
@@ -40,11 +40,11 @@ def with_a_decoder_that_waits(pieces):
 
 RIGHT["read_events"]["an_iterator"] = lambda pieces: iter(line_by_line_in_bytes(pieces).__next__, "no end")
 WRONG["read_events"] |= {
-    "`events` should be [{'text': '🦊 über'}], but is": lambda pieces: by_empty_lines(
+    "and its events are [{'text': '🦊 über'}]": lambda pieces: by_empty_lines(
         piece.decode(errors="replace").encode() for piece in pieces
     ),
-    "`events` should be [True, None, 0": lambda pieces: (one for one in by_empty_lines(pieces) if one is not None),
-    "but is [{}, {}": lambda pieces: ({} for _ in count()),
+    "and its events are [True, None, 0": lambda pieces: (one for one in by_empty_lines(pieces) if one is not None),
+    "yields [{}, {}": lambda pieces: ({} for _ in count()),
     "(given: lines of an event that are not data": lambda pieces: by_empty_lines(
         pieces, lambda event: data_of(event, "data").lstrip(": ")
     ),

@@ -8,7 +8,6 @@ import numpy as np
 
 from answers import ALMOST, RIGHT, WRONG, right
 from helpers import metrics
-from helpers.checks.exercises.load_testing import send_times
 
 
 def in_phases(phases, gap):
@@ -29,9 +28,69 @@ RIGHT["poisson_arrivals"] |= {
         np.float32(time) for time in in_phases(phases, gaps(lambda rate: -math.log(1 - random.random()) / rate))
     ],
 }
+
+
+def wrong_gaps(draw):
+    return lambda phases, random: list(in_phases(phases, gaps(lambda rate: draw(rate, random))))
+
+
+def with_gaps_that_go_on(phases, random):
+    """A gap that was drawn at one rate lasts into the next phase."""
+    times, now, start = [], 0, 0
+    for seconds, rate in phases:
+        now = max(now, start)
+        while rate and now < start + seconds and (now := now + random.expovariate(rate)) < start + seconds:
+            times.append(now)
+        start += seconds
+    return [time for time in times if time < start]
+
+
+def exactly_as_many(phases, random):
+    starts = accumulate((seconds for seconds, _ in phases), initial=0)
+    return [
+        start + time
+        for (seconds, rate), start in zip(phases, starts, strict=False)
+        for time in sorted(random.uniform(0, seconds) for _ in range(int(rate * seconds)))
+    ]
+
+
+def no_time_in_a_pause(phases, random):
+    return list(in_phases([phase for phase in phases if phase[1]], gaps(random.expovariate)))
+
+
+@right("poisson_arrivals")
+def one_clock_of_expected_requests(phases, random):
+    """Unit gaps on a clock that counts expected requests, translated into seconds."""
+    times, start, expected, now = [], 0, 0, random.expovariate(1)
+    for seconds, rate in phases:
+        while now < expected + rate * seconds:
+            times.append(start + (now - expected) / rate)
+            now += random.expovariate(1)
+        start, expected = start + seconds, expected + rate * seconds
+    return times
+
+
 WRONG["poisson_arrivals"] |= {
-    "never draws from the generator": lambda phases, random: send_times(phases, Random(1234)),
-    "should be a list, but is a filter": lambda *case: filter(None, send_times(*case)),
+    "should return a list of times, but returned a filter": lambda phases, random: filter(None, [1.0]),
+    "at fixed intervals": wrong_gaps(lambda rate, random: 1 / rate),
+    "at intervals that are too even": wrong_gaps(lambda rate, random: random.uniform(0, 2 / rate)),
+    "The mean gap is 1 / rate": wrong_gaps(lambda rate, random: random.expovariate(1 / rate)),
+    "a rate belongs to its phase": wrong_gaps(lambda rate, random: random.expovariate(1)),
+    "their number is random, too": exactly_as_many,
+    "there is a gap before it, too": lambda phases, random: list(
+        in_phases(phases, lambda rate, start: chain([start], (random.expovariate(rate) for _ in count())))
+    ),
+    "last into the next": with_gaps_that_go_on,
+    "do not increase": lambda phases, random: [
+        time for phase in phases for time in in_phases([phase], gaps(random.expovariate))
+    ],
+    "sends requests in a pause": no_time_in_a_pause,
+    "but the phases end at": lambda phases, random: [
+        *in_phases(phases, gaps(random.expovariate)),
+        sum(seconds for seconds, _ in phases) + 0.1,
+    ],
+    "sets its seed": lambda phases, random: list(in_phases(phases, gaps(Random(1234).expovariate))),
+    "another generator": lambda phases, random: list(in_phases(phases, gaps(Random().expovariate))),
 }
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from answers import WRONG, right
-from helpers.checks.exercises.lesson_7 import Bounded
+from helpers.checks.exercises.lesson_7_serving import Bounded
 
 
 @right("BoundedQueue")

@@ -1,4 +1,7 @@
-"""The exercises, by lesson: references, cases and misconceptions. A grader's sandbox does not contain this folder."""
+"""The exercises: references, cases and misconceptions. A grader's sandbox does not contain this folder.
+
+The name of a file begins with its lesson: the tasks of lesson 6 and its codelab are declared in `lesson_6_*.py`.
+"""
 
 from importlib import import_module
 from pkgutil import iter_modules

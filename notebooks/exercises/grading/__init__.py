@@ -1,6 +1,10 @@
 """Grading: a submission runs in a sandbox, and its tasks are examined outside, where it cannot reach.
 
-submissions.py   find the notebooks, and put the release's own cells back into them
+finding.py       which notebooks were handed in, and by whom: whatever they are called, with or without a roster
+archives.py      the notebooks in folders and in archives
+roster.py        who takes the course
+tables.py        tables that are read and written; plain.py makes the text of strangers harmless
+submissions.py   one notebook: put the release's own cells back into it
 worker.py        the program inside the sandbox: it runs cells, and calls the student's functions
 encoding.py      what the worker sends back, as JSON
 sandbox.py       what the worker can see and use, with bubblewrap
@@ -8,6 +12,7 @@ worker_process.py   the worker seen from outside: time, memory, processes and ou
 examination.py   one submission: its cells in order, its tasks examined, the worker replaced when it is lost
 feedback.py      the page for the student
 examiners.py     many submissions at once, each in a process that the others do not share
+gradebook.py     grades from one run to the next, and the points given by hand
 release.py       the student notebooks, with nbgrader
 """
 

@@ -20,11 +20,15 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from helpers.checks.calling import Failure, Outcome
+from helpers.engine import Sequence
 
 MAX_BYTES = 32 * 2**20  # of an encoded outcome
 MAX_PARTS = 10**6  # of a decoded one: a value can occur in many places
+MAX_KEYS = 5000  # of its mappings and sets together: keys of equal hashes take time that is quadratic in their number
 COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque)}
-OBJECTS = ("dict", "bytes", "random", "tensor", "cache", "record", "opaque")  # with a method each
+OBJECTS = ("dict", "bytes", "random", "tensor", "cache", "sequence", "record", "opaque")  # with a method each
+SHARED = ("request_id", "max_tokens", "priority")  # what a sequence has of its request
+OWN = sorted(vars(Sequence("", [], 1)).keys() - {"request", "detokenizer"})
 DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 TOO_LARGE = Failure("", "", "returned more data than any task asks for.", is_final=True)
 
@@ -108,6 +112,8 @@ class _Encoder:
         for name, kind in COLLECTIONS.items():
             if isinstance(value, kind):
                 return [name, [self.encode(part) for part in value]]
+        if type(value) is Sequence:  # not a dataclass, and its request refers to it
+            return ["sequence", [self.encode(getattr(value, name)) for name in (*SHARED, *OWN)]]
         if (name := _name(type(value))) and _record(name):
             fields = {field.name for field in dataclasses.fields(value)}
             return ["record", [name, {key: self.encode(part) for key, part in vars(value).items() if key in fields}]]
@@ -120,7 +126,7 @@ class _Decoder:
     def __init__(self):
         self.objects: list = []
         self.sizes: list[int] = []  # parts of each object, those of its parts included
-        self.parts = 0
+        self.parts = self.keys = 0
 
     def decode(self, data):
         self._count(1)
@@ -131,6 +137,10 @@ class _Decoder:
             self._count(self.sizes[content])
             return self.objects[content]
         before = self.parts
+        if tag in ("dict", "set", "frozenset"):
+            self.keys += len(content)
+            if self.keys > MAX_KEYS:
+                raise ValueError("too many keys")
         if tag in COLLECTIONS:
             value = COLLECTIONS[tag](map(self.decode, content))
         elif tag in OBJECTS:
@@ -176,6 +186,13 @@ class _Decoder:
             layer.is_initialized = layer.keys is not None
             cache.layers.append(layer)
         return cache
+
+    def _sequence(self, content):
+        values = dict(zip((*SHARED, *OWN), map(self.decode, content), strict=True))
+        sequence = Sequence(values["request_id"], [], values["max_tokens"], priority=values["priority"])
+        for name in OWN:
+            setattr(sequence, name, values[name])
+        return sequence
 
     def _record(self, content):
         name, fields = content

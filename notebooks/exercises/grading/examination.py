@@ -1,15 +1,17 @@
 """Examine one submission: run its cells in order in a sandbox, and examine its tasks from outside.
 
 A cell or a task that ends the sandbox costs its own points. A new sandbox runs the earlier cells again, but for the
-cell that ended the old one.
+cell that ended the old one. What runs again costs the student no time, and no limit takes points that are earned.
 """
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
-from helpers.checks.calling import Outcome, Question
+from helpers.checks.calling import Outcome, Question, TimeLimitError, time_limit
 from helpers.checks.comparing import Grids
 from helpers.checks.examining import Verdict, examine
 from helpers.checks.exercises import EXERCISES
@@ -18,6 +20,7 @@ from .submissions import Cell, GradingError
 from .worker_process import Limits, WorkerLostError, WorkerProcess
 
 MAX_WORKERS = 12  # for a submission
+COMPARING_SECONDS = 300  # of the grader's own in a task, for references and comparisons on a busy machine
 
 
 @dataclass
@@ -58,21 +61,29 @@ class Task:
         return "" if self.earned or not self.points else f"{self.name}: {short}"
 
 
-def grade_cells(cells: list[Cell], limits: Limits, seed: int, is_sandboxed: bool) -> list[Task]:
-    """Run the cells and return the tasks; what a submission does raises nothing here."""
+def grade_cells(cells: list[Cell], limits: Limits, seed: str, is_sandboxed: bool) -> list[Task]:
+    """Run the cells and return the tasks; what a submission does raises nothing here.
+
+    Of a check cell that was copied, the best copy counts, and the last of equal ones.
+    """
     notebook = _Notebook(limits, is_sandboxed)
-    tasks, work, losses = [], [], []
+    tasks: dict[str, Task] = {}
+    copies: Counter[str] = Counter()
+    work, losses = [], []
     try:
         for cell in cells:
             if cell.task:
-                verdict = _examine(cell, notebook, seed)
+                copies[cell.task] += 1
+                verdict = _examine(cell, notebook, case_seed(seed, cell.task, copies[cell.task]))
                 message = f"A cell {losses[0]}." if losses and not verdict.passed else verdict.message
                 task = Task(cell.task, cell.points, cell.points * verdict.passed, message, verdict.grids, work)
-                tasks.append(task)
+                before = tasks.get(cell.task, task)
+                best = before if before.earned > task.earned else task
+                tasks[cell.task] = replace(best, work=work if before is task else before.work + work)
                 work, losses = [], []
                 continue
             try:
-                printed = notebook.run(cell.source)
+                printed = notebook.run(cell)
             except WorkerLostError as lost:
                 printed = f"[This cell {lost}. It is left out, and the notebook goes on without it.]"
                 losses.append(str(lost))
@@ -80,7 +91,15 @@ def grade_cells(cells: list[Cell], limits: Limits, seed: int, is_sandboxed: bool
                 work.append(Work(cell.source, printed))
     finally:
         notebook.close()
-    return [*tasks, Task("", work=work)] if work else tasks
+    return [*tasks.values(), Task("", work=work)] if work else [*tasks.values()]
+
+
+def case_seed(seed: str, task: str, copy: int = 1) -> int:
+    """Return the seed of a task's cases, 128 bits that differ from task to task.
+
+    What a function sees while it is examined therefore says nothing about the next task, nor about a copy of this one.
+    """
+    return int.from_bytes(blake2b(f"{seed} {task} {copy}".encode(), digest_size=16).digest())
 
 
 def memo_task(cell: Cell) -> Task:
@@ -92,6 +111,10 @@ def memo_task(cell: Cell) -> Task:
 def _examine(cell: Cell, notebook: "_Notebook", seed: int) -> Verdict:
     if cell.task not in EXERCISES:
         raise GradingError(f"there is no exercise {cell.task!r}: is the release up to date?")
+    try:
+        notebook.begin_task()
+    except WorkerLostError as lost:
+        return Verdict(False, f"{lost}.")
     end = time.monotonic() + notebook.limits.seconds
 
     def ask(question: Question) -> Outcome:
@@ -101,7 +124,11 @@ def _examine(cell: Cell, notebook: "_Notebook", seed: int) -> Verdict:
     if hasattr(exercise, "questions"):
         exercise.questions(seed)  # if this fails, the course is wrong, not the student
     try:
-        return examine(exercise, ask, seed)
+        with time_limit(notebook.limits.seconds + COMPARING_SECONDS):
+            return examine(exercise, ask, seed)
+    except TimeLimitError:
+        notebook.close()
+        return Verdict(False, "returns something that takes too long to compare.")
     except WorkerLostError as lost:
         return Verdict(False, f"{lost}.")
     except Exception as error:  # no check foresaw such a result
@@ -113,21 +140,42 @@ class _Notebook:
 
     def __init__(self, limits: Limits, is_sandboxed: bool):
         self.limits = limits
-        deadline = time.monotonic() + limits.total_seconds
-        self._start: Callable[[], WorkerProcess] = lambda: WorkerProcess(limits, is_sandboxed, deadline)
+        self._deadline = time.monotonic() + limits.total_seconds
+        self._start: Callable[[], WorkerProcess] = lambda: WorkerProcess(limits, is_sandboxed, self._deadline)
         self._worker: WorkerProcess | None = None
         self._started = 0
+        self._added_seconds = 0.0  # of the cells that the student added since the last task
         self._history: list[str] = []  # without the cells that ended a worker
 
-    def run(self, source: str) -> str:
+    def run(self, cell: Cell) -> str:
         """Run a cell and return what it printed.
 
         Raises:
-            WorkerLostError: the worker is gone.
+            WorkerLostError: the worker is gone, or the cell was not run.
         """
-        printed = self._use(lambda worker: worker.run(source))
-        self._history.append(source)
+        if cell.is_added and self._added_seconds >= self.limits.added_seconds:
+            seconds = f"{self.limits.added_seconds:g} s"
+            raise WorkerLostError(f"is not run: the cells that you added before this task took longer than {seconds}")
+        worker = self._ready()
+        start = time.monotonic()
+        try:
+            printed = worker.run(cell.source)
+        except WorkerLostError:
+            self._worker = None
+            raise
+        finally:
+            self._added_seconds += cell.is_added * (time.monotonic() - start)
+        self._history.append(cell.source)
         return printed
+
+    def begin_task(self) -> None:
+        """Make a worker ready for a task, in time that no task is charged.
+
+        Raises:
+            WorkerLostError: there can be none.
+        """
+        self._added_seconds = 0
+        self._ready()
 
     def ask(self, question: Question, function: str, seconds: float) -> Outcome:
         """Put a question to a function of the notebook.
@@ -135,29 +183,29 @@ class _Notebook:
         Raises:
             WorkerLostError: the worker is gone.
         """
-        return self._use(lambda worker: worker.ask(question, function, seconds))
-
-    def close(self) -> None:
-        """End the worker."""
-        if self._worker:
-            self._worker.close()
-
-    def _use(self, action: Callable):
         try:
-            return action(self._ready())
+            return self._ready().ask(question, function, seconds)
         except WorkerLostError:
             self._worker = None
             raise
+
+    def close(self) -> None:
+        """End the worker; another one is started if it is needed."""
+        if self._worker:
+            self._worker.close()
+            self._worker = None
 
     def _ready(self) -> WorkerProcess:
         while self._worker is None:
             if self._started == MAX_WORKERS:
                 raise WorkerLostError(f"is not run, since the notebook has ended {MAX_WORKERS} processes")
+            if time.monotonic() > self._deadline:
+                raise WorkerLostError(f"is not run: the notebook took longer than {self.limits.total_seconds:g} s")
             self._started += 1
             worker = self._start()
             for place, source in enumerate(self._history):
                 try:
-                    worker.run(source)
+                    worker.run(source, 2 * self.limits.seconds)  # the same work, on a machine that may be busier now
                 except WorkerLostError:  # it did not the first time
                     del self._history[place]
                     break

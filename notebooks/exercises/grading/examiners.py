@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 
 from . import feedback
@@ -25,23 +24,21 @@ class Options:
     """How to grade.
 
     Attributes:
-        pages: the folder for the students' pages.
         limits: what a submission may use.
-        seed: of the cases.
+        seed: any text; the cases of a task follow from it.
         is_sandboxed: whether submissions run in the sandbox.
     """
 
-    pages: Path
     limits: Limits
-    seed: int
+    seed: str
     is_sandboxed: bool = True
 
 
 @dataclass(frozen=True)
 class Grade:
-    """A line of the table. `note` says what went wrong, and `tasks` holds the points of each task.
+    """A line of the table, and the student's page. `note` says what went wrong, `tasks` has the points of each task.
 
-    `by_hand` is the most points that the instructor can give besides; they are not part of `max_score`.
+    `memos` has the most points that the instructor can give each text; they are not part of `max_score`.
     """
 
     student: str
@@ -50,7 +47,9 @@ class Grade:
     max_score: float = 0
     note: str = ""
     tasks: str = ""
-    by_hand: float = 0
+    memos: tuple[tuple[str, float], ...] = ()
+    name: str = ""
+    page: str = ""
 
 
 def grade_all(submissions: list[Submission], options: Options, jobs: int) -> Iterator[Grade]:
@@ -80,9 +79,9 @@ def grade_all(submissions: list[Submission], options: Options, jobs: int) -> Ite
 
 
 def grade_one(submission: Submission, options: Options) -> Grade:
-    """Grade a submission and write its page; whatever is wrong with it becomes a note."""
+    """Grade a submission; whatever is wrong with it becomes a note."""
     tasks: list[Task] = []
-    notes, max_score, seed = [submission.note], 0.0, None
+    notes, max_score, seed = [submission.note], 0.0, ""
     try:
         max_score = sum(cell.points for cell in release_of(submission.assignment))
         cells = cells_of(submission)
@@ -93,19 +92,18 @@ def grade_one(submission: Submission, options: Options) -> Grade:
         notes.append(str(error))
     except Exception as error:
         notes.append(f"grading failed: {type(error).__name__}: {error}")
-    text = feedback.page(submission.assignment, tasks, "; ".join(filter(None, notes)), seed)
-    _page(submission, options).write_text(text, encoding="utf-8", errors="replace")
-    note = " ".join("; ".join(filter(None, [*notes, *(task.note for task in tasks)])).split())
-    points = ", ".join(f"{task.name} {task.earned:g}/{task.points:g}" for task in tasks if task.points)
-    score = sum(task.earned for task in tasks)
-    by_hand = sum(task.by_hand for task in tasks)
-    return Grade(submission.student, submission.assignment, score, max_score, note, points, by_hand)
-
-
-def _page(submission: Submission, options: Options) -> Path:
-    page = options.pages / submission.student / f"{submission.assignment}.html"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    return page
+    notes = list(filter(None, notes))
+    return Grade(
+        submission.student,
+        submission.assignment,
+        score=sum(task.earned for task in tasks),
+        max_score=max_score,
+        note="; ".join(filter(None, [*notes, *(task.note for task in tasks)])),
+        tasks=", ".join(f"{task.name} {task.earned:g}/{task.points:g}" for task in tasks if task.points),
+        memos=tuple((task.name, task.by_hand) for task in tasks if task.by_hand),
+        name=submission.name,
+        page=feedback.page(submission, tasks, "; ".join(notes), seed, max_score),
+    )
 
 
 class _Examiner:
@@ -115,7 +113,7 @@ class _Examiner:
         self.options = options
         self.process: multiprocessing.process.BaseProcess | None = None
         self.is_stopped = False
-        self.patience = 2 * options.limits.total_seconds + 600
+        self.patience = 2 * options.limits.total_seconds + 3600
 
     def grade(self, submission: Submission) -> Grade:
         """Grade a submission; if that ends the process, this is what the grade says.
@@ -143,9 +141,8 @@ class _Examiner:
             note = "grading failed: the grader's own process ended"
         self.close()
         max_score = sum(cell.points for cell in release_of(submission.assignment))
-        text = feedback.page(submission.assignment, [], note)
-        _page(submission, self.options).write_text(text, encoding="utf-8")
-        return Grade(submission.student, submission.assignment, 0, max_score, note)
+        page = feedback.page(submission, [], note, max_score=max_score)
+        return Grade(submission.student, submission.assignment, 0, max_score, note, name=submission.name, page=page)
 
     def stop(self) -> None:
         """End the process while another thread may wait for its grade."""

@@ -21,6 +21,7 @@ from . import encoding, sandbox
 from .worker import OUT_OF_MEMORY
 
 UNREADABLE = "sent the grader what is no result"
+ENDED = "ended the process (a crash in a library, a kill or `os._exit`: no error can be shown)"
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,9 @@ class Limits:
     """What a submission may use.
 
     Attributes:
-        seconds: for a cell, and for a task.
-        total_seconds: for the whole submission.
+        seconds: for a cell, and for the examination of a task.
+        added_seconds: for the cells together that a student added before a task; the release's own always run.
+        total_seconds: for the whole submission, with the cells that a new process runs again.
         memory: bytes.
         processes: with threads, at the same time.
         printed: bytes that are kept of what a cell prints.
@@ -37,7 +39,8 @@ class Limits:
     """
 
     seconds: float = 60
-    total_seconds: float = 600
+    added_seconds: float = 600
+    total_seconds: float = 7200
     memory: int = 4 * 2**30
     processes: int = 48
     printed: int = 8000
@@ -89,10 +92,10 @@ class WorkerProcess:
                 raise RuntimeError(f"no process for the submission: {self._printed.decode()[-300:]}") from None
             raise
 
-    def run(self, source: str) -> str:
-        """Run a cell and return what it printed."""
+    def run(self, source: str, seconds: float | None = None) -> str:
+        """Run a cell and return what it printed. By default it may take the limit of a cell."""
         self.printed()
-        if self._exchange(("run", source)) == OUT_OF_MEMORY:
+        if self._exchange(("run", source), seconds) == OUT_OF_MEMORY:
             self.close()  # the error's traceback keeps all that was allocated, and later cells would fail, too
             raise WorkerLostError(self._too_much_memory)
         return self.printed()
@@ -138,7 +141,7 @@ class WorkerProcess:
             return self._connection.recv_bytes(encoding.MAX_BYTES)
         except (EOFError, OSError) as error:
             self.close()
-            default = "ended the process" if isinstance(error, EOFError | ConnectionError) else UNREADABLE
+            default = ENDED if isinstance(error, EOFError | ConnectionError) else UNREADABLE
             raise WorkerLostError(self.reason or default) from None
         finally:
             self._until = self.deadline

@@ -1,0 +1,230 @@
+"""Lesson 1, a single request: the next token, the bytes of a cache, how an output ends, what limits decoding."""
+
+import torch
+
+from ..exercise import Exercise
+
+greedy_step = Exercise("greedy_step(logits)", "every row gets the best token of its own last position")
+
+
+@greedy_step.cases
+def _(random):
+    # Every position of every row has its own best token, and its logit is not always the largest in absolute value.
+    by_hand = [
+        [[9.0, 0, 1, 2, 3], [0, 8, 1, 2, 3], [0, 1, -9, 7, 2]],
+        [[0, 1, 6, 2, 3], [0, 1, 2, 3, 5], [-1, -2, -3, -4, -0.5]],
+    ]
+    yield (torch.tensor(by_hand),), "logits of shape [2, 3, 5]"
+    draw = torch.Generator().manual_seed(random.randrange(10**6))
+    yield (torch.randn(4, 4, 4, generator=draw) - 2,), "logits of shape [4, 4, 4]"
+    yield (torch.randn(3, 5, 11, generator=draw),), "logits of shape [3, 5, 11]"
+    yield (torch.tensor([[[1.0, 0, 2], [-3, -5, -4]], [[2, 0, 1], [-9, -7, -8]]]),), "negative logits, token 0 is best"
+    yield (torch.tensor([[[0.0, 0, 0], [-2002, -2001, -2003]]]),), "logits near -2,000"
+    wide = torch.randn(2, 2, 5000, generator=draw)
+    wide[:, -1, 4321:4323] = torch.tensor([[9.0, 8.5], [8.5, 9.0]])
+    yield (wide,), "a vocabulary of 5,000 tokens"
+    # With so many equal rows and nearly equal logits, randomly drawn tokens cannot all be the same.
+    yield (torch.randn(1, 2, 8, generator=draw).div(9).repeat(64, 1, 1),), "logits of shape [64, 2, 8], all rows equal"
+
+
+@greedy_step.reference
+def best_of_last_position(logits):
+    return logits[:, -1].argmax(dim=-1)
+
+
+greedy_step.add_misconceptions({
+    "returns the best token of every position. Only the last position of a row predicts the token that follows the "
+    "whole text: the first one predicts what follows the first token, and so on.": lambda logits: logits.argmax(dim=-1),
+    "returns one token for all rows together. Each row is a separate sequence and needs its own next "
+    "token.": lambda logits: logits[:, -1].argmax(),
+    "uses the first position, which predicts the second token. The last position predicts what follows the whole "
+    "text.": lambda logits: logits[:, 0].argmax(dim=-1),
+    "uses the second-to-last position, which predicts a token that the text already has.": lambda logits: logits[
+        :, -2
+    ].argmax(dim=-1),
+    "picks the least likely token: the most likely one has the largest logit.":
+        lambda logits: logits[:, -1].argmin(dim=-1),
+    "picks the logit with the largest absolute value, but a very negative logit means a very unlikely "
+    "token.": lambda logits: logits[:, -1].abs().argmax(dim=-1),
+    "compares the rows with each other. The candidates for the next token are the entries of the vocabulary, and "
+    "each row chooses among its own logits.": lambda logits: logits[:, -1].argmax(dim=0),
+    "compares the positions with each other. The candidates for the next token are the entries of the vocabulary, "
+    "at the last position.": lambda logits: logits.argmax(dim=1),
+    "returns the best token's logit, which is a score. The task asks for its id: its index in the "
+    "vocabulary.": lambda logits: logits[:, -1].max(dim=-1).values,
+    "keeps the dimension over which `argmax` ran: the task asks for one token id per row, shape "
+    "[rows].": lambda logits: logits[:, -1].argmax(dim=-1, keepdim=True),
+})  # fmt: skip
+
+
+@greedy_step.rule
+def draws_nothing(arguments, outcome, right):
+    """Report tokens that differ between equal rows."""
+    if len(arguments[0]) < 64 or outcome.result.shape != right.result.shape or len(outcome.result.unique()) < 3:
+        return None
+    return (
+        "gives equal rows different tokens. Greedy decoding involves no randomness: the same logits always give "
+        "the same token, and every later comparison in this course relies on that"
+    )
+
+
+kv_cache_bytes = Exercise(
+    "kv_cache_bytes(windows, kv_heads, head_dim, number_bytes, tokens)",
+    "a key and a value for every token that a layer keeps, in every KV head of every layer",
+)
+
+
+kv_cache_bytes.table(
+    [
+        ([None, None, 4], 5, 7, 4, 11), ([None] * 32, 8, 128, 2, 2048),
+        ([512, None, 512, 512, 1024, 4096], 4, 256, 2, 3000), ([16, None, 8, 16], 3, 5, 4, 9), ([7, 6], 3, 5, 4, 7),
+    ],
+    lambda random: [([None, 7, *random.choices([None, 6, 30, 500], k=5)], 13, 17, 2, random.randint(19, 99))],
+)  # fmt: skip
+
+
+@kv_cache_bytes.reference
+def windowed(windows, heads, dimension, number, tokens, kept=min):
+    """Count bytes, with a replaceable part: the tokens that a layer keeps, given its window and those of the text."""
+    return 2 * sum(tokens if w is None else kept(w, tokens) for w in windows) * heads * dimension * number
+
+
+kv_cache_bytes.add_misconceptions({
+    "counts only half of the cache: each token has a key and a value.": lambda *s: windowed(*s) // 2,
+    "counts keys and values twice.": lambda *s: windowed(*s) * 2,
+    "leaves out the layers: each has its own cache.": lambda w, h, d, b, t: windowed(w[:1], h, d, b, t),
+    "gives all layers the window of the first: each has its own, or none.":
+        lambda w, *s: windowed(w[:1] * len(w), *s),
+    "gives all layers the smallest window: each has its own, or none.":
+        lambda w, *s: windowed([min([one for one in w if one] or [None])] * len(w), *s),
+    "leaves out the heads: each has its own keys and values.": lambda w, h, d, b, t: windowed(w, 1, d, b, t),
+    "leaves out the head dimension: a key is a vector.": lambda w, h, d, b, t: windowed(w, h, 1, b, t),
+    "counts numbers, not bytes: a number takes several bytes.": lambda w, h, d, b, t: windowed(w, h, d, 1, t),
+    "returns the bytes of one token: the cache holds many.": lambda w, h, d, b, t: windowed(w, h, d, b, 1),
+    "returns bits: `number_bytes` is already in bytes.": lambda *s: 8 * windowed(*s),
+    "grows with the square of the number of tokens. The cache keeps one key and one value per token; it is the "
+    "*work* without a cache that grows quadratically.": lambda w, h, d, b, t: t * windowed(w, h, d, b, t),
+    "keeps all tokens in every layer: one with a window drops the keys and values of older tokens.":
+        {"kept": lambda window, tokens: tokens},
+    "counts the whole window, also where the text is shorter: memory for tokens that do not exist is not part of the "
+    "cache.": {"kept": lambda window, tokens: window},
+    "takes the larger of window and text: a layer keeps no more than its window, and no more than there is.":
+        {"kept": max},
+    "counts only the layers that keep all tokens: the others keep some.": {"kept": lambda window, tokens: 0},
+    "counts only the layers with a window: `None` means that a layer keeps all tokens.":
+        lambda w, *s: windowed([one for one in w if one is not None], *s),
+    "leaves out the newest token: the cache keeps its key and value, too.": lambda *s: windowed(*s[:4], s[4] - 1),
+})  # fmt: skip
+
+decode_floor = Exercise(
+    "decode_floor(weight_bytes, bandwidth, operations, rate)",
+    "a pass takes at least as long as the slower of reading the weights and doing the arithmetic",
+)
+BOTH = "Both happen at the same time, so the pass ends when the slower one ends"
+
+
+decode_floor.table(
+    [
+        ("a pass over 1 token", 500e6, 10e9, 250e6, 100e9), ("a pass over 64 tokens", 500e6, 10e9, 64 * 250e6, 100e9),
+    ],
+    lambda random: [
+        ("a pass over 1 token on a GPU", random.randint(1, 9) * 1e9, 2e12, 14e9, 3e14),
+        ("a pass over hundreds of tokens on a GPU", 14e9, 2e12, random.randint(400, 800) * 14e9, 3e14),
+    ],
+    given="{} bytes at {} per second, {} operations at {} per second",
+)  # fmt: skip
+
+
+@decode_floor.reference
+def slower_of_two(weight_bytes, bandwidth, operations, rate):
+    return max(weight_bytes / bandwidth, operations / rate)
+
+
+decode_floor.add_misconceptions({
+    f"adds the two times. {BOTH}.": lambda w, b, o, r: w / b + o / r,
+    f"returns the shorter time. {BOTH}.": lambda w, b, o, r: min(w / b, o / r),
+    "considers only the memory traffic. With many tokens in a pass, the arithmetic takes longer than reading the "
+    "weights.": lambda w, b, o, r: w / b,
+    "considers only the arithmetic. With one token in a pass, reading the weights takes longer.":
+        lambda w, b, o, r: o / r,
+    "divides the wrong way round: bytes divided by bytes per second give seconds. The inverse is passes per "
+    "second.": lambda w, b, o, r: max(b / w, r / o),
+})  # fmt: skip
+
+stop = Exercise(
+    "stop(token_ids, eos_id, max_tokens)",
+    "an output ends with its first EOS or at max_tokens, whichever is first",
+    names=("the token ids that are kept", "the reason"),
+)
+
+
+def ids(text):
+    """Return ids that are equal without being one object, as those of a tokenizer are: `is` does not compare them."""
+    return list(map(int, text.split()))
+
+
+stop.table(
+    [
+        ("EOS below max_tokens", [5, 6, 7], 7, 8), ("tokens after EOS", [5, 6, 7, 9, 7, 4], 7, 8),
+        ("EOS twice, once at the limit", [5, 7, 6, 7], 7, 4), ("more tokens than max_tokens", [5, 6, 8, 9], 7, 3),
+        ("exactly max_tokens tokens", [5, 6, 8], 7, 3), ("EOS as the last token that is allowed", [5, 6, 7], 7, 3),
+        ("EOS beyond max_tokens", [5, 6, 8, 7], 7, 3), ("EOS far beyond max_tokens", [5, 6, 8, 9, 7], 7, 2),
+        ("an output that has not ended", [5, 6], 7, 3), ("no tokens yet", [], 7, 3),
+        ("an EOS whose id is 0", [4, 0, 3], 0, 8), ("an EOS whose id is 0, and no such token", [4, 3], 0, 3),
+        ("EOS as the first token", [7, 5], 7, 1), ("EOS as the only token", [0], 0, 1),
+        ("a token of id 0", [5, 0, 6, 0], 7, 9), ("large ids", ids("50256 5 50255 50256 7"), int("50255"), 4),
+        ("large ids", ids("300 4000 1000 4000"), int("4001"), 4), ("one token twice, no EOS", [5, 5, 5, 5, 5], 7, 4),
+    ],
+    lambda random: [("random tokens", random.choices(range(4), k=9), 3, random.randint(2, 9))],
+)  # fmt: skip
+
+
+@stop.reference
+def first_eos_or_limit(token_ids, eos_id, max_tokens):
+    kept = token_ids[:max_tokens]
+    if eos_id in kept:
+        return kept[: kept.index(eos_id) + 1], "stop"
+    return kept, "length" if len(kept) == max_tokens else None
+
+
+@stop.misconception("looks for the last EOS. The output ends at the first one.")
+def last_eos(token_ids, eos_id, max_tokens):
+    kept = token_ids[:max_tokens]
+    if eos_id not in kept:
+        return first_eos_or_limit(token_ids, eos_id, max_tokens)
+    return kept[: len(kept) - kept[::-1].index(eos_id)], "stop"
+
+
+for _message, _wrong in {
+    "drops EOS. EOS is not text, but the model generated it: it counts as a token and stays in the "
+    "list.": lambda kept, reason, ids, eos, n: ([token for token in kept if token != eos], reason),
+    "keeps tokens after the first EOS. The output ends there, whatever follows in the "
+    "list.": lambda kept, reason, ids, eos, n: (ids[:n], reason),
+    'returns "length" although the model ended the output itself: EOS came exactly at the limit.': (
+        lambda kept, reason, ids, eos, n: (kept, "length" if len(kept) == n else reason)
+    ),
+    'returns "stop" for an EOS beyond max_tokens: the output was cut before it.': (
+        lambda kept, reason, ids, eos, n: (kept, "stop" if eos in ids else reason)
+    ),
+    "returns a reason for an output that has not ended: it has reached neither EOS nor "
+    "max_tokens.": lambda kept, reason, ids, eos, n: (kept, reason or "length"),
+    "keeps one token more than max_tokens allows.":
+        lambda kept, reason, *case: first_eos_or_limit(*case[:2], case[2] + 1),
+    "keeps one token too few: exactly max_tokens tokens are allowed.":
+        lambda kept, reason, *case: first_eos_or_limit(*case[:2], case[2] - 1),
+    "assumes that there is an EOS. An output can end without one, or may not have ended "
+    "yet.": lambda kept, reason, ids, eos, n: (ids[: ids.index(eos) + 1], "stop"),
+}.items():  # fmt: skip
+    stop.misconception(_message, lambda *case, _wrong=_wrong: _wrong(*first_eos_or_limit(*case), *case))
+
+
+stop.requires_new("list")
+
+
+@stop.rule
+def is_a_known_reason(arguments, outcome, right):
+    """Report an unknown reason."""
+    _, reason = outcome.result
+    if reason not in ("stop", "length", None):
+        return f'returns the reason {reason!r}, which should be "stop", "length" or None'
+    return None

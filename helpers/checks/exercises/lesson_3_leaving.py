@@ -1,0 +1,148 @@
+"""Lesson 3: rows leave a batch: their lists, tensors and layers stay aligned, and no text changes."""
+
+import torch
+
+from ... import kv_cache
+from ..exercise import Exercise
+from ..hand_made import LISTS, TENSORS, hand_made
+from .lesson_3_joining import EVERY_LAYER, ROWS, layers_of, relevant, with_layers
+
+filter_batch = Exercise(
+    "filter_batch(batch)",
+    "finished rows are gone, and so is every column in which no other row has a token",
+    names=("the batch", "the list of the removed rows"),
+    forbidden=["helpers.batching:filter_batch", "helpers.padded_batch:select_rows", "helpers.padded_batch:trim"],
+)
+
+
+@filter_batch.cases
+def _(random):
+    lengths, ended = random.sample(range(1, 9), 5), [0, *random.sample([0, 0, 1, 2], 3), 5]
+    drawn = [(chr(ord("a") + n), length, left) for n, (length, left) in enumerate(zip(lengths, ended, strict=True))]
+    for given, rows, layers, late in [
+        ("rows 0 and 2 are finished", [("a", 6, 0), ("b", 3, 2), ("c", 5, 0), ("d", 4, 7)], 2, 2),
+        ("rows 1 and 2 are finished, the longest stays", [("a", 4, 3), ("b", 1, 0), ("c", 3, 0), ("d", 2, 1)], 3, 0),
+        ("row 1 is finished, the longest", [("a", 1, 3), ("b", 3, 0), ("c", 2, 1)], 2, 0),
+        ("row 0 is finished, the longest", [("a", 6, 0), ("b", 3, 3), ("c", 2, 1), ("d", 4, 5)], 2, 1),
+        ("rows 0 and 1 are finished", [("a", 2, 0), ("b", 4, 0), ("c", 3, 1), ("d", 2, 2), ("e", 3, 9)], 2, 1),
+        ("rows 0 and 2 are finished, and row 1 has two gaps",
+         [("a", "1111111", 0), ("b", "1100101", 4), ("c", "1111000", 0)], 2, 0),
+        ("row 1 is finished, and the others have gaps in the same two places",
+         [("a", "11010010", 4), ("b", "11111111", 0), ("c", "10000010", 1)], 3, 0),
+        ("rows 1 and 3 are finished, and one gap is at the end of the cache",
+         [("a", "101100", 4), ("b", "111111", 0), ("c", "110000", 1), ("d", "100001", 0)], 2, 0),
+        ("row 0 is finished, and the first column is no longer needed", [("a", "11111", 0), ("b", "01101", 3)], 2, 0),
+        (f"tokens remaining: {ended}", drawn, 3, 1),
+        ("the last row is finished", [("a", 2, 3), ("b", 3, 1), ("c", 5, 0)], 2, 2),
+        ("no row is finished", [("a", 2, 3), ("b", 3, 1)], 2, 0),
+        ("no row is finished, and a column holds no token", [("a", "1101", 3), ("b", "1001", 1)], 2, 0),
+        ("every row is finished", [("a", 2, 0), ("b", 3, 0)], 2, 1), ("the only row is finished", [("c", 4, 0)], 3, 0),
+    ]:  # fmt: skip
+        yield (hand_made(*rows, late=late, layers=layers, heads=5 - layers, dimension=layers + 1),), given
+
+
+def split(batch):
+    """Return the rows that stay, and those that are finished."""
+    left = batch["tokens_remaining"]
+    return [row for row, each in enumerate(left) if each > 0], [row for row, each in enumerate(left) if each == 0]
+
+
+def select(batch, rows, columns=None):
+    """Return some rows, and some columns of the mask, a bool for each; the cache lacks the last one."""
+    kept = {key: [batch[key][row] for row in rows] for key in LISTS} | {key: batch[key][rows] for key in TENSORS}
+    columns = torch.ones_like(batch["attention_mask"][0]).bool() if columns is None else columns
+    kept["attention_mask"] = kept["attention_mask"][:, columns]
+    return with_layers(kept, [[each[rows][:, :, columns[:-1]] for each in pair] for pair in layers_of(batch)])
+
+
+def used_columns(mask):
+    """Return for each column whether a row has a token in it, bool [columns]."""
+    return mask.any(dim=0)
+
+
+@filter_batch.reference
+def trimmed(batch, columns=used_columns):
+    stay, removed = split(batch)
+    return select(batch, stay, columns(batch["attention_mask"][stay])), removed
+
+
+@filter_batch.ignoring
+def relevant_or_empty(result, arguments):
+    """Compare only the request ids if no row stays."""
+    batch, removed = result
+    return relevant(batch) if any(arguments[0]["tokens_remaining"]) else {"request_ids": batch["request_ids"]}, removed
+
+
+def at_one_end(mask, left=True):
+    """Return as many columns as the longest row needs, from one end."""
+    count = int(mask.sum(dim=1).max()) if len(mask) else 1
+    place = torch.arange(mask.size(1), device=mask.device)
+    return place >= len(place) - count if left else place < count
+
+
+def first_gap(mask):
+    """Return all columns but those of the first gap."""
+    empty = (~used_columns(mask)).tolist()
+    start = empty.index(True) if any(empty) else len(empty)
+    end = empty.index(False, start) if False in empty[start:] else len(empty)
+    return torch.tensor([not start <= place < end for place in range(len(empty))], device=mask.device)
+
+
+filter_batch.add_misconceptions({
+    "trims the left side, as the lesson does. In this layout, the rows' first tokens are there, and the columns "
+    "without a token are behind them.": at_one_end,
+    "trims the right side, where the newest tokens are.": lambda mask: at_one_end(mask, left=False),
+    "removes only the first gap: columns without a token can be in several places.": first_gap,
+    "trims columns in which some row has no token. A column can go only if no row that stays has a token in it.":
+        lambda mask: mask.all(dim=0),
+    "keeps columns in which only finished rows have tokens: without those rows, no token is left in them.":
+        lambda mask: torch.ones_like(used_columns(mask)),
+}, part="columns")  # fmt: skip
+for _message, _wrong in {
+    "shifts the positions by the trimmed columns. Positions belong to a row's text, and trimming pads does not "
+    "change its text.": lambda batch, new, stay, gone: (new | {
+        "position_ids": new["position_ids"] - batch["attention_mask"].size(1) + new["attention_mask"].size(1)}, gone),
+    "trims the mask, but not the cache: the columns of both must stay aligned.": lambda batch, new, stay, gone: (
+        new | {"past_key_values": select(batch, stay)["past_key_values"]}, gone),
+    "keeps the finished rows and drops the others.": lambda batch, new, stay, gone: (select(batch, gone), gone),
+    "lists the rows that stay: the task asks for those that were removed.": lambda batch, new, stay, gone: (new, stay),
+    "lists the request ids of the removed rows: the task asks for their indices.": lambda batch, new, stay, gone: (
+        new, [batch["request_ids"][row] for row in gone]),
+    f"removes the rows only from layer 0. {EVERY_LAYER}": lambda batch, new, stay, gone: (
+        with_layers(new, layers_of(new)[:1] + layers_of(batch)[1:]), gone),
+    "removes the rows from the keys, but not from the values: a token has both.": lambda batch, new, stay, gone: (
+        with_layers(new, [(a[0], b[1]) for a, b in zip(layers_of(new), layers_of(batch), strict=True)]), gone),
+    "indexes with an empty tensor of floats. When every row is finished, no index is left, but the tensor of "
+    "indices must still hold integers.": lambda batch, new, stay, gone: (
+        new | {"attention_mask": trimmed(batch | {"input_ids": batch["input_ids"][torch.tensor(stay)]})}, gone),
+}.items():  # fmt: skip
+    filter_batch.misconception(_message, lambda batch, _wrong=_wrong: _wrong(batch, trimmed(batch)[0], *split(batch)))
+for _key in ROWS:
+    filter_batch.misconception(
+        f"leaves the finished rows in `{_key}`: lists, tensors and cache must hold the same rows.",
+        lambda batch, _key=_key: (trimmed(batch)[0] | {_key: batch[_key]}, split(batch)[1]),
+    )
+for _longest in (lambda mask: mask.sum(dim=1).max(), lambda mask: max(mask.sum(dim=1).tolist())):
+    filter_batch.misconception(
+        "assumes that a longest row exists: when every row is finished, no row is left.",
+        lambda batch, _longest=_longest: (_longest(batch["attention_mask"][split(batch)[0]]), trimmed(batch))[1],
+    )
+filter_batch.requires_new("batch")
+
+
+@filter_batch.rule
+def keeps_its_columns_and_rows(arguments, outcome, right):
+    """Report a mask or a cache with too many columns or too few, or rows that changed their places."""
+    (got, _), (wanted, _) = outcome.result, right.result
+    if not wanted["request_ids"]:
+        return None
+    widths = [(one["attention_mask"].size(1), kv_cache.length(one["past_key_values"])) for one in (got, wanted)]
+    for what, came, due in zip(("mask", "cache"), *widths, strict=True):
+        count = "one column" if abs(came - due) == 1 else f"{abs(came - due)} columns"
+        if came > due:
+            return f"leaves {count} without a token in the {what}: attention would compute them in every later step"
+        if came < due:
+            return f"trims {count} too many from the {what}: a token of a row that stays is gone"
+    if (ids := list(got["request_ids"])) != wanted["request_ids"] and sorted(ids) == wanted["request_ids"]:
+        return f"orders the rows {ids} anew: those that stay keep their order, so that no other row has to move"
+    return None

@@ -1,0 +1,158 @@
+"""Lesson 3, the loop: every request gets the right tokens, and each free row goes to the next request at once."""
+
+from collections import deque
+from itertools import pairwise, zip_longest
+
+from ... import batching
+from ...request import Request
+from ...tiny_model.corpus import unseen_prompts
+from ..exercise import Exercise
+from ..watched_verbs import loop_in_words
+
+continuous_loop = Exercise(
+    "continuous_loop(requests, max_batch_size)",
+    "every request gets the tokens that it gets alone, and a free row goes to the next request at once",
+    observe=loop_in_words,
+    forbidden=[f"helpers.loops:generate_{loop}" for loop in ("alone", "static", "continuous")],
+)
+OUTPUTS, PASSES = "the list of outputs", "forward passes"
+
+
+@continuous_loop.cases
+def _(random):
+    story, saying = "Once upon a time, a brave", "There was once a poor miller called Jonas, and"
+    budgets = {story: 16, "The rain in Spain": 10, "Many hands": 3, saying: 12, "What comes up must": 2, "Look": 9}
+    drawn = {prompt: random.randint(2, 12) for prompt in unseen_prompts(9, random.randrange(10**6))}
+    for requests, arrivals, rows in [
+        ([*budgets.items(), ("A rolling stone", 4)], [0, 0, 1, 4, 4, 9, 40], 3),
+        ([*budgets.items(), ("A rolling stone", 4)], [0] * 7, 3),
+        (list(drawn.items()), sorted(random.randint(0, 30) for _ in drawn), random.randint(3, 5)),
+        (list(budgets.items())[:4], [0, 2, 4, 7], 4), (list(budgets.items())[:3], [0, 2, 5], 3),
+        (list(drawn.items())[:5], [3, 5, 7, 9, 40], 4),
+        ([("Look", 1), (story, 5), ("Many hands", 1), (saying, 1), ("What goes up", 20), ("A rolling stone", 2)],
+         [0, 0, 0, 2, 2, 3], 2),
+        ([("Look", 1), ("Many hands", 1), (story, 4)], [0, 0, 0], 8),
+        ([("Look", 3), (story, 9), ("Look", 6), ("Look", 3), (story, 2)], [0, 0, 1, 1, 6], 2),  # one prompt three times
+        ([(saying, 8), ("Many hands", 2), ("Look", 2), (story, 8), ("Look", 5)], [0, 0, 0, 0, 12], 3),
+    ]:  # fmt: skip
+        given = f"{len(requests)} requests that arrive at {arrivals}, {rows} rows"
+        yield ([(*request, arrival) for request, arrival in zip(requests, arrivals, strict=True)], rows), given
+
+
+def serve(
+    requests,
+    rows,
+    may_join=lambda free, running: free,
+    together=True,
+    leave_early=False,
+    lasts=(1, 1),
+    arrives=lambda arrival: arrival,
+) -> dict:
+    """Run the loop, with replaceable parts: how many may join, in how many prefills, how long passes last, and when
+    requests arrive; return the outputs by request."""
+    waiting = deque(
+        (arrives(arrival), Request(*request, number)) for number, (*request, arrival) in enumerate(requests)
+    )
+    running, outputs, now = {"request_ids": []}, {}, 0
+    while waiting or running["request_ids"]:
+        if not running["request_ids"]:  # idle
+            now = max(now, waiting[0][0])
+        arrived = sum(arrival <= now for arrival, _ in waiting)
+        joining = min(may_join(rows - len(running["request_ids"]), running["request_ids"]), arrived)
+        for count in [joining] * (joining > 0) if together else [1] * joining:
+            batch = batching.init_batch([waiting.popleft()[1] for _ in range(count)])
+            running = batching.merge_batches(running, batching.generate_next_token(batch))
+            now += lasts[0]
+        if leave_early:
+            running, _ = batching.filter_batch(running)
+        running = batching.generate_next_token(running)
+        now += lasts[1]
+        ended = zip(running["request_ids"], running["token_ids"], running["tokens_remaining"], strict=True)
+        outputs |= {number: token_ids for number, token_ids, left in ended if left == 0}
+        running, _ = batching.filter_batch(running)
+    return outputs
+
+
+@continuous_loop.reference
+def in_order(requests, rows, **broken):
+    """Return the outputs in the order of the requests; with one of them missing, raise a KeyError."""
+    outputs = serve(requests, rows, **broken)
+    return [outputs[number] for number in range(len(requests))]
+
+
+@continuous_loop.ignoring
+def _(result, arguments):
+    """A row that finishes in its prefill may leave before the next pass or after it."""
+    return result if all(budget > 1 for _, budget, _ in arguments[0]) else result | {PASSES: []}
+
+
+def by_prompt(prompts, outputs):
+    recorded = dict(zip(prompts, outputs, strict=True))
+    return [recorded[prompt] for prompt in prompts]
+
+
+continuous_loop.add_misconceptions({
+    "waits until the whole batch has finished, which is static batching. A waiting request can take a finished "
+    "request's row before the next pass.":
+        lambda each, n: in_order(each, n, may_join=lambda free, running: free * (not running)),
+    "lets requests join before they arrive: all of them wait from the start, as in the lesson.":
+        lambda each, n: in_order(each, n, arrives=lambda arrival: 0),
+    "counts only decode steps as time. A prefill is a forward pass, too, and requests arrive while it runs.":
+        lambda each, n: in_order(each, n, lasts=(0, 1)),
+    "lets a request join one forward pass after it could: at time t, the requests with an arrival of t are there.":
+        lambda each, n: in_order(each, n, arrives=lambda arrival: arrival + 1 if arrival else 0),
+    "serves one request at a time and leaves the other rows empty.": lambda each, n: in_order(each, 1),
+    "runs more than max_batch_size rows at once: the server has no memory for them.":
+        lambda each, n: in_order(each, len(each)),
+    "runs one row too many: the server has memory for max_batch_size rows.": lambda each, n: in_order(each, n + 1),
+    "counts only prefills as time. A decode step is a forward pass, too, and requests arrive while it runs.":
+        {"lasts": (1, 0)},
+    "leaves one row empty: max_batch_size requests can run at the same time.": lambda each, n: in_order(each, n - 1),
+    "runs a separate prefill for every joining request: requests that join at the same time can share one.":
+        lambda each, n: in_order(each, n, together=False),
+    "returns the outputs in the order in which the requests finished. Output i must belong to request i, because "
+    "its client waits for it.": lambda each, n: list(serve(each, n).values()),
+    "records outputs by prompt: two requests may have the same prompt.":
+        lambda each, n: by_prompt([prompt for prompt, *_ in each], in_order(each, n)),
+    "loses the last token of each output: a step's tokens must be recorded before the finished rows "
+    "leave.": lambda each, n: ([output[:-1] for output in in_order(each, n)]),
+    "loses the output of a request that finishes in its prefill: its row leaves before its tokens are recorded.":
+        lambda each, n: in_order(each, n, leave_early=True),
+})  # fmt: skip
+
+
+@continuous_loop.rule
+def every_output_is_right(arguments, outcome, right):
+    """Report the request whose output is missing, too short, too long or another request's."""
+    got, wanted = (list(each.result[OUTPUTS]) for each in (outcome, right))
+    lost = len(got) != len(wanted) or None in got
+    for number, output in enumerate(wanted):
+        if lost and output not in got:
+            ends = " (it finishes in its prefill)" if len(output) == 1 else ""
+            return f"returns no output for request {number}{ends}: each of the {len(wanted)} requests needs one"
+        if lost:
+            got.remove(output)
+        elif isinstance(came := got[number], list) and came != output:
+            if came in wanted:
+                return f"returns the output of request {wanted.index(came)} for request {number}: rows were mixed up"
+            if came[: len(output)] == output[: len(came)]:
+                return f"returns {len(came)} tokens for request {number}, which should get {len(output)}"
+            return f"returns tokens for request {number} that the model does not generate for that request alone"
+    return None
+
+
+@continuous_loop.rule
+def free_rows_are_filled_in_order(arguments, outcome, right):
+    """Report the first forward pass that computes the wrong requests."""
+    got, wanted = (continuous_loop.ignore(each.result, arguments)[PASSES] for each in (outcome, right))
+    joined = [number for kind, numbers in got if kind == "prefill" for number in numbers if number is not None]
+    if late := [pair for pair in pairwise(joined) if pair[0] > pair[1]]:
+        return "lets request {} join before request {}. Requests join in their order of arrival".format(*late[0])
+    for number, (one, other) in enumerate(zip_longest(got, wanted, fillvalue=("missing", []))):
+        if one != other:
+            came, due = (f"{kind} of requests {numbers}" if numbers else kind for kind, numbers in (one, other))
+            return (
+                f"forward pass {number} should be: {due}. It is: {came}. Finished rows leave, and waiting requests "
+                "get free rows"
+            )
+    return None

@@ -1,0 +1,77 @@
+"""Lesson 3: the student's own four verbs together, because two wrong verbs can agree with each other."""
+
+from ..exercise import Exercise
+from ..watched_verbs import LETTERS, outputs_on_model
+from .lesson_3_joining import stack
+from .lesson_3_leaving import trimmed
+from .lesson_3_one_step import init, one_pass
+
+VERBS = "init_batch", "generate_next_token", "merge_batches", "filter_batch"
+OUTPUTS = "the list of outputs"
+join_and_leave = Exercise(
+    "join_and_leave(first, second, model, tokenizer)",
+    "your four verbs together give every request the tokens that it gets alone",
+    observe=outputs_on_model,
+    forbidden=[f"helpers.batching:{verb}" for verb in VERBS],
+)
+
+
+@join_and_leave.cases
+def _(random):
+    def drawn(count):
+        texts = ("".join(random.choices(LETTERS, k=random.randint(1, 9))) for _ in range(count))
+        return [(text, random.choices(range(20), k=n % 3), n + random.randint(1, 6)) for n, text in enumerate(texts)]
+
+    for name, first, second in [
+        ("course", [("The rain in Spain", [], 2), ("Look", [], 9), ("Many hands make", [], 1)], [("What goes", [], 5)]),
+        ("course", [("Look", [], 7)], [("Once upon a time, a brave", [], 3), ("Look", [], 4), ("Many", [8, 3], 9)]),
+        ("other", [("a pad<pad>", [0], 7), ("<eos>an EOS", [], 3), ("abc", [], 12)], [("abc", [7], 9), ("a", [], 1)]),
+        ("other", [("a", [], 1)], [("long text", [], 6), ("ab", [0, 0], 5)]), ("other", drawn(3), drawn(3)),
+    ]:  # fmt: skip
+        yield (first, second, name, name), f"first {first}, second {second}"
+
+
+@join_and_leave.reference
+def together(first, second, model, tokenizer, init=init, step=one_pass, merge=stack, leave=trimmed):
+    """Run both groups with replaceable verbs; the second one joins after the first one's first decode step."""
+    running = step(step(init(first, model, tokenizer), model, tokenizer), model, tokenizer)
+    joining = step(init(second, model, tokenizer), model, tokenizer)
+    running = merge(running, joining | {"request_ids": list(range(len(first), len(first + second)))})
+    outputs = {}
+    while running["request_ids"]:
+        outputs |= dict(zip(running["request_ids"], running["token_ids"], strict=True))
+        running, _ = leave(running)
+        running = step(running, model, tokenizer) if running["request_ids"] else running
+    return [outputs[number] for number in range(len(outputs))]
+
+
+join_and_leave.add_misconceptions({
+    "returns the outputs of the requests that join first: the task asks for those of `first`, then of `second`.":
+        lambda first, second, *pair: together(second, first, *pair),
+    "loses the outputs of the requests that join: record a request's tokens before its row leaves.":
+        lambda first, second, *pair: together(first, [], *pair),
+    "loses the last token of each output: record a request's tokens before its row leaves.":
+        lambda *case: [output[:-1] for output in together(*case)],
+})  # fmt: skip
+
+
+@join_and_leave.rule
+def every_output_is_right(arguments, outcome, right):
+    """Report the first request with wrong tokens, or requests that never share a forward pass."""
+    got, wanted = outcome.result[OUTPUTS], right.result[OUTPUTS]
+    if len(got) != len(wanted):
+        return f"returns {len(got)} outputs for {len(wanted)} requests"
+    for number, (output, due) in enumerate(zip(got, wanted, strict=True)):
+        if output != due:
+            return (
+                f"gives request {number} the tokens {output}, and alone it gets {due}. Each verb has passed its own "
+                "check, so two of them agree on something wrong: compare the mask and the positions after each verb"
+            )
+    if outcome.result["most rows"] < 2:
+        return "runs one row at a time: the requests share a batch"
+    return None
+
+
+@join_and_leave.ignoring
+def only_outputs(result, arguments):
+    return {OUTPUTS: result[OUTPUTS]}

@@ -1,0 +1,82 @@
+"""The eviction contest: one function, judged four times, by the four rules in the task's text. Any one may be right.
+
+A grade runs traces of the same kind with other texts, lengths and orders.
+"""
+
+from collections.abc import Callable
+from statistics import mean
+
+from ..eviction import SIGNATURE, baselines, computed_tokens, least_recent, standing
+from ..exercise import JudgedExercise, Passed
+
+LEAST_CLOSED = 1 / 3  # of the distance from LRU to the bound, on "assistants"
+MOST_ABOVE_LRU = 1.08  # on "chats"
+
+
+def _exercise(
+    name: str, trace: str, idea: str, most: Callable[[dict], float], wrong: str, why: Callable = lambda *_: ""
+) -> JudgedExercise:
+    """Return a task that allows as many prompt tokens as a function of the baselines says; `why` may tell more."""
+
+    def judge(evict: Callable, seed: int) -> str | Passed:
+        tokens = computed_tokens(evict, trace, seed)
+        stands = f"Your function: {standing(tokens, trace, seed)}."
+        return (
+            f"{wrong}{why(evict, trace, seed)}. {stands}" if tokens > most(baselines(trace, seed)) else Passed(stands)
+        )
+
+    return JudgedExercise(SIGNATURE, idea, judge, name)
+
+
+def too_new_or_too_old(evict: Callable, trace: str, seed: int) -> str:
+    """Say which blocks a function loses, compared with LRU."""
+
+    def age(function: Callable) -> float:
+        ages = []
+
+        def noting(blocks: list, now: int):
+            chosen = function(blocks, now)
+            ages.append(now - chosen.last_used)
+            return chosen
+
+        computed_tokens(noting, trace, seed)
+        return mean(ages)
+
+    mine, lru = age(evict), age(least_recent)
+    told = f"It evicts blocks {mine:.0f} requests after their last use, on average, and LRU waits for {lru:.0f}"
+    if mine < 0.9 * lru:
+        return f"{told}: the newest blocks have been used once, and the next turn needs them"
+    return f"{told}: what has not been used for long belongs to conversations that are over, and yours keeps it"
+
+
+evict = _exercise(
+    "evict",
+    "assistants",
+    "every choice is possible, and popular blocks stay longer than with FIFO",
+    lambda known: known["FIFO"] - 1,
+    "computes no fewer prompt tokens than FIFO, which evicts the block that was computed first. Such a block may be "
+    "needed by every second request",
+)
+evict_lru = _exercise(
+    "evict_lru",
+    "assistants",
+    "what will be used again tells more than what was used last",
+    lambda known: known["LRU"] - 1,
+    "computes no fewer prompt tokens than LRU. Look at what LRU keeps: which of these blocks will no request need "
+    "again, however recent they are",
+)
+evict_bound = _exercise(
+    "evict_bound",
+    "assistants",
+    "one-off questions no longer evict the system prompts",
+    lambda known: known["LRU"] - LEAST_CLOSED * (known["LRU"] - known["Belady's bound"]),
+    "closes less than a third of the distance from LRU to the bound",
+)
+evict_chats = _exercise(
+    "evict_chats",
+    "chats",
+    "the conversations keep the blocks of their last turns",
+    lambda known: MOST_ABOVE_LRU * known["LRU"],
+    f"computes more than {MOST_ABOVE_LRU - 1:.0%} above LRU on the chats. ",
+    too_new_or_too_old,
+)

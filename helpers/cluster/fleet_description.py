@@ -1,0 +1,68 @@
+"""All replicas as one engine, as far as the server needs it: what can be asked of them. It runs nothing."""
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+from ..engine import EngineConfig, Prompt, SamplingParams
+from ..engine.block_manager import BlockManager
+from ..engine.hooks import installed_features
+from ..engine.sequence import GREEDY
+from ..engine.validation import RequestValidator
+from .replica import ReplicaInfo
+
+
+@dataclass(frozen=True)
+class _AllBlocks:
+    num_blocks: int
+
+
+class ResumableValidator(RequestValidator):
+    """Also refuses requests that another replica could not resume, and parameters that no replica supports."""
+
+    unsupported: tuple[str, ...] = ()
+
+    def validate(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], int]:
+        if refused := [name for name in self.unsupported if getattr(params, name) != getattr(GREEDY, name)]:
+            raise ValueError(f"The replicas' engine does not support {' or '.join(refused)}: leave it out.")
+        return super().validate(prompt, params)
+
+    def check_counts(self, prompt_tokens: int, params: SamplingParams) -> int:
+        max_tokens = super().check_counts(prompt_tokens, params)
+        self.check_recomputation(prompt_tokens, max_tokens)
+        return max_tokens
+
+
+class FleetDescription:
+    """Describes all replicas as if they were one engine: with its settings, tokenizer, validator and blocks.
+
+    Args:
+        info: what one of the replicas says about itself; all have the same model and settings.
+        num_replicas: how many there may be.
+
+    Attributes:
+        info: of that replica.
+        rows: of one replica.
+    """
+
+    def __init__(self, info: ReplicaInfo, num_replicas: int):
+        config = info.config
+        self.info, self.rows = info, config.max_batch_size
+        blocks = None
+        if info.num_blocks is not None:
+            blocks = BlockManager(info.num_blocks, info.block_size, config.prefix_caching)
+        self.config: EngineConfig = replace(
+            config,
+            max_batch_size=num_replicas * config.max_batch_size,
+            max_tokens_per_step=num_replicas * config.max_tokens_per_step,
+        )
+        self.tokenizer = info.tokenizer
+        # A request has to fit into a single replica.
+        self.validator = ResumableValidator(info.tokenizer, config, info.model_info, blocks)
+        self.validator.unsupported = info.unsupported
+        plain = replace(config, speculative=None, draft_model=None)
+        unrun = SimpleNamespace(  # features check requests here, and do nothing else
+            config=plain, tokenizer=info.tokenizer, model_info=info.model_info, validator=self.validator, scheduler=None
+        )
+        attached = (attach(unrun) for attach in installed_features())
+        self.validator.features = tuple(feature for feature in attached if feature is not None)
+        self.block_manager = blocks and _AllBlocks(num_replicas * info.num_blocks)

@@ -1,0 +1,206 @@
+"""What the decoder blocks of a model family consist of, written down once; executors compute it.
+
+All of these families add two updates to the hidden states in each block: first that of attention, then that of the MLP.
+Each update begins with a norm of the hidden states. The families differ in the kinds of their parts and in the names
+that transformers gives them.
+"""
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from torch import nn
+from transformers.activations import GELUTanh, NewGELUActivation, SiLUActivation
+
+from . import kernels
+
+
+@dataclass(frozen=True)
+class Family:
+    """The parts of a family's models, by name. The names of a block's parts begin at the block.
+
+    Attributes:
+        types: the `model_type` of these models.
+        base: the model without its LM head; `embedding`, `final_norm` and `blocks` are parts of it.
+        learned_positions, rotary: the part of the base that embeds positions, or that computes cos and sin of them.
+        norm_kind: of all norms, as the kernels number them.
+        qkv: the layers whose outputs, one after the other, are queries, keys and values.
+        query_norm, key_norm: the norms of each head's queries and keys, if there are any.
+        mlp_inputs: the layers whose outputs are the inputs of the activation, followed by its factors if `is_gated`.
+        dropouts: parts that do nothing while a model generates.
+    """
+
+    types: frozenset[str]
+    base: str
+    embedding: str
+    blocks: str
+    final_norm: str
+    norm_kind: int
+    attention_norm: str
+    qkv: tuple[str, ...]
+    attention_output: str
+    mlp_norm: str
+    mlp_inputs: tuple[str, ...]
+    activation: str
+    mlp_output: str
+    is_gated: bool = False
+    learned_positions: str | None = None
+    rotary: str | None = None
+    query_norm: str | None = None
+    key_norm: str | None = None
+    dropouts: frozenset[str] = frozenset()
+
+
+GPT2 = Family(
+    frozenset({"gpt2"}),
+    base="transformer",
+    embedding="wte",
+    learned_positions="wpe",
+    blocks="h",
+    final_norm="ln_f",
+    norm_kind=kernels.LAYER_NORM,
+    attention_norm="ln_1",
+    qkv=("attn.c_attn",),
+    attention_output="attn.c_proj",
+    mlp_norm="ln_2",
+    mlp_inputs=("mlp.c_fc",),
+    activation="mlp.act",
+    mlp_output="mlp.c_proj",
+    dropouts=frozenset({"drop", "attn.attn_dropout", "attn.resid_dropout", "mlp.dropout"}),
+)
+LLAMA = Family(
+    frozenset({"llama", "mistral", "qwen2"}),
+    base="model",
+    embedding="embed_tokens",
+    rotary="rotary_emb",
+    blocks="layers",
+    final_norm="norm",
+    norm_kind=kernels.RMS_NORM,
+    attention_norm="input_layernorm",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    attention_output="self_attn.o_proj",
+    mlp_norm="post_attention_layernorm",
+    mlp_inputs=("mlp.gate_proj", "mlp.up_proj"),
+    is_gated=True,
+    activation="mlp.act_fn",
+    mlp_output="mlp.down_proj",
+)
+FAMILIES = (
+    GPT2,
+    LLAMA,
+    replace(LLAMA, types=frozenset({"qwen3"}), query_norm="self_attn.q_norm", key_norm="self_attn.k_norm"),
+    replace(LLAMA, types=frozenset({"gemma"}), norm_kind=kernels.ZERO_CENTERED_RMS_NORM),
+    replace(
+        LLAMA,
+        types=frozenset({"phi3"}),
+        qkv=("self_attn.qkv_proj",),
+        mlp_inputs=("mlp.gate_up_proj",),
+        activation="mlp.activation_fn",
+        dropouts=frozenset({"resid_attn_dropout", "resid_mlp_dropout"}),
+    ),
+    replace(
+        LLAMA,
+        types=frozenset({"starcoder2"}),
+        norm_kind=kernels.LAYER_NORM,
+        mlp_inputs=("mlp.c_fc",),
+        is_gated=False,
+        activation="mlp.act",
+        mlp_output="mlp.c_proj",
+    ),
+)
+ACTIVATIONS = MappingProxyType(
+    {NewGELUActivation: kernels.TANH_GELU, GELUTanh: kernels.TANH_GELU}
+    | {SiLUActivation: kernels.SILU, nn.SiLU: kernels.SILU}
+)
+
+
+@dataclass
+class Block:
+    """The modules of a block, as `Family` names them."""
+
+    attention_norm: nn.Module
+    qkv: tuple[nn.Module, ...]
+    query_norm: nn.Module | None
+    key_norm: nn.Module | None
+    attention_output: nn.Module
+    mlp_norm: nn.Module
+    mlp_inputs: tuple[nn.Module, ...]
+    activation: nn.Module
+    mlp_output: nn.Module
+
+    @property
+    def linears(self) -> list[nn.Module]:
+        """The linear layers, in the order in which they compute."""
+        return [*self.qkv, self.attention_output, *self.mlp_inputs, self.mlp_output]
+
+    @property
+    def norms(self) -> dict[str, nn.Module]:
+        """The norms, by name."""
+        names = ("attention_norm", "query_norm", "key_norm", "mlp_norm")
+        return {name: norm for name in names if (norm := getattr(self, name)) is not None}
+
+
+@dataclass
+class Decoder:
+    """The modules of a model, as `Family` names them, and its heads. The modules must not be replaced later."""
+
+    family: Family
+    embedding: nn.Module
+    learned_positions: nn.Module | None
+    rotary: nn.Module | None
+    blocks: list[Block]
+    final_norm: nn.Module
+    head: nn.Module
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def describe(model: nn.Module, family: Family) -> Decoder:
+    """Return the parts of a model of this family. Raise an AttributeError if one is missing."""
+
+    def part(of: nn.Module, name: str | None) -> nn.Module | None:
+        return None if name is None else of.get_submodule(name)
+
+    def parts(of: nn.Module, names: tuple[str, ...]) -> tuple[nn.Module, ...]:
+        return tuple(map(of.get_submodule, names))
+
+    base, config = getattr(model, family.base), model.config
+    blocks = [
+        Block(
+            attention_norm=part(block, family.attention_norm),
+            qkv=parts(block, family.qkv),
+            query_norm=part(block, family.query_norm),
+            key_norm=part(block, family.key_norm),
+            attention_output=part(block, family.attention_output),
+            mlp_norm=part(block, family.mlp_norm),
+            mlp_inputs=parts(block, family.mlp_inputs),
+            activation=part(block, family.activation),
+            mlp_output=part(block, family.mlp_output),
+        )
+        for block in getattr(base, family.blocks)
+    ]
+    heads = config.num_attention_heads
+    return Decoder(
+        family,
+        part(base, family.embedding),
+        part(base, family.learned_positions),
+        part(base, family.rotary),
+        blocks,
+        part(base, family.final_norm),
+        model.lm_head,
+        heads,
+        getattr(config, "num_key_value_heads", None) or heads,
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+    )
+
+
+def activation_kind(activation: nn.Module) -> int | None:
+    """Return the number by which the kernels know an activation, or None if they do not compute it."""
+    if type(activation) is nn.GELU and activation.approximate == "tanh":
+        return kernels.TANH_GELU
+    return ACTIVATIONS.get(type(activation))
+
+
+def epsilon(norm: nn.Module) -> float:
+    """Return the number that a norm adds to the variance."""
+    return norm.eps if hasattr(norm, "eps") else norm.variance_epsilon

@@ -1,0 +1,73 @@
+"""The forward pass of a decoder, written out: embeddings, blocks, the last norm and the LM head.
+
+transformers' modules serve every way to use a model: training, caches, masks, hooks. A decode of one request spends a
+quarter of its time there. For a ragged row on a model that only generates, little is left.
+
+An executor is used only for a model whose modules are known and whose logits it reproduces on a trial
+(`recognition.py`). All other models are called as usual.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.modules import module as all_modules
+
+from ..runners.attention import AttentionMetadata
+from .decoder_blocks import Decoder
+from .fused_executor import FusedExecutor
+from .plain_executor import PlainExecutor
+
+
+class Executor:
+    """The forward pass of a model.
+
+    Args:
+        model: a causal LM.
+        decoder: its parts.
+        compiled: whether the compiled kernels may be used.
+        usual: calls the model itself, with the same arguments.
+
+    Attributes:
+        settings: what each layer asks of attention.
+    """
+
+    def __init__(self, model, decoder: Decoder, compiled: bool, usual: Callable[..., torch.Tensor]):
+        self.decoder, self.settings, self._usual = decoder, [], usual
+        self._plain, self._fused = PlainExecutor(decoder, self.settings, compiled), None
+        self._hooks = [one for module in model.modules() for one in (module._forward_hooks, module._forward_pre_hooks)]
+
+    def is_hooked(self) -> bool:
+        """Return whether any hook waits for a call of a module: then the model must be called as usual."""
+        return any(self._hooks) or bool(all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks)
+
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor, row: AttentionMetadata
+    ) -> torch.Tensor:
+        """Return logits [columns, vocabulary]; while hooks are registered, by calling the model as usual.
+
+        Args:
+            token_ids, positions: int64 [T], of all tokens of the row.
+            columns: int64, the tokens whose logits are wanted.
+            row: what attention needs to know about the row.
+        """
+        if self.is_hooked():
+            return self._usual(token_ids, positions, columns, row)
+        decoder, rotary = self.decoder, None
+        hidden = decoder.embedding(token_ids)
+        if decoder.learned_positions is not None:
+            hidden = hidden + decoder.learned_positions(positions)
+        if decoder.rotary is not None:
+            cos, sin = decoder.rotary(hidden, positions[None])
+            rotary = cos[0], sin[0]
+        update = self._executor(hidden, row)(hidden, rotary, row)
+        if len(columns) < len(hidden):  # the head, the largest layer, computes no others
+            hidden, update = hidden[columns], update[columns]
+        return decoder.head(self._plain.add_norm(hidden, update, decoder.final_norm))
+
+    def _executor(self, hidden: torch.Tensor, row: AttentionMetadata) -> FusedExecutor | PlainExecutor:
+        """Return what computes the blocks for this row: in one call, if possible."""
+        if not self._plain.compiled or len(row.pool.layers) < len(self.decoder.blocks):  # no keys have been written yet
+            return self._plain
+        if self._fused is None or self._fused.pool is not row.pool:
+            self._fused = FusedExecutor(self.decoder, self.settings, row.pool)
+        return self._fused if self._fused.can_compute(hidden, row) else self._plain

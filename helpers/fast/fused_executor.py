@@ -1,0 +1,195 @@
+"""Compute all blocks of a decoder in one call of a kernel (`kernels/blocks.cpp`).
+
+The plain executor makes a dozen calls per block, and memory waits for them. On a GPU, CUDA graphs solve the same
+problem. The one call gives the bits that the kernels give in many calls.
+
+It is made only where a compiled kernel exists for every operation. For up to `FEW_ROWS` rows, the kernel must be the
+fastest product of each large linear layer for some number of rows that small. It need not be for all of them: the
+measured times of a layer vary by more than a tenth, and one call saves that much. The more rows there are, the smaller
+is the share that it saves, so for more rows the kernel must be the fastest in all large layers. Small layers, whose
+backend is not chosen by measurement, do not matter; they are packed here.
+"""
+
+import copy
+import math
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ..models.quantization import weight_of
+from ..runners.attention import AttentionMetadata, AttentionSettings
+from ..runners.kv_pool import KVPool
+from . import kernels
+from .attention import kernel_segments
+from .attention_choice import kernel_wins
+from .decoder_blocks import Decoder, activation_kind, epsilon
+from .linear import MIN_LAYER_BYTES, FastLinear, is_plain
+from .plain_executor import Rotary
+
+FEW_ROWS = 8  # with more, the kernel for linear layers reads the weights several times
+
+
+class FusedExecutor:
+    """The blocks of a decoder, as the kernel reads them.
+
+    Norms and biases are read where they are, so writing into them changes what is computed.
+
+    Args:
+        decoder: the modules.
+        settings: what each layer asks of attention.
+        pool: the keys and values of all layers.
+
+    Attributes:
+        max_rows: the most rows that one call computes; 0 if there are operations without a kernel.
+    """
+
+    def __init__(self, decoder: Decoder, settings: Sequence[AttentionSettings], pool: KVPool):
+        self.decoder, self.settings, self.pool = decoder, settings, pool
+        linears = [layer for block in decoder.blocks for layer in block.linears]
+        packed = _pack(linears)
+        self.max_rows = _max_rows(linears) if packed and self._has_kernels(packed) else 0
+        if self.max_rows:
+            norms = [norm for block in decoder.blocks for norm in block.norms.values()]
+            self._parameters = _Parameters([getattr(layer, "layer", layer) for layer in linears], norms)
+            self._packed = dict(zip(linears, packed, strict=True))
+            self._blocks = (kernels.Block * len(decoder.blocks))(*map(self._describe, range(len(decoder.blocks))))
+            self._sizes = self._common_sizes()
+
+    def __deepcopy__(self, memo: dict) -> "FusedExecutor":
+        """Describe the copied blocks and pool: addresses cannot be copied."""
+        return type(self)(*(copy.deepcopy(one, memo) for one in (self.decoder, self.settings, self.pool)))
+
+    def can_compute(self, hidden: torch.Tensor, row: AttentionMetadata) -> bool:
+        """Return whether one call can compute this row. It cannot once a parameter has been replaced.
+
+        Reading the weights of a model evicts Python's objects from the caches, so little is looked up here.
+        """
+        rows = len(hidden)
+        if not 0 < rows <= self.max_rows or hidden.dtype is not self.pool.layers[0][0].dtype:
+            return False
+        slots = row.slots.tolist()  # PyTorch's operators raise an error for wrong ones, and the kernel would crash
+        if len(slots) != rows or min(slots) < 0 or max(slots) >= self.pool.num_slots:
+            return False
+        return (len(row.segments) == rows or self._wins_chunks(hidden.dtype)) and self._parameters.are_unchanged()
+
+    def __call__(self, hidden: torch.Tensor, rotary: Rotary | None, row: AttentionMetadata) -> torch.Tensor:
+        """Add the updates of all blocks but the last to the hidden states [rows, size]; return the last update."""
+        segments = kernel_segments(row, with_chunks=True)
+        self._sizes.rotated = rotary[0].shape[1] if rotary else 0
+        return kernels.compute_blocks(self._blocks, self._sizes, hidden, rotary, row.slots, segments)
+
+    def _wins_chunks(self, dtype: torch.dtype) -> bool:
+        return kernel_wins(self.decoder.heads, self.decoder.kv_heads, self.decoder.head_dim, dtype)
+
+    def _common_sizes(self) -> kernels.Sizes:
+        decoder, last = self.decoder, self._packed[self.decoder.blocks[0].mlp_output]
+        return kernels.Sizes(
+            size=last.outputs,
+            inner=last.inputs,
+            heads=decoder.heads,
+            kv_heads=decoder.kv_heads,
+            dim=decoder.head_dim,
+            slots=self.pool.num_slots,
+            activation=activation_kind(decoder.blocks[0].activation),
+            gated=decoder.family.is_gated,
+        )
+
+    def _has_kernels(self, packed: list[kernels.PackedWeight]) -> bool:
+        """Return whether kernels compute every operation as each layer asks for it."""
+        decoder, dtype = self.decoder, packed[0].panels.dtype
+        norms = [norm for block in decoder.blocks for norm in block.norms.values()]
+        weights = [one for norm in norms for one in norm._parameters.values() if one is not None]
+        caches = [tensor for layer in self.pool.layers.values() for tensor in layer]
+        cache = (decoder.kv_heads, self.pool.num_slots, decoder.head_dim)
+        activations = {activation_kind(block.activation) for block in decoder.blocks}
+        return (
+            all(one.panels.dtype is dtype and one.inputs % 2 == 0 for one in packed)  # odd bfloat16 inputs are padded
+            and all(one.dtype is dtype and one.is_contiguous() for one in weights + caches)
+            and all(one.softcap is None and one.sinks is None for one in self.settings)
+            and len(activations) == 1
+            and None not in activations
+            and all(one.shape == cache and kernels.is_supported(one, one, one) for one in caches)
+            and [(one.inputs, one.outputs) for one in packed] == self._shapes(packed) * len(decoder.blocks)
+        )
+
+    def _shapes(self, packed: list[kernels.PackedWeight]) -> list[tuple[int, int]]:
+        """Return the (inputs, outputs) of a block's linear layers, given those of the first block."""
+        decoder, family, last = self.decoder, self.decoder.family, packed[len(self.decoder.blocks[0].linears) - 1]
+        size, inner = last.outputs, last.inputs
+        qkv = [count * decoder.head_dim for count in (decoder.heads, decoder.kv_heads, decoder.kv_heads)]
+        mlp = [inner] * (1 + family.is_gated)
+        qkv, mlp = (
+            one if len(one) == len(names) else [sum(one)]
+            for one, names in ((qkv, family.qkv), (mlp, family.mlp_inputs))
+        )
+        inputs = [(size, outputs) for outputs in qkv], [(size, outputs) for outputs in mlp]
+        return [*inputs[0], (decoder.heads * decoder.head_dim, size), *inputs[1], (inner, size)]
+
+    def _describe(self, layer: int) -> kernels.Block:
+        """Return where the kernel finds the numbers of a block."""
+        block, settings = self.decoder.blocks[layer], self.settings[layer]
+
+        def linears(*modules: nn.Module) -> list[kernels.Linear]:
+            return [kernels.Linear.of(self._packed[module], module.bias) for module in modules]
+
+        kind = self.decoder.family.norm_kind
+        norms = {
+            name: kernels.Norm.of(norm.weight, getattr(norm, "bias", None), epsilon(norm), kind)
+            for name, norm in block.norms.items()
+        }
+        return kernels.Block(
+            **norms,
+            qkv=(kernels.Linear * 3)(*linears(*block.qkv)),
+            attention_output=linears(block.attention_output)[0],
+            mlp_inputs=(kernels.Linear * 2)(*linears(*block.mlp_inputs)),
+            mlp_output=linears(block.mlp_output)[0],
+            keys=self.pool.layers[layer][0].data_ptr(),
+            values=self.pool.layers[layer][1].data_ptr(),
+            scale=self.decoder.head_dim**-0.5 if settings.scaling is None else settings.scaling,
+            window=kernels.NO_WINDOW if settings.window is None else settings.window,
+        )
+
+
+class _Parameters:
+    """The parameters of layers whose weights were copied, and of norms, which are read where they are."""
+
+    def __init__(self, layers: list[nn.Module], norms: list[nn.Module]):
+        self._where = [(one._parameters, name) for one in layers + norms for name in one._parameters]
+        self._parameters = [parameters[name] for parameters, name in self._where]
+        self._memory = [one.detach() for one in self._parameters if one is not None]  # nothing else gets its addresses
+        self._weights = [layer.weight for layer in layers]
+        self._state = self._addresses_and_versions()
+
+    def are_unchanged(self) -> bool:
+        """Return whether no parameter was replaced or moved, and no copied weight was written to."""
+        now = [parameters[name] for parameters, name in self._where]
+        return all(map(operator.is_, now, self._parameters)) and self._addresses_and_versions() == self._state
+
+    def _addresses_and_versions(self) -> tuple[list[int], list[int]]:
+        addresses = [one.data_ptr() for one in self._parameters if one is not None]
+        return addresses, [weight._version for weight in self._weights]
+
+
+def _pack(linears: list[nn.Module]) -> list[kernels.PackedWeight]:
+    """Return the weights of all layers as the kernel reads them; an empty list if some have none."""
+    large = [layer for layer in linears if isinstance(layer, FastLinear)]
+    small = [layer for layer in linears if is_plain(layer) and layer.weight.nbytes < MIN_LAYER_BYTES]
+    packed = {layer: layer.packed_weight(FEW_ROWS) for layer in large}
+    if not large or len(large) + len(small) < len(linears) or None in packed.values():
+        return []
+    if not all(layer.is_unchanged() for layer in large):
+        return []
+    dtype = packed[large[0]].panels.dtype
+    if any(layer.weight.dtype is not dtype for layer in small):
+        return []
+    packed |= {layer: kernels.pack(weight_of(layer)) for layer in small}
+    return [packed[layer] for layer in linears]
+
+
+def _max_rows(linears: list[nn.Module]) -> float:
+    """Return the most rows that one call computes where all operations have kernels."""
+    choices = zip(*(layer.products[FEW_ROWS + 1 :] for layer in linears if isinstance(layer, FastLinear)), strict=True)
+    wins = [all(getattr(product, "func", None) is kernels.linear for product in products) for products in choices]
+    return math.inf if all(wins) else FEW_ROWS + wins.index(False)

@@ -1,0 +1,122 @@
+// All blocks of a decoder for the rows of an iteration, in one parallel region.
+//
+// Apart from reading weights, a decode of one row takes a few microseconds per operation. Called one by one from Python,
+// the operations take longer to call than to compute, and meanwhile no weights are read. Here the threads go through all
+// blocks together, and wait for each other only where one thread needs what the others have computed.
+//
+// The other kernels compute the numbers, so these are the same, bit for bit, as with one call after another.
+
+#include <cstring>
+
+#include "shares.h"
+
+constexpr long FEW_ROWS = 8;  // the norms of so few rows take each thread less time than waiting for the others
+
+// The parts of a block, as blocks.py describes them. Parts without a weight are missing.
+template <typename Number> struct Block {
+  Norm<Number> attention_norm, query_norm, key_norm, mlp_norm;
+  Linear<Number> qkv[3], attention_output, mlp_inputs[2], mlp_output;
+  Number *keys, *values;  // [kv_heads, slots, dim]
+  float scale;
+  int window;
+};
+
+struct Sizes {
+  long rows, size, inner, heads, kv_heads, dim, rotated, slots;
+  int activation, gated;
+};
+
+// Multiply by up to N layers, whose outputs follow each other in the rows of y. Return which outputs of the last one are
+// this thread's.
+template <int N, typename Number>
+static Range linear_shares(const Number* x, const Linear<Number> (&layers)[N], Number* y, long rows, long step) {
+  Range own = {};
+  for (const Linear<Number>& layer : layers) {
+    if (!layer.weight) break;
+    own = linear_share(x, layer, y, rows, step);
+    y += layer.out;
+  }
+  return own;
+}
+
+// Norm and rotate this thread's share of the queries and keys of qkv [rows, heads and twice kv_heads, dim]; write keys and
+// values to their slots.
+template <typename Number>
+static void place_heads(const Block<Number>& block, const Sizes& sizes, const long* slots, const Number* cos,
+                        const Number* sin, Number* qkv) {
+  long dim = sizes.dim, keys = sizes.heads, values = keys + sizes.kv_heads, all = values + sizes.kv_heads;
+  Range own = share_of(sizes.rows * all);
+  for (long i = own.begin; i < own.end; i++) {
+    long r = i / all, head = i % all;
+    Number* x = qkv + i * dim;
+    const Norm<Number>& norm = head < keys ? block.query_norm : block.key_norm;
+    if (head < values && norm.weight) add_norm_row<Number>(x, nullptr, norm, x, dim);
+    if (head < values && cos) rotate_head(x, cos + r * sizes.rotated, sin + r * sizes.rotated, sizes.rotated);
+    if (head >= values) memcpy(block.values + ((head - values) * sizes.slots + slots[r]) * dim, x, dim * sizeof *x);
+    else if (head >= keys) memcpy(block.keys + ((head - keys) * sizes.slots + slots[r]) * dim, x, dim * sizeof *x);
+  }
+}
+
+template <typename Number>
+static void compute_blocks(const Block<Number>* blocks, long num_blocks, const Sizes& sizes, const Segments& segments,
+                           const long* slots, const Number* cos, const Number* sin, Number* hidden, Number* update,
+                           Number* buffers, int threads) {
+  long rows = sizes.rows, size = sizes.size, dim = sizes.dim, inner = sizes.inner, width = rows * size;
+  long qkv_step = (sizes.heads + 2 * sizes.kv_heads) * dim, inner_step = sizes.gated ? 2 * inner : inner;
+  Number *qkv = buffers, *attended = qkv + rows * qkv_step, *inputs = attended + rows * sizes.heads * dim;
+  Number *activated = inputs + rows * inner_step, *normed = activated + rows * inner;
+  bool few = rows <= FEW_ROWS;
+#pragma omp parallel num_threads(threads)
+  {
+    // With few rows, every thread has hidden states of its own and computes all norms.
+    Number* x = few ? normed + omp_get_thread_num() * 2 * width : normed;
+    Number* own_hidden = few ? x + width : hidden;
+    if (few) memcpy(own_hidden, hidden, width * sizeof *hidden);
+    auto norm = [&](const Number* added, const Norm<Number>& layer) {
+      Range own = few ? Range{0, rows} : share_of(rows);
+      for (long r = own.begin; r < own.end; r++)
+        add_norm_row(own_hidden + r * size, added ? added + r * size : nullptr, layer, x + r * size, size);
+      if (!few) {
+#pragma omp barrier
+      }
+    };
+    for (const Block<Number>* block = blocks; block < blocks + num_blocks; block++) {
+      norm(block == blocks ? nullptr : update, block->attention_norm);
+      linear_shares(x, block->qkv, qkv, rows, qkv_step);
+#pragma omp barrier
+      place_heads(*block, sizes, slots, cos, sin, qkv);
+#pragma omp barrier
+      attend_share<Number>(qkv, dim, qkv_step, block->keys, block->values, sizes.slots, segments, sizes.heads,
+                           sizes.kv_heads, dim, block->window, block->scale, attended);
+      linear_share(attended, block->attention_output, update, rows, size);
+#pragma omp barrier
+      norm(update, block->mlp_norm);
+      Range own = linear_shares(x, block->mlp_inputs, inputs, rows, inner_step);
+      if (sizes.gated && !block->mlp_inputs[1].weight) {  // one layer: this thread's gates may belong to others' inputs
+#pragma omp barrier
+        own = share_of(inner);
+      }
+      for (long r = 0; r < rows; r++) {
+        const Number* gate = inputs + r * inner_step + own.begin;
+        activate_row(gate, sizes.gated ? gate + inner : nullptr, activated + r * inner + own.begin, own.end - own.begin,
+                     sizes.activation);
+      }
+#pragma omp barrier
+      linear_share(activated, block->mlp_output, update, rows, size);
+#pragma omp barrier
+    }
+    if (few && omp_get_thread_num() == 0) memcpy(hidden, own_hidden, width * sizeof *hidden);
+  }
+}
+
+// hidden [rows, size], without the last block's update [rows, size]. slots [rows]; cos, sin [rows, rotated] or null.
+// buffers: [rows, heads and kv_heads * dim twice, up to three times `inner`, `size` twice for each thread].
+#define BLOCKS(dtype, Number)                                                                                            \
+  extern "C" void blocks_##dtype(const Block<Number>* blocks, long num_blocks, const Sizes* sizes,                       \
+                                 const Segments* segments, const long* slots, const Number* cos, const Number* sin,      \
+                                 Number* hidden, Number* update, Number* buffers, int threads) {                         \
+    compute_blocks(blocks, num_blocks, *sizes, *segments, slots, cos, sin, hidden, update, buffers, threads);            \
+  }
+
+BLOCKS(float32, float)
+BLOCKS(bfloat16, uint16_t)

@@ -1,0 +1,97 @@
+"""Compute all blocks of a decoder in one call: many operations are faster than a call of their own."""
+
+from ctypes import Array, Structure, addressof, c_float, c_int, c_long, c_void_p
+
+import torch
+
+from .compiled import address, function
+from .linear import PackedWeight
+from .paged_attention import Segments
+
+ARGUMENTS = (c_void_p, c_long, *(c_void_p,) * 8, c_int)
+
+
+class Norm(Structure):
+    """A norm, as shares.h describes it; the weight and the bias are addresses."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("eps", c_float), ("kind", c_int))
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, kind: int) -> "Norm":
+        """Describe a norm; `kind` is one of elementwise.py's."""
+        return cls(address(weight), address(bias), eps, kind)
+
+
+class Linear(Structure):
+    """A linear layer, as shares.h describes it."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("inputs", c_long), ("outputs", c_long))
+
+    @classmethod
+    def of(cls, weight: PackedWeight, bias: torch.Tensor | None) -> "Linear":
+        """Describe a layer, whose number of inputs must be even."""
+        return cls(address(weight.panels), address(bias), weight.inputs, weight.outputs)
+
+
+class Block(Structure):
+    """The parts of a block and where its keys and values are, as in blocks.cpp. It does not keep the tensors.
+
+    Parts that are not set are missing: norms of queries and keys, and the last layers of `qkv` and `mlp_inputs`.
+    """
+
+    _fields_ = (
+        *((name, Norm) for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm")),
+        ("qkv", Linear * 3),
+        ("attention_output", Linear),
+        ("mlp_inputs", Linear * 2),
+        ("mlp_output", Linear),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("scale", c_float),
+        ("window", c_int),
+    )
+
+
+class Sizes(Structure):
+    """What the blocks of a decoder have in common.
+
+    `size` is that of the hidden states, `inner` that of the MLP's activations, and `rotated` how many numbers of a head
+    are rotated by its position.
+    """
+
+    _fields_ = (
+        *((name, c_long) for name in ("rows", "size", "inner", "heads", "kv_heads", "dim", "rotated", "slots")),
+        ("activation", c_int),
+        ("gated", c_int),
+    )
+
+
+def compute_blocks(
+    blocks: Array[Block],
+    sizes: Sizes,
+    hidden: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor] | None,
+    slots: torch.Tensor,
+    segments: Segments,
+) -> torch.Tensor:
+    """Add the updates of all blocks but the last to the hidden states in place; return the last update [rows, size].
+
+    The arguments are not checked: all tensors are contiguous and of one dtype. No gradients are recorded.
+
+    Args:
+        blocks: in their order.
+        sizes: those of the blocks; the number of rows is set here.
+        hidden: [rows, size].
+        rotary: cos and sin of the rows' positions, [rows, rotated] each, if positions are rotary.
+        slots: int64 [rows], to which the rows' keys and values are written.
+        segments: those of the rows.
+    """
+    rows, threads = len(hidden), torch.get_num_threads()
+    sizes.rows = rows
+    heads = 2 * (sizes.heads + sizes.kv_heads) * sizes.dim
+    buffers = hidden.new_empty(rows * (heads + 3 * sizes.inner + 2 * sizes.size * threads))
+    (cos, sin), update = rotary or (None, None), torch.empty_like(hidden)
+    tensors = [address(tensor) for tensor in (slots, cos, sin, hidden, update, buffers)]
+    described = addressof(sizes), addressof(segments.described)
+    function("blocks", hidden.dtype, ARGUMENTS)(addressof(blocks), len(blocks), *described, *tensors, threads)
+    return update

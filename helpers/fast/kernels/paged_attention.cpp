@@ -1,0 +1,251 @@
+// Attention of all sequences of an iteration, whose keys and values lie in the blocks of their block tables.
+//
+// The idea is PagedAttention's (Kwon et al., vLLM, SOSP 2023). The kernel reads the block tables itself, so one call serves
+// all sequences. The softmax is computed piece by piece (Milakov and Gimelshein, 2018): when a piece contains a new highest
+// score, the sums so far are scaled down. No matrix of scores is written to memory, as in FlashAttention (Dao et al., 2022).
+//
+// A decode has one query, so it waits for memory, and its keys and values are read where they lie. A chunk has many
+// queries, so it waits for arithmetic. Its keys and values are first packed, in the order in which a tile of QUERIES
+// queries multiplies them. A query skips the keys behind it, and those before its window.
+//
+// Sums are always made in the same order, so a query's result depends on no other sequence, nor on the size of its chunk.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "shares.h"
+#include "vectors.h"
+
+constexpr int MAX_HEAD_DIM = 512;  // of one head, as in paged_attention.py
+constexpr int KEYS = 128;          // of a piece
+// Below this number of products, one thread finishes before a second one would have woken up.
+constexpr long MIN_PARALLEL_PRODUCTS = 1 << 16;
+
+// --- the softmax of a piece -------------------------------------------------------------------------------------------
+
+struct Softmax {
+  float highest = -INFINITY, total = 0;
+
+  // Turn scores [count] into weights; return the factor by which sums of earlier pieces shrink. The array is padded.
+  float add(float* scores, int count) {
+    for (int i = count; i % LANES; i++) scores[i] = -INFINITY;
+    Floats most = load(scores), weights = {};
+    for (int i = LANES; i < count; i += LANES) most = max(load(scores + i), most);
+    float before = highest;
+    for (int i = 0; i < LANES; i++) highest = std::max(highest, most[i]);
+    // While all scores are -inf, their weights are 0. Subtracting -inf from them would give NaN.
+    float shift = highest == -INFINITY ? 0 : highest;
+    for (int i = 0; i < count; i += LANES) {
+      Floats weight = exp(load(scores + i) - shift);
+      store(scores + i, weight);
+      weights += weight;
+    }
+    float shrink = before == highest ? 1 : std::exp(before - shift);
+    total = total * shrink + sum(weights);
+    return shrink;
+  }
+};
+
+// --- a decode: one query ----------------------------------------------------------------------------------------------
+
+template <typename Number> static inline void prefetch(const Number* vector, int dim) {
+  for (int d = 0; d < dim; d += 64 / sizeof(Number)) __builtin_prefetch(vector + d);  // a cache line has 64 bytes
+}
+
+// Compute one head of one sequence: query and output [dim], keys and values [slots, dim]. The cache holds all sequences;
+// the block table selects the keys of this one. The query sees keys `first` to `length` - 1. DIM equals `dim` if it is
+// known at compile time, else it is 0.
+template <int DIM, typename Number>
+static void attend(const Number* query, const Number* keys, const Number* values, const int* block_table, int first,
+                   int length, int block_size, int dim, float scale, Number* output) {
+  if (DIM > 0) dim = DIM;
+  float q[MAX_HEAD_DIM], sums[MAX_HEAD_DIM], weights[KEYS + LANES];
+  for (int d = 0; d < dim; d++) q[d] = scale * to_float(query[d]), sums[d] = 0;
+  Softmax softmax;
+
+  auto offset = [&](int i) { return ((long)block_table[i / block_size] * block_size + i % block_size) * dim; };
+  for (int start = first, end; start < length; start = end) {
+    end = std::min({length, (start / block_size + 1) * block_size, start + KEYS});
+    long here = offset(start), next = end < length ? offset(end) : here;
+    int count = end - start;
+    for (int i = 0; i < count; i++) {
+      prefetch(values + here + i * dim, dim);
+      const Number* key = keys + here + i * dim;
+      if constexpr (DIM > 0) {
+        Floats products = {};
+#pragma GCC unroll 16
+        for (int v = 0; v < DIM / LANES; v++) products += load(q + v * LANES) * load(key + v * LANES);
+        weights[i] = sum(products);
+      } else {
+        weights[i] = 0;
+        for (int d = 0; d < dim; d++) weights[i] += q[d] * to_float(key[d]);
+      }
+    }
+    float shrink = softmax.add(weights, count);
+    if constexpr (DIM > 0) {
+      Floats parts[DIM / LANES];
+      for (int v = 0; v < DIM / LANES; v++) parts[v] = load(sums + v * LANES) * shrink;
+      for (int i = 0; i < count; i++) {
+        prefetch(keys + next + i * dim, dim);
+#pragma GCC unroll 16
+        for (int v = 0; v < DIM / LANES; v++) parts[v] += weights[i] * load(values + here + i * dim + v * LANES);
+      }
+      for (int v = 0; v < DIM / LANES; v++) store(sums + v * LANES, parts[v]);
+    } else {
+      for (int d = 0; d < dim; d++) sums[d] *= shrink;
+      for (int i = 0; i < count; i++)
+        for (int d = 0; d < dim; d++) sums[d] += weights[i] * to_float(values[here + i * dim + d]);
+    }
+  }
+  for (int d = 0; d < dim; d++) store(output + d, softmax.total == 0 ? 0 : sums[d] / softmax.total);
+}
+
+// --- a chunk: many queries --------------------------------------------------------------------------------------------
+
+constexpr int QUERIES = LANES == 16 ? 8 : 4;  // of a tile, whose sums fit in the registers
+constexpr int COLUMNS = 2 * LANES;            // of a panel
+constexpr int TASK_QUERIES = 128;             // queries that share packed keys and values
+
+// y [QUERIES, y_step] = x [QUERIES, x_step] times a panel w [size, COLUMNS], plus y * shrink [QUERIES] if that is given.
+template <typename Vector, typename Word>
+static inline void multiply_panel(const Word* x, long x_step, const Word* w, long size, const float* shrink, float* y,
+                                  long y_step) {
+  Floats sums[QUERIES][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < QUERIES; r++)
+    for (int v = 0; v < 2; v++) sums[r][v] = shrink ? load(y + r * y_step + v * LANES) * shrink[r] : Floats{};
+  for (long k = 0; k < size; k++) {
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+      Vector weights;
+      memcpy(&weights, w + k * COLUMNS + v * LANES, sizeof weights);
+#pragma GCC unroll 8
+      for (int r = 0; r < QUERIES; r++) sums[r][v] = add_products(sums[r][v], weights, x[r * x_step + k]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < QUERIES; r++)
+    for (int v = 0; v < 2; v++) store(y + r * y_step + v * LANES, sums[r][v]);
+}
+
+static long round_up(long size, long multiple) { return (size + multiple - 1) / multiple * multiple; }
+
+// Compute `tokens` queries of the heads that share one kv head. query, output: the first query of the first head. `past`
+// keys precede the first query's own. `packed` has room for the keys and values of all pieces that the queries see.
+template <typename Vector, typename Word, typename Number>
+static void attend_chunk(const Number* query, long head_step, long token_step, int tokens, int past, int window,
+                         const Number* keys, const Number* values, const int* block_table, int block_size, int heads,
+                         int dim, float scale, Number* output, long output_step, Word* packed) {
+  constexpr int PER_WORD = sizeof(Word) / sizeof(Number);
+  long words = dim / PER_WORD, panel_dim = round_up(dim, COLUMNS);
+  auto first_key = [&](int position) { return std::max(0, position + 1 - window); };
+  // Pieces begin at multiples of KEYS, whichever queries are computed together: the order of sums never changes.
+  long begin = first_key(past) / KEYS * KEYS, length = past + tokens, end = round_up(length, KEYS);
+  Word *packed_keys = packed, *packed_values = packed + (end - begin) * words;
+  memset(packed, 0, (end - begin) * (words + panel_dim / PER_WORD) * sizeof(Word));  // no NaN behind the last key
+  for (long i = begin; i < length; i++) {
+    long slot = (long)block_table[i / block_size] * block_size + i % block_size, place = i - begin;
+    // Keys: panels of COLUMNS keys, [words, COLUMNS] each. Values: panels of COLUMNS dims, [KEYS, COLUMNS] in each piece.
+    Word* key = packed_keys + place / COLUMNS * COLUMNS * words + place % COLUMNS;
+    for (long k = 0; k < words; k++) memcpy(key + k * COLUMNS, keys + slot * dim + k * PER_WORD, sizeof(Word));
+    Number* value = (Number*)(packed_values + place / KEYS * (KEYS / PER_WORD) * panel_dim) +
+                    place % KEYS / PER_WORD * COLUMNS * PER_WORD + place % PER_WORD;
+    for (long d = 0; d < dim; d += COLUMNS)
+      for (long c = 0; c < std::min<long>(COLUMNS, dim - d); c++) value[d * KEYS + c * PER_WORD] = values[slot * dim + d + c];
+  }
+
+  for (int head = 0; head < heads; head++)
+    for (int t = 0; t < tokens; t += QUERIES) {
+      int rows = std::min(QUERIES, tokens - t);
+      alignas(64) Word q[QUERIES * MAX_HEAD_DIM] = {}, weights[QUERIES * KEYS / PER_WORD];
+      alignas(64) float scores[QUERIES][KEYS], sums[QUERIES * MAX_HEAD_DIM] = {};
+      for (int r = 0; r < rows; r++)
+        memcpy(q + r * words, query + head * head_step + (t + r) * token_step, dim * sizeof(Number));
+      Softmax softmax[QUERIES];
+      for (long key = first_key(past + t) / KEYS * KEYS; key < past + t + rows; key += KEYS) {
+        long used = round_up(std::min<long>(KEYS, past + t + rows - key), COLUMNS);
+        for (long c = 0; c < used; c += COLUMNS)
+          multiply_panel<Vector>(q, words, packed_keys + (key - begin + c) * words, words, nullptr, &scores[0][c], KEYS);
+        float shrink[QUERIES];
+        for (int r = 0; r < QUERIES; r++) {
+          long own = past + t + r, first = first_key(own);  // the key of the query's own token is its last
+          for (long i = 0; i < used; i += LANES) store(&scores[r][i], load(&scores[r][i]) * scale);
+          for (long i = std::max(own + 1 - key, 0L); i < used; i++) scores[r][i] = -INFINITY;
+          for (long i = 0; i < std::min(first - key, used); i++) scores[r][i] = -INFINITY;
+          shrink[r] = softmax[r].add(scores[r], used);
+          Number* row = (Number*)weights + r * KEYS;
+          for (long i = 0; i < used; i += LANES) store(row + i, load(&scores[r][i]));
+        }
+        const Word* piece = packed_values + (key - begin) / PER_WORD * panel_dim;
+        for (long d = 0; d < dim; d += COLUMNS)
+          multiply_panel<Vector>(weights, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD), used / PER_WORD, shrink,
+                                 sums + d, MAX_HEAD_DIM);
+      }
+      for (int r = 0; r < rows; r++)
+        for (int d = 0; d < dim; d++) {
+          float total = softmax[r].total;
+          store(output + (t + r) * output_step + head * dim + d, total == 0 ? 0 : sums[r * MAX_HEAD_DIM + d] / total);
+        }
+    }
+}
+
+// --- all sequences ----------------------------------------------------------------------------------------------------
+
+template <typename Number>
+void attend_share(const Number* query, long head_step, long token_step, const Number* keys, const Number* values, long slots,
+                  Segments segments, int heads, int kv_heads, int dim, int window, float scale, Number* output) {
+  typedef typename Product<Number>::Vector Vector;
+  typedef typename Product<Number>::Word Word;
+  const int *tokens = segments.tokens, *lengths = segments.lengths;
+  auto attend_one = dim == 64 ? attend<64, Number> : dim == 128 ? attend<128, Number> : attend<0, Number>;
+  int group = heads / kv_heads, task_tokens = std::max(QUERIES, TASK_QUERIES / group);
+  long most_keys = 0, most_tasks = 0;
+  for (int s = 0; s < segments.sequences; s++) {
+    if (tokens[s] > 1) most_keys = std::max<long>(most_keys, round_up(lengths[s], KEYS));
+    most_tasks = std::max<long>(most_tasks, (tokens[s] + task_tokens - 1) / task_tokens);
+  }
+  // The heads of a group read the same keys, so a thread computes them one after the other. But with few decodes, some
+  // threads would have no work.
+  bool split_groups = !most_keys && kv_heads * segments.sequences < 2 * omp_get_num_threads();
+  int splits = split_groups ? group : 1, split_heads = group / splits;
+  size_t bytes = most_keys * (dim + round_up(dim, COLUMNS)) * sizeof(Number);
+  Word* packed = bytes ? (Word*)aligned_alloc(64, round_up(bytes, 64)) : nullptr;
+  // Later tasks of a chunk see more keys, so they come first. Threads take a task at a time: tasks are unequal.
+#pragma omp for collapse(3) schedule(dynamic)
+  for (long task = most_tasks - 1; task >= 0; task--)
+    for (int split = 0; split < kv_heads * splits; split++)
+      for (int s = 0; s < segments.sequences; s++) {
+        long first = task * task_tokens, past = lengths[s] - tokens[s] + first;
+        if (first >= tokens[s]) continue;
+        const int* block_table = segments.block_tables + (long)s * segments.table_size;
+        long kv = split / splits * slots * dim, head = (long)split * split_heads, column = segments.columns[s] + first;
+        const Number* q = query + head * head_step + column * token_step;
+        Number* y = output + (column * heads + head) * dim;
+        if (tokens[s] > 1)
+          attend_chunk<Vector, Word>(q, head_step, token_step, std::min<long>(task_tokens, tokens[s] - first), past, window,
+                                     keys + kv, values + kv, block_table, segments.block_size, split_heads, dim, scale, y,
+                                     (long)heads * dim, packed);
+        else
+          for (int h = 0; h < split_heads; h++)
+            attend_one(q + h * head_step, keys + kv, values + kv, block_table, std::max(0, lengths[s] - window), lengths[s],
+                       segments.block_size, dim, scale, y + h * dim);
+      }
+  free(packed);
+}
+
+#define PAGED_ATTENTION(dtype, Number)                                                                                   \
+  template void attend_share(const Number*, long, long, const Number*, const Number*, long, Segments, int, int, int,     \
+                             int, float, Number*);                                                                       \
+  extern "C" void paged_attention_##dtype(const Number* query, long head_step, long token_step, const Number* keys,      \
+                                          const Number* values, long slots, const Segments* segments, int heads,         \
+                                          int kv_heads, int dim, int window, float scale, Number* output, int threads) { \
+    long products = 0;                                                                                                   \
+    for (int s = 0; s < segments->sequences; s++) products += (long)segments->tokens[s] * segments->lengths[s];          \
+    _Pragma("omp parallel num_threads(threads) if (products * heads * dim > MIN_PARALLEL_PRODUCTS)")                     \
+        attend_share(query, head_step, token_step, keys, values, slots, *segments, heads, kv_heads, dim, window, scale,  \
+                     output);                                                                                            \
+  }
+
+PAGED_ATTENTION(float32, float)
+PAGED_ATTENTION(bfloat16, uint16_t)

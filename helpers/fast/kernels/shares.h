@@ -1,0 +1,66 @@
+// What the threads of one parallel region compute together. Several such operations follow each other in one region
+// (blocks.cpp); each of them also has a function that Python calls by itself, which gives the same bits.
+
+#pragma once
+#include <cstdint>
+#include <omp.h>
+
+struct Range {
+  long begin, end;
+};
+
+// Return this thread's share of `count` equal tasks.
+static inline Range share_of(long count) {
+  long thread = omp_get_thread_num(), threads = omp_get_num_threads();
+  return {count * thread / threads, count * (thread + 1) / threads};
+}
+
+// As in elementwise.py. The weight of ZERO_CENTERED_RMS_NORM is stored less one, as in Gemma.
+enum NormKind { LAYER_NORM, RMS_NORM, ZERO_CENTERED_RMS_NORM };
+enum Activation { TANH_GELU, SILU };
+
+// weight, bias (or null) [size].
+template <typename Number> struct Norm {
+  const Number *weight, *bias;
+  float eps;
+  int kind;
+};
+
+// The weight is packed (linear.cpp); bias [out] or null.
+template <typename Number> struct Linear {
+  const Number *weight, *bias;
+  long in, out;
+};
+
+// Sequence s has tokens[s] queries from columns[s] on, which are the last ones of its lengths[s] tokens, and its block
+// table in block_tables [s, table_size].
+struct Segments {
+  const int *columns, *tokens, *lengths, *block_tables;
+  int sequences, table_size, block_size;
+};
+
+// --- elementwise.cpp --------------------------------------------------------------------------------------------------
+
+// Add `update` (if not null) to x [size], then write the norm of x to y.
+template <typename Number>
+void add_norm_row(Number* x, const Number* update, Norm<Number> norm, Number* y, long size);
+
+// Rotate the first `rotated` numbers of a query or key by its position: cos, sin [rotated].
+template <typename Number> void rotate_head(Number* x, const Number* cos, const Number* sin, long rotated);
+
+// Write the activation of x, times `factor` (if not null), to y, which may be x; [size] each.
+template <typename Number> void activate_row(const Number* x, const Number* factor, Number* y, long size, int activation);
+
+// --- linear.cpp -------------------------------------------------------------------------------------------------------
+
+// Multiply x [rows, in] by a layer; y has rows that begin `step` numbers apart. Return which outputs are this thread's.
+template <typename Number> Range linear_share(const Number* x, Linear<Number> layer, Number* y, long rows, long step);
+
+// --- paged_attention.cpp ----------------------------------------------------------------------------------------------
+
+// Compute the attention of all segments; all threads return when it is complete. In query, head h of column t begins at
+// h * head_step + t * token_step. keys and values: [kv_heads, slots, dim]. output: [columns, heads, dim]. A query sees at
+// most `window` keys.
+template <typename Number>
+void attend_share(const Number* query, long head_step, long token_step, const Number* keys, const Number* values, long slots,
+                  Segments segments, int heads, int kv_heads, int dim, int window, float scale, Number* output);

@@ -1,0 +1,123 @@
+// Vectors of float32 numbers, as wide as the processor's registers, in the notation that GCC and Clang share.
+
+#pragma once
+#include "numbers.h"
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+
+static inline Floats load(const float* x) {
+  Floats v;
+  memcpy(&v, x, sizeof v);
+  return v;
+}
+
+static inline Floats load(const uint16_t* x) {
+  Halves v;
+  memcpy(&v, x, sizeof v);
+  return bit_cast<Floats>(__builtin_convertvector(v, Words) << 16);
+}
+
+static inline void store(float* y, Floats x) { memcpy(y, &x, sizeof x); }
+
+static inline void store(uint16_t* y, Floats x) {
+  Words word = bit_cast<Words>(x);
+  Halves rounded = __builtin_convertvector((word + 0x7fff + (word >> 16 & 1)) >> 16, Halves);
+  memcpy(y, &rounded, sizeof rounded);
+}
+
+// What products are made of. A word has 32 bits: one float32, or the bfloat16 numbers of two neighboring inputs.
+template <typename Number> struct Product;
+template <> struct Product<float> {
+  typedef float Word;
+  typedef Floats Vector;
+};
+template <> struct Product<uint16_t> {
+  typedef uint32_t Word;
+  typedef Words Vector;
+};
+
+// Add w * x. Of two bfloat16 numbers in a word, both products are added.
+static inline Floats add_products(Floats sums, Floats w, Floats x) { return sums + w * x; }
+
+#if defined(__AVX512BF16__)
+static inline Floats add_products(Floats sums, Words w, Words x) {
+  return bit_cast<Floats>(_mm512_dpbf16_ps(bit_cast<__m512>(sums), bit_cast<__m512bh>(w), bit_cast<__m512bh>(x)));
+}
+#else
+static inline Floats add_products(Floats sums, Words w, Words x) {
+  sums += bit_cast<Floats>(w << 16) * bit_cast<Floats>(x << 16);
+  return sums + bit_cast<Floats>(w & 0xffff0000u) * bit_cast<Floats>(x & 0xffff0000u);
+}
+#endif
+
+static inline Floats add_products(Floats sums, Floats w, float x) { return sums + w * x; }
+static inline Floats add_products(Floats sums, Words w, uint32_t x) { return add_products(sums, w, Words{} + x); }
+
+// Add the bias (if not null) to the sums of VECTORS * LANES outputs, and write the first `count` of them to y.
+template <int VECTORS, typename Number>
+static inline void store_sums(const Floats* sums, const Number* bias, Number* y, long count) {
+  Number some[VECTORS * LANES] = {}, numbers[VECTORS * LANES];
+  bool whole = count >= VECTORS * LANES;
+  if (bias && !whole) memcpy(some, bias, count * sizeof *bias);
+  const Number* b = bias && whole ? bias : some;
+#pragma GCC unroll 2
+  for (int v = 0; v < VECTORS; v++) store((whole ? y : numbers) + v * LANES, sums[v] + load(b + v * LANES));
+  if (!whole) memcpy(y, numbers, count * sizeof *y);
+}
+
+static inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
+
+typedef float Four __attribute__((vector_size(16)));
+
+// Add halves until four sums are left.
+static inline Four fold(Floats x) {
+  typedef float Eight __attribute__((vector_size(32)));
+  Eight parts[LANES / 8];
+  memcpy(parts, &x, sizeof x);
+  if constexpr (LANES == 16) parts[0] += parts[LANES / 8 - 1];
+  Four halves[2];
+  memcpy(halves, parts, sizeof halves);
+  return halves[0] + halves[1];
+}
+
+// Return the sum of all lanes.
+static inline float sum(Floats x) {
+  Four four = fold(x);
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// Return the sums of all lanes of four vectors.
+static inline Four sum(Floats a, Floats b, Floats c, Floats d) {
+  Four i = fold(a), j = fold(b), k = fold(c), l = fold(d);
+  Four first = Four{i[0], j[0], i[1], j[1]} + Four{i[2], j[2], i[3], j[3]};
+  Four second = Four{k[0], l[0], k[1], l[1]} + Four{k[2], l[2], k[3], l[3]};
+  return Four{first[0], first[1], second[0], second[1]} + Four{first[2], first[3], second[2], second[3]};
+}
+
+// e^x to about one unit in the last place, for x up to 88; 0 below -87. NaN stays NaN. x = n ln 2 + r, and a polynomial
+// (Cephes) approximates e^r.
+static inline Floats exp(Floats x) {
+  const float rounder = 12582912;  // 1.5 * 2^23: adding it rounds to an integer
+  Floats n = x * 1.44269504f + rounder - rounder;
+  Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  Floats power = bit_cast<Floats>((__builtin_convertvector(n, Ints) + 127) << 23);
+  return x < -87 ? Floats{} : (p * r * r + r + 1) * power;
+}

@@ -1,0 +1,103 @@
+"""Recognize the models whose blocks are described in `decoder_blocks.py`.
+
+Four conditions must hold. The model is of a type whose code was compared with the description: others may have the same
+modules, and differ where a short trial does not look, in far positions or large activations. The modules that are
+bypassed are transformers' own, with the children and attributes that are known. No hook is registered on a module that
+is not called. And on a trial with two sequences, chunks and decodes included, both ways give the same logits up to
+rounding. On the way, the trial notes what each layer asks of attention: its window, its scaling.
+"""
+
+import copy
+from collections.abc import Set
+
+import torch
+from torch import nn
+
+from ..models import same_logits
+from ..runners.kv_pool import KVPool
+from ..runners.trial import BLOCK_SIZE, NUM_BLOCKS, trial_passes
+from . import kernels
+from .decoder_blocks import FAMILIES, Family, describe
+from .executor import Executor
+
+# The attributes that a module of a block may have. Those that change its numbers are asked for on the trial.
+KNOWN_ATTRIBUTES = (
+    {"attention_type", "config", "eps", "elementwise_affine", "hidden_size", "intermediate_size", "normalized_shape"}
+    | {"attention_dropout", "head_dim", "is_causal", "layer_idx", "layer_type", "num_key_value_groups", "scaling"}
+    | {"embed_dim", "is_cross_attention", "num_heads", "pruned_heads", "scale_attn_by_inverse_layer_idx"}
+    | {"reorder_and_upcast_attn", "scale_attn_weights", "sliding_window", "split_size", "variance_epsilon"}
+    | {"num_key_value_heads", "residual_dropout"}
+)
+
+
+def recognize(runner) -> Executor | None:
+    """Return the executor of a ragged runner's model, or None if the model must be called as usual."""
+    model = runner.model
+    family = next((one for one in FAMILIES if _is_of(model, one)), None)
+    if family is None or model.training:
+        return None
+    executor = Executor(model, describe(model, family), runner.kernel is not None, runner.call_model)
+    if executor.is_hooked():
+        return None
+    usual, trial = copy.copy(runner), copy.copy(runner)
+    usual.call_model, trial.call_model = usual._call_model, executor
+    for one in (usual, trial):
+        one.pool, one.block_size = KVPool(NUM_BLOCKS, BLOCK_SIZE), BLOCK_SIZE
+    try:
+        expected = torch.cat(list(trial_passes(usual.forward)))
+        executor.settings += [usual.attention_settings[layer] for layer in range(len(usual.attention_settings))]
+        actual = torch.cat(list(trial_passes(trial.forward)))
+    except Exception:  # another kind of model with these modules may raise anything
+        return None
+    return executor if same_logits(actual, expected) else None
+
+
+def _is_of(model: nn.Module, family: Family) -> bool:
+    """Return whether the model's type and all modules that an executor would bypass are known."""
+    if getattr(getattr(model, "config", None), "model_type", None) not in family.types:
+        return False
+    base = getattr(model, family.base, None)
+    parts = {family.embedding, family.learned_positions, family.rotary, family.blocks, family.final_norm} - {None}
+    if not _is_unmodified(model, {family.base, "lm_head"}) or not _is_unmodified(base, parts, family.dropouts):
+        return False
+    return _is_norm(getattr(base, family.final_norm), family) and all(
+        _is_block(block, family) for block in getattr(base, family.blocks)
+    )
+
+
+def _is_block(block: nn.Module, family: Family) -> bool:
+    """Return whether a block consists of the parts of the family and nothing else."""
+    norms = {family.attention_norm, family.query_norm, family.key_norm, family.mlp_norm} - {None}
+    layers = {*family.qkv, family.attention_output, *family.mlp_inputs, family.activation, family.mlp_output}
+    for parent in {path.rpartition(".")[0] for path in layers | {""}}:
+        module = block._modules.get(parent) if parent else block
+        children, dropouts = _children(parent, norms | layers), _children(parent, family.dropouts)
+        if not (_is_unmodified(module, children, dropouts) and _public_attributes(module) <= KNOWN_ATTRIBUTES):
+            return False
+    return all(_is_norm(block.get_submodule(path), family) for path in norms)
+
+
+def _children(parent: str, paths: Set[str]) -> set[str]:
+    """Return the names of the parent's children that lie on these paths."""
+    prefix = f"{parent}." if parent else ""
+    return {path.removeprefix(prefix).split(".")[0] for path in paths if path.startswith(prefix)}
+
+
+def _is_norm(norm: nn.Module | None, family: Family) -> bool:
+    """Return whether a norm is of the family's kind."""
+    if not _is_unmodified(norm, set()) or not _public_attributes(norm) <= KNOWN_ATTRIBUTES:
+        return False
+    return (type(norm) is nn.LayerNorm) == (family.norm_kind == kernels.LAYER_NORM)
+
+
+def _is_unmodified(module: nn.Module | None, children: Set[str], dropouts: Set[str] = frozenset()) -> bool:
+    """Return whether a module has these children, and transformers' code: a subclass might do anything."""
+    if module is None or not children <= module._modules.keys() <= children | dropouts or "forward" in vars(module):
+        return False
+    if None in module._modules.values():
+        return False
+    return type(module) is nn.LayerNorm or type(module).__module__.startswith("transformers.models.")
+
+
+def _public_attributes(module: nn.Module) -> set[str]:
+    return {name for name in vars(module).keys() - vars(nn.Module()).keys() if not name.startswith("_")}

@@ -1,0 +1,104 @@
+"""Grammars: structured outputs, compiled for the vocabulary of a model.
+
+A request whose grammar is invalid, or that no text can match, is refused before it takes a row. llguidance compiles
+grammars: it has no dependencies and prepares nothing per token of the vocabulary, so a new schema takes a millisecond.
+(For 50,000 tokens, xgrammar and outlines-core took 300 ms; xgrammar requires torch, outlines-core has no grammars.)
+But a few characters can make it run for hours, take all memory, or overflow the stack, which ends the process. So
+rules and nesting are bounded first (`description.py`), and a worker compiles every description that is not obviously
+small before the engine's process does (`worker.py`).
+"""
+
+import functools
+import json
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...engine import ModelInfo
+from .compilation import compile_text, vocabulary
+from .description import StructuredOutputs
+from .schema_recursion import can_end
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+NUM_CACHED = 16
+SMALL = 200  # characters of a choice or a regular expression without counted repetition: a few milliseconds
+
+
+@dataclass(frozen=True, eq=False)
+class Grammar:
+    """A compiled grammar, which the sequences of several requests may share.
+
+    Attributes:
+        start: a matcher that has read nothing; each sequence has a copy.
+        eos_token_ids: the tokens that end an output, which are allowed wherever the grammar may end.
+    """
+
+    start: "LLMatcher"
+    eos_token_ids: frozenset[int]
+
+
+class GrammarCompiler:
+    """Compiles structured outputs, and keeps the newest ones.
+
+    Args:
+        tokenizer: the model's tokenizer, byte-level or with byte tokens.
+        model: the vocabulary and the EOS tokens of the model.
+    """
+
+    def __init__(self, tokenizer, model: ModelInfo):
+        self.tokenizer, self.model = tokenizer, model
+        self.worker = Worker(self._vocabulary_arguments)
+        self._cached = functools.lru_cache(maxsize=NUM_CACHED)(self._compile)
+        self._kept: dict[int, Grammar] = {}  # by the identity of a description, for as long as it lives
+
+    def compile(self, structured_outputs: StructuredOutputs) -> Grammar:
+        """Return the grammar of a description.
+
+        A server asks twice: on a thread of its own, and on the engine's thread, which must not compile anything.
+
+        Raises:
+            ValueError: it is invalid or too complex, no text matches it, or the model and its tokenizer cannot be
+                constrained.
+        """
+        key = id(structured_outputs)
+        if (grammar := self._kept.get(key)) is None:
+            grammar = self._kept[key] = self._cached(structured_outputs)
+            weakref.finalize(structured_outputs, self._kept.pop, key, None).atexit = False
+        return grammar
+
+    def _compile(self, structured_outputs: StructuredOutputs) -> Grammar:
+        tokens, kind, text = self._vocabulary, structured_outputs.kind, structured_outputs.text
+        if not _is_small(kind, text):
+            self.worker.check(kind, text, owner=structured_outputs)
+        start = compile_text(tokens, self.model.eos_token_ids, kind, text)
+        if kind == "json" and not can_end(json.loads(text)):
+            raise ValueError("No finite text matches json: a part that it requires always contains itself.")
+        return Grammar(start, self.model.eos_token_ids)
+
+    @functools.cached_property
+    def _vocabulary(self) -> "LLTokenizer":
+        """The bytes of every token."""
+        if not self.model.eos_token_ids:
+            raise ValueError("Structured outputs end with an EOS token, and this model has none.")
+        try:
+            return vocabulary(*self._vocabulary_arguments())
+        except ImportError as error:
+            raise ValueError("Structured outputs need llguidance: run pip install llguidance.") from error
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"Structured outputs need a fast tokenizer that is byte-level or has byte tokens, and "
+                f"{type(self.tokenizer).__name__} is not one: {error}."
+            ) from error
+
+    def _vocabulary_arguments(self) -> tuple[str, int, list[int]]:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        size = max(self.model.vocab_size, len(self.tokenizer))
+        return backend.to_str(), size, sorted(self.model.eos_token_ids)
+
+
+def _is_small(kind: str, text: str) -> bool:
+    """Return whether the engine's process may compile a description at once."""
+    return len(text) <= SMALL and (kind == "choice" or (kind == "regex" and "{" not in text))

@@ -1,0 +1,124 @@
+"""A process that compiles descriptions first: one that crashes, never ends or takes too much memory harms only it.
+
+A compiled grammar cannot be sent between processes. So the worker shows that a description compiles within the limits
+of `compilation.py`, and then the engine's process compiles it again. Compilation is deterministic, so that takes no
+more time, memory or stack than it took there.
+"""
+
+import contextlib
+import copy
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from . import compilation
+
+START_LIMIT = 120.0  # seconds to import llguidance and to read a vocabulary, on a machine with other work
+PROGRAM = compilation.__file__
+
+
+class Worker:
+    """Checks descriptions in a process of its own, one at a time, from any thread.
+
+    The process starts with the first description, is replaced after a failure, and ends with this object or with the
+    process that made it. After a fork, the child starts another one.
+
+    Args:
+        vocabulary: returns the arguments of `compilation.vocabulary`.
+    """
+
+    def __init__(self, vocabulary: Callable[[], tuple[str, int, list[int]]]):
+        self._vocabulary = vocabulary
+        self._begin()
+
+    def _begin(self) -> None:
+        self._owner, self._lock, self._end = os.getpid(), threading.Lock(), None
+        self._process: subprocess.Popen | None = None
+        self._checked: Any = None  # what is being checked
+
+    def __deepcopy__(self, memo: dict) -> "Worker":
+        return Worker(copy.deepcopy(self._vocabulary, memo))  # a copy of an engine has a process of its own
+
+    def check(self, kind: str, text: str, owner: Any = None) -> None:
+        """Return if a description can be compiled.
+
+        Args:
+            kind, text: see `compilation.compile_text`.
+            owner: names the description for `cancel`.
+
+        Raises:
+            ValueError: it cannot be compiled, or not within the limits; or it was cancelled.
+        """
+        if self._owner != os.getpid():
+            self._begin()
+        with self._lock:
+            self._checked = owner
+            try:
+                self._start()
+                answer = self._ask([kind, text], compilation.DEADLINE)
+            finally:
+                self._checked = None
+        if answer is None:
+            raise ValueError(
+                f"{kind} is too complex: compiling it takes more than {compilation.DEADLINE:g} seconds, "
+                f"{compilation.MEMORY // 2**20} MiB or the stack. Simplify it."
+            )
+        if (error := json.loads(answer)) is not None:
+            raise ValueError(error)
+
+    def cancel(self, owner: Any) -> None:
+        """End the check of a description if it is being checked."""
+        if owner is not None and self._checked is owner:
+            self.end()
+
+    def end(self) -> None:
+        """End the process; a further description starts another one."""
+        if self._end is not None:
+            self._end()
+
+    def _start(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.end()
+        paths = os.pathsep.join(path for path in sys.path if path)
+        settings = os.environ | {"PYTHONPATH": paths, "PYTHONIOENCODING": "utf-8", "MALLOC_ARENA_MAX": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=settings,
+            encoding="utf-8",
+        )
+        self._end = weakref.finalize(self, _end, self._process, self._owner)
+        if self._ask(self._vocabulary(), START_LIMIT) is None:
+            raise ValueError("The process that compiles structured outputs does not start: try again.")
+
+    def _ask(self, message: Any, limit: float) -> str | None:
+        """Return the answer; None if the process has ended, which it does after a time limit in seconds."""
+        process = self._process
+        timer = threading.Timer(limit, process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            process.stdin.write(json.dumps(message) + "\n")
+            process.stdin.flush()
+            return process.stdout.readline() or self.end()
+        except (OSError, ValueError):  # it has ended, or `end` has closed the pipes
+            return self.end()
+        finally:
+            timer.cancel()
+
+
+def _end(process: subprocess.Popen, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child does not end its parent's worker
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        with contextlib.suppress(OSError):
+            process.stdin.close()

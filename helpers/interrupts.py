@@ -1,0 +1,35 @@
+"""Interrupts: Ctrl-C during an iteration waits for the iteration's end, so no state has to be rebuilt from halves.
+
+`deferred()` promises that the block below it runs to its end although Ctrl-C is pressed once; `KeyboardInterrupt` is
+raised then. A second Ctrl-C is not deferred: it ends an iteration that hangs, and the engine must not be used
+afterwards. Python runs signal handlers on the main thread only, so on other threads nothing is interrupted, and nothing
+is done here. Exceptions that another thread injects (`PyThreadState_SetAsyncExc`) are not deferred.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Run a block to its end before an interrupt is raised."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler) or hasattr(handler, "calls"):
+        yield  # nothing can interrupt this thread, interrupts are ignored, or an outer block defers them
+        return
+
+    def note(number, frame):
+        note.calls.append((number, frame))
+        if len(note.calls) > 1:
+            handler(number, frame)
+
+    note.calls = []
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if len(note.calls) == 1:
+            handler(*note.calls[0])

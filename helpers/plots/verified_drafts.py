@@ -1,0 +1,140 @@
+"""Pictures of speculative decoding: the draft tokens that a pass verifies, and those that it accepts."""
+
+from collections.abc import Hashable, Sequence
+
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from ..trace import Trace, num_matching
+from .colors import GREEN, INK, LABEL, ORANGE, PALE, RED, SKY, ink_on, request_colors, shade, wasted
+from .grids import set_up_grid
+from .picture import Picture, add_key, new_figure, write
+
+NEWEST, ACCEPTED = shade(SKY), SKY
+REJECTED = wasted(RED)
+
+
+def verified_draft(newest: str, draft: Sequence[str], chosen: Sequence[str], title: str = "") -> Picture:
+    """Draw the tokens of one pass below the tokens that the model chose after each of them.
+
+    Args:
+        newest: the newest token of the text.
+        draft: the draft tokens.
+        chosen: the model's token after the newest one, and after each draft token.
+
+    Raises:
+        ValueError: `chosen` is not one longer than `draft`.
+    """
+    if len(chosen) != len(draft) + 1:
+        raise ValueError(f"A draft of {len(draft)} tokens needs {len(draft) + 1} chosen tokens, not {len(chosen)}.")
+    accepted = num_matching(draft, chosen)
+    columns = len(chosen)
+    figure, (ax,) = new_figure(2.5, title=title)
+    for x, token in enumerate([newest, *draft]):
+        look = {"facecolor": NEWEST, "linewidth": 0} if x == 0 else {"facecolor": ACCEPTED, "linewidth": 0}
+        if x > accepted:
+            look = REJECTED
+        ax.add_patch(Rectangle((x + 0.04, 2.06), 0.92, 0.88, **look))
+        _write_token(ax, x, 2.5, token, INK if x > accepted else ink_on(look["facecolor"]), boxed=x > accepted)
+    for x, token in enumerate(chosen):
+        gained = x <= accepted
+        look = {"facecolor": ORANGE if gained else PALE, "linewidth": 0}
+        ax.add_patch(Rectangle((x + 0.04, 0.06), 0.92, 0.88, **look))
+        _write_token(ax, x, 0.5, token, INK if gained else "#666666")
+        ax.annotate("", (x + 0.5, 1.0), (x + 0.5, 2.0), arrowprops={"arrowstyle": "->", "color": INK, "linewidth": 1.1})
+    for x in range(min(accepted + 1, len(draft))):  # the model's token is compared with the next draft token
+        same = x < accepted
+        look = {"arrowstyle": "<->", "color": GREEN if same else RED, "linewidth": 1.3, "mutation_scale": 9}
+        ax.add_patch(FancyArrowPatch((x + 0.75, 0.98), (x + 1.25, 2.02), **look))
+        box = {"facecolor": "white", "linewidth": 0, "pad": 0.8}
+        write(ax, x + 1.0, 1.5, "=" if same else "≠", color=shade(look["color"], 0.75), weight="bold", bbox=box)
+    set_up_grid(ax, columns, 3, "")
+    ax.set_yticks([0.5, 2.5], ["the model\nchooses", "the pass\ncomputes"])
+    key = {
+        "newest token": {"facecolor": NEWEST},
+        "accepted": {"facecolor": ACCEPTED},
+        "rejected": REJECTED,
+        "gained by the output": {"facecolor": ORANGE},
+        "chosen after a rejected token": {"facecolor": PALE},
+    }
+    add_key(figure, key)
+    alt = (
+        f"One pass computes the newest token, {newest!r}, and the draft {_listed(draft)}. After these, the model "
+        f"chooses {_listed(chosen)}. {accepted} of {len(draft)} draft tokens are accepted. The output gains "
+        f"{_listed(chosen[: accepted + 1])}."
+    )
+    return Picture(figure, alt)
+
+
+def _listed(tokens: Sequence[str]) -> str:
+    return ", ".join(map(repr, tokens)) or "(empty)"
+
+
+def _write_token(ax, x: float, y: float, text: str, color: str, boxed: bool = False) -> None:
+    size = min(LABEL, 85 / max(1, len(text.strip())))
+    box = {"facecolor": "white", "linewidth": 0, "pad": 0.8} if boxed else None
+    write(ax, x + 0.5, y, text.strip(), size, color=color, bbox=box)
+
+
+def draft_staircase(passes: Sequence[tuple[int, int]], title: str = "") -> Picture:
+    """Draw which places of an output each pass computed, and what became of its draft tokens.
+
+    Args:
+        passes: for each pass after the prefill, the numbers of drafted and of accepted tokens.
+    """
+    figure, (ax,) = new_figure(0.105 * len(passes) + 1.5, title=title)
+    position, furthest = 0, 0
+    for y, (drafted, accepted) in enumerate(passes):
+        for x in range(position, position + drafted + 1):
+            look = {"facecolor": NEWEST if x == position else ACCEPTED, "linewidth": 0}
+            if x > position + accepted:
+                look = wasted(RED) | {"hatch": "//////"}
+            ax.add_patch(Rectangle((x + 0.05, y + 0.05), 0.9, 0.9, **look))
+        furthest = max(furthest, position + drafted + 1)
+        position += accepted + 1
+    ax.set(xlim=(0, furthest), ylim=(len(passes), 0), xlabel="position in the output (tokens)", ylabel="decode pass")
+    ticks = range(0, len(passes), 5)
+    ax.set_yticks([tick + 0.5 for tick in ticks], [str(tick + 1) for tick in ticks])
+    ax.grid(axis="x", color=PALE)
+    ax.set_axisbelow(True)
+    key = {"newest token": {"facecolor": NEWEST}, "accepted": {"facecolor": ACCEPTED}, "rejected": REJECTED}
+    add_key(figure, key)
+    drafted, accepted = (sum(column) for column in zip(*passes, strict=True))
+    alt = (
+        f"A row per decode pass and a column per token of the output. {len(passes)} passes yield {position} tokens: of "
+        f"{drafted} draft tokens, {accepted} are accepted and {drafted - accepted} are rejected."
+    )
+    return Picture(figure, alt)
+
+
+def draft_timeline(trace: Trace, title: str = "") -> Picture:
+    """Draw the tokens that every row computed in every forward pass: newest ones, accepted and rejected draft tokens.
+
+    Prefills are dark. In a decode, the filled part of a cell is what the output gains.
+    """
+    steps = [step for traced in trace.passes for step in traced.row_steps]
+    tallest = max([2, *(1 + step.drafted for step in steps if step.work == "decode")])
+    figure, (ax,) = new_figure(0.42 * trace.rows + 1.5, title=title)
+    ids: list[Hashable] = [step.request_id for step in steps if step.work != "empty"]
+    colors = request_colors(dict.fromkeys(ids))
+    for x, traced in enumerate(trace.passes):
+        for y, row in enumerate(traced.row_steps):
+            if row.work == "prefill":
+                ax.add_patch(Rectangle((x, y + 0.06), 1, 0.88, facecolor=shade(colors[row.request_id]), linewidth=0))
+            elif row.work == "decode":
+                color, unit, bottom = colors[row.request_id], 0.88 / tallest, y + 0.94
+                gained = (1 + row.accepted) * unit
+                ax.add_patch(Rectangle((x + 0.06, bottom - gained), 0.88, gained, facecolor=color, linewidth=0))
+                if wrong := (row.drafted - row.accepted) * unit:
+                    look = wasted(shade(RED, 0.9)) | {"hatch": "//////"}
+                    ax.add_patch(Rectangle((x + 0.06, bottom - gained - wrong), 0.88, wrong, **look))
+    ax.set(xlim=(0, max(1, trace.forward_passes)), ylim=(trace.rows, 0))
+    ax.set_yticks([row + 0.5 for row in range(trace.rows)], [str(row) for row in range(trace.rows)])
+    ax.tick_params(length=2)
+    ax.set(ylabel="row", xlabel=f"forward pass (a full cell is {tallest} tokens)")
+    key = {"prefill": {"facecolor": shade(SKY)}, "tokens gained": {"facecolor": SKY}, "rejected": REJECTED}
+    add_key(figure, key)
+    alt = (
+        f"Timeline of {trace.rows} rows in {trace.forward_passes} forward passes, which yield {trace.output_tokens} "
+        f"tokens: {trace.drafted_tokens} draft tokens are verified, {trace.accepted_tokens} of them accepted."
+    )
+    return Picture(figure, alt)

@@ -1,0 +1,59 @@
+"""What the settings of an engine and of a request have in common: ranges, and the features that they need."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The range of a parameter.
+
+    Attributes:
+        low, high: the smallest and the largest value.
+        integer: whether it must be an integer.
+        exclusive_low: whether `low` itself is excluded.
+    """
+
+    low: float
+    high: float = math.inf
+    integer: bool = False
+    exclusive_low: bool = False
+
+    def check(self, name: str, value) -> None:
+        """Raise a ValueError that names the parameter and its range, unless the value is within the range."""
+        kind = Integral if self.integer else Real
+        if (
+            not isinstance(value, kind)
+            or isinstance(value, bool)
+            or abs(value) == math.inf  # unlike math.isinf, also for integers beyond the largest float
+            or not self.low <= value <= self.high
+            or (self.exclusive_low and value == self.low)
+        ):
+            raise ValueError(f"{name} must be {self}, not {value!r}.")
+
+    def __str__(self) -> str:
+        kind = "an integer" if self.integer else "a number"
+        above = "above" if self.exclusive_low else "of at least"
+        if math.isinf(self.high):
+            return f"{kind} {above} {self.low}"
+        return f"{kind} {f'above {self.low} and up to' if self.exclusive_low else f'from {self.low} to'} {self.high}"
+
+
+def needed(feature: str) -> dict[str, str]:
+    """Return the metadata of a field that has an effect only in an engine with a feature (`features/`)."""
+    return {"needs": feature}
+
+
+def needs_of(settings: Any) -> Mapping[str, str]:
+    """Return the features that the settings need: for each one, a field whose value is not the default."""
+    if "_needs" not in vars(settings):  # looked up at every request, and settings never change
+        needs = {
+            field.metadata["needs"]: field.name
+            for field in fields(settings)
+            if "needs" in field.metadata and getattr(settings, field.name) != field.default
+        }
+        object.__setattr__(settings, "_needs", needs)
+    return vars(settings)["_needs"]

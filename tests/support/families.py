@@ -1,0 +1,818 @@
+"""The model families that the course supports: a small random model of each, and what is special about it.
+
+Each model is built from a config in a fraction of a second; nothing is downloaded. Its sizes make the special features
+matter: windows are shorter than the texts, there are fewer kv heads than query heads, and so on. `features` holds a
+check of each one, which takes the feature away and compares the logits. A row whose feature made no difference would
+prove nothing.
+
+SUPPORT.md is written from this list (`make support-matrix`).
+"""
+
+import copy
+import functools
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from helpers import (
+    Engine,
+    EngineConfig,
+    Request,
+    SamplingParams,
+    filter_batch,
+    generate_next_token,
+    init_batch,
+    kv_cache,
+    merge_batches,
+)
+from helpers.engine import Scheduler
+from helpers.models import EMBEDDED, run_model
+from helpers.runners import why_not_ragged
+from helpers.tiny_model import corpus
+
+CONTEXT, WINDOW = 64, 8  # tokens
+# (prompt tokens, max_tokens): prompts shorter and longer than the window; all texts outgrow it, and no two are alike.
+SIZES = [(25, 8), (5, 30), (37, 6), (7, 20), (33, 16), (12, 24), (9, 1), (40, 20), (16, 24), (6, 13)]
+MIN_REQUESTS = 7  # a proof needs at least this many requests with clear leads
+
+# Fractions of the logits' range: by how much a best token must lead (a hundred times what rounding moves in fp32), and
+# how close two tokens are that bf16 may exchange (about seven of 1,864 are so close to the best).
+LEAD, BF16_MARGIN = 1e-4, 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """One row of the matrix.
+
+    Attributes:
+        name: the row's name: the model type in transformers, with an addition where a type has several rows.
+        stands_for: the published models of this architecture.
+        features: what is special about it; for each feature, a function that checks that it makes a difference.
+        config: model type and settings.
+    """
+
+    name: str
+    stands_for: str
+    features: dict[str, Callable[["Family"], bool]]
+    config: dict
+
+    @property
+    def window(self) -> int | None:
+        """The most tokens that a layer with a window attends to; None without such a layer."""
+        names = ("sliding_window", "window_size", "attention_chunk_size")
+        return next((self.config[name] for name in names if name in self.config), None)
+
+    @property
+    def available(self) -> bool:
+        """Whether this version of transformers knows the model type."""
+        return self.config["model_type"] in CONFIG_MAPPING
+
+
+def by_name(name: str) -> Family:
+    """Return a row of the matrix."""
+    return next(family for family in FAMILIES if family.name == name)
+
+
+# --- building ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def tokenizer():
+    """Return the tokenizer that all families share: the embedded model's."""
+    return AutoTokenizer.from_pretrained(EMBEDDED, padding_side="left")
+
+
+def build(family: Family, dtype: torch.dtype = torch.float32, device: str = "cpu"):
+    """Return a new model of the family, with the same weights at every call."""
+    sizes = {key: len(tokenizer()) for key in ("vocab_size", *family.config) if key.startswith("vocab_size")}
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
+    config = AutoConfig.for_model(**family.config | sizes | ids)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    draw_weights(model)
+    return model.to(device).eval()
+
+
+def draw_weights(model, seed: int = 0) -> None:
+    """Draw weights large enough to keep logits well apart and to make the next token depend on all tokens before it.
+
+    Embeddings are small, so that the layers outweigh the newest token: a model with a tied head would repeat it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    embeddings = {module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:  # norms, biases and sinks stay near their initial values
+                parameter += 0.05 * noise.to(parameter.dtype)
+            elif parameter in embeddings:
+                parameter.copy_(0.03 * noise)
+            else:
+                parameter.copy_(3.0 * noise / min(parameter.shape[-2:]) ** 0.5)
+
+
+@functools.cache
+def prompts() -> list[str]:
+    """Return one text for each of SIZES, with that many tokens."""
+    texts = (text for text in corpus.documents(500, seed=7) if len(tokenizer()(text)["input_ids"]) >= CONTEXT)
+    return [
+        tokenizer().decode(tokenizer()(text)["input_ids"][:size]) for (size, _), text in zip(SIZES, texts, strict=False)
+    ]
+
+
+# --- what a family must reproduce -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A family's model, requests, and what `model.generate` gives each request alone.
+
+    Attributes:
+        tokens: the ids, with the EOS that ended them.
+        logits: [tokens, vocabulary] for each request, as `generate` returned them.
+    """
+
+    model: torch.nn.Module
+    requests: list[Request]
+    tokens: list[list[int]]
+    logits: list[torch.Tensor]
+
+
+def reference(
+    family: Family, dtype: torch.dtype = torch.float32, device: str = "cpu", num_requests: int | None = None
+) -> Reference:
+    """Return requests of SIZES with their tokens, computed once per process.
+
+    In fp32, about half of them end early with an EOS. A request in which a best token hardly leads is left out: the
+    rounding of another machine could flip that token, and the tests are about exactness, not luck. In bf16 there are
+    the first six requests (or `num_requests`), and none ends early.
+    """
+    return _reference(family, dtype, device, num_requests or (len(SIZES) if dtype == torch.float32 else 6))
+
+
+@functools.cache
+def _reference(family: Family, dtype: torch.dtype, device: str, num_requests: int) -> Reference:
+    model = build(family, dtype, device)
+    sizes = zip(prompts()[:num_requests], SIZES[:num_requests], strict=True)
+    requests = [Request(prompt, max_tokens, id) for id, (prompt, (_, max_tokens)) in enumerate(sizes)]
+    set_eos(model, None)
+    results = [(request, *generate(model, request)) for request in requests]
+    if dtype == torch.float32:
+        results = [result for result in results if lead(result[2]) > LEAD]
+        # A random model hardly ever generates the tokenizer's EOS. A token that it often generates becomes its EOS.
+        counts = Counter(token for _, tokens, _ in results for token in set(tokens[:-1]))
+        eos = min(counts, key=lambda token: (abs(counts[token] - len(results) / 2), token))
+        set_eos(model, eos)
+        ends = [tokens.index(eos) + 1 if eos in tokens else len(tokens) for _, tokens, _ in results]
+        results = [
+            (request, tokens[:end], logits[:end]) for (request, tokens, logits), end in zip(results, ends, strict=True)
+        ]
+    return Reference(model, *map(list, zip(*results, strict=True)))
+
+
+def set_eos(model, token: int | None) -> None:
+    """Set the model's EOS; None for one that it cannot generate."""
+    model.generation_config.eos_token_id = 10**6 if token is None else token
+
+
+def generate(model, request: Request) -> tuple[list[int], torch.Tensor]:
+    """Return what transformers' own `generate` gives a request alone: token ids, and logits [tokens, vocabulary]."""
+    inputs = tokenizer()(request.prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
+    output = model.generate(
+        **inputs,
+        do_sample=False,
+        max_new_tokens=request.max_tokens,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    return output.sequences[0, inputs["input_ids"].size(1) :].tolist(), torch.cat(output.logits).float()
+
+
+def lead(logits: torch.Tensor) -> float:
+    """Return the smallest lead of a best token over the second best, as a fraction of the logits' range."""
+    best = logits.topk(2, dim=-1).values
+    return ((best[:, 0] - best[:, 1]) / logit_range(logits)).min().item()
+
+
+def logit_range(logits: torch.Tensor) -> torch.Tensor:
+    """Return the difference between the largest and the smallest logit of every token."""
+    return logits.amax(dim=-1) - logits.amin(dim=-1)
+
+
+@functools.cache
+def not_ragged_because(family: Family) -> str | None:
+    """Return why the family runs padded; None if it runs ragged. Asked once per process."""
+    return why_not_ragged(build(family))
+
+
+def serve_through_verbs(model, requests: list[Request], seed: int) -> list[list[int]]:
+    """Let requests join and leave at random through the four verbs; return each one's token ids.
+
+    A batch joins prefilled or some tokens further, before or behind the running rows. Finished rows leave at once or
+    stay for a while. Once, halfway, all running rows leave, and the emptied batch is filled again.
+    """
+    rng = random.Random(seed)
+    verbs = {"model": model, "tokenizer": tokenizer()}
+    waiting, running, finished = rng.sample(requests, len(requests)), {"request_ids": []}, {}
+
+    def step(batch):
+        batch = generate_next_token(batch, **verbs)
+        for id, token_ids, left in zip(
+            batch["request_ids"], batch["token_ids"], batch["tokens_remaining"], strict=True
+        ):
+            if left == 0:
+                finished.setdefault(id, token_ids)
+        return batch
+
+    halfway = len(requests) // 2
+    while waiting or running["request_ids"]:
+        draining = len(waiting) == halfway and running["request_ids"]
+        if waiting and not draining and rng.random() < 0.5:
+            until = halfway if len(waiting) > halfway else 0
+            count = rng.randint(1, min(3, len(waiting) - until))
+            joining = init_batch([waiting.pop() for _ in range(count)], **verbs)
+            for _ in range(rng.randint(1, 4)):
+                joining = step(joining)
+            running = merge_batches(*rng.sample([running, joining], 2))
+        if running["request_ids"]:
+            running = step(running)
+            if rng.random() < 0.7:
+                running, _ = filter_batch(running)
+    return [finished[request.request_id] for request in requests]
+
+
+class CountingScheduler(Scheduler):
+    """A scheduler that counts the events that ragged execution has to survive.
+
+    Attributes:
+        num_preempted: sequences that lost their row and memory.
+        num_partial_chunks: chunks that did not complete a prompt.
+        num_cached_tokens: tokens that a sequence need not compute when it is admitted, since a block holds them.
+    """
+
+    num_preempted = num_partial_chunks = num_cached_tokens = 0
+
+    def schedule(self):
+        running = set(self.running)
+        plan = super().schedule()
+        self.num_preempted += len(plan.preempted)
+        self.num_partial_chunks += sum(not chunk.samples_token for chunk in plan.chunks)
+        self.num_cached_tokens += sum(chunk.start for chunk in plan.chunks if chunk.sequence not in running)
+        return plan
+
+
+def serve_ragged(model, requests: list[Request], seed: int, **settings) -> tuple[list[list[int]], Engine]:
+    """Serve requests that arrive at random in an engine with few tokens per iteration and few blocks of four tokens.
+
+    Args:
+        settings: more fields of the engine's config.
+
+    Returns:
+        Each request's token ids, and the engine; its `scheduler` is a `CountingScheduler`.
+    """
+    rng = random.Random(seed)
+    longest = max(len(tokenizer()(request.prompt)["input_ids"]) + request.max_tokens for request in requests)
+    config = EngineConfig(
+        max_batch_size=4,
+        max_tokens_per_step=rng.randint(7, 12),
+        execution="ragged",
+        block_size=4,
+        num_blocks=-(-longest // 4) + rng.randint(0, 3),
+        scheduler_cls=CountingScheduler,
+        **settings,
+    )
+    engine = Engine(model, tokenizer(), config)
+    outputs = engine.generate(
+        [request.prompt for request in requests],
+        [SamplingParams(max_tokens=request.max_tokens) for request in requests],
+        arrivals=[rng.randint(0, 3 * len(requests)) for _ in requests],
+    )
+    return [output.token_ids for output in outputs], engine
+
+
+def first_difference(expected: list[int], actual: list[int]) -> int | None:
+    """Return the index of the first token in which two outputs differ; None if there is none."""
+    pairs = enumerate(zip(expected, actual, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), None)
+
+
+# --- how to take a feature away ---------------------------------------------------------------------------------------
+
+
+def logits(model, move: Callable[[torch.Tensor], torch.Tensor] = lambda positions: positions) -> torch.Tensor:
+    """Return the logits [1, 40, vocabulary] of one pass over a text of 40 tokens, whose positions may be moved."""
+    ids = tokenizer()(prompts()[SIZES.index((40, 20))], return_tensors="pt")["input_ids"]
+    positions = move(torch.arange(ids.size(1))[None])
+    return run_model(model, input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions).logits
+
+
+def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether logits differ by over a hundredth of their range, a thousand times the effect of rounding."""
+    return bool((one - other).abs().max() > 0.01 * logit_range(one).max())
+
+
+def other_config(**changes):
+    """Return a check: the same weights with a changed config give other logits."""
+
+    def matters(family: Family) -> bool:
+        model, changed = build(family), build(replace(family, config=family.config | changes))
+        changed.load_state_dict(model.state_dict(), strict=False)
+        return differ(logits(model), logits(changed))
+
+    return matters
+
+
+def other_model(change: Callable[[torch.nn.Module], None]):
+    """Return a check: after a change in place, the model gives other logits."""
+
+    def matters(family: Family) -> bool:
+        model = build(family)
+        changed = copy.deepcopy(model)
+        with torch.no_grad():
+            change(changed)
+        return differ(logits(model), logits(changed))
+
+    return matters
+
+
+def other_modules(name: str, new: Callable[[torch.nn.Module], torch.nn.Module]):
+    """Return a check: with all modules of a name replaced, the model gives other logits."""
+
+    def change(model):
+        parents = [parent for parent in model.modules() if hasattr(parent, name)]
+        assert parents, f"no module is called {name}"
+        for parent in parents:
+            setattr(parent, name, new(getattr(parent, name)))
+
+    return other_model(change)
+
+
+def absolute_positions(family: Family) -> bool:
+    """Check that logits change if three pads count as positions."""
+    model = build(family)
+    return differ(logits(model), logits(model, lambda positions: positions + 3))
+
+
+def relative_positions(family: Family) -> bool:
+    """Check that three more positions before all tokens change nothing, and three in the middle change the logits."""
+    model = build(family)
+    shifted = logits(model, lambda positions: positions + 3)
+    with_gap = logits(model, lambda positions: positions + 3 * (positions > 20))
+    return not differ(logits(model), shifted) and differ(logits(model), with_gap)
+
+
+def cache_shows(ask: Callable[[list, AutoConfig], bool]):
+    """Return a check that looks at the layers of the model's cache and at its config."""
+
+    def matters(family: Family) -> bool:
+        model, cache = build(family), kv_cache.new()
+        one = torch.ones(1, 1, dtype=torch.long)
+        run_model(model, input_ids=one, attention_mask=one, past_key_values=cache, use_cache=True)
+        return ask(cache.layers, model.config)
+
+    return matters
+
+
+fewer_kv_heads = cache_shows(lambda layers, config: all(la.keys.size(1) < config.num_attention_heads for la in layers))
+narrower_values = cache_shows(lambda layers, _: all(layer.values.size(3) < layer.keys.size(3) for layer in layers))
+shared_keys = cache_shows(lambda layers, config: len(layers) < config.num_hidden_layers)
+
+
+def tied_head(family: Family) -> bool:
+    """Check that the LM head and the embedding share their weight."""
+    model = build(family)
+    return model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def untied_head(family: Family) -> bool:
+    """Check that the LM head has a weight of its own."""
+    return not tied_head(family)
+
+
+def without_alibi(model) -> None:
+    """Set ALiBi's biases to 0; BLOOM and MPT have no setting for that."""
+    base = model.transformer
+    name = next(name for name in dir(base) if name.startswith("build_") and name.endswith("alibi_tensor"))
+    build_alibi = getattr(base, name)
+    setattr(base, name, lambda *args, **kwargs: 0 * build_alibi(*args, **kwargs))
+
+
+def offset_of_two(family: Family) -> bool:
+    """Check that the position table has two rows before the first position, and that two positions more matter."""
+    model = build(family)
+    table = model.model.decoder.embed_positions
+    moved = logits(model, lambda positions: positions + 2)
+    return table.num_embeddings == CONTEXT + 2 and differ(logits(model), moved)
+
+
+# --- the matrix -------------------------------------------------------------------------------------------------------
+
+GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+PLAIN = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": CONTEXT,
+}
+GROUPED = PLAIN | {"num_key_value_heads": 2, "head_dim": 16}
+FALCON = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": CONTEXT}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+NO_WINDOW = 10 * CONTEXT
+
+
+def family(name: str, stands_for: str, features: dict, config: dict) -> Family:
+    """Return a row of the matrix."""
+    return Family(name, stands_for, features, {"model_type": name.split(" ")[0]} | config)
+
+
+FAMILIES = [
+    family(
+        "gpt2",
+        "GPT-2, DistilGPT2, DialoGPT, the embedded model",
+        {"learned positions": absolute_positions, "tied LM head": tied_head},
+        GPT,
+    ),
+    family(
+        "gpt_bigcode",
+        "StarCoder, SantaCoder",
+        {"multi-query attention": fewer_kv_heads, "learned positions": absolute_positions},
+        GPT | dict(multi_query=True),
+    ),
+    family(
+        "starcoder2",
+        "StarCoder2",
+        {"sliding window": other_config(sliding_window=None), "grouped-query attention": fewer_kv_heads},
+        PLAIN | dict(num_key_value_heads=2, sliding_window=WINDOW),
+    ),
+    family(
+        "gpt_neo",
+        "GPT-Neo, TinyStories",
+        {
+            "sliding window in every other layer": other_config(attention_types=[[["global"], 2]]),
+            "learned positions": absolute_positions,
+        },
+        dict(
+            hidden_size=64,
+            num_layers=2,
+            num_heads=4,
+            max_position_embeddings=CONTEXT,
+            attention_types=[[["global", "local"], 1]],
+            window_size=WINDOW,
+        ),
+    ),
+    family(
+        "gpt_neox",
+        "GPT-NeoX, Pythia, Dolly 2, RedPajama-INCITE",
+        {"partial RoPE": other_config(rotary_pct=1.0), "parallel block": other_config(use_parallel_residual=False)},
+        PLAIN | dict(rotary_pct=0.25),
+    ),
+    family(
+        "gptj",
+        "GPT-J",
+        {"partial RoPE, interleaved": other_config(rotary_dim=16), "untied LM head": untied_head},
+        GPT | dict(rotary_dim=8),
+    ),
+    family("codegen", "CodeGen", {"partial RoPE, interleaved": other_config(rotary_dim=16)}, GPT | dict(rotary_dim=8)),
+    family(
+        "opt",
+        "OPT, Galactica",
+        {"positions offset by two": offset_of_two},
+        {key: value for key, value in PLAIN.items() if key != "intermediate_size"}
+        | dict(word_embed_proj_dim=64, ffn_dim=128),
+    ),
+    family(
+        "opt (350m)",
+        "OPT-350M",
+        {"norms after the blocks": other_config(do_layer_norm_before=True), "narrower embeddings": absolute_positions},
+        {key: value for key, value in PLAIN.items() if key != "intermediate_size"}
+        | dict(word_embed_proj_dim=32, ffn_dim=128, do_layer_norm_before=False),
+    ),
+    family("bloom", "BLOOM, BLOOMZ", {"ALiBi": other_model(without_alibi)}, dict(hidden_size=64, n_layer=2, n_head=4)),
+    family(
+        "mpt",
+        "MPT",
+        {"ALiBi": other_model(without_alibi)},
+        dict(d_model=64, n_layers=2, n_heads=4, max_seq_len=CONTEXT),
+    ),
+    family(
+        "falcon",
+        "Falcon-7B",
+        {
+            "multi-query attention": fewer_kv_heads,
+            "RoPE": relative_positions,
+            "parallel block": other_config(parallel_attn=False),
+        },
+        FALCON | dict(multi_query=True, parallel_attn=True, bias=False),
+    ),
+    family(
+        "falcon (40b)",
+        "Falcon-40B, Falcon-180B",
+        {"two norms before each block": other_modules("ln_mlp", lambda _: torch.nn.Identity())},
+        FALCON | dict(num_kv_heads=2, new_decoder_architecture=True),
+    ),
+    family(
+        "falcon (rw)",
+        "Falcon-RW",
+        {"ALiBi": other_config(alibi=False)},
+        FALCON | dict(alibi=True, multi_query=False, parallel_attn=False, bias=True),
+    ),
+    family(
+        "llama",
+        "LLaMA, Llama 2, CodeLlama, Solar, Magicoder, Vicuna, Yi, TinyLlama",
+        {"RoPE": relative_positions, "grouped-query attention": fewer_kv_heads, "untied LM head": untied_head},
+        GROUPED,
+    ),
+    family(
+        "llama (3.1)",
+        "Llama 3.1 to 3.3",
+        {"RoPE scaled by frequency": other_config(rope_scaling=None), "tied LM head": tied_head},
+        GROUPED
+        | dict(
+            rope_scaling={
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+            tie_word_embeddings=True,
+        ),
+    ),
+    family(
+        "llama4_text",
+        "Llama 4 Scout and Maverick, each up to 8,191 tokens",
+        {
+            "chunked attention": other_config(attention_chunk_size=NO_WINDOW),
+            "no RoPE in every fourth layer": other_config(no_rope_layers=[1, 1, 1, 1]),
+            "mixture of experts": other_config(num_experts_per_tok=2),
+        },
+        GROUPED
+        | dict(
+            num_hidden_layers=4,
+            intermediate_size_mlp=128,
+            attention_chunk_size=WINDOW,
+            no_rope_layers=[1, 1, 1, 0],
+            num_local_experts=4,
+            num_experts_per_tok=1,
+        ),
+    ),
+    family(
+        "mistral",
+        "Mistral-7B, Neural-Chat, Zephyr",
+        {"sliding window": other_config(sliding_window=None), "grouped-query attention": fewer_kv_heads},
+        GROUPED | dict(sliding_window=WINDOW),
+    ),
+    family(
+        "mixtral",
+        "Mixtral",
+        {
+            "mixture of experts": other_config(num_experts_per_tok=1),
+            "sliding window": other_config(sliding_window=None),
+        },
+        GROUPED | dict(sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2),
+    ),
+    family(
+        "qwen2",
+        "Qwen1.5, Qwen2, Qwen2.5",
+        {
+            "sliding window in the upper layers": other_config(use_sliding_window=False),
+            "grouped-query attention": fewer_kv_heads,
+        },
+        PLAIN | dict(num_key_value_heads=2, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
+    ),
+    family(
+        "qwen2_moe",
+        "Qwen1.5-MoE, Qwen2-MoE",
+        {"mixture of experts with a shared expert": other_config(num_experts_per_tok=1)},
+        PLAIN
+        | dict(
+            num_key_value_heads=2,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=64,
+            num_experts=4,
+            num_experts_per_tok=2,
+        ),
+    ),
+    family(
+        "qwen3",
+        "Qwen3",
+        {"normalized queries and keys": other_modules("q_norm", lambda _: torch.nn.Identity())},
+        GROUPED,
+    ),
+    family(
+        "qwen3_moe",
+        "Qwen3-MoE, Qwen3-Coder",
+        {"mixture of experts": other_config(num_experts_per_tok=1)},
+        GROUPED | dict(moe_intermediate_size=64, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True),
+    ),
+    family(
+        "phi",
+        "Phi-1, Phi-1.5, Phi-2",
+        {"partial RoPE": other_config(partial_rotary_factor=1.0)},
+        PLAIN | dict(partial_rotary_factor=0.5),
+    ),
+    family(
+        "phi3",
+        "Phi-3 (4k), Phi-4",
+        {"sliding window": other_config(sliding_window=None), "grouped-query attention": fewer_kv_heads},
+        PLAIN | dict(num_key_value_heads=2, sliding_window=WINDOW, original_max_position_embeddings=CONTEXT),
+    ),
+    family(
+        "phi3 (longrope)",
+        "Phi-3 (128k), Phi-3.5, Phi-4-mini, each up to its original context of 4,096 tokens",
+        {"a different RoPE beyond the original context": other_config(original_max_position_embeddings=16)},
+        PLAIN
+        | dict(
+            num_key_value_heads=2,
+            max_position_embeddings=4 * CONTEXT,
+            original_max_position_embeddings=CONTEXT,
+            rope_scaling={"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8},
+        ),
+    ),
+    family(
+        "stablelm",
+        "StableLM",
+        {
+            "partial RoPE": other_config(partial_rotary_factor=1.0),
+            "parallel block": other_config(use_parallel_residual=False),
+        },
+        PLAIN | dict(num_key_value_heads=2, partial_rotary_factor=0.25, use_parallel_residual=True),
+    ),
+    family(
+        "gemma",
+        "Gemma, CodeGemma",
+        {"multi-query attention": fewer_kv_heads, "tied LM head": tied_head},
+        GROUPED | dict(num_key_value_heads=1, head_dim=32),
+    ),
+    family(
+        "gemma2",
+        "Gemma 2",
+        {
+            "soft-capped attention": other_config(attn_logit_softcapping=None),
+            "soft-capped logits": other_config(final_logit_softcapping=None),
+            "sliding window in every other layer": other_config(sliding_window=NO_WINDOW),
+        },
+        GROUPED
+        | dict(
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=2.0,
+            query_pre_attn_scalar=16,
+            sliding_window=WINDOW,
+            attn_implementation="eager",  # SDPA has no soft cap, and transformers 4 drops it without a warning (#31887)
+        ),
+    ),
+    family(
+        "gemma3_text",
+        "Gemma 3",
+        {
+            "sliding window in most layers": other_config(sliding_window=NO_WINDOW),
+            "normalized queries and keys": other_modules("q_norm", lambda _: torch.nn.Identity()),
+        },
+        GROUPED
+        | dict(
+            num_hidden_layers=3, layer_types=[LOCAL, LOCAL, GLOBAL], query_pre_attn_scalar=16, sliding_window=WINDOW
+        ),
+    ),
+    family(
+        "gemma3n_text",
+        "Gemma 3n",
+        {
+            "last layers reuse the keys of earlier layers": shared_keys,
+            "sliding window in most layers": other_config(sliding_window=NO_WINDOW),
+        },
+        GROUPED
+        | dict(
+            num_hidden_layers=4,
+            layer_types=[LOCAL, GLOBAL] * 2,
+            num_kv_shared_layers=2,
+            vocab_size_per_layer_input=...,  # the tokenizer's size
+            hidden_size_per_layer_input=16,
+            laurel_rank=8,
+            activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0],
+            sliding_window=WINDOW,
+        ),
+    ),
+    family(
+        "gemma4_text",
+        "Gemma 4",
+        {
+            "last layers reuse the keys of earlier layers": shared_keys,
+            "sliding window in every other layer": other_config(sliding_window=NO_WINDOW),
+        },
+        GROUPED
+        | dict(
+            num_hidden_layers=4,
+            layer_types=[LOCAL, GLOBAL] * 2,
+            num_kv_shared_layers=2,
+            vocab_size_per_layer_input=...,  # the tokenizer's size
+            hidden_size_per_layer_input=16,
+            global_head_dim=32,
+            sliding_window=WINDOW,
+        ),
+    ),
+    family(
+        "gpt_oss",
+        "gpt-oss",
+        {
+            "attention sinks": other_model(
+                lambda model: [layer.self_attn.sinks.fill_(-1e4) for layer in model.model.layers]
+            ),
+            "sliding window in every other layer": other_config(sliding_window=NO_WINDOW),
+            "mixture of experts": other_config(num_experts_per_tok=1),
+        },
+        GROUPED | dict(layer_types=[LOCAL, GLOBAL], sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2),
+    ),
+    family(
+        "olmo2",
+        "OLMo 2",
+        {"norms after the layers": other_modules("post_attention_layernorm", lambda _: torch.nn.Identity())},
+        PLAIN | dict(num_key_value_heads=2),
+    ),
+    family(
+        "smollm3",
+        "SmolLM3",
+        {"no RoPE in every fourth layer": other_config(no_rope_layers=[1, 1, 1, 1])},
+        PLAIN | dict(num_hidden_layers=4, num_key_value_heads=2, no_rope_layers=[1, 1, 1, 0]),
+    ),
+    family(
+        "glm",
+        "GLM-4 (9B), GLM-Edge (the successors of ChatGLM)",
+        {
+            "partial RoPE, interleaved": other_config(partial_rotary_factor=1.0),
+            "grouped-query attention": fewer_kv_heads,
+        },
+        GROUPED | dict(partial_rotary_factor=0.5),
+    ),
+    family(
+        "glm4",
+        "GLM-4-0414, GLM-Z1",
+        {
+            "partial RoPE, interleaved": other_config(partial_rotary_factor=1.0),
+            "norms around the layers": other_modules("post_self_attn_layernorm", lambda _: torch.nn.Identity()),
+        },
+        GROUPED | dict(partial_rotary_factor=0.5),
+    ),
+    family(
+        "deepseek_v3",
+        "DeepSeek-V3, DeepSeek-R1",
+        {
+            "latent attention, values narrower than keys": narrower_values,
+            "mixture of experts": other_config(num_experts_per_tok=1),
+        },
+        PLAIN
+        | dict(
+            num_key_value_heads=4,
+            moe_intermediate_size=32,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_group=2,
+            topk_group=1,
+            first_k_dense_replace=1,
+            kv_lora_rank=16,
+            q_lora_rank=24,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=16,
+            v_head_dim=16,
+        ),
+    ),
+    family(
+        "cohere",
+        "Command R",
+        {"scaled logits": other_config(logit_scale=1.0), "RoPE, interleaved": relative_positions},
+        PLAIN | dict(num_key_value_heads=2),
+    ),
+    family(
+        "cohere2",
+        "Command R7B, Command A",
+        {"sliding window in most layers": other_config(sliding_window=NO_WINDOW)},
+        PLAIN
+        | dict(
+            num_hidden_layers=4, num_key_value_heads=2, layer_types=[LOCAL, LOCAL, LOCAL, GLOBAL], sliding_window=WINDOW
+        ),
+    ),
+    family(
+        "granite",
+        "Granite 3",
+        {"scaled residuals": other_config(residual_multiplier=1.0)},
+        PLAIN | dict(num_key_value_heads=2, residual_multiplier=0.3),
+    ),
+    family(
+        "xglm",
+        "XGLM",
+        {"sinusoidal positions, offset by two": absolute_positions},
+        dict(d_model=64, ffn_dim=128, num_layers=2, attention_heads=4, max_position_embeddings=CONTEXT),
+    ),
+]
+
+REMOTE_CODE = {
+    "ChatGLM-6B, ChatGLM2-6B, ChatGLM3-6B": "their successors are `glm` and `glm4`",
+    "Baichuan, Baichuan 2": "",
+    "Qwen (1)": "its successors are `qwen2` and `qwen3`",
+}

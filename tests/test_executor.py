@@ -1,0 +1,258 @@
+"""An executor computes what the model computes, and only models that it recognizes are run through it.
+
+The engines of test_ragged_exactness.py use it, too, for the families listed here.
+"""
+
+import pytest
+import torch
+import transformers
+from conftest import PROMPTS, alone, spied
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from helpers import Engine, EngineConfig, SamplingParams
+from helpers.engine import Chunk, Plan, Sequence
+from helpers.fast import attention_choice, kernels, plain_executor
+from helpers.fast.attention import attend_with_kernel
+from helpers.fast.executor import Executor
+from helpers.fast.recognition import recognize
+from helpers.models import clone_sharing_weights
+from helpers.runners import RaggedRunner
+from tests.support.families import FAMILIES, build, by_name, not_ragged_because
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+RECOGNIZED = {"gpt2", "llama", "llama (3.1)", "mistral", "phi3", "phi3 (longrope)", "qwen2", "qwen3", "starcoder2"}
+OLDEST = transformers.__version__.startswith("4.")
+if not OLDEST:
+    RECOGNIZED.add("gemma")  # transformers 4 scales its embeddings outside of them
+COMPILED = [False] if kernels.unavailable() else [False, True]
+in_both_ways = pytest.mark.parametrize("compiled", COMPILED, ids=lambda one: "kernels" if one else "PyTorch")
+
+
+def make_runner(model, compiled: bool = False) -> RaggedRunner:
+    """Return a runner that has an executor if its model is recognized."""
+    runner = RaggedRunner(clone_sharing_weights(model), num_blocks=32, block_size=4)
+    runner.kernel = attend_with_kernel if compiled else None
+    runner.call_model = recognize(runner) or runner.call_model
+    return runner
+
+
+def has_executor(runner: RaggedRunner) -> bool:
+    return isinstance(runner.call_model, Executor)
+
+
+def call_as_usual(runner: RaggedRunner) -> None:
+    runner.call_model = runner._call_model
+
+
+def two_passes(runner: RaggedRunner) -> list[torch.Tensor]:
+    """Return the logits of two passes over three sequences: chunks first, then a decode, a chunk and a prompt."""
+    one, other, third = (Sequence(name, list(range(3, 3 + n)), 9) for name, n in [("a", 11), ("b", 20), ("c", 5)])
+    tables = {one: [0, 1, 2], other: [7, 5, 3, 9, 11], third: [4, 6]}
+    logits = []
+    for sizes in ({one: 11, other: 13}, {one: 1, other: 7, third: 5}):
+        chunks = [Chunk(sequence, tokens, tables[sequence]) for sequence, tokens in sizes.items()]
+        logits.append(runner.forward(Plan(chunks)))
+        for chunk in chunks:
+            chunk.sequence.computed += chunk.tokens
+        one.token_ids.append(40)
+    return logits
+
+
+# --- which models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@in_both_ways
+def test_the_families_with_an_executor_are_those_of_the_list(family, compiled):
+    if not family.available or not_ragged_because(family):
+        pytest.skip("not ragged with this version of transformers")
+    assert has_executor(make_runner(build(family), compiled)) == (family.name in RECOGNIZED)
+
+
+def test_a_model_of_another_type_is_called_as_usual_even_if_a_short_trial_finds_no_difference():
+    """OLMo clips large queries, which the trial's short texts do not have."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    config = AutoConfig.for_model("olmo", num_hidden_layers=2, clip_qkv=10.0, max_position_embeddings=64, **sizes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+
+    assert not has_executor(make_runner(model))
+
+
+@pytest.mark.parametrize("name", sorted(RECOGNIZED))
+@in_both_ways
+def test_an_executor_gives_the_model_s_logits(name, compiled):
+    runner = make_runner(build(by_name(name)), compiled)
+    actual = two_passes(runner)
+    call_as_usual(runner)
+    for one, expected in zip(actual, two_passes(runner), strict=True):
+        assert one.shape == expected.shape
+        assert (one - expected).abs().max() <= 1e-5 * (expected.max() - expected.min())
+
+
+@in_both_ways
+def test_in_bfloat16_an_executor_is_as_close_to_float32_as_the_model_is(compiled):
+    """A single pass may be a third closer or farther by chance."""
+    ratios = []
+    for name in ("gpt2", "llama", "mistral", "qwen2"):
+        exact = make_runner(build(by_name(name)))
+        call_as_usual(exact)
+        runner = make_runner(build(by_name(name), torch.bfloat16), compiled)
+        assert has_executor(runner)
+        actual = two_passes(runner)
+        call_as_usual(runner)
+        for one, usual, expected in zip(actual, two_passes(runner), two_passes(exact), strict=True):
+            assert one.dtype == torch.bfloat16
+            ratios.append((one - expected).abs().mean() / (usual - expected).abs().mean())
+    assert sum(ratios) / len(ratios) < 1.1
+
+
+def gpt2(**settings) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 3, "n_head": 2, "vocab_size": 60, "initializer_range": 0.5}
+    sizes |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    return GPT2LMHeadModel(GPT2Config(**sizes, **settings)).eval()
+
+
+def test_what_a_layer_asks_of_attention_is_noted_on_the_trial():
+    if not OLDEST:  # transformers 4 passes no scaling on
+        runner = make_runner(gpt2(scale_attn_by_inverse_layer_idx=True))
+        assert len({settings.scaling for settings in runner.call_model.settings}) == 3
+    windows = [settings.window for settings in make_runner(build(by_name("qwen2"))).call_model.settings]
+    assert windows == [None, 8]
+
+
+class OtherNorm(nn.LayerNorm):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Adapted(nn.Module):
+    """A linear layer with an adapter beside it."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer, self.adapter = layer, nn.Linear(32, 96)
+
+    def forward(self, x):
+        return self.layer(x) + self.adapter(x)
+
+
+def with_new_forward(module: nn.Module) -> None:
+    forward = module.forward
+    module.forward = lambda *args, **kwargs: forward(*args, **kwargs)
+
+
+UNKNOWN = {
+    "a norm of another class": lambda model: setattr(model.transformer.h[1], "ln_1", OtherNorm(32)),
+    "a block with one more module": lambda model: model.transformer.h[2].add_module("adapter", nn.Linear(32, 32)),
+    "a block without its norm": lambda model: setattr(model.transformer.h[1], "ln_2", None),
+    "a layer with an attribute that means something": lambda model: setattr(model.transformer.h[0].mlp, "scale", 2.0),
+    "a block with a forward of its own": lambda model: with_new_forward(model.transformer.h[0]),
+    "a base with a forward of its own": lambda model: with_new_forward(model.transformer),
+    "a model in training": lambda model: model.train(),
+    "a head with one more module": lambda model: model.add_module("value_head", nn.Linear(32, 1)),
+}
+
+
+@pytest.mark.parametrize("unknown", UNKNOWN)
+def test_a_model_that_differs_from_the_known_ones_is_called_as_usual(unknown):
+    model = gpt2()
+    assert has_executor(make_runner(model))
+    UNKNOWN[unknown](model)
+    assert not has_executor(make_runner(model))
+
+
+def test_layers_that_replace_the_linear_ones_are_called(monkeypatch):
+    model = gpt2()
+    model.transformer.h[1].attn.c_attn = Adapted(model.transformer.h[1].attn.c_attn)
+    runner = make_runner(model)
+    actual = two_passes(runner)
+    call_as_usual(runner)
+    assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(actual, two_passes(runner), strict=True))
+
+
+def raise_an_error(*_):
+    raise RuntimeError("another shape")
+
+
+@pytest.mark.parametrize("rotate", [lambda x, cos, sin: x * cos[:, None], raise_an_error])
+def test_a_model_whose_logits_are_not_reproduced_on_the_trial_is_called_as_usual(rotate, monkeypatch):
+    monkeypatch.setattr(plain_executor, "rotate", rotate)
+    assert not has_executor(make_runner(build(by_name("llama"))))
+
+
+# --- hooks ------------------------------------------------------------------------------------------------------------
+
+HOOKED = {
+    "the model": lambda model: model,
+    "a block": lambda model: model.transformer.h[1],
+    "a norm": lambda model: model.transformer.h[1].ln_2,
+}
+
+
+@pytest.mark.parametrize("module", HOOKED)
+def test_a_hook_is_called_although_the_model_is_known(module):
+    runner, calls = make_runner(gpt2()), []
+    expected = two_passes(runner)
+    for register in ("register_forward_hook", "register_forward_pre_hook"):
+        hook = getattr(HOOKED[module](runner.model), register)(lambda *_: calls.append(1))
+        actual = two_passes(runner)
+        hook.remove()
+        assert len(calls) == 2
+        assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(actual, expected, strict=True))
+        two_passes(runner)
+        assert len(calls) == 2, "the hook is gone"
+        calls.clear()
+
+
+def test_a_model_with_a_hook_is_called_as_usual():
+    model = gpt2()
+    model.transformer.h[0].register_forward_hook(lambda *_: None)
+    assert not has_executor(make_runner(model))
+
+
+def test_a_hook_for_all_modules_is_called():
+    runner, calls = make_runner(gpt2()), []
+    hook = nn.modules.module.register_module_forward_hook(lambda module, *_: calls.append(type(module).__name__))
+    two_passes(runner)
+    hook.remove()
+    assert calls.count("GPT2Block") == 2 * 3
+
+
+# --- what is computed -------------------------------------------------------------------------------------------------
+
+
+@in_both_ways
+def test_an_executor_computes_the_head_only_where_a_token_is_sampled(compiled, monkeypatch):
+    runner, calls = make_runner(gpt2(), compiled), []
+    monkeypatch.setattr(runner.model.lm_head, "forward", spied(runner.model.lm_head.forward, calls))
+    two_passes(runner)
+    sequence = Sequence("d", list(range(9)), 9)
+    assert runner.forward(Plan([Chunk(sequence, 4, [0, 1, 2])])).shape == (0, 60)
+    assert [len(x) for (x,) in calls] == [1, 3, 0]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@in_both_ways
+def test_an_executor_changes_no_weight(name, compiled):
+    model = build(by_name(name))
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    two_passes(make_runner(model, compiled))
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kernel_wins", [False, True])
+@pytest.mark.parametrize("is_recognized", [False, True])
+def test_an_engine_gives_the_model_s_tokens_whichever_way_is_chosen(
+    random_pairs, kernel_wins, is_recognized, monkeypatch
+):
+    """The attention of chunks is chosen by measurement, so a test must force both choices."""
+    monkeypatch.setattr(attention_choice, "_measure", lambda *_: kernel_wins)
+    model, tokenizer = random_pairs
+    engine = Engine(model, tokenizer, EngineConfig(execution="ragged", max_tokens_per_step=20, block_size=4))
+    assert has_executor(engine.runner)
+    if not is_recognized:
+        call_as_usual(engine.runner)
+    outputs = engine.generate(PROMPTS, SamplingParams(max_tokens=20))
+    assert [output.token_ids for output in outputs] == [alone(model, tokenizer, prompt, 20) for prompt in PROMPTS]

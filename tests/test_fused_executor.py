@@ -1,0 +1,284 @@
+"""One call for all blocks gives the bits that many calls give, and is made only where it may be.
+
+test_ragged_exactness.py covers it, too, while requests arrive, leave and are preempted in random order.
+"""
+
+import copy
+import math
+
+import pytest
+import torch
+from conftest import PROMPTS, random_pair
+from test_executor import RECOGNIZED, has_executor, make_runner, two_passes
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.pytorch_utils import Conv1D
+
+from helpers import Engine, EngineConfig, SamplingParams
+from helpers.fast import attention_choice, kernels, linear
+from helpers.fast.fused_executor import FEW_ROWS, FusedExecutor
+from helpers.fast.linear import choose_linear_backends
+from helpers.fast.linear_choice import ROWS
+from helpers.models import clone_sharing_weights
+from tests.support.families import build, by_name
+
+pytestmark = pytest.mark.skipif(
+    bool(kernels.unavailable()), reason=f"there are no compiled kernels: {kernels.unavailable()}"
+)
+DTYPES = [torch.float32, torch.bfloat16]
+LENGTHS = [3, 9, 14, 6, 11] * 3  # of the outputs
+
+
+@pytest.fixture(autouse=True)
+def kernel_wins_chunks(monkeypatch):
+    """Let the kernel compute the attention of chunks, too, so that one call can compute any row."""
+    monkeypatch.setattr(attention_choice, "_measure", lambda *_: True)
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[int]:
+    """The number of rows of each call for all blocks."""
+    calls, compute = [], FusedExecutor.__call__
+
+    def call(blocks, hidden, *args):
+        calls.append(len(hidden))
+        return compute(blocks, hidden, *args)
+
+    monkeypatch.setattr(FusedExecutor, "__call__", call)
+    return calls
+
+
+def make_engine(change=lambda model: None, **settings) -> Engine:
+    model, tokenizer = copy.deepcopy(random_pair("gpt2"))
+    change(model)
+    return Engine(model, tokenizer, EngineConfig(**{"max_batch_size": 3, "linear_backend": "compiled"} | settings))
+
+
+def run(engine: Engine, monkeypatch, fused: bool = True) -> list[torch.Tensor]:
+    """Generate outputs of unequal lengths from unequal prompts, and return the logits of every pass."""
+    logits, forward = [], engine.runner.forward
+
+    def noted(plan):
+        logits.append(forward(plan))
+        return logits[-1]
+
+    with monkeypatch.context() as context:
+        context.setattr(engine.runner, "forward", noted)
+        if not fused:
+            context.setattr(FusedExecutor, "can_compute", lambda *_: False)
+        params = [SamplingParams(max_tokens=tokens, ignore_eos=True) for tokens in LENGTHS]
+        engine.generate((PROMPTS * len(LENGTHS))[: len(LENGTHS)], params)
+    return logits
+
+
+def are_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+# --- bits -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", sorted(RECOGNIZED))
+def test_one_call_gives_the_bits_of_many_calls_in_every_family(name, dtype, threads, calls, monkeypatch):
+    """Chunks and decodes share rows, more and fewer than FEW_ROWS; some threads have no heads."""
+    model = clone_sharing_weights(build(by_name(name), dtype))
+    choose_linear_backends(model, "compiled")
+    runner = make_runner(model, compiled=True)
+    two_passes(runner)  # this writes the first keys, which cannot be done in one call
+    calls.clear()
+    actual = two_passes(runner)
+    assert calls == [24, 13]
+    monkeypatch.setattr(FusedExecutor, "can_compute", lambda *_: False)
+    assert are_equal(actual, two_passes(runner)) and len(calls) == 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_batch_size": 32}, {"max_tokens_per_step": 4}, {"speculative": "ngram"}], ids=str
+)
+def test_one_call_gives_the_bits_of_many_calls_in_an_engine(dtype, settings, calls, monkeypatch, always_drafts):
+    """Drafts see the keys of the rows before them."""
+    engine = make_engine(dtype=dtype, block_size=4, **settings)
+    calls.clear()
+    actual = run(engine, monkeypatch)
+    assert len(calls) == len(actual) - 1, "all passes but that which writes the first keys"
+    assert are_equal(actual, run(make_engine(dtype=dtype, block_size=4, **settings), monkeypatch, fused=False))
+
+
+def remove_biases_of_norms(model) -> None:
+    for block in model.transformer.h:
+        block.ln_1.bias = None
+
+
+def use_linear_layers_without_bias(model) -> None:
+    for block in model.transformer.h:
+        for path in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
+            old = block.get_submodule(path)
+            new = nn.Linear(old.nx, old.nf, bias=False)
+            new.weight = nn.Parameter(old.weight.detach().T)
+            block.set_submodule(path, new)
+
+
+@pytest.mark.parametrize("change", [remove_biases_of_norms, use_linear_layers_without_bias])
+def test_layers_without_bias_are_computed_in_one_call(change, calls, monkeypatch):
+    actual, num_calls = run(make_engine(change), monkeypatch), len(calls)
+    assert num_calls and are_equal(actual, run(make_engine(change), monkeypatch, fused=False))
+
+
+# --- where it may be made ---------------------------------------------------------------------------------------------
+
+
+def use_the_exact_gelu(model) -> None:
+    for block in model.transformer.h:
+        block.mlp.act = nn.GELU()
+
+
+def use_two_activations(model) -> None:
+    model.transformer.h[1].mlp.act = nn.SiLU()
+
+
+def replace_a_layer(model) -> None:
+    model.transformer.h[1].mlp.c_fc.register_forward_hook(lambda *_: None)
+
+
+def resize_an_mlp(model) -> None:
+    mlp, inner = model.transformer.h[1].mlp, 6
+    mlp.c_fc, mlp.c_proj = Conv1D(inner, 32), Conv1D(32, inner)
+
+
+NOT_FUSED = {
+    "another backend": {"linear_backend": "pytorch"},
+    "no kernels": {"kernels": False},
+    "quantized weights": {"weights": "int8", "linear_backend": "auto"},
+    "an activation without a kernel": {"change": use_the_exact_gelu},
+    "two activations": {"change": use_two_activations},
+    "MLPs of unequal sizes": {"change": resize_an_mlp},
+    "a layer that is not replaced": {"change": replace_a_layer},
+}
+
+
+@pytest.mark.parametrize("settings", NOT_FUSED.values(), ids=NOT_FUSED)
+def test_a_model_with_other_operations_is_computed_in_many_calls(settings, calls, monkeypatch):
+    engine = make_engine(**settings)
+    run(engine, monkeypatch)
+    assert not calls
+    assert has_executor(engine.runner) or settings.get("change") is replace_a_layer
+
+
+def test_heads_of_an_odd_size_are_computed_in_many_calls(calls):
+    _, tokenizer = random_pair("gpt2")
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=6, n_head=2, n_layer=2)
+    engine = Engine(GPT2LMHeadModel(config).eval(), tokenizer, EngineConfig(linear_backend="compiled"))
+    engine.generate(PROMPTS[:1], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert has_executor(engine.runner) and not calls
+
+
+def test_where_pytorch_computes_the_attention_of_chunks_only_decodes_are_computed_in_one_call(calls, monkeypatch):
+    monkeypatch.setattr(attention_choice, "_measure", lambda *_: False)
+    engine = make_engine(prefix_caching=False)
+    calls.clear()
+    run(engine, monkeypatch)
+    work = [[step.work for step in one.row_steps if step.work != "empty"] for one in engine.trace.passes]
+    assert calls == [len(rows) for rows in work if set(rows) == {"decode"}]
+
+
+@pytest.mark.parametrize("slots", [[10**9], [-(10**9)], []], ids=str)
+def test_a_slot_that_does_not_exist_is_an_error(slots, calls):
+    """A student's function may return it."""
+    engine = make_engine()
+    usual = engine.runner.slot_mapping
+    engine.runner.slot_mapping = lambda table, size, start, end: slots if start else usual(table, size, start, end)
+    calls.clear()
+    with pytest.warns(UserWarning, match="IndexError"):
+        engine.generate(PROMPTS[:1], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert len(calls) <= 1, "the prompt's"
+
+
+WINS_FOR_FEW = ["compiled"] * ROWS.index(16)
+CHOICES = {  # of one layer for each number in ROWS, and the most rows of one call; the kernel is chosen for all others
+    "it wins for some number of few rows": (["onednn_packed", "compiled", *["onednn_packed"] * 4], FEW_ROWS),
+    "it never wins for few rows": (["onednn_packed"] * 3 + ["compiled"] * 3, 0),
+    "it wins for few rows": (WINS_FOR_FEW + ["onednn_packed"] * 3, 11),  # the rows that take the choice for 8
+    "it wins up to 16": ([*WINS_FOR_FEW, "compiled", "pytorch", "pytorch"], 32),
+    "it always wins": (["compiled"] * 6, math.inf),
+}
+
+
+@pytest.mark.parametrize(("chosen", "max_rows"), CHOICES.values(), ids=CHOICES)
+def test_in_each_large_layer_the_kernel_has_to_win(chosen, max_rows, monkeypatch):
+    always = ["compiled"] * len(ROWS)
+    monkeypatch.setattr(linear, "_choose", lambda layers, *_: [chosen] + [always] * (len(layers) - 1))
+    engine = make_engine()
+    run(engine, monkeypatch)
+    assert engine.runner.call_model._fused.max_rows == max_rows
+
+
+def test_small_layers_are_packed_for_the_one_call(calls, monkeypatch):
+    """They are not replaced in a large model."""
+    monkeypatch.setattr(linear, "is_plain", lambda layer: type(layer) is Conv1D and layer.nf == 128)  # the MLP's inputs
+    engine = make_engine()
+    actual = run(engine, monkeypatch)
+    assert calls and type(engine.runner.model.transformer.h[0].attn.c_attn) is Conv1D
+    expected = run(engine, monkeypatch, fused=False)
+    assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(actual, expected, strict=True))
+
+
+# --- copies and changes -----------------------------------------------------------------------------------------------
+
+
+def test_the_copy_of_an_engine_has_addresses_of_its_own(calls, monkeypatch):
+    engine = make_engine(prefix_caching=False)
+    expected = run(engine, monkeypatch)
+    other = copy.deepcopy(engine)
+    calls.clear()
+    with torch.no_grad():  # of the original only
+        for parameter in engine.runner.model.transformer.h.parameters():
+            parameter.zero_()
+    assert are_equal(run(other, monkeypatch), expected) and calls
+
+
+def write_a_weight(block) -> None:
+    block.mlp.c_fc.weight.mul_(2)
+
+
+def move_a_weight(block) -> None:
+    block.attn.c_proj.weight.data = block.attn.c_proj.weight * 2
+
+
+def write_a_norm(block) -> None:
+    block.ln_1.bias.add_(0.5)
+
+
+def move_a_norm(block) -> None:
+    block.ln_2.weight.data = block.ln_2.weight * 2
+
+
+def replace_a_weight(block) -> None:
+    block.mlp.c_fc.layer.weight = nn.Parameter(block.mlp.c_fc.weight * 2)
+
+
+def replace_a_bias(block) -> None:
+    block.mlp.c_fc.layer.bias = nn.Parameter(block.mlp.c_fc.bias + 0.5)
+
+
+CHANGES = [write_a_weight, move_a_weight, replace_a_weight, replace_a_bias, write_a_norm, move_a_norm]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_the_weights_is_followed(change, calls, monkeypatch):
+    engine = make_engine()
+    before = run(engine, monkeypatch)
+    with torch.no_grad():
+        change(engine.runner.model.transformer.h[1])
+    actual = run(engine, monkeypatch)
+    assert not torch.equal(actual[-1], before[-1])
+    assert are_equal(actual, run(engine, monkeypatch, fused=False))
