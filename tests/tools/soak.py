@@ -54,7 +54,7 @@ MISBEHAVIOR = {  # the fraction of the clients that do it
     "flood": 0.01,
 }
 GAUGES = ("rows_used", "queue_length", "sequences_unfinished", "blocks_used")
-MAX_GROWTH = 32  # MiB of memory in the second half of a server's life
+MAX_GROWTH = 32  # MiB of memory that a warm server may gain from the same traffic again
 
 
 @dataclasses.dataclass
@@ -77,8 +77,8 @@ class Figures:
     left_over: dict[str, float]  # of the server's gauges that are not 0
     descriptors_before: int
     descriptors_after: int
-    memory_halfway: float  # of the last server's life
-    memory_after: float
+    memory_warm: float  # of the last server, once all its requests have ended
+    memory_after: float  # the same traffic again
     p50_alone: float  # the latency of well-behaved clients without the others
     p50: float
     p99_alone: float
@@ -91,7 +91,7 @@ class Figures:
             "no response is wrong": not self.wrong,
             "nothing is left over": not self.left_over,
             "descriptors are closed": self.descriptors_after <= self.descriptors_before + 2,
-            "memory does not grow": self.memory_after - self.memory_halfway < MAX_GROWTH,
+            "memory does not grow": self.memory_after - self.memory_warm < MAX_GROWTH,
         }
         return [promise for promise, is_kept in holds.items() if not is_kept]
 
@@ -173,31 +173,29 @@ def run(requests: int, times_capacity: float, seed: int = 0, restarts: int = 2) 
         rate = times_capacity * capacity
         good = 1 - sum(MISBEHAVIOR.values())
         well_behaved = {"requests": round(requests * good), "rate": rate * good, "misbehavior": {}}
-        alone, _ = _send(server, plan | well_behaved, restarts)
+        alone = _send(server, plan | well_behaved, restarts)
         everything = {"requests": requests, "rate": rate, "misbehavior": MISBEHAVIOR}
-        together, memory = _send(server, plan | everything, restarts)
+        together = _send(server, plan | everything, restarts)
+        server.settled(server.descriptors)
+        memory_warm = server.memory()
+        _send(server, plan | everything | {"requests": requests // 2}, restarts=0)
         left_over, descriptors_after = server.settled(server.descriptors)
         return _figures(alone, together, capacity=capacity, restarts=restarts, left_over=left_over,
             descriptors_before=server.descriptors, descriptors_after=descriptors_after,
-            memory_halfway=memory, memory_after=server.memory())  # fmt: skip
+            memory_warm=memory_warm, memory_after=server.memory())  # fmt: skip
     finally:
         server.end()
 
 
-def _send(server: RestartingServer, plan: dict, restarts: int) -> tuple[dict, float]:
-    """Send a plan's requests; return what became of them, and the memory in the middle of the last server's life."""
-    requests = plan["requests"]
-    kills = [requests * (number + 1) // (restarts + 1) for number in range(restarts)]
-    halfway = (max(kills, default=0) + requests) // 2
-    with clients(plan | {"marks": [*kills, halfway]}) as process:
+def _send(server: RestartingServer, plan: dict, restarts: int) -> dict:
+    """Send a plan's requests, and restart the server at equal distances; return what became of the requests."""
+    kills = [plan["requests"] * (number + 1) // (restarts + 1) for number in range(restarts)]
+    with clients(plan | {"marks": kills}) as process:
         for _ in kills:
             assert process.stdout.readline() == "mark\n"
             server.kill_and_restart()
             print("continue", file=process.stdin, flush=True)
-        assert process.stdout.readline() == "mark\n"
-        memory = server.memory()
-        print("continue", file=process.stdin, flush=True)
-        return json.loads(process.stdout.readline()), memory
+        return json.loads(process.stdout.readline())
 
 
 def _figures(alone: dict, together: dict, **measured) -> Figures:
