@@ -36,7 +36,7 @@ from api_pages import api_pages, modules, public_names  # noqa: E402  (it import
 from copy_to_lab import without_answers  # noqa: E402
 from playground_files import playground  # noqa: E402
 
-PAGES = ["README.md", "INSTRUCTOR.md", "SUPPORT.md", "helpers/tiny_model/README.md"]
+PAGES = ["INSTRUCTOR.md", "SUPPORT.md", "helpers/tiny_model/README.md"]
 PAGES += sorted(
     path.relative_to(ROOT).as_posix() for path in (*DOCS.glob("*.md"), *(ROOT / "benchmarks").glob("**/*.md"))
 )
@@ -179,8 +179,6 @@ def stage(folder: Path, notebooks: Sequence[Path], repository: str = "", with_pl
         out.add(f"_extra/_static/playground/{name}", content)
     for path in [*texts, *(p.relative_to(ROOT).as_posix() for p in ROOT.glob("images/*.[sp][vn]g"))]:
         out.add(path, (ROOT / path).read_bytes())
-    # Its own title is that of the home page, and a link to the next page would seem to lead there.
-    out.add("README.md", re.sub(r"\A# .+", "# Engine, server and commands", (ROOT / "README.md").read_text("utf-8")))
     pages = api_pages()
     for name, page in pages.items():
         out.add(f"api/{name}.rst", page)

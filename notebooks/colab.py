@@ -121,7 +121,8 @@ def _stamp_set_up_cell(nb: NotebookNode, source: str) -> None:
 
 
 def stamp_readme(text: str, repository: str) -> str:
-    """Return README.md with a badge behind each link to a notebook in its tables."""
+    """Return README.md with the repository's address, and a badge behind each link to a notebook in its tables."""
+    text = re.sub(r"(?<=git clone https://github\.com/)\S+", repository or "OWNER/REPOSITORY", text)
     text = re.sub(" ?" + BADGE.pattern, "", text)
     link = re.compile(r"\[[^\]]*\]\((?P<path>[^):]+\.ipynb)\)")
 

@@ -45,6 +45,7 @@ def name_of(path):
 README = """# Course
 
 See [lesson 1](notebooks/1_one.ipynb).
+git clone https://github.com/OWNER/REPOSITORY here
 
 | | lesson | you build |
 | --- | --- | --- |
@@ -142,12 +143,15 @@ def test_a_locked_cell_of_a_release_gets_a_new_checksum(course):
     assert nb.cells[1].metadata.nbgrader.checksum == compute_checksum(nb.cells[1]) != "of the old source"
 
 
-def test_the_readme_has_a_badge_behind_each_notebook_in_its_tables():
+def test_the_readme_has_the_address_and_a_badge_behind_each_notebook_in_its_tables():
     lines = colab.stamp_readme(README, "someone/course").splitlines()
-    assert lines[2] == "See [lesson 1](notebooks/1_one.ipynb)."
+    assert lines[2:4] == [
+        "See [lesson 1](notebooks/1_one.ipynb).",
+        "git clone https://github.com/someone/course here",
+    ]
     one = colab.badge("someone/course", "notebooks/1_one.ipynb")
-    assert lines[6] == f"| 1 | [One](notebooks/1_one.ipynb) {one} | a loop |"
-    assert lines[7].count("[![") == 1  # not behind the link to another place
+    assert lines[7] == f"| 1 | [One](notebooks/1_one.ipynb) {one} | a loop |"
+    assert lines[8].count("[![") == 1  # not behind the link to another place
 
 
 def test_a_repository_can_be_named_again_replaced_and_removed(course):

@@ -1,4 +1,4 @@
-"""README.md and docs/server.md say what is true: examples run, tables are the server's, links lead somewhere."""
+"""README.md and the pages in docs/ say what is true: examples run, tables are the server's, links lead somewhere."""
 
 import re
 import subprocess
@@ -15,6 +15,8 @@ from helpers.server.protocol import ChatRequest, CompletionRequest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PAGES}
 SERVER_PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
 PARAMETERS = CompletionRequest.model_fields | ChatRequest.model_fields
 
@@ -60,28 +62,42 @@ def test_the_statuses_are_those_of_the_documented_responses(app):
     assert told == documented | {"403", "405", "408"}  # any address may give these
 
 
-def test_the_examples_run():
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    namespace, ran = {}, 0
-    for block in blocks:
-        if "self." not in block and "openai" not in block:  # no stages of an engine, and no server
-            namespace = {} if "import" in block else namespace  # a block without imports continues the one before it
-            exec(block.replace("path/to/folder", str(ROOT / "helpers" / "tiny_model")), namespace)
-            ran += 1
-    assert ran == 6
+def examples(text: str) -> list[str]:
+    """Return the Python examples of a page that need neither a server nor the inside of an engine."""
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [block for block in blocks if "self.scheduler" not in block and "openai" not in block]
 
 
-def test_a_link_leads_to_a_file_or_a_title_of_the_page():
-    titles = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", PAGE, re.M)}
-    for target in re.findall(r"\]\(([^)\s]+)\)", PAGE):
+@pytest.mark.parametrize("page", [name for name, text in TEXTS.items() if examples(text)])
+def test_the_examples_of_a_page_run_one_after_another(page):
+    namespace = {}
+    for block in examples(TEXTS[page]):
+        exec(block.replace("path/to/folder", str(ROOT / "helpers" / "tiny_model")), namespace)
+
+
+def test_the_readme_is_short_and_says_how_many_hours_the_course_takes():
+    def hours(pattern: str) -> int:
+        texts = [path.read_text(encoding="utf-8") for path in (ROOT / "notebooks").glob(pattern)]
+        return round(sum(int(re.search(r"(\d+) minutes", text)[1]) for text in texts) / 60)
+
+    reading, exercises = map(int, re.search(r"(\d+) hours of reading, and (\d+) hours of \[exerc", PAGE).groups())
+    assert reading == hours("[0-9]*.ipynb") and abs(exercises - hours("exercises/release/*/*.ipynb")) <= 1
+    assert len(PAGE.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_a_link_leads_to_a_file_or_a_title_of_the_page(page):
+    text = TEXTS[page]
+    titles = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)}
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if target.startswith("#"):
             assert target[1:] in titles, target
         elif "://" not in target:
-            assert (ROOT / target).exists(), target
+            assert ((ROOT / page).parent / target.partition("#")[0]).exists(), target
 
 
 def test_the_list_of_files_is_that_of_the_package():
-    listing = re.search(r"^helpers/\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[1]
+    listing = re.search(r"^helpers/\n(.*?)^```", TEXTS["docs/code.md"], re.MULTILINE | re.DOTALL)[1]
     told = {line.split()[0].rstrip("/") for line in listing.splitlines()}
     files = {path.name for path in (ROOT / "helpers").glob("*.py")} - {"__init__.py"}
     folders = {path.parent.name for path in (ROOT / "helpers").glob("*/__init__.py")}

@@ -83,6 +83,7 @@ NEUTRAL = {
     "stop_token_ids": [], "min_tokens": 0, "allowed_token_ids": None, "bad_words": [], "prompt_logprobs": None,
     "best_of": 1, "stop": [], "stream": False, "n": 1, "top_k": 0, "min_p": 0, "priority": 3, "deadline": 60,
     "model": "tiny-model", "seed": None, "logprobs": None, "stream_options": None,
+    "safety_identifier": "me", "prompt_cache_key": "a", "service_tier": "auto", "store": False, "metadata": {"a": "b"},
 }  # fmt: skip
 
 
@@ -112,7 +113,7 @@ def test_a_message_of_a_response_can_be_sent_again_as_a_dictionary(server):
 
 UNSUPPORTED = [
     ("suffix", "the end"), ("best_of", 2),
-    ("functions", []), ("store", False), ("metadata", {}), ("service_tier", "auto"), ("reasoning_effort", "low"),
+    ("functions", []), ("metadata", {"a": 1}), ("metadata", {str(i): "" for i in range(17)}), ("reasoning_effort", "low"),
     ("audio", {}), ("modalities", ["text"]), ("prediction", {}), ("max_token", 5),
     ("best", 1), ("a[0].b", 1), ("Temperature", 1), ("", 1), ("höhe", 1), ("use_beam_search", False),
 ]  # fmt: skip

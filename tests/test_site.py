@@ -290,7 +290,7 @@ def test_no_link_of_the_whole_site_is_broken(site):
 
 KINDS = [  # one page of each kind
     "index.html",
-    "README.html",
+    "docs/engine.html",
     "SUPPORT.html",
     "api/index.html",
     "api/helpers.engine.html",

@@ -92,7 +92,12 @@ class _Request(Strict):
     )
     priority: int = Field(0, description="The smaller, the more urgent.")
     deadline: float | None = Field(None, gt=0, le=86400, description="Seconds that the request may take.")
-    user: str | None = Field(None, description="The client's user. It changes nothing.")
+    user: str | None = Field(None, description="The client's user. It changes nothing, like the next five.")
+    safety_identifier: str | None = Field(None, description="Another name of the user.")
+    prompt_cache_key: str | None = Field(None, description="Prompts are cached by their tokens alone.")
+    service_tier: str | None = Field(None, description="`priority` is what orders requests here.")
+    store: bool | None = Field(None, description="No response is stored.")
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(None, description="The client's notes.")
     response_format: ResponseFormat | None = Field(None, description="Any text, any JSON object, or a JSON schema.")
     structured_outputs: StructuredOutputsField | None = Field(None, description="What the text must match.")
 
