@@ -66,11 +66,11 @@ def read_prompts(file: str | None) -> dict[str, str]:
     return lines
 
 
-def parse_json(line: str, defaults: SamplingParams) -> tuple[Prompt, SamplingParams]:
-    """Return the prompt in a line of JSON, and its settings: `defaults`, except for those that the line sets.
+def parse_json(line: str) -> tuple[Prompt, dict[str, Any]]:
+    """Return the prompt in a line of JSON, and the settings that the line has.
 
     Raises:
-        ValueError: the line is not a JSON object with a prompt, or a setting is unknown or invalid.
+        ValueError: the line is not a JSON object with a prompt.
     """
     try:
         request = json.loads(line)
@@ -78,15 +78,24 @@ def parse_json(line: str, defaults: SamplingParams) -> tuple[Prompt, SamplingPar
         raise ValueError(f"This line is not JSON: {error}.") from None
     match request:
         case {"prompt": prompt, **settings}:
-            if unknown := settings.keys() - FIELDS:
-                raise ValueError(f"There is no setting {min(unknown)!r}: use {', '.join(FIELDS)}.")
-            if isinstance(described := settings.get("structured_outputs"), dict):
-                try:
-                    settings["structured_outputs"] = StructuredOutputs(**described)
-                except TypeError as error:
-                    raise ValueError(f"structured_outputs: {error}.") from None
-            return prompt, replace(defaults, **settings)
+            return prompt, settings
     raise ValueError('A line must be an object with a prompt, as in {"prompt": "What comes up", "n": 1}.')
+
+
+def with_settings(defaults: SamplingParams, settings: dict[str, Any]) -> SamplingParams:
+    """Return `defaults`, except for the settings of a line.
+
+    Raises:
+        ValueError: a setting is unknown or invalid.
+    """
+    if unknown := settings.keys() - FIELDS:
+        raise ValueError(f"There is no setting {min(unknown)!r}: use {', '.join(FIELDS)}.")
+    if isinstance(described := settings.get("structured_outputs"), dict):
+        try:
+            settings["structured_outputs"] = StructuredOutputs(**described)
+        except TypeError as error:
+            raise ValueError(f"structured_outputs: {error}.") from None
+    return replace(defaults, **settings)
 
 
 def as_record(output: RequestOutput) -> dict[str, Any]:
@@ -125,7 +134,8 @@ def generate(engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: 
     prompts = [PromptOutputs(place, line) for place, line in lines.items()]
     for number, one in enumerate(prompts):
         try:
-            one.prompt, params = parse_json(one.prompt, defaults) if is_jsonl else (one.prompt, defaults)
+            one.prompt, settings = parse_json(one.prompt) if is_jsonl else (one.prompt, {})
+            params = with_settings(defaults, settings)
             engine.add_request(one.prompt, params, number)
             one.num_outputs = params.n
         except ValueError as error:

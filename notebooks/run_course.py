@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -212,6 +213,14 @@ def normalise(nb: NotebookNode) -> NotebookNode:
     return nb
 
 
+def reason_against(model: str) -> str:
+    """Return why the lessons cannot load a model, or "": in a process of its own, so that its memory is free again."""
+    loading = [sys.executable, "-c", "from helpers import load_model; load_model()"]
+    options = {"cwd": HERE.parent, "env": os.environ | {"COURSE_MODEL": model}}
+    done = subprocess.run(loading, stdin=subprocess.DEVNULL, capture_output=True, text=True, **options)
+    return done.stderr.strip().splitlines()[-1].partition(": ")[2] if done.returncode else ""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the lessons that the arguments name; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -230,6 +239,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     local = Path(args.model).expanduser()  # relative to where the reader is, which is not where the kernel works
     model = str(local.resolve()) if args.model and local.exists() else args.model
+    if model and (reason := reason_against(model)):
+        parser.error(reason)
     notebooks = {path: nbformat.read(path, as_version=4) for path in lessons}
     total = sum(len(code_cells(nb)) for nb in notebooks.values())
 

@@ -276,7 +276,7 @@ def test_structured_outputs_have_options_of_their_own(no_model, embedded, tmp_pa
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert main(["--file", str(tmp_path / "prompts.jsonl"), "--json"]) == 1
     right, wrong = json_lines(capsys)
-    assert re.fullmatch("[0-9]", right["text"]) and "regexp" in wrong["error"]
+    assert re.fullmatch("[0-9]", right["text"]) and "regexp" in wrong["error"] and wrong["prompt"] == PROMPTS[0]
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The course runner, on lessons of a few cells: what it prints, what it writes, and how it stops."""
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -9,6 +10,8 @@ import nbformat
 import pytest
 import run_course
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from helpers.models.loading import EMBEDDED
 
 
 def code(source, *tags):
@@ -47,7 +50,7 @@ def test_each_lesson_gets_a_line_and_an_executed_copy_that_names_the_model(lesso
     where = "import os, pathlib\nprint(os.environ['COURSE_MODEL'], pathlib.Path.cwd().name)"
     lesson(2, code(where, "headline"))
     lesson("a_paper", code(where, "headline"))
-    (tmp_path / "my_model").mkdir()
+    shutil.copytree(EMBEDDED, tmp_path / "my_model")
     monkeypatch.chdir(tmp_path)
     exit_code, out = run("--model", "my_model")
     assert exit_code == 0
@@ -64,6 +67,14 @@ def test_each_lesson_gets_a_line_and_an_executed_copy_that_names_the_model(lesso
     assert executed.cells[1].outputs[0].text == "42 tokens\n"
     assert executed.metadata.course.model == "my_model"
     assert (out / "extra" / "a_paper.ipynb").exists()
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_before_any_lesson_runs(lesson, run, capsys, tmp_path):
+    lesson(1, code("print('never')"))
+    with pytest.raises(SystemExit) as refused:
+        run("--model", str(tmp_path / "nothing"))
+    assert refused.value.code == 2 and "there is no such folder" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
 
 
 def test_a_failing_cell_stops_the_course_and_is_named(lesson, run, capsys, tmp_path):
@@ -123,7 +134,7 @@ def threads_of(lesson, run, *arguments):
 
 def test_a_cell_that_measures_or_has_no_company_has_all_threads_and_any_other_one_half_of_them(lesson, run):
     assert threads_of(lesson, run) == ["4", "8", "4"]
-    assert threads_of(lesson, run, "--model", "mine") == ["8", "8", "8"]
+    assert threads_of(lesson, run, "--model", str(EMBEDDED)) == ["8", "8", "8"]
 
 
 def test_ctrl_c_ends_the_cells_that_run_and_writes_what_ran(lesson, run, tmp_path):
