@@ -204,6 +204,7 @@ def playground_page(window, address):
     """Open the playground, at an example's anchor if one is named, and wait until it can be used."""
 
     def open_page(anchor="", **settings):
+        settings = {"reduced_motion": "reduce"} | settings  # otherwise it plays by itself
         page = window(f"{address}docs/playground.html{anchor}", site=address, **settings)
         page.set_default_timeout(60_000)
         page.locator("#pg-app:visible, #pg-fleet:visible").first.wait_for()
@@ -240,12 +241,31 @@ def test_a_visitor_steps_through_an_example_and_sees_queue_rows_blocks_and_count
     assert f"{state['counts']['preemptions']}" in page.get_by_role("row", name="preemptions").inner_text()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.get_by_label("token budget per iteration").fill("8")  # a change starts again
-    page.get_by_label("rows").first.fill("8")
+    page.locator("#pg-rows").fill("8")
     assert page.locator(".pg-column").count() == 0 and marked_examples(page) == []
     page.get_by_role("button", name="Step").click()
     assert "of at most 8 tokens" in page.get_by_role("status").last.inner_text()
     page.get_by_role("button", name="Chunked prefill").click()
     assert marked_examples(page) == ["Chunked prefill (lesson 4)"]
+
+
+@pytest.mark.slow
+def test_the_first_example_plays_by_itself_and_needs_no_scrolling(playground_page):
+    page = playground_page(reduced_motion="no-preference", viewport={"width": 1366, "height": 768})
+
+    page.get_by_role("button", name="Pause").wait_for()
+    page.wait_for_function("document.querySelectorAll('.pg-column').length > 2")
+
+    assert page.locator("#pg-panel-timeline").bounding_box()["y"] < 768
+
+
+@pytest.mark.slow
+def test_a_page_that_was_opened_as_a_file_says_what_to_type(window, tmp_path):
+    html = re.search(r"```\{raw\} html\n(.*?)```", (ROOT / "docs" / "playground.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "playground.html").write_text(f'<!doctype html><meta charset="utf-8">{html}')
+    page = window((tmp_path / "playground.html").as_uri(), expect_errors="CORS|ERR_F", site="file:")
+
+    assert "make site ARGS=--serve" in page.get_by_role("status").first.inner_text()
 
 
 @pytest.mark.slow

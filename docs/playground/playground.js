@@ -120,8 +120,6 @@ function draw(state) {
 // --- start -----------------------------------------------------------------------------------------------------
 
 async function start() {
-  if (location.protocol === "file:")
-    throw new Error("A browser runs Python only in a page that a web server sends: make site ARGS=--serve.");
   const folder = new URL(".", import.meta.url);
   const { loadPyodide } = await import(new URL("pyodide/pyodide.mjs", folder));
   python = await loadPyodide({ indexURL: new URL("pyodide/", folder).href });
@@ -138,6 +136,7 @@ async function start() {
   $("app").hidden = false;
   $("loading").hidden = true;
   restart();
+  if (!location.hash && !matchMedia("(prefers-reduced-motion: reduce)").matches) play();
   // For the test that compares plans with the engine's.
   window.playgroundPlans = (settings) => toJS(python.pyimport("playground").run(python.toPy(settings)));
 }
