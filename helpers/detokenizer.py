@@ -55,7 +55,8 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer, stop: Sequence[str] = (), min_tokens: int = 0):
         self.text, self.stopped = "", False
-        self._tokenizer, self._stop, self._search = tokenizer, stop, StopStringSearch(stop)
+        self._tokenizer, self._stop = tokenizer, stop
+        self._search = StopStringSearch(stop) if stop else None
         self._decoded = ""  # `text` and what is held back after it
         self._min_tokens, self._ignored = min_tokens, 0  # stop strings do not count in the first characters
         self._token_ids: list[int] = []
@@ -74,6 +75,8 @@ class IncrementalDetokenizer:
         self._token_ids.append(token_id)
         new = self._decode(token_id)
         self._decoded += new
+        if self._search is None:
+            return self._show(len(self._decoded), None)
         if len(self._token_ids) <= self._min_tokens:
             self._ignored = len(self._decoded) + self._num_pending_characters()
         stop = self._search.extend(new, self._ignored)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .settings import Bound, needed
+from .settings import Bound, needed, note_needs
 
 AT_LEAST_ONE = Bound(1, integer=True)
 
@@ -32,7 +32,8 @@ class EngineConfig:
             read faster. "auto" does so only in models of up to 1 GiB.
         kernels: on a CPU, whether to compile the kernels in `kernels/` for attention and elementwise operations; None
             does so where possible, False uses PyTorch's operators, True raises an error if the kernels are unavailable.
-            Linear layers are set by `linear_backend`; "auto" may compile a kernel for them, too.
+            Linear layers are set by `linear_backend`; "auto" may compile a kernel for them, too. With False and
+            `linear_backend="pytorch"`, the model's own modules run, and nothing of `fast/` does.
         batch_invariant: whether a request's logits must not depend on its batch, bit for bit
             (`fast/batch_invariant.py`). It requires a CPU, a C++ compiler and a model that runs ragged.
         dtype: the torch dtype of the engine's copy of the model; None to run the model as it is.
@@ -102,3 +103,4 @@ class EngineConfig:
             )
         if self.draft_model is not None and self.speculative != "draft":
             raise ValueError('A draft_model has no effect unless speculative is "draft": set that, too.')
+        note_needs(self)

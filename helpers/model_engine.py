@@ -62,6 +62,8 @@ class Engine(BaseEngine):
             ValueError: the model cannot be run as configured, or a setting needs a part of the package that is missing.
         """
         runner = make_runner(model, tokenizer, config)
+        if config.kernels is False and config.linear_backend == "pytorch" and not config.batch_invariant:
+            return runner  # the model's own modules
         if find_spec(f"{__package__}.fast") is not None:
             from .fast.acceleration import accelerate
 

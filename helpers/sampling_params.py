@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from .settings import Bound, needed
+from .settings import Bound, needed, note_needs
 
 BOUNDS = {
     "max_tokens": Bound(0, integer=True),
@@ -128,6 +128,7 @@ class SamplingParams:
             if not self.allowed_token_ids:
                 raise ValueError("allowed_token_ids is empty, so no token could be chosen: allow at least one.")
         self._check_combinations()
+        note_needs(self)
 
     def _check_combinations(self) -> None:
         if self.max_tokens == 0 and self.prompt_logprobs is None:

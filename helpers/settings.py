@@ -1,7 +1,6 @@
 """What the settings of an engine and of a request have in common: ranges, and the features that they need."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
@@ -47,13 +46,14 @@ def needed(feature: str) -> dict[str, str]:
     return {"needs": feature}
 
 
-def needs_of(settings: Any) -> Mapping[str, str]:
-    """Return the features that the settings need: for each one, a field whose value is not the default."""
-    if "_needs" not in vars(settings):  # looked up at every request, and settings never change
-        needs = {
-            field.metadata["needs"]: field.name
-            for field in fields(settings)
-            if "needs" in field.metadata and getattr(settings, field.name) != field.default
-        }
-        object.__setattr__(settings, "_needs", needs)
-    return vars(settings)["_needs"]
+def note_needs(settings: Any) -> None:
+    """Set the attribute `needs` of new settings: the features without which they have no effect.
+
+    For each feature, `needs` has a field whose value is not the default.
+    """
+    needs = {
+        field.metadata["needs"]: field.name
+        for field in fields(settings)
+        if "needs" in field.metadata and getattr(settings, field.name) != field.default
+    }
+    object.__setattr__(settings, "needs", needs)  # settings never change

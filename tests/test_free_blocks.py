@@ -4,7 +4,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from helpers.engine.free_blocks import FreeBlocks
+from helpers.engine.block_manager import FreeBlocks
 from tests.simulation import operations
 
 

@@ -7,7 +7,6 @@ plan.py           the work of one iteration: chunks of sequences; what a runner 
 scheduler.py      plans how many tokens each sequence computes, and applies the results
 policies.py       the order in which waiting requests are admitted, and their queue
 block_manager.py  the blocks of the KV cache: block tables, prefix sharing, eviction
-free_blocks.py    the free blocks
 outputs.py        what is new for each request, and which caller gets it
 hooks.py          where features attach
 

@@ -11,7 +11,6 @@ from typing import Any
 from ..detokenizer import check_encoding
 from ..engine_config import EngineConfig
 from ..sampling_params import SamplingParams
-from ..settings import needs_of
 from .block_manager import BlockManager
 from .hooks import Feature
 from .plan import ModelInfo
@@ -57,7 +56,7 @@ class RequestValidator:
         Raises:
             ValueError: an option belongs to no feature of this engine.
         """
-        needs, options = needs_of(params), options or {}
+        needs, options = params.needs, options or {}
         if unknown := set(options).difference(*(feature.options for feature in self.features)):
             raise ValueError(f"This engine has no feature that takes {sorted(unknown)[0]!r}: leave it out.")
         return tuple(
@@ -154,7 +153,7 @@ class RequestValidator:
 def check_needs(settings, features: Iterable[Feature]) -> None:
     """Raise a ValueError if a setting of an `EngineConfig` or of `SamplingParams` needs a feature that is missing."""
     names = {feature.name for feature in features}
-    for feature, setting in needs_of(settings).items():
+    for feature, setting in settings.needs.items():
         if feature not in names:
             raise ValueError(
                 f"{setting}={getattr(settings, setting)!r} needs helpers/features/{feature}, which is missing: leave "

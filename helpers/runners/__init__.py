@@ -5,7 +5,6 @@ ragged.py       all tokens of an iteration in one row, without padding
 attention.py    attention of each sequence over its own keys and values
 kv_pool.py      the tensors behind the blocks
 padded.py       left-padded batches, for every other model
-passes.py       the forward passes of a plan, up to the first one that fails
 sampling.py     chooses the tokens, greedily or at random, for all sequences at once
 layer_masks.py  which tokens a model's layers attend to
 trial.py        a short run that compares two ways to run a model

@@ -16,7 +16,6 @@ from ..engine import Chunk, ForwardPass, Plan, RunnerOutput
 from ..engine.plan import Clock
 from .attention import AttentionMetadata, AttentionSettings, QuerySegment, attending_with
 from .kv_pool import KVPool, slot_mapping
-from .passes import run_passes
 from .sampling import BatchSampler, read_logits
 
 
@@ -52,7 +51,7 @@ class RaggedRunner:
 
     def run(self, plan: Plan, clock: Clock) -> RunnerOutput:
         """Compute all chunks in one forward pass and sample from its logits."""
-        return run_passes(self._passes(plan, clock))
+        return RunnerOutput.of(self._passes(plan, clock))
 
     def _passes(self, plan: Plan, clock: Clock) -> Iterator[ForwardPass]:
         if plan.chunks:
