@@ -31,7 +31,7 @@ from . import kv_cache
 from .detokenizer import text_of
 from .models import context_length, default_pair, eos_token_ids
 from .padded_batch import concatenate_rows, forward, left_padded, select_rows, trim
-from .request import Request, as_requests, finish_reason, repeated_ids
+from .request import Request, as_requests, repeated_ids
 
 Batch = dict
 _next_id = itertools.count()  # requests without an id get one that no other request of this process has
@@ -86,7 +86,7 @@ def generate_next_token(batch: Batch, model=None, tokenizer=None) -> Batch:
         if left > 0:
             prompt = response.removesuffix(text_of(ids, tokenizer))
             ids, left = [*ids, token], left - 1
-            reason = finish_reason(token in eos, left)
+            reason = "stop" if token in eos else "length" if left == 0 else None
             left = left if reason is None else 0
             response = prompt + text_of(ids[:-1] if token in eos else ids, tokenizer)
         responses.append(response)

@@ -52,7 +52,33 @@ class Engine(BaseEngine):
             eos_token_ids=frozenset(eos_token_ids(model, tokenizer)),
         )
         runner = self.make_runner(model, tokenizer, config)
+        self._weights = [weight for weight in model.parameters() if not weight.is_inference()]  # these have no version
+        self._versions = [weight._version for weight in self._weights]
         super().__init__(runner, tokenizer, info, config, clock)
+
+    def iterate(self) -> None:
+        """Run one iteration with the weights as they are now.
+
+        If they were changed in place since the last one (`load_state_dict`, an optimizer's step), nothing computed with
+        the old ones is used: cached prefixes are forgotten, and running requests compute their tokens' keys and values
+        again. From then on, each request gets the tokens that an engine made now would give it after its tokens so far.
+        A write through `weight.data` bypasses PyTorch's version counters, so it is not noticed; write to the weight
+        itself, under `torch.no_grad()`. With `EngineConfig(dtype=...)` or `weights=...`, the engine has weights of its
+        own: those of `engine.model`.
+        """
+        versions = [weight._version for weight in self._weights]
+        if versions != self._versions:
+            self._versions = versions
+            self._forget_computed()
+        super().iterate()
+
+    def _forget_computed(self) -> None:
+        with self._undisturbed():
+            for sequence in reversed(list(self.scheduler.running)):
+                self.scheduler.preempt(sequence)
+                self.trace.free([sequence.label])
+            if self.block_manager is not None:
+                self.block_manager.forget_cached()
 
     @staticmethod
     def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | RaggedRunner:

@@ -61,18 +61,3 @@ def repeated_ids(ids: Iterable[Hashable]) -> list[Hashable]:
     seen: set[Hashable] = set()
     repeated = {id for id in ids if id in seen or seen.add(id)}
     return sorted(repeated, key=repr)
-
-
-def finish_reason(stopped: bool, remaining: int) -> str | None:
-    """Return why an output ends with its newest token, or None if it continues. Verbs and engine share this.
-
-    Args:
-        stopped: whether the token is EOS or a stop token, or the text now contains a stop string.
-        remaining: how many more tokens the output may have.
-
-    Returns:
-        "stop" if it is stopped, "length" if no tokens remain, else None.
-    """
-    if stopped:
-        return "stop"
-    return "length" if remaining <= 0 else None

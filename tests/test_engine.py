@@ -419,7 +419,7 @@ def test_a_stream_is_refused_when_it_is_requested_and_not_when_it_is_read():
         ({}, "\ud800", 3, "cannot be encoded"),
         ({}, "abcdefghi", 8, "9 prompt tokens and max_tokens 8, 17 in all, but the model's context is 16"),
         ({}, "abcdefgh" * 2, None, "16 prompt tokens, but the model's context is 16"),
-        ({"max_output_tokens": 3}, "abcd", 4, "this engine generates at most 3 tokens per output"),
+        ({"max_output_tokens": 3}, "abcd", 4, "this engine generates at most 3: ask for fewer"),
         ({"chunked_prefill": False, "max_tokens_per_step": 8}, "abcdefghi", 2, "chunked_prefill is off"),
     ],
 )

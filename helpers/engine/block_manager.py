@@ -160,6 +160,14 @@ class BlockManager:
         self._registered.pop(sequence, None)
         sequence.computed = 0
 
+    def forget_cached(self) -> None:
+        """Free all cached blocks, and share no block of now: its keys and values would be those of other weights."""
+        self._report(self._block_of, registered=False)
+        for block in self._cached:
+            self._free.put(block)
+        for known in (self._cached, self._block_of, self._hash_of, self._registered):
+            known.clear()
+
     def take_copies(self) -> list[tuple[int, int]]:
         """Return the (source, destination) blocks to copy before the next forward pass, and clear the list."""
         copies, self.copies = self.copies, []
@@ -282,14 +290,14 @@ class FreeBlocks:
     """The free blocks, kept as gaps: taking or returning one costs O(log gaps), amortized.
 
     Contiguous blocks can be read as one slice. A sequence therefore gets the block after its last one if that is free.
-    Otherwise it gets the middle block of the largest gap, where it has room to grow, or block 0 if that gap begins there.
+    Otherwise it gets the middle block of the largest gap, where it has room to grow, or the first one if that is
+    block 0.
 
     Args:
         count: the number of blocks, all free at first.
     """
 
     def __init__(self, count: int):
-        self._count = 0
         self._end_of: dict[int, int] = {}  # by a gap's first block: the block after its last one
         self._start_of: dict[int, int] = {}  # by the block after a gap: the gap's first block
         self._largest: list[tuple[int, int]] = []  # a heap of (-length, start); some of these gaps no longer exist

@@ -4,7 +4,7 @@ The engine plans iterations and does the bookkeeping. A runner owns the model an
 chooses the tokens. Nothing here imports torch, so a runner may use any device, or simulate a model and compute nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -139,17 +139,6 @@ class RunnerOutput:
 
     passes: list[ForwardPass] = field(default_factory=list)
     error: Exception | None = None
-
-    @classmethod
-    def of(cls, passes: Iterable[ForwardPass]) -> "RunnerOutput":
-        """Collect the forward passes that an iterator computes, up to the first one that raises an Exception."""
-        done = []
-        try:
-            for forward_pass in passes:
-                done.append(forward_pass)
-        except Exception as error:
-            return cls(done, error)
-        return cls(done)
 
 
 class Runner(Protocol):

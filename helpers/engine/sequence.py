@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import Any
 
 from ..detokenizer import IncrementalDetokenizer
-from ..request import finish_reason
 from ..sampling_params import SamplingParams
 
 Prompt = str | list[int]  # text, or token ids
@@ -131,7 +130,9 @@ class Sequence:
         if self.detokenizer is not None and not stopped:
             self.detokenizer.push(token_id)
             stopped = self.detokenizer.stopped
-        return finish_reason(stopped, self.max_tokens - self.generated)
+        if stopped:
+            return "stop"
+        return "length" if self.generated >= self.max_tokens else None
 
     def end(self, reason: str, error: BaseException | None = None) -> None:
         """Set the finish reason, with the error if there is one, and complete the text."""

@@ -107,8 +107,7 @@ class RequestValidator:
             )
         if config.max_output_tokens is not None and at_least > config.max_output_tokens:
             raise ValueError(
-                f"max_tokens is {wanted}, but this engine generates at most {config.max_output_tokens} tokens per "
-                f"output: ask for fewer."
+                f"max_tokens is {wanted}, but this engine generates at most {config.max_output_tokens}: ask for fewer."
             )
         if context is not None and prompt_tokens + at_least > context:
             asked = "" if wanted is None else f" and max_tokens {wanted}, {prompt_tokens + wanted} in all"
@@ -155,10 +154,8 @@ def check_needs(settings, features: Iterable[Feature]) -> None:
     names = {feature.name for feature in features}
     for feature, setting in settings.needs.items():
         if feature not in names:
-            raise ValueError(
-                f"{setting}={getattr(settings, setting)!r} needs helpers/features/{feature}, which is missing: leave "
-                f"it out."
-            )
+            value = getattr(settings, setting)
+            raise ValueError(f"{setting}={value!r} needs helpers/features/{feature}, which is missing: leave it out.")
 
 
 def _integers(token_ids: list, vocab_size: int) -> list[int]:

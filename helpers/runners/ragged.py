@@ -8,7 +8,7 @@ It works for every model that uses transformers' attention interface. `choice.py
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -17,6 +17,17 @@ from ..engine.plan import Clock
 from .attention import AttentionMetadata, AttentionSettings, QuerySegment, attending_with
 from .kv_pool import KVPool, slot_mapping
 from .sampling import BatchSampler, read_logits
+
+
+def run_passes(passes: Iterable[ForwardPass]) -> RunnerOutput:
+    """Collect the forward passes that an iterator computes, up to the first one that raises an Exception."""
+    done = []
+    try:
+        for forward_pass in passes:
+            done.append(forward_pass)
+    except Exception as error:
+        return RunnerOutput(done, error)
+    return RunnerOutput(done)
 
 
 class RaggedRunner:
@@ -51,7 +62,7 @@ class RaggedRunner:
 
     def run(self, plan: Plan, clock: Clock) -> RunnerOutput:
         """Compute all chunks in one forward pass and sample from its logits."""
-        return RunnerOutput.of(self._passes(plan, clock))
+        return run_passes(self._passes(plan, clock))
 
     def _passes(self, plan: Plan, clock: Clock) -> Iterator[ForwardPass]:
         if plan.chunks:
