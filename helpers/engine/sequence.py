@@ -130,9 +130,7 @@ class Sequence:
         if self.detokenizer is not None and not stopped:
             self.detokenizer.push(token_id)
             stopped = self.detokenizer.stopped
-        if stopped:
-            return "stop"
-        return "length" if self.generated >= self.max_tokens else None
+        return "stop" if stopped else "length" if self.generated >= self.max_tokens else None
 
     def end(self, reason: str, error: BaseException | None = None) -> None:
         """Set the finish reason, with the error if there is one, and complete the text."""
