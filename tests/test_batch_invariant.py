@@ -3,6 +3,9 @@
 Each test also shows that its claim does not hold by itself: without the setting, the bits differ.
 """
 
+import copy
+import random
+
 import pytest
 import torch
 import transformers
@@ -11,16 +14,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
 from helpers.fast import acceleration, kernels
-from helpers.fast.batch_invariant import why_not_invariant
-from helpers.fast.linear import FastLinear, choose_linear_backends
+from helpers.fast.decoder_blocks import FAMILIES as DESCRIBED
+from helpers.fast.linear import FastLinear
 from helpers.models import clone_sharing_weights
 from tests.support.families import FAMILIES, CountingScheduler, build, not_ragged_because, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+KNOWN = frozenset().union(*(family.types for family in DESCRIBED))
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
-# Experts multiply all rows that are routed to them at once. The test's Gemma 3n and 4 have a layer of 16 numbers, which
-# is too narrow for PyTorch's elementwise operators.
-MAY_BE_REFUSED = {"mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "gemma3n_text", "gemma4_text"}
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -137,8 +138,10 @@ def test_every_family_that_runs_ragged_is_invariant_or_refused(family):
     try:
         alone = [observed(model, [request], batch_invariant=True)[0][0] for request in requests]
     except ValueError as error:
-        assert "cannot run batch-invariant" in str(error) and family.name in MAY_BE_REFUSED
+        assert "cannot run batch-invariant" in str(error)
+        assert family.config["model_type"] not in KNOWN or "longrope" in family.name
         return
+    assert family.config["model_type"] in KNOWN
     together, _ = observed(model, requests, batch_invariant=True, max_tokens_per_step=9)
     assert all(torch.equal(own, other) for own, other in zip(alone, together, strict=True))
 
@@ -177,10 +180,60 @@ def test_a_linear_layer_of_an_unknown_class_is_refused():
 
 
 @needs_kernels
-def test_the_trial_finds_products_that_depend_on_the_number_of_rows(model):
-    """This is what refuses mixtures of experts, whose products are not in linear layers."""
-    clone = clone_sharing_weights(model)
-    if model.dtype == torch.float32:
-        assert why_not_invariant(clone) is not None
-    choose_linear_backends(clone, "compiled")
-    assert why_not_invariant(clone) is None
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("sizes", [(8, 50), (24, 61), (40, 77), (48, 130), (72, 200), (96, 300)], ids=str)
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3"])
+def test_narrow_models_are_invariant_beside_prompts_of_any_length(kind, sizes, threads):
+    """PyTorch divides long rows of narrow layers among threads, anywhere within a token."""
+    hidden, vocabulary = sizes
+    names = {"n_embd": hidden, "n_layer": 2, "n_head": 2, "n_positions": 1024} if kind == "gpt2" else {
+        "hidden_size": hidden, "intermediate_size": 3 * hidden + 2, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": hidden // 2, "max_position_embeddings": 1024}  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(hidden)
+        config = AutoConfig.for_model(
+            kind, vocab_size=vocabulary, initializer_range=0.3, bos_token_id=0, eos_token_id=0, **names
+        )
+        narrow = AutoModelForCausalLM.from_config(config).eval()
+    draw = random.Random(hidden)
+    requests = [([draw.randrange(1, vocabulary) for _ in range(length)], 5) for length in (9, 611, 37, 803)]
+    torch.set_num_threads(threads)
+    try:
+        settings = {"batch_invariant": True, "num_blocks": 600}
+        alone = [observed(narrow, [request], max_tokens_per_step=2048, **settings)[0][0] for request in requests]
+        for budget in (2048, 701):
+            together, _ = observed(narrow, requests, max_tokens_per_step=budget, **settings)
+            assert all(torch.equal(own, other) for own, other in zip(alone, together, strict=True))
+    finally:
+        torch.set_num_threads(1)
+
+
+@needs_kernels
+def test_a_model_without_kernels_for_all_of_its_parts_is_refused(model):
+    for changed, said in (
+        ({"hidden_act": "relu"}, "no kernel computes the activation of block 0"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "its (positions|blocks)"),
+    ):
+        config = copy.deepcopy(model.config)
+        for name, value in changed.items():
+            setattr(config, name, value)
+        other = AutoModelForCausalLM.from_config(config, dtype=model.dtype).eval()
+        with pytest.raises(ValueError, match=f"cannot run batch-invariant: .*{said}"):
+            Engine(other, tokenizer(), EngineConfig(batch_invariant=True))
+    with pytest.raises(ValueError, match="without kernels: leave out kernels=False"):
+        Engine(model, tokenizer(), EngineConfig(batch_invariant=True, kernels=False))
+
+
+@needs_kernels
+def test_logits_stay_invariant_after_the_weights_change():
+    model, _ = random_pair("llama")
+    engine = Engine(model, tokenizer(), EngineConfig(batch_invariant=True))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.01)
+    fresh = Engine(model, tokenizer(), EngineConfig(batch_invariant=True))
+    for name, layer in engine.runner.model.named_modules():
+        if isinstance(layer, FastLinear):
+            x = torch.randn(3, layer.inputs)
+            with torch.no_grad():
+                assert torch.equal(layer(x), fresh.runner.model.get_submodule(name)(x))

@@ -7,7 +7,7 @@ from ..models import clone_sharing_weights
 from ..runners import PaddedRunner, RaggedRunner
 from . import kernels
 from .attention import attend_with_kernel
-from .batch_invariant import BatchInvariantRunner, why_not_invariant
+from .batch_invariant import BatchInvariantRunner
 from .linear import choose_linear_backends, unchanged_layers
 from .linear_backends import BATCH_INVARIANT
 from .recognition import recognize
@@ -34,7 +34,7 @@ def accelerate(runner: PaddedRunner | RaggedRunner, config: EngineConfig) -> Pad
     if reason:
         return runner
     if config.batch_invariant:
-        _require_invariance(model, kernel)
+        _require_invariant_layers(model, kernel)
         return BatchInvariantRunner(model, runner.num_blocks, runner.block_size, kernel)
     runner.kernel = kernel
     if executor := recognize(runner):
@@ -56,15 +56,15 @@ def _choose_linear_backends(clone: PreTrainedModel, config: EngineConfig) -> int
     return choose_linear_backends(clone, chosen)
 
 
-def _require_invariance(model: PreTrainedModel, kernel) -> None:
+def _require_invariant_layers(model: PreTrainedModel, kernel) -> None:
     name = type(model).__name__
+    if kernel is None:
+        raise ValueError(f"{name} cannot run batch-invariant without kernels: leave out kernels=False.")
     if layers := unchanged_layers(model):
         raise ValueError(
             f"{name} cannot run batch-invariant: its layer {layers[0]} is not a plain linear layer, so its products "
             f"may depend on the number of rows. Use batch_invariant=False."
         )
-    if problem := why_not_invariant(model, kernel=kernel):
-        raise ValueError(f"{name} cannot run batch-invariant: {problem}. Use batch_invariant=False.")
 
 
 def _use_kernels(model, config: EngineConfig) -> bool:

@@ -15,7 +15,7 @@ from torch.nn.modules import module as all_modules
 from ..runners.attention import AttentionMetadata
 from .decoder_blocks import Decoder
 from .fused_executor import FusedExecutor
-from .plain_executor import PlainExecutor
+from .plain_executor import PlainExecutor, Rotary
 
 
 class Executor:
@@ -57,12 +57,15 @@ class Executor:
         if decoder.learned_positions is not None:
             hidden = hidden + decoder.learned_positions(positions)
         if decoder.rotary is not None:
-            cos, sin = decoder.rotary(hidden, positions[None])
-            rotary = cos[0], sin[0]
+            rotary = self._cos_and_sin(hidden, positions)
         update = self._executor(hidden, row)(hidden, rotary, row)
         if len(columns) < len(hidden):  # the head, the largest layer, computes no others
             hidden, update = hidden[columns], update[columns]
         return decoder.head(self._plain.add_norm(hidden, update, decoder.final_norm))
+
+    def _cos_and_sin(self, hidden: torch.Tensor, positions: torch.Tensor) -> Rotary:
+        cos, sin = self.decoder.rotary(hidden, positions[None])
+        return cos[0], sin[0]
 
     def _executor(self, hidden: torch.Tensor, row: AttentionMetadata) -> FusedExecutor | PlainExecutor:
         """Return what computes the blocks for this row: in one call, if possible."""

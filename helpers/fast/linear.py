@@ -31,8 +31,8 @@ def choose_linear_backends(model: nn.Module, backend: str = "auto", copies: bool
 
     A layer for which PyTorch's own product wins stays as it is. So do all layers on a GPU and in dtypes other than
     float32 and bfloat16. A replaced layer uses its backends while gradients are disabled, as under `torch.no_grad()`.
-    While gradients are recorded, or once its weight has been written to, the original layer computes. Quantized layers
-    keep their integers; only what multiplies by them is chosen.
+    While gradients are recorded, the original layer computes. Once its weight has been written to, copies are made
+    anew. Quantized layers keep their integers; only what multiplies by them is chosen.
 
     Args:
         backend: "auto" to choose by measurement, for large layers of large models only; or a name in `BACKENDS`, which
@@ -131,6 +131,10 @@ class FastLinear(nn.Module):
     def __init__(self, layer: Layer, backends: list[str]):
         super().__init__()
         self.layer, self.backends = layer, backends
+        self._make_products()
+
+    def _make_products(self) -> None:
+        layer, backends = self._modules["layer"], self.backends
         products = {name: backends_of(layer)[name](layer) for name in dict.fromkeys(backends)}
         self.products = [products[backends[nearest(rows)]] for rows in range(ROWS[-1] + 1)]  # by the number of rows
         self.max_rows = len(self.products) - 1
@@ -138,6 +142,7 @@ class FastLinear(nn.Module):
         if not isinstance(layer, QuantizedLinear):
             # In a tuple, or the weight would be registered as a second parameter.
             self.made_from = layer.weight, layer.weight._version, layer.weight.data_ptr(), layer.bias
+            self.made_for = kind_of(layer)
 
     def __getattr__(self, name: str):
         """Look up `weight`, `bias`, `in_features`, ... in the original layer."""
@@ -149,9 +154,13 @@ class FastLinear(nn.Module):
         return type(self)(copy.deepcopy(self.layer, memo), self.backends)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # The products would drop gradients without an error, and a copy does not follow changes to the weight.
-        if torch.is_grad_enabled() or not self.is_unchanged():
+        if torch.is_grad_enabled():  # the products would drop gradients without an error
             return self._modules["layer"](x)
+        if not self.is_unchanged():  # a copy does not follow changes to the weight
+            weight, old = self._modules["layer"].weight, self.made_from[0]
+            if weight.shape != old.shape or kind_of(self._modules["layer"]) != self.made_for:
+                return self._modules["layer"](x)  # cast or moved: the backends may be others
+            self._make_products()
         return self.products[min(x.numel() // self.inputs, self.max_rows)](x)
 
     def is_unchanged(self) -> bool:

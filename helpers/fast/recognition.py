@@ -30,13 +30,13 @@ KNOWN_ATTRIBUTES = (
 )
 
 
-def recognize(runner) -> Executor | None:
-    """Return the executor of a ragged runner's model, or None if the model must be called as usual."""
+def recognize(runner, kind: type[Executor] = Executor) -> Executor | None:
+    """Return an executor of a ragged runner's model, or None if the model must be called as usual."""
     model = runner.model
     family = next((one for one in FAMILIES if _is_of(model, one)), None)
     if family is None or model.training:
         return None
-    executor = Executor(model, describe(model, family), runner.kernel is not None, runner.call_model)
+    executor = kind(model, describe(model, family), runner.kernel is not None, runner.call_model)
     if executor.is_hooked():
         return None
     usual, trial = copy.copy(runner), copy.copy(runner)
