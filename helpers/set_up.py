@@ -69,7 +69,10 @@ def install_missing() -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted]
     done = subprocess.run(pip, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+        said = re.sub(r"\x1b\[[\d;]*m", "", done.stderr).strip().splitlines()
+        reason = next(
+            (line for line in reversed(said) if line.startswith("ERROR")), (said or ["pip gave no reason"])[-1]
+        )
         raise CannotStart(
             f"pip could not install {', '.join(wanted)} ({reason}). Is there a network? (On Kaggle, switch it on in "
             f"the notebook's settings.) Then run this cell again."

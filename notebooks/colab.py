@@ -32,8 +32,19 @@ if not any((Path(f) / "helpers" / "set_up.py").is_file() for f in sys.path):  # 
     {install}
 %reload_ext helpers.set_up
 """.strip()
-INSTALL = "%pip install --quiet --no-deps {archive}"
-REFUSE = 'raise FileNotFoundError("This notebook needs the rest of the course: open it inside a copy of the course.")'
+INSTALL = """
+    import subprocess
+
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "{archive}"]
+    if subprocess.run(pip, capture_output=True).returncode:
+        raise ConnectionError("Cannot install from github.com/{repository}: is there a network? Is it public?")
+""".strip()
+REFUSE = """
+    raise FileNotFoundError(
+        f"There is no folder helpers in {Path.cwd()} or above it. This notebook needs the whole course: get it from where "
+        "this notebook is from, and open the notebook inside it."
+    )
+""".strip()
 
 GITHUB = re.compile(r"(?:^|[@/])(?:www\.)?github\.com[:/]+(?P<repository>[\w.-]+/[\w.-]+?)(?:\.git)?/*$")
 BADGE_IMAGE = "https://colab.research.google.com/assets/colab-badge.svg"
@@ -63,7 +74,7 @@ def notebooks_of(root: Path = ROOT) -> list[Path]:
 def set_up_cell(repository: str) -> str:
     """Return the source of a notebook's first code cell; "" is no repository."""
     archive = f"https://github.com/{repository}/archive/refs/tags/v{VERSION}.zip"
-    return SET_UP.format(install=INSTALL.format(archive=archive) if repository else REFUSE)
+    return SET_UP.format(install=INSTALL.format(archive=archive, repository=repository) if repository else REFUSE)
 
 
 def badge(repository: str, path: str) -> str:
@@ -165,6 +176,8 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     changed = stamp(root, repository)
     name = f"github.com/{repository}" if repository else "no repository, and have no badges"
     print(f"{len(notebooks_of(root))} notebooks and README.md name {name}. Files changed: {len(changed)}.")
+    if repository:
+        print("Colab can install the course only while this repository is public.")
     if args.repo is None and not remote:
         print("There is no git remote `origin` on GitHub: make colab REPO=owner/name names a repository.")
     if repository and repository != remote:
