@@ -41,8 +41,8 @@ INSTALL = """
 """.strip()
 REFUSE = """
     raise FileNotFoundError(
-        f"There is no folder helpers in {Path.cwd()} or above it. This notebook needs the whole course: get it from where "
-        "this notebook is from, and open the notebook inside it."
+        f"There is no folder helpers in {Path.cwd()} or above it. This notebook needs the whole course: "
+        "get it from where this notebook is from, and open the notebook inside it."
     )
 """.strip()
 
