@@ -13,6 +13,12 @@ SETTINGS = {"max_batch_size": 3, "block_size": 4, "max_tokens_per_step": 32}
 LIMIT = 14
 
 
+def own_pair(family: str) -> tuple:
+    """Return a model that a test may change: the other tests share those of `random_pair`."""
+    model, tokenizer = random_pair(family)
+    return copy.deepcopy(model), tokenizer
+
+
 def change(model, seed: int) -> None:
     """Change all weights in place, as an optimizer's step does."""
     generator = torch.Generator().manual_seed(seed)
@@ -35,7 +41,7 @@ def continuation(pair, prompt: str, generated: list[int]) -> list[int]:
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_token_is_that_of_the_weights_of_its_time(family, execution, seed):
-    model, tokenizer = random_pair(family)
+    model, tokenizer = own_pair(family)
     draw = random.Random(seed)
     engine = Engine(model, tokenizer, EngineConfig(execution=execution, num_blocks=40, **SETTINGS))
     moments = sorted(draw.sample(range(1, 30), 3))
@@ -68,7 +74,7 @@ def test_every_token_is_that_of_the_weights_of_its_time(family, execution, seed)
 
 
 def test_a_cached_prefix_is_used_until_the_weights_change_and_forgotten_then():
-    model, tokenizer = random_pair("llama")
+    model, tokenizer = own_pair("llama")
     engine = Engine(model, tokenizer, EngineConfig(execution="ragged", num_blocks=64, **SETTINGS))
     params, prompt = SamplingParams(LIMIT, ignore_eos=True), PROMPTS[-1]
     prefilled = []
@@ -84,7 +90,7 @@ def test_a_cached_prefix_is_used_until_the_weights_change_and_forgotten_then():
 
 
 def test_a_router_hears_that_cached_blocks_are_gone():
-    model, tokenizer = random_pair("gpt2")
+    model, tokenizer = own_pair("gpt2")
     engine = Engine(model, tokenizer, EngineConfig(execution="ragged", num_blocks=64, **SETTINGS))
     engine.generate(PROMPTS[-1], SamplingParams(4))
     known = {digest for digest, registered in engine.block_manager.take_cache_events() if registered}
