@@ -1,5 +1,6 @@
 """README.md and the pages in docs/ say what is true: examples run, tables are the server's, links lead somewhere."""
 
+import json
 import re
 import subprocess
 import sys
@@ -80,9 +81,22 @@ def test_the_readme_is_short_and_says_how_many_hours_the_course_takes():
         texts = [path.read_text(encoding="utf-8") for path in (ROOT / "notebooks").glob(pattern)]
         return round(sum(int(re.search(r"(\d+) minutes", text)[1]) for text in texts) / 60)
 
-    reading, exercises = map(int, re.search(r"(\d+) hours of reading, and (\d+) hours of \[exerc", PAGE).groups())
-    assert reading == hours("[0-9]*.ipynb") and abs(exercises - hours("exercises/release/*/*.ipynb")) <= 1
+    for text in (PAGE, TEXTS["docs/teaching.md"]):
+        reading, exercises = re.search(r"(\d+) hours of reading,? and (\d+) hours of \[?exerc", text).groups()
+        assert int(reading) == hours("[0-9]*.ipynb")
+        assert abs(int(exercises) - hours("exercises/release/*/*.ipynb")) <= 1
     assert len(PAGE.splitlines()) <= 150
+
+
+def test_the_script_of_a_class_names_headings_of_its_lesson():
+    rows = re.findall(r"^\| (\d+) \| (.* \| .* \| .* \| .*) \|$", TEXTS["docs/teaching.md"], re.MULTILINE)
+    assert len(rows) == 12
+    for number, row in rows:
+        (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        lines = [line.strip() for cell in cells if cell["cell_type"] == "markdown" for line in cell["source"]]
+        headings = {line.lstrip("# ") for line in lines if line.startswith("#")}
+        assert {name for name in re.findall(r'"([^"]+)"', row)} <= headings, number
 
 
 @pytest.mark.parametrize("page", TEXTS)

@@ -23,10 +23,7 @@ from .sequence import Sequence
 
 
 class UnlimitedMemory:
-    """Stands in for a `BlockManager` where a sequence needs only a row: nothing is refused, and nothing is shared.
-
-    It has the methods that the scheduler calls; `BlockManager` describes them.
-    """
+    """Stands in for a `BlockManager` where a sequence needs only a row: nothing is refused, and nothing is shared."""
 
     def cached_tokens(self, sequence: Sequence) -> int:
         return 0
@@ -308,10 +305,7 @@ class FreeBlocks:
         return self._count
 
     def take(self, after: int | None = None) -> int:
-        """Take a free block, the one after `after` if possible, and return its number.
-
-        Args:
-            after: the last block of a sequence; None if it has no blocks.
+        """Take a free block, if possible the one after the last block of a sequence, and return its number.
 
         Raises:
             IndexError: no block is free.
