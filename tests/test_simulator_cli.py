@@ -32,7 +32,7 @@ def test_each_size_gets_a_line_and_the_smallest_that_suffices_is_named(trace, ca
     text = capsys.readouterr().out
     head, *sizes = rows(text)
     assert status == 0
-    assert text.startswith("4 requests in ")
+    assert text.startswith("4 requests arrive within ")
     assert text.splitlines()[0].endswith("; unknown model on unknown machine, unknown source")
     assert head[:4] == ["replicas", "finished/s", "goodput/s", "within"]
     assert [size[0] for size in sizes] == ["1", "2", "3"]
