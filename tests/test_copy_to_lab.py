@@ -7,7 +7,7 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-LESSON, EXERCISES = "6_paged_kv_cache.ipynb", "exercises/release/6_paged_kv_cache/6_paged_kv_cache.ipynb"
+LESSON, EXERCISES = "7_paged_kv_cache.ipynb", "exercises/release/7_paged_kv_cache/7_paged_kv_cache.ipynb"
 
 
 def test_a_copy_has_all_cells_and_outputs_except_the_answers_to_predictions(tmp_path):

@@ -26,7 +26,7 @@ def texts_of_the_checks():
 
 
 def assignment(path):
-    """Return the name of an assignment on the page: lesson 4, codelab 4, memo 7; exercise 13 if it has no lesson."""
+    """Return the name of an assignment on the page: lesson 4, codelab 4, memo 10; exercise 19 if it has no lesson."""
     kind = "lesson" if (ROOT / "notebooks" / path.name).exists() else "exercise"
     kind = next((kind for kind in ("codelab", "memo") if kind in path.stem), kind)
     return f"{kind} {path.stem.partition('_')[0]}"
@@ -136,10 +136,10 @@ def test_an_exercise_of_one_s_own_that_follows_the_page_s_steps_passes_the_tests
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     example = ast.get_docstring(ast.parse((ROOT / "helpers/checks/exercise.py").read_text(encoding="utf-8")))
     code = re.sub(r"^    ", "", "\n".join(re.findall(r"^    .*|^$", example, re.MULTILINE)), flags=re.MULTILINE)
-    (tmp_path / "helpers/checks/exercises/lesson_13_mine.py").write_text(MINE + code)
+    (tmp_path / "helpers/checks/exercises/lesson_19_mine.py").write_text(MINE + code)
     (tmp_path / "tests/answers/mine.py").write_text(ANSWERS)
     answers = tmp_path / "tests/answers/__init__.py"
-    answers.write_text(answers.read_text().replace("    lesson_12,\n", "    lesson_12,\n    mine,\n"))
+    answers.write_text(answers.read_text().replace("    lesson_18,\n", "    lesson_18,\n    mine,\n"))
 
     nb = nbformat.read(ROOT / "notebooks/exercises/source/2_static_batching/2_static_batching.ipynb", as_version=4)
     place = next(place for place, cell in enumerate(nb.cells) if cell.metadata.get("nbgrader", {}).get("solution"))
@@ -149,8 +149,8 @@ def test_an_exercise_of_one_s_own_that_follows_the_page_s_steps_passes_the_tests
     solution.metadata.nbgrader.grade_id, check.metadata.nbgrader.grade_id = "double", "test_double"
     check.metadata.nbgrader.points = 2
     nb.cells = [first, set_up, imports, text, solution, check]
-    (tmp_path / "notebooks/exercises/source/13_mine").mkdir()
-    nbformat.write(nb, tmp_path / "notebooks/exercises/source/13_mine/13_mine.ipynb")
+    (tmp_path / "notebooks/exercises/source/19_mine").mkdir()
+    nbformat.write(nb, tmp_path / "notebooks/exercises/source/19_mine/19_mine.ipynb")
     (lines,) = re.findall(r"For a notebook without a lesson they are `(.*)` and `(.*)` \|", PAGE)
     page = PAGE + "".join(f"\n{line}\n" for line in lines).replace("\\|", "|")
     (tmp_path / "INSTRUCTOR.md").write_text(page, encoding="utf-8")

@@ -177,14 +177,14 @@ GIVEN = {
         "156": "312 / 2",
         **dict.fromkeys(("114", "342", "1,594"), "sums of 57, which is printed, in the sentence itself"),
     },
-    "5_padding_free_batching": {"31": "the mixed requests in bfloat16, run on an AMD EPYC (Zen 4)"},
-    "6_paged_kv_cache": {
+    "6_padding_free_batching": {"31": "the mixed requests in bfloat16, run on an AMD EPYC (Zen 4)"},
+    "7_paged_kv_cache": {
         **dict.fromkeys(("20.4", "38.2"), "Kwon et al., SOSP 2023"),
         "138": "output tokens / 40",
         "127": "128 - 1",
     },
-    "10_quantized_weights": {"35,000": "Dettmers and Zettlemoyer, 2022", "110": "workloads.clear_stories"},
-    "11_many_replicas": {"512": "256 / 0.5"},
+    "14_quantized_weights": {"35,000": "Dettmers and Zettlemoyer, 2022", "110": "workloads.clear_stories"},
+    "17_many_replicas": {"512": "256 / 0.5"},
     "separate_replicas": {"125": "27.8 + 512 * 0.19"},
     "anyscale_23x": {
         **dict.fromkeys(("400", "132"), "lesson 3"),

@@ -64,7 +64,7 @@ def test_the_examples_show_what_their_names_promise_and_count_what_the_lessons_s
     assert unchunked["tokens computed in prefills"] == chunked["tokens computed in prefills"]
     assert (most_tokens[3:5], iterations[3:6]) == ([43, 12], [42, 53, 131])
     assert preempted["preemptions"] > 0 == shared["preemptions"]
-    enough = states_of("Too little memory: preemption (lesson 6)", blocks=36)
+    enough = states_of("Too little memory: preemption (lesson 7)", blocks=36)
     assert (len(enough), enough[-1]["counts"]["preemptions"]) == (80, 0)
     assert shared["tokens computed in prefills"] < 10 * 24  # otherwise each of 10 requests computes the prefix
     assert all(count["finished requests"] == "10 of 10" for count in counts)
@@ -78,22 +78,22 @@ def test_the_examples_of_fleets_show_what_their_names_promise_and_count_what_the
     def shares(name, *sizes):
         return [run(name, size)["within"] for size in sizes]
 
-    assert shares("How many replicas? (lesson 12)", 2, 3) == [0.5675, 0.995]  # the limit is between them
+    assert shares("How many replicas? (lesson 18)", 2, 3) == [0.5675, 0.995]  # the limit is between them
     assert 0.5675 < playground_fleet.SHARE <= 0.995
-    assert shares("A replica fails (lesson 11)", 3, 4) == [0.645, 1.0]
-    assert shares("Shared prefixes in turn (lesson 11)", 4) == [0.85]
-    assert shares("Shared prefixes stay together (lesson 11)", 4) == [0.915]
-    assert shares("An autoscaler is late (lesson 12)", 4) == [0.98375]
-    assert shares("Prefill and decode apart (lesson 12)", 1, 2) == [0.3525, 1.0]
+    assert shares("A replica fails (lesson 17)", 3, 4) == [0.645, 1.0]
+    assert shares("Shared prefixes in turn (lesson 17)", 4) == [0.85]
+    assert shares("Shared prefixes stay together (lesson 17)", 4) == [0.915]
+    assert shares("An autoscaler is late (lesson 18)", 4) == [0.98375]
+    assert shares("Prefill and decode apart (lesson 18)", 1, 2) == [0.3525, 1.0]
 
     shown = [run(name) for name in playground_fleet.PRESETS]
     whole, bursts_in_turn, bursts_by_load, prefixes_in_turn, prefixes_together, failed, late, _ = shown
     assert bursts_in_turn["within"] < bursts_by_load["within"]
     assert prefixes_in_turn["cached"] < 0.6 * prefixes_together["cached"]
     assert failed["ttft"][1] > whole["ttft"][1] and failed["moved"] > 0 == whole["moved"]
-    fixed = run("An autoscaler is late (lesson 12)", 2, scaling="fixed")
+    fixed = run("An autoscaler is late (lesson 18)", 2, scaling="fixed")
     assert late["within"] < fixed["within"] and late["mean_size"] > 2
-    assert run("Prefill and decode apart (lesson 12)", 4, prefills=0)["within"] < playground_fleet.SHARE
+    assert run("Prefill and decode apart (lesson 18)", 4, prefills=0)["within"] < playground_fleet.SHARE
 
 
 def test_settings_that_contradict_each_other_are_refused_with_the_reason():
@@ -104,7 +104,7 @@ def test_settings_that_contradict_each_other_are_refused_with_the_reason():
 
 
 @pytest.mark.parametrize(
-    "name", ["How many replicas? (lesson 12)", "Bursts in turn (lesson 11)", "Prefill and decode apart (lesson 12)"]
+    "name", ["How many replicas? (lesson 18)", "Bursts in turn (lesson 17)", "Prefill and decode apart (lesson 18)"]
 )
 def test_a_fleet_is_what_the_command_beside_it_prints(name, capsys):
     settings = playground_fleet.DEFAULTS | playground_fleet.PRESETS[name]
@@ -228,8 +228,8 @@ def marked_examples(page):
 @pytest.mark.slow
 def test_a_visitor_steps_through_an_example_and_sees_queue_rows_blocks_and_counts(playground_page):
     page = playground_page("#too_little_memory", viewport=PHONE)
-    states = playground.Playground(playground.PRESETS["Too little memory: preemption (lesson 6)"])
-    assert marked_examples(page) == ["Too little memory: preemption (lesson 6)"]
+    states = playground.Playground(playground.PRESETS["Too little memory: preemption (lesson 7)"])
+    assert marked_examples(page) == ["Too little memory: preemption (lesson 7)"]
 
     for _ in range(30):
         page.get_by_role("button", name="Step").click()
@@ -246,7 +246,7 @@ def test_a_visitor_steps_through_an_example_and_sees_queue_rows_blocks_and_count
     page.get_by_role("button", name="Step").click()
     assert "of at most 8 tokens" in page.get_by_role("status").last.inner_text()
     page.get_by_role("button", name="Chunked prefill").click()
-    assert marked_examples(page) == ["Chunked prefill (lesson 4)"]
+    assert marked_examples(page) == ["Chunked prefill (lesson 5)"]
 
 
 @pytest.mark.slow
@@ -349,5 +349,5 @@ def test_a_link_opens_an_example_of_a_fleet(playground_page):
     page.get_by_text("of all prompt tokens are in the chosen replica's cache").wait_for()
 
     assert not page.locator("#pg-engine").is_visible()
-    assert marked_examples(page) == ["Shared prefixes stay together (lesson 11)"]
+    assert marked_examples(page) == ["Shared prefixes stay together (lesson 17)"]
     assert page.get_by_label("router").input_value() == "prefix_aware"

@@ -181,7 +181,7 @@ TEXTS = {
     "static_and_continuous": "13 forward passes on 2 rows; 12 decode, 8 finished.*10 forward .*12 decode, 2 empty",
     "block_lookup": r"in slot 29\.",
     "block_lookup of the first": r"in slot 0\.",
-    "system_map": r"Scheduler \(lessons 3, 4, 12\)",
+    "system_map": r"Scheduler \(lessons 3, 4, 18\)",
 }
 
 

@@ -1,4 +1,4 @@
-"""Lesson 7's queue under load: rows are full and never more than full, and a bound changes what is in time."""
+"""Lesson 9's queue under load: rows are full and never more than full, and a bound changes what is in time."""
 
 import math
 from itertools import accumulate

@@ -17,7 +17,7 @@ from helpers import (
 )
 from helpers.checks import first_come, planned_by, run_schedule, score_schedule
 from helpers.checks.exercises.lesson_4_order import sequence_of
-from helpers.checks.exercises.lesson_4_plan import planned
+from helpers.checks.exercises.lesson_5_plan import planned
 from helpers.checks.scheduling import BASELINES, measure, static
 from helpers.engine import Scheduler
 from helpers.trace import RowStep, Trace

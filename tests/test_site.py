@@ -252,7 +252,7 @@ def test_notebooks_are_in_the_order_in_which_they_are_read(tmp_path):
     assert [lesson.path for lesson in build_site.read([tmp_path], "*.ipynb", "")] == names
     release = build_site.read([ROOT / "notebooks/exercises/release"], "*/*.ipynb", "")
     names = [Path(exercises.path).stem for exercises in release]
-    assert names[3:5] == ["4_scheduling", "4_codelab_scheduler"] and names[-1] == "12_fleet_memo"
+    assert names[3:5] == ["4_scheduling", "4_codelab_scheduler"] and names[-1] == "18_fleet_memo"
 
 
 def test_exercises_do_not_link_themselves_and_no_two_pages_have_the_same_heading(small_site):

@@ -4,7 +4,7 @@ Another processor adds up its numbers in another order, and logits differ by abo
 by less than that, a stored output would fail on another machine; so every prompt whose output is stored
 must be chosen such that the best token leads clearly in every step.
 
-Lesson 8 draws tokens. A drawn token changes if its random number is too close to the border of its share. So the whole
+Lesson 11 draws tokens. A drawn token changes if its random number is too close to the border of its share. So the whole
 lesson runs again with a model whose logits differ a little, and must print the same.
 """
 
@@ -23,10 +23,10 @@ import helpers
 from helpers import dequantized, generate_continuous, load_model, workloads
 
 CLEAR = 0.01
-CLEAR_ENOUGH = 0.002  # for lesson 10, whose tokens change where the lead is small; ten times what a processor changes
-LESSON_8 = Path(__file__).parents[1] / "notebooks" / "8_sampling_and_structured_output.ipynb"
+CLEAR_ENOUGH = 0.002  # for lesson 14, whose tokens change where the lead is small; ten times what a processor changes
+LESSON_11 = Path(__file__).parents[1] / "notebooks" / "11_sampling.ipynb"
 
-# Lesson 5 runs requests of lessons 2 and 3 again, beside the workloads; lesson 7 some of lessons 1 and 2.
+# Lesson 6 runs requests of lessons 2 and 3 again, beside the workloads; lesson 9 some of lessons 1 and 2.
 LESSON_1 = ["What goes up", "Question: How do you bake bread?\nAnswer:", "Once upon a time, a lonely"]
 LESSON_2 = ["The rain in Spain falls", "The quick brown fox jumped over the", "What comes up"]
 LESSON_3 = [
@@ -50,8 +50,8 @@ def lead(model, prompt, output):
         workloads.mixed(32),
         workloads.pages(8),
         workloads.one_beginning(),
-        workloads.race(4, every=1, long=40),  # lesson 6 lets them run out of memory
-        workloads.race(16, every=1, long=40),  # lesson 9 drafts for these
+        workloads.race(4, every=1, long=40),  # lesson 7 lets them run out of memory
+        workloads.race(16, every=1, long=40),  # lesson 13 drafts for these
         workloads.race(5, every=1, long=100)[1:],
         workloads.told_again(),
     ],
@@ -71,7 +71,7 @@ def clear_stories():
 
 
 @pytest.mark.parametrize("weights", [None, "int8", "int4"])
-def test_lesson_10_stores_no_near_tie_of_the_model_or_of_its_quantized_versions(weights):
+def test_lesson_14_stores_no_near_tie_of_the_model_or_of_its_quantized_versions(weights):
     model, tokenizer = load_model()
     model = model if weights is None else dequantized(model, weights)
     own = clear_stories()
@@ -107,11 +107,11 @@ def printed(shell, source):
 
 
 @pytest.mark.slow
-def test_lesson_8_prints_the_same_with_slightly_different_logits(monkeypatch):
+def test_lesson_11_prints_the_same_with_slightly_different_logits(monkeypatch):
     pair = perturbed_pair(load_model())
     monkeypatch.setattr(helpers, "load_model", lambda: pair)
     shell, different = InteractiveShell(), []
-    for cell in nbformat.read(LESSON_8, as_version=4).cells:
+    for cell in nbformat.read(LESSON_11, as_version=4).cells:
         tags = cell.metadata.get("tags", [])
         if cell.cell_type == "code" and not {"bootstrap", "nbval-ignore-output"} & set(tags):
             stored = "".join(output.get("text", "") for output in cell.outputs).rstrip("\n")

@@ -27,16 +27,16 @@ PRESETS = {
     "Static batching (lesson 3)": {"policy": "static", "gap": 0},
     "Continuous batching (lesson 3)": {"policy": "fcfs", "gap": 0},
     "Longest first (lesson 4)": {"policy": "longest_first", "gap": 0},
-    "Long prompts delay decodes (lesson 4)": {
+    "Long prompts delay decodes (lesson 5)": {
         "prompt": 40,
         "token_budget": 64,
         "chunked": False,
         "gap": 3,
         "blocks": 64,
     },
-    "Chunked prefill (lesson 4)": {"prompt": 40, "token_budget": 12, "gap": 3, "blocks": 64},
-    "Too little memory: preemption (lesson 6)": {"blocks": 16, "output": 16, "gap": 0},
-    "A shared prefix (lesson 6)": {"shared_prefix": 24, "prompt": 4, "blocks": 40},
+    "Chunked prefill (lesson 5)": {"prompt": 40, "token_budget": 12, "gap": 3, "blocks": 64},
+    "Too little memory: preemption (lesson 7)": {"blocks": 16, "output": 16, "gap": 0},
+    "A shared prefix (lesson 8)": {"shared_prefix": 24, "prompt": 4, "blocks": 40},
 }
 DEFAULTS = {name: default for name, (_, _, default) in SETTINGS.items()}
 DEFAULTS |= {"policy": "fcfs", "chunked": True, "mixed": True, "prefix_caching": True}

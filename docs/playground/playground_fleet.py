@@ -50,14 +50,14 @@ DEFAULTS |= {"router": "least_outstanding_tokens", "trace": "conversation"}
 DEFAULTS |= {"machine": "h100_llama_8b", "scaling": "fixed"}
 PREFIXES = {"trace": "code", "rate": 30, "requests": 200, "shared_prefix": 2048, "prefixes": 32}
 PRESETS = {
-    "How many replicas? (lesson 12)": {},
-    "Bursts in turn (lesson 11)": {"trace": "bursts", "rate": 100, "router": "round_robin"},
-    "Bursts by load (lesson 11)": {"trace": "bursts", "rate": 100},
-    "Shared prefixes in turn (lesson 11)": PREFIXES | {"router": "round_robin"},
-    "Shared prefixes stay together (lesson 11)": PREFIXES | {"router": "prefix_aware"},
-    "A replica fails (lesson 11)": {"failure": 40},
-    "An autoscaler is late (lesson 12)": {"trace": "bursts", "rate": 20, "requests": 800, "scaling": "autoscaled"},
-    "Prefill and decode apart (lesson 12)": {"prefills": 2, "replicas": 2, "tpot_limit": 10},
+    "How many replicas? (lesson 18)": {},
+    "Bursts in turn (lesson 17)": {"trace": "bursts", "rate": 100, "router": "round_robin"},
+    "Bursts by load (lesson 17)": {"trace": "bursts", "rate": 100},
+    "Shared prefixes in turn (lesson 17)": PREFIXES | {"router": "round_robin"},
+    "Shared prefixes stay together (lesson 17)": PREFIXES | {"router": "prefix_aware"},
+    "A replica fails (lesson 17)": {"failure": 40},
+    "An autoscaler is late (lesson 18)": {"trace": "bursts", "rate": 20, "requests": 800, "scaling": "autoscaled"},
+    "Prefill and decode apart (lesson 18)": {"prefills": 2, "replicas": 2, "tpot_limit": 10},
 }
 
 

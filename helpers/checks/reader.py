@@ -1,4 +1,4 @@
-"""Lesson 5, the model with a student's `pack` and `attend_row`, to show that packing changes no token."""
+"""Lesson 6, the model with a student's `pack` and `attend_row`, to show that packing changes no token."""
 
 from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Sequence as Seq

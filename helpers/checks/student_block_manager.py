@@ -1,4 +1,4 @@
-"""Lesson 6, an engine in which a student's functions choose blocks and slots; no token changes."""
+"""Lesson 7, an engine in which a student's functions choose blocks and slots; no token changes."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -12,30 +12,34 @@ IDEAS = {
     1: "a forward pass yields one token, and a cache spares recomputing the others",
     2: "several requests share each forward pass",
     3: "requests join and leave the batch between two forward passes",
-    4: "the scheduler decides which requests compute, and how many tokens",
-    5: "a batch without padding is one row of tokens",
-    6: "the KV cache is divided into blocks, allocated when needed",
-    7: "a server streams each request's tokens to its client",
-    8: "a choice of tokens is a function of logits",
-    9: "one forward pass verifies several guessed tokens",
-    10: "decoding waits for bytes, so read fewer",
-    11: "a router spreads requests over replicas",
-    12: "a cost model plays the fleet before you buy it",
+    4: "the scheduler decides which requests run next",
+    5: "long prompts are computed in chunks, beside decodes",
+    6: "a batch without padding is one row of tokens",
+    7: "the KV cache is divided into blocks, allocated when needed",
+    8: "requests with equal prefixes share their blocks",
+    9: "a server streams each request's tokens to its client",
+    10: "under load, requests queue, and a full server refuses",
+    11: "a choice of tokens is a function of logits and one draw",
+    12: "a grammar is a mask over the vocabulary",
+    13: "one forward pass verifies several guessed tokens",
+    14: "decoding waits for bytes, so read fewer",
+    17: "a router spreads requests over replicas",
+    18: "a cost model plays the fleet before you buy it",
 }
 # For each part: column and row on the map, and what each lesson adds to it.
 PARTS = {
-    "Clients": (0, 0, {7: "send and measure", 12: "arrivals to plan for"}),
-    "Router": (1, 0, {11: "chooses a replica", 12: "the real code"}),
-    "Server": (2, 0, {7: "HTTP, validation"}),
-    "Outputs": (0, 1, {7: "text, streamed"}),
-    "Block manager": (1, 1, {6: "block tables", 12: "the real code"}),
-    "Scheduler": (2, 1, {3: "fills free rows", 4: "order, token budget", 12: "the real code"}),
-    "Next token": (0, 2, {1: "the largest logit", 8: "sampling, grammar"}),
-    "Forward pass": (1, 2, {1: "tokens to logits", 5: "ragged attention", 12: "a cost model"}),
-    "Batch": (2, 2, {2: "left-padded rows", 3: "merge, filter", 5: "tokens, no pads"}),
-    "Drafts": (0, 3, {9: "guesses to verify"}),
-    "KV cache": (1, 3, {1: "keys and values", 6: "in blocks"}),
-    "Weights": (2, 3, {10: "quantized"}),
+    "Clients": (0, 0, {9: "stream", 10: "send and measure", 18: "arrivals to plan for"}),
+    "Router": (1, 0, {17: "chooses a replica", 18: "the real code"}),
+    "Server": (2, 0, {9: "HTTP, validation", 10: "a bounded queue"}),
+    "Outputs": (0, 1, {9: "text, streamed"}),
+    "Block manager": (1, 1, {7: "block tables", 8: "shared blocks", 18: "the real code"}),
+    "Scheduler": (2, 1, {3: "fills free rows", 4: "order", 5: "token budget", 18: "the real code"}),
+    "Next token": (0, 2, {1: "the largest logit", 11: "sampling", 12: "a mask"}),
+    "Forward pass": (1, 2, {1: "tokens to logits", 6: "ragged attention", 18: "a cost model"}),
+    "Batch": (2, 2, {2: "left-padded rows", 3: "merge, filter", 6: "tokens, no pads"}),
+    "Drafts": (0, 3, {13: "guesses to verify"}),
+    "KV cache": (1, 3, {1: "keys and values", 7: "in blocks"}),
+    "Weights": (2, 3, {14: "quantized"}),
 }
 # What flows from part to part: a request's path first, then what the forward pass reads.
 ARROWS = (
@@ -57,7 +61,7 @@ def system_map(lesson: int | None = None) -> Picture:
         ValueError: there is no such lesson.
     """
     if lesson not in (None, *IDEAS):
-        raise ValueError(f"lesson must be a number from 1 to {len(IDEAS)}, not {lesson!r}")
+        raise ValueError(f"lesson must be one of {', '.join(map(str, IDEAS))}, not {lesson!r}")
     figure, (ax,) = new_figure(4.25)
     ax.set_axis_off()
     ax.set(xlim=(-0.06, 2 * ACROSS + WIDTH + 0.06), ylim=(3 * DOWN + HEIGHT + 0.08, -0.08), aspect="equal")

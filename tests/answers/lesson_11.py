@@ -1,142 +1,115 @@
 """Answers to the exercises of lesson 11."""
 
-from itertools import takewhile
+import math
 
 import numpy as np
+import torch
 
 from answers import ALMOST, RIGHT, WRONG, right
 
-
-@right("cached_on")
-def with_a_set_per_replica(reports, hashes, replicas):
-    known = [set() for _ in range(replicas)]
-    for replica, digest, is_cached in reports:
-        (known[replica].add if is_cached else known[replica].discard)(digest)
-    return [len(list(takewhile(one.__contains__, hashes))) for one in known]
-
-
-@right("cached_on")
-def by_the_latest_report(reports, hashes, replicas):
-    counts = []
-    for replica in range(replicas):
-        count = 0
-        while count < len(hashes):
-            latest = [is_cached for one, digest, is_cached in reports if (one, digest) == (replica, hashes[count])]
-            if not latest or not latest[-1]:
-                break
-            count += 1
-        counts.append(np.int64(count))
-    return counts
-
-
-ALMOST["cached_on"] |= {
-    "should be a list, but is a dict": lambda counts, *_: dict(enumerate(counts)),
-    "changed its argument: `hashes`": lambda counts, reports, hashes, replicas: hashes.clear() or counts,
+RIGHT["softmax"] |= {
+    "with_torch": lambda logits, temperature: (torch.tensor(logits) / temperature).softmax(dim=0).tolist(),
+    "with_numpy_s_numbers": lambda logits, temperature: list(
+        (weights := np.exp((np.array(logits) - max(logits)) / temperature)) / weights.sum()
+    ),
+}
+ALMOST["softmax"] |= {
+    "should be a list, but is a tensor": lambda result, *_: torch.tensor(result),
+    "but is [0.6285317192117624, 0.23122389762214907]": lambda result, *_: result[:2],
+}
+WRONG["softmax"] |= {
+    "changed its argument: `logits`": lambda logits, temperature: (
+        logits.sort() or (torch.tensor(logits) / temperature).softmax(dim=0).tolist()
+    ),
 }
 
 
-@right("resume")
-def output_by_output(prompt, outputs, max_tokens):
-    resumed = []
-    for index, (tokens, finished) in enumerate(outputs):
-        if finished:
-            continue
-        resumed.append((index, [*prompt, *tokens], max_tokens - len(tokens), len(tokens)))
-    return resumed
+@right("top_p")
+def with_a_loop(probabilities, p):
+    ids = sorted(range(len(probabilities)), key=lambda token: -probabilities[token])
+    for count in range(1, len(ids) + 1):
+        if sum(probabilities[token] for token in ids[:count]) >= p:
+            return ids[:count]
 
 
-@right("resume")
-def with_arrays(prompt, outputs, max_tokens):
-    unfinished = [index for index, (_, finished) in enumerate(outputs) if not finished]
-    lengths = np.array([len(outputs[index][0]) for index in unfinished], dtype=int)
+@right("top_p")
+def with_torch(probabilities, p):
+    best = torch.tensor(probabilities).sort(descending=True)
+    better = best.values.cumsum(0) - best.values
+    return best.indices[better < p].tolist()
+
+
+ALMOST["top_p"] |= {
+    "changed its argument: `probabilities`": lambda ids, probabilities, p: probabilities.sort() or ids,
+    "should be a list, but is a tensor": lambda ids, *_: torch.tensor(ids),
+}
+
+
+@right("draw")
+def subtract_until_nothing_is_left(weights, number):
+    left = number * sum(weights)
+    for token, weight in enumerate(weights):
+        if left < weight:
+            return token
+        left -= weight
+
+
+@right("draw")
+def with_searchsorted(weights, number):
+    ends = torch.tensor(weights, dtype=torch.float64).cumsum(0)
+    return torch.searchsorted(ends / ends[-1], number, right=True)
+
+
+ALMOST["draw"] |= {"should be an int, but is a list": lambda token, *_: [token]}
+
+
+@right("allowed_tokens")
+def by_trying_all_ways(text, choices, vocabulary, tokens_left):
+    def can_become_a_choice(longer, left):
+        if longer in choices:
+            return True
+        if left == 0 or not any(choice.startswith(longer) for choice in choices):
+            return False
+        return any(can_become_a_choice(longer + piece, left - 1) for piece in vocabulary[1:])
+
+    allowed = [
+        token for token in range(1, len(vocabulary)) if can_become_a_choice(text + vocabulary[token], tokens_left - 1)
+    ]
+    return [*allowed, 0] if text in choices else allowed
+
+
+@right("allowed_tokens")
+def backwards_from_the_ends(text, choices, vocabulary, tokens_left):
+    """Grow the set of texts that can still become a choice, by one token at a time."""
+    good = set(choices)
+    for _ in range(tokens_left - 1):
+        good |= {one.removesuffix(piece) for one in good for piece in vocabulary[1:] if one.endswith(piece)}
     return [
-        (index, prompt + outputs[index][0], left, length)
-        for index, left, length in zip(unfinished, max_tokens - lengths, lengths, strict=True)
+        token for token, piece in enumerate(vocabulary) if (text in choices if token == 0 else text + piece in good)
     ]
 
 
-ALMOST["resume"] |= {
-    "should be [(0, [5, 6, 7], 3, 1)], but is [(0, [5, 6, 7], 3)]": lambda resumed, *_: [one[:3] for one in resumed],
-    "changed its argument: `prompt`": lambda resumed, prompt, *_: prompt.append(1) or resumed,
+WRONG["allowed_tokens"] |= {
+    "stopped with": lambda text, choices, vocabulary, _: [vocabulary.index(choice[len(text)]) for choice in choices],
 }
+ALMOST["allowed_tokens"] |= {"changed its argument: `choices`": lambda ids, text, choices, *_: choices.reverse() or ids}
 
 
-@right("deliver")
-def with_the_owner_of_each_request(events):
-    streams, owner = {}, {}
-    for event in events:
-        if event[0] == "assign":
-            _, request, owner[request] = event
-            streams.setdefault(request, [])
-        elif event[0] == "lost":
-            owner = {request: replica for request, replica in owner.items() if replica != event[1]}
-        elif owner.get(event[2]) == event[1]:
-            streams[event[2]].extend(event[3])
-    return streams
+@right("masked_softmax")
+def with_infinities(logits, allowed):
+    mask = torch.full((len(logits),), float("-inf"))
+    mask[allowed] = 0.0
+    return (torch.tensor(logits) + mask).softmax(dim=0).tolist()
 
 
-@right("deliver")
-def with_the_requests_of_each_replica(events):
-    streams, requests = {}, {}
-    for kind, *rest in events:
-        if kind == "assign":
-            for held in requests.values():
-                held.discard(rest[0])
-            requests.setdefault(rest[1], set()).add(rest[0])
-            streams.setdefault(rest[0], [])
-        elif kind == "lost":
-            requests.pop(rest[0], None)
-        elif rest[1] in requests.get(rest[0], ()):
-            streams[rest[1]] += rest[2]
-    return streams
+@right("masked_softmax")
+def only_the_allowed_ones(logits, allowed):
+    largest = max(logits[token] for token in allowed)
+    weights = {token: math.exp(logits[token] - largest) for token in allowed}
+    return [weights.get(token, 0.0) / sum(weights.values()) for token in range(len(logits))]
 
 
-ALMOST["deliver"] |= {
-    "should be a dict, but is a list": lambda streams, *_: list(streams.items()),
-    "changed its argument: `events`": lambda streams, events: events.pop() and streams,
-}
-
-
-def most_cached(length, replicas):
-    return max(range(len(replicas)), key=lambda index: (replicas[index].cached, -replicas[index].outstanding))
-
-
-def least_loaded(length, replicas):
-    return min(range(len(replicas)), key=lambda index: replicas[index].outstanding)
-
-
-@right("route")
-def by_a_weighted_sum(length, replicas):
-    scores = [(one.cached - 300 * one.waiting, -one.outstanding) for one in replicas]
-    return scores.index(max(scores))
-
-
-@right("route")
-def cached_unless_requests_wait_there(length, replicas):
-    free = [index for index in range(len(replicas)) if not replicas[index].waiting]
-    return max(free or range(4), key=lambda index: (replicas[index].cached, -replicas[index].outstanding))
-
-
-@right("route")
-def in_numpy(length, replicas):
-    return np.argmax([one.cached - 200 * one.waiting - 0.01 * one.outstanding for one in replicas])
-
-
-def by_outstanding_tokens_alone(length, replicas):
-    return max(range(len(replicas)), key=lambda index: replicas[index].cached - 0.5 * replicas[index].outstanding)
-
-
-WRONG["route"] |= {
-    "lets requests wait: the p95 of TTFT is 41.0 iterations on 'popular'": most_cached,
-    "computes 11,469 prompt tokens on 'even'": least_loaded,
-    "prompt tokens on 'long'. The least loaded replica for each request": by_outstanding_tokens_alone,
-    "should return the index of a replica, an int, but returned a KnownReplica": lambda length, replicas: replicas[0],
-    "should return an index from 0 to 3, but returned 4": lambda length, replicas: 4,
-    "should return the index of a replica, an int, but returned None": lambda length, replicas: None,
-    "lets requests wait: the p95 of TTFT is": lambda length, replicas: 0,
-}
-RIGHT["route"] |= {
-    "by_waiting_requests_first": lambda length, replicas: min(
-        range(4), key=lambda index: (replicas[index].waiting, -replicas[index].cached, replicas[index].outstanding)
-    )
+ALMOST["masked_softmax"] |= {
+    "changed its argument: `allowed`": lambda result, logits, allowed: allowed.clear() or result,
+    "should be a list, but is a dict": lambda result, *_: dict(enumerate(result)),
 }

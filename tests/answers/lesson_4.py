@@ -8,7 +8,7 @@ import numpy as np
 from answers import ALMOST, RIGHT, WRONG, right
 from helpers import metrics
 from helpers.checks.exercises.lesson_4_order import in_classes
-from helpers.checks.exercises.lesson_4_plan import planned
+from helpers.checks.exercises.lesson_5_plan import planned
 
 
 @right("next_chunk")

@@ -1,253 +1,96 @@
 """Answers to the exercises of lesson 6."""
 
-import math
-from collections import Counter
-from hashlib import sha256
-from itertools import groupby, takewhile
+from itertools import pairwise
 
 import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
 
-from answers import ALMOST, RIGHT, WRONG, right
-from helpers.block_hashes import hash_blocks
-from helpers.checks.exercises.lesson_6_blocks import unless_used
-from helpers.checks.exercises.lesson_6_prefixes import chain
-
-
-@right("slices_of")
-def by_their_differences(table, start, end, block_size):
-    """Slots minus their places are equal within a slice."""
-    blocks = [table[token // block_size] if token // block_size < len(table) else -1 for token in range(start, end)]
-    if -1 in blocks:
-        return None
-    slots = [block * block_size + (start + place) % block_size for place, block in enumerate(blocks)]
-    groups = groupby(enumerate(slots), key=lambda pair: pair[1] - pair[0])
-    return [[(slice_ := [slot for _, slot in group])[0], np.int64(len(slice_))] for _, group in groups]
+from answers import ALMOST, WRONG, right, solutions
 
 
-@right("slices_of")
-def block_by_block(table, start, end, block_size):
-    slices = []
-    while start < end:
-        place, offset = divmod(start, block_size)
-        if place >= len(table) or table[place] < 0:
-            return None
-        count = min(end - start, block_size - offset)
-        slot = table[place] * block_size + offset
-        if slices and slices[-1][0] + slices[-1][1] == slot:
-            slot, before = slices.pop()
-            slices.append((slot, before + count))
-        else:
-            slices.append((slot, count))
-        start += count
-    return slices
+@right("pack")
+def with_numpy_s_integers(chunks, cached):
+    borders = np.cumsum([0, *map(len, chunks)])
+    positions = np.concatenate([np.arange(past, past + len(chunk)) for chunk, past in zip(chunks, cached, strict=True)])
+    return list(np.concatenate(chunks)), list(positions), list(map(list, pairwise(borders)))
 
 
-WRONG["slices_of"] |= {
-    "stopped with TypeError in line": lambda table, start, end, size: [(table[start / size] * size, end - start)],
-    "should be a list, but is a dict": lambda *case: (right := block_by_block(*case)) and dict(right),
+def padded_row(result, chunks, cached):
+    width = max(map(len, chunks))
+    return [token for chunk in chunks for token in [0] * (width - len(chunk)) + chunk], *result[1:]
+
+
+ALMOST["pack"] |= {
+    "pads among them": padded_row,
+    "should be [0, 5, 0, 5, 5, 0], but is [5, 5, 5]": lambda result, *_: (list(filter(None, result[0])), *result[1:]),
+    "changed its argument: `chunks`": lambda result, chunks, _: chunks[0].extend(chunks[-1]) or result,
+    "should be 2 values, but is a range": lambda result, *_: (*result[:2], [range(*each) for each in result[2]]),
 }
-
-
-@right("allocate")
-def block_after_block(free, tables, request, tokens, block_size, shared):
-    table, new, spare = tables.get(request, shared), [], [block for block in free if block not in shared]
-    while (len(table) + len(new)) * block_size < tokens:
-        if not spare:
-            return None
-        new.append(spare.pop())  # which of them makes no difference
-    tables[request], free[:] = table + new, spare
-    return new
-
-
-@right("allocate")
-def with_slices(free, tables, request, tokens, block_size, shared):
-    needed = math.ceil(tokens / block_size) - len(tables.get(request, shared))
-    others = sorted(set(free).difference(shared))
-    if len(others) >= needed:
-        new = others[len(others) - needed :]
-        tables.setdefault(request, list(shared)).extend(new)
-        free[:] = [block for block in others if block not in new]
-        return new
-
-
-@right("allocate")
-def onto_the_list_of_shared_blocks(free, tables, request, tokens, block_size, shared):
-    """As the hint says: the table of a new request may be that very list."""
-    table, new = tables.get(request, shared), []
-    missing = math.ceil(tokens / block_size) - len(table)
-    if missing > len(set(free) - set(shared)):
-        return None
-    for block in set(free) & set(shared):
-        free.remove(block)
-    for _ in range(missing):
-        new.append(free.pop())
-        table.append(new[-1])
-    tables[request] = table
-    return new
-
-
-def half_an_allocation(free, tables, request, tokens, block_size, refusal=None):
-    new = []
-    while len(tables.get(request, [])) * block_size < tokens:
-        if not free:
-            return refusal and new
-        new.append(free.pop(0))
-        tables[request] = [*tables.get(request, []), new[-1]]
-    return new
-
-
-def with_table(change):
-    """Return a function that changes the table of a request whose new blocks are `new`, and returns these."""
-
-    def changed(new, free, tables, request, *_):
-        if new:
-            tables[request] = change(tables[request], new)
-        return new
-
-    return changed
-
-
-@right("grow")
-def by_allocating(*books):
-    return block_after_block(*books, [])
-
-
-@right("grow")
-def the_missing_blocks_from_the_end(free, tables, request, tokens, block_size):
-    missing = -(-tokens // block_size) - len(tables.get(request, []))
-    if missing > len(free):
-        return None
-    new = [free.pop() for _ in range(missing)]
-    tables[request] = tables.get(request, []) + new
-    return new
-
-
-ALMOST["grow"] |= {
-    "has block 3 in a table and in `free`": lambda new, free, *_: (new and free.extend(new)) or new,
-    "has block 3 in a table twice": with_table(lambda table, new: table[: -len(new)] + new[:1] * len(new)),
-    "has [3, 7, 1] where a block's number should be": with_table(lambda table, new: [*table[: -len(new)], new]),
-    "should be [0, 2, 3], but is [3, 2, 0]": with_table(lambda table, new: sorted(table, reverse=True)),
-    "loses the blocks [5]": lambda new, free, *_: free.clear() or new,
-    "leaves an empty table behind": lambda new, free, tables, name, *_: tables.setdefault(name, []) and new,
-    "changes the table of 'a'": lambda new, free, tables, name, *_: (
-        ("a" in tables and name == "b" and tables["a"].clear()) or new
+WRONG["pack"] |= {
+    "should be [4, 5, 9, 10, 4, 5], but is [4, 5, 4, 5, 4, 5]": lambda chunks, cached: solutions.pack(
+        chunks, [cached[chunks.index(chunk)] for chunk in chunks]
     ),
 }
-WRONG["grow"] |= {
-    "refuses, but keeps blocks": half_an_allocation,
-    "returns blocks although too few are free": lambda *books: half_an_allocation(*books, refusal=True),
+
+
+@right("block_mask")
+def by_owner(columns):
+    owner = torch.tensor([number for number, (start, end) in enumerate(columns) for _ in range(start, end)])
+    place = torch.arange(len(owner))
+    return (owner[:, None] == owner[None, :]) & (place[None, :] <= place[:, None])
+
+
+@right("block_mask")
+def cell_by_cell(columns):
+    starts = [start for start, end in columns for _ in range(start, end)]
+    return torch.tensor([[start <= j <= i for j in range(len(starts))] for i, start in enumerate(starts)])
+
+
+ALMOST["block_mask"] |= {
+    "hides token 3 of the row from token 3": lambda mask, columns: mask & (torch.arange(len(mask)) < columns[0][1]),
+    "lets token 3 of the row attend to token 0": lambda mask, columns: mask | (torch.arange(len(mask)) == 0),
+    "attend to token 1, which comes after it": lambda mask, columns: mask | (mask.roll(1, 1) & mask.T),
+    "returns a mask of int64": lambda mask, columns: mask.long(),
+    "has shape [1, 1, 5, 5], but should have [5, 5]": lambda mask, columns: mask[None, None],
 }
 
 
-def emptying_the_list_of_shared_blocks(free, tables, request, tokens, block_size, shared):
-    new = block_after_block(free, tables, request, tokens, block_size, list(shared))
-    while shared:
-        shared.pop()
-    return new
+@right("attend_row")
+def one_call_with_a_block_mask(query, keys, values, columns):
+    """Exact, too; it computes squares to which no query attends."""
+    lengths = [key.size(1) for key in keys]
+    seen = torch.zeros(query.size(1), sum(lengths), dtype=torch.bool)
+    for number, (start, end) in enumerate(columns):
+        before = sum(lengths[:number])
+        corner = torch.ones(end - start, lengths[number]).tril(lengths[number] - (end - start)).bool()
+        seen[start:end, before : before + lengths[number]] = corner
+    return scaled_dot_product_attention(query, torch.cat(keys, 1), torch.cat(values, 1), seen)
 
 
-WRONG["allocate"] |= {"the caller's list `shared`": emptying_the_list_of_shared_blocks}
+@right("attend_row")
+def head_by_head_with_exponentials(query, keys, values, columns):
+    heads = []
+    for head in range(len(query)):
+        rows = []
+        for (start, end), key, value in zip(columns, keys, values, strict=True):
+            for column in range(start, end):
+                upto = key.size(1) - (end - column) + 1
+                weights = torch.exp(key[head, :upto] @ query[head, column] / query.shape[-1] ** 0.5)
+                rows.append(weights @ value[head, :upto] / weights.sum())
+        heads.append(torch.stack(rows))
+    return torch.stack(heads)
 
 
-@right("release")
-def block_by_block_unless_shared(free, tables, request):
-    for block in reversed(tables[request]):
-        if sum(block in table for table in tables.values()) == 1:
-            free.insert(0, block)
-    del tables[request]
-
-
-@right("release")
-def by_counting_references(free, tables, request):
-    references = Counter(block for table in tables.values() for block in table)
-    for block in tables.pop(request):
-        references[block] -= 1
-        if references[block] == 0:
-            free.append(block)
-    return True
-
-
-def shared_blocks_taken_away(free, tables, request):
-    table = tables.pop(request)
-    free.extend(table)
-    for name, other in tables.items():
-        tables[name] = [block for block in other if block not in table]
-
-
-WRONG["release"] |= {
-    "changes the table of 'b', but this was about 'a'": shared_blocks_taken_away,
-    "has block 1 in a table and in `free`": lambda free, tables, name: free.extend(
-        set(tables.pop(name)).difference(next(iter(tables.values()), []))
+ALMOST["attend_row"] |= {
+    "returns wrong outputs for the requests [1]": lambda output, query, keys, values, columns: (
+        output * (torch.arange(output.size(1)) < columns[0][1])[:, None]
     ),
-    "has block 0 in `free` twice": lambda *books: unless_used(*books, lambda own, table: own * 2),
-    "has block 10, which was neither": lambda *books: unless_used(*books, lambda own, table: [10, *own]),
-    "loses the blocks [4]": lambda free, *others: free.clear() or unless_used(free, *others),
-}
-
-
-@right("prefix_hashes")
-def with_sha256(token_ids, block_size, salt):
-    name, names = salt, []
-    for end in range(block_size, len(token_ids) + 1, block_size):
-        name = sha256(f"{name}{token_ids[end - block_size : end]}".encode()).hexdigest()
-        names.append(name)
-    return names
-
-
-@right("prefix_hashes")
-def everything_before_as_the_name(token_ids, block_size, salt):
-    """No hash at all, and as good as one, but for its length."""
-    return [(salt, *token_ids[:end]) for end in range(block_size, len(token_ids) + 1, block_size)]
-
-
-NUMBERS = {}
-
-
-@right("prefix_hashes")
-def numbers_from_a_dict(*case):
-    return [NUMBERS.setdefault(name, len(NUMBERS)) for name in everything_before_as_the_name(*case)]
-
-
-WRONG["prefix_hashes"] |= {
-    "gives the same name to block 1 of": lambda *case: chain(
-        *case, lambda name, block, *_: (len(name) if isinstance(name, str) else name) + hash(tuple(block))
-    ),  # a sum does not know the order; a hash of the salt would differ from run to run
-    "something up to their ends differs": lambda *case: chain(*case, lambda name, block, *_: (name, block[-1])),
-    "up to their ends is the same": lambda ids, size, salt: chain(
-        ids, size, salt, lambda name, *_: (name, *ids[: len(ids) // size * size])
-    ),
-    "returns a list as a name": lambda *case: list(map(list, everything_before_as_the_name(*case))),
-    "calls the course's own `hash_blocks`": lambda ids, size, salt: list(hash_blocks(ids, size, salt.encode())),
-    "but returned a set": lambda *case: set(with_sha256(*case)),
-    "returns 0 names for [7, 71], which fills 1 blocks of 2": lambda ids, size, salt: with_sha256(ids, 4, salt),
-}
-ALMOST["prefix_hashes"] |= {"changed its argument: `token_ids`": lambda names, ids, *_: ids.clear() or names}
-
-
-@right("reuse")
-def until_the_first_gap(names, cached, tokens, block_size):
-    usable = names if len(names) * block_size < tokens else names[:-1]
-    blocks = [cached[name] for name in takewhile(cached.__contains__, usable)]
-    return blocks, np.int64(tokens) - block_size * len(blocks)
-
-
-ALMOST["reuse"] |= {
-    "changed its argument: `cached`": lambda result, names, cached, *_: cached.clear() or result,
-    "should be 2 values, the blocks to share and the number of tokens left": lambda result, *_: [result[0]],
-    "one too large in every case": lambda result, *_: ([block + 1 for block in result[0]], result[1]),
-}
-WRONG["reuse"] |= {"stopped with KeyError": lambda names, cached, *_: ([cached[name] for name in names], 1)}
-
-RIGHT["failing_input"] |= {
-    "the_first_block_is_missing": lambda: (["a", "b"], {"b": 7}, 10, 4),
-    "as_a_list_with_a_long_gap": lambda: [list("abcdef"), {"a": 0, "e": 3, "z": 1}, 6, 1],
-}
-WRONG["failing_input"] |= {
-    "returns arguments for which": lambda: (["a", "b"], {"a": 4, "b": 9, "x": 2}, 11, 4),
-    "should return four arguments": lambda: (["a", "b", "c"], {"a": 4, "c": 9}, 13),
-    "not a list of different strings": lambda: (["a", "b", "a"], {"a": 4, "b": 9}, 13, 4),
-    "is not a dict from names": lambda: (["a", "b", "c"], [4, 9], 13, 4),
-    "are not ints from 0": lambda: (["a", "b", "c"], {"a": "4", "c": 9}, 13, 4),
-    "gives two names the same block": lambda: (["a", "b", "c"], {"a": 4, "c": 4}, 13, 4),
-    "that is not `tokens // block_size`": lambda: (["a", "b", "c"], {"a": 4, "c": 9}, 9, 4),
+    "returns wrong outputs for the requests [0, 1]": lambda output, *_: output[:1].expand_as(output),
+    "wrong outputs for the requests [0": lambda _, query, *others: solutions.attend_row(
+        query * query.size(2) ** 0.5 / 4, *others
+    ),  # the scale of one model
+    "returns NaN": lambda output, *_: output.index_fill(1, torch.tensor(0), float("nan")),
+    "has shape [5, 2, 4], but should have [2, 5, 4]": lambda output, *_: output.transpose(0, 1),
+    "changed its argument: `query`": lambda output, query, *_: (query.mul_(0.5), output)[1],
 }

@@ -1,148 +1,60 @@
-"""Answers to the exercises of lesson 9."""
+"""Lesson 9, streams: right answers in other styles, and wrong ones that fail in ways of their own."""
 
-import heapq
-import math
-from itertools import accumulate, chain, cycle, repeat, takewhile
+import codecs
+import json
+from itertools import chain, count, pairwise
 
-import numpy as np
-
-from answers import ALMOST, RIGHT, WRONG, right
-
-
-@right("propose")
-def with_a_dict_of_places(token_ids, k, remaining):
-    """Remember where each n-gram ended last, as an engine does."""
-    most = min(k, remaining - 1)
-    for n in (3, 2, 1):
-        places = {tuple(token_ids[end - n : end]): end for end in range(n, len(token_ids))}
-        if len(token_ids) >= n and tuple(token_ids[-n:]) in places:
-            end = places[tuple(token_ids[-n:])]
-            return token_ids[end : end + most]
-    return []
+from answers import RIGHT, WRONG, right
+from helpers.checks.exercises.lesson_9_serving import by_empty_lines, data_of
 
 
-@right("propose")
-def backwards_in_numpy(token_ids, k, remaining):
-    ids = np.array(token_ids)
-    windows = {n: np.lib.stride_tricks.sliding_window_view(ids[:-1], n) for n in (1, 2, 3) if len(ids) > n}
-    for n in sorted(windows, reverse=True):
-        found = np.flatnonzero((windows[n] == ids[-n:]).all(axis=1))
-        if len(found):
-            return list(ids[found[-1] + n :][: min(k, remaining - 1)])
-    return []
+@right("read_events")
+def line_by_line_in_bytes(pieces):
+    rest, data = bytearray(), []
+    for piece in pieces:
+        rest += piece
+        while (end := rest.find(b"\n")) >= 0:
+            line, rest = bytes(rest[:end]), rest[end + 1 :]
+            if line[:5] == b"data:":
+                data.append(line[5:].lstrip())
+            elif not line and data:
+                text, data = b"\n".join(data), []
+                if text == b"[DONE]":
+                    return
+                yield json.loads(text)
 
 
-WRONG["propose"] |= {
-    "should be a list, but is None": lambda ids, k, remaining: with_a_dict_of_places(ids, k, remaining) or None,
-    "stopped with IndexError": lambda ids, k, remaining: [ids[len(ids) + place] for place in range(k)],
-}
-ALMOST["propose"] |= {"changed its argument: `token_ids`": lambda draft, ids, *_: ids.extend(draft) or draft}
+@right("read_events")
+def with_a_decoder_that_waits(pieces):
+    decode, text = codecs.getincrementaldecoder("utf-8")().decode, ""
+    for piece in pieces:
+        text += decode(piece)
+        while "\n\n" in text:
+            event, _, text = text.partition("\n\n")
+            data = "".join(line[5:] for line in event.split("\n") if line.startswith("data:"))
+            if data.strip() == "[DONE]":
+                return
+            if data:
+                yield json.loads(data)
 
 
-@right("verify")
-def token_by_token(drafts, chosen, eos):
-    outputs, row = [], iter(chosen)
-    for draft in drafts:
-        output = []
-        is_open = True
-        for expected in [*draft, None]:
-            token = next(row)  # also where nothing is accepted any more: the row holds it
-            if is_open:
-                output.append(token)
-            is_open = is_open and token == expected and token != eos
-        outputs.append(output)
-    return outputs
-
-
-@right("verify")
-def with_borders(drafts, chosen, eos):
-    borders = list(accumulate((len(draft) + 1 for draft in drafts), initial=0))
-    outputs = []
-    for draft, start in zip(drafts, borders, strict=False):
-        agreed = list(takewhile(lambda pair: pair[0] == pair[1], zip(draft, chosen[start:], strict=False)))
-        tokens = chosen[start : start + len(agreed) + 1]
-        outputs.append(tokens[: tokens.index(eos) + 1] if eos in tokens else tokens)
-    return outputs
-
-
-ALMOST["verify"] |= {
-    "should be a list, but is a generator": lambda outputs, *_: (tokens for tokens in outputs),
-    "should be [[4]], but is []": lambda outputs, *_: [tokens for tokens in outputs if len(tokens) > 1],
-    "changed its argument: `drafts`": lambda outputs, drafts, *_: drafts.clear() or outputs,
-}
-
-
-@right("settle")
-def by_what_is_rejected(computed, drafted, accepted, table, block_size):
-    computed += 1 + drafted - (drafted - accepted)
-    needed = math.ceil(computed / block_size)
-    return computed, table[:needed]
-
-
-@right("settle")
-def block_by_block(computed, drafted, accepted, table, block_size):
-    tokens = computed + accepted + 1
-    starts = [number * block_size for number in range(len(table))]
-    kept = [block for block, start in zip(table, starts, strict=True) if start < tokens]
-    return np.int64(tokens), kept
-
-
-ALMOST["settle"] |= {
-    "should be 2 values": lambda result, *_: result[:1],
-    "changed its argument: `table`": lambda result, c, d, a, table, b: table.clear() or result,
-}
-WRONG["settle"] |= {
-    "should be an int, but is the float": lambda c, d, a, table, b: (c + 1.0 + a, table[: math.ceil((c + 1 + a) / b)]),
-}
-
-
-@right("draft_lengths")
-def in_turns(budget, prefill_tokens, wanted):
-    lengths, left = [0] * len(wanted), budget - prefill_tokens - len(wanted)
-    for number in cycle(range(len(wanted))):
-        if left <= 0 or lengths == wanted:
-            return lengths
-        if lengths[number] < wanted[number]:
-            lengths[number] += 1
-            left -= 1
-
-
-@right("draft_lengths")
-def by_rank(budget, prefill_tokens, wanted):
-    """Rank all draft by (turn, request), and take as many as fit."""
-    left = max(0, budget - prefill_tokens - len(wanted))
-    ranked = chain.from_iterable(zip(range(most), repeat(number)) for number, most in enumerate(wanted))
-    taken = [number for _, number in heapq.nsmallest(left, ranked)]
-    return [taken.count(number) for number in range(len(wanted))]
-
-
-ALMOST["draft_lengths"] |= {
-    "should be a list, but is": lambda lengths, *_: dict(enumerate(lengths)),
-    "changed its argument: `wanted`": lambda lengths, budget, prefill, wanted: wanted.sort() or lengths,
-}
-
-
-@right("best_k")
-def with_a_loop(acceptance, rows, seconds):
-    best, speed, tokens, k = 0, 0.0, 0.0, 0
-    while rows * (k + 1) < len(seconds):
-        tokens += acceptance**k
-        if tokens / seconds[rows * (k + 1)] > speed * (1 + 1e-9):
-            best, speed = k, tokens / seconds[rows * (k + 1)]
-        k += 1
-    return best
-
-
-@right("best_k")
-def in_numpy(acceptance, rows, seconds):
-    times = np.array(seconds[rows::rows], dtype=float)
-    return np.argmax(np.cumsum(acceptance ** np.arange(len(times))) * rows / times)
-
-
-RIGHT["best_k"]["in_a_closed_form"] = lambda a, rows, seconds: max(
-    range(len(seconds[rows::rows])),
-    key=lambda k: (round((k + 1 if a == 1 else (1 - a ** (k + 1)) / (1 - a)) / seconds[rows * (k + 1)], 12), -k),
-)
-WRONG["best_k"] |= {
-    "stopped with IndexError": lambda a, rows, seconds: max(range(9), key=lambda k: seconds[rows + k * rows])
+RIGHT["read_events"]["an_iterator"] = lambda pieces: iter(line_by_line_in_bytes(pieces).__next__, "no end")
+WRONG["read_events"] |= {
+    "and its events are [{'text': '🦊 über'}]": lambda pieces: by_empty_lines(
+        piece.decode(errors="replace").encode() for piece in pieces
+    ),
+    "and its events are [True, None, 0": lambda pieces: (one for one in by_empty_lines(pieces) if one is not None),
+    "yields [{}, {}": lambda pieces: ({} for _ in count()),
+    "(given: lines of an event that are not data": lambda pieces: by_empty_lines(
+        pieces, lambda event: data_of(event, "data").lstrip(": ")
+    ),
+    "reads the whole stream before": lambda pieces: by_empty_lines([b"".join(pieces)]),
+    "returns a list. A client": lambda pieces: list(by_empty_lines(pieces)),
+    "holds {'n': 1} back": lambda pieces: (event for event, _ in pairwise(chain(by_empty_lines(pieces), [None]))),
+    "yields {'n': 1} before its empty line": lambda pieces: by_empty_lines(
+        piece + b"\n" * piece.endswith(b"}\n") for piece in pieces
+    ),
+    "keeps reading after [DONE]": lambda pieces: by_empty_lines(p.replace(b"data: [DONE]\n\n", b"") for p in pieces),
+    "one by one from the network: loop over them": lambda pieces: [json.loads(pieces[0][5:])],
+    "their number is not known": lambda pieces: [{}] * len(pieces),
 }

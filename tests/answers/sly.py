@@ -153,7 +153,7 @@ def recorded_by_prompt(requests, rows):
 
 WRONG["continuous_loop"] |= {"records outputs by prompt": recorded_by_prompt}
 
-# --- lessons 4 to 6 -------------------------------------------------------------------------------------------------
+# --- lessons 4 to 7 -------------------------------------------------------------------------------------------------
 
 
 def one_chunk_of_a_prompt(running, waiting, rows, tokens):
@@ -207,7 +207,7 @@ WRONG["prefix_hashes"] |= {
     "block 0 of [0, 1000]": polynomial(1000),
     "with salt 'None'": lambda ids, size, salt: EXERCISES["prefix_hashes"].solution(ids, size, salt or "None"),
 }
-# --- lessons 7 and 8 ------------------------------------------------------------------------------------------------
+# --- lessons 9 and 11 ------------------------------------------------------------------------------------------------
 
 
 def everything_behind_data(pieces):
@@ -255,7 +255,7 @@ WRONG["masked_softmax"] |= {
     "logits [-12000.0, -12001.0, 5.0, -12002.0]": masked_with(-10000.0),
 }
 
-# --- lessons 9 to 12 ------------------------------------------------------------------------------------------------
+# --- lessons 13 to 18 ------------------------------------------------------------------------------------------------
 
 
 def drafts_from_text(ids, k, remaining):

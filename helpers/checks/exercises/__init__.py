@@ -1,6 +1,6 @@
 """The exercises: references, cases and misconceptions. A grader's sandbox does not contain this folder.
 
-The name of a file begins with its lesson: the tasks of lesson 6 and its codelab are declared in `lesson_6_*.py`.
+The name of a file begins with its lesson: the tasks of lesson 7 and its codelab are declared in `lesson_7_*.py`.
 """
 
 from importlib import import_module

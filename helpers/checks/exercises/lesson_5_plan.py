@@ -1,0 +1,148 @@
+"""Lesson 5, the plan of an iteration: which requests compute how many tokens, within the budgets of rows and tokens."""
+
+from functools import partial
+
+from ...engine import Sequence
+from ..exercise import Exercise
+from .lesson_4_order import sequence_of
+
+plan_chunks = Exercise(
+    "plan_chunks(running, waiting, rows, tokens)",
+    "no decode waits for a prompt, no iteration exceeds its budget, and no request overtakes",
+    forbidden=["helpers.engine.scheduler:Scheduler.schedule"],
+)
+
+
+@plan_chunks.cases
+def _(random):
+    def prompts(**tokens):
+        return [sequence_of(name, prompt) for name, prompt in tokens.items()]
+
+    def drawn(names):
+        names = random.sample(names, len(names))  # requests do not arrive in the order of their names
+        return [sequence_of(name, random.randint(2, 20), random.choice([0, 0, 3])) for name in names]
+
+    d, e, f = (sequence_of(name, 5, generated=4, computed=8) for name in "def")
+    p, q = sequence_of("p", 20, computed=8), sequence_of("q", 9, computed=3)
+    scenes = [
+        ([p, d, e], prompts(v=5, w=3), 6, 10), ([d], prompts(v=7, w=4), 4, 8),
+        ([d, sequence_of("p", 20, computed=16), e], prompts(v=12, w=3, x=2), 6, 16),
+        ([d, sequence_of("p", 20, computed=17), e], prompts(v=4, w=6, x=2, y=5), 5, 32),
+        ([d, sequence_of("p", 9, computed=3), q], prompts(v=4), 4, 9),
+        ([sequence_of("r", 6, 4, computed=4), d], [sequence_of("s", 5, generated=3), *prompts(v=4)], 4, 16),
+        ([d, e, f], prompts(v=3), 3, 12), ([], prompts(v=6, w=9, x=2), 8, 64), ([], [], 4, 16),
+        ([d, e], [sequence_of("s", 9, generated=6), *prompts(v=2)], 5, 8),  # preempted, under a tight budget
+        ([sequence_of("r", 6, 4), q, d], prompts(v=2), 5, 7),  # requests that get no token
+        ([d, p, sequence_of("q", 9, computed=8), e], prompts(v=1), 8, 8),
+        ([d, sequence_of("p", 9, computed=1), sequence_of("q", 5, computed=4)], prompts(v=3), 4, 6),
+        ([q, sequence_of("p", 9, computed=7), d], prompts(v=2, w=3), 4, 20),
+        ([d], [*prompts(v=3), sequence_of("s", 5, generated=4), *prompts(w=2)], 4, 32),  # preempted, and second
+        ([d], prompts(v=3, w=300), 4, 257),  # a long second prompt
+        ([], prompts(v=2, w=2, x=2, y=2, z=2), 4, 64),  # several join at once
+        ([sequence_of("p", 400, computed=8)], prompts(v=5), 4, 380),
+    ]  # fmt: skip
+    for _ in range(2):
+        running, waiting = drawn("pqrs"[: random.randint(1, 4)]), drawn("vwxyz"[: random.randint(2, 5)])
+        for one in running:
+            one.computed = random.choice([len(one.token_ids) - 1, random.randrange(len(one.token_ids))])
+        rows = len(running) + random.randint(1, 3)
+        scenes.append((running, waiting, rows, random.randint(rows, 30)))
+    for running, waiting, rows, tokens in scenes:
+        given = f"running: {told(running)}; waiting: {told(waiting)}; {rows} rows, {tokens} tokens"
+        yield (running, waiting, rows, tokens), given
+
+
+def told(sequences):
+    work = ("decodes" if one.is_decode else f"with {one.num_uncomputed_tokens} uncomputed" for one in sequences)
+    return ", ".join(f"{one.request_id} {what}" for one, what in zip(sequences, work, strict=True)) or "none"
+
+
+def planned(running, waiting, rows, tokens, *, order=lambda d, b, n: d + b + n, chunk=min, cost=lambda one, n: n,
+            is_decode=lambda one: one.is_decode, uncomputed=lambda one: one.num_uncomputed_tokens):  # fmt: skip
+    """Plan an iteration, with replaceable parts. The engine's `Scheduler` plans the same."""
+    decodes, begun = ([one for one in running if is_decode(one) is yes] for yes in (True, False))
+    plan = []
+    for one in order(decodes, begun, waiting[: rows - len(running)]):
+        count = chunk(1 if is_decode(one) else uncomputed(one), tokens)
+        if count > 0:
+            plan.append((one.request_id, count))
+            tokens -= cost(one, count)
+    return plan
+
+
+plan_chunks.reference(planned)
+
+
+@plan_chunks.ignoring
+def order_of_the_list(result, arguments):
+    """Sort the plan's entries: their order makes no difference."""
+    places = {one.request_id: place for place, one in enumerate([*arguments[0], *arguments[1]])}
+    return sorted(result, key=lambda pair: places.get(pair[0], -1)) if isinstance(result, list) else result
+
+
+plan_chunks.add_misconceptions([
+    ("does not count decodes against the budget. Each computes one token, which counts like any other.",
+     {"cost": lambda one, n: 0 if one.is_decode else n}),
+    ("gives every request the whole budget. The tokens that one request computes are not available to the next.",
+     {"cost": lambda one, n: 0}),
+    ("leaves part of the budget unused. A prompt need not be computed in one iteration: the part that fits is "
+     "computed now.",
+     {"chunk": lambda n, left: n if n <= left else 0}),
+    ("lets one request join per iteration, although more rows and more of the budget are free.",
+     {"order": lambda d, b, n: d + b + n[:1]}),
+    ("schedules waiting requests before one whose prompt was begun. That request holds a row, and gets no token "
+     "until its prompt is computed.", {"order": lambda d, b, n: d + n + b}),
+    ("treats every request that has generated tokens as a decode. A preempted request has lost its cache, and its "
+     "tokens must be recomputed.", {"is_decode": lambda one: one.generated > 0}),
+    ("treats the last token of a prompt as a decode: it waits for its turn like any other chunk.",
+     {"is_decode": lambda one: one.num_uncomputed_tokens == 1}),
+    ("counts only the prompt. The tokens that a preempted request had generated are recomputed, too.",
+     {"uncomputed": lambda one: one.prompt_tokens - one.computed}),
+])  # fmt: skip
+for _most in (1, 2, 3, 4, 5, 6, 8, 10, 16, 32, 64):
+    plan_chunks.misconception(
+        "caps the chunks: only what is left of the budget limits a chunk.",
+        partial(planned, chunk=lambda n, left, most=_most: min(n, left, most)),
+    )
+
+IN_CHUNKS = "A prompt that does not fit is computed in chunks, in this iteration and in later ones"
+STARVING = "If requests that do not fit are skipped, a long prompt waits for as long as short ones keep arriving"
+BEGUN = "Its prompt was begun: it holds a row, and gets no token until the prompt is computed"
+HOLDS_A_ROW = "A running request also holds a row while its prompt is computed"
+
+
+@plan_chunks.rule
+def is_a_plan(arguments, outcome, right):
+    """Report invalid entries, or the first request, in scheduling order, whose number of tokens is wrong."""
+    (running, waiting, rows, tokens), names = arguments, [name for name, _ in outcome.result]
+    known = {one.request_id: one for one in [*running, *waiting]}
+    for name, count in outcome.result:
+        if isinstance(name, Sequence):
+            return "plans for a sequence itself: each entry starts with its request id"
+        if name not in known:
+            return f"plans for {name!r}, but there is no such request"
+        if names.count(name) > 1:
+            return f"plans for request {name} twice: an iteration computes at most one chunk of a request"
+        if count < 1:
+            return f"plans {count} tokens for request {name}: a request that computes nothing is not in the plan"
+        if count > known[name].num_uncomputed_tokens:
+            return (
+                f"plans {count} tokens for {name}, which has only {known[name].num_uncomputed_tokens} uncomputed tokens"
+            )
+    plan, due, free = dict(outcome.result), dict(right.result), rows - len(running)
+    if sum(one.request_id in plan for one in waiting) > free:
+        return f"lets more requests join than there are free rows ({free}). {HOLDS_A_ROW}"
+    order = sorted(known, key=lambda name: (name not in due, [*due, name].index(name)))
+    for place, name in enumerate(order):
+        if plan.get(name, 0) > due.get(name, 0):
+            return f"exceeds the budget: at the turn of {name}, only {due.get(name, 0)} tokens are left. {IN_CHUNKS}"
+        if plan.get(name, 0) < due.get(name, 0):
+            if known[name].is_decode:
+                return f"leaves out {name}. Decodes come first: each needs one token, and prompts take what is left"
+            if name in plan and sum(plan.values()) < tokens:
+                return f"plans {plan[name]} tokens for {name}, although {due[name]} fit: only the budget limits a chunk"
+            if set(order[place + 1 :]) & set(plan):
+                why = STARVING if known[name] in waiting else BEGUN
+                return f"lets a later request overtake {name}. {why}"
+            return f"leaves part of the budget unused, although {name} could compute {due[name]} tokens. {IN_CHUNKS}"
+    return None

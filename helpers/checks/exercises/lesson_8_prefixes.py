@@ -1,0 +1,209 @@
+"""Lesson 8, shared prefixes: names for blocks, and a bug to find in the function that looks them up."""
+
+from ..block_names import numbered_names, wrong_names
+from ..comparing import kind
+from ..exercise import Exercise, JudgedExercise, Passed, Wrong
+
+prefix_hashes = Exercise(
+    "prefix_hashes(token_ids, block_size, salt)",
+    "blocks share a name only if everything up to their ends is the same, so sharing them is safe",
+    observe=numbered_names,
+    forbidden=["helpers.block_hashes:hash_blocks"],
+)
+
+
+@prefix_hashes.cases
+def _(random):
+    a, b, c, d = [7, 3, 9, 1], [5, 5, 2, 8], [6, 4, 1, 3], [9, 9, 9, 9]
+    start, end = [0, *a[1:]], [*a[:-1], 0]  # both differ from `a` in one token
+    every = [[one, other, *rest] for one in (0, 1) for other in (0, 1) for rest in ([], [0, 0], [0, 1], [1, 0, 1])]
+    like_blocks = [
+        "x[7, 3]",
+        "x(7, 3)",
+        "x7,3",
+        "x, 7, 3",
+        "x7 3",
+        "x 7 3",
+        "x-7-3",
+        "x7-3",
+        "x|7,3",
+        "x:7,3",
+        "x73",
+        "x_7_3",
+    ]
+    drawn = [random.choices([0, 1, 10, 11, 300], k=random.randint(2, 8)) for _ in range(20)]
+    for texts, size, salts, what in [
+        ([a + b + c, a, a + b + d, a + b + c + [1, 2]], 4, "xxxx", "texts that begin alike"),
+        ([a + b + c, start + b + c, end + b + c, a + start + c, a + a], 4, "xxxxx", "texts that begin differently"),
+        ([a + b + c, a + d + c, a + c + c], 4, "xxx", "texts that differ in the middle"),
+        ([a + b + c, a + b[::-1], a[::-1] + b, b + a + c], 4, "xxxx", "the same tokens in another order"),
+        ([[1, 11, 2, 3], [11, 1, 2, 3], [1, 1, 12, 3]], 4, "xxx", "ids with the same digits"),
+        ([[7, 71], [77, 1], [7, 7]], 2, "xxx", "two ids with the same digits"),
+        ([[300, 4000, 5], [3004, 0, 5], [300, 4000, 6], [3, 4000, 5]], 1, "xxxx", "ids of several digits"),
+        ([[1, 0], [0, 10], [0, 31], [0, 100], [0, 256], [0, 257], [0, 1000], [0, 50257]], 2, "x" * 8, "an id of 0"),
+        (
+            [[1, 2, 3, 4], [2, 1, 4, 3], [1, 4, 3, 2], [2, 2, 3, 3], [1, 2, 4, 3], [6, 1, 1, 4]],
+            2,
+            "x" * 6,
+            "equal sums",
+        ),
+        ([a + b, a + b, a, a + c], 4, "xyyx", "a text with two salts"),
+        ([[], [1, 2, 3], list(range(13)), list(range(12))], 3, "xxxy", "blocks of 3"),
+        ([[4, 5, 6], [4, 5, 7], [4]], 1, "xxy", "blocks of 1"),
+        ([[12, 3], [2, 3]], 2, ["x", "x1"], "salts and ids with the same digits"),
+        ([[51, 4], [1, 4], [14]], 1, ["y", "y5", "y5"], "salts that end with a digit"),
+        ([[7, 3, 9, 1], [9, 1], [7, 3]], 2, ["x", "x[7, 3]", "x"], "a salt that looks like a block"),
+        ([[7, 3, 9, 1], *[[9, 1]] * len(like_blocks)], 2, ["x", *like_blocks], "salts that look like a block"),
+        ([[7, 3], [7, 3], [7, 3]], 2, ["", "0", "None"], "a salt without a character"),
+        (every, 2, "xy" * 8, "short texts of two tokens"), (drawn, 2, random.choices("xy", k=20), "20 short texts"),
+    ]:  # fmt: skip
+        yield (texts, size, list(salts)), what
+
+
+@prefix_hashes.reference
+def chain(t, size, s, name=lambda n, b, p, t, s: (n, *b)):
+    """Name blocks by n, the previous name, and b, their tokens; not by p, the past, t, the text, or s, the salt."""
+    names = [s]
+    for end in range(size, len(t) + 1, size):
+        names.append(name(names[-1], t[end - size : end], t[: end - size], t, s))
+    return names[1:]
+
+
+OWN = "Its keys depend on everything before it, so after another beginning they are different."
+prefix_hashes.add_misconceptions({
+    f"looks only at a block's own tokens. {OWN}": lambda n, b, p, t, s: (s, *b),
+    f"looks only at a block's own tokens and its place. {OWN}": lambda n, b, p, t, s: (s, len(p), *b),
+    "looks back only one block: keys depend on all earlier tokens.":
+        lambda n, b, p, t, s: (s, len(p) > 0, *p[-len(b) :], *b),
+    "looks at its own tokens and the first block only: keys depend on all earlier tokens.":
+        lambda n, b, p, t, s: (s, len(p) > 0, *p[: len(b)], *b),
+    "looks only at the sum of the earlier tokens: their order matters, too.":
+        lambda n, b, p, t, s: (s, sum(p), len(p), *b),
+    "ignores the order of tokens, but keys depend on it.": lambda n, b, p, t, s: (n, sum(b)),
+    "ignores some of a block's tokens: its name must depend on all of them.": lambda n, b, p, t, s: (n, b[0]),
+    "joins the digits of ids, so that 1, 11 and 11, 1 get the same name.":
+        lambda n, b, p, t, s: (n, "".join(map(str, b))),
+    "makes names depend on later tokens: a token attends only to earlier ones.": lambda n, b, p, t, s: (n, *t),
+    "makes names depend on the length of the text: keys do not.": lambda n, b, p, t, s: (n, len(t), *b),
+    "names the same text differently each time: no block would ever be found.": lambda n, b, p, t, s: object(),
+}, part="name")  # fmt: skip
+prefix_hashes.add_misconceptions({
+    "adds up ids and salts without anything between them: another salt can look like this one with a block.":
+        lambda t, size, s: chain(t, size, s, lambda n, b, *_: f"{n}{b}"),
+    "ignores the salt. Two customers would share blocks, and each could tell from its TTFT which prompts the other "
+    "has sent.": lambda t, size, s: chain(t, size, ""),
+    "joins the salt and the ids, although a salt may end with digits: other ids with another salt get the same name.":
+        lambda t, size, s: chain([str(one) for one in t], size, s, lambda n, b, *_: " ".join([n + b[0], *b[1:]])),
+    "names the last block although it is not full. It will get more tokens, so it cannot be shared "
+    "yet.": lambda t, size, s: chain([*t, *[-1] * (-len(t) % size)], size, s),
+    "leaves out the last block when it is exactly full.": lambda t, size, s: chain(t[:-1], size, s),
+    "returns a name for the empty prefix: the task asks for one per block.": lambda t, size, s: [s, *chain(t, size, s)],
+    "returns a name per token: the task asks for one per block.": lambda t, size, s: chain(t, 1, s),
+    "returns one name for the whole text: texts may share only some blocks.": lambda t, size, s: [(s, *t)],
+    "returns the names backwards: the first one is the first block's.": lambda t, size, s: chain(t, size, s)[::-1],
+})  # fmt: skip
+
+
+@prefix_hashes.rule
+def are_names_of_prefixes(arguments, outcome, right):
+    """Report what is not a name, or two blocks that wrongly share a name or wrongly do not."""
+    return wrong_names(*arguments, outcome.result["all salts"], right.result["all salts"])
+
+
+LAST = "The last token is always computed: its logits give the next one."
+reuse = Exercise(
+    "reuse(names, cached, tokens, block_size)",
+    "a cached block is of use only if all blocks before it are cached",
+    names=("the blocks to share", "the number of tokens left to compute"),
+)
+
+
+def _drawn(random):
+    names = random.sample("abcdefghij", 6)
+    some = {name: 10 + number for number, name in enumerate(names) if number != 3}
+    return [(names, some, 6 * 3 + random.randint(0, 2), 3), (names[:3], some, 9 + random.randint(0, 2), 3)]
+
+
+reuse.table(
+    [
+        (["a", "b"], {"a": 4, "b": 9, "x": 2}, 11, 4), (["a", "b", "c"], {"a": 4, "c": 9}, 13, 4),
+        (["a", "b", "c", "d"], {"d": 8, "a": 5, "b": 6}, 19, 4), (["a", "b", "c"], {"b": 4, "c": 0}, 14, 4),
+        (["a", "b"], {"a": 0, "b": 1}, 8, 4), (["a", "b", "c"], {"a": 3, "b": 2, "c": 1}, 6, 2),
+        (["a", "b", "c"], {"c": 7, "b": 5, "a": 6}, 7, 2),
+        (["a", "b", "c", "d", "e"], {"a": 300, "b": 0, "d": 7, "e": 8}, 22, 4),
+        (["a", "b", "c"], {"a": 0, "b": 7, "c": 5}, 3, 1), (["a", "b"], {}, 9, 4), ([], {"a": 1}, 3, 4),
+    ],
+    _drawn,
+)  # fmt: skip
+
+
+@reuse.reference
+def prefix(names, cached, tokens, size, usable=lambda tokens, size: (tokens - 1) // size, at_a_gap="stop", left=None):
+    """Look up a prefix, with replaceable parts: the blocks that can be used, what happens at a gap, what is left."""
+    blocks = []
+    for name in names[: usable(tokens, size)]:
+        if name in cached:
+            blocks.append(cached[name])
+        elif at_a_gap == "stop":
+            break
+        elif at_a_gap == "start again":
+            blocks = []
+        elif at_a_gap == "nothing":
+            return [], tokens
+    return blocks, (left or (lambda blocks, tokens, size: tokens - len(blocks) * size))(blocks, tokens, size)
+
+
+reuse.add_misconceptions({
+    "shares a block although one before it is missing: the missing block's tokens would be skipped.":
+        {"at_a_gap": "go on"},
+    "shares nothing if any block is missing: those before the first missing one can be shared.":
+        {"at_a_gap": "nothing"},
+    "shares the blocks after the last missing one. A prefix begins at the first token.": {"at_a_gap": "start again"},
+    "computes one token of a text that is cached as a whole, and shares its last block: that block is computed as a "
+    "whole, because it holds the last token.":
+        {"usable": lambda tokens, size: tokens // size, "left": lambda blocks, t, size: max(1, t - len(blocks) * size)},
+    f"leaves no token to compute if all blocks are cached. {LAST}": {"usable": lambda tokens, size: tokens // size},
+    "leaves out a cached block that could be shared, although a token is left without it.":
+        {"usable": lambda tokens, size: (tokens - 1) // size - 1},
+    "shares at most one block.": {"usable": lambda tokens, size: min(1, (tokens - 1) // size)},
+    "returns the number of tokens that are cached: the task asks for those that are left.":
+        {"left": lambda blocks, tokens, size: len(blocks) * size},
+    "treats block 0 as missing: its number is a number like any other.":
+        lambda n, c, t, b: prefix(n, {name: block for name, block in c.items() if block}, t, b),
+    "returns the names of the blocks: the task asks for their numbers.": lambda n, c, t, b: (
+        n[: len(prefix(n, c, t, b)[0])],
+        prefix(n, c, t, b)[1],
+    ),
+    "shares every cached block, whatever its name: only those of this prompt hold its keys.": lambda n, c, t, b: (
+        list(c.values()),
+        t - len(c) * b,
+    ),
+})  # fmt: skip
+
+
+def exposes_the_bug(failing_input, seed: int) -> str | Passed:
+    """Judge arguments: possible ones, for which the planted bug makes a difference."""
+    case = failing_input()
+    if not isinstance(case, list | tuple) or len(case) != 4:
+        raise Wrong(f"should return four arguments, names, cached, tokens and block_size, but returned {kind(case)}.")
+    names, cached, tokens, size = case
+    texts = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names) and len(names) < 1000
+    if not texts or len(set(names)) < len(names):
+        raise Wrong("returns names that are not a list of different strings: blocks of one text never share a name.")
+    if not isinstance(cached, dict) or not all(isinstance(name, str) for name in cached):
+        raise Wrong("returns something for `cached` that is not a dict from names to the numbers of blocks.")
+    blocks = list(cached.values())
+    if not all(type(block) is int and block >= 0 for block in blocks):
+        raise Wrong("returns numbers of blocks in `cached` that are not ints from 0.")
+    if len(set(blocks)) < len(blocks):
+        raise Wrong("gives two names the same block in `cached`: a block holds the keys of one text.")
+    if not all(type(number) is int and number > 0 for number in (tokens, size)) or len(names) != tokens // size:
+        raise Wrong("returns a number of names that is not `tokens // block_size`: a prompt has a name per full block.")
+    if prefix(*case) != prefix(*case, at_a_gap="go on"):
+        return Passed("These arguments show the bug.")
+    return "returns arguments for which `reuse_with_a_bug` is right. Which blocks does it share, and which should it?"
+
+
+failing_input = JudgedExercise(
+    "failing_input()", "a test that fails is the first half of a correction", exposes_the_bug
+)

@@ -1,0 +1,142 @@
+"""Answers to the exercises of lesson 17."""
+
+from itertools import takewhile
+
+import numpy as np
+
+from answers import ALMOST, RIGHT, WRONG, right
+
+
+@right("cached_on")
+def with_a_set_per_replica(reports, hashes, replicas):
+    known = [set() for _ in range(replicas)]
+    for replica, digest, is_cached in reports:
+        (known[replica].add if is_cached else known[replica].discard)(digest)
+    return [len(list(takewhile(one.__contains__, hashes))) for one in known]
+
+
+@right("cached_on")
+def by_the_latest_report(reports, hashes, replicas):
+    counts = []
+    for replica in range(replicas):
+        count = 0
+        while count < len(hashes):
+            latest = [is_cached for one, digest, is_cached in reports if (one, digest) == (replica, hashes[count])]
+            if not latest or not latest[-1]:
+                break
+            count += 1
+        counts.append(np.int64(count))
+    return counts
+
+
+ALMOST["cached_on"] |= {
+    "should be a list, but is a dict": lambda counts, *_: dict(enumerate(counts)),
+    "changed its argument: `hashes`": lambda counts, reports, hashes, replicas: hashes.clear() or counts,
+}
+
+
+@right("resume")
+def output_by_output(prompt, outputs, max_tokens):
+    resumed = []
+    for index, (tokens, finished) in enumerate(outputs):
+        if finished:
+            continue
+        resumed.append((index, [*prompt, *tokens], max_tokens - len(tokens), len(tokens)))
+    return resumed
+
+
+@right("resume")
+def with_arrays(prompt, outputs, max_tokens):
+    unfinished = [index for index, (_, finished) in enumerate(outputs) if not finished]
+    lengths = np.array([len(outputs[index][0]) for index in unfinished], dtype=int)
+    return [
+        (index, prompt + outputs[index][0], left, length)
+        for index, left, length in zip(unfinished, max_tokens - lengths, lengths, strict=True)
+    ]
+
+
+ALMOST["resume"] |= {
+    "should be [(0, [5, 6, 7], 3, 1)], but is [(0, [5, 6, 7], 3)]": lambda resumed, *_: [one[:3] for one in resumed],
+    "changed its argument: `prompt`": lambda resumed, prompt, *_: prompt.append(1) or resumed,
+}
+
+
+@right("deliver")
+def with_the_owner_of_each_request(events):
+    streams, owner = {}, {}
+    for event in events:
+        if event[0] == "assign":
+            _, request, owner[request] = event
+            streams.setdefault(request, [])
+        elif event[0] == "lost":
+            owner = {request: replica for request, replica in owner.items() if replica != event[1]}
+        elif owner.get(event[2]) == event[1]:
+            streams[event[2]].extend(event[3])
+    return streams
+
+
+@right("deliver")
+def with_the_requests_of_each_replica(events):
+    streams, requests = {}, {}
+    for kind, *rest in events:
+        if kind == "assign":
+            for held in requests.values():
+                held.discard(rest[0])
+            requests.setdefault(rest[1], set()).add(rest[0])
+            streams.setdefault(rest[0], [])
+        elif kind == "lost":
+            requests.pop(rest[0], None)
+        elif rest[1] in requests.get(rest[0], ()):
+            streams[rest[1]] += rest[2]
+    return streams
+
+
+ALMOST["deliver"] |= {
+    "should be a dict, but is a list": lambda streams, *_: list(streams.items()),
+    "changed its argument: `events`": lambda streams, events: events.pop() and streams,
+}
+
+
+def most_cached(length, replicas):
+    return max(range(len(replicas)), key=lambda index: (replicas[index].cached, -replicas[index].outstanding))
+
+
+def least_loaded(length, replicas):
+    return min(range(len(replicas)), key=lambda index: replicas[index].outstanding)
+
+
+@right("route")
+def by_a_weighted_sum(length, replicas):
+    scores = [(one.cached - 300 * one.waiting, -one.outstanding) for one in replicas]
+    return scores.index(max(scores))
+
+
+@right("route")
+def cached_unless_requests_wait_there(length, replicas):
+    free = [index for index in range(len(replicas)) if not replicas[index].waiting]
+    return max(free or range(4), key=lambda index: (replicas[index].cached, -replicas[index].outstanding))
+
+
+@right("route")
+def in_numpy(length, replicas):
+    return np.argmax([one.cached - 200 * one.waiting - 0.01 * one.outstanding for one in replicas])
+
+
+def by_outstanding_tokens_alone(length, replicas):
+    return max(range(len(replicas)), key=lambda index: replicas[index].cached - 0.5 * replicas[index].outstanding)
+
+
+WRONG["route"] |= {
+    "lets requests wait: the p95 of TTFT is 41.0 iterations on 'popular'": most_cached,
+    "computes 11,469 prompt tokens on 'even'": least_loaded,
+    "prompt tokens on 'long'. The least loaded replica for each request": by_outstanding_tokens_alone,
+    "should return the index of a replica, an int, but returned a KnownReplica": lambda length, replicas: replicas[0],
+    "should return an index from 0 to 3, but returned 4": lambda length, replicas: 4,
+    "should return the index of a replica, an int, but returned None": lambda length, replicas: None,
+    "lets requests wait: the p95 of TTFT is": lambda length, replicas: 0,
+}
+RIGHT["route"] |= {
+    "by_waiting_requests_first": lambda length, replicas: min(
+        range(4), key=lambda index: (replicas[index].waiting, -replicas[index].cached, replicas[index].outstanding)
+    )
+}
