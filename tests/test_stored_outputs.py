@@ -4,7 +4,7 @@ Another processor adds up its numbers in another order, and logits differ by abo
 by less than that, a stored output would fail on another machine; so every prompt whose output is stored
 must be chosen such that the best token leads clearly in every step.
 
-Lesson 11 draws tokens. A drawn token changes if its random number is too close to the border of its share. So the whole
+Lessons 11 and 12 draw tokens. A drawn token changes if its random number is too close to the border of its share. So each
 lesson runs again with a model whose logits differ a little, and must print the same.
 """
 
@@ -24,7 +24,9 @@ from helpers import dequantized, generate_continuous, load_model, workloads
 
 CLEAR = 0.01
 CLEAR_ENOUGH = 0.002  # for lesson 14, whose tokens change where the lead is small; ten times what a processor changes
-LESSON_11 = Path(__file__).parents[1] / "notebooks" / "11_sampling.ipynb"
+THAT_DRAW = [
+    Path(__file__).parents[1] / "notebooks" / f"{name}.ipynb" for name in ("11_sampling", "12_structured_output")
+]
 
 # Lesson 6 runs requests of lessons 2 and 3 again, beside the workloads; lesson 9 some of lessons 1 and 2.
 LESSON_1 = ["What goes up", "Question: How do you bake bread?\nAnswer:", "Once upon a time, a lonely"]
@@ -107,11 +109,12 @@ def printed(shell, source):
 
 
 @pytest.mark.slow
-def test_lesson_11_prints_the_same_with_slightly_different_logits(monkeypatch):
+@pytest.mark.parametrize("path", THAT_DRAW, ids=lambda path: path.stem)
+def test_a_lesson_that_draws_prints_the_same_with_slightly_different_logits(path, monkeypatch):
     pair = perturbed_pair(load_model())
     monkeypatch.setattr(helpers, "load_model", lambda: pair)
     shell, different = InteractiveShell(), []
-    for cell in nbformat.read(LESSON_11, as_version=4).cells:
+    for cell in nbformat.read(path, as_version=4).cells:
         tags = cell.metadata.get("tags", [])
         if cell.cell_type == "code" and not {"bootstrap", "nbval-ignore-output"} & set(tags):
             stored = "".join(output.get("text", "") for output in cell.outputs).rstrip("\n")

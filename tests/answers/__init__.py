@@ -48,6 +48,7 @@ from . import (  # noqa: E402, F401
     lesson_10_load,
     lesson_10_queue,
     lesson_11,
+    lesson_12,
     lesson_13,
     lesson_14,
     lesson_17,

@@ -1,7 +1,5 @@
 """Answers to the exercises of lesson 11."""
 
-import math
-
 import numpy as np
 import torch
 
@@ -61,55 +59,3 @@ def with_searchsorted(weights, number):
 
 
 ALMOST["draw"] |= {"should be an int, but is a list": lambda token, *_: [token]}
-
-
-@right("allowed_tokens")
-def by_trying_all_ways(text, choices, vocabulary, tokens_left):
-    def can_become_a_choice(longer, left):
-        if longer in choices:
-            return True
-        if left == 0 or not any(choice.startswith(longer) for choice in choices):
-            return False
-        return any(can_become_a_choice(longer + piece, left - 1) for piece in vocabulary[1:])
-
-    allowed = [
-        token for token in range(1, len(vocabulary)) if can_become_a_choice(text + vocabulary[token], tokens_left - 1)
-    ]
-    return [*allowed, 0] if text in choices else allowed
-
-
-@right("allowed_tokens")
-def backwards_from_the_ends(text, choices, vocabulary, tokens_left):
-    """Grow the set of texts that can still become a choice, by one token at a time."""
-    good = set(choices)
-    for _ in range(tokens_left - 1):
-        good |= {one.removesuffix(piece) for one in good for piece in vocabulary[1:] if one.endswith(piece)}
-    return [
-        token for token, piece in enumerate(vocabulary) if (text in choices if token == 0 else text + piece in good)
-    ]
-
-
-WRONG["allowed_tokens"] |= {
-    "stopped with": lambda text, choices, vocabulary, _: [vocabulary.index(choice[len(text)]) for choice in choices],
-}
-ALMOST["allowed_tokens"] |= {"changed its argument: `choices`": lambda ids, text, choices, *_: choices.reverse() or ids}
-
-
-@right("masked_softmax")
-def with_infinities(logits, allowed):
-    mask = torch.full((len(logits),), float("-inf"))
-    mask[allowed] = 0.0
-    return (torch.tensor(logits) + mask).softmax(dim=0).tolist()
-
-
-@right("masked_softmax")
-def only_the_allowed_ones(logits, allowed):
-    largest = max(logits[token] for token in allowed)
-    weights = {token: math.exp(logits[token] - largest) for token in allowed}
-    return [weights.get(token, 0.0) / sum(weights.values()) for token in range(len(logits))]
-
-
-ALMOST["masked_softmax"] |= {
-    "changed its argument: `allowed`": lambda result, logits, allowed: allowed.clear() or result,
-    "should be a list, but is a dict": lambda result, *_: dict(enumerate(result)),
-}
