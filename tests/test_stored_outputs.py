@@ -4,8 +4,8 @@ Another processor adds up its numbers in another order, and logits differ by abo
 by less than that, a stored output would fail on another machine; so every prompt whose output is stored
 must be chosen such that the best token leads clearly in every step.
 
-Lessons 11 and 12 draw tokens. A drawn token changes if its random number is too close to the border of its share. So each
-lesson runs again with a model whose logits differ a little, and must print the same.
+Lessons 11 and 12 draw tokens. A drawn token changes if its random number is too close to the border of its share. So
+each lesson runs again with a model whose logits differ a little, and must print the same.
 """
 
 import copy

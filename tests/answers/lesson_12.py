@@ -57,3 +57,37 @@ ALMOST["masked_softmax"] |= {
     "changed its argument: `allowed`": lambda result, logits, allowed: allowed.clear() or result,
     "should be a list, but is a dict": lambda result, *_: dict(enumerate(result)),
 }
+
+
+@right("next_states")
+def one_character_at_a_time(edges, state, vocabulary):
+    """Advance all tokens together, and drop those that have no edge."""
+    alive, place = dict.fromkeys(range(len(vocabulary)), state), 0
+    done = {}
+    while alive:
+        ended = [token for token in alive if len(vocabulary[token]) == place]
+        done |= {token: alive.pop(token) for token in ended}
+        alive = {
+            token: edges[now][vocabulary[token][place]]
+            for token, now in alive.items()
+            if vocabulary[token][place] in edges[now]
+        }
+        place += 1
+    return done
+
+
+@right("next_states")
+def by_recursion(edges, state, vocabulary):
+    def read(state, text):
+        if not text:
+            return state
+        return read(edges[state][text[0]], text[1:]) if text[0] in edges[state] else None
+
+    return {token: after for token, text in enumerate(vocabulary) if (after := read(state, text)) is not None}
+
+
+WRONG["next_states"] |= {"stopped with": lambda edges, state, vocabulary: {0: edges[state][vocabulary[0]]}}
+ALMOST["next_states"] |= {
+    "should be a dict, but is a list": lambda result, *_: list(result.items()),
+    "changed its argument: `edges`": lambda result, edges, *_: edges.append({}) or result,
+}

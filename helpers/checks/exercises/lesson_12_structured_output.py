@@ -1,4 +1,4 @@
-"""Lesson 12, structured output: the tokens of a choice, and a mask."""
+"""Lesson 12, structured output: the tokens of a choice, a mask, and the tokens that a pattern allows."""
 
 import math
 
@@ -189,4 +189,78 @@ masked_softmax.add_misconceptions({
     "allowed logit first, which changes no probability.": lambda n, a: of_allowed(n, a, largest=lambda scores: 0),
     "removes the allowed tokens' logits from the list of probabilities: it returns masked logits.":
         lambda n, a: [logit if place in a else -math.inf for place, logit in enumerate(n)],
+})  # fmt: skip
+
+next_states = Exercise(
+    "next_states(edges, state, vocabulary)",
+    "a token may follow if the automaton can read all of its characters, wherever pieces of the pattern begin and end",
+)
+# States 0 to 7 read {"a": and a number of one or two digits, then }; from 8 on, a loop of a and b, and a dead end.
+NUMBERS = [
+    {"{": 1}, {'"': 2}, {"a": 3}, {'"': 4}, {":": 5}, {"1": 6, "2": 6}, {"0": 7, "1": 7, "}": 8}, {"}": 8}, {},
+]  # fmt: skip
+LOOP = [{"a": 1}, {"b": 0, "a": 1, "c": 2}, {}]
+PIECES = ["{", '{"', '"a"', 'a"', '":', '"', "a", ":1", ":", "1", "2", "12", "11", "1}", "}", "{}", "10}", "0", "21"]
+
+
+next_states.table(
+    [
+        (NUMBERS, 0, PIECES), (NUMBERS, 1, PIECES), (NUMBERS, 2, PIECES), (NUMBERS, 3, PIECES), (NUMBERS, 4, PIECES),
+        (NUMBERS, 5, PIECES), (NUMBERS, 6, PIECES), (NUMBERS, 7, PIECES), (NUMBERS, 8, PIECES),
+        (LOOP, 0, ["a", "b", "ab", "aba", "aab", "abc", "ac", "aca", "c"]),
+        (LOOP, 1, ["a", "b", "ab", "ba", "bab", "bb", "aaac", "caa"]), (LOOP, 2, ["a", "b"]), (LOOP, 0, ["b", "c"]),
+    ],
+    lambda random: [(LOOP, 1, ["".join(random.choices("abc", k=random.randint(1, 4))) for _ in range(9)])],
+)  # fmt: skip
+
+
+def read(edges, state, text):
+    for character in text:
+        state = edges[state].get(character)
+        if state is None:
+            return None
+    return state
+
+
+@next_states.reference
+def by_reading(edges, state, vocabulary, after=read):
+    """List the tokens that can be read, with a replaceable part: the state after a text, None if there is none."""
+    found = {token_id: after(edges, state, text) for token_id, text in enumerate(vocabulary)}
+    return {token_id: following for token_id, following in found.items() if following is not None}
+
+
+def skipping(edges, state, text):
+    read_some = False
+    for character in text:
+        if character in edges[state]:
+            state, read_some = edges[state][character], True
+    return state if read_some else None
+
+
+for _message, _after in {
+    "reads only the first character of a token: the pattern has to allow all of them.":
+        lambda edges, state, text: edges[state].get(text[0]),
+    "allows only tokens of one character: longer ones may span several edges.":
+        lambda edges, state, text: edges[state].get(text),
+    "skips characters that have no edge: then a token that the pattern refuses is allowed.": skipping,
+    "stops at the first character without an edge, but allows the token.":
+        lambda edges, state, text: None if text[0] not in edges[state] else next(
+            found for end in range(len(text), 0, -1) if (found := read(edges, state, text[:end])) is not None
+        ),
+    "starts in state 0 instead of `state`.": lambda edges, state, text: read(edges, 0, text),
+    "reads all characters from the same state: each one leads to the next state.":
+        lambda edges, state, text: edges[state][text[-1]] if all(one in edges[state] for one in text) else None,
+    "loses tokens that lead to state 0: 0 is a state, too, and only None is none.":
+        lambda edges, state, text: read(edges, state, text) or None,
+    "refuses tokens that lead to a state without edges: the text may end there.":
+        lambda edges, state, text: found if (found := read(edges, state, text)) is not None and edges[found] else None,
+}.items():  # fmt: skip
+    next_states.add_misconceptions({_message: lambda *case, _after=_after: by_reading(*case, after=_after)})
+next_states.add_misconceptions({
+    "returns the ids alone: the state after each token is needed for the next mask.":
+        lambda *case: list(by_reading(*case)),
+    "returns texts as keys: a token's id is its position in the vocabulary.":
+        lambda edges, state, words: {words[place]: found for place, found in by_reading(edges, state, words).items()},
+    "returns every token, with None for those that are not allowed: leave them out.":
+        lambda edges, state, words: {place: read(edges, state, text) for place, text in enumerate(words)},
 })  # fmt: skip
