@@ -115,10 +115,11 @@ def grouped_bars(
     """
     figure, (ax,) = new_figure(3.9, title=title)
     width = 0.84 / len(series)
+    whole = all(isinstance(value, int) for values in series.values() for value in values)
     for number, ((name, values), color) in enumerate(zip(series.items(), REQUEST_COLORS, strict=False)):
         centers = [group + (number - (len(series) - 1) / 2) * width for group in range(len(groups))]
         drawn = ax.bar(centers, values, 0.92 * width, color=color, label=name)
-        ax.bar_label(drawn, fmt="%.1f", padding=2, fontsize=SMALL)
+        ax.bar_label(drawn, fmt="%d" if whole else "%.1f", padding=2, fontsize=SMALL)
     if line:
         ax.axhline(line[0], color=INK, linestyle="--", linewidth=1, zorder=0)
         ax.annotate(f"{line[1]}: {line[0]:g}", (-0.42, line[0]), (0, 4), textcoords="offset points", fontsize=LABEL)

@@ -63,3 +63,9 @@ def work_color(work: str, color: str = BLUE) -> str:
 def work_look(work: str, color: str = BLUE) -> dict:
     """Return the look of a kind of work in the color of its request."""
     return wasted(color) if work == "finished" else {"facecolor": work_color(work, color), "linewidth": 0}
+
+
+def work_key(work: str) -> dict | list[dict]:
+    """Return the looks of a kind of work in a key: in several requests' colors, if it has its request's."""
+    own = work in ("prefill", "decode", "finished")
+    return [work_look(work, color) for color in REQUEST_COLORS[:3]] if own else work_look(work)

@@ -138,9 +138,10 @@ def token_budget(prompt_tokens: int = 397, decoding: int = 7, budget: int = 64) 
     chunks = []
     while sum(chunks) < prompt_tokens:
         chunks.append(min(budget - decoding, prompt_tokens - sum(chunks)))
-    width = 2 * budget
+    whole = prompt_tokens + decoding
+    width = whole if whole < 3 * budget else 2 * budget  # a longer bar ends in an arrow
     figure, axes = new_figure(0.34 * len(chunks) + 1.95, 2, sharex=True, height_ratios=[1, len(chunks)])
-    heading = f"whole: a pass of {prompt_tokens + decoding} tokens, and every running request waits for it"
+    heading = f"whole: a pass of {whole} tokens, and every running request waits for it"
     for ax, name, prompts in zip(
         axes, (heading, f"in chunks: no pass exceeds {budget} tokens"), ([prompt_tokens], chunks), strict=True
     ):
@@ -164,7 +165,7 @@ def token_budget(prompt_tokens: int = 397, decoding: int = 7, budget: int = 64) 
     listed = ", ".join(map(str, chunks))
     alt = (
         f"Bars of the tokens of each forward pass. {decoding} requests decode when a prompt of {prompt_tokens} tokens "
-        f"arrives. In one piece, it makes a pass of {prompt_tokens + decoding} tokens. With a budget of {budget}, it "
+        f"arrives. In one piece, it makes a pass of {whole} tokens. With a budget of {budget}, it "
         f"is computed in chunks of {listed}, and no pass exceeds the budget."
     )
     return Picture(figure, alt)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 
 from .colors import LABEL, SMALL, TITLE, WIDTH, ink_on, shade
@@ -68,14 +69,17 @@ def write(ax, x: float, y: float, text: str, size: float = LABEL, **look) -> Non
 
 
 def add_key(figure: Figure, entries: dict, columns: int = 3) -> None:
-    """Write what looks mean below a figure: {meaning: look of a patch, or a line}."""
-    handles = [
-        Patch(**{"edgecolor": "#BBBBBB", **look, "label": name}) if isinstance(look, dict) else look
-        for name, look in entries.items()
-    ]
+    """Write what looks mean below a figure: {meaning: look of a patch, looks of several patches, or a line}."""
+
+    def handle(look):
+        if isinstance(look, list):
+            return tuple(map(handle, look))
+        return Patch(**{"edgecolor": "#BBBBBB", **look}) if isinstance(look, dict) else look
+
     figure.legend(
-        handles=handles, labels=list(entries), loc="outside lower left", ncols=columns, frameon=False, fontsize=SMALL
-    )
+        handles=[handle(look) for look in entries.values()], labels=list(entries), loc="outside lower left",
+        ncols=columns, frameon=False, fontsize=SMALL, handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
+    )  # fmt: skip
 
 
 def label_ends(figure: Figure, ax, ends: Iterable[tuple[float, float, str, str]]) -> None:

@@ -13,7 +13,7 @@ from hashlib import sha256
 from string import Template
 
 from ..trace import WORK, Trace
-from .colors import GRAY, PALE, WORK_MEANING, ink_on, request_colors, work_color
+from .colors import INK, PALE, REQUEST_COLORS, WORK_MEANING, ink_on, request_colors, work_color
 from .picture import Picture
 from .rows import runs_of
 
@@ -168,12 +168,15 @@ def _marks(trace: Trace, colors: Mapping[Hashable, str], id: str) -> str:
 
 
 def _key(trace: Trace, id: str) -> str:
-    """Return what the colors mean, as HTML: the looks of the first request's work."""
-    color = next(iter(request_colors(held for *_, held in runs_of(trace, 0) if held is not None).values()), GRAY)
-    looks = {kind: work_color(kind, color) for kind in WORK}
-    looks["finished"] = f"repeating-linear-gradient(135deg,{color} 0 1px,#fff 1px 4px)"
+    """Return what the colors mean, as HTML: kinds of work in the colors of three requests."""
+    thirds = list(zip(REQUEST_COLORS, ("0 33%", "33% 67%", "67%"), strict=False))
+    looks = {
+        kind: f"linear-gradient(90deg,{','.join(f'{work_color(kind, color)} {part}' for color, part in thirds)})"
+        for kind in WORK
+    }
+    looks["finished"] = f"repeating-linear-gradient(135deg,{INK} 0 1px,#fff 1px 4px)"
     entries = [
-        f'<span style="margin-right:14px;white-space:nowrap"><span style="display:inline-block;width:12px;height:12px;'
+        f'<span style="margin-right:14px;white-space:nowrap"><span style="display:inline-block;width:21px;height:12px;'
         f'background:{looks[kind]};border:1px solid #999"></span> {WORK_MEANING[kind]}</span>'
         for kind in WORK
         if trace.work[kind]

@@ -6,7 +6,21 @@ from itertools import groupby
 
 from ..metrics import RequestMetrics, percentile
 from ..trace import WORK, Trace
-from .colors import BLUE, GREEN, INK, RED, SMALL, WIDTH, WORK_MEANING, ink_on, request_colors, shade, wasted, work_look
+from .colors import (
+    BLUE,
+    GREEN,
+    INK,
+    RED,
+    SMALL,
+    WIDTH,
+    WORK_MEANING,
+    ink_on,
+    request_colors,
+    shade,
+    wasted,
+    work_key,
+    work_look,
+)
 from .picture import Picture, add_key, label_area, new_figure, set_panel_title
 
 
@@ -44,7 +58,7 @@ def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int,
         set_panel_title(ax, heading)
     axes[-1].set_xlabel("forward pass (the numbers on the bars are requests)")
     seen = [kind for kind in WORK if any(trace.work[kind] for trace in traces.values())]
-    add_key(figure, {WORK_MEANING[kind]: work_look(kind) for kind in seen})
+    add_key(figure, {WORK_MEANING[kind]: work_key(kind) for kind in seen})
     described = [
         f"{name}: {trace.forward_passes} forward passes on {trace.rows} rows; {_counts(trace)}"
         for name, trace in traces.items()

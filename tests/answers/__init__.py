@@ -42,6 +42,7 @@ from . import (  # noqa: E402, F401
     lesson_2,
     lesson_3,
     lesson_4,
+    lesson_5,
     lesson_6,
     lesson_7,
     lesson_9,

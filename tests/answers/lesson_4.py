@@ -1,35 +1,11 @@
 """Answers to lesson 4's exercises."""
 
 import math
-from itertools import pairwise
 
 import numpy as np
 
 from answers import ALMOST, RIGHT, WRONG, right
-from helpers import metrics
 from helpers.checks.exercises.lesson_4_order import in_classes
-from helpers.checks.exercises.lesson_5_plan import planned
-
-
-@right("next_chunk")
-def token_by_token_until_the_end(prompt_tokens, generated, computed, budget):
-    tokens = 0
-    while tokens < budget and computed + tokens < prompt_tokens + generated:
-        tokens += 1
-    return [tokens, int(computed + tokens == prompt_tokens + generated)]
-
-
-@right("next_chunk")
-def with_numpy(prompt_tokens, generated, computed, budget):
-    uncomputed = np.int64(prompt_tokens) + generated - computed
-    return np.minimum(uncomputed, budget), uncomputed <= budget
-
-
-ALMOST["next_chunk"] |= {
-    "should be True, but is 8": lambda result, p, g, c, b: (result[0], result[1] and c + result[0] + 1),
-    "should be an int, but is the float": lambda result, *case: (float(result[0]), result[1]),
-}
-
 
 RIGHT["longest_first"]["by_the_rounded_third"] = lambda waiting: sorted(
     waiting, key=lambda one: -math.ceil(3 * one.max_tokens / max(each.max_tokens for each in waiting))
@@ -100,91 +76,14 @@ ALMOST["most_urgent"] |= {
 }
 
 
-@right("plan_chunks")
-def in_three_loops(running, waiting, rows, tokens):
-    plan, queue = [], list(waiting)
-    for sequence in running:
-        if sequence.is_decode:
-            plan.append([sequence.request_id, 1])
-            tokens -= 1
-    for sequence in running:
-        if not sequence.is_decode and tokens:
-            plan.append([sequence.request_id, min(tokens, sequence.num_uncomputed_tokens)])
-            tokens -= plan[-1][1]
-    free = rows - len(running)
-    while queue and free and tokens:
-        joining = queue.pop(0)
-        plan.append([joining.request_id, min(tokens, len(joining.token_ids) - joining.computed)])
-        tokens, free = tokens - plan[-1][1], free - 1
-    return plan
+@right("admitted")
+def by_the_first_that_does_not_fit(running, waiting, rows, tokens):
+    needed = np.cumsum([one.num_uncomputed_tokens for one in waiting], dtype=int) + len(running)
+    count = min(rows - len(running), int(np.searchsorted(needed, tokens, side="right")))
+    return [one.request_id for one in waiting[:count]]
 
 
-@right("plan_chunks")
-def waiting_requests_listed_first(running, waiting, rows, tokens):
-    return [(name, np.int64(count)) for name, count in in_three_loops(running, waiting, rows, tokens)[::-1]]
-
-
-def broken(**parts):
-    return lambda *case: planned(*case, **parts)
-
-
-def with_empty_chunks(plan, running, waiting, rows, tokens):
-    return [(one.request_id, dict(plan).get(one.request_id, 0)) for one in [*running, *waiting[: rows - len(running)]]]
-
-
-def sequences_for_ids(plan, running, waiting, *_):
-    sequences = {one.request_id: one for one in running + waiting}
-    return [(sequences[name], count) for name, count in plan]
-
-
-def computes_while_it_plans(plan, running, *_):
-    for one in running:
-        one.computed += dict(plan).get(one.request_id, 0)
-    return plan
-
-
-WRONG["plan_chunks"] |= {
-    "exceeds the budget: at the turn of p, only 8": lambda r, w, rows, tokens: planned(r, w, rows, tokens + 1),
-    "leaves out d. Decodes come first": broken(order=lambda d, b, n: b + n + d),
-    "lets a later request overtake v. If": broken(order=lambda d, b, n: d + b + n[::-1]),
-    "for as long as short ones keep arriving": broken(
-        order=lambda d, b, n: d + b + sorted(n, key=lambda one: one.request_id)
-    ),
-    "lets a later request overtake p. Its prompt": broken(order=lambda d, b, n: d + n),
-    "lets a later request overtake p": broken(order=lambda d, b, n: d + b[::-1] + n),
-    "although q could compute 2 tokens": broken(order=lambda d, b, n: d + b[:1] + (n if len(b) < 2 else [])),
-    "lets one request join per iteration": lambda r, w, rows, tokens: planned(r, w[:1], rows, tokens),
-    "caps the chunks": broken(chunk=lambda n, left: min(n, left, 8)),
-    "than there are free rows (2)": lambda r, w, rows, tokens: planned(r, w, 99, tokens),
-    "also holds a row": lambda r, w, rows, tokens: planned(r, w, rows + sum(not one.is_decode for one in r), tokens),
-    "which has only 4 uncomputed tokens": broken(uncomputed=lambda one: len(one.token_ids)),
-}
-ALMOST["plan_chunks"] |= {
-    "plans 0 tokens for request v": with_empty_chunks,
-    "plans for request d twice": lambda plan, *_: [(name, 1) for name, _ in plan] + plan,
-    "there is no such request": lambda plan, *_: [*plan, ("a", 1)],
-    "plans for a sequence itself": sequences_for_ids,
-    "changed its argument: a sequence in `running`, place 0": computes_while_it_plans,
-    "changed its argument: `waiting` is": lambda plan, running, waiting, *_: waiting.clear() or plan,
-}
-
-
-@right("worst_waits")
-def with_the_course_s_metrics(arrivals, token_times):
-    each = [metrics.RequestMetrics(id, arrivals[id], times) for id, times in token_times.items()]
-    return float(max(one.ttft for one in each)), float(max([0, *(gap for one in each for gap in one.itl)]))
-
-
-@right("worst_waits")
-def in_numpy_s_float32(arrivals, token_times):
-    gaps = np.concatenate([np.diff(np.float32(times)) for times in token_times.values()])
-    return [np.float32(max(times[0] - arrivals[id] for id, times in token_times.items())), gaps.max(initial=0)]
-
-
-ALMOST["worst_waits"] |= {
-    "max() arg is an empty sequence": lambda result, arrivals, token_times: (
-        (result[0], max(later - time for times in token_times.values() for time, later in pairwise(times)))
-    ),
-    "two tokens should be a number, but is None (given": lambda result, *_: (result[0], result[1] or None),
-    "changed its argument: `token_times`": lambda result, arrivals, token_times: token_times.clear() or result,
+ALMOST["admitted"] |= {
+    "should be a str, but is a sequence": lambda names, running, waiting, *_: waiting[: len(names)],
+    "should be a list, but is an int": lambda names, *_: len(names),
 }
