@@ -174,7 +174,6 @@ GIVEN = {
         "28": "the short ones of 32 requests, of which every eighth is long",
     },
     "5_chunked_prefill": {
-        "55": "four runs of the cell on an AMD EPYC (Zen 4)",
         "312": "NVIDIA's data sheet of the A100",
         "156": "312 / 2",
         **dict.fromkeys(("114", "342", "1,594"), "sums of 57, which is printed, in the sentence itself"),

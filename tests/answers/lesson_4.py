@@ -84,6 +84,6 @@ def by_the_first_that_does_not_fit(running, waiting, rows, tokens):
 
 
 ALMOST["admitted"] |= {
-    "should be a str, but is a sequence": lambda names, running, waiting, *_: waiting[: len(names)],
-    "should be a list, but is an int": lambda names, *_: len(names),
+    "but is a Sequence": lambda names, running, waiting, *_: waiting[: len(names)],
+    "should be a list, but is a set": lambda names, *_: set(names),
 }
