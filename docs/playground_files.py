@@ -4,13 +4,10 @@ Pyodide is a build of Python for browsers. It comes from npm, so without npm or 
 """
 
 import io
-import json
-import shutil
-import subprocess
-import tarfile
-import tempfile
 import zipfile
 from pathlib import Path
+
+from npm_package import npm_package
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -46,30 +43,9 @@ def pyodide(cache: Path) -> tuple[dict[str, bytes], str]:
     Args:
         cache: the folder that keeps them between builds.
     """
-    folder = cache / f"pyodide-{PYODIDE}"
-    if not folder.exists():
-        npm = shutil.which("npm")
-        if npm is None:
-            return {}, "npm is not installed"
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as temporary:
-            command = [
-                npm,
-                "pack",
-                f"pyodide@{PYODIDE}",
-                "--json",
-                "--fetch-retries=0",
-                "--pack-destination",
-                temporary,
-            ]
-            try:
-                packing = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-            except (OSError, subprocess.SubprocessError):
-                return {}, f"npm could not fetch pyodide {PYODIDE}"
-            packed, unpacked = Path(temporary, json.loads(packing.stdout)[0]["filename"]), Path(temporary, "unpacked")
-            with tarfile.open(packed) as archive:
-                archive.extractall(unpacked, filter="data")
-            (unpacked / "package").replace(folder)
+    folder, reason = npm_package("pyodide", PYODIDE, cache)
+    if folder is None:
+        return {}, reason
     return {name: (folder / name).read_bytes() for name in PYODIDE_FILES}, ""
 
 
