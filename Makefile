@@ -42,7 +42,7 @@ bench: export THP_MEM_ALLOC_ENABLE := 1
 test test-slow soak test-oldest: export COURSE_MODEL :=
 
 .DEFAULT_GOAL := help
-.PHONY: help course site slides lab serve cluster test test-slow soak test-oldest support-matrix bench notebooks images release grade colab tiny-model clean
+.PHONY: help course site slides lab serve cluster test test-slow soak test-oldest support-matrix bench notebooks images release handout grade colab tiny-model clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -112,6 +112,12 @@ notebooks: $(STAMP)  ## run the lessons and store their outputs in notebooks/ [L
 
 release: $(STAMP)  ## write the student notebooks in notebooks/exercises/release/ from their sources
 	$(RUN) notebooks/exercises/grade.py release
+
+# Without the solutions, and without the page that says what a grader cannot notice.
+handout: ZIP ?= build/course.zip
+handout:  ## write build/course.zip, the course for students: the last commit without solutions
+	@mkdir -p $(dir $(ZIP))
+	git archive -o $(ZIP) HEAD . ':!INSTRUCTOR.md' ':!notebooks/exercises/source' ':!tests/answers'
 
 grade: $(STAMP)  ## grade SUBMITTED=folder of <student>/<exercise>.ipynb into build/grades/ [ARGS="--jobs 2 --seed 7"]
 	@test -n "$(SUBMITTED)" || { echo >&2 'Name the folder of the submissions: make grade SUBMITTED=folder'; exit 1; }

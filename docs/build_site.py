@@ -36,7 +36,7 @@ from api_pages import api_pages, modules, public_names  # noqa: E402  (it import
 from copy_to_lab import without_answers  # noqa: E402
 from playground_files import playground  # noqa: E402
 
-PAGES = ["INSTRUCTOR.md", "SUPPORT.md", "helpers/tiny_model/README.md"]
+PAGES = ["SUPPORT.md", "helpers/tiny_model/README.md"]  # not INSTRUCTOR.md: it says what a grader cannot notice
 PAGES += sorted(
     path.relative_to(ROOT).as_posix() for path in (*DOCS.glob("*.md"), *(ROOT / "benchmarks").glob("**/*.md"))
 )

@@ -5,8 +5,10 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
+import build_site
 import nbformat
 import pytest
 
@@ -48,16 +50,14 @@ def test_the_points_are_those_of_the_exercises():
     assert told == points
 
 
-def test_the_number_of_lessons_and_tasks_is_that_of_the_exercises():
-    lessons = [path for path in NOTEBOOKS if assignment(path).startswith("lesson")]
-    tasks = sum(
-        bool(cell.metadata.get("nbgrader", {}).get("solution"))
-        for path in lessons
-        for cell in nbformat.read(path, as_version=4).cells
-    )
-    words = {12: "Twelve", 62: "sixty-two"}  # others are in figures
-    lessons, tasks = (words.get(number, str(number)) for number in (len(lessons), tasks))
-    assert f"{lessons} lessons, {tasks} small tasks, two codelabs and two memos." in PAGE
+def test_a_misunderstanding_is_listed_under_the_lesson_of_its_task():
+    told = re.findall(r'^\| (?:\w+ )?(\d+) \| [^|]+ \| `(\w+)` \| "', PAGE, re.MULTILINE)
+    tasks = {
+        task: path.stem.partition("_")[0]
+        for path in NOTEBOOKS
+        for task in re.findall(r'check\("(\w+)"', path.read_text(encoding="utf-8").replace("\\", ""))
+    }
+    assert [(number, task) for number, task in told if tasks[task] != number] == []
 
 
 def test_the_minutes_to_read_are_those_of_the_lessons():
@@ -85,26 +85,47 @@ def test_its_commands_and_links_exist():
         assert (ROOT / link).exists(), link
 
 
-def test_the_folders_that_it_leaves_out_when_it_hands_out_the_course_hold_all_solutions():
-    left_out = {"notebooks/exercises/source", "tests/answers"}
-    assert all(f"`{name}`" in PAGE and (ROOT / name).is_dir() for name in left_out)
-    notebooks = [path for path in (ROOT / "notebooks").rglob("*.ipynb") if "### BEGIN SOLUTION" in path.read_text()]
-    assert {path.relative_to(ROOT).parents[1].as_posix() for path in notebooks} == {"notebooks/exercises/source"}
+@pytest.fixture(scope="module")
+def handed_out(tmp_path_factory):
+    """What `make handout` packs, unpacked."""
+    folder = tmp_path_factory.mktemp("handout")
+    command = ["make", "--no-print-directory", "-C", ROOT, "handout", f"ZIP={folder / 'course.zip'}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(folder / "course.zip") as archive:
+        archive.extractall(folder / "course")
+    return folder / "course"
+
+
+def test_what_is_handed_out_has_the_course_but_no_solutions_no_history_and_not_this_page(handed_out):
+    assert all((handed_out / name).exists() for name in ("Makefile", "README.md", "notebooks/exercises/release"))
+    assert not any((handed_out / name).exists() for name in (".git", "INSTRUCTOR.md", "tests/answers"))
+    sentences = [line for line in PAGE.splitlines() if "sandbox" in line or "gaps" in line]
+    notebooks = 0
+    for path in [*handed_out.rglob("*.ipynb"), *handed_out.rglob("*.md")]:
+        text = path.read_text(encoding="utf-8")
+        notebooks += path.suffix == ".ipynb"
+        assert "### BEGIN SOLUTION" not in text, path
+        assert len(sentences) > 5 and not any(sentence in text for sentence in sentences), path
+    assert notebooks > 2 * len(NOTEBOOKS) - 5
+
+
+def test_the_site_has_neither_the_instructor_s_page_nor_a_link_to_it():
+    assert "INSTRUCTOR.md" not in build_site.PAGES
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        assert "](INSTRUCTOR" not in path.read_text(encoding="utf-8").replace("../", ""), path
+        assert "<INSTRUCTOR" not in path.read_text(encoding="utf-8"), path
 
 
 @pytest.mark.slow
-def test_a_copy_for_students_collects_the_tests_that_need_no_solutions(tmp_path):
-    ignored = shutil.ignore_patterns("__pycache__", "answers", "source", "node_modules")
-    for name in ("benchmarks", "docs", "helpers", "images", "notebooks", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for page in ROOT.glob("*.md"):
-        shutil.copy(page, tmp_path)
+def test_a_copy_for_students_collects_the_tests_that_need_no_solutions(handed_out):
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", ""]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=handed_out, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout[-2000:]
     assert "test_engine.py" in done.stdout and "test_grading.py" not in done.stdout
+    done = subprocess.run([*command[:3], "-q", "-k", "link_leads", "tests/test_readme.py"], cwd=handed_out)
+    assert done.returncode == 0, "a page links to what is not handed out"
 
 
 MINE = '''"""My own exercise."""
@@ -160,6 +181,7 @@ def test_an_exercise_of_one_s_own_that_follows_the_page_s_steps_passes_the_tests
         assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
 
     run("notebooks/exercises/grade.py", "release")
-    others = "not up_to_date and not commands_and_links and not copy_for_students"  # what a new notebook cannot change
+    # What a new notebook cannot change.
+    others = "not up_to_date and not commands_and_links and not students and not handed_out"
     run("-m", "pytest", "-q", "-k", others, "tests/test_exercises.py", "tests/test_instructor.py")
     run("-m", "pytest", "-q", "-k", "double or every_task or messages_of", "tests/test_checks.py")
