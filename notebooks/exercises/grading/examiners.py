@@ -70,10 +70,11 @@ def grade_all(submissions: list[Submission], options: Options, jobs: int) -> Ite
         try:
             for done in as_completed([pool.submit(grade, submission) for submission in submissions]):
                 yield done.result()
-        finally:  # Ctrl-C, too: otherwise the pool would wait until all submissions are graded
+        except BaseException:  # Ctrl-C, too: otherwise the pool would wait until all submissions are graded
             pool.shutdown(wait=False, cancel_futures=True)
             for examiner in examiners:
                 examiner.stop()
+            raise
     for examiner in examiners:
         examiner.close()
 
@@ -153,7 +154,8 @@ class _Examiner:
     def close(self) -> None:
         """End the process."""
         if self.process:
-            self.connection.close()
+            self.connection.close()  # so it ends by itself: one that is killed leaves semaphores, and Python warns
+            self.process.join(10)
             self.process.kill()
             self.process.join()
             self.process = None
