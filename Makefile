@@ -63,6 +63,9 @@ slides: $(STAMP)  ## make a deck of slides from each lesson's pictures and quest
 # Without nbgrader's menus and the question about Jupyter's news. Your own settings of Jupyter still apply.
 lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/.jupyter
 lab: $(STAMP)  ## open lesson 1 in JupyterLab; your copies of the notebooks are in lab/
+	@[ "$$(id -u)" != 0 ] || [[ "$(ARGS)" == *--allow-root* ]] || { echo >&2 \
+	    'JupyterLab does not run as root. Be another user or, in a container of your own, say make lab ARGS=--allow-root'; \
+	    exit 1; }
 	@$(RUN) notebooks/copy_to_lab.py $(LAB_FILES)
 	$(VENV)/bin/jupyter lab $(ARGS) $(addprefix lab/,$(firstword $(LAB_FILES)))
 
@@ -153,8 +156,11 @@ $(OLDEST)/.set-up: requirements-oldest.txt $(STAMP)
 # Newer Pythons than the last tested one lack wheels for the versions in constraints.txt.
 # The tested pip comes first, because the one that Python brings along may take three times as long to find the versions.
 # pip reports hundreds of lines. A terminal shows one line that changes, a log file one line per package. pip compiles
-# modules on one core, compileall on all of them. A few templates in packages are no valid Python and stay as they are.
+# modules on one core, compileall on all of them. `helpers` itself is installed as a link to this folder, so that a script
+# elsewhere finds it; that fetches nothing. A few templates in packages are no valid Python and stay as they are.
 # Modules that hardly any program imports, a fifth of the whole, are left to Python, which compiles them when needed.
+# In setuptools' other modes, a copy of the package would find its missing parts in this folder.
+LINK := --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
 RARE := /(tests?|torch/testing|transformers/models)/
 $(STAMP): requirements.txt requirements-dev.txt constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || { echo >&2 \
@@ -173,6 +179,7 @@ $(STAMP): requirements.txt requirements-dev.txt constraints.txt
 	    Collecting) show "$$((++count)) fetching $$name" ;; \
 	    Installing) show "installing the packages" ;; \
 	  esac; done || exit; \
+	PYTHONWARNINGS=ignore $$pip -q $(LINK) || exit; \
 	show "compiling the packages"; $(RUN) -m compileall -q -j 0 -x '$(RARE)' $(VENV)/lib >/dev/null 2>&1; \
 	show "done in $$SECONDS s"; echo
 	@touch $@

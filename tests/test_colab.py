@@ -283,6 +283,12 @@ if "://" in sys.argv[-1]:
     for wheel in here.glob("*.whl"):
         zipfile.ZipFile(wheel).extractall(here.parent)
 """
+# The tests' own environment knows this checkout, and a machine elsewhere does not.
+FORGET = f"""
+import os, sys
+named = os.environ["PYTHONPATH"].split(os.pathsep)
+sys.path[:] = [folder for folder in sys.path if folder != {str(ROOT)!r} or folder in named]
+"""
 RUN_TWICE = """
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -302,6 +308,7 @@ def machine(tmp_path):
         (packages / package).mkdir(parents=True)
         (packages / package / "__init__.py").touch()
     (packages / "pip" / "__main__.py").write_text(PIP)
+    (packages / "sitecustomize.py").write_text(FORGET)
     (tmp_path / "empty").mkdir()
     return Machine(tmp_path)
 

@@ -1,0 +1,55 @@
+"""What `make` sets up and starts: `helpers` is found everywhere, and JupyterLab's refusal of root is explained."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def run(*command, **more):
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, **more)
+
+
+def test_make_lab_as_root_says_what_to_do(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    programs = {"id": "echo 0", "python": "exit", "jupyter": 'echo started "$@"'}
+    for name, line in programs.items():
+        (tmp_path / ".venv" / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / ".venv" / "bin" / name).chmod(0o755)
+    command = ["make", "--no-print-directory", "-C", tmp_path, "-o", ".venv/.set-up", "lab"]
+    (tmp_path / ".venv" / ".set-up").touch()
+
+    refused, started = run(*command), run(*command, "ARGS=--allow-root")
+    assert refused.returncode and "say make lab ARGS=--allow-root" in refused.stderr and "started" not in refused.stdout
+    assert "started lab --allow-root" in started.stdout
+
+
+@pytest.mark.slow
+def test_the_link_to_the_package_needs_no_network_and_leaves_copies_of_the_package_as_they_are(tmp_path):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "helpers", tmp_path / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
+    assert run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv").returncode == 0
+    python = tmp_path / "venv" / "bin" / "python"
+    packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
+    Path(packages, "others.pth").write_text(sysconfig.get_path("purelib"))
+    (link,) = re.findall(r"^LINK := (.*)$", MAKEFILE, re.MULTILINE)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = run(python, "-m", "pip", "install", "--no-index", *link.split(), cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+
+    found = run(python, "-c", "import helpers; print(helpers.__file__)", cwd="/", env=environment)
+    assert found.stdout.strip() == str(tmp_path / "helpers" / "__init__.py")
+    (tmp_path / "copy").mkdir()
+    shutil.copytree(ROOT / "helpers", tmp_path / "copy" / "helpers", ignore=shutil.ignore_patterns("features"))
+    found = run(python, "-c", "import helpers.features", cwd=tmp_path / "copy", env=environment)
+    assert "No module named 'helpers.features'" in found.stderr
