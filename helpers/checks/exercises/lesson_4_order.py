@@ -209,8 +209,8 @@ def _(random):
         (decoding(2), prompts(5, 9, 3), 8, 12), (decoding(2), prompts(30, 4), 8, 20), ([], prompts(6, 6, 6), 8, 18),
         ([], prompts(6, 6, 6), 8, 17), (decoding(3), prompts(5, 2), 8, 10), (decoding(3), prompts(5, 3), 8, 10),
         (decoding(1), [again, *prompts(2)], 8, 14), (decoding(1), [again, *prompts(2)], 8, 17), (decoding(2), [], 4, 9),
-        ([], [], 4, 16), ([], prompts(7), 1, 7), (decoding(2), prompts(8, 1, 1, 1), 8, 9), ([], prompts(4, 4, 4), 2, 64),
-        ([], prompts(90, 5), 8, 64), ([], [*prompts(3), again], 8, 16), (decoding(2), prompts(9, 9, 9), 8, 4),
+        ([], [], 4, 16), ([], prompts(7), 1, 7), (decoding(2), prompts(8, 1, 1, 1), 8, 9),
+        ([], prompts(4, 4, 4), 2, 64), ([], prompts(90, 5), 8, 64), ([], [*prompts(3), again], 8, 16), (decoding(2), prompts(9, 9, 9), 8, 4),
         (decoding(random.randint(1, 3)), prompts(*random.choices(range(2, 12), k=6)), 6, random.randint(9, 26)),
     ]:  # fmt: skip
         queue = ", ".join(f"{one.request_id} ({one.num_uncomputed_tokens} uncomputed)" for one in waiting) or "none"
@@ -221,7 +221,7 @@ def _(random):
 def in_turn(running, waiting, rows, tokens, *, free=lambda r, rows: rows - len(r), fits=lambda n, left: n <= left,
             left=lambda r, tokens: tokens - len(r), need=lambda one: one.num_uncomputed_tokens, stop=True,
             cost=lambda n: n):  # fmt: skip
-    """List the ids of those that join, with replaceable parts: free rows, tokens that decodes leave, what a request needs."""
+    """List the ids of those that join, with replaceable parts."""
     names, budget = [], left(running, tokens)
     for one in waiting:
         if len(names) >= free(running, rows) or (not fits(need(one), budget) and stop):
