@@ -11,7 +11,7 @@ from helpers.checks import engine_with
 def test_a_student_s_blocks_run_the_engine_and_change_no_token(blocks, passes):
     requests = workloads.race(4, every=1, long=12)
     config = EngineConfig(num_blocks=blocks, block_size=4, max_batch_size=4)
-    engine = engine_with(solutions.allocate, solutions.release, solutions.slices_of, config)
+    engine = engine_with(solutions.grow, solutions.release, solutions.slices_of, config)
     params = [SamplingParams(max_tokens=one.max_tokens) for one in requests]
     outputs = engine.generate([one.prompt for one in requests], params)
 

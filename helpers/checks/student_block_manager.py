@@ -9,19 +9,19 @@ from ..model_engine import Engine
 
 
 class StudentBlockManager(BlockManager):
-    """A block manager that calls a student's `allocate` and `release`; sequences share no blocks.
+    """A block manager that calls a student's `grow` and `release`; sequences share no blocks.
 
     Args:
         num_blocks, block_size: as in `BlockManager`.
-        allocate, release: the student's functions.
+        grow, release: the student's functions.
 
     Attributes:
         free_blocks: the student's list of free blocks.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, allocate: Callable, release: Callable):
+    def __init__(self, num_blocks: int, block_size: int, grow: Callable, release: Callable):
         super().__init__(num_blocks, block_size, prefix_caching=False)
-        self._allocate, self._release = allocate, release
+        self._grow, self._release = grow, release
         self.free_blocks = list(range(num_blocks))
 
     def allocate(self, sequence: Sequence, tokens: int) -> bool:
@@ -31,10 +31,10 @@ class StudentBlockManager(BlockManager):
             ValueError: the student's function refuses although no sequence has a block: the engine would run forever.
         """
         total = sequence.computed + tokens
-        new = self._allocate(self.free_blocks, self.tables, sequence, total, self.block_size, [])
+        new = self._grow(self.free_blocks, self.tables, sequence, total, self.block_size)
         if new is None and not self.tables:
             raise ValueError(
-                f"`allocate` refuses room for {total} tokens, although no request has any of the {self.num_blocks} "
+                f"`grow` refuses room for {total} tokens, although no request has any of the {self.num_blocks} "
                 f"blocks. Free blocks: {self.free_blocks}. Does `release` return all blocks?"
             )
         return new is not None
@@ -55,16 +55,16 @@ class StudentBlockManager(BlockManager):
         return len(self.free_blocks)
 
 
-def engine_with(allocate: Callable, release: Callable, slices_of: Callable, config: EngineConfig) -> Engine:
+def engine_with(grow: Callable, release: Callable, slices_of: Callable, config: EngineConfig) -> Engine:
     """Return an engine whose blocks and slots a student's functions choose.
 
     Args:
-        allocate, release, slices_of: the student's functions.
+        grow, release, slices_of: the student's functions.
         config: the engine's configuration, with `num_blocks`; prefix caching is switched off.
     """
     engine = Engine(config=replace(config, execution="ragged", prefix_caching=False, speculative=None))
     blocks = engine.block_manager
-    own = StudentBlockManager(blocks.num_blocks, blocks.block_size, allocate, release)
+    own = StudentBlockManager(blocks.num_blocks, blocks.block_size, grow, release)
     engine.block_manager = engine.scheduler.memory = engine.validator.block_manager = own
     engine.runner.slot_mapping = partial(_slots_by, slices_of)
     return engine

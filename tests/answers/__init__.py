@@ -45,6 +45,7 @@ from . import (  # noqa: E402, F401
     lesson_5,
     lesson_6,
     lesson_7,
+    lesson_8,
     lesson_9,
     lesson_10_load,
     lesson_10_queue,

@@ -1,16 +1,10 @@
 """Answers to the exercises of lesson 7."""
 
-import math
-from collections import Counter
-from hashlib import sha256
-from itertools import groupby, takewhile
+from itertools import groupby
 
 import numpy as np
 
-from answers import ALMOST, RIGHT, WRONG, right
-from helpers.block_hashes import hash_blocks
-from helpers.checks.exercises.lesson_7_blocks import unless_used
-from helpers.checks.exercises.lesson_8_prefixes import chain
+from answers import ALMOST, WRONG, right
 
 
 @right("slices_of")
@@ -48,44 +42,6 @@ WRONG["slices_of"] |= {
 }
 
 
-@right("allocate")
-def block_after_block(free, tables, request, tokens, block_size, shared):
-    table, new, spare = tables.get(request, shared), [], [block for block in free if block not in shared]
-    while (len(table) + len(new)) * block_size < tokens:
-        if not spare:
-            return None
-        new.append(spare.pop())  # which of them makes no difference
-    tables[request], free[:] = table + new, spare
-    return new
-
-
-@right("allocate")
-def with_slices(free, tables, request, tokens, block_size, shared):
-    needed = math.ceil(tokens / block_size) - len(tables.get(request, shared))
-    others = sorted(set(free).difference(shared))
-    if len(others) >= needed:
-        new = others[len(others) - needed :]
-        tables.setdefault(request, list(shared)).extend(new)
-        free[:] = [block for block in others if block not in new]
-        return new
-
-
-@right("allocate")
-def onto_the_list_of_shared_blocks(free, tables, request, tokens, block_size, shared):
-    """As the hint says: the table of a new request may be that very list."""
-    table, new = tables.get(request, shared), []
-    missing = math.ceil(tokens / block_size) - len(table)
-    if missing > len(set(free) - set(shared)):
-        return None
-    for block in set(free) & set(shared):
-        free.remove(block)
-    for _ in range(missing):
-        new.append(free.pop())
-        table.append(new[-1])
-    tables[request] = table
-    return new
-
-
 def half_an_allocation(free, tables, request, tokens, block_size, refusal=None):
     new = []
     while len(tables.get(request, [])) * block_size < tokens:
@@ -108,8 +64,14 @@ def with_table(change):
 
 
 @right("grow")
-def by_allocating(*books):
-    return block_after_block(*books, [])
+def block_after_block(free, tables, request, tokens, block_size):
+    table, new, spare = tables.get(request, []), [], list(free)
+    while (len(table) + len(new)) * block_size < tokens:
+        if not spare:
+            return None
+        new.append(spare.pop())  # which of them makes no difference
+    tables[request], free[:] = table + new, spare
+    return new
 
 
 @right("grow")
@@ -139,115 +101,25 @@ WRONG["grow"] |= {
 }
 
 
-def emptying_the_list_of_shared_blocks(free, tables, request, tokens, block_size, shared):
-    new = block_after_block(free, tables, request, tokens, block_size, list(shared))
-    while shared:
-        shared.pop()
-    return new
+@right("preempted")
+def one_after_the_other(running, tables, free, request, missing):
+    leaving, newer = [], running[running.index(request) :]
+    while free < missing and newer:
+        leaving.append(newer.pop())
+        free += len(tables[leaving[-1]])
+    return leaving
 
 
-WRONG["allocate"] |= {"the caller's list `shared`": emptying_the_list_of_shared_blocks}
+@right("preempted")
+def by_running_sums(running, tables, free, request, missing):
+    newer = [*running[: running.index(request) : -1], request]
+    needed = sum(np.cumsum([free, *(len(tables[name]) for name in newer)]) < missing)
+    return newer[:needed]
 
 
-@right("release")
-def block_by_block_unless_shared(free, tables, request):
-    for block in reversed(tables[request]):
-        if sum(block in table for table in tables.values()) == 1:
-            free.insert(0, block)
-    del tables[request]
-
-
-@right("release")
-def by_counting_references(free, tables, request):
-    references = Counter(block for table in tables.values() for block in table)
-    for block in tables.pop(request):
-        references[block] -= 1
-        if references[block] == 0:
-            free.append(block)
-    return True
-
-
-def shared_blocks_taken_away(free, tables, request):
-    table = tables.pop(request)
-    free.extend(table)
-    for name, other in tables.items():
-        tables[name] = [block for block in other if block not in table]
-
-
-WRONG["release"] |= {
-    "changes the table of 'b', but this was about 'a'": shared_blocks_taken_away,
-    "has block 1 in a table and in `free`": lambda free, tables, name: free.extend(
-        set(tables.pop(name)).difference(next(iter(tables.values()), []))
-    ),
-    "has block 0 in `free` twice": lambda *books: unless_used(*books, lambda own, table: own * 2),
-    "has block 10, which was neither": lambda *books: unless_used(*books, lambda own, table: [10, *own]),
-    "loses the blocks [4]": lambda free, *others: free.clear() or unless_used(free, *others),
-}
-
-
-@right("prefix_hashes")
-def with_sha256(token_ids, block_size, salt):
-    name, names = salt, []
-    for end in range(block_size, len(token_ids) + 1, block_size):
-        name = sha256(f"{name}{token_ids[end - block_size : end]}".encode()).hexdigest()
-        names.append(name)
-    return names
-
-
-@right("prefix_hashes")
-def everything_before_as_the_name(token_ids, block_size, salt):
-    """No hash at all, and as good as one, but for its length."""
-    return [(salt, *token_ids[:end]) for end in range(block_size, len(token_ids) + 1, block_size)]
-
-
-NUMBERS = {}
-
-
-@right("prefix_hashes")
-def numbers_from_a_dict(*case):
-    return [NUMBERS.setdefault(name, len(NUMBERS)) for name in everything_before_as_the_name(*case)]
-
-
-WRONG["prefix_hashes"] |= {
-    "gives the same name to block 1 of": lambda *case: chain(
-        *case, lambda name, block, *_: (len(name) if isinstance(name, str) else name) + hash(tuple(block))
-    ),  # a sum does not know the order; a hash of the salt would differ from run to run
-    "something up to their ends differs": lambda *case: chain(*case, lambda name, block, *_: (name, block[-1])),
-    "up to their ends is the same": lambda ids, size, salt: chain(
-        ids, size, salt, lambda name, *_: (name, *ids[: len(ids) // size * size])
-    ),
-    "returns a list as a name": lambda *case: list(map(list, everything_before_as_the_name(*case))),
-    "calls the course's own `hash_blocks`": lambda ids, size, salt: list(hash_blocks(ids, size, salt.encode())),
-    "but returned a set": lambda *case: set(with_sha256(*case)),
-    "returns 0 names for [7, 71], which fills 1 blocks of 2": lambda ids, size, salt: with_sha256(ids, 4, salt),
-}
-ALMOST["prefix_hashes"] |= {"changed its argument: `token_ids`": lambda names, ids, *_: ids.clear() or names}
-
-
-@right("reuse")
-def until_the_first_gap(names, cached, tokens, block_size):
-    usable = names if len(names) * block_size < tokens else names[:-1]
-    blocks = [cached[name] for name in takewhile(cached.__contains__, usable)]
-    return blocks, np.int64(tokens) - block_size * len(blocks)
-
-
-ALMOST["reuse"] |= {
-    "changed its argument: `cached`": lambda result, names, cached, *_: cached.clear() or result,
-    "should be 2 values, the blocks to share and the number of tokens left": lambda result, *_: [result[0]],
-    "one too large in every case": lambda result, *_: ([block + 1 for block in result[0]], result[1]),
-}
-WRONG["reuse"] |= {"stopped with KeyError": lambda names, cached, *_: ([cached[name] for name in names], 1)}
-
-RIGHT["failing_input"] |= {
-    "the_first_block_is_missing": lambda: (["a", "b"], {"b": 7}, 10, 4),
-    "as_a_list_with_a_long_gap": lambda: [list("abcdef"), {"a": 0, "e": 3, "z": 1}, 6, 1],
-}
-WRONG["failing_input"] |= {
-    "returns arguments for which": lambda: (["a", "b"], {"a": 4, "b": 9, "x": 2}, 11, 4),
-    "should return four arguments": lambda: (["a", "b", "c"], {"a": 4, "c": 9}, 13),
-    "not a list of different strings": lambda: (["a", "b", "a"], {"a": 4, "b": 9}, 13, 4),
-    "is not a dict from names": lambda: (["a", "b", "c"], [4, 9], 13, 4),
-    "are not ints from 0": lambda: (["a", "b", "c"], {"a": "4", "c": 9}, 13, 4),
-    "gives two names the same block": lambda: (["a", "b", "c"], {"a": 4, "c": 4}, 13, 4),
-    "that is not `tokens // block_size`": lambda: (["a", "b", "c"], {"a": 4, "c": 9}, 9, 4),
+WRONG["preempted"] |= {
+    "should be a list, but is a str": lambda running, *_: running[-1],
+    "changed its argument: `tables`": lambda running, tables, *rest: [
+        tables.pop(name) and name for name in one_after_the_other(running, tables, *rest)
+    ],
 }

@@ -210,7 +210,8 @@ def _(random):
         ([], prompts(6, 6, 6), 8, 17), (decoding(3), prompts(5, 2), 8, 10), (decoding(3), prompts(5, 3), 8, 10),
         (decoding(1), [again, *prompts(2)], 8, 14), (decoding(1), [again, *prompts(2)], 8, 17), (decoding(2), [], 4, 9),
         ([], [], 4, 16), ([], prompts(7), 1, 7), (decoding(2), prompts(8, 1, 1, 1), 8, 9),
-        ([], prompts(4, 4, 4), 2, 64), ([], prompts(90, 5), 8, 64), ([], [*prompts(3), again], 8, 16), (decoding(2), prompts(9, 9, 9), 8, 4),
+        ([], prompts(4, 4, 4), 2, 64), ([], prompts(90, 5), 8, 64), ([], [*prompts(3), again], 8, 16),
+        (decoding(2), prompts(9, 9, 9), 8, 4),
         (decoding(random.randint(1, 3)), prompts(*random.choices(range(2, 12), k=6)), 6, random.randint(9, 26)),
     ]:  # fmt: skip
         queue = ", ".join(f"{one.request_id} ({one.num_uncomputed_tokens} uncomputed)" for one in waiting) or "none"
