@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from answers import WRONG, right
-from helpers.checks.exercises.lesson_9_serving import Bounded
+from helpers.checks.exercises.lesson_10_queue import Bounded
 
 
 @right("BoundedQueue")

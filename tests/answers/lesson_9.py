@@ -4,7 +4,7 @@ import codecs
 import json
 from itertools import chain, count, pairwise
 
-from answers import RIGHT, WRONG, right
+from answers import ALMOST, RIGHT, WRONG, right
 from helpers.checks.exercises.lesson_9_serving import by_empty_lines, data_of
 
 
@@ -57,4 +57,43 @@ WRONG["read_events"] |= {
     "keeps reading after [DONE]": lambda pieces: by_empty_lines(p.replace(b"data: [DONE]\n\n", b"") for p in pieces),
     "one by one from the network: loop over them": lambda pieces: [json.loads(pieces[0][5:])],
     "their number is not known": lambda pieces: [{}] * len(pieces),
+}
+
+
+@right("text_pieces")
+def by_what_may_still_change(texts, stop):
+    shown, pieces = "", []
+    for number, text in enumerate(texts, start=1):
+        before, found, _ = text.partition(stop)
+        safe = before
+        if not found and number < len(texts):
+            safe = safe.rstrip("\ufffd")
+            safe = next(safe[: len(safe) - n] for n in reversed(range(len(stop))) if not n or safe[-n:] == stop[:n])
+        pieces.append(safe.removeprefix(shown))
+        shown = shown + pieces[-1]
+        if found:
+            break
+    return pieces
+
+
+ALMOST["text_pieces"] |= {
+    "should be a list, but is a str": lambda pieces, *_: "".join(pieces),
+    "changed its argument: `texts`": lambda pieces, texts, _: texts.clear() or pieces,
+}
+
+
+@right("read_inbox")
+def with_dicts(messages, unfinished):
+    added, aborted = {}, {}
+    for kind, name in messages:
+        if kind == "add":
+            added[name] = True
+        elif not added.pop(name, False) and name in unfinished:
+            aborted[name] = True
+    return list(added), list(aborted)
+
+
+ALMOST["read_inbox"] |= {
+    "changed its argument: `unfinished`": lambda result, _, unfinished: unfinished.clear() or result,
+    "returns only the requests to add": lambda result, *_: result[0],
 }

@@ -238,7 +238,8 @@ def _(random):
     for table, free, request, missing in [
         (tables, 0, "a", 1), (tables, 0, "a", 2), (tables, 1, "a", 2), (tables, 0, "b", 3), (tables, 0, "a", 4),
         (tables, 2, "a", 2), (tables, 0, "d", 1), (tables, 0, "c", 1), (tables, 0, "c", 2), (tables, 1, "b", 5),
-        (tables, 0, "b", 4), (tables, 3, "a", 4), (tables, 3, "d", 1), (tables, 0, "c", 5), (tables, 1, "b", 7), ({"x": [5, 2]}, 0, "x", 1),
+        (tables, 0, "b", 4), (tables, 3, "a", 4), (tables, 3, "d", 1),
+        (tables, 0, "c", 5), (tables, 1, "b", 7), ({"x": [5, 2]}, 0, "x", 1),
         ({"z": [0], "y": [1], "x": [2, 3]}, 0, "z", 1), ({"z": [0], "y": [1], "x": [2, 3]}, 0, "y", 3),
         (drawn, random.randint(0, 1), "c", random.randint(2, 5)), (drawn, 0, "b", random.randint(1, 9)),
     ]:  # fmt: skip

@@ -1,12 +1,10 @@
-"""Lesson 9, serving: the events of a stream, and a bounded queue. `load_testing` has the lesson's other tasks."""
+"""Lesson 9, serving: pieces of text, the inbox of an engine's thread, and the events of a stream."""
 
 import json
 import re
 from itertools import pairwise
-from math import ceil
 
 from ..exercise import Exercise
-from ..queues import first_mistake, run_story
 from ..streams import DONE, ONE, STREAMS, read_stream
 
 read_events = Exercise(
@@ -111,102 +109,140 @@ def yields_in_time(arguments, outcome, right):
     return None
 
 
-BoundedQueue = Exercise(
-    "BoundedQueue(rows, max_queue, seconds)",
-    "the queue holds no more requests than can be served in time, and a request leaves once, for whatever reason",
-    observe=run_story,
+HALF = "\ufffd"  # what an incomplete character is decoded to
+text_pieces = Exercise(
+    "text_pieces(texts, stop)",
+    "a client gets no half of a character and no part of a stop text, and everything else at once",
 )
 
 
-@BoundedQueue.cases
+@text_pieces.cases
 def _(random):
-    """Yield stories, in which a minus precedes a request that leaves. Ids are in no order, and one of them is 0."""
-    letters = random.sample("abcdefghijklmnopqrstuvwxyz", 9)
-    drawn = " ".join(random.choice(["", "-"]) + random.choice(letters) for _ in range(60))
-    for what, rows, max_queue, seconds, story in [
-        ("requests that fill the rows and the queue", 3, 2, 10, "d c b a 0 e f"),
-        ("a running request leaves", 2, 3, 6, "d c b a -c"),
-        ("a waiting request leaves", 2, 3, 6, "d c b 0 -0 a -b -d e"),
-        ("a refused request leaves", 1, 2, 7.25, "d c b a -a 0 e"),
-        ("a request leaves twice", 2, 3, 5.5, "d c b -c -c a 0 -a -a e f g"),
-        ("a refused request is offered again", 4, 1, 1, "f e d c b 0 -c 0 -b g"),
-        ("no places in the queue", 1, 0, 3, "b a -a -b c 0 b"), ("an empty queue", 3, 2, 10, "-z f -d -f -f a"),
-        ("a long story", 2, 3, 6, "d c b a 0 e f -b f g -g h -e i -e j -d -d k l -c -a -f -i -k m -m n o p"),
-        ("a long story", random.randint(1, 3), random.randint(0, 3), random.choice([1, 2.5, 7, 40]), drawn),
+    """Yield the texts after each token: the decoded beginnings of some bytes, cut at random places."""
+
+    def after_each(text, *cuts):
+        data = text.encode()
+        ends = cuts or sorted(random.sample(range(1, len(data)), min(len(data) - 1, 7)))
+        return [data[:end].decode(errors="replace") for end in [*ends, len(data)]]
+
+    for texts, stop in [
+        (["M", "M" + HALF, "Mü", "Müll"], "xyz"), (["a", "a!", "a!!", "a!!b"], "!!"),
+        (["a", "a!", "a!b", "a!b!"], "!!"), (["ab", "abc", "abcd", "abcd."], "cde"),
+        (["ab", "abc", "abcd", "abcde", "abcdef"], "cde"), (["END", "END of"], "END"), (["tea", "tea" + HALF], "zz"),
+        (["a", "a" + HALF, "a" + HALF, "a☕", "a☕ b"], "zz"), (["x" + HALF], "zz"), (["a", "a b a b"], " b"),
+        (["x", "xa", "xa" + HALF, "xaü", "xaü."], "aü"), (["x", "xa", "xa" + HALF, "xaö", "xaö."], "aü"),
+        (["aa", "aaa", "aaab", "aaab."], "aab"), (["ab", "abab", "ababac"], "abac"), (["one", "one two, two"], "w"),
+        (["a" + HALF + "b", "a" + HALF + "bc"], "zz"), ([], "zz"),
+        (["so", "so?", "so?\n", "so?\n\n", "so?\n\nA"], "\n\n"),
+        (after_each("naïve ☕ crêpes for a fox"), "fog"), (after_each("🦊 runs, and 🦊🦊 sleep"), "🦊🦊"),
+        (after_each("abcabcabd and abcabe"), "abcabd"),
     ]:  # fmt: skip
-        steps, here = [], []
-        for step in story.split():
-            name = 0 if step.strip("-") == "0" else step.strip("-")
-            if step[0] == "-" or name not in here:  # a request that has a place is not offered again
-                steps.append(("leave" if step[0] == "-" else "offer", name))
-                here = [one for one in here if one != name]
-                here += [name] if step[0] != "-" and len(here) < rows + max_queue else []
-        yield (rows, max_queue, seconds, steps), f"{what}; rows {rows}, max_queue {max_queue}, seconds {seconds:g}"
+        yield (texts, stop), f"texts {texts}, stop {stop!r}"
 
 
-class Bounded:
-    """The reference, with the number of seconds as a replaceable part."""
-
-    def __init__(self, rows, max_queue, seconds, retry_after=lambda queue: ceil(queue.seconds / queue.rows)):
-        self.rows, self.max_queue, self.seconds, self.retry_after = rows, max_queue, seconds, retry_after
-        self.running, self.waiting = [], []
-
-    def offer(self, request_id):
-        if len(self.running) < self.rows:
-            self.running.append(request_id)
-        elif len(self.waiting) < self.max_queue:
-            self.waiting.append(request_id)
-        else:
-            return self.retry_after(self)
-        return 0
-
-    def leave(self, request_id):
-        if request_id in self.waiting:
-            self.waiting.remove(request_id)
-        elif request_id in self.running:
-            self.running.remove(request_id)
-            self.running += self.waiting[:1]
-            del self.waiting[:1]
+@text_pieces.reference
+def keeping_back(texts, stop, half=True, prefix=True, last=True, found=lambda text, stop: text.index(stop), fresh=True):
+    """Yield pieces, with replaceable parts: what is kept back, what comes last, where a stop text cuts, what is new."""
+    sent, pieces = 0, []
+    for number, text in enumerate(texts):
+        if stop in text:
+            return [*pieces, text[sent : found(text, stop)]]
+        end = text
+        if number < len(texts) - 1 or not last:
+            end = end.rstrip(HALF) if half else end
+            kept = max(n for n in range(len(stop)) if end.endswith(stop[:n])) if prefix else 0
+            end = end[: len(end) - kept]
+        pieces.append(end[sent:] if fresh else end)
+        sent = max(sent, len(end))
+    return pieces
 
 
-BoundedQueue.reference(Bounded)
+text_pieces.add_misconceptions({
+    "sends half of a character: an incomplete one decodes to the replacement character.": {"half": False},
+    "sends the beginning of the stop text, which the next token may complete.": {"prefix": False},
+    "keeps the end of the text back even after the last token: then nothing can complete it.": {"last": False},
+    "sends the stop text, too: the output ends before it.": {"found": lambda text, stop: text.index(stop) + len(stop)},
+    "cuts at the last stop text: the output ends before the first one.":
+        {"found": lambda text, stop: text.rindex(stop)},
+    "sends everything again after each token: the client has the earlier pieces.": {"fresh": False},
+    "goes on after the stop text: no token after it is of use.": lambda texts, stop: (
+        (pieces := keeping_back(texts, stop)) + [""] * (len(texts) - len(pieces))),
+    "sends nothing before the end: the client wants each piece as soon as it is safe.": lambda texts, stop: (
+        (pieces := keeping_back(texts, stop)) and [""] * (len(pieces) - 1) + ["".join(pieces)]),
+    "leaves out the empty pieces: there is a piece for every token.":
+        lambda texts, stop: [piece for piece in keeping_back(texts, stop) if piece],
+    "keeps back as many characters as the stop text has, whatever they are.": lambda texts, stop: (
+        _lagging(texts, stop)),
+})  # fmt: skip
 
 
-@BoundedQueue.misconception(
-    "assumes that a request that leaves has a place. It may have left before, or may have been refused: then "
-    "nothing happens."
+def _lagging(texts, stop):
+    """Return pieces that always lag behind the text by the length of a stop text, less one."""
+    pieces, sent = keeping_back(texts, stop), 0
+    whole = "".join(pieces)
+    for number, text in enumerate(texts[: len(pieces)]):
+        end = len(whole) if number == len(pieces) - 1 else max(sent, len(text.rstrip(HALF)) - len(stop) + 1)
+        pieces[number] = whole[sent:end]
+        sent = min(end, len(whole))
+    return pieces
+
+
+read_inbox = Exercise(
+    "read_inbox(messages, unfinished)",
+    "the engine hears once, before an iteration, what has changed, and nothing of requests that came and went",
+    names=("the requests to add", "the requests to abort"),
 )
-class TakesPlacesForGranted(Bounded):
-    def leave(self, request_id):
-        if request_id not in self.waiting + self.running:
-            self.running.remove(request_id)
-        super().leave(request_id)
 
 
-ROW = "Each row is busy for `seconds`, but there are several, and any of them will do."
-EARLY = "A client that retries too early is refused again."
-PLACE = "Each request that finishes makes room for another: a client need not wait until the queue is empty."
-
-BoundedQueue.add_misconceptions({
-    f"returns the time until one particular row is free. {ROW}": lambda queue: ceil(queue.seconds),
-    f"multiplies by the number of rows. {ROW}": lambda queue: ceil(queue.seconds * queue.rows),
-    f"rounds down. {EARLY}": lambda queue: max(1, int(queue.seconds / queue.rows)),
-    f"rounds to the nearest second. {EARLY}": lambda queue: max(1, round(queue.seconds / queue.rows)),
-    "adds a second even to a whole number of seconds, which needs no rounding.":
-        lambda queue: int(queue.seconds / queue.rows) + 1,
-    f"returns the time until all waiting requests have started. {PLACE}":
-        lambda queue: max(1, ceil(len(queue.waiting) * queue.seconds / queue.rows)),
-    f"returns the time until all waiting requests and one more have started. {PLACE}":
-        lambda queue: ceil((len(queue.waiting) + 1) * queue.seconds / queue.rows),
-    f"returns the time until all requests have finished. {PLACE}":
-        lambda queue: ceil(len(queue.waiting + queue.running) * queue.seconds / queue.rows),
-    "returns 1 second, however fast the server is: it depends on `seconds` and on the rows.": lambda queue: 1,
-}, part="retry_after")  # fmt: skip
+@read_inbox.cases
+def _(random):
+    """Yield messages in which a minus precedes a request that is aborted."""
+    drawn, here = [], {"a", "b"}
+    for _ in range(24):
+        name = random.choice("abcdef")
+        drawn.append("-" + name if name in here else name)
+        here ^= {name}
+    for story, unfinished in [
+        ("c a", "b"), ("c -a", "ab"), ("c -c", "ab"), ("-a", "b"), ("-a -a", "ab"), ("", "ab"), ("c -c c", "ab"),
+        ("-a a", "ab"), ("-a a -a", "ab"), ("d c -d e -a", "ab"), ("-a a -a a", "ab"), ("-z d -z", ""),
+        ("d e -e f -d", "a"), ("-a -b -a", "ab"), ("-b d -b", "abc"),
+        ("f d -f e f", "a"), ("-b -a", "ab"), (" ".join(drawn), "ab"),
+    ]:  # fmt: skip
+        messages = [("abort" if one[0] == "-" else "add", one.strip("-")) for one in story.split()]
+        yield (messages, list(unfinished)), f"messages {messages}; unfinished: {list(unfinished)}"
 
 
-@BoundedQueue.rule
-def keeps_its_promises(arguments, outcome, right):
-    """Report what makes a queue unusable, or the first step after which it is wrong."""
-    if outcome.result["problem"]:
-        return outcome.result["problem"]
-    return first_mistake(outcome.result["steps"], right.result["steps"], arguments[0])
+@read_inbox.reference
+def net_changes(messages, unfinished, cancel=True, known=True, once=True, order=list):
+    """List what changes, with replaceable parts."""
+    added, aborted = [], []
+    for kind, name in messages:
+        if kind == "add":
+            added.append(name)
+        elif name in added and cancel:
+            added.remove(name)
+        elif (name in unfinished or not known) and (name not in aborted or not once):
+            aborted.append(name)
+    return order(added), order(aborted)
+
+
+read_inbox.add_misconceptions({
+    "adds a request whose client has left already: both messages are in the same inbox.": {"cancel": False},
+    "aborts requests that the engine no longer has: they have finished, and there is nothing to abort.":
+        {"known": False},
+    "aborts a request twice.": {"once": False},
+    "changes the order: requests are added in the order in which they arrived.": {"order": sorted},
+    "lists the newest first: requests are added in the order in which they arrived.":
+        {"order": lambda names: names[::-1]},
+    "reads only the first message: the inbox is emptied before every iteration.":
+        lambda messages, unfinished: net_changes(messages[:1], unfinished),
+    "reads all additions first: an abort cancels the additions before it, not the ones after it.":
+        lambda messages, unfinished: net_changes(sorted(messages, key=lambda one: one[0] == "abort"), unfinished),
+    "returns the requests that the engine has afterwards: the task asks for the changes.":
+        lambda messages, unfinished: (
+        [name for name in unfinished if name not in net_changes(messages, unfinished)[1]]
+        + net_changes(messages, unfinished)[0], net_changes(messages, unfinished)[1]),
+    "swaps the two lists: those to add come first.": lambda *case: net_changes(*case)[::-1],
+    "forgets the aborts of running requests: their rows would generate tokens that no client reads.":
+        lambda *case: (net_changes(*case)[0], []),
+})  # fmt: skip
