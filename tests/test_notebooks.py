@@ -182,8 +182,8 @@ GIVEN = {
     "7_paged_kv_cache": {
         **dict.fromkeys(("20.4", "38.2"), "Kwon et al., SOSP 2023"),
         "138": "output tokens / 40",
-        "127": "128 - 1",
     },
+    "8_prefix_sharing": {"128": "eight blocks of 16", "127": "128 - 1"},
     "14_quantized_weights": {"35,000": "Dettmers and Zettlemoyer, 2022", "110": "workloads.clear_stories"},
     "17_many_replicas": {"512": "256 / 0.5"},
     "separate_replicas": {"125": "27.8 + 512 * 0.19"},
