@@ -1,6 +1,6 @@
 """The design of a server, three numbers, tried on a simulated hour: which requests are served in time, and why not.
 
-The course's own scheduler and block manager run in the simulator. An iteration costs what it costs in lesson 4: 1 unit
+The course's own scheduler and block manager run in the simulator. An iteration costs what it costs in lesson 5: 1 unit
 for the forward pass, and 1 for every 50 tokens. So the counts are the same on every machine.
 """
 
