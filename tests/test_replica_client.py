@@ -2,20 +2,24 @@
 
 import asyncio
 import os
+import threading
 import time
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from helpers import EngineConfig, SamplingParams
+from helpers import EngineConfig, SamplingParams, StructuredOutputs
 from helpers.cluster.fleet_description import FleetDescription
-from helpers.cluster.replica import Report
+from helpers.cluster.replica import Replica, Report
 from helpers.cluster.routing import PrefixAware
+from helpers.engine.hooks import Feature
 from helpers.server.errors import EngineFailed
 from helpers.server.output_delta import OutputDelta
+from helpers.simulator import Simulator
 from tests.support.gated_thread import in_loop, wait_until
-from tests.support.local_replicas import ENOUGH, http_client, is_empty, let, running, submit, tokens
+from tests.support.local_replicas import ENOUGH, http_client, is_empty, let, next_report, running, submit, tokens
+from tests.support.serving import PATIENCE
 
 
 @in_loop
@@ -258,3 +262,53 @@ async def test_the_same_front_lists_the_replicas_and_has_their_metrics():
         described = (await http.get("/openapi.json")).json()["paths"]["/replicas"]["get"]
         assert set(described["responses"]) == {"200", "401"}
         assert (await http.head("/replicas")).status_code == 200
+
+
+class Compiler(Feature):
+    """Compiles a description when it has a permit, and refuses the pattern "refused"."""
+
+    name = "structured_outputs"
+
+    def __init__(self):
+        self.allowed, self.compiled, self.threads = threading.Semaphore(0), [], set()
+
+    def check(self, params):
+        if params not in self.compiled:
+            self.threads.add(threading.current_thread().name)
+            assert self.allowed.acquire(timeout=PATIENCE)
+            if params.structured_outputs.regex == "refused":
+                raise ValueError("regex is too complex")
+            self.compiled.append(params)
+
+    def cancel(self, params):
+        self.allowed.release()
+
+    def end(self):
+        self.allowed.release(9)
+
+
+@in_loop
+async def test_a_replica_compiles_structured_outputs_beside_its_engine_which_goes_on():
+    replica = Replica(Simulator(EngineConfig(max_batch_size=4), lambda plan: 1.0, context_length=40, next_token=len))
+    validator, compiler = replica.engine.validator, Compiler()
+    validator.features = (*(one for one in validator.features if one.name != compiler.name), compiler)
+    replica.start()
+    ended = {}
+
+    async def read_until(*ids: str) -> None:
+        while not ended.keys() >= {*ids}:
+            ended.update({one.request_id: one for one in (await next_report(replica)).outputs if one.finish_reason})
+
+    try:
+        for id in ("aborted", "refused", "matches"):
+            replica.add(id, [0, 1], SamplingParams(4, structured_outputs=StructuredOutputs(regex=id)), 0, {0: []})
+        replica.add("plain", [0, 1], SamplingParams(9), 0, {0: []})
+        await read_until("plain")
+        assert list(ended) == ["plain"] and not compiler.compiled
+        replica.abort("aborted")
+        compiler.allowed.release(2)
+        await read_until("aborted", "refused", "matches")
+        assert [ended[id].finish_reason for id in ("aborted", "refused", "matches")] == ["abort", "error", "length"]
+        assert "too complex" in ended["refused"].error and compiler.threads == {"tokenizer-structured_0"}
+    finally:
+        await replica.stop()

@@ -120,6 +120,7 @@ class Replica(EngineThread):
     def __init__(self, engine: EngineCore, worker: WorkerThread | None = None):
         super().__init__(engine, worker=worker)
         self._report, self._is_new = Report(), False
+        self._compiling: dict[str, asyncio.Task] = {}  # requests that the engine does not have yet, by their ids
         self._on_report: Callable[[Report], None] | None = None  # for a report that was asked for
         self._heartbeat: asyncio.TimerHandle | None = None
         self._step, self._step_started = engine.step, None
@@ -151,11 +152,30 @@ class Replica(EngineThread):
         generated: Mapping[int, Seq[int]],
     ) -> None:
         """Add a request to the engine, see `ReplicaHandle`."""
-        self._inbox.put(partial(self._add_request, token_ids, params, engine_id, priority, generated))
+        add = partial(self._add_request, token_ids, params, engine_id, priority, generated)
+        if params.structured_outputs is None:
+            self._inbox.put(add)
+            return
+        # The front end sends a description, not its grammar, and the engine's thread must not compile it.
+        end = partial(self._end, engine_id, generated or range(params.n))
+        compiling = self._loop.create_task(self.prompt_tokenizer.validate([token_ids], params))
+        self._compiling[engine_id] = compiling
+        compiling.add_done_callback(partial(self._compiled, engine_id, add, end))
+
+    def _compiled(self, engine_id: str, add: Callable[[], None], end: Callable[..., None], done: asyncio.Task) -> None:
+        del self._compiling[engine_id]
+        if done.cancelled():
+            add = partial(end, "abort")
+        elif (error := done.exception()) is not None:
+            add = partial(end, "error", error)
+        self._inbox.put(add)
 
     def abort(self, engine_id: str) -> None:
         """Abort a request of the engine; one that it does not have has finished."""
-        self._send_abort(engine_id)
+        if (compiling := self._compiling.get(engine_id)) is None:
+            self._send_abort(engine_id)
+        elif not compiling.cancel():  # it is compiled, and `_compiled` runs before this call
+            self._loop.call_soon(self._send_abort, engine_id)
 
     def set_pace(self, seconds: float) -> None:
         """Set the least number of seconds per iteration."""

@@ -9,7 +9,7 @@ import asyncio
 import queue
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from functools import partial
@@ -102,11 +102,13 @@ class EngineThread(EngineClient):
         try:
             self.engine.add_request(token_ids, params, engine_id, priority, generated=generated)
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            failed = [
-                OutputDelta(engine_id, index, "", [], None, 0, "error", text) for index in generated or range(params.n)
-            ]
-            self._loop.call_soon_threadsafe(self._deliver, failed, take_snapshot(self.engine, stepped=False))
+            self._end(engine_id, generated or range(params.n), "error", error)
+
+    def _end(self, engine_id: str, indices: Iterable[int], reason: str, error: Exception | None = None) -> None:
+        """Deliver the last outputs of a request that the engine does not have."""
+        text = None if error is None else f"{type(error).__name__}: {error}"
+        last = [OutputDelta(engine_id, index, "", [], None, 0, reason, text) for index in indices]
+        self._loop.call_soon_threadsafe(self._deliver, last, take_snapshot(self.engine, stepped=False))
 
     def _empty_inbox(self, wait: bool) -> bool:
         """Run the inbox's tasks, and wait for the first one if told to; return False if one of them is to stop."""
