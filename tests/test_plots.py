@@ -78,7 +78,6 @@ PICTURES = {
     "compare unequal widths": lambda: plots.compare([[1, 2, 3]], [[2, 3], [9, 9]], "mask"),
     "slot_timeline": lambda: plots.slot_timeline({"run": TRACE}),
     "slot_timeline enlarged": lambda: plots.slot_timeline({"run": TRACE}, T, zoom=(1, 2)),
-    "latencies": lambda: plots.latencies({"run": metrics.request_metrics(TRACE)}),
     "waiting_requests": lambda: plots.waiting_requests(
         {"fair": latencies(9, 1, 2, 6)}, {"short": {1, 2, 3}, "long": {0}}, unit="iterations"
     ),
@@ -87,7 +86,6 @@ PICTURES = {
     ),
     "tokens_read": lambda: plots.tokens_read({"run": TRACE}),
     "tokens_read of some passes": lambda: plots.tokens_read({"run": TRACE}, first=2, last=3),
-    "padding": lambda: plots.padding({"one": ([3, 2], [1, 0]), "other": ([5], [15])}, "keys read"),
     "token_row": lambda: plots.token_row(TWO_TOKENS),
     "visible_keys": lambda: plots.visible_keys({"causal": CAUSAL, "split": SPLIT}, ["a", "b"], [0, 1]),
     "tradeoff": lambda: plots.tradeoff({"one": (1, 2), "other": (2, 1)}, "seconds", "milliseconds"),
@@ -154,8 +152,7 @@ TEXTS = {
     "waiting_requests": "fair, short: 1 to 6, median 2; fair, long: 9 to 9, median 9.",
     "tokens_read": "run: at most 7 per pass, passes with prompt tokens: 2",
     "tokens_read of some passes": "run: at most 1 per pass, passes with prompt tokens: 0",
-    "padding": "one: 5 for the requests' tokens and 1 for padding; other: 5 for",
-    "token_row": r"first: a \(x, 0\), b \(y, 0\); second: c \(y, 1\), d \(x",
+    "token_row": r"first: x has columns 0:1 \(a\), from position 0, .*second: y has columns 0:1 \(c\), from position 1",
     "visible_keys": "causal: 3 of 4 pairs attend, 1 of them across requests; split: 2 of 4",
     "memory_timeline": "room for 10 tokens.*reserve: 2 iterations, 25% of the allocated.*paged: 2 iterations, 67%",
     "memory_timeline of many iterations": "long: 1,200 iterations",
@@ -288,10 +285,6 @@ def test_the_tokens_read_are_those_of_the_trace_pads_left_out():
         tops[pass_number] = max(tops.get(pass_number, 0), bar.get_y() + bar.get_height())
 
     assert tops == {0: 7, 1: 4, 2: 1, 3: 1}
-
-
-def test_the_share_of_padding_is_in_the_titles():
-    assert [ax.get_title(loc="left") for ax in axes_of("padding")] == ["one: 17% padding", "other: 75% padding"]
 
 
 def test_the_staircase_begins_each_pass_at_the_token_that_the_pass_before_it_chose():

@@ -5,7 +5,7 @@ them when they are the last expression of a cell. All carry a text that describe
 sentence what the picture shows.
 """
 
-from .charts import bars, grouped_bars, latencies, lines, throughput_latency, tradeoff
+from .charts import bars, grouped_bars, lines, throughput_latency, tradeoff
 from .colors import BLUE, GRAY, INK, ORANGE, PURPLE, REQUEST_COLORS, SKY
 from .drawings import (
     block_lookup,
@@ -26,7 +26,7 @@ from .picture import Picture
 from .player import flip_book, play
 from .replicas import prefix_map, replica_work, resumed_streams
 from .rounding import agreement, error_map, packed_byte, rounding_levels
-from .rows import padding, slot_timeline, tokens_read, waiting_requests
+from .rows import slot_timeline, tokens_read, waiting_requests
 from .system_map import system_map
 from .token_choices import constrained_text, probability_strips, tokens_over_states
 from .verified_drafts import draft_staircase, draft_timeline, verified_draft
@@ -56,7 +56,6 @@ __all__ = [
     "fleet_over_time",
     "flip_book",
     "grouped_bars",
-    "latencies",
     "life_of_a_request",
     "lines",
     "load_run",
@@ -66,7 +65,6 @@ __all__ = [
     "missed_requests",
     "packed_byte",
     "padded_and_ragged",
-    "padding",
     "play",
     "predicted_times",
     "prefix_map",

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from matplotlib.lines import Line2D
 
-from ..metrics import RequestMetrics, percentile
+from ..metrics import percentile
 from .colors import BLUE, GRAY, INK, LABEL, ORANGE, PALE, PURPLE, REQUEST_COLORS, SERIES_COLORS, SKY, SMALL
 from .picture import Picture, add_key, label_ends, new_figure
 
@@ -171,24 +171,3 @@ def throughput_latency(
         f"{latency[-1]:.2g} seconds."
     )
     return Picture(figure, alt)
-
-
-def latencies(named: Mapping[str, Sequence[RequestMetrics]], title: str = "") -> Picture:
-    """Draw a marker at the end-to-end latency of every request, for at most four runs.
-
-    Request ids must be numbers in order of arrival.
-    """
-    figure, (ax,) = new_figure(3.4, title=title)
-    ends = []
-    for (name, metrics), color, marker in zip(named.items(), SERIES_COLORS, "sov^", strict=False):
-        ordered = sorted(metrics, key=lambda request: request.request_id)
-        ids, seconds = zip(*((request.request_id, request.e2e) for request in ordered), strict=True)
-        ax.plot(ids, seconds, marker, color=color, markersize=5)
-        ends.append((ordered[-1].request_id, ordered[-1].e2e, name, color))
-    ax.set(xlabel="request, in order of arrival", ylabel="latency (seconds)", ylim=(0, None))
-    ax.grid(axis="y", color=PALE)
-    label_ends(figure, ax, ends)
-    described = "; ".join(
-        f"{name}: up to {max(request.e2e for request in metrics):.2g} s" for name, metrics in named.items()
-    )
-    return Picture(figure, f"Latency of {len(next(iter(named.values())))} requests. {described}.")

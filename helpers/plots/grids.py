@@ -160,34 +160,37 @@ def set_up_grid(ax, columns: int, rows: int, title: str) -> None:
 def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]]) -> Picture:
     """Draw the tokens of several requests side by side in one row per panel, colored by request.
 
-    A request keeps its color from panel to panel, and its name stands below its tokens.
+    A request keeps its color from panel to panel. Below its tokens are its name and its columns, as in a slice.
 
     Args:
-        named: for each panel, (text, request, position) of each token. The position is drawn below the text.
+        named: for each panel, (text, request, position) of each token.
     """
     columns = max(len(cells) for cells in named.values())
-    width = min(WIDTH, max(3.2, 0.85 * columns + 0.2))
-    figure, axes = new_figure(1.15 * len(named) + 0.1, len(named), width=width)
+    width = min(WIDTH, max(3.2, 0.85 * columns + 1))
+    figure, axes = new_figure(1.4 * len(named) + 0.1, len(named), width=width)
     color = request_colors(request for cells in named.values() for _, request, _ in cells)
-    size = _font_size([token for cells in named.values() for token, _, _ in cells], width / columns)
+    size = _font_size([token for cells in named.values() for token, _, _ in cells], (width - 0.8) / columns)
+    described = []
     for ax, (name, cells) in zip(axes, named.items(), strict=True):
         for x, (token, request, position) in enumerate(cells):
             draw_cell(ax, x, 0, color[request])
+            write(ax, x + 0.5, -0.2, str(x), SMALL - 1)
             write(ax, x + 0.5, 0.38, token.strip(), size, color=ink_on(color[request]))
             write(ax, x + 0.5, 0.78, str(position), SMALL - 1, color=ink_on(color[request]))
-        start = 0
+        start, owned = 0, []
         for request, group in groupby(cells, key=lambda cell: cell[1]):
-            end = start + len(list(group))
+            group = list(group)
+            end = start + len(group)
             ax.plot([start + 0.08, end - 0.08], [1.06, 1.06], color=color[request], linewidth=2)
-            write(ax, (start + end) / 2, 1.32, str(request))
+            write(ax, (start + end) / 2, 1.32, f"{request} {start}:{end}")
+            texts = " ".join(token.strip() for token, _, _ in group)
+            owned.append(f"{request} has columns {start}:{end} ({texts}), from position {group[0][2]}")
             start = end
         set_up_grid(ax, columns, 1, name)
-        ax.set(ylim=(1.5, 0), yticks=[])
-    described = [
-        f"{name}: " + ", ".join(f"{token.strip()} ({request}, {position})" for token, request, position in cells)
-        for name, cells in named.items()
-    ]
-    return Picture(figure, f"Tokens in one row, each with its request and position. {'; '.join(described)}.")
+        ax.set(ylim=(1.5, -0.4))
+        ax.set_yticks([-0.2, 0.38, 0.78], ["column", "token", "position"])
+        described.append(f"{name}: {', '.join(owned)}")
+    return Picture(figure, f"Tokens in one row. {'; '.join(described)}.")
 
 
 def visible_keys(

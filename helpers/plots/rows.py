@@ -17,11 +17,10 @@ from .colors import (
     ink_on,
     request_colors,
     shade,
-    wasted,
     work_key,
     work_look,
 )
-from .picture import Picture, add_key, label_area, new_figure, set_panel_title
+from .picture import Picture, add_key, new_figure, set_panel_title
 
 
 def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int, int] | None = None) -> Picture:
@@ -184,29 +183,3 @@ def tokens_read(traces: Mapping[str, Trace], first: int = 0, last: int | None = 
     axes[-1].set_xlabel("forward pass")
     add_key(figure, {f"tokens of a {kind}": work_look(kind) for kind in ("prefill", "decode")})
     return Picture(figure, f"Bars of the tokens that each forward pass computed. {'; '.join(described)}.")
-
-
-def padding(named: Mapping[str, tuple[Sequence[int], Sequence[int]]], ylabel: str, title: str = "") -> Picture:
-    """Draw what each forward pass computed for requests and for padding, stacked, with one panel per run.
-
-    Args:
-        named: for each run, the useful and the padding count of each pass.
-        ylabel: what is counted.
-    """
-    figure, axes = new_figure(1.7 * len(named) + 0.7, len(named), title)
-    described, labelled = [], set()
-    for ax, (name, (useful, pads)) in zip(axes, named.items(), strict=True):
-        passes, both = range(len(useful)), [sum(pair) for pair in zip(useful, pads, strict=True)]
-        ax.fill_between(passes, useful, step="post", color=BLUE, linewidth=0)
-        ax.fill_between(passes, useful, both, step="post", **wasted())
-        share = sum(pads) / max(1, sum(both))
-        set_panel_title(ax, f"{name}: {share:.0%} padding")
-        ax.set(ylabel=ylabel, xlim=(0, max(1, len(useful) - 1)), ylim=(0, None))
-        least = 0.16 * max([1, *both])
-        names = (([0] * len(useful), useful, "for tokens", BLUE), (useful, both, "for pads", "white"))
-        labelled |= {text for low, high, text, fill in names if label_area(ax, low, high, text, fill, least)}
-        described.append(f"{name}: {sum(useful):,} for the requests' tokens and {sum(pads):,} for padding")
-    axes[-1].set_xlabel("forward pass")
-    if len(labelled) < 2:
-        add_key(figure, {"for tokens": {"facecolor": BLUE}, "for pads": wasted()})
-    return Picture(figure, f"Areas over forward passes, {ylabel}. {'; '.join(described)}.")
