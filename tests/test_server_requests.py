@@ -10,7 +10,15 @@ import openai
 import pytest
 
 from helpers import Engine, SamplingParams
-from tests.support.serving import FOX, OWL, body, embedded_engine, expected, serving
+from helpers.server.protocol import ChatRequest, CompletionRequest
+from tests.support.serving import (
+    FOX,
+    OWL,
+    body,
+    embedded_engine,
+    expected,
+    serving,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HOT = {"temperature": 1.5, "seed": 1}
@@ -239,3 +247,22 @@ def test_a_missing_prompt_and_a_missing_body(server):
         "message": "", "type": "invalid_request_error", "param": None, "code": None,
     }  # fmt: skip
     assert "not valid JSON" in response.json()["error"]["message"]
+
+
+def test_a_body_of_many_mistakes_is_refused_at_once():
+    """An error for each of them would keep the event loop busy for seconds."""
+    many = 20_000
+    prompts = ([-1] * many, [""] * many, [[-1]] * many, [[]] * many, [1] * many + ["a"], [{"text": "x"}] * many)
+    wrong = [(CompletionRequest, {"prompt": prompt}) for prompt in prompts]
+    wrong += [(CompletionRequest, {"prompt": "a"} | {str(number): 1 for number in range(many)})]
+    wrong += [(CompletionRequest, {"prompt": "a", "logit_bias": {str(number): "x" for number in range(many)}})]
+    wrong += [(CompletionRequest, {"prompt": "a", "stop": [""] * many})]
+    wrong += [(ChatRequest, {"messages": messages}) for messages in (
+        [{"role": 1}] * many,
+        [{"role": "user", "content": [{"type": "x"}] * many}],
+        [{"role": "user", "content": "x"} | {str(number): 1 for number in range(many)}],
+    )]  # fmt: skip
+    for kind, request in wrong:
+        with pytest.raises(ValueError) as caught:
+            kind.model_validate(request)
+        assert 1 <= caught.value.error_count() <= 20
