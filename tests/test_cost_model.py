@@ -1,6 +1,5 @@
 """The cost model counts what a plan computes, and its fit finds the coefficients that the times were made with."""
 
-import json
 import random
 import statistics
 from dataclasses import asdict
@@ -98,12 +97,6 @@ def test_a_file_without_a_cost_model_is_refused_with_the_reason(tmp_path, conten
 
     with pytest.raises(ValueError, match=reason):
         CostModel.load(tmp_path / "cost.json")
-
-
-def test_a_model_can_be_written_by_hand(tmp_path):
-    (tmp_path / "gpu.json").write_text(json.dumps({"iterations": 0.008, "tokens": 5e-5}))
-
-    assert CostModel.load(tmp_path / "gpu.json").of(1, 1, 100, 1, 1, 0) == pytest.approx(0.013)
 
 
 def test_the_machine_from_data_sheets_is_what_its_data_sheets_say():
