@@ -72,13 +72,26 @@ def fields_of(options_type: type, options: Any) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in dataclasses.fields(options_type)}
 
 
-def make_command(program: str, description: str) -> App:
-    """Make the command of a module. `description` is for `--help`; its indented lines are examples."""
+def make_command(program: str, description: str, options: type | None = None) -> App:
+    """Make the command of a module, which returns its options.
+
+    Args:
+        program: the module.
+        description: for `--help`; its indented lines are examples.
+        options: the dataclass of the options; if omitted, the caller gives the command a function.
+    """
     examples = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
     shown = examples.sub(lambda found: f"```text\n{textwrap.dedent(found[0])}```\n", description)
     settings = {"version_flags": (), "help_format": "markdown", "config": refuse_rounding}
     settings["default_parameter"] = Parameter(allow_repeating=True)  # the last value counts
-    return App(f"python -m {program}", help=shown, **settings)
+    app = App(f"python -m {program}", help=shown, **settings)
+    if options is not None:
+
+        @app.default
+        def given(chosen: Annotated[options | None, FLAT] = None):
+            return chosen or options()
+
+    return app
 
 
 def refuse_rounding(app, commands, arguments) -> None:

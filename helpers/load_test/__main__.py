@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from ..command_line import FLAT, json_object, make_command, one_value, parse, refuse
+from ..command_line import json_object, make_command, one_value, parse, refuse
 from ..request import Request
 from .lengths import MIXES, lengths
 from .lengths import parse as parse_lengths
@@ -133,12 +133,7 @@ class LoadOptions:
         return {name: getattr(self, name) for name in ("model", "api_key", "chat", "timeout")} | {"body": body}
 
 
-command = make_command("helpers.load_test", __doc__)
-
-
-@command.default
-def _options(options: Annotated[LoadOptions | None, FLAT] = None) -> LoadOptions:
-    return options or LoadOptions()
+command = make_command("helpers.load_test", __doc__, LoadOptions)
 
 
 def _requests(options: LoadOptions) -> Callable[[int], list[Request]]:

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from ..cluster.autoscaling import QueueLengthAutoscaler
 from ..cluster.routing import ROUTERS, FreeRowsFirst
-from ..command_line import FLAT, fields_of, make_command, one_value, options_from, parse, refuse
+from ..command_line import fields_of, make_command, one_value, options_from, parse, refuse
 from ..engine import POLICIES, EngineConfig
 from .cost_model import MACHINES, CostModel
 from .disaggregation import simulate_disaggregated
@@ -174,12 +174,7 @@ class SimulatorOptions(FleetOptions):
         )
 
 
-command = make_command("helpers.simulator", __doc__)
-
-
-@command.default
-def _options(options: Annotated[SimulatorOptions | None, FLAT] = None) -> SimulatorOptions:
-    return options or SimulatorOptions()
+command = make_command("helpers.simulator", __doc__, SimulatorOptions)
 
 
 def read_requests(args: SimulatorOptions) -> list[TimedRequest]:
