@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import sys
 import textwrap
@@ -13,6 +14,7 @@ from cyclopts import App, CoercionError, CycloptsError, Parameter
 from docstring_parser import parse as parse_docstring
 
 from .engine import POLICIES, EngineConfig
+from .metrics import LIMITS
 
 FLAT = Parameter(name="*", negative_iterable=())  # the fields of a dataclass are the options
 
@@ -128,6 +130,18 @@ def one_value(convert: Callable[[str], Any]) -> Parameter:
     return Parameter(
         converter=lambda _, tokens: convert(tokens[0].value), n_tokens=1, accepts_keys=False, negative_iterable=()
     )
+
+
+def latency_limits(text: str) -> dict[str, float]:
+    """Return the limits in a text such as "ttft=1,e2e=10", in seconds."""
+    try:
+        limits = {name: float(seconds) for name, seconds in (limit.split("=") for limit in text.split(","))}
+        if set(limits) <= set(LIMITS) and all(0 < limit < math.inf for limit in limits.values()):
+            return limits
+    except ValueError:
+        pass
+    known = ",".join(f"{name}=SECONDS" for name in LIMITS)
+    raise ValueError(f"limits are some of {known}, not {text!r}.")
 
 
 def json_object(text: str) -> dict:

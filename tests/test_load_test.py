@@ -723,7 +723,6 @@ def test_a_failed_request_is_the_exit_status_and_a_refused_one_is_not(capsys):
         (["--rate", "1", "--think", "1"], "--think requires --closed"),
         (["--chat", "--token-ids"], "cannot be combined with --chat"),
         (["--output", "gauss:5"], "There is no distribution 'gauss:5'; there are fixed:N, uniform:LOW-HIGH"),
-        (["--limit", "itl=1"], "ttft=SECONDS"),
         (["--limit", "ttft=soon"], "not 'ttft=soon'"),
         (["--picture", "out.png"], "end the file name with .svg"),
         (["--body", "[]"], "give a JSON object"),

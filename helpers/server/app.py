@@ -16,7 +16,7 @@ from .engine_client import EngineClient
 from .engine_thread import EngineThread
 from .http_errors import HANDLED, error_response
 from .live_view import LiveView
-from .middleware import AllowedHosts, BodyLimit, RefuseIfFull, RequireKey, StatusCount
+from .middleware import BodyLimit, Refuse, StatusCount, missing_key, no_room, unknown_host
 from .reference import version
 from .server_metrics import ServerMetrics
 
@@ -71,9 +71,9 @@ def make_app(
     state.model_name, state.deadline = model_name, deadline
     # The last one that is added sees a request first. A browser asks for leave (CORS) without the key.
     app.add_middleware(BodyLimit, limit=max_body)
-    app.add_middleware(RefuseIfFull, refuse=engine_client.refuse_if_unable)
+    app.add_middleware(Refuse, check=no_room(engine_client.refuse_if_unable))
     if api_key is not None:
-        app.add_middleware(RequireKey, key=api_key)
+        app.add_middleware(Refuse, check=missing_key(api_key))
     if allowed_origins := list(allowed_origins):
         app.add_middleware(
             CORSMiddleware,
@@ -83,7 +83,7 @@ def make_app(
             expose_headers=["Retry-After"],
         )
     if allowed_hosts is not None:
-        app.add_middleware(AllowedHosts, hosts=allowed_hosts)
+        app.add_middleware(Refuse, check=unknown_host(allowed_hosts))
     app.add_middleware(StatusCount, requests=metrics.requests)
     for error_class in HANDLED:
         app.add_exception_handler(error_class, error_response)
