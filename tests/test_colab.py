@@ -135,6 +135,14 @@ def test_in_an_exercise_the_cell_stamped_before_is_replaced_and_stays_locked_and
     assert [cell.execution_count for cell in source.cells[1:]] == [None, None, None]
 
 
+def test_a_locked_cell_of_a_release_gets_a_new_checksum(course):
+    compute_checksum = pytest.importorskip("nbgrader.utils").compute_checksum
+    nb = read(course, "exercises/release/one/one.ipynb")
+    nb.cells[1].metadata.nbgrader |= {"checksum": "of the old source", "grade": False}
+    colab.stamp_notebook(nb, "someone/course", "notebooks/one.ipynb")
+    assert nb.cells[1].metadata.nbgrader.checksum == compute_checksum(nb.cells[1]) != "of the old source"
+
+
 def test_the_readme_has_the_address_and_a_badge_behind_each_notebook_in_its_tables():
     lines = colab.stamp_readme(README, "someone/course").splitlines()
     assert lines[2:4] == [
