@@ -321,6 +321,7 @@ def test_the_key_can_come_from_the_environment(monkeypatch):
         (["--blocks", "0"], "num_blocks"),
         (["--max-connections", "0"], "max_connections must be at least 1, not 0"),
         (["--client-timeout", "0"], "client_timeout must be a positive number of seconds, not 0"),
+        (["--client-timeout", "inf"], "client_timeout must be a positive number of seconds, not inf"),
     ],
 )
 def test_options_outside_their_range_are_refused_in_one_line_before_a_model_is_loaded(
