@@ -25,10 +25,7 @@ class ReplicaPool:
 
     Args:
         owner: the `ReplicaClient`, whose methods `on_ready`, `on_report`, `on_left` and `on_crash` say what has happened.
-        start_replica: starts another replica and returns its handle once it is ready.
-        has_room: says whether there are cores for a replica in addition to those that run.
-        timeout: seconds without a report, or within one iteration, after which a replica is lost.
-        drain_grace: seconds in which a draining replica may finish its requests.
+        start_replica, has_room, timeout, drain_grace: as for the `ReplicaClient`.
 
     Attributes:
         members: all replicas, in the order in which they were started.

@@ -152,10 +152,7 @@ def _tokens_per_word(url: str, server: dict[str, Any], seed: int) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the load tests that the arguments describe.
-
-    Returns:
-        The exit status: 0 on success, 1 if a request failed, 130 after Ctrl-C.
+    """Run the load tests that the arguments describe, and return the exit status.
 
     Raises:
         SystemExit: 2 for an invalid setting, or if no server answers; 0 after --help.

@@ -38,11 +38,7 @@ def make_app(
 
     Args:
         engine: runs the requests. Give it a `trace_length`, or its trace grows without end.
-        model_name: what clients call the model.
-        max_queue: how many sequences may wait for a row; further requests are refused.
-        deadline: seconds that a request may take if it sets no deadline itself; None for no limit.
-        api_key: the key that clients must send; None for no key.
-        pace: the least number of seconds per iteration.
+        model_name, max_queue, deadline, api_key, pace: as on the command line (`ServerOptions`).
         max_body: the most bytes in a request's body.
         allowed_hosts: the names and addresses, without ports, by which clients may call the server; None for any.
         allowed_origins: the origins, such as "https://example.org", whose web pages may use the server; "*" for any.

@@ -166,11 +166,7 @@ command = make_command("helpers.simulator", __doc__, SimulatorOptions)
 
 
 def read_requests(args: SimulatorOptions) -> list[TimedRequest]:
-    """Return the requests that the arguments describe.
-
-    Raises:
-        OSError, ValueError: see `read_trace`, `at_rate` and `synthetic_trace`.
-    """
+    """Return the requests that the arguments describe."""
     if args.synthetic:
         rate = 1.0 if args.rate is None else args.rate
         return list(synthetic_trace(args.synthetic, args.requests or 1000, rate, args.seed))
@@ -179,11 +175,7 @@ def read_requests(args: SimulatorOptions) -> list[TimedRequest]:
 
 
 def plan_capacity(requests: Sequence[TimedRequest], cost: CostModel, args: SimulatorOptions) -> dict[str, FleetResult]:
-    """Simulate the requests on each fleet, with a progress bar; the keys say how many replicas each of them has.
-
-    Raises:
-        ValueError: see `simulate_fleet` and `simulate_disaggregated`.
-    """
+    """Simulate the requests on each fleet, with a progress bar; the keys say how many replicas each of them has."""
     results, fleets = {}, _fleets(cost, args)
     with tqdm(total=len(requests) * len(fleets), unit="request", leave=False, disable=None) as bar:
         for name, simulate in fleets.items():
