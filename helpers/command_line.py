@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import sys
 import textwrap
@@ -13,6 +14,7 @@ from cyclopts import App, CoercionError, CycloptsError, Parameter
 from docstring_parser import parse as parse_docstring
 
 from .engine import POLICIES, EngineConfig
+from .metrics import LIMITS
 
 FLAT = Parameter(name="*", negative_iterable=())  # the fields of a dataclass are the options
 
@@ -72,13 +74,26 @@ def fields_of(options_type: type, options: Any) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in dataclasses.fields(options_type)}
 
 
-def make_command(program: str, description: str) -> App:
-    """Make the command of a module. `description` is for `--help`; its indented lines are examples."""
+def make_command(program: str, description: str, options: type | None = None) -> App:
+    """Make the command of a module, which returns its options.
+
+    Args:
+        program: the module.
+        description: for `--help`; its indented lines are examples.
+        options: the dataclass of the options; if omitted, the caller gives the command a function.
+    """
     examples = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
     shown = examples.sub(lambda found: f"```text\n{textwrap.dedent(found[0])}```\n", description)
     settings = {"version_flags": (), "help_format": "markdown", "config": refuse_rounding}
     settings["default_parameter"] = Parameter(allow_repeating=True)  # the last value counts
-    return App(f"python -m {program}", help=shown, **settings)
+    app = App(f"python -m {program}", help=shown, **settings)
+    if options is not None:
+
+        @app.default
+        def given(chosen: Annotated[options | None, FLAT] = None):
+            return chosen or options()
+
+    return app
 
 
 def refuse_rounding(app, commands, arguments) -> None:
@@ -115,6 +130,18 @@ def one_value(convert: Callable[[str], Any]) -> Parameter:
     return Parameter(
         converter=lambda _, tokens: convert(tokens[0].value), n_tokens=1, accepts_keys=False, negative_iterable=()
     )
+
+
+def latency_limits(text: str) -> dict[str, float]:
+    """Return the limits in a text such as "ttft=1,e2e=10", in seconds."""
+    try:
+        limits = {name: float(seconds) for name, seconds in (limit.split("=") for limit in text.split(","))}
+        if set(limits) <= set(LIMITS) and all(0 < limit < math.inf for limit in limits.values()):
+            return limits
+    except ValueError:
+        pass
+    known = ",".join(f"{name}=SECONDS" for name in LIMITS)
+    raise ValueError(f"limits are some of {known}, not {text!r}.")
 
 
 def json_object(text: str) -> dict:

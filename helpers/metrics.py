@@ -16,6 +16,8 @@ from itertools import pairwise
 
 from .trace import Trace
 
+LIMITS = ("ttft", "tpot", "e2e")  # the latencies that can have one
+
 
 @dataclass(frozen=True)
 class RequestMetrics:

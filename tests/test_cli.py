@@ -75,11 +75,6 @@ def test_prompts_in_the_arguments_get_the_engines_outputs_in_their_order(embedde
     assert printed.err == ""
 
 
-def test_options_may_stand_anywhere_between_prompts(capsys):
-    assert main(["What comes up", "--max-tokens", "2", "The quick brown fox"]) == 0
-    assert capsys.readouterr().out == "What comes up must come\nThe quick brown fox jumped over\n"
-
-
 def test_settings_reach_the_model_and_the_engine(embedded, monkeypatch, capsys):
     asked, configs = [], []
     monkeypatch.setattr(models, "load_model", lambda *args: asked.append(args) or embedded)
@@ -128,21 +123,15 @@ def test_a_prompt_of_token_ids_is_printed_as_text(embedded, tmp_path, capsys):
 
 
 def test_without_arguments_the_prompts_come_from_standard_input(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("The quick brown fox\n\nWhat comes up\n"))
-    assert main(["--max-tokens", "2"]) == 0
-    output = capsys.readouterr()
-    assert output.out == "The quick brown fox jumped over\nWhat comes up must come\n"
-    assert output.err == ""
-
-
-def test_a_user_at_a_terminal_is_told_that_the_program_waits_for_prompts(monkeypatch, capsys):
-    terminal = io.StringIO("What comes up\n")
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stdin", terminal)
-    assert main(["--max-tokens", "2"]) == 0
-    output = capsys.readouterr()
-    assert output.out == "What comes up must come\n"
-    assert "Ctrl-D" in output.err
+    for is_terminal in (False, True):
+        given = io.StringIO("The quick brown fox\n\nWhat comes up\n")
+        given.isatty = lambda is_terminal=is_terminal: is_terminal
+        monkeypatch.setattr(sys, "stdin", given)
+        assert main(["--max-tokens", "2"]) == 0
+        output = capsys.readouterr()
+        assert output.out == "The quick brown fox jumped over\nWhat comes up must come\n"
+        assert ("Ctrl-D" in output.err) == is_terminal, "a user is told that the program waits"
+        assert is_terminal or output.err == ""
 
 
 # --- how outputs are printed -----------------------------------------------------------------------------------------
@@ -503,24 +492,21 @@ def test_ctrl_c_ends_the_program_at_once_and_without_a_traceback():
 
 
 @pytest.fixture
-def fake_torch(tmp_path):
-    """An environment in which `import torch` says so, and takes for ever."""
-    (tmp_path / "torch.py").write_text("import time\nprint('importing torch', flush=True)\ntime.sleep(10**6)\n")
-    return os.environ | {"PYTHONPATH": str(tmp_path)}
+def endless_import(tmp_path):
+    """Return an environment in which the import of a package says so, and takes for ever."""
+
+    def environment(package: str) -> dict[str, str]:
+        code = f"import time\nprint('importing {package}', flush=True)\ntime.sleep(10**6)\n"
+        (tmp_path / f"{package}.py").write_text(code)
+        return os.environ | {"PYTHONPATH": str(tmp_path)}
+
+    return environment
 
 
-def test_ctrl_c_during_the_imports_prints_no_traceback(fake_torch):
-    process = program("What comes up", env=fake_torch)
-    assert first_output(process).strip() == "importing torch"
-    process.send_signal(signal.SIGINT)
-    status, out, err = ended(process)
-    assert (status, out.strip(), err) == (130, "", "")
-
-
-def test_ctrl_c_during_the_first_imports_prints_no_traceback(tmp_path):
-    (tmp_path / "cyclopts.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(10**6)\n")
-    process = program("What comes up", env=os.environ | {"PYTHONPATH": str(tmp_path)})
-    assert first_output(process).strip() == "importing"
+@pytest.mark.parametrize("package", ["cyclopts", "torch"])
+def test_ctrl_c_during_the_imports_prints_no_traceback(endless_import, package):
+    process = program("What comes up", env=endless_import(package))
+    assert first_output(process).strip() == f"importing {package}"
     process.send_signal(signal.SIGINT)
     assert ended(process) == (130, "", "")
 
@@ -528,7 +514,7 @@ def test_ctrl_c_during_the_first_imports_prints_no_traceback(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "expected"), [(["--help"], 0), (["a", "--n", "0"], 2), (["--file", "no/such/file"], 2)]
 )
-def test_help_and_refusals_do_not_wait_for_torch(fake_torch, argv, expected):
-    status, out, err = ended(program(*argv, env=fake_torch))
+def test_help_and_refusals_do_not_wait_for_torch(endless_import, argv, expected):
+    status, out, err = ended(program(*argv, env=endless_import("torch")))
     assert status == expected
     assert "importing" not in out and "Traceback" not in err

@@ -42,9 +42,14 @@ def test_the_help_and_refusals_need_no_ray():
         "import runpy, sys; sys.modules['ray'] = None; sys.argv = ['helpers.cluster', *sys.argv[1:]];"
         "runpy.run_module('helpers.cluster', run_name='__main__')"
     )
-    for argument, status in (("--help", 0), ("--replicas=0", 2)):
+    for argument, status, said in (
+        ("--help", 0, ""),
+        ("--replicas=0", 2, "not '0'"),
+        ("--replicas=1", 1, "replicas need Ray, which is not installed: run `pip install"),
+    ):
         ended = subprocess.run([sys.executable, "-c", code, argument], cwd=ROOT, capture_output=True, text=True)
         assert ended.returncode == status and ("--replica-timeout" in ended.stdout) == (status == 0), ended.stderr
+        assert said in ended.stderr
 
 
 @pytest.mark.parametrize("arguments", [(), ("--ray-address", "127.0.0.1:6379")])

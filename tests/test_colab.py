@@ -351,12 +351,6 @@ def small_wheel(machine, *requirements):
         wheel.writestr(f"{folder}/METADATA", f"Metadata-Version: 2.4\nName: {set_up.PACKAGE}\nVersion: 1\n{lines}")
 
 
-def test_the_set_up_cell_is_short_and_has_a_title():
-    for repository in ("", "someone/course"):
-        lines = colab.set_up_cell(repository).splitlines()
-        assert len(lines) <= 12 and lines[0] == "# @title Set up: run this cell first"
-
-
 @pytest.mark.parametrize("folder", ["", "notebooks/exercises/release"])
 def test_in_a_copy_of_the_course_the_cell_does_nothing(machine, folder):
     assert machine.start(cwd=ROOT / folder) == (True, "")

@@ -1,6 +1,5 @@
 """The cost model counts what a plan computes, and its fit finds the coefficients that the times were made with."""
 
-import json
 import random
 import statistics
 from dataclasses import asdict
@@ -100,12 +99,6 @@ def test_a_file_without_a_cost_model_is_refused_with_the_reason(tmp_path, conten
         CostModel.load(tmp_path / "cost.json")
 
 
-def test_a_model_can_be_written_by_hand(tmp_path):
-    (tmp_path / "gpu.json").write_text(json.dumps({"iterations": 0.008, "tokens": 5e-5}))
-
-    assert CostModel.load(tmp_path / "gpu.json").of(1, 1, 100, 1, 1, 0) == pytest.approx(0.013)
-
-
 def test_the_machine_from_data_sheets_is_what_its_data_sheets_say():
     machine = CostModel.load(MACHINES["h100_llama_8b"])
 
@@ -169,7 +162,7 @@ def test_disturbed_iterations_hardly_change_the_fit(disturb):
     exact, draw = CostModel(**COEFFICIENTS, free_tokens=8), random.Random(0)
 
     fitted = fit(
-        [(counts, exact.of(*counts) * draw.uniform(0.98, 1.02) * disturb(draw)) for counts in random_counts(2000)]
+        [(counts, exact.of(*counts) * draw.uniform(0.98, 1.02) * disturb(draw)) for counts in random_counts(500)]
     )
 
     errors = [fitted.of(*counts) / exact.of(*counts) - 1 for counts in random_counts(2000)]

@@ -45,7 +45,8 @@ def run(tmp_path):
 
 
 def test_each_lesson_gets_a_line_and_an_executed_copy_that_names_the_model(lesson, run, capsys, monkeypatch, tmp_path):
-    path = lesson(1, code("print(2 * 21, 'tokens')", "headline"))
+    threads = "import torch\ntorch.set_num_threads(8)", "print(torch.get_num_threads())"
+    path = lesson(1, code("print(2 * 21, 'tokens')", "headline"), *map(code, threads))
     before = path.read_text()
     where = "import os, pathlib\nprint(os.environ['COURSE_MODEL'], pathlib.Path.cwd().name)"
     lesson(2, code(where, "headline"))
@@ -65,6 +66,7 @@ def test_each_lesson_gets_a_line_and_an_executed_copy_that_names_the_model(lesso
     assert path.read_text() == before
     executed = nbformat.read(out / "1_rows.ipynb", as_version=4)
     assert executed.cells[1].outputs[0].text == "42 tokens\n"
+    assert executed.cells[3].outputs[0].text == "8\n", "it has no company, and so all threads"
     assert executed.metadata.course.model == "my_model"
     assert (out / "extra" / "a_paper.ipynb").exists()
 
@@ -122,19 +124,13 @@ def test_a_cell_that_measures_runs_alone(lesson, run, tmp_path):
     assert len(alone) == 9 and all(alone)
 
 
-def threads_of(lesson, run, *arguments):
-    """Return the threads that PyTorch uses in a cell that measures and in those around it, if its own default is 8."""
+def test_a_cell_that_measures_has_all_threads_and_any_other_one_half_of_them(lesson, run):
     show = "print(torch.get_num_threads())"
     lesson(1, code("import torch\ntorch.set_num_threads(8)"), code(show), code(show, "measures"), code(show))
-    exit_code, out = run(*arguments)
+    exit_code, out = run()
     assert exit_code == 0
     cells = nbformat.read(out / "1_rows.ipynb", as_version=4).cells
-    return [cell.outputs[0].text.strip() for cell in cells[2:]]
-
-
-def test_a_cell_that_measures_or_has_no_company_has_all_threads_and_any_other_one_half_of_them(lesson, run):
-    assert threads_of(lesson, run) == ["4", "8", "4"]
-    assert threads_of(lesson, run, "--model", str(EMBEDDED)) == ["8", "8", "8"]
+    assert [cell.outputs[0].text.strip() for cell in cells[2:]] == ["4", "8", "4"]
 
 
 def test_ctrl_c_ends_the_cells_that_run_and_writes_what_ran(lesson, run, tmp_path):

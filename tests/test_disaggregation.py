@@ -25,65 +25,47 @@ def disaggregated(
     )
 
 
-@settings(max_examples=80, phases=[Phase.generate])
-@given(workloads(), st.integers(1, 3), st.integers(1, 3), st.sampled_from([0.0, 1e-4, 0.1]))
-def test_prompts_are_computed_by_prefill_replicas_and_all_other_tokens_by_decode_replicas(
-    workload, prefills, decodes, seconds_per_token
-):
-    config, requests = workload
-    result, planned = (
-        disaggregated(requests, config, COST, prefills, decodes, seconds_per_token, skip=skip) for skip in (True, False)
-    )
-
-    assert comparable(result) == comparable(planned)
-    assert result.prefill_replicas == prefills and len(result.iterations) == prefills + decodes
-    lengths = [(len(request.prompt), request.output_tokens) for request in requests]
-    assert sorted(zip(result.prompt_tokens, result.output_tokens, strict=True)) == sorted(lengths)
-    for one in result.requests:
-        moved = one.prompt_tokens * (one.output_tokens > 1)
-        assert one.last_token - one.first_token >= moved * seconds_per_token
-    if not any(result.preemptions):
-        assert sum(result.computed_tokens[prefills:]) == sum(output - 1 for _, output in lengths)
-        if not config.prefix_caching:
-            assert sum(result.computed_tokens[:prefills]) == sum(prompt for prompt, _ in lengths)
-
-
-@settings(max_examples=120, phases=[Phase.generate])
+@settings(max_examples=150, phases=[Phase.generate])
 @given(
     workload=workloads(),
-    gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.02, 0.3]), st.booleans(), st.integers(0, 1)), max_size=8),
+    numbers=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    seconds_per_token=st.sampled_from([0.0, 1e-4, 0.1]),
+    gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.02, 0.3]), st.booleans(), st.integers(0, 2)), max_size=8),
     scales=st.tuples(st.booleans(), st.booleans()),
     start_seconds=st.sampled_from([0.0, 0.05, 1.0]),
     wrap=st.sampled_from([FreeRowsFirst, lambda router: router]),
 )
-def test_no_token_is_lost_or_repeated_when_replicas_of_either_kind_fail_start_and_stop(
-    workload, gaps, scales, start_seconds, wrap
+def test_each_token_is_computed_once_by_the_right_kind_of_replica_and_again_only_if_a_replica_fails(
+    workload, numbers, seconds_per_token, gaps, scales, start_seconds, wrap
 ):
     config, requests = workload
-    times = itertools.accumulate(gap for gap, _, _ in gaps)
-    failures = [(time, place, decodes) for time, (_, decodes, place) in zip(times, gaps, strict=True)]
-
+    failures = [[], []]
+    for time, (_, decodes, place) in zip(itertools.accumulate(gap for gap, _, _ in gaps), gaps, strict=True):
+        failures[decodes].append((time, place % numbers[decodes]))
     results = []
     for skip in (True, False):
         scalers = [QueueLengthAutoscaler(1, 3, target=2, interval=0.1, window=2) if one else None for one in scales]
-        options = {
-            "wrap": wrap,
-            "prefill_failures": [(time, place) for time, place, decodes in failures if not decodes],
-            "decode_failures": [(time, place) for time, place, decodes in failures if decodes],
-            **dict(zip(("prefill_autoscaler", "decode_autoscaler"), scalers, strict=True)),
-        }
-        results.append(
-            disaggregated(requests, config, COST, 2, 2, 1e-4, skip=skip, start_seconds=start_seconds, **options)
-        )
+        options = {f"{kind}_failures": failures[number] for number, kind in enumerate(("prefill", "decode"))}
+        options |= {f"{kind}_autoscaler": scalers[number] for number, kind in enumerate(("prefill", "decode"))}
+        options |= {"wrap": wrap, "skip": skip, "start_seconds": start_seconds}
+        results.append(disaggregated(requests, config, COST, *numbers, seconds_per_token, **options))
 
-    assert comparable(results[0]) == comparable(results[1])
-    result = results[0]
+    result, planned = results
+    assert comparable(result) == comparable(planned)
+    prefills = result.prefill_replicas
     lengths = [(len(request.prompt), request.output_tokens) for request in requests]
     assert sorted(zip(result.prompt_tokens, result.output_tokens, strict=True)) == sorted(lengths)
-    assert all(one.arrival < one.first_token <= one.last_token for one in result.requests)
-    if not config.prefix_caching and not any(result.preemptions):
-        needed = sum(prompt + output - 1 for prompt, output in lengths)
-        assert sum(result.computed_tokens) == needed + result.lost_tokens
+    for one in result.requests:
+        moved = one.prompt_tokens * (one.output_tokens > 1)
+        assert one.arrival < one.first_token <= one.last_token - moved * seconds_per_token + 1e-9
+    if not gaps and not any(scales):
+        assert (prefills, len(result.iterations)) == (numbers[0], sum(numbers))
+    if not any(result.preemptions):
+        if not gaps:
+            assert sum(result.computed_tokens[prefills:]) == sum(output - 1 for _, output in lengths)
+        if not config.prefix_caching:
+            needed = sum(prompt + output - 1 for prompt, output in lengths)
+            assert sum(result.computed_tokens) == needed + result.lost_tokens
 
 
 def test_the_keys_and_values_on_a_decode_replica_that_fails_are_computed_again_on_another_one():

@@ -1,18 +1,20 @@
-"""The thread between the event loop and the engine, without HTTP: what it accepts, delivers and cancels.
+"""The thread between the event loop and the engine, without HTTP: what a client could hardly see or bring about.
 
 The engine counts letters, so that all outputs are known in advance; a gate holds it in the middle of an iteration.
+What clients get, whether they stay or leave, is in test_server.py and test_server_faults.py.
 """
 
 import asyncio
 import threading
-import time
+import traceback
 
 import pytest
 from conftest import CountingModel, letter_tokenizer
 
-from helpers import Engine, EngineConfig, SamplingParams
+from helpers import Engine, EngineConfig
 from helpers.server.engine_thread import EngineThread
-from helpers.server.errors import QueueFull
+from helpers.server.errors import EngineFailed, QueueFull, ShuttingDown
+from helpers.server.output_delta import OutputDelta
 from helpers.server.response_stream import choice_name
 from helpers.server.snapshot import MAX_NAMED
 from tests.support.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
@@ -21,71 +23,7 @@ from tests.support.serving import PATIENCE
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-# --- outputs --------------------------------------------------------------------------------------------------------
-
-
-@in_loop
-async def test_outputs_come_token_by_token():
-    async with running() as thread:
-        stream, token_ids = await thread.submit("r", ["abc"], SamplingParams(3))
-        assert token_ids == [[1, 2, 3]]
-        outputs = [(choice, output.new_text, output.finish_reason) async for choice, output in stream]
-        assert outputs == [(0, "d", None), (0, "e", None), (0, "f", "length")]
-        assert stream.num_unfinished == 0 and is_empty(thread)
-
-
-@in_loop
-async def test_choices_are_numbered_prompt_by_prompt():
-    async with running(max_queue=10) as thread:
-        assert await texts(await submit(thread, ["ab", "d", "f"], 2)) == {0: "cd", 1: "ef", 2: "gh"}
-        # The logits are 1 for the next letter and 0 for nine others, so min_p leaves only the next letter to draw.
-        drawn = await submit(thread, ["ab", "d"], 2, n=3, temperature=1, min_p=1.0)
-        assert await texts(drawn) == {0: "cd", 1: "cd", 2: "cd", 3: "ef", 4: "ef", 5: "ef"}
-        finished = [output for outputs, _ in thread.seen for output in outputs if output.finish_reason]
-        names = {choice_name((one.request_id, one.index)) for one in finished if one.new_text in ("d", "f")}
-        assert names == {"r", "r/1", "r/2", "r/3", "r/4", "r/5"}
-        assert is_empty(thread)
-
-
-def test_the_names_of_choices():
-    assert choice_name("cmpl-1") == choice_name(("cmpl-1", 0)) == "cmpl-1"
-    assert choice_name(("cmpl-1", 2)) == "cmpl-1/2"
-    assert choice_name("cmpl-1/4") == "cmpl-1/4" and choice_name(("cmpl-1/4", 1)) == "cmpl-1/5"
-
-
-@in_loop
-async def test_a_function_can_make_a_prompt_off_the_event_loop():
-    async with running() as thread:
-        names = []
-
-        def prompt():
-            names.append(threading.current_thread().name)
-            return "cd"
-
-        assert await texts(await submit(thread, [prompt, [5, 6]], 2)) == {0: "ef", 1: "gh"}
-        assert names[0].startswith("tokenizer")
-
-
 # --- a bounded queue ------------------------------------------------------------------------------------------------
-
-
-@in_loop
-async def test_as_many_sequences_are_accepted_as_there_are_rows_and_places_in_the_queue():
-    async with running(shut=True, max_queue=3) as thread:
-        accepted = [await submit(thread, "a", 2, str(n)) for n in range(3)]
-        accepted.append(await submit(thread, ["a", "b"], 2, "3"))
-        assert thread.num_in_flight == 5
-        for prompts in ("a", ["a", "b"]):
-            with pytest.raises(QueueFull) as caught:
-                await submit(thread, prompts, 2, "more")
-            assert 1 <= caught.value.retry_after <= 60 and "5 of at most 5 sequences" in str(caught.value)
-        with pytest.raises(ValueError, match=r"asks for 6 sequences, .* holds at most 5 at a time: split"):
-            await submit(thread, ["a"] * 6, 2, "never")
-        assert thread.num_in_flight == 5
-        thread.model.allowed.release(100)
-        assert [await texts(one) for one in accepted] == [{0: "bc"}] * 3 + [{0: "bc", 1: "cd"}]
-        assert await texts(await submit(thread, "a", 2, "more")) == {0: "bc"}
-        assert is_empty(thread)
 
 
 @in_loop
@@ -154,57 +92,7 @@ def test_the_queue_cannot_have_a_negative_number_of_places():
         EngineThread(Engine(CountingModel(), letter_tokenizer(), EngineConfig(execution="padded")), -1)
 
 
-# --- cancelling -----------------------------------------------------------------------------------------------------
-
-
-@in_loop
-async def test_a_cancelled_request_has_left_before_the_next_iteration():
-    async with running(shut=True) as thread:
-        leaving, staying = await submit(thread, "ab", 9, "leaving"), await submit(thread, "c", 4, "staying")
-        for _ in range(2):
-            thread.model.allowed.release()
-        with leaving:
-            assert (await anext(leaving))[1].new_text == "c"
-        assert thread.stream_of("leaving") is None and thread.num_in_flight == 2
-        thread.model.allowed.release(100)
-        assert await texts(staying) == {0: "defg"}
-        await wait_until(lambda: is_empty(thread))
-        row_steps = [row for one in thread.engine.trace.passes for row in one.row_steps]
-        assert 1 <= sum(row.new_tokens for row in row_steps if row.request_id == "leaving") <= 3
-        ends = [output.finish_reason for outputs, _ in thread.seen for output in outputs if output.finish_reason]
-        assert sorted(ends) == ["abort", "length"]
-
-
-@in_loop
-async def test_a_client_that_has_read_everything_cancels_nothing():
-    async with running() as thread:
-        stream = await submit(thread)
-        await texts(stream)
-        thread.engine.abort_request = None  # calling it would be an error
-        with stream:
-            pass
-        assert await texts(await submit(thread)) == {0: "cde"}
-
-
 # --- what observers see, and an idle thread ---------------------------------------------------------------------------
-
-
-@in_loop
-async def test_observers_see_every_iteration_once_and_the_queue():
-    async with running(shut=True, max_queue=10) as thread:
-        streams = [await submit(thread, "ab", 2 + n, str(n)) for n in range(5)]
-        thread.model.allowed.release(100)  # not before: a request that ended early would leave no queue to be seen
-        await asyncio.gather(*map(texts, streams))
-        seen = [one for _, snapshot in thread.seen for one in snapshot.passes]
-        assert seen == list(thread.engine.trace.passes)
-        assert max(snapshot.num_waiting for _, snapshot in thread.seen) >= 1
-        assert all(len(snapshot.waiting) == snapshot.num_waiting for _, snapshot in thread.seen)
-        assert max(snapshot.num_running for _, snapshot in thread.seen) == 2
-        last = thread.seen[-1][1]
-        assert (last.waiting, last.num_waiting, last.num_running) == ((), 0, 0)
-        assert (last.blocks_used, last.blocks_cached) == (0, 0)
-        tokens = sum(len(output.new_token_ids) for outputs, _ in thread.seen for output in outputs)
-        assert tokens == 2 + 3 + 4 + 5 + 6 == sum(row.new_tokens for one in seen for row in one.row_steps)
 
 
 @in_loop
@@ -243,14 +131,72 @@ async def test_a_thread_with_nothing_to_do_makes_no_steps():
         assert len(rounds) <= 4, "one per task; the thread may not yet have waited when the first one came"
 
 
+# --- faults ---------------------------------------------------------------------------------------------------------
+
+
 @in_loop
-async def test_slow_motion_takes_the_least_time_per_iteration_and_can_be_ended():
-    async with running(pace=0.05) as thread:
-        start = time.perf_counter()
-        await texts(await submit(thread, "a", 4))
-        assert time.perf_counter() - start >= 3 * 0.05
-        thread.pace = 1.0
-        stream = await submit(thread, "a", 4)
-        assert (await anext(stream))[1].new_text == "b"
-        thread.pace = 0
-        assert await texts(stream) == {0: "cde"}
+async def test_a_request_that_the_engine_refuses_late_fails_alone():
+    """It has been validated before. Whatever still goes wrong costs other requests nothing."""
+    async with running() as thread:
+        add = thread.engine.add_request
+
+        def refusing(token_ids, params, engine_id, *others, **named):
+            if engine_id == "bad":
+                raise ValueError("no room")
+            return add(token_ids, params, engine_id, *others, **named)
+
+        thread.engine.add_request = refusing
+        bad = await submit(thread, "a", 2, "bad", n=2, temperature=1)
+        good = await submit(thread, "a", 2, "good")
+        with pytest.raises(EngineFailed, match="ValueError: no room"):
+            await texts(bad)
+        assert await texts(good) == {0: "bc"}
+        await wait_until(lambda: is_empty(thread))
+
+
+@in_loop
+async def test_a_crashing_thread_accepts_no_request(monkeypatch):
+    """Reporting the error takes the thread a moment; a request that it accepted meanwhile would wait forever."""
+    crashing, crash = threading.Event(), threading.Event()
+    monkeypatch.setattr(traceback, "print_exc", lambda: crashing.set() or crash.wait(PATIENCE))
+    async with running() as thread:
+        thread.engine.step = lambda: (_ for _ in ()).throw(GeneratorExit)
+        with pytest.raises(EngineFailed):
+            await texts(await submit(thread))
+        await wait_until(crashing.is_set)
+        assert not thread._running.done()
+        try:
+            with pytest.raises(EngineFailed):
+                await submit(thread)
+        finally:
+            crash.set()
+
+
+@in_loop
+async def test_a_reader_that_is_cancelled_while_a_token_arrives_is_cancelled():
+    """asyncio.wait_for would lose the cancellation (Python 3.11), and wait for a request that has been aborted."""
+    for deadline in (None, 100.0):
+        async with running(shut=True) as thread:
+            stream = await submit(thread, max_tokens=5, deadline=deadline)
+            reading = asyncio.ensure_future(texts(stream))
+            await asyncio.sleep(0)  # now it waits for an output
+            stream.put(OutputDelta("r", 0, "c", [1], None, 1, None))
+            await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait([reading], timeout=PATIENCE / 2)
+            assert reading.done()
+
+
+@in_loop
+async def test_a_request_that_is_being_validated_when_draining_begins_is_refused():
+    async with running() as thread:
+        begun, proceed = threading.Event(), threading.Event()
+        submitting = asyncio.ensure_future(submit(thread, [lambda: begun.set() or (proceed.wait(PATIENCE) and "a")]))
+        await wait_until(begun.is_set)
+        draining = asyncio.ensure_future(thread.drain(PATIENCE))
+        await asyncio.sleep(0)
+        proceed.set()
+        with pytest.raises(ShuttingDown):
+            await submitting
+        await draining
+        assert is_empty(thread)

@@ -1,6 +1,5 @@
 """Stretches change nothing but the time that a simulation takes, and a fleet is what its replicas are alone."""
 
-import heapq
 import itertools
 import random
 from dataclasses import replace
@@ -137,19 +136,6 @@ def test_most_iterations_of_long_outputs_are_not_planned_one_by_one():
     assert replica.planned < 20
 
 
-def test_the_load_of_a_replica_falls_by_a_token_per_row_and_iteration():
-    replica = SimulatedReplica(EngineConfig(max_batch_size=2), CostModel(iterations=1.0))
-    for number in range(2):
-        replica.add(number, 0.0, [0] * 10, 5)
-    loads = []
-    for time in range(6):
-        replica.advance(time)
-        replica._clock.now = time
-        loads.append(replica.outstanding_tokens)
-
-    assert loads == [30, 8, 6, 4, 2, 0]
-
-
 def test_a_router_sees_the_loads_at_the_time_of_the_arrival():
     seen = []
 
@@ -175,17 +161,6 @@ def test_a_row_is_free_once_the_iteration_with_the_last_token_has_begun(time, fr
     assert router.free_rows == [[2], [1], [free_rows]]
 
 
-def test_a_request_gets_a_free_row_although_a_replica_without_one_has_less_to_do():
-    # Two short requests fill the rows of the second replica, and the long one leaves the first one a row.
-    requests = [TimedRequest(0.0, 1, 50), TimedRequest(0.1, 1, 9), TimedRequest(0.2, 1, 9), TimedRequest(0.5, 1, 9)]
-    config, ttft = EngineConfig(max_batch_size=2), {}
-    for router in (LeastOutstandingTokens(), FreeRowsFirst(LeastOutstandingTokens())):
-        result = simulate_fleet(requests, config, CostModel(iterations=1.0), 2, router)
-        ttft[type(router)] = next(one.ttft for one in result.requests if one.arrival == 0.5)
-
-    assert ttft == {LeastOutstandingTokens: 9.6, FreeRowsFirst: 1.5}
-
-
 @settings(max_examples=60, phases=[Phase.generate])
 @given(workloads(), st.sampled_from([RoundRobin, LeastOutstandingTokens, PowerOfTwoChoices]))
 def test_a_simulated_fleet_routes_as_replicas_in_lock_step_do(workload, router):
@@ -204,27 +179,6 @@ def test_a_simulated_fleet_routes_as_replicas_in_lock_step_do(workload, router):
     assert fleet.free_rows == lockstep.free_rows
     assert fleet.loads == lockstep.loads
     assert fleet.choices == lockstep.choices
-
-
-def test_a_prefix_stays_on_the_replica_that_caches_it():
-    config = EngineConfig(num_blocks=64, block_size=4)
-    beginnings = [[number] * 16 for number in (1, 2)]
-    requests = [TimedRequest(float(place), beginnings[place % 3 % 2] + [50 + place], 2) for place in range(12)]
-
-    result = {
-        router: simulate_fleet(requests, config, CostModel(tokens=1e-3), 2, router())
-        for router in (PrefixAware, RoundRobin)
-    }
-
-    busy = {router: sum(one.busy_seconds) for router, one in result.items()}
-    assert busy[PrefixAware] < busy[RoundRobin]
-
-
-def test_an_idle_replica_is_not_in_the_heap(monkeypatch):
-    push, pushed = heapq.heappush, []
-    monkeypatch.setattr(heapq, "heappush", lambda heap, entry: push(heap, pushed.append(entry) or entry))
-    simulate_fleet([TimedRequest(float(place), 1, 1) for place in range(5)], EngineConfig(), COST, 1, RoundRobin())
-    assert len(pushed) == 5 and max(pushed)[0] < 5.0
 
 
 def test_a_router_sees_the_blocks_that_a_replica_has_cached_so_far():

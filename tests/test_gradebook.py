@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import CancelledError
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import grade
@@ -285,17 +286,24 @@ def test_a_default_seed_cannot_be_guessed(tmp_path, monkeypatch):
 # --- examiners and interrupts -----------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """Examiners that are copies of this process: a new process would import PyTorch for seconds."""
+    monkeypatch.setattr(examiners.multiprocessing, "get_context", lambda _: get_context("fork"))
+
+
 def die(submission, options):
     raise SystemExit(1)
 
 
-def test_an_examiner_that_dies_costs_one_submission(tmp_path, monkeypatch):
-    examiner = examiners._Examiner(OPTIONS)
+def test_an_examiner_that_dies_costs_one_submission(tmp_path, monkeypatch, forked):
+    examiner, grade_one = examiners._Examiner(OPTIONS), examiners.grade_one
     monkeypatch.setattr(examiners, "grade_one", die)
     lost = examiner.grade(Submission("ada", ONE, tmp_path / "a.ipynb"))
-    monkeypatch.undo()
+    monkeypatch.setattr(examiners, "grade_one", grade_one)
     (tmp_path / "a.ipynb").write_text("no notebook")
     next_one = examiner.grade(Submission("bob", ONE, tmp_path / "a.ipynb"))
+    examiner.stop()
     examiner.close()
 
     assert (lost.score, lost.max_score, lost.note) == (0, 8, "grading failed: the grader's own process ended")
@@ -309,7 +317,7 @@ def grade_ada_only(submission, options):
     return Grade(submission.student, submission.assignment)
 
 
-def test_ctrl_c_ends_grading_at_once(tmp_path, monkeypatch):
+def test_ctrl_c_ends_grading_at_once(tmp_path, monkeypatch, forked):
     monkeypatch.setattr(examiners, "grade_one", grade_ada_only)
     submissions = [Submission(student, ONE, tmp_path / "a.ipynb") for student in ("ada", "bob", "cleo")]
     grades = examiners.grade_all(submissions, OPTIONS, jobs=1)
@@ -322,7 +330,7 @@ def test_ctrl_c_ends_grading_at_once(tmp_path, monkeypatch):
     assert time.monotonic() - start < 20
 
 
-def test_an_examiner_that_is_stopped_while_its_process_starts_ends_it(tmp_path):
+def test_an_examiner_that_is_stopped_while_its_process_starts_ends_it(tmp_path, forked):
     examiner = examiners._Examiner(OPTIONS)
     examiner.stop()
     with pytest.raises(CancelledError):

@@ -14,7 +14,6 @@ import torch
 from answers import RIGHT
 from grading import encoding, worker_process
 from grading.encoding import decode, encode
-from grading.finding import find_submissions
 from grading.submissions import GradingError, Submission, cells_of, release_of
 from grading.worker_process import Limits, WorkerProcess
 from handing_in import ONE, answers_of, hand_in, notebook
@@ -26,7 +25,6 @@ from helpers.checks.examining import examine
 from helpers.checks.exercise import Exercise
 from helpers.checks.exercises import EXERCISES
 from helpers.engine import Sequence
-from tests.tools import grade_class
 
 # --- which cells count ------------------------------------------------------------------------------------------------
 
@@ -226,21 +224,3 @@ def test_output_that_the_watch_has_just_read_belongs_to_the_cell_that_printed_it
         assert printed.result() == "hello"
     os.close(worker._output)
     os.close(printing)
-
-
-# --- a class, for measurements ----------------------------------------------------------------------------------------
-
-
-def test_the_class_that_is_graded_for_measurements_hands_in_right_answers_and_others(tmp_path):
-    kinds, flawless = grade_class.write_class(tmp_path, ONE, 40)
-    assert kinds["right"] > kinds["wrong"] > 0 and 0 < len(flawless) < 40
-    assert len(find_submissions(tmp_path, tmp_path / "scratch")[0]) == 40
-
-    def examined(source):
-        names = {}
-        exec(source, names)
-        return examine(EXERCISES["stop"], lambda question: answer(question, names["stop"]), seed=1).passed
-
-    cells = grade_class.cells_of(ONE)["stop"]
-    assert [source for source in cells["right"] if not examined(source)] == [] and len(cells["right"]) > 3
-    assert [source for kind in ("wrong", "crashes") for source in cells[kind] if examined(source)] == []

@@ -67,7 +67,7 @@ LIGHT = {
     "from helpers import EngineConfig, Request, RequestOutput, SamplingParams, Trace": HEAVY,
     "import helpers.cluster.lockstep, helpers.cluster.routing": HEAVY,
     "run('helpers', '--help')": HEAVY,
-    "run('helpers.load_test', '--help')": {"torch", "transformers"},
+    "run('helpers.load_test', '--help')": HEAVY | {"matplotlib"},
 }
 RUN = """
 import contextlib, io, runpy, sys

@@ -81,7 +81,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=1500, phases=[Phase.generate])
+@settings(max_examples=400, phases=[Phase.generate])
 @given(events=events, cores=st.integers(1, MOST + 2))
 def test_whatever_happens_the_replicas_that_are_wanted_are_there_in_the_end(events, cores):
     replicas = Replicas(wanted=2, cores=cores)

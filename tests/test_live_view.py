@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import threading
 
 import httpx
 import pytest
@@ -11,28 +10,19 @@ from helpers.server import live_view
 from helpers.server.live_view import MAX_LISTENERS, TOGETHER, LiveView
 from tests.support.gated_thread import in_loop, running, submit, texts
 from tests.support.gated_thread import wait_until as wait_in_loop
-from tests.support.serving import FOX, OWL, PATIENCE, body, error_of, events_of, post, serving, wait_until
+from tests.support.serving import OWL, PATIENCE, body, error_of, events_of, post, serving, wait_until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class ListenerThread(threading.Thread):
-    """Follows a server's events until it has seen as many finished requests as told."""
-
-    def __init__(self, server, num_finished: int):
-        super().__init__(daemon=True)
-        self.url, self.num_finished, self.messages = server.url, num_finished, []
-        self.start()
-
-    def run(self):
-        with httpx.stream("GET", self.url + "/events", timeout=PATIENCE) as watched:
-            for message in events_of(watched.iter_lines()):
-                self.messages.append(message)
-                if sum(len(one["finished"]) for one in self.messages) >= self.num_finished:
-                    return
-
-    def iterations(self):
-        return [one["n"] for message in self.messages for one in message["iterations"]]
+def iterations_until(server, num_finished: int) -> list[int]:
+    """Follow a server's events until as many requests have finished; return the numbers of the iterations."""
+    messages = []
+    with httpx.stream("GET", server.url + "/events", timeout=PATIENCE) as watched:
+        for message in events_of(watched.iter_lines()):
+            messages.append(message)
+            if sum(len(one["finished"]) for one in messages) >= num_finished:
+                return [one["n"] for message in messages for one in message["iterations"]]
 
 
 @in_loop
@@ -53,25 +43,11 @@ async def test_a_frame_is_formatted_once_for_all_listeners(monkeypatch):
         assert await texts(stream) == {0: "bcdef"}
 
 
-def test_every_listener_gets_every_iteration_once():
-    with serving(pace=0.01) as server:
-        listeners = [ListenerThread(server, 2) for _ in range(3)]
-        wait_until(lambda: all(one.messages for one in listeners))
-        for prompt in (OWL, FOX):
-            post(server, **body(prompt, 40, ignore_eos=True)).raise_for_status()
-        for one in listeners:
-            one.join(PATIENCE)
-            assert one.iterations() == list(range(80)), "no gap, and none twice"
-        server.assert_empty()
-
-
 def test_a_listener_that_comes_later_gets_the_last_iterations_and_then_new_ones_without_a_gap():
     with serving() as server:
         for number in (1, 2):  # the second one comes after a time without listeners
             post(server, **body(OWL, 10, ignore_eos=True)).raise_for_status()
-            first = ListenerThread(server, number)
-            first.join(PATIENCE)
-            assert first.iterations() == list(range(10 * number))
+            assert iterations_until(server, number) == list(range(10 * number))
 
 
 def test_more_listeners_than_allowed_are_503_until_one_leaves():

@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 
-from helpers.block_hashes import hash_blocks
 from helpers.cluster.replica_state import ReplicaState
 from helpers.cluster.routing import (
     ROUTERS,
@@ -181,9 +180,3 @@ def test_a_replica_that_caches_no_prefixes_has_no_cached_tokens():
     state = ReplicaState(block_size=None)
     state.add("a", PROMPT, 10)
     assert state.cached_tokens(PROMPT) == 0 and state.outstanding_tokens == 50
-
-
-def test_a_chain_of_hashes_can_be_continued():
-    whole = list(hash_blocks(PROMPT, 8))
-    assert len(whole) == 5 == len(set(whole))
-    assert [*hash_blocks(PROMPT[:16], 8), *hash_blocks(PROMPT[16:], 8, whole[1])] == whole

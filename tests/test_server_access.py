@@ -1,5 +1,6 @@
 """Who may use the server, and how little a refused request costs: most are refused before their body is read."""
 
+import json
 import re
 import threading
 
@@ -10,7 +11,14 @@ from helpers import Engine, EngineConfig
 from helpers.command_line import parse
 from helpers.server import __main__ as command
 from helpers.server.options import allowed_hosts, name_of
-from tests.support.serving import OWL, RawConnection, body, error_of, post, serving
+from tests.support.serving import (
+    OWL,
+    RawConnection,
+    body,
+    error_of,
+    post,
+    serving,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -120,15 +128,9 @@ def test_head_gives_the_headers_of_get_without_a_body(plain, path):
     assert (head.status_code, head.content) == (200, b"")
     with httpx.stream("GET", plain.url + path) as response:
         assert head.headers["content-type"] == response.headers["content-type"]
+        assert path != "/version" or json.loads(response.read()) == {"version": "0.1.0"}
+    assert httpx.head(plain.url + "/v1/completions").status_code == 405, "as for GET"
     plain.assert_empty()
-
-
-def test_head_is_405_where_get_is(plain):
-    assert httpx.head(plain.url + "/v1/completions").status_code == 405
-
-
-def test_the_version_is_that_of_the_package(plain):
-    assert httpx.get(plain.url + "/version").json() == {"version": "0.1.0"}
 
 
 def test_tokenize_returns_the_tokens_of_a_prompt_or_a_chat(plain, embedded):
@@ -203,3 +205,23 @@ def test_too_few_blocks_for_the_context_are_a_warning_that_says_how_many_are_eno
     command._warn_if_memory_is_small(Engine(config=EngineConfig(num_blocks=32)))
     command._warn_if_memory_is_small(Engine(config=EngineConfig(execution="padded")))
     assert not recwarn.list
+
+
+def test_too_long_a_body_is_413_whatever_length_it_claims():
+    with serving(max_body=10_000) as server:
+        fits, long = json.dumps(body("x" * 5000, 600)), json.dumps(body("x" * 10_000))
+        json_type = {"Content-Type": "application/json"}
+        for path in ("/v1/completions", "/v1/chat/completions", "/pace"):
+            for content in (long.encode(), (long[start : start + 999].encode() for start in range(0, len(long), 999))):
+                response = httpx.post(server.url + path, content=content, headers=json_type)
+                assert "at most 10000 bytes" in error_of((response.status_code, response.json()), 413)["message"]
+        response = httpx.post(server.url + "/v1/completions", content=fits, headers=json_type)
+        assert "context is 512" in error_of((response.status_code, response.json()), 400)["message"]
+
+        # A body without end is not read to its end.
+        endless = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+        connection = RawConnection(server, endless + b"1000000000000\r\n\r\n" + b"x" * 20_000)
+        assert connection.read_until(b"\r\n").startswith(b"HTTP/1.1 413")
+        connection.close()
+        assert post(server, **body(OWL, 2)).status_code == 200
+        server.assert_empty()

@@ -134,7 +134,7 @@ def test_a_connection_without_any_request_is_closed_without_a_response():
 
 
 def test_a_request_that_takes_longer_than_the_limit_is_not_a_slow_client():
-    with serving(limits=SHORT, pace=0.4) as server:
+    with serving(limits=SHORT, pace=0.3) as server:
         assert text_of_response(post(server, **body(OWL, 3)).json()) == expected(OWL, 3).text
         with httpx.stream("POST", server.url + "/v1/completions", json=body(OWL, 3, stream=True)) as response:
             assert list(response.iter_lines())[-2] == "data: [DONE]"
@@ -160,7 +160,7 @@ def test_a_client_that_does_not_read_is_disconnected_and_its_request_cancelled(s
 
 
 def test_a_client_that_reads_slowly_but_steadily_gets_everything():
-    with serving(limits=ConnectionLimits(client_timeout=1.0, send_buffer=4096)) as server:
+    with serving(limits=ConnectionLimits(client_timeout=0.6, send_buffer=4096)) as server:
         slow_reader = RawConnection.posting(server, LONG, receive_buffer=4096)
         http, content, began = h11.Connection(h11.CLIENT), b"", time.monotonic()
         http.send(h11.Request(method="POST", target="/", headers=[("Host", "x"), ("Content-Length", "0")]))
@@ -169,32 +169,17 @@ def test_a_client_that_reads_slowly_but_steadily_gets_everything():
         while type(event := http.next_event()) is not h11.EndOfMessage:
             if event is h11.NEED_DATA:
                 http.receive_data(slow_reader.socket.recv(2**11))
-                time.sleep(0.02)
+                time.sleep(0.01)
                 (connection,) = connections_of(server)
                 most_unread = max(most_unread, connection.num_unread)
             elif type(event) is h11.Data:
                 content += event.data
-        assert time.monotonic() - began > 1.5, "longer than the limit, so that it would have passed"
+        assert time.monotonic() - began > 0.9, "longer than the limit, so that it would have passed"
         response = json.loads(content)
         assert response["usage"]["completion_tokens"] == 600
         assert [len(choice["logprobs"]["tokens"]) for choice in response["choices"]] == [300, 300]
         assert most_unread < 0.6 * len(content), "one choice at a time waits as text"
         slow_reader.close()
-        server.assert_empty()
-
-
-def test_a_deadline_frees_the_row_of_a_client_that_does_not_read():
-    """Sending counts, too. A client that begins to read again finds the reason at the end."""
-    with serving(limits=ConnectionLimits(send_buffer=4096), pace=0.02) as server:
-        settings = LONG | {"stream": True, "deadline": 3.0}
-        deaf = RawConnection.posting(server, settings, receive_buffer=4096)
-        wait_until(lambda: server.num_in_flight() == 2)
-        wait_until(lambda: server.num_in_flight() == 0)
-        assert num_connections(server) == 1, "its client may still read"
-        assert server.engine.trace.output_tokens < 600
-        last = deaf.read_until(b"deadline_passed")
-        assert last.count(b"data: ") > 1
-        deaf.close()
         server.assert_empty()
 
 
@@ -358,20 +343,3 @@ def test_there_are_no_more_connections_than_descriptors_for_them(monkeypatch, so
     assert changes == ([] if raised is None else [(raised, hard)])
     allowed = raised or soft
     assert allowed in (20, -1) or limits.max_connections + limits.backlog + NUM_OTHER_DESCRIPTORS <= allowed
-
-
-@slow
-def test_a_server_with_few_connections_responds_beside_many_times_as_many_slow_senders():
-    with launch("--max-connections", "42") as server:
-        slow_senders = [RawConnection(server, HEAD) for _ in range(600)]
-        for _ in range(3):
-            assert httpx.get(server.url + "/health", timeout=PATIENCE).json() == {"status": "ok"}
-        assert text_of_response(post(server, **body(OWL, 3)).json()) == expected(OWL, 3).text
-        for connection in slow_senders:
-            connection.close()
-
-
-@pytest.mark.parametrize("wrong", [{"max_connections": 0}, {"client_timeout": 0}, {"client_timeout": float("inf")}])
-def test_limits_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
-        ConnectionLimits(**wrong)

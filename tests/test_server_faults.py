@@ -1,8 +1,8 @@
 """A server under faults: every request that fails gets its reason, no other request is affected, nothing is left over.
 
 Seconds say little on a machine with other work. So the engine waits at a gate in the middle of its forward passes, and
-the tests count iterations. One test of each kind is fast enough for every run; the rest are marked slow. Load is
-test_server_load.py, the end of a server test_server_shutdown.py.
+the tests count iterations. One test of each kind is fast enough for every run; the rest are marked slow. The end of a
+server is test_server_shutdown.py.
 """
 
 import httpx
@@ -25,6 +25,7 @@ from tests.support.serving import (
     text_of_response,
     wait_until,
 )
+from tests.tools import soak
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,7 +49,9 @@ def wait_for_streams(server, number: int) -> None:
 
 def test_a_full_queue_is_429_before_any_header_of_a_stream():
     with gated(max_queue=3) as (server, gate):
-        requests = send_in_order(server, *[body(OWL, 6, stream=n % 2 == 1) for n in range(5)])  # 2 run, 3 wait
+        requests = send_in_order(server, *[body(OWL, 6, stream=n % 2 == 1) for n in range(4)])  # 2 run, 2 wait
+        assert post(server, **body([OWL, OWL], 6)).status_code == 429, "there is room for one sequence only"
+        requests += send_in_order(server, body(OWL, 6))
         passes = gate.passes
         for stream in (False, True):
             response = post(server, **body(OWL, 6, stream=stream))
@@ -193,12 +196,10 @@ def test_a_failed_forward_pass_is_500_for_its_requests_and_no_other():
         assert 'engine_sequences_finished_total{reason="error"} 2.0' in httpx.get(server.url + "/metrics").text
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", pytest.param("/v1/chat/completions", marks=slow)])
-def test_a_failed_pass_before_the_first_token_of_a_stream_is_a_status(path):
+def test_a_failed_pass_before_the_first_token_of_a_stream_is_a_status():
     with gated(shut=False) as (server, gate):
         gate.faults = {0: ArithmeticError("no")}
-        prompt = {"prompt": OWL} if "chat" not in path else {"messages": [{"role": "user", "content": OWL}]}
-        response = post(server, path, stream=True, **prompt)
+        response = post(server, stream=True, prompt=OWL)
         assert error_of((response.status_code, response.json()), 500)["message"] == "ArithmeticError: no"
         assert text_of_response(post(server, **body(OWL, 3)).json()) == expected(OWL, 3).text
         server.assert_empty()
@@ -255,3 +256,12 @@ def test_a_crash_of_the_engine_ends_every_request():
         assert "must be restarted" in error_of((response.status_code, response.json()), 500)["message"]
         assert httpx.get(server.url + "/metrics").status_code == 200
         assert server.num_in_flight() == 0
+
+
+@slow
+def test_a_small_soak():
+    figures = soak.run(requests=400, times_capacity=3.0, seed=3, restarts=1)
+    assert figures.broken() == []
+    ends = (figures.completed, figures.refused, figures.left, figures.unread, figures.cut_off)
+    assert sum(ends) == 400 and min(ends) > 3, ends
+    assert figures.restarts == 1 and figures.retried > 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers import SamplingParams
-from helpers.server.text_offsets import EchoedPrompt, TextOffsets
+from helpers.server.text_offsets import EchoedPrompt
 from tests.conftest import byte_tokenizer
 from tests.support.serving import FOX, MILLER, OWL, embedded_engine, events_of, expected, post, serving
 from tests.test_detokenizer import sentencepiece_tokenizer
@@ -160,15 +160,6 @@ def test_offsets_say_where_each_token_begins_also_within_characters(embedded, te
         for place, offset in enumerate(echo.offsets):
             before = tokenizer.decode(ids[:place]).rstrip("\ufffd")
             assert echo.text[:offset] == before, "all complete characters before a token, and no more"
-
-
-def test_offsets_of_a_growing_text_continue_those_of_the_prompt(embedded):
-    tokenizer = embedded[1]
-    ids = tokenizer(" a ☃ fell")["input_ids"]
-    offsets = TextOffsets(tokenizer, start=7)
-    given = [offset for id in ids for offset in offsets.push([id])]
-    assert given == TextOffsets(tokenizer, 7).push(ids)
-    assert given == [7 + len(tokenizer.decode(ids[:place]).rstrip("\ufffd")) for place in range(len(ids))]
 
 
 def test_a_prompt_whose_last_character_is_incomplete_has_offsets(embedded):

@@ -106,15 +106,6 @@ def test_requests_that_cannot_be_simulated_are_refused_before_any_runs():
         simulate([([1], 2), ([1] * 40, 2)], EngineConfig(num_blocks=2))
 
 
-def test_time_passes_as_the_cost_function_says():
-    simulator = Simulator(EngineConfig(max_batch_size=2), seconds=lambda plan: 0.5 + plan.tokens)
-
-    simulator.generate([[1, 2, 3], [4]], SamplingParams(2))
-
-    assert [(one.start, one.seconds) for one in simulator.trace.passes] == [(0.0, 4.5), (4.5, 2.5)]
-    assert simulator.now() == 7.0
-
-
 def test_a_simulator_refuses_text_and_requests_beyond_the_context():
     simulator = Simulator(context_length=8)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from helpers import Engine, EngineConfig
 from helpers.server.output_delta import OutputDelta
-from helpers.server.tool_calls import JSONEnd, ToolCallFormatter, ToolCallParser
+from helpers.server.tool_calls import ToolCallFormatter, ToolCallParser
 from helpers.server.tools import CallNotation, Function, ToolUse, find_notation
 from tests.support.serving import serving
 
@@ -247,13 +247,6 @@ def test_the_parser_finds_text_and_calls_however_the_text_is_cut(name, said, cal
             break
     assert content == said
     assert [(name, json.loads(arguments)) for name, arguments in found] == calls and parser.num_calls == len(calls)
-
-
-@given(ARGUMENTS, st.text(max_size=5))
-@settings(max_examples=25)
-def test_the_end_of_an_object_is_found(value, rest):
-    text = json.dumps(value, ensure_ascii=False)
-    assert JSONEnd().find(text + rest) == len(text)
 
 
 def test_a_call_that_max_tokens_cuts_keeps_its_finish_reason():

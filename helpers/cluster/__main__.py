@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from ..command_line import FLAT, json_object, make_command, one_value, parse
+from ..command_line import json_object, make_command, one_value, parse
 from ..server.options import ServerOptions
 from . import vllm_replica
 from .autoscaling import QueueLengthAutoscaler
@@ -106,12 +106,7 @@ class ClusterOptions(ServerOptions):
             raise ValueError(f"--policy {self.policy} is for the course's engine: vLLM has {known}.")
 
 
-command = make_command("helpers.cluster", __doc__)
-
-
-@command.default
-def _options(options: Annotated[ClusterOptions | None, FLAT] = None) -> ClusterOptions:
-    return options or ClusterOptions()
+command = make_command("helpers.cluster", __doc__, ClusterOptions)
 
 
 def main(arguments: list[str] | None = None) -> None:

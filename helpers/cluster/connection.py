@@ -87,7 +87,7 @@ async def _authenticate(
 
 
 class ReplicaConnection:
-    """The front end's end: it calls the replica's methods, which arrive in order. See `ReplicaHandle`.
+    """The front end's end: it calls the replica's methods, which arrive in order. To a lost replica, they do nothing.
 
     The first call of `report` connects, on the event loop that makes it. Calls before that wait for the connection.
     """
@@ -108,6 +108,7 @@ class ReplicaConnection:
         self._call("set_pace", seconds)
 
     async def report(self) -> Report:
+        """Return the next report. Raises ReplicaLost if the replica has ended."""
         try:
             self._call("next_report")
             if self._unsent is not None:

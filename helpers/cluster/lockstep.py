@@ -57,10 +57,7 @@ class LockstepReplicas:
         return name
 
     def kill(self, name: int) -> list[Hashable]:
-        """Stop a replica for good, drop all that it has computed, and resume its requests on the other replicas.
-
-        Returns:
-            The ids of the requests that were resumed.
+        """Stop a replica for good, drop what it has computed, and return the ids of its requests, which others resume.
 
         Raises:
             ValueError: there is no such replica, or it is the last one.

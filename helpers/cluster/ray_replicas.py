@@ -104,13 +104,14 @@ class ReplicaActor:
 
 
 class RayReplica(ReplicaConnection):
-    """The handle of an actor; a `ReplicaHandle`."""
+    """How the front end calls a replica, and ends it. No other replica ever gets its name."""
 
     def __init__(self, name: str, actor: Any, info: ReplicaInfo, address: ReplicaAddress):
         super().__init__(address)
         self.name, self.info, self._actor = name, info, actor
 
     def kill(self) -> None:
+        """End the replica's process at once, even one that hangs."""
         self.close()
         with contextlib.suppress(Exception):  # it has ended, or Ray has
             ray.kill(self._actor)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ..engine import EngineConfig, EngineCore, ModelInfo, SamplingParams
 from ..server.engine_thread import EngineThread
@@ -71,44 +71,6 @@ class ReplicaLost(Exception):
     """A replica has ended, or it does not respond."""
 
 
-class ReplicaHandle(Protocol):
-    """How the front end calls a replica. Calls to a lost replica have no effect.
-
-    Attributes:
-        name: never used for another replica.
-        info: what the replica says about itself.
-    """
-
-    name: str
-    info: ReplicaInfo
-
-    def add(
-        self,
-        engine_id: str,
-        token_ids: list[int],
-        params: SamplingParams,
-        priority: int,
-        generated: Mapping[int, Seq[int]],
-    ) -> None:
-        """Send a request, which continues after the tokens `generated`."""
-
-    def abort(self, engine_id: str) -> None:
-        """Abort a request."""
-
-    def set_pace(self, seconds: float) -> None:
-        """Set the least number of seconds per iteration."""
-
-    async def report(self) -> Report:
-        """Return the next report.
-
-        Raises:
-            ReplicaLost: the replica has ended.
-        """
-
-    def kill(self) -> None:
-        """End the replica's process at once, even one that hangs."""
-
-
 class Replica(EngineThread):
     """An engine that collects its outputs in reports. Its methods must be called from one event loop.
 
@@ -151,7 +113,7 @@ class Replica(EngineThread):
         priority: int,
         generated: Mapping[int, Seq[int]],
     ) -> None:
-        """Add a request to the engine, see `ReplicaHandle`."""
+        """Add a request to the engine, which continues after the tokens `generated`."""
         add = partial(self._add_request, token_ids, params, engine_id, priority, generated)
         if params.structured_outputs is None:
             self._inbox.put(add)

@@ -22,10 +22,11 @@ from ..server.output_delta import OutputDelta
 from ..server.snapshot import MAX_NAMED, Snapshot
 from ..trace import EMPTY
 from .autoscaling import QueueLengthAutoscaler
+from .connection import ReplicaConnection
 from .dispatcher import DispatchedRequest, Dispatcher, NoReplicas
 from .fleet_description import FleetDescription
 from .lifecycle import ENDED, READY, STARTING, Member
-from .replica import ReplicaHandle, Report
+from .replica import Report
 from .replica_pool import ReplicaPool
 from .routing import FreeRowsFirst, Router
 
@@ -62,15 +63,15 @@ class ReplicaClient(EngineClient):
         max_queue: int,
         pace: float,
         *,
-        replicas: list[ReplicaHandle],
+        replicas: list[ReplicaConnection],
         router: Router,
-        start_replica: Callable[[], Awaitable[ReplicaHandle]],
+        start_replica: Callable[[], Awaitable[ReplicaConnection]],
         has_room: Callable[[], bool] = lambda: False,
         timeout: float = 10.0,
         drain_grace: float = 30.0,
         autoscaler: QueueLengthAutoscaler | None = None,
     ):
-        self.replicas: dict[str, ReplicaHandle] = {}
+        self.replicas: dict[str, ReplicaConnection] = {}
         self.snapshots: dict[str, Snapshot] = {}
         self.num_lost = self.num_resumed = 0
         self.dispatcher = Dispatcher(FreeRowsFirst(router))

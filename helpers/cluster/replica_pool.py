@@ -1,17 +1,18 @@
 """The pool of replicas: it starts, follows, drains and replaces them, so that as many are ready as are wanted.
 
-Each replica has a task that reads its reports until failure_detector.py says that it is lost; it is then killed. Which
+Each replica has a task that reads its reports until it is lost (failure_detector.py) and then killed. Which
 replica is started or drained next is decided by the rules in lifecycle.py, whenever the state of a replica changes.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any
 
-from .failure_detector import FailureDetector
+from .connection import ReplicaConnection
+from .failure_detector import next_report
 from .lifecycle import DRAINING, ENDED, READY, STARTING, Drain, Keep, Member, Start, next_change
-from .replica import ReplicaHandle, ReplicaLost, Report
+from .replica import ReplicaLost
 
 RESTART_PAUSE = 1.0  # seconds before another attempt to start a replica
 CORES_FREE = 1.0  # seconds within which the cores of a killed replica become free; with Ray, it takes about 0.1 s
@@ -19,34 +20,12 @@ CORES_POLL = 0.02  # seconds between two looks at them
 logger = logging.getLogger(__name__)
 
 
-class PoolOwner(Protocol):
-    """What a pool calls when something happens to a replica."""
-
-    def on_ready(self, member: Member) -> None:
-        """Let a replica take requests."""
-
-    def on_report(self, member: Member, report: Report) -> None:
-        """Use a replica's report."""
-
-    def on_left(self, member: Member, lost: bool) -> None:
-        """Move what a replica has not finished to others. It is stopped by then: it was lost, or drained."""
-
-    def load(self, member: Member) -> int:
-        """Return how many requests a replica has not finished."""
-
-    def on_crash(self, error: BaseException) -> None:
-        """Stop: the front end itself cannot continue."""
-
-
 class ReplicaPool:
     """Keeps as many replicas ready as are wanted. Its methods must be called from the event loop.
 
     Args:
-        owner: told about every replica.
-        start_replica: starts another replica and returns its handle once it is ready.
-        has_room: says whether there are cores for a replica in addition to those that run.
-        timeout: seconds without a report, or within one iteration, after which a replica is lost.
-        drain_grace: seconds in which a draining replica may finish its requests.
+        owner: the `ReplicaClient`, whose methods `on_ready`, `on_report`, `on_left` and `on_crash` say what has happened.
+        start_replica, has_room, timeout, drain_grace: as for the `ReplicaClient`.
 
     Attributes:
         members: all replicas, in the order in which they were started.
@@ -55,8 +34,8 @@ class ReplicaPool:
 
     def __init__(
         self,
-        owner: PoolOwner,
-        start_replica: Callable[[], Awaitable[ReplicaHandle]],
+        owner: Any,
+        start_replica: Callable[[], Awaitable[ReplicaConnection]],
         has_room: Callable[[], bool],
         timeout: float,
         drain_grace: float,
@@ -68,7 +47,7 @@ class ReplicaPool:
         self._tasks: dict[Member, asyncio.Task] = {}
         self._stopped = False
 
-    def start(self, replicas: list[ReplicaHandle]) -> None:
+    def start(self, replicas: list[ReplicaConnection]) -> None:
         """Begin with replicas that are ready; as many are wanted."""
         self.wanted = len(replicas)
         for place, handle in enumerate(replicas):
@@ -170,14 +149,14 @@ class ReplicaPool:
 
     async def _follow(self, member: Member) -> bool:
         """Hand on a replica's reports until it is drained or lost, and return whether it is lost."""
-        detector = FailureDetector(member.handle, self._timeout)
         try:
             while True:
-                report = await detector.next_report()
+                report = await next_report(member.handle, self._timeout)
                 if report.error is not None:
                     member.state = ENDED  # before the report is used, so that no waiting request is sent here
                 self._owner.on_report(member, report)
-                detector.check_engine(report)
+                if report.error is not None:
+                    raise ReplicaLost(f"its engine has stopped: {report.error}")
                 if member.state == DRAINING:
                     is_late = asyncio.get_running_loop().time() >= member.drain_until
                     if is_late or not self._owner.load(member):

@@ -13,7 +13,6 @@ server answers; 130 after Ctrl-C.
 """
 
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -23,13 +22,13 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from ..command_line import FLAT, json_object, make_command, one_value, parse, refuse
+from ..command_line import json_object, latency_limits, make_command, one_value, parse, refuse
 from ..request import Request
 from .lengths import MIXES, lengths
 from .lengths import parse as parse_lengths
 from .load import run_load
 from .prompts import texts, token_ids, words
-from .report import LIMITS, LoadResult
+from .report import LoadResult
 from .sweep import sweep, table
 
 DEFAULT_RATE = 4.0
@@ -39,17 +38,6 @@ ARRIVALS, LENGTHS, FIGURES = "Arrivals", "Lengths", "Figures"
 def _lengths(spec: str) -> str:
     parse_lengths(spec)
     return spec
-
-
-def _limit(text: str) -> tuple[str, float]:
-    name, _, seconds = text.partition("=")
-    try:
-        if not 0 < float(seconds) < math.inf:
-            raise ValueError
-        return LIMITS[LIMITS.index(name)], float(seconds)
-    except ValueError:
-        known = ", ".join(f"{name}=SECONDS" for name in LIMITS)
-        raise ValueError(f"a limit is one of {known}, not {text!r}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +112,7 @@ class LoadOptions:
     @property
     def limits(self) -> dict[str, float]:
         """The limits of good requests, in seconds."""
-        return dict(map(_limit, self.limit or ()))
+        return {name: limit for text in self.limit or () for name, limit in latency_limits(text).items()}
 
     @property
     def server(self) -> dict[str, Any]:
@@ -133,12 +121,7 @@ class LoadOptions:
         return {name: getattr(self, name) for name in ("model", "api_key", "chat", "timeout")} | {"body": body}
 
 
-command = make_command("helpers.load_test", __doc__)
-
-
-@command.default
-def _options(options: Annotated[LoadOptions | None, FLAT] = None) -> LoadOptions:
-    return options or LoadOptions()
+command = make_command("helpers.load_test", __doc__, LoadOptions)
 
 
 def _requests(options: LoadOptions) -> Callable[[int], list[Request]]:
@@ -169,10 +152,7 @@ def _tokens_per_word(url: str, server: dict[str, Any], seed: int) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the load tests that the arguments describe.
-
-    Returns:
-        The exit status: 0 on success, 1 if a request failed, 130 after Ctrl-C.
+    """Run the load tests that the arguments describe, and return the exit status.
 
     Raises:
         SystemExit: 2 for an invalid setting, or if no server answers; 0 after --help.

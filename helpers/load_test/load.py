@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from ..metrics import LIMITS
 from ..request import Request
 from .arrivals import arrival_times
 from .client import Client, Prompt, RequestResult
-from .report import LIMITS, LoadResult
+from .report import LoadResult
 
 T = TypeVar("T")
 # Sends a request, given its number, its intended send time and the clock.

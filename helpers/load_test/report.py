@@ -15,7 +15,6 @@ import aiohttp
 from ..metrics import goodput, percentile
 from .client import RequestResult
 
-LIMITS = ("ttft", "tpot", "e2e")
 LATENCIES = {
     "ttft": "time to first token",
     "tpot": "time per output token",

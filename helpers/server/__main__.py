@@ -19,7 +19,6 @@ import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
 
 if "OMP_WAIT_POLICY" not in os.environ:
     # PyTorch's threads spin between two loops before they sleep, by default for 3 ms. While the cores are free, 0.1 ms
@@ -30,7 +29,7 @@ try:
     import uvicorn
     from fastapi import FastAPI
 
-    from ..command_line import FLAT, make_command, parse
+    from ..command_line import make_command, parse
     from ..model_engine import Engine
     from ..models import load_model
     from .app import make_app
@@ -88,12 +87,7 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
 
-command = make_command("helpers.server", __doc__)
-
-
-@command.default
-def _options(options: Annotated[ServerOptions | None, FLAT] = None) -> ServerOptions:
-    return options or ServerOptions()
+command = make_command("helpers.server", __doc__, ServerOptions)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from .engine_client import EngineClient
 from .engine_thread import EngineThread
 from .http_errors import HANDLED, error_response
 from .live_view import LiveView
-from .middleware import AllowedHosts, BodyLimit, RefuseIfFull, RequireKey, StatusCount
+from .middleware import BodyLimit, Refuse, StatusCount, missing_key, no_room, unknown_host
 from .reference import version
 from .server_metrics import ServerMetrics
 
@@ -38,11 +38,7 @@ def make_app(
 
     Args:
         engine: runs the requests. Give it a `trace_length`, or its trace grows without end.
-        model_name: what clients call the model.
-        max_queue: how many sequences may wait for a row; further requests are refused.
-        deadline: seconds that a request may take if it sets no deadline itself; None for no limit.
-        api_key: the key that clients must send; None for no key.
-        pace: the least number of seconds per iteration.
+        model_name, max_queue, deadline, api_key, pace: as on the command line (`ServerOptions`).
         max_body: the most bytes in a request's body.
         allowed_hosts: the names and addresses, without ports, by which clients may call the server; None for any.
         allowed_origins: the origins, such as "https://example.org", whose web pages may use the server; "*" for any.
@@ -71,9 +67,9 @@ def make_app(
     state.model_name, state.deadline = model_name, deadline
     # The last one that is added sees a request first. A browser asks for leave (CORS) without the key.
     app.add_middleware(BodyLimit, limit=max_body)
-    app.add_middleware(RefuseIfFull, refuse=engine_client.refuse_if_unable)
+    app.add_middleware(Refuse, check=no_room(engine_client.refuse_if_unable))
     if api_key is not None:
-        app.add_middleware(RequireKey, key=api_key)
+        app.add_middleware(Refuse, check=missing_key(api_key))
     if allowed_origins := list(allowed_origins):
         app.add_middleware(
             CORSMiddleware,
@@ -83,7 +79,7 @@ def make_app(
             expose_headers=["Retry-After"],
         )
     if allowed_hosts is not None:
-        app.add_middleware(AllowedHosts, hosts=allowed_hosts)
+        app.add_middleware(Refuse, check=unknown_host(allowed_hosts))
     app.add_middleware(StatusCount, requests=metrics.requests)
     for error_class in HANDLED:
         app.add_exception_handler(error_class, error_response)

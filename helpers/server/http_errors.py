@@ -23,6 +23,11 @@ ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+REFUSALS = {
+    QueueFull: (429, "queue_full"),
+    ShuttingDown: (503, "shutting_down"),
+    TooManyListeners: (503, "too_many_listeners"),
+}
 # What `error_response` handles. Starlette re-raises, and so logs, an error that only the entry `Exception` matches.
 HANDLED = (Exception, FrameworkError, RequestValidationError, Refused, DeadlinePassed, EngineFailed)
 
@@ -43,12 +48,9 @@ def to_api_error(error: Exception) -> APIError:
     match error:
         case APIError():
             return error
-        case QueueFull():
-            return APIError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after)})
-        case ShuttingDown():
-            return APIError(503, str(error), code="shutting_down", headers={"Retry-After": str(error.retry_after)})
-        case TooManyListeners():
-            return APIError(503, str(error), code="too_many_listeners", headers={"Retry-After": str(error.retry_after)})
+        case Refused():
+            status, code = REFUSALS[type(error)]
+            return APIError(status, str(error), code=code, headers={"Retry-After": str(error.retry_after)})
         case DeadlinePassed():
             # OpenAI's client would retry twice, and so triple the load of requests that are too late.
             return APIError(504, str(error), code="deadline_passed", headers={"x-should-retry": "false"})

@@ -1,8 +1,8 @@
 """ASGI middleware around the whole application: what is checked before a request's body is read.
 
-    AllowedHosts    the name by which the client calls this server
-    RequireKey      the API key
-    RefuseIfFull    whether the server can take a request to generate
+    unknown_host    the name by which the client calls this server
+    missing_key     the API key
+    no_room         whether the server can take a request to generate
     BodyLimit       the length of the body
     StatusCount     counts the responses, refusals included
 
@@ -13,6 +13,7 @@ the server neither memory nor a parsed body.
 import hmac
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client import Counter
@@ -20,75 +21,73 @@ from prometheus_client import Counter
 from .errors import EngineFailed, Refused
 from .http_errors import APIError, as_response, to_api_error
 
+Check = Callable[[dict[str, Any]], APIError | None]  # returns why a request is refused, given its ASGI scope
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 PUBLIC = ("/", "/health", "/docs", "/openapi.json")  # and the files of the page: these need no key
 PUBLIC_FILES = "/page/"
 
 
-class AllowedHosts:
-    """Refuses a request for another host.
+class Refuse:
+    """Refuses the requests that do not pass a check."""
+
+    def __init__(self, app, check: Check):
+        self.app, self.check = app, check
+
+    async def __call__(self, scope, receive, send) -> None:
+        error = self.check(scope) if scope["type"] == "http" else None
+        await (self.app if error is None else as_response(error))(scope, receive, send)
+
+
+def unknown_host(hosts: Iterable[str]) -> Check:
+    """Return the check of the host that a request names: one of these names and addresses, without ports.
 
     This is the defence against DNS rebinding: a hostile web page makes its own name resolve to this machine's address,
     and the browser then lets it read what a server on this machine responds. But the browser still sends the page's
     name as `Host`.
-
-    Args:
-        app: the application.
-        hosts: the names and addresses that clients may use, without ports.
     """
+    known = {host.lower().strip("[]") for host in hosts}
 
-    def __init__(self, app, hosts: Iterable[str]):
-        self.app, self.hosts = app, {host.lower().strip("[]") for host in hosts}
+    def check(scope) -> APIError | None:
+        host = _header(scope, b"host")
+        if (name := _host_name(host)) in known:
+            return None
+        name = name or host.decode("latin-1")
+        message = f"This server is not called {name!a}: to allow that name, start it with --allowed-host."
+        return APIError(403, message, code="unknown_host")
 
-    async def __call__(self, scope, receive, send) -> None:
-        if scope["type"] == "http" and (name := _host_name(host := _header(scope, b"host"))) not in self.hosts:
-            name = name or host.decode("latin-1")
-            message = f"This server is not called {name!a}: to allow that name, start it with --allowed-host."
-            await as_response(APIError(403, message, code="unknown_host"))(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
+    return check
 
 
-class RequireKey:
-    """Refuses a request without the key, except for public addresses."""
+def missing_key(key: str) -> Check:
+    """Return the check of the key, which public addresses do not need."""
 
-    def __init__(self, app, key: str):
-        self.app, self.key = app, key.encode()
-
-    async def __call__(self, scope, receive, send) -> None:
+    def check(scope) -> APIError | None:
         path = scope.get("path", "")
-        is_public = path in PUBLIC or path.startswith(PUBLIC_FILES)
-        if scope["type"] == "http" and not is_public and not self._has_key(scope):
-            message = "This server requires a key: send Authorization: Bearer KEY."
-            await as_response(APIError(401, message, code="invalid_api_key"))(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
+        scheme, _, given = _header(scope, b"authorization").partition(b" ")
+        if path in PUBLIC or path.startswith(PUBLIC_FILES):
+            return None
+        if hmac.compare_digest(given, key.encode()) and scheme.lower() == b"bearer":
+            return None
+        return APIError(401, "This server requires a key: send Authorization: Bearer KEY.", code="invalid_api_key")
 
-    def _has_key(self, scope) -> bool:
-        scheme, _, key = _header(scope, b"authorization").partition(b" ")
-        return hmac.compare_digest(key, self.key) and scheme.lower() == b"bearer"
+    return check
 
 
-class RefuseIfFull:
-    """Refuses a request to generate, before its body is read, while the server has no room for another sequence.
+def no_room(refuse: Callable[[], None]) -> Check:
+    """Return the check of requests to generate; `refuse` raises why none can be taken now, if that is so.
 
     Overload makes refusals the most frequent responses, so they should cost little: a body is not parsed in vain.
-
-    Args:
-        app: the application.
-        refuse: raises why no request can be taken now, if that is so.
     """
 
-    def __init__(self, app, refuse: Callable[[], None]):
-        self.app, self.refuse = app, refuse
-
-    async def __call__(self, scope, receive, send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in GENERATING:
+    def check(scope) -> APIError | None:
+        if scope["method"] == "POST" and scope["path"] in GENERATING:
             try:
-                self.refuse()
+                refuse()
             except (Refused, EngineFailed) as error:
-                return await as_response(to_api_error(error))(scope, receive, send)
-        await self.app(scope, receive, send)
+                return to_api_error(error)
+        return None
+
+    return check
 
 
 class BodyLimit:

@@ -13,17 +13,9 @@ ANY_OBJECT = {"type": "object"}
 class TextFormat(Strict):
     type: Literal["text"]
 
-    @property
-    def described(self) -> StructuredOutputs | None:
-        return None
-
 
 class AnyObjectFormat(Strict):
     type: Literal["json_object"]
-
-    @property
-    def described(self) -> StructuredOutputs | None:
-        return StructuredOutputs(json=ANY_OBJECT)
 
 
 class JSONSchema(Strict):
@@ -38,10 +30,6 @@ class JSONSchema(Strict):
 class SchemaFormat(Strict):
     type: Literal["json_schema"]
     json_schema: JSONSchema
-
-    @property
-    def described(self) -> StructuredOutputs | None:
-        return StructuredOutputs(json=self.json_schema.json_schema)
 
 
 ResponseFormat = Annotated[TextFormat | AnyObjectFormat | SchemaFormat, Field(discriminator="type")]
@@ -72,8 +60,14 @@ def structured_outputs(
     Raises:
         ValueError: the request describes it twice, or not properly.
     """
-    given = [part.described for part in (response_format, field) if part is not None]
-    formats = [outputs for outputs in given if outputs is not None]
-    if len(formats) == 2:
+    schema = None
+    match response_format:
+        case AnyObjectFormat():
+            schema = ANY_OBJECT
+        case SchemaFormat(json_schema=wrapped):
+            schema = wrapped.json_schema
+    if field is None:
+        return None if schema is None else StructuredOutputs(json=schema)
+    if schema is not None:
         raise ValueError("Give response_format or structured_outputs, not both.")
-    return formats[0] if formats else None
+    return field.described

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from ..cluster.autoscaling import QueueLengthAutoscaler
 from ..cluster.routing import ROUTERS, FreeRowsFirst
-from ..command_line import FLAT, fields_of, make_command, one_value, options_from, parse, refuse
+from ..command_line import fields_of, latency_limits, make_command, one_value, options_from, parse, refuse
 from ..engine import POLICIES, EngineConfig
 from .cost_model import MACHINES, CostModel
 from .disaggregation import simulate_disaggregated
@@ -37,7 +37,6 @@ from .fleet_result import FleetResult
 from .synthetic import TRACES, synthetic_trace
 from .trace_files import at_rate, read_trace
 
-LIMITS = ("ttft", "tpot", "e2e")
 REQUESTS, FIT, FLEET, FURTHER, RESULTS = "Requests", "--fit", "Fleet", "Further fleets and their events", "Results"
 
 
@@ -61,17 +60,6 @@ def _pairs(text: str) -> dict[str, tuple[list[int], list[int]]]:
         return pairs
     except ValueError:
         raise ValueError(f"pairs are like 2:1, 1:1,2:1 or 1..4:2, not {text!r}") from None
-
-
-def _slo(text: str) -> dict[str, float]:
-    try:
-        limits = {name: float(seconds) for name, seconds in (limit.split("=") for limit in text.split(","))}
-        if not set(limits) <= set(LIMITS) or not all(0 < limit < math.inf for limit in limits.values()):
-            raise ValueError
-        return limits
-    except ValueError:
-        known = ",".join(f"{name}=SECONDS" for name in LIMITS)
-        raise ValueError(f"limits are some of {known}, not {text!r}") from None
 
 
 FleetOptions = options_from(
@@ -137,7 +125,7 @@ class SimulatorOptions(FleetOptions):
     fail_every: Annotated[float | None, Parameter(group=FURTHER)] = None
     disaggregate: Annotated[Any, one_value(_pairs), Parameter(group=FURTHER)] = None
     transfer_seconds: Annotated[float, Parameter(group=FURTHER)] = 2.6e-6
-    slo: Annotated[Any, one_value(_slo), Parameter(group=RESULTS)] = None
+    slo: Annotated[Any, one_value(latency_limits), Parameter(group=RESULTS)] = None
     share: Annotated[float, Parameter(group=RESULTS)] = 0.99
     price_per_hour: Annotated[float | None, Parameter(group=RESULTS)] = None
     picture: Annotated[str | None, Parameter(group=RESULTS)] = None
@@ -174,20 +162,11 @@ class SimulatorOptions(FleetOptions):
         )
 
 
-command = make_command("helpers.simulator", __doc__)
-
-
-@command.default
-def _options(options: Annotated[SimulatorOptions | None, FLAT] = None) -> SimulatorOptions:
-    return options or SimulatorOptions()
+command = make_command("helpers.simulator", __doc__, SimulatorOptions)
 
 
 def read_requests(args: SimulatorOptions) -> list[TimedRequest]:
-    """Return the requests that the arguments describe.
-
-    Raises:
-        OSError, ValueError: see `read_trace`, `at_rate` and `synthetic_trace`.
-    """
+    """Return the requests that the arguments describe."""
     if args.synthetic:
         rate = 1.0 if args.rate is None else args.rate
         return list(synthetic_trace(args.synthetic, args.requests or 1000, rate, args.seed))
@@ -196,11 +175,7 @@ def read_requests(args: SimulatorOptions) -> list[TimedRequest]:
 
 
 def plan_capacity(requests: Sequence[TimedRequest], cost: CostModel, args: SimulatorOptions) -> dict[str, FleetResult]:
-    """Simulate the requests on each fleet, with a progress bar; the keys say how many replicas each of them has.
-
-    Raises:
-        ValueError: see `simulate_fleet` and `simulate_disaggregated`.
-    """
+    """Simulate the requests on each fleet, with a progress bar; the keys say how many replicas each of them has."""
     results, fleets = {}, _fleets(cost, args)
     with tqdm(total=len(requests) * len(fleets), unit="request", leave=False, disable=None) as bar:
         for name, simulate in fleets.items():

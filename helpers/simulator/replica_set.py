@@ -26,13 +26,9 @@ MOST_FAILURES = 10_000  # in a row, while requests wait or run and none finishes
 
 
 class Autoscaler(Protocol):
-    """Decides how many replicas there should be; `cluster.autoscaling` has one.
+    """Decides how many replicas there should be; `cluster.autoscaling` has one."""
 
-    Attributes:
-        interval: the seconds from one decision to the next.
-    """
-
-    interval: float
+    interval: float  # seconds from one decision to the next
 
     def desired(self, unfinished: int) -> int:
         """Return the number of replicas, given how many requests run or wait."""
@@ -72,9 +68,7 @@ class ReplicaSet:
         replicas: how many are ready from the beginning.
         router: chooses the replica of each request.
         on_finish: called with each finished request.
-        start_seconds: how long a replica takes from its start until it is ready.
-        failures: (seconds, place) of each failure, in order of time.
-        autoscaler: decides the number of replicas; None for no change.
+        start_seconds, failures, autoscaler: as for `simulate_fleet`.
 
     Attributes:
         clock: the time up to which everything has happened.

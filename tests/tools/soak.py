@@ -10,9 +10,9 @@ as are allowed. Twice, the server's process is killed and started again; a well-
 again.
 
 The report says what must be nothing: well-behaved requests that were neither answered nor refused (lost), responses
-that differ from what the model generates for the request alone (wrong), and what is left of any request at the end. It
-compares the latency of well-behaved clients with that of the same clients alone. The exit status is 1 if a promise is
-broken. Everything stays on this machine: one process for the server, one for the clients, and this one.
+that differ from what the model generates for the request alone (wrong), and what is left of any request at the end. The
+exit status is 1 if a promise is broken. Everything stays on this machine: one process for the server, one for the
+clients, and this one.
 """
 
 import argparse
@@ -79,9 +79,7 @@ class Figures:
     descriptors_after: int
     memory_warm: float  # of the last server, once all its requests have ended
     memory_after: float  # the same traffic again
-    p50_alone: float  # the latency of well-behaved clients without the others
-    p50: float
-    p99_alone: float
+    p50: float  # the latency of well-behaved clients
     p99: float
 
     def broken(self) -> list[str]:
@@ -153,7 +151,7 @@ def clients(plan: dict):
 
 
 def run(requests: int, times_capacity: float, seed: int = 0, restarts: int = 2) -> Figures:
-    """Serve the well-behaved clients alone, then all of them; the server is restarted as often in both runs."""
+    """Serve all clients, with restarts; then half as many once more, to see whether the memory grows."""
     engine = embedded_engine(max_batch_size=ROWS)
     pool = [(prompt, limit) for prompt in PROMPTS for limit in LIMITS]
     prompts, params = [prompt for prompt, _ in pool], [SamplingParams(limit) for _, limit in pool]
@@ -169,18 +167,16 @@ def run(requests: int, times_capacity: float, seed: int = 0, restarts: int = 2) 
             "pool": [[*one, o.text, len(o.token_ids)] for one, o in zip(pool, outputs, strict=True)],
             "seed": seed,
             "client_timeout": CLIENT_TIMEOUT,
+            "requests": requests,
+            "rate": times_capacity * capacity,
+            "misbehavior": MISBEHAVIOR,
         }
-        rate = times_capacity * capacity
-        good = 1 - sum(MISBEHAVIOR.values())
-        well_behaved = {"requests": round(requests * good), "rate": rate * good, "misbehavior": {}}
-        alone = _send(server, plan | well_behaved, restarts)
-        everything = {"requests": requests, "rate": rate, "misbehavior": MISBEHAVIOR}
-        together = _send(server, plan | everything, restarts)
+        sent = _send(server, plan, restarts)
         server.settled(server.descriptors)
         memory_warm = server.memory()
-        _send(server, plan | everything | {"requests": requests // 2}, restarts=0)
+        _send(server, plan | {"requests": requests // 2}, restarts=0)
         left_over, descriptors_after = server.settled(server.descriptors)
-        return _figures(alone, together, capacity=capacity, restarts=restarts, left_over=left_over,
+        return _figures(sent, capacity=capacity, restarts=restarts, left_over=left_over,
             descriptors_before=server.descriptors, descriptors_after=descriptors_after,
             memory_warm=memory_warm, memory_after=server.memory())  # fmt: skip
     finally:
@@ -198,17 +194,19 @@ def _send(server: RestartingServer, plan: dict, restarts: int) -> dict:
         return json.loads(process.stdout.readline())
 
 
-def _figures(alone: dict, together: dict, **measured) -> Figures:
-    results = together["results"]
+def _figures(sent: dict, **measured) -> Figures:
+    results = sent["results"]
     ends = Counter(result["end"] for result in results)
     expected = {"completed", "refused", "left", "unread", "cut off"}
-    others = [result["end"] for one in (alone, together) for result in one["results"] if result["end"] not in expected]
+    others = [result["end"] for result in results if result["end"] not in expected]
     lost = [end for end in others if end.startswith("lost")]
-    latency = [_latencies(one["results"]) for one in (alone, together)]
+    # Those that were completed by the server that they were first sent to.
+    completed = [one for one in results if one["kind"] == "behave" and one["end"] == "completed"]
+    latencies = [one["seconds"] for one in completed if one["attempts"] == 1]
     return Figures(
         requests=len(results),
-        seconds=together["seconds"],
-        offered=len(results) / together["sent"],
+        seconds=sent["seconds"],
+        offered=len(results) / sent["sent"],
         completed=ends["completed"],
         refused=ends["refused"],
         left=ends["left"],
@@ -217,16 +215,10 @@ def _figures(alone: dict, together: dict, **measured) -> Figures:
         retried=sum(result["attempts"] > 1 for result in results),
         lost=lost,
         wrong=[end for end in others if not end.startswith("lost")],
-        **{f"p{percent}{suffix}": percentile(seconds, percent)
-           for seconds, suffix in zip(latency, ("_alone", ""), strict=True) for percent in (50, 99)},
+        p50=percentile(latencies, 50),
+        p99=percentile(latencies, 99),
         **measured,
-    )  # fmt: skip
-
-
-def _latencies(results: list[dict]) -> list[float]:
-    """Return the latencies of well-behaved requests that were completed by the server that they were first sent to."""
-    behaved = [one for one in results if one["kind"] == "behave" and one["end"] == "completed"]
-    return [one["seconds"] for one in behaved if one["attempts"] == 1]
+    )
 
 
 def main() -> None:
@@ -241,7 +233,6 @@ def main() -> None:
     figures = run(options.requests, options.times_capacity, options.seed, options.restarts)
     for name, value in dataclasses.asdict(figures).items():
         print(f"{name:18}", f"{value:.3f}" if isinstance(value, float) else value)
-    print(f"{'p99 / p99_alone':18} {figures.p99 / figures.p99_alone:.2f}")
     broken = figures.broken()
     print(*[f"BROKEN: {promise}" for promise in broken] or ["Every promise was kept."], sep="\n")
     sys.exit(bool(broken))

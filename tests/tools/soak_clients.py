@@ -62,16 +62,8 @@ class Client:
 
     async def run(self, kind: str) -> dict:
         """Return how the request ended, after how many seconds and attempts."""
-        ways = {
-            "behave": self.behave,
-            "leave": self.leave,
-            "never read": self.never_read,
-            "send slowly": self.send_slowly,
-            "read slowly": self.read_slowly,
-            "flood": self.flood,
-        }
         start = time.perf_counter()
-        end = await ways[kind]()
+        end = await getattr(self, kind.replace(" ", "_"))()
         return {"kind": kind, "end": end, "seconds": time.perf_counter() - start, "attempts": self.attempts}
 
     # --- clients that read their responses ----------------------------------------------------------------------
@@ -189,13 +181,8 @@ class Client:
 
     async def read_slowly(self) -> str:
         """Ask for 30,000 log-probabilities, read them at 80 KB per second, and check that all have come."""
-        settings = {
-            "prompt": [self.prompt] * 4,
-            "max_tokens": 300,
-            "temperature": 0,
-            "ignore_eos": True,
-            "logprobs": 20,
-        }
+        settings = {"prompt": [self.prompt] * 4, "max_tokens": 300, "temperature": 0}
+        settings |= {"ignore_eos": True, "logprobs": 20}
         try:
             async with self.session.post(
                 self.url, json=settings | {"stream": self.stream}, read_bufsize=2**12
