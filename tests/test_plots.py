@@ -109,8 +109,7 @@ PICTURES = {
     "draft_staircase": lambda: plots.draft_staircase([(4, 4), (4, 1), (0, 0)]),
     "draft_timeline": lambda: plots.draft_timeline(DRAFTS, T),
     "rounding_levels": lambda: plots.rounding_levels([0.3, -0.2, 0.05, 0.0], {"all": [0.1], "two": [0.1, 0.05]}, 3, T),
-    "error_map": lambda: plots.error_map({"large": [[0.5, -1.0]], "small": [[0.25, 0.0]]}, T),
-    "packed_byte": lambda: plots.packed_byte(-3, 5, T),
+    "weight_path": lambda: plots.weight_path((-0.31, 0.52), (-3, 5), 0.1, T),
     "agreement": lambda: plots.agreement(
         [[1, 2, 3, 4], [5, 6], [7, 8]], {"int4": [[1, 9, 3, 4], [5, 6, 6], [7, 8]]}, T
     ),
@@ -166,8 +165,7 @@ TEXTS = {
     "draft_staircase": "3 passes yield 8 tokens: of 8 draft tokens, 5 are accepted and 3 are rejected.",
     "draft_timeline": "yield 6 tokens: 4 draft tokens are verified, 2 of them accepted.",
     "rounding_levels": "all: 1 scale, mean error 0.013; two: 2 scales, mean error 0.000.",
-    "error_map": "large: mean error 0.7500; small: mean error 0.1250.",
-    "packed_byte": "-3 and 5 have the bits 1101 and 0101. Their byte is 01011101.",
+    "weight_path": "-3 and 5 share 1 byte; with a scale of 0.1000, they become -0.300 and 0.500 in registers.",
     "agreement": "int4: 2 of 3 texts change.",
     "prefix_map": "all: 3 filled cells; requests per replica 4, 2. one: 2 filled cells; requests per replica 5, 1.",
     "replica_work": "herd: 2 iterations; tokens per replica 25, 1.",
@@ -216,7 +214,7 @@ def overlapping_texts(picture):
 
 # These name their rows or their parts instead of their axes.
 WITHOUT_AXES = re.compile(
-    "token_|batches|compare|constrained_text|tokens_over_states|verified_draft|packed_byte|block_lookup|life_of_a_request"
+    "token_|batches|compare|constrained_text|tokens_over_states|verified_draft|weight_path|block_lookup|life_of_a_request"
     "|padded_and_ragged|shared_pass|static_and|system_map|with_and_without"
 )
 
@@ -309,13 +307,9 @@ def test_the_levels_end_at_the_largest_integer_and_errors_lead_to_the_nearest_le
     assert [line.get_ydata()[1] for line in errors[:3]] == pytest.approx([0.3, -0.2, 0.05])
 
 
-def test_a_map_of_errors_has_one_color_scale_for_all_panels():
-    assert {ax.images[0].get_clim() for ax in axes_of("error_map")[:2]} == {(0, 1)}
-
-
-def test_a_packed_byte_has_the_bits_of_both_integers():
-    bits = [text for text in texts_of(axes_of("packed_byte")[0]) if len(text) == 1]
-    assert sorted(bits) == sorted("1101" + "0101" + "01011101")
+def test_a_weight_of_4_bits_is_an_eighth_as_wide_as_a_float():
+    widths = [round(patch.get_width() + 0.06, 2) for patch in axes_of("weight_path")[0].patches if patch.get_x() < 8]
+    assert widths == [4, 4, 0.5, 0.5]
 
 
 def test_agreement_ends_at_the_first_other_token_also_where_a_text_is_longer():
@@ -417,7 +411,7 @@ def test_a_part_of_the_map_that_a_later_lesson_builds_says_which():
     ("draw", "message"),
     [
         (lambda: plots.system_map(15), "one of 1, .* 18, not 15"),
-        (lambda: plots.packed_byte(8, 0), "8 does not fit into 4 bits"),
+        (lambda: plots.weight_path((0.8, 0.0), (8, 0), 0.1), "8 does not fit into 4 bits"),
         (lambda: plots.verified_draft("a", ["b", "c"], ["b", "c"]), "needs 3 chosen tokens, not 2"),
         (lambda: plots.flip_book([drawn("block_lookup")] * 2, ["One."], "Title"), "not 1 for 2"),
     ],

@@ -25,7 +25,7 @@ from .memory import block_tables, memory_shares, memory_timeline
 from .picture import Picture
 from .player import flip_book, play
 from .replicas import prefix_map, replica_work, resumed_streams
-from .rounding import agreement, error_map, packed_byte, rounding_levels
+from .rounding import agreement, rounding_levels, weight_path
 from .rows import slot_timeline, tokens_read, waiting_requests
 from .system_map import system_map
 from .token_choices import constrained_text, probability_strips, tokens_over_states
@@ -52,7 +52,6 @@ __all__ = [
     "constrained_text",
     "draft_staircase",
     "draft_timeline",
-    "error_map",
     "fleet_over_time",
     "flip_book",
     "grouped_bars",
@@ -63,7 +62,6 @@ __all__ = [
     "memory_shares",
     "memory_timeline",
     "missed_requests",
-    "packed_byte",
     "padded_and_ragged",
     "play",
     "predicted_times",
@@ -87,5 +85,6 @@ __all__ = [
     "verified_draft",
     "visible_keys",
     "waiting_requests",
+    "weight_path",
     "with_and_without_cache",
 ]

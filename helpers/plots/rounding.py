@@ -1,13 +1,12 @@
-"""Pictures of quantization: levels and errors of rounding, numbers in bits, and texts that rounding changes."""
+"""Pictures of quantization: a weight's way to the processor, levels of rounding, and texts that rounding changes."""
 
 from collections.abc import Mapping, Sequence
 
 from matplotlib.patches import Rectangle
 
 from ..trace import num_matching
-from .colors import BLUE, INK, LABEL, ORANGE, RED, SKY, SMALL, wasted
-from .grids import set_up_grid
-from .picture import Picture, add_key, empty_figure, new_figure, set_panel_title, write
+from .colors import BLUE, INK, LABEL, ORANGE, RED, SKY, wasted
+from .picture import Picture, add_key, new_figure, set_panel_title, write
 
 
 def rounding_levels(
@@ -44,56 +43,45 @@ def rounding_levels(
     return Picture(figure, alt)
 
 
-def error_map(named: Mapping[str, Sequence[Sequence[float]]], title: str = "") -> Picture:
-    """Draw the size of the error of each weight, a panel per choice of scales: the darker, the larger.
+def weight_path(weights: tuple[float, float], integers: tuple[int, int], scale: float, title: str = "") -> Picture:
+    """Draw how two weights come from memory to the processor: as floats of 4 bytes, and as integers that share a byte.
 
     Args:
-        named: for each panel, the errors [out, in], as nested lists.
-    """
-    rows, columns = len(first := next(iter(named.values()))), len(first[0])
-    height = len(named) * (5.6 * rows / columns + 0.42) + 1.0
-    figure = empty_figure(height, title)
-    axes = figure.subplots(len(named), 1, sharex=True, squeeze=False)[:, 0]
-    largest = max(abs(error) for grid in named.values() for row in grid for error in row)
-    described = []
-    for ax, (name, grid) in zip(axes, named.items(), strict=True):
-        sizes = [[abs(error) for error in row] for row in grid]
-        image = ax.imshow(sizes, cmap="Oranges", vmin=0, vmax=largest, aspect="auto", interpolation="nearest")
-        mean = sum(map(sum, sizes)) / (rows * columns)
-        set_panel_title(ax, f"{name}: mean error {mean:.4f}")
-        ax.set_ylabel("output")
-        ax.tick_params(labelsize=SMALL)
-        described.append(f"{name}: mean error {mean:.4f}")
-    axes[-1].set_xlabel("input")
-    bar = figure.colorbar(image, ax=list(axes), fraction=0.05, pad=0.02)
-    bar.set_label("size of the error")
-    bar.ax.tick_params(labelsize=SMALL)
-    return Picture(figure, f"Errors of {rows} by {columns} weights. {'; '.join(described)}.")
-
-
-def packed_byte(low: int, high: int, title: str = "") -> Picture:
-    """Draw two integers of 4 bits, each in two's complement, and the byte that holds both.
+        weights: the floats.
+        integers: what they are rounded to, as multiples of the scale.
+        scale: the size of a step; a group of 32 weights has one, of 2 bytes.
 
     Raises:
         ValueError: an integer does not fit into 4 bits.
     """
-    for number in (low, high):
+    for number in integers:
         if not -8 <= number <= 7:
             raise ValueError(f"{number} does not fit into 4 bits, which hold -8 to 7.")
-    figure, (ax,) = new_figure(2.3, title=title, width=5.2)
-    byte = (high & 15) << 4 | low & 15
-    for bit in range(8):  # from the lowest one
-        color, aside = (SKY, 0.35) if bit < 4 else (ORANGE, -0.35)
-        for y, x in ((0, 7 - bit + aside), (2, 7 - bit)):
-            ax.add_patch(Rectangle((x + 0.04, y + 0.08), 0.92, 0.84, facecolor=color, linewidth=0))
-            write(ax, x + 0.5, y + 0.52, f"{byte >> bit & 1}", LABEL + 1, color=INK)
-    for x, end, text in ((1.65, 2, f"upper half: {high}"), (6.35, 6, f"lower half: {low}")):
-        write(ax, x, -0.32, text)
-        ax.annotate("", (end, 1.96), (x, 1.02), arrowprops={"arrowstyle": "->"})
-    set_up_grid(ax, 8, 3, "")
-    ax.set(xlim=(-0.4, 8.4), ylim=(3.0, -0.7))
-    ax.set_yticks([0.5, 2.5], ["4 bits\neach", "1 byte"])
-    alt = f"The integers {low} and {high} have the bits {low & 15:04b} and {high & 15:04b}. Their byte is {byte:08b}."
+    figure, (ax,) = new_figure(2.7, title=title)
+    rounded = [integer * scale for integer in integers]
+    for y, name, width, stored, arrived in (
+        (0.7, "float32: 8 bytes", 4, [f"{one:.5f}" for one in weights], [f"{one:.5f}" for one in weights]),
+        (2.0, "int4: 1 byte, and a\nshare of a scale", 0.5, map(str, integers), [f"{one:.3f}" for one in rounded]),
+    ):
+        for number, (color, text, value) in enumerate(zip((SKY, ORANGE), stored, arrived, strict=True)):
+            x = 8.2 - (2 - number) * width
+            ax.add_patch(Rectangle((x + 0.03, y), width - 0.06, 0.5, facecolor=color, linewidth=0))
+            ax.vlines([x + byte for byte in range(1, int(width))], y, y + 0.5, color="white", linewidth=0.8)
+            write(ax, x + width / 2 + (number - 0.5) * 0.5 * (width < 1), y - 0.17, text)
+            ax.add_patch(Rectangle((10.6, y - 0.18 + 0.45 * number), 5.2, 0.4, facecolor=color, linewidth=0))
+            line = value if width > 1 else f"{integers[number]} × {scale:.4f} = {value}"
+            write(ax, 13.2, y + 0.02 + 0.45 * number, line, color=INK)
+        ax.annotate("", (10.4, y + 0.25), (8.5, y + 0.25), arrowprops={"arrowstyle": "->", "linewidth": 1 + width})
+        ax.text(-0.2, y + 0.25, name, ha="right", va="center", fontsize=LABEL)
+    for x, text in ((4.2, "in memory"), (9.45, "the wait"), (13.2, "in registers")):
+        write(ax, x, 0.0, text, weight="bold")
+    ax.set(xlim=(-5.4, 16), ylim=(2.75, -0.2))
+    ax.axis("off")
+    alt = (
+        f"Two weights come to the processor. As float32, {weights[0]:.5f} and {weights[1]:.5f} take 8 bytes. As "
+        f"int4, {integers[0]} and {integers[1]} share 1 byte; with a scale of {scale:.4f}, they become "
+        f"{rounded[0]:.3f} and {rounded[1]:.3f} in registers."
+    )
     return Picture(figure, alt)
 
 

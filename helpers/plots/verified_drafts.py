@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from ..trace import Trace, num_matching
-from .colors import GREEN, INK, LABEL, ORANGE, PALE, RED, SKY, ink_on, request_colors, shade, wasted
+from .colors import GREEN, INK, LABEL, ORANGE, PALE, RED, SKY, ink_on, request_colors, shade, wasted, work_key
 from .grids import set_up_grid
 from .picture import Picture, add_key, new_figure, write
 
@@ -131,8 +131,7 @@ def draft_timeline(trace: Trace, title: str = "") -> Picture:
     ax.set_yticks([row + 0.5 for row in range(trace.rows)], [str(row) for row in range(trace.rows)])
     ax.tick_params(length=2)
     ax.set(ylabel="row", xlabel=f"forward pass (a full cell is {tallest} tokens)")
-    key = {"prefill": {"facecolor": shade(SKY)}, "tokens gained": {"facecolor": SKY}, "rejected": REJECTED}
-    add_key(figure, key)
+    add_key(figure, {"prefill": work_key("prefill"), "tokens gained": work_key("decode"), "rejected": REJECTED})
     alt = (
         f"Timeline of {trace.rows} rows in {trace.forward_passes} forward passes, which yield {trace.output_tokens} "
         f"tokens: {trace.drafted_tokens} draft tokens are verified, {trace.accepted_tokens} of them accepted."
