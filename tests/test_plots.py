@@ -134,7 +134,7 @@ PICTURES = {
 }
 PICTURES |= {
     name: getattr(plots, name)
-    for name in ("life_of_a_request", "padded_and_ragged", "shared_pass", "with_and_without_cache")
+    for name in ("life_of_a_request", "attention_step", "padded_and_ragged", "shared_pass", "with_and_without_cache")
 }
 # What the text of a picture says, as a regular expression.
 TEXTS = {
@@ -156,6 +156,7 @@ TEXTS = {
     "memory_timeline": "room for 10 tokens.*reserve: 2 iterations, 25% of the allocated.*paged: 2 iterations, 67%",
     "memory_timeline of many iterations": "long: 1,200 iterations",
     "memory_shares": "a from iteration 0 to 4, at most 2; b from iteration 0 to 1, 3 to 4, at most 3.",
+    "attention_step": "The query of the newest one, lazy, .* fox 31%.* The cache holds 7 of the 8 keys and values.",
     "block_tables": r"now: a has \[0, 2\], b has \[0, 1\]\.",
     "probability_strips": "owl 0.25, draws owl; mask: fox 0.40, owl 0.60, draws owl; rare: .*another.$",
     "probability_strips of a rule": "^Probabilities side by side. all: fox 0.60, owl 0.40; top-k 1: fox 1.00.$",
@@ -215,7 +216,7 @@ def overlapping_texts(picture):
 # These name their rows or their parts instead of their axes.
 WITHOUT_AXES = re.compile(
     "token_|batches|compare|constrained_text|tokens_over_states|verified_draft|weight_path|block_lookup|life_of_a_request"
-    "|padded_and_ragged|shared_pass|static_and|system_map|with_and_without"
+    "|attention_step|padded_and_ragged|shared_pass|static_and|system_map|with_and_without"
 )
 
 

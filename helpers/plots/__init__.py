@@ -5,6 +5,7 @@ them when they are the last expression of a cell. All carry a text that describe
 sentence what the picture shows.
 """
 
+from .attention_step import attention_step
 from .charts import bars, grouped_bars, lines, throughput_latency, tradeoff
 from .colors import BLUE, GRAY, INK, ORANGE, PURPLE, REQUEST_COLORS, SKY
 from .drawings import (
@@ -42,6 +43,7 @@ __all__ = [
     "Picture",
     "agreement",
     "arrivals_and_departures",
+    "attention_step",
     "bars",
     "batches",
     "block_lookup",

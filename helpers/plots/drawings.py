@@ -73,27 +73,25 @@ def cache_growth_steps(prompt_tokens: int = 7, passes: int = 4) -> FlipBook:
 
 
 def shared_pass(rows: int = 4) -> Picture:
-    """Draw that requests which share a forward pass share one reading of the weights."""
-    figure, axes = new_figure(2.9, 2, height_ratios=[1, rows * 0.45])
+    """Draw that requests which share a forward pass share one reading of the weights, an equal box in all passes."""
+    figure, axes = new_figure(3.5, 2)
     for ax, shared in zip(axes, (False, True), strict=True):
         groups = [list(range(rows))] if shared else [[row] for row in range(rows)]
-        step = 10 / rows
-        for number, group in enumerate(groups):
-            left = number * step
-            tall = max(1, len(group))
-            ax.add_patch(Rectangle((left, 0.05), step * 0.56, tall - 0.1, facecolor=GRAY, linewidth=0))
-            write(ax, left + step * 0.28, tall / 2, "weights", color="white")
-            for y, row in enumerate(group):
+        for x, group in enumerate(groups):
+            ax.add_patch(Rectangle((x, 0.04), 0.5, rows - 0.08, facecolor=GRAY, linewidth=0))
+            write(ax, x + 0.25, rows / 2, "all\nweights", color="white")
+            for row in group:
                 color = REQUEST_COLORS[row % 7]
-                ax.add_patch(Rectangle((left + step * 0.6, y + 0.05), step * 0.24, 0.9, facecolor=color, linewidth=0))
-                write(ax, left + step * 0.72, y + 0.5, str(row), color=ink_on(color))
-        passes = (
-            "1 forward pass reads the weights once"
+                ax.add_patch(Rectangle((x + 0.54, row + 0.04), 0.34, 0.92, facecolor=color, linewidth=0))
+                write(ax, x + 0.71, row + 0.52, str(row), color=ink_on(color))
+        read = (
+            "1 forward pass reads all weights once"
             if shared
-            else f"{rows} forward passes read the weights {rows} times"
+            else f"{rows} forward passes read all weights {rows} times"
         )
-        set_up_grid(ax, 10, rows if shared else 1, f"{passes}, for {rows} new tokens")
-        ax.set_yticks([])
+        set_up_grid(ax, rows, rows, f"{read}, for {rows} new tokens")
+        ax.set_xticks([x + 0.44 for x in range(len(groups))], [f"pass {x + 1}" for x in range(len(groups))])
+        ax.set_yticks([row + 0.5 for row in range(rows)], [f"request {row}" for row in range(rows)])
     alt = (
         f"Two drawings of {rows} requests that each get a token. Alone, {rows} forward passes read the weights {rows} "
         "times. In one batch, one forward pass reads the weights once for all of them."
