@@ -17,7 +17,6 @@ from helpers.fast.kernels import compiled
 from helpers.fast.linear import FastLinear, choose_linear_backends
 from helpers.fast.linear_backends import available_backends
 from helpers.fast.linear_choice import ROUNDS, ROWS, Times, fingerprint, load, measure, save, shape_of, times_of
-from helpers.models.quantization import QuantizedLinear
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ["pytorch", "onednn", "onednn_packed", "compiled", "compiled_unpacked"]
@@ -115,20 +114,6 @@ def test_no_backend_reads_weights_from_the_cache(calls, monkeypatch):
     second = calls[8 * len(ROWS) :]
     assert second[:5] == ["evict", copy, own, "evict", own]
     assert second[5 * len(ROWS) :][:5] == ["evict", copy, own, "evict", own]
-
-
-def test_no_backend_reads_quantized_weights_from_the_cache(monkeypatch):
-    calls, layer = [], QuantizedLinear(nn.Linear(32, 32), "int8")
-    monkeypatch.setattr(linear_choice, "BUDGET", math.inf)
-    monkeypatch.setattr(linear_choice, "evictor", lambda num_bytes: lambda: calls.append("evict"))
-    for name in ("pytorch", "compiled"):
-        monkeypatch.setitem(linear_backends.QUANTIZED, name, lambda layer, name=name: lambda x: calls.append(name))
-    measure({"shape": layer}, ["pytorch", "compiled"], 0)
-    num_timed = 2 * len(ROWS) * ROUNDS
-    assert len(calls) == 2 * len(ROWS) + 2 * num_timed, (
-        "calls to warm up, and an eviction before each one that is timed"
-    )
-    assert calls[:6] == ["pytorch", "compiled", "evict", "pytorch", "evict", "compiled"]
 
 
 @pytest.mark.parametrize("milliseconds, numbers", [(1, 6), (20, 4), (60, 4)])
@@ -271,9 +256,14 @@ def test_damaged_and_foreign_files_are_ignored_and_replaced(cache, how):
 
 
 def test_a_cache_folder_that_cannot_be_written_keeps_nothing(calls, cache, monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
     (cache / "file").write_text("")
-    monkeypatch.setattr(compiled, "cache_folder", lambda: cache / "file")
-    assert len(times_of(list(layers()), ["pytorch", "onednn_packed"])) == 2
+    for folder in (lambda: cache / "file", no_home):
+        monkeypatch.setattr(compiled, "cache_folder", folder)
+        assert len(times_of(list(layers()), ["pytorch", "onednn_packed"])) == 2
+        assert load(machine()) is None
 
 
 @pytest.mark.parametrize("cores, kept", [(0.9, True), (1.5, False)])
@@ -358,16 +348,6 @@ def test_the_command_measures_and_prints_a_table(capsys, calls, monkeypatch):
     output = capsys.readouterr().out
     assert "bfloat16" in output and "Memory is read at 20 GB/s" in output
     assert output.count("Conv1D") == 4 * len(ROWS) and output.count("*") == 1 + 5 * len(ROWS)
-
-
-def test_without_a_home_folder_the_times_are_measured_and_not_kept(monkeypatch):
-    def no_home():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(compiled, "cache_folder", no_home)
-    save(machine(), TIMES)
-
-    assert load(machine()) is None
 
 
 def test_choosing_draws_no_random_numbers_that_a_program_would_draw():

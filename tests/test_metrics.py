@@ -74,15 +74,6 @@ def test_goodput_counts_the_requests_that_meet_every_limit():
         goodput(requests, 0.0)
 
 
-def test_percentiles_are_interpolated():
-    values = [40, 10, 30, 20]  # unsorted
-    assert percentile(values, 0) == 10
-    assert percentile(values, 50) == 25
-    assert percentile(values, 95) == pytest.approx(38.5)
-    assert percentile(values, 100) == 40
-    assert percentile([7], 99) == 7
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 99, 100, 101])
 def test_percentiles_are_those_of_numpy(count):
     draw = random.Random(count)
