@@ -296,13 +296,12 @@ print(compiled.library()._name)"""
 
 
 @needs_kernels
-@pytest.mark.parametrize("damage", [lambda whole: whole[: len(whole) // 2], lambda whole: bytes(len(whole))])
-def test_a_damaged_library_is_not_loaded_but_compiled_again(fresh, damage):
+def test_a_damaged_library_is_not_loaded_but_compiled_again(fresh):
     forget()
     path = Path(compiled.library()._name)
     whole = path.read_bytes()
     path.unlink()  # this process has mapped the old file
-    path.write_bytes(damage(whole))
+    path.write_bytes(whole[: len(whole) // 2])
     done = subprocess.run([sys.executable, "-c", COMPILING, compiled.SOURCES], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{path}\n"), done.stderr
     assert list(path.parent.iterdir()) == [path] and path.read_bytes() == whole
