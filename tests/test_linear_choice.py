@@ -65,35 +65,37 @@ def layers():
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def chosen(**milliseconds):
-    """Return the choice for backends with these times for 1, 4, 8 rows; later ones take the last choice."""
-    return Times(milliseconds).choose(list(milliseconds))
+PYTORCH = [10.0, 10.0, 10.0]
+CHOICES = {
+    "the fastest for each number of rows": (
+        {"pytorch": [1.0, 4.0, 9.0], "onednn": [2.0, 3.0, 8.0]},
+        ["pytorch"] + ["onednn"] * 5,
+    ),
+    "no copy that saves less than 15 percent": ({"pytorch": PYTORCH, "compiled": [10.0, 8.6, 10.0]}, ["pytorch"] * 6),
+    "a copy that saves 15 percent for some number": (
+        {"pytorch": PYTORCH[:2], "compiled": [10.1, 8.4]},
+        ["pytorch"] + ["compiled"] * 5,
+    ),
+    "a copy that is kept, wherever it is faster": ({"pytorch": PYTORCH[:2], "compiled": [9.9, 5.0]}, ["compiled"] * 6),
+    "no second copy that saves less than 15 percent over the first": (
+        {"pytorch": PYTORCH, "onednn_packed": [7.0] * 3, "compiled": [4.0, 4.0, 6.5]},
+        ["compiled"] * 6,
+    ),
+    "a second copy that saves 15 percent over the first": (
+        {"pytorch": PYTORCH, "onednn_packed": [7.0] * 3, "compiled": [4.0, 4.0, 9.0]},
+        ["compiled"] * 2 + ["onednn_packed"] * 4,
+    ),
+    "first the copy that saves most in all, and then the other saves too little": (
+        {"pytorch": PYTORCH, "onednn_packed": [9.0, 9.0, 4.5], "compiled": [5.0] * 3},
+        ["compiled"] * 6,
+    ),
+}
 
 
-def test_the_fastest_backend_is_chosen_for_each_number_of_rows():
-    names = chosen(pytorch=[1.0, 4.0, 9.0], onednn=[2.0, 3.0, 8.0])
-    assert names == ["pytorch"] + ["onednn"] * 5
-
-
-def test_a_copy_is_kept_if_it_saves_15_percent_for_some_number_of_rows():
-    assert set(chosen(pytorch=[10.0, 10.0], compiled=[10.0, 8.6])) == {"pytorch"}
-    assert chosen(pytorch=[10.0, 10.0], compiled=[10.1, 8.4]) == ["pytorch"] + ["compiled"] * 5
-
-
-def test_once_a_copy_is_kept_it_is_used_wherever_it_is_faster():
-    assert set(chosen(pytorch=[10.0, 10.0], compiled=[9.9, 5.0])) == {"compiled"}
-
-
-def test_a_second_copy_must_save_15_percent_over_the_first():
-    times = {"pytorch": [10.0, 10.0, 10.0], "onednn_packed": [7.0, 7.0, 7.0]}
-    assert set(chosen(**times, compiled=[4.0, 4.0, 6.5])) == {"compiled"}
-    assert chosen(**times, compiled=[4.0, 4.0, 9.0]) == ["compiled"] * 2 + ["onednn_packed"] * 4
-
-
-def test_the_copy_that_saves_most_in_all_comes_first():
-    """The other one saves more for a single number of rows, and then not enough over the first."""
-    times = {"pytorch": [10.0] * 3, "onednn_packed": [9.0, 9.0, 4.5], "compiled": [5.0, 5.0, 5.0]}
-    assert set(chosen(**times)) == {"compiled"}
+@pytest.mark.parametrize("times, names", CHOICES.values(), ids=CHOICES)
+def test_the_fastest_backends_are_chosen_and_copies_that_pay(times, names):
+    """The times are those of the first numbers of rows. Later ones take the last choice."""
+    assert Times(times).choose(list(times)) == names
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

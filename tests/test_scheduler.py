@@ -194,50 +194,20 @@ def test_cached_tokens_are_not_computed_and_cost_no_budget():
 # --- the two switches -------------------------------------------------------------------------------------------------
 
 
-def plans(mixed, chunked):
+@pytest.mark.parametrize(
+    ("mixed", "chunked", "plans"),
+    [
+        (True, True, ["a4 b2", "a1 b3 c2", "a1 b1 c1", "a1"]),  # an iteration takes all the tokens it can
+        (True, False, ["a4", "a1 b5", "a1 b1 c3", "a1"]),  # a prompt waits until it fits
+        (False, True, ["a4 b2", "a1", "b3 c3", "a1 b1", "a1"]),  # prefills and decodes take turns
+        (False, False, ["a4", "a1", "b5", "a1 b1", "c3", "a1"]),  # and every prompt has a turn of its own here
+    ],
+)
+def test_chunks_fill_an_iteration_and_unmixed_prefills_and_decodes_take_turns(mixed, chunked, plans):
     simulation = Simulation("fcfs", rows=3, tokens=6, mixed=mixed, chunked=chunked)
     simulation.add(4, 4, "a"), simulation.add(5, 2, "b"), simulation.add(3, 1, "c")
     simulation.run()
-    return simulation.plans
-
-
-def test_mixed_and_chunked_an_iteration_takes_all_the_tokens_it_can():
-    assert plans(mixed=True, chunked=True) == [
-        [("a", 4), ("b", 2)],
-        [("a", 1), ("b", 3), ("c", 2)],
-        [("a", 1), ("b", 1), ("c", 1)],
-        [("a", 1)],
-    ]
-
-
-def test_mixed_and_whole_a_prompt_waits_until_it_fits():
-    assert plans(mixed=True, chunked=False) == [
-        [("a", 4)],
-        [("a", 1), ("b", 5)],
-        [("a", 1), ("b", 1), ("c", 3)],
-        [("a", 1)],
-    ]
-
-
-def test_chunked_and_unmixed_prefills_and_decodes_take_turns():
-    assert plans(mixed=False, chunked=True) == [
-        [("a", 4), ("b", 2)],
-        [("a", 1)],
-        [("b", 3), ("c", 3)],
-        [("a", 1), ("b", 1)],
-        [("a", 1)],
-    ]
-
-
-def test_whole_and_unmixed_every_prompt_takes_a_turn_of_its_own_here():
-    assert plans(mixed=False, chunked=False) == [
-        [("a", 4)],
-        [("a", 1)],
-        [("b", 5)],
-        [("a", 1), ("b", 1)],
-        [("c", 3)],
-        [("a", 1)],
-    ]
+    assert [" ".join(f"{name}{tokens}" for name, tokens in plan) for plan in simulation.plans] == plans
 
 
 def test_unmixed_prompts_are_computed_one_after_the_other_while_no_sequence_can_decode():
