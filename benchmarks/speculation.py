@@ -3,7 +3,7 @@
 Three questions. How many passes does n-gram lookup save where answers are copied from their prompts? How much faster is
 one request, with either proposer? And what do drafts cost a full batch when all of them are wrong?
 
-The answers of `workloads.copying` are written by hand, so an engine has to be told its tokens. For the counts, there is
+The answers in `copying.py` are written by hand, so an engine has to be told its tokens. For the counts, there is
 no model. For the times, GPT-2 124M computes every pass, and its tokens are replaced. Engines that are compared take
 turns.
 """
@@ -18,6 +18,7 @@ from helpers.engine import Chunk, EngineCore, SampledToken
 from helpers.models import EMBEDDED
 from helpers.simulator import Simulator
 
+from .copying import copying
 from .in_turns import TokenReplacingRunner, measured_on, seconds, small_and_large, table, take_turns
 
 ROWS, OUTPUT_TOKENS = 16, 64
@@ -57,11 +58,11 @@ class Counts:
 
 
 class Script:
-    """The prompts and answers of `workloads.copying` as token ids."""
+    """The prompts and answers in `copying.py` as token ids."""
 
     def __init__(self, tokenizer):
-        self.prompts = [tokenizer(prompt)["input_ids"] for prompt, _ in workloads.copying()]
-        answers = [tokenizer(answer)["input_ids"] for _, answer in workloads.copying()]
+        self.prompts = [tokenizer(prompt)["input_ids"] for prompt, _ in copying()]
+        answers = [tokenizer(answer)["input_ids"] for _, answer in copying()]
         self.texts = [prompt + answer for prompt, answer in zip(self.prompts, answers, strict=True)]
         self.params = [SamplingParams(len(answer), ignore_eos=True) for answer in answers]
 

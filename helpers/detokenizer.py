@@ -75,8 +75,10 @@ class IncrementalDetokenizer:
         self._token_ids.append(token_id)
         new = self._decode(token_id)
         self._decoded += new
-        if self._search is None:
-            return self._show(len(self._decoded), None)
+        return self._show(len(self._decoded), None) if self._search is None else self._search_in(new)
+
+    def _search_in(self, new: str) -> str:
+        """Search for stop strings in new text, and return the text that has become certain."""
         if len(self._token_ids) <= self._min_tokens:
             self._ignored = len(self._decoded) + self._num_pending_characters()
         stop = self._search.extend(new, self._ignored)
@@ -87,6 +89,9 @@ class IncrementalDetokenizer:
         if self.stopped:
             return ""
         self._decoded = text_of(self._token_ids, self._tokenizer)
+        return self._show(len(self._decoded), None) if self._search is None else self._finish_search()
+
+    def _finish_search(self) -> str:
         if len(self._token_ids) <= self._min_tokens:
             self._ignored = len(self._decoded)
         shown = len(self.text)

@@ -124,15 +124,6 @@ def test_merge_pads_the_narrower_batch_on_the_left(wide_and_narrow):
     }
 
 
-def test_merge_in_the_other_order_gives_the_same_rows_in_the_other_order(wide_and_narrow):
-    wide, narrow = wide_and_narrow
-    merged = merge_batches(narrow, wide)
-    assert merged["request_ids"] == ["z", "x", "y"]
-    assert keys_of(merged) == [[0, 0, 1, 2], [2, 3, 4, 5], [0, 0, 6, 7]]
-    assert merged["attention_mask"].tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]
-    assert merged["position_ids"].tolist() == [[2], [3], [2]]
-
-
 def test_filter_removes_finished_rows_and_trims_the_padding_that_all_others_share(wide_and_narrow):
     batch, removed_indices = filter_batch(merge_batches(*wide_and_narrow))
     assert removed_indices == [0]
@@ -148,13 +139,6 @@ def test_filter_removes_finished_rows_and_trims_the_padding_that_all_others_shar
         "tokens_remaining": [2, 2],
         "finish_reasons": [None, None],
     }
-
-
-def test_filter_without_finished_rows_returns_an_equal_batch(letters):
-    batch = generate_next_token(init_batch([("bcd", 4), ("f", 2)], *letters), *letters)
-    same, removed_indices = filter_batch(batch)
-    assert removed_indices == []
-    assert readable(same) == readable(batch)
 
 
 def test_a_request_without_an_id_gets_a_unique_one(letters):
@@ -213,12 +197,6 @@ def test_no_verb_changes_its_argument_and_each_can_be_called_twice(random_pairs)
         assert readable(verb(batch)) == result, name
 
 
-def test_init_leaves_the_list_of_requests_unchanged(letters):
-    requests = [("bcd", 4), Request("f", 1)]
-    init_batch(requests, *letters)
-    assert requests == [("bcd", 4), Request("f", 1)]
-
-
 # --- how a row ends -----------------------------------------------------------------------------------------------
 
 
@@ -237,11 +215,6 @@ def test_eos_ends_a_row_and_is_not_part_of_its_text(letters):
     assert batch["finish_reasons"] == ["stop", None]
 
 
-def test_eos_as_the_last_allowed_token_counts_as_stop(letters):
-    batch = run([("fgh", 2), ("a", 2)], *letters, steps=2)
-    assert batch["finish_reasons"] == ["stop", "length"]
-
-
 def test_an_eos_that_is_not_a_special_token_is_not_part_of_the_text_either(letters):
     # Chat models end a turn with ids that only their generation config names. Here it is an ordinary letter.
     _, tokenizer = letters
@@ -249,25 +222,6 @@ def test_an_eos_that_is_not_a_special_token_is_not_part_of_the_text_either(lette
     assert batch["token_ids"] == [[3, 4, 5], [7, 8, 9, 0]]
     assert batch["responses"] == ["abcd", "fghi"]
     assert batch["finish_reasons"] == ["stop", "stop"]
-
-
-def test_a_request_of_one_token_is_finished_by_its_prefill(letters):
-    batch = run([("bcd", 1), ("f", 2)], *letters, steps=1)
-    assert batch["tokens_remaining"] == [0, 1]
-    assert batch["finish_reasons"] == ["length", None]
-    batch, removed_indices = filter_batch(batch)
-    assert removed_indices == [0]
-
-
-@pytest.mark.parametrize("end", ["length", "stop"])
-def test_a_finished_row_gets_no_more_tokens_however_often_it_is_decoded(letters, end):
-    prompt, tokens, text = {"length": ("bc", [4, 5], "bcde"), "stop": ("gh", [9, 0], "ghi")}[end]
-    batch = run([(prompt, 2), ("a", 9)], *letters, steps=7)
-    assert batch["token_ids"][0] == tokens
-    assert batch["responses"][0] == text
-    assert batch["tokens_remaining"] == [0, 2]
-    assert batch["finish_reasons"][0] == end
-    assert batch["token_ids"][1] == [2, 3, 4, 5, 6, 7, 8]
 
 
 def test_a_static_batch_continues_when_finished_rows_exceed_the_context_length(random_pairs, monkeypatch):
@@ -346,10 +300,6 @@ def test_a_tokenizer_that_begins_every_text_with_a_space_adds_none_to_the_output
     assert tokenizer.decode(tokenizer("a")["input_ids"]) == " a"
     assert text_of([2, 3], tokenizer) == " foxes"
     assert text_of([3, 0], tokenizer) == "es"
-
-
-def test_the_text_of_no_tokens_is_empty(letters):
-    assert text_of([], letters[1]) == ""
 
 
 # --- bad input ----------------------------------------------------------------------------------------------------
@@ -431,13 +381,6 @@ def test_filtering_all_rows_leaves_an_empty_batch(empty):
     assert all(empty[key].shape == (0, 1) and empty[key].dtype == torch.int64 for key in TENSORS)
     layer = empty["past_key_values"].layers[0]
     assert layer.keys.shape == layer.values.shape == (0, 1, 0, 1)
-
-
-def test_merging_with_an_empty_batch_gives_the_other_batch(letters, empty):
-    other = run([("bcd", 4), ("f", 3)], *letters, steps=2)
-    assert readable(merge_batches(empty, other)) == readable(other)
-    assert readable(merge_batches(other, empty)) == readable(other)
-    assert readable(merge_batches(empty, empty)) == readable(empty)
 
 
 def test_an_empty_batch_can_be_run_and_filtered(letters, empty):

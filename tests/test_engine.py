@@ -15,8 +15,7 @@ from conftest import PROMPTS, CountingModel, alone, letter_tokenizer, random_pai
 
 from helpers import Engine, EngineConfig, SamplingParams, generate_continuous, generate_static
 from helpers.base_engine import BaseEngine
-from helpers.detokenizer import text_of
-from helpers.engine import POLICIES, EngineCore, Feature, FirstComeFirstServed, ModelInfo, Scheduler
+from helpers.engine import EngineCore, Feature, FirstComeFirstServed, ModelInfo, Scheduler
 from helpers.simulator import SimulatedRunner
 from tests.simulation import operations
 from tests.support import families
@@ -83,40 +82,7 @@ def test_an_output_holds_tokens_text_and_times():
     assert outputs[0].token_ids == [8], "an output that was returned does not change"
 
 
-def test_text_and_ids_of_a_prompt_are_the_same_request(random_pairs):
-    model, tokenizer = random_pairs
-    ids = tokenizer(PROMPTS[3])["input_ids"]
-    by_text, by_ids = Engine(model, tokenizer).generate([PROMPTS[3], ids], SamplingParams(20))
-    assert by_text.token_ids == by_ids.token_ids == alone(model, tokenizer, PROMPTS[3], 20)
-    assert (by_text.prompt, by_ids.prompt) == (PROMPTS[3], ids)
-
-
-def test_an_engine_without_arguments_runs_the_embedded_model(embedded):
-    (output,) = Engine().generate(PROMPTS[0], SamplingParams(8))
-    assert output.token_ids == alone(*embedded, PROMPTS[0], 8)
-
-
 # --- policies -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("mixed", "chunked"), [*itertools.product([True, False], repeat=2)])
-@pytest.mark.parametrize("policy", POLICIES)
-@EXECUTIONS
-def test_no_policy_changes_a_token(random_pairs, policy, mixed, chunked, execution):
-    model, tokenizer = random_pairs
-    config = EngineConfig(
-        max_batch_size=3,
-        max_tokens_per_step=20 if chunked else 128,
-        policy=policy,
-        mixed_batches=mixed,
-        chunked_prefill=chunked,
-        execution=execution,
-    )
-    prompts, most = PROMPTS[:6], [1, 6, 11, 16, 4, 9]
-    outputs = Engine(model, tokenizer, config).generate(prompts, params(*most), arrivals=[3 * n % 8 for n in most])
-    for prompt, max_tokens, output in zip(prompts, most, outputs, strict=True):
-        assert output.token_ids == alone(model, tokenizer, prompt, max_tokens)
-        assert output.prompt == prompt, "outputs are in the order of the prompts"
 
 
 RACE = {
@@ -200,9 +166,9 @@ def test_all_outputs_of_a_request_are_aborted_together():
 
 
 @EXECUTIONS
-def test_an_engine_keeps_nothing_of_requests_that_have_ended(random_pairs, execution):
+def test_an_engine_keeps_nothing_of_requests_that_have_ended(execution):
     config = EngineConfig(max_batch_size=3, max_tokens_per_step=24, execution=execution, block_size=8, num_blocks=14)
-    engine = Engine(*random_pairs, config)
+    engine = Engine(*random_pair("llama"), config)
     for prompt in PROMPTS[:6]:
         engine.add_request(prompt, SamplingParams(9, temperature=1.0, n=2), prompt)
     sequences = [weakref.ref(sequence) for sequence in engine.scheduler.unfinished]
@@ -231,20 +197,6 @@ def test_given_and_automatic_numbers_do_not_collide():
     assert engine.abort_request(4)  # its end is not delivered yet, so the number is not reused
     assert [output.text for output in engine.generate(["b", "c"], SamplingParams(2))] == ["cd", "de"]
     assert ends(run(engine))[4] == ("", "abort")
-
-
-def test_generate_leaves_the_outputs_of_other_requests_to_the_next_step():
-    engine = letters_engine(max_batch_size=2)
-    engine.add_request("a", SamplingParams(3), "short")
-    engine.add_request("b", SamplingParams(7), "long")
-    engine.step()
-    outputs = engine.generate(["c", "d"], params(2, 4))
-    assert [output.text for output in outputs] == ["de", "efgh"]
-    delivered = engine.step() + run(engine)
-    for name, text in (("short", "bcd"), ("long", "cdefghi")):
-        pieces = [output.new_text for output in delivered if output.request_id == name]
-        assert text[0] + "".join(pieces) == text, "a piece was lost or delivered twice"
-    assert ends(delivered) == {"short": ("bcd", "length"), "long": ("cdefghi", "length")}
 
 
 def test_requests_arrive_before_the_given_iterations():
@@ -315,16 +267,6 @@ def test_a_trace_can_be_limited_to_the_last_iterations():
 # --- streams --------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_yields_a_piece_for_every_token():
-    pieces = list(letters_engine().stream("ef", SamplingParams(9)))
-    assert [(piece.new_text, piece.finish_reason) for piece in pieces] == [
-        ("g", None),
-        ("h", None),
-        ("i", None),
-        ("", "stop"),
-    ]
-
-
 def test_two_streams_take_turns_and_share_the_steps():
     engine = letters_engine()
     streams = [engine.stream("a", SamplingParams(5)), engine.stream("bc", SamplingParams(4))]
@@ -334,18 +276,6 @@ def test_two_streams_take_turns_and_share_the_steps():
         texts[turn % 2] += piece.new_text if piece else ""
     assert texts == ["bcdef", "defg"]
     assert engine.trace.steps == 5 and not engine.has_unfinished_requests()
-
-
-@pytest.mark.parametrize("pieces", [0, 1, 3])
-def test_closing_a_stream_cancels_its_request(pieces):
-    engine = letters_engine()
-    engine.add_request("a", SamplingParams(6), "other")
-    stream = engine.stream("b", SamplingParams(7))
-    assert len(list(itertools.islice(stream, pieces))) == pieces
-    stream.close()
-    outputs = run(engine)
-    assert {output.request_id for output in outputs} == {"other"}
-    assert ends(outputs) == {"other": ("bcdefg", "length")}
 
 
 def test_a_stream_of_several_outputs_ends_with_the_last_of_them(random_pairs):
@@ -389,13 +319,6 @@ def test_a_stream_that_is_dropped_unread_leaves_nothing_behind():
     engine.stream("b", SamplingParams(3)).close()
     assert not engine.has_unfinished_requests() and engine.step() == []
     assert not engine.outputs._subscribers and not engine.outputs._emitted
-
-
-def test_the_last_output_of_an_aborted_stream_says_abort():
-    engine = letters_engine()
-    stream = engine.stream("a", SamplingParams(3))
-    engine.abort_request(next(stream).request_id)
-    assert [(piece.text, piece.finish_reason) for piece in stream] == [("b", "abort")]
 
 
 def test_a_stream_is_refused_when_it_is_requested_and_not_when_it_is_read():
@@ -601,52 +524,6 @@ def test_logits_that_are_not_numbers_end_a_sampled_request_with_an_error(monkeyp
     assert all("logits are not numbers" in output.error for output in outputs[:2])
 
 
-def test_generate_returns_an_output_for_every_prompt_and_warns_of_those_that_failed():
-    engine, model = faulty_engine(max_batch_size=2)
-    model.arm(1)
-    with pytest.warns(UserWarning, match="2 of 4 outputs failed: RuntimeError: out of memory"):
-        outputs = engine.generate(["ab", "c", "d", "ef"], params(3, 3, 3, 2))
-    assert [(output.text, output.finish_reason) for output in outputs] == [
-        ("c", "error"),
-        ("d", "error"),
-        ("efg", "length"),
-        ("gh", "length"),
-    ]
-
-
-def test_an_interrupted_generate_cancels_its_requests_and_no_others():
-    engine, model = faulty_engine(KeyboardInterrupt(), max_batch_size=2, policy="priority")
-    engine.add_request("abc", SamplingParams(4), "other", priority=5)
-    model.arm(3)
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate(["ab", "cd", "e", "f"], SamplingParams(9), arrivals=[0, 0, 0, 50])
-    assert [output.text for output in engine.generate(["ab", "c"], SamplingParams(2))] == ["cd", "de"]
-    outputs = run(engine)
-    assert {output.request_id for output in outputs} == {"other"}, "the interrupted call was the reader of the others"
-    assert ends(outputs) == {"other": ("defg", "length")}
-
-
-@EXECUTIONS
-def test_after_a_failure_a_real_model_continues_exactly(random_pairs, execution, monkeypatch):
-    model, tokenizer = random_pairs
-    engine = Engine(model, tokenizer, EngineConfig(max_batch_size=3, max_tokens_per_step=24, execution=execution))
-    for prompt in PROMPTS:
-        engine.add_request(prompt, SamplingParams(15), prompt)
-    outputs = [output for _ in range(6) for output in engine.step()]
-    broken = engine.runner.model.lm_head
-    handle = broken.register_forward_pre_hook(lambda *_: 1 / 0)
-    outputs += engine.step()
-    handle.remove()
-    outputs += run(engine)
-    last = {output.request_id: output for output in outputs if output.finish_reason}
-    assert set(last) == set(PROMPTS)
-    failed = [output for output in last.values() if output.error]
-    assert 1 <= len(failed) <= 3 and all("ZeroDivisionError" in output.error for output in failed)
-    for prompt, output in last.items():
-        expected = alone(model, tokenizer, prompt, 15)
-        assert output.token_ids == (expected[: len(output.token_ids)] if output.error else expected)
-
-
 class FailingPolicy(FirstComeFirstServed):
     """Raises before an order, or once the first sequence in it has been admitted."""
 
@@ -673,9 +550,9 @@ class FailingScheduler(Scheduler):
 
 @pytest.mark.parametrize("when", ["before", "in the middle", "after"])
 @EXECUTIONS
-def test_a_policy_that_fails_ends_all_requests_and_the_engine_continues_exactly(random_pairs, execution, when):
+def test_a_policy_that_fails_ends_all_requests_and_the_engine_continues_exactly(execution, when):
     """Sequences may have been admitted, and memory allocated, before it failed."""
-    model, tokenizer = random_pairs
+    model, tokenizer = random_pair("llama")
     policy = FailingPolicy()
     config = EngineConfig(
         max_batch_size=4,
@@ -778,11 +655,10 @@ def test_what_generate_costs_is_proportional_to_the_number_of_prompts():
 # --- precision ------------------------------------------------------------------------------------------------------
 
 
-@EXECUTIONS
-def test_another_dtype_runs_a_copy_and_leaves_the_model_unchanged(execution):
+def test_another_dtype_runs_a_copy_and_leaves_the_model_unchanged():
     model, tokenizer = random_pair("llama")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    engine = Engine(model, tokenizer, EngineConfig(dtype=torch.bfloat16, execution=execution))
+    engine = Engine(model, tokenizer, EngineConfig(dtype=torch.bfloat16))
     outputs = engine.generate(PROMPTS[:3], SamplingParams(8, logprobs=1))
     assert engine.model.dtype == engine.runner.model.dtype == torch.bfloat16 and engine.model is not model
     for name, tensor in model.state_dict().items():
@@ -805,17 +681,7 @@ def test_a_model_that_has_the_dtype_already_is_not_copied(embedded):
     assert Engine(model, tokenizer, EngineConfig(dtype=torch.float32)).model is model
 
 
-# --- text -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_text_is_that_of_all_tokens(random_pairs):
-    # Random models often generate half a character.
-    model, tokenizer = random_pairs
-    outputs = Engine(model, tokenizer, EngineConfig(max_batch_size=4)).generate(PROMPTS, SamplingParams(25))
-    for output in outputs:
-        words = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
-        assert output.text == text_of(words, tokenizer)
-    assert {output.finish_reason for output in outputs} == {"stop", "length"}
+# --- what else an engine takes --------------------------------------------------------------------------------------
 
 
 def test_a_runner_that_raises_ends_its_plan_and_no_other_request(monkeypatch):

@@ -277,6 +277,6 @@ def machine_of(family: str, examples: int):
     return pytest.mark.usefixtures("one_thread")(machine.TestCase)
 
 
-TestExactOnTheEmbeddedModel = machine_of("embedded", 10)
-TestExactOnARandomGPT2 = machine_of("gpt2", 20)
-TestExactOnARandomLlama = machine_of("llama", 20)
+TestExactOnTheEmbeddedModel = machine_of("embedded", 6)
+TestExactOnARandomGPT2 = machine_of("gpt2", 12)
+TestExactOnARandomLlama = machine_of("llama", 12)

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
 from helpers import Engine, EngineConfig, SamplingParams
-from helpers.fast import attention_choice, kernels, linear
+from helpers.fast import attention, kernels, linear
 from helpers.fast.fused_executor import FEW_ROWS, FusedExecutor
 from helpers.fast.linear import choose_linear_backends
 from helpers.fast.linear_choice import ROWS
@@ -32,7 +32,7 @@ LENGTHS = [3, 9, 14, 6, 11] * 3  # of the outputs
 @pytest.fixture(autouse=True)
 def kernel_wins_chunks(monkeypatch):
     """Let the kernel compute the attention of chunks, too, so that one call can compute any row."""
-    monkeypatch.setattr(attention_choice, "_measure", lambda *_: True)
+    monkeypatch.setattr(attention, "_measure", lambda *_: True)
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_heads_of_an_odd_size_are_computed_in_many_calls(calls):
 
 
 def test_where_pytorch_computes_the_attention_of_chunks_only_decodes_are_computed_in_one_call(calls, monkeypatch):
-    monkeypatch.setattr(attention_choice, "_measure", lambda *_: False)
+    monkeypatch.setattr(attention, "_measure", lambda *_: False)
     engine = make_engine(prefix_caching=False)
     calls.clear()
     run(engine, monkeypatch)

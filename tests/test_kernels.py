@@ -181,32 +181,6 @@ def attention(query, keys, values, decodes, scale, window=None):
 
 
 @needs_kernels
-@in_both_dtypes
-@pytest.mark.parametrize("dim", [4, 64, 80, 128])
-@pytest.mark.parametrize("kv_heads", [1, 2, 6])
-@pytest.mark.parametrize("window", [None, 1, 9])
-def test_every_decode_attends_to_its_own_keys_in_any_blocks(dtype, tolerance, dim, kv_heads, window):
-    torch.manual_seed(0)
-    heads, block_size, blocks = 6, 4, 40
-    keys, values = (torch.randn(kv_heads, blocks * block_size, dim).to(dtype) for _ in range(2))
-    query = torch.randn(9, 3, heads, dim).to(dtype)[:, 1].transpose(0, 1)  # [heads, T, dim], a view of a larger tensor
-    columns, lengths = [1, 4, 5, 8], [1, 4, 5, 31]
-    free_blocks = iter(torch.randperm(blocks).tolist())
-    tables = [[next(free_blocks) for _ in range(-(-length // block_size))] for length in lengths]
-    tables[1].append(next(free_blocks))  # allocated for tokens that are still to come
-
-    output = attention(query, keys, values, Segments(columns, [1] * 4, lengths, tables, block_size), 0.3, window)
-
-    for column, length, table in zip(columns, lengths, tables, strict=True):
-        first = 0 if window is None else max(0, length - window)
-        slots = [table[i // block_size] * block_size + i % block_size for i in range(first, length)]
-        q, k, v = query[:, column : column + 1].float(), keys[:, slots].float(), values[:, slots].float()
-        expected = scaled_dot_product_attention(q[None], k[None], v[None], scale=0.3, enable_gqa=True)[0, :, 0]
-        torch.testing.assert_close(output[column], expected.to(dtype), rtol=tolerance, atol=tolerance)
-    assert output[[0, 2, 3, 6, 7]].isnan().all(), "all other columns stay as they are"
-
-
-@needs_kernels
 @pytest.mark.parametrize("block_size", [1, 16, 300, 1000])
 def test_blocks_of_any_size(block_size):
     """A block may be larger than what the kernel processes at a time. Growing scores make it scale down its sums."""
@@ -322,13 +296,12 @@ print(compiled.library()._name)"""
 
 
 @needs_kernels
-@pytest.mark.parametrize("damage", [lambda whole: whole[: len(whole) // 2], lambda whole: bytes(len(whole))])
-def test_a_damaged_library_is_not_loaded_but_compiled_again(fresh, damage):
+def test_a_damaged_library_is_not_loaded_but_compiled_again(fresh):
     forget()
     path = Path(compiled.library()._name)
     whole = path.read_bytes()
     path.unlink()  # this process has mapped the old file
-    path.write_bytes(damage(whole))
+    path.write_bytes(whole[: len(whole) // 2])
     done = subprocess.run([sys.executable, "-c", COMPILING, compiled.SOURCES], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{path}\n"), done.stderr
     assert list(path.parent.iterdir()) == [path] and path.read_bytes() == whole

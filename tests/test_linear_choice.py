@@ -17,7 +17,6 @@ from helpers.fast.kernels import compiled
 from helpers.fast.linear import FastLinear, choose_linear_backends
 from helpers.fast.linear_backends import available_backends
 from helpers.fast.linear_choice import ROUNDS, ROWS, Times, fingerprint, load, measure, save, shape_of, times_of
-from helpers.models.quantization import QuantizedLinear
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ["pytorch", "onednn", "onednn_packed", "compiled", "compiled_unpacked"]
@@ -66,35 +65,37 @@ def layers():
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def chosen(**milliseconds):
-    """Return the choice for backends with these times for 1, 4, 8 rows; later ones take the last choice."""
-    return Times(milliseconds).choose(list(milliseconds))
+PYTORCH = [10.0, 10.0, 10.0]
+CHOICES = {
+    "the fastest for each number of rows": (
+        {"pytorch": [1.0, 4.0, 9.0], "onednn": [2.0, 3.0, 8.0]},
+        ["pytorch"] + ["onednn"] * 5,
+    ),
+    "no copy that saves less than 15 percent": ({"pytorch": PYTORCH, "compiled": [10.0, 8.6, 10.0]}, ["pytorch"] * 6),
+    "a copy that saves 15 percent for some number": (
+        {"pytorch": PYTORCH[:2], "compiled": [10.1, 8.4]},
+        ["pytorch"] + ["compiled"] * 5,
+    ),
+    "a copy that is kept, wherever it is faster": ({"pytorch": PYTORCH[:2], "compiled": [9.9, 5.0]}, ["compiled"] * 6),
+    "no second copy that saves less than 15 percent over the first": (
+        {"pytorch": PYTORCH, "onednn_packed": [7.0] * 3, "compiled": [4.0, 4.0, 6.5]},
+        ["compiled"] * 6,
+    ),
+    "a second copy that saves 15 percent over the first": (
+        {"pytorch": PYTORCH, "onednn_packed": [7.0] * 3, "compiled": [4.0, 4.0, 9.0]},
+        ["compiled"] * 2 + ["onednn_packed"] * 4,
+    ),
+    "first the copy that saves most in all, and then the other saves too little": (
+        {"pytorch": PYTORCH, "onednn_packed": [9.0, 9.0, 4.5], "compiled": [5.0] * 3},
+        ["compiled"] * 6,
+    ),
+}
 
 
-def test_the_fastest_backend_is_chosen_for_each_number_of_rows():
-    names = chosen(pytorch=[1.0, 4.0, 9.0], onednn=[2.0, 3.0, 8.0])
-    assert names == ["pytorch"] + ["onednn"] * 5
-
-
-def test_a_copy_is_kept_if_it_saves_15_percent_for_some_number_of_rows():
-    assert set(chosen(pytorch=[10.0, 10.0], compiled=[10.0, 8.6])) == {"pytorch"}
-    assert chosen(pytorch=[10.0, 10.0], compiled=[10.1, 8.4]) == ["pytorch"] + ["compiled"] * 5
-
-
-def test_once_a_copy_is_kept_it_is_used_wherever_it_is_faster():
-    assert set(chosen(pytorch=[10.0, 10.0], compiled=[9.9, 5.0])) == {"compiled"}
-
-
-def test_a_second_copy_must_save_15_percent_over_the_first():
-    times = {"pytorch": [10.0, 10.0, 10.0], "onednn_packed": [7.0, 7.0, 7.0]}
-    assert set(chosen(**times, compiled=[4.0, 4.0, 6.5])) == {"compiled"}
-    assert chosen(**times, compiled=[4.0, 4.0, 9.0]) == ["compiled"] * 2 + ["onednn_packed"] * 4
-
-
-def test_the_copy_that_saves_most_in_all_comes_first():
-    """The other one saves more for a single number of rows, and then not enough over the first."""
-    times = {"pytorch": [10.0] * 3, "onednn_packed": [9.0, 9.0, 4.5], "compiled": [5.0, 5.0, 5.0]}
-    assert set(chosen(**times)) == {"compiled"}
+@pytest.mark.parametrize("times, names", CHOICES.values(), ids=CHOICES)
+def test_the_fastest_backends_are_chosen_and_copies_that_pay(times, names):
+    """The times are those of the first numbers of rows. Later ones take the last choice."""
+    assert Times(times).choose(list(times)) == names
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -115,20 +116,6 @@ def test_no_backend_reads_weights_from_the_cache(calls, monkeypatch):
     second = calls[8 * len(ROWS) :]
     assert second[:5] == ["evict", copy, own, "evict", own]
     assert second[5 * len(ROWS) :][:5] == ["evict", copy, own, "evict", own]
-
-
-def test_no_backend_reads_quantized_weights_from_the_cache(monkeypatch):
-    calls, layer = [], QuantizedLinear(nn.Linear(32, 32), "int8")
-    monkeypatch.setattr(linear_choice, "BUDGET", math.inf)
-    monkeypatch.setattr(linear_choice, "evictor", lambda num_bytes: lambda: calls.append("evict"))
-    for name in ("pytorch", "compiled"):
-        monkeypatch.setitem(linear_backends.QUANTIZED, name, lambda layer, name=name: lambda x: calls.append(name))
-    measure({"shape": layer}, ["pytorch", "compiled"], 0)
-    num_timed = 2 * len(ROWS) * ROUNDS
-    assert len(calls) == 2 * len(ROWS) + 2 * num_timed, (
-        "calls to warm up, and an eviction before each one that is timed"
-    )
-    assert calls[:6] == ["pytorch", "compiled", "evict", "pytorch", "evict", "compiled"]
 
 
 @pytest.mark.parametrize("milliseconds, numbers", [(1, 6), (20, 4), (60, 4)])
@@ -271,9 +258,14 @@ def test_damaged_and_foreign_files_are_ignored_and_replaced(cache, how):
 
 
 def test_a_cache_folder_that_cannot_be_written_keeps_nothing(calls, cache, monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
     (cache / "file").write_text("")
-    monkeypatch.setattr(compiled, "cache_folder", lambda: cache / "file")
-    assert len(times_of(list(layers()), ["pytorch", "onednn_packed"])) == 2
+    for folder in (lambda: cache / "file", no_home):
+        monkeypatch.setattr(compiled, "cache_folder", folder)
+        assert len(times_of(list(layers()), ["pytorch", "onednn_packed"])) == 2
+        assert load(machine()) is None
 
 
 @pytest.mark.parametrize("cores, kept", [(0.9, True), (1.5, False)])
@@ -358,16 +350,6 @@ def test_the_command_measures_and_prints_a_table(capsys, calls, monkeypatch):
     output = capsys.readouterr().out
     assert "bfloat16" in output and "Memory is read at 20 GB/s" in output
     assert output.count("Conv1D") == 4 * len(ROWS) and output.count("*") == 1 + 5 * len(ROWS)
-
-
-def test_without_a_home_folder_the_times_are_measured_and_not_kept(monkeypatch):
-    def no_home():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(compiled, "cache_folder", no_home)
-    save(machine(), TIMES)
-
-    assert load(machine()) is None
 
 
 def test_choosing_draws_no_random_numbers_that_a_program_would_draw():

@@ -40,17 +40,6 @@ def test_a_loop_accepts_tuples_and_uses_the_default_pair(embedded, loop):
     assert [output.request_id for output in outputs] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_an_output_ends_before_an_eos_that_is_not_a_special_token(letters, loop):
-    model = CountingModel(eos_token_id=[0, 5])  # 5 is the letter e
-    outputs = LOOPS[loop]([("ab", 9), ("fgh", 9), ("c", 1)], 2, model, letters[1]).outputs
-    assert [(output.prompt, output.text, output.token_ids, output.finish_reason) for output in outputs] == [
-        ("ab", "cd", [3, 4, 5], "stop"),
-        ("fgh", "i", [9, 0], "stop"),
-        ("c", "d", [4], "length"),
-    ]
-
-
 # --- the race: 32 requests, 8 rows, every 8th with a long output ----------------------------------------------------
 
 

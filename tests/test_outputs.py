@@ -1,7 +1,5 @@
 """Outputs: each holds what is new, and every request's outputs go to one reader, in order and without a loss."""
 
-from collections import deque
-
 import pytest
 
 from helpers.engine import Chunk, Plan, Sequence
@@ -52,15 +50,6 @@ def collector():
     return OutputCollector()
 
 
-def test_an_output_holds_everything_so_far_and_what_is_new(collector):
-    (one,) = expected(collector, "a")
-    (first,) = collect(collector, grow(one, "x"), [])
-    (second,) = collect(collector, grow(one, "yz", "length"), [one])
-    assert (first.text, first.new_text, first.token_ids) == ("x", "x", [ord("x")])
-    assert (second.text, second.new_text, second.new_token_ids) == ("xyz", "yz", [ord("y"), ord("z")])
-    assert not collector._emitted, "what is known of a sequence is dropped with its last output"
-
-
 def test_a_delta_holds_only_what_is_new_and_deltas_join_to_the_whole(collector):
     collector.output_type = OutputDelta
     (one,) = expected(collector, "a")
@@ -94,55 +83,3 @@ def test_a_sequence_without_a_new_token_has_no_output_unless_it_ended(collector)
     assert collect(collector, plan, []) == []
     other.finish_reason = "error"
     assert pieces(collect(collector, plan, [other])) == [("b", "", "error")]
-
-
-def test_outputs_are_in_the_order_of_the_plan_behind_earlier_ones(collector):
-    one, other, aborted = expected(collector, "a", "b", "c")
-    aborted.finish_reason = "abort"
-    collector.put(aborted)
-    grow(one, "x"), grow(other, "y", "length")
-    plan = Plan([Chunk(one, 1), Chunk(other, 1)])
-    outputs = collect(collector, plan, [other])
-    assert pieces(outputs) == [("c", "", "abort"), ("a", "x", None), ("b", "y", "length")]
-
-
-def test_a_subscriber_gets_the_outputs_of_its_request_and_no_others(collector):
-    one, other = expected(collector, "a", "b")
-    queue = deque()
-    collector.subscribe("a", queue)
-    assert collect(collector, grow(one, "x"), []) == []
-    assert pieces(collect(collector, grow(other, "y"), [])) == [("b", "y", None)]
-    assert collect(collector, grow(one, "z", "length"), [one]) == [] and not collector.pending
-    assert pieces(queue) == [("a", "x", None), ("a", "z", "length")]
-
-
-def test_requests_can_share_a_queue(collector):
-    one, other = expected(collector, "a", "b")
-    queue = deque()
-    collector.subscribe("a", queue)
-    collector.subscribe("b", queue)
-    collect(collector, grow(one, "x"), []), collect(collector, grow(other, "y"), [])
-    assert pieces(queue) == [("a", "x", None), ("b", "y", None)]
-
-
-def test_undelivered_outputs_are_dropped_with_their_subscriber(collector):
-    (one,) = expected(collector, "a")
-    collector.subscribe("a", deque())
-    collect(collector, grow(one, "x"), [])
-    collector.unsubscribe("a")
-    collector.unsubscribe("a")
-    assert not collector.pending and not collector.holds("a")
-    assert pieces(collect(collector, grow(one, "y"), [])) == [("a", "y", None)]
-
-
-def test_a_request_is_held_until_its_outputs_are_delivered_and_its_subscriber_has_left(collector):
-    (one,) = expected(collector, "a")
-    assert not collector.holds("a") and not collector.has_subscriber("a")
-    collector.put(one)
-    assert collector.holds("a") and not collector.has_subscriber("a")
-    collector.take_pending()
-    assert not collector.holds("a")
-    collector.subscribe("a", deque())
-    assert collector.holds("a") and collector.has_subscriber("a")
-    collector.unsubscribe("a")
-    assert not collector.holds("a")

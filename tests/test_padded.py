@@ -100,60 +100,6 @@ def test_a_plan_runs_as_decodes_then_beginning_prompts_then_the_other_chunks():
     assert a.token_ids == [1, 2, 3, 4, 5, 6] and b.token_ids == list(range(1, 10))
 
 
-def test_a_sequence_that_is_not_in_a_plan_stays_as_it_is():
-    run = Run()
-    a, b, c = run.sequences("abcdef", "ab", "abc")
-    run((a, 6), (b, 2), (c, 3))
-    assert run((b, 1)) == [[("ab", 1, 0)]]
-    assert run((c, 1), (a, 1)) == [[("abcdef", 1, 0), ("abc", 1, 0)]]
-    assert run((c, 1), (b, 1), (a, 1)) and [len(s.token_ids) for s in (a, b, c)] == [9, 5, 6]
-
-
-def test_rows_of_released_sequences_are_dropped_and_the_sequences_can_begin_anew():
-    run = Run()
-    a, b, c, d = run.sequences("abcdef", "ab", "abcd", "bcd")
-    run((a, 4), (b, 2), (c, 3), (d, 3))
-    run.release(a), run.release(b)  # one in the middle of its prompt, one that decodes
-    assert run((d, 1), (c, 1)) == [[("bcd", 1, 0)], [("abcd", 1, 0)]]
-    assert run.places() == {"decoding": {"bcd", "abcd"}, "prefilling": set()}
-    # b has generated a token already: it computes that again, too.
-    assert run((c, 1), (d, 1), (a, 6), (b, 3)) == [[("bcd", 1, 0), ("abcd", 1, 0)], [("abcdef", 6, 0), ("ab", 3, 3)]]
-    assert b.token_ids == [1, 2, 3, 4]
-    for sequence in (a, b, c, d):
-        run.release(sequence)
-    assert run() == [] and run.places() == {"decoding": set(), "prefilling": set()}
-
-
-def test_a_sequence_can_be_released_before_it_ever_ran():
-    run = Run()
-    a, b = run.sequences("abc", "ab")
-    run.release(a)
-    assert run((b, 2), (a, 2)) == [[("ab", 2, 0), ("abc", 2, 0)]]
-    assert run.places() == {"decoding": {"ab"}, "prefilling": {"abc"}}
-
-
-@pytest.mark.parametrize("execution", ["all at once", "in chunks"])
-def test_an_engine_keeps_the_rows_of_running_sequences_and_no_others(execution):
-    budget = {"all at once": 64, "in chunks": 6}[execution]
-    config = EngineConfig(max_batch_size=3, max_tokens_per_step=budget, execution="padded")
-    engine = Engine(CountingModel(40, 99), letter_tokenizer(), config)
-    for name, (prompt, most) in enumerate([("ab", 9), ("cdefghi", 2), ("a", 3), ("bcdefghiab", 4), ("c", 5)]):
-        engine.add_request(prompt, SamplingParams(most), name)
-    steps = 0
-    while engine.has_unfinished_requests():
-        if steps == 3:
-            engine.abort_request(3)
-        before = set(engine.scheduler.running)
-        engine.step()
-        decoding = engine.runner._decoding["sequences"] if engine.runner._decoding else []
-        rows = {*decoding, *engine.runner._prefilling}
-        assert rows <= before | set(engine.scheduler.running), "the row of a sequence that ended earlier"
-        assert rows >= set(engine.scheduler.running)
-        steps += 1
-    engine.step()
-    assert engine.runner._decoding is None and engine.runner._prefilling == {}
-
-
 @pytest.mark.parametrize("fault", [0, 1, 2])
 def test_a_pass_that_fails_changes_nothing(fault, monkeypatch):
     run = Run()
@@ -179,7 +125,7 @@ def test_a_pass_that_fails_changes_nothing(fault, monkeypatch):
 
 def test_random_plans_leave_every_cache_right():
     # Chunks of any length, rows left out, released and begun anew; `Run` checks caches and tokens after every plan.
-    for seed in range(25):
+    for seed in range(15):
         draw, run = random.Random(seed), Run(context=64)
         texts = ("a", "abc", "bcdefgh", "cdefghi" * 3, "ab" * 6)
         sequences = [run.sequences(draw.choice(texts))[0] for _ in range(6)]
@@ -209,7 +155,7 @@ def test_whatever_is_special_about_a_family_prompts_can_be_computed_in_chunks(na
     if not family.available:
         pytest.skip(f"transformers {transformers.__version__} does not know {name}")
     reference = families.reference(family)
-    for seed in range(3):
+    for seed in range(2):
         draw = random.Random(seed)
         config = EngineConfig(
             max_batch_size=draw.randint(2, 5),

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 import transformers
-from conftest import CountingModel, letter_tokenizer, random_pair
+from conftest import CountingModel, letter_tokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from helpers import Engine, EngineConfig, Request, SamplingParams, dequantized, generate_continuous, load_model
 from helpers.fast import kernels, linear
-from helpers.fast.linear import FastLinear, choose_linear_backends
+from helpers.fast.linear import choose_linear_backends
 from helpers.fast.linear_choice import ROWS, Times, shape_of
 from helpers.fast.quantized_linear import multiply_quantized
 from helpers.models import quantization, quantize
@@ -128,13 +128,6 @@ def test_packed_integers_come_back_in_their_places(bits):
     words = pack(integers, bits)
     assert words.shape == (2, 96 * bits // 32, 32) and words.dtype is torch.int32
     assert torch.equal(unpack(words, bits), integers.int())
-
-
-def test_even_inputs_are_in_the_lower_half_of_a_word():
-    integers = torch.zeros(32, 32, dtype=torch.int8)
-    integers[3, :8] = torch.tensor([1, 2, 3, 4, 5, 6, 7, -1])
-    assert f"{pack(integers, 4)[0, 0, 3].item() & 0xFFFFFFFF:08x}" == "f6427531"
-    assert [f"{word & 0xFFFFFFFF:08x}" for word in pack(integers, 8)[0, :2, 3].tolist()] == ["04020301", "ff060705"]
 
 
 # --- a layer's error --------------------------------------------------------------------------------------------------
@@ -310,19 +303,6 @@ def test_an_engine_generates_the_dequantized_models_tokens_in_any_company(family
     assert ties <= 1
 
 
-@in_both_formats
-def test_rounding_changes_tokens_of_a_random_model(weights):
-    """So the tests above compare with the right model."""
-    model, tokenizer = random_pair("llama")
-    model = copy.deepcopy(model).to("cpu")
-    ids = torch.arange(1, 60)[None]
-    with torch.no_grad():
-        exact, rounded = model(ids).logits, dequantized(model, weights)(ids).logits
-        engine = Engine(model, tokenizer, EngineConfig(weights=weights))
-        actual = engine.model(ids).logits
-    assert (rounded - exact).abs().max() > 100 * (rounded - actual).abs().max()
-
-
 @pytest.mark.parametrize("settings", [{"speculative": "ngram"}, {"execution": "padded"}, {"linear_backend": "pytorch"}])
 def test_tokens_are_the_dequantized_models_with_drafts_padding_shared_prefixes_and_beams(pair, settings):
     question = "Question: What does the clever owl eat?\nAnswer:"
@@ -362,15 +342,6 @@ def test_in_bfloat16_logits_are_as_close_as_rounding_allows(pair, weights):
     plain = copy.deepcopy(dequantized(model, weights)).to(torch.bfloat16)
     error, plain_error = ((one(ids).logits.float() - exact).abs().mean() for one in (half, plain))
     assert 0 < error <= plain_error
-
-
-@needs_kernels
-@in_both_formats
-def test_with_quantized_weights_batch_invariance_holds_too(pair, weights):
-    config = EngineConfig(weights=weights, batch_invariant=True)
-    engine = Engine(*pair, config)
-    fast = [module for module in engine.runner.model.modules() if isinstance(module, FastLinear)]
-    assert len(fast) == 17 and all(set(module.backends) == {"compiled"} for module in fast)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

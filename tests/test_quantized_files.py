@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from helpers import Engine, EngineConfig, SamplingParams, dequantized, load_model, save_quantized
+from helpers import dequantized, load_model, save_quantized
 from helpers.models import quantization, quantize
 from helpers.models.quantization import QuantizedLinear
 
@@ -66,17 +66,6 @@ def test_a_saved_model_is_loaded_with_the_same_integers_scales_and_logits(kind, 
     for name, tensor in expected.items():
         assert actual[name].dtype is tensor.dtype and torch.equal(actual[name], tensor), name
     assert torch.equal(logits(loaded), logits(model))
-
-
-def test_an_engine_serves_a_loaded_model_with_the_dequantized_models_tokens(tmp_path):
-    save_quantized(*load_model(weights="int4"), tmp_path)
-    loaded, tokenizer = load_model(tmp_path)
-    params, prompts = SamplingParams(max_tokens=16), ["The quick brown fox", "What comes up"]
-    outputs = Engine(loaded, tokenizer, EngineConfig(weights="int4")).generate(prompts, params)
-    reference = dequantized(loaded, "int4")
-    assert not quantized_layers(reference)
-    expected = Engine(reference, tokenizer).generate(prompts, params)
-    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
 
 
 @in_both_formats

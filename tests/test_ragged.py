@@ -17,7 +17,7 @@ from helpers.engine import BlockManager, Chunk, Plan, Sequence
 from helpers.models import clone_sharing_weights
 from helpers.runners import PaddedRunner, RaggedRunner, choice, why_not_ragged
 from helpers.runners.attention import AttentionSettings, QuerySegment, attend_one
-from helpers.runners.kv_pool import KVPool, key_slots, slot_mapping
+from helpers.runners.kv_pool import key_slots, slot_mapping
 from tests.support.families import GROUPED, build, by_name, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -90,12 +90,6 @@ def test_a_query_attends_to_its_own_key_and_those_before_it_within_the_window(pa
         assert drawn == visible
 
 
-def test_a_segment_has_a_mask_for_every_window_that_a_layer_asks_for():
-    segment = QuerySegment(0, 3, 0, [])
-    for window in (None, 1, 2, None, 1):
-        assert segment.mask(window, "cpu").sum() == {None: 6, 1: 3, 2: 5}[window]
-
-
 def reference_attention(query, key, value, mask, scaling, softcap, sinks) -> torch.Tensor:
     """Compute attention number by number, from its definition."""
     heads, tokens, dim = query.shape
@@ -159,18 +153,6 @@ def test_a_token_has_a_slot_in_the_block_of_its_position():
     assert slot_mapping([7], 1, 0, 1) == [7]
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
-def test_a_sequence_gets_the_same_logits_in_any_blocks(name):
-    model = build(by_name(name))
-    text = list(range(20, 42))
-    for table in ([0, 1, 2, 3, 4, 5], [9, 10, 11, 12, 13, 14], [3, 2, 1, 0, 15, 9], [0, 2, 4, 6, 8, 10]):
-        sequence, run = new_sequence(*text), Run(model)
-        assert run.blocks.allocate(sequence, 22)
-        run.blocks.tables[sequence] = table
-        run((sequence, 13))
-        assert close(run((sequence, 9)), expected(model, text))
-
-
 def test_a_pass_writes_into_the_slots_of_its_new_tokens_and_nowhere_else(llama):
     run = Run(llama[0])
     one, other = new_sequence(*range(10, 17)), new_sequence(*range(30, 35))
@@ -200,55 +182,7 @@ def test_keys_and_values_are_written_in_place_into_memory_that_is_allocated_once
     assert [tensor.data_ptr() for layer in run.runner.pool.layers.values() for tensor in layer] == addresses
 
 
-def test_the_pool_has_the_dtype_of_the_model(llama):
-    engine = Engine(*llama, EngineConfig(**RAGGED, dtype=torch.bfloat16))
-    (output,) = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=4))
-    assert output.error is None and len(output.token_ids) == 4
-    assert {tensor.dtype for layer in engine.runner.pool.layers.values() for tensor in layer} == {torch.bfloat16}
-    assert llama[0].dtype == torch.float32
-
-
-def test_a_block_is_copied_in_every_layer_and_no_other_block_changes():
-    pool = KVPool(num_blocks=4, block_size=2)
-    for layer in range(2):
-        pool.write(layer, torch.rand(3, 8, 5), torch.rand(3, 8, 7), torch.arange(8))
-    before = [[tensor.clone() for tensor in layer] for layer in pool.layers.values()]
-    pool.copy_block(2, 1)
-    for old, new in zip(before, pool.layers.values(), strict=True):
-        for one, other in zip(old, new, strict=True):
-            assert torch.equal(other, torch.cat([one[:, :2], one[:, 4:6], one[:, 4:]], dim=1))
-
-
-def test_a_sample_writes_to_a_copy_of_the_block_that_it_shares(llama):
-    # The second sample shares a block that is half full. In the same pass, the first one writes into that block.
-    run = Run(llama[0])
-    first = new_sequence(*range(10, 16))
-    run((first, 6))
-    second = Sequence("second", list(first.token_ids), 20, request=first.request)
-    first.token_ids.append(60)
-    assert run.blocks.cached_tokens(second) == 5
-    logits = run((first, 1), (second, 1))
-    assert close(logits, expected(llama[0], first.token_ids, second.token_ids))
-    first.token_ids.append(61), second.token_ids.append(71)
-    logits = run((second, 1), (first, 1))
-    assert close(logits, expected(llama[0], second.token_ids, first.token_ids))
-    assert run.blocks.copies == []
-
-
 # --- what a pass computes ---------------------------------------------------------------------------------------------
-
-
-def test_decodes_and_chunks_in_one_row_get_the_logits_that_they_get_alone(llama):
-    run = Run(llama[0])
-    one, other, third = new_sequence(*range(10, 17)), new_sequence(*range(30, 41)), new_sequence(7)
-    logits = run((one, 7), (other, 4))
-    assert close(logits, expected(llama[0], one.token_ids))
-    one.token_ids.append(55)
-    logits = run((other, 3), (third, 1), (one, 1))
-    assert close(logits, expected(llama[0], third.token_ids, one.token_ids))
-    third.token_ids.append(8)
-    logits = run((fourth := new_sequence(1, 2, 3), 3), (other, 4), (third, 1))
-    assert close(logits, expected(llama[0], fourth.token_ids, other.token_ids, third.token_ids))
 
 
 def test_the_head_is_computed_only_where_a_token_is_sampled(random_pairs):
@@ -458,13 +392,10 @@ def test_a_cached_prefix_is_not_computed_again(llama):
     assert engine.trace.prompt_tokens == 15
     (output,) = engine.generate([[*shared, 50, 51, 52]], SamplingParams(max_tokens=1))
     assert engine.trace.prompt_tokens == 15 + 4
+    without = Engine(*llama, EngineConfig(**RAGGED, prefix_caching=False))
+    without.generate([shared] * 2, SamplingParams(max_tokens=1), arrivals=[0, 1])
+    assert without.trace.prompt_tokens == 26
     assert output.token_ids == expected(llama[0], [*shared, 50, 51, 52]).argmax(dim=-1).tolist()
-
-
-def test_without_prefix_caching_a_prefix_is_computed_again(llama):
-    engine = Engine(*llama, EngineConfig(**RAGGED, prefix_caching=False))
-    engine.generate([list(range(10, 25))] * 2, SamplingParams(max_tokens=1), arrivals=[0, 1])
-    assert engine.trace.prompt_tokens == 30
 
 
 def test_the_prompt_of_several_samples_is_computed_once(llama):
@@ -472,19 +403,6 @@ def test_the_prompt_of_several_samples_is_computed_once(llama):
     prompt = list(range(10, 24))
     engine.generate([prompt], SamplingParams(max_tokens=2, temperature=1.0, seed=1, n=3, ignore_eos=True))
     assert engine.trace.prompt_tokens == 14 + 1 + 1  # the other samples compute only its last token
-
-
-def test_two_engines_on_one_model_do_not_affect_each_other(llama):
-    engines = [Engine(*llama, EngineConfig(**RAGGED, max_batch_size=rows, max_tokens_per_step=9)) for rows in (2, 3)]
-    for engine, prompts in zip(engines, (PROMPTS[:4], PROMPTS[3:8]), strict=True):
-        for prompt in prompts:
-            engine.add_request(prompt, SamplingParams(max_tokens=12), request_id=prompt)
-    token_ids = {}
-    while any(engine.has_unfinished_requests() for engine in engines):
-        for number, engine in enumerate(engines):
-            token_ids |= {(number, output.request_id): output.token_ids for output in engine.step()}
-    assert len(token_ids) == 9
-    assert all(ids == alone(*llama, prompt, 12) for (_, prompt), ids in token_ids.items())
 
 
 def test_two_engines_in_two_threads_do_not_affect_each_other(llama):
@@ -530,7 +448,7 @@ def break_once(module, after: int):
     return module.register_forward_hook(hook)
 
 
-@pytest.mark.parametrize("after", range(4))
+@pytest.mark.parametrize("after", [0, 3])
 def test_a_pass_that_fails_leaks_no_block_and_changes_no_token_of_other_requests(llama, after):
     engine = Engine(*llama, EngineConfig(**RAGGED, max_batch_size=3, max_tokens_per_step=40, num_blocks=40))
     layers = engine.runner.model.model.layers

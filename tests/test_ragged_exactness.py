@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
-from helpers.fast.linear_backends import BACKENDS, available_backends
+from helpers.fast.linear_backends import available_backends
 from helpers.runners.kv_pool import KVPool
 from tests.support.families import FAMILIES, CountingScheduler, not_ragged_because, reference, serve_ragged, tokenizer
 
@@ -42,15 +42,16 @@ def family(request):
 
 
 @of_every_family
-@pytest.mark.parametrize("linear_backend", BACKENDS)
-def test_chunks_preemptions_and_caching_change_no_token(family, linear_backend):
-    """With each backend of the linear layers in turn, and with PyTorch alone."""
-    if linear_backend not in available_backends(torch.float32):
-        pytest.skip("this backend is not available here")
-    kernels = False if linear_backend == "pytorch" else None
+@pytest.mark.parametrize("is_fast", [False, True], ids=["PyTorch", "fast"])
+def test_chunks_preemptions_and_caching_change_no_token(family, is_fast):
+    """With PyTorch alone, and with kernels and another linear backend, which the families take in turn."""
+    settings = {"kernels": False, "linear_backend": "pytorch"}
+    if is_fast:
+        others = [name for name in available_backends(torch.float32) if name != "pytorch"] or ["auto"]
+        settings = {"linear_backend": others[FAMILIES.index(family) % len(others)]}
     alone = reference(family)
     requests, expected = alone.requests[:8] * 2, alone.tokens[:8] * 2  # every request arrives twice
-    tokens, engine = serve_ragged(alone.model, requests, seed=0, kernels=kernels, linear_backend=linear_backend)
+    tokens, engine = serve_ragged(alone.model, requests, seed=0, **settings)
     assert tokens == expected
     events = engine.scheduler
     assert events.num_preempted > 3 and events.num_partial_chunks > 10 and events.num_cached_tokens > 20

@@ -106,6 +106,8 @@ def test_processors_change_random_logits_as_those_of_transformers_do(params, bad
 
 SETTINGS = [
     {},
+    {"repetition_penalty": 1.5},
+    {"repetition_penalty": 0.7},
     {"presence_penalty": 1.9},
     {"presence_penalty": -2.0, "frequency_penalty": 0.3},
     {"frequency_penalty": 1.5},

@@ -15,11 +15,8 @@ from helpers.engine import (
     BlockManager,
     EngineConfig,
     FirstComeFirstServed,
-    RunnerOutput,
-    SampledToken,
     Scheduler,
     Sequence,
-    ShortestFirst,
     UnlimitedMemory,
 )
 from tests.simulation import Simulation, TokenMemory, operations, run_without_a_model
@@ -129,15 +126,6 @@ def test_a_preempted_sequence_returns_to_its_place_and_none_that_waits_overtakes
     assert simulation.plans[-1] == [("b", 5), ("c", 1)]
 
 
-def test_sequences_preempted_together_return_in_order_of_arrival():
-    simulation = Simulation("fcfs", rows=4, tokens=16, memory=TokenMemory(12))
-    simulation.add(6, 4, "a"), simulation.add(2, 4, "b"), simulation.add(2, 4, "c"), simulation.add(2, 4, "d")
-    simulation.add(1, 4, "e")
-    simulation.step()  # all memory is allocated
-    assert [one.request_id for one in simulation.step().preempted] == ["d", "c"]
-    assert [one.request_id for one in simulation.scheduler.waiting] == ["c", "d", "e"]
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_sequence_for_which_there_is_no_memory_is_not_overtaken_by_one_that_fits(policy):
     memory = TokenMemory(10)
@@ -203,65 +191,23 @@ def test_cached_tokens_are_not_computed_and_cost_no_budget():
     assert simulation.plans == [[("a", 2), ("b", 2)], [("c", 2)]]  # of 5 tokens, the third prompt would need 6
 
 
-def test_a_plan_names_the_block_copies_to_make_and_the_block_tables_of_its_chunks():
-    simulation = Simulation("fcfs", rows=2, memory=BlockManager(8, 4))
-    first = simulation.add(6, 3, "request")
-    second = simulation.add(6, 3, "request", parent=first)
-    plan = simulation.step()
-    assert [chunk.block_table for chunk in plan.chunks] == [[0, 1]] and plan.block_copies == []
-    plan = simulation.step()  # the second sample shares the prompt, and writes its last token to a copy
-    assert [chunk.sequence for chunk in plan.chunks] == [first, second]
-    assert plan.block_copies == [(1, plan.chunks[1].block_table[1])] and plan.chunks[1].block_table[0] == 0
-    assert simulation.step().block_copies == []
-
-
 # --- the two switches -------------------------------------------------------------------------------------------------
 
 
-def plans(mixed, chunked):
+@pytest.mark.parametrize(
+    ("mixed", "chunked", "plans"),
+    [
+        (True, True, ["a4 b2", "a1 b3 c2", "a1 b1 c1", "a1"]),  # an iteration takes all the tokens it can
+        (True, False, ["a4", "a1 b5", "a1 b1 c3", "a1"]),  # a prompt waits until it fits
+        (False, True, ["a4 b2", "a1", "b3 c3", "a1 b1", "a1"]),  # prefills and decodes take turns
+        (False, False, ["a4", "a1", "b5", "a1 b1", "c3", "a1"]),  # and every prompt has a turn of its own here
+    ],
+)
+def test_chunks_fill_an_iteration_and_unmixed_prefills_and_decodes_take_turns(mixed, chunked, plans):
     simulation = Simulation("fcfs", rows=3, tokens=6, mixed=mixed, chunked=chunked)
     simulation.add(4, 4, "a"), simulation.add(5, 2, "b"), simulation.add(3, 1, "c")
     simulation.run()
-    return simulation.plans
-
-
-def test_mixed_and_chunked_an_iteration_takes_all_the_tokens_it_can():
-    assert plans(mixed=True, chunked=True) == [
-        [("a", 4), ("b", 2)],
-        [("a", 1), ("b", 3), ("c", 2)],
-        [("a", 1), ("b", 1), ("c", 1)],
-        [("a", 1)],
-    ]
-
-
-def test_mixed_and_whole_a_prompt_waits_until_it_fits():
-    assert plans(mixed=True, chunked=False) == [
-        [("a", 4)],
-        [("a", 1), ("b", 5)],
-        [("a", 1), ("b", 1), ("c", 3)],
-        [("a", 1)],
-    ]
-
-
-def test_chunked_and_unmixed_prefills_and_decodes_take_turns():
-    assert plans(mixed=False, chunked=True) == [
-        [("a", 4), ("b", 2)],
-        [("a", 1)],
-        [("b", 3), ("c", 3)],
-        [("a", 1), ("b", 1)],
-        [("a", 1)],
-    ]
-
-
-def test_whole_and_unmixed_every_prompt_takes_a_turn_of_its_own_here():
-    assert plans(mixed=False, chunked=False) == [
-        [("a", 4)],
-        [("a", 1)],
-        [("b", 5)],
-        [("a", 1), ("b", 1)],
-        [("c", 3)],
-        [("a", 1)],
-    ]
+    assert [" ".join(f"{name}{tokens}" for name, tokens in plan) for plan in simulation.plans] == plans
 
 
 def test_unmixed_prompts_are_computed_one_after_the_other_while_no_sequence_can_decode():
@@ -360,14 +306,6 @@ def test_a_sample_has_waited_since_its_request_was_added_so_that_later_requests_
     assert simulation.finished == [first, second, other]
 
 
-def test_waited_counts_iterations_since_a_sequence_was_added_preempted_or_not():
-    simulation = Simulation("fcfs", rows=2, tokens=16, memory=TokenMemory(9))
-    simulation.add(4, 4, "a"), simulation.add(4, 4, "b")
-    simulation.step(), simulation.step()
-    simulation.add(2, 1, "c")
-    assert [(one.request_id, one.waited) for one in simulation.scheduler.waiting] == [("b", 2), ("c", 0)]
-
-
 def test_a_runner_is_told_once_of_every_sequence_that_lost_its_row():
     simulation = Simulation("fcfs", rows=3, tokens=16, memory=TokenMemory(12))
     a, b, c = simulation.add(4, 4, "a"), simulation.add(4, 3, "b"), simulation.add(3, 4, "c")
@@ -378,21 +316,6 @@ def test_a_runner_is_told_once_of_every_sequence_that_lost_its_row():
     simulation.scheduler.finish(c, "abort")
     assert simulation.step().released == [a, c]
     assert simulation.step().released == [] and not simulation.scheduler.unfinished
-
-
-def test_a_failed_pass_ends_its_sequences_and_those_of_later_passes():
-    scheduler = Scheduler(EngineConfig(max_batch_size=4))
-    sequences = [Sequence(name, [1, 2], 3) for name in "abc"]
-    for sequence in sequences:
-        scheduler.add(sequence)
-    plan = scheduler.schedule()
-    (done,) = run_without_a_model(plan).passes
-    first = type(done)(plan.chunks[:1], [0], {sequences[0]: [SampledToken(0)]}, 0.0, 0.0)
-    assert scheduler.update(plan, RunnerOutput([first], MemoryError("no room"))) == sequences[1:]
-    assert [(one.finish_reason, one.error) for one in sequences] == [(None, None)] + [
-        ("error", "MemoryError: no room")
-    ] * 2
-    assert scheduler.running == list(scheduler.unfinished) == sequences[:1]
 
 
 def test_when_nothing_waits_or_no_row_is_free_the_policy_is_not_asked():
@@ -415,19 +338,6 @@ def test_when_nothing_waits_or_no_row_is_free_the_policy_is_not_asked():
 # --- costs ------------------------------------------------------------------------------------------------------------
 
 
-class CountingPolicy(ShortestFirst):
-    """Shortest first; counts how often a policy looks at the queue."""
-
-    def __init__(self):
-        self.orders, self.looked_at = 0, []
-
-    def order(self, waiting, running):
-        self.orders += 1
-        for sequence in super().order(waiting, running):
-            self.looked_at.append(sequence)
-            yield sequence
-
-
 def busy(policy, waiting: int, memory=None, rows: int = 4) -> Simulation:
     """Return a simulation whose rows all decode, and in which many sequences wait."""
     simulation = Simulation(policy, rows=rows, memory=memory)
@@ -443,24 +353,6 @@ def iteration(simulation: Simulation):
     scheduler = simulation.scheduler
     plan = scheduler.schedule()
     scheduler.update(plan, run_without_a_model(plan))
-
-
-def test_with_no_free_row_ten_thousand_waiting_sequences_are_not_looked_at():
-    policy = CountingPolicy()
-    simulation = busy(policy, 10_000)
-    orders = policy.orders
-    for _ in range(5):
-        iteration(simulation)
-    assert policy.orders == orders and len(simulation.scheduler.waiting) == 10_000
-
-
-def test_with_a_free_row_one_sequence_is_looked_at():
-    policy = CountingPolicy()
-    simulation = busy(policy, 10_000)
-    policy.looked_at.clear()
-    simulation.scheduler.finish(simulation.scheduler.running[0], "abort")
-    iteration(simulation)
-    assert [(one.request_id, one.max_tokens) for one in policy.looked_at] == [(0, 10)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -34,13 +34,6 @@ def test_the_search_finds_and_holds_back_what_a_search_of_the_whole_text_does(pi
         assert search.num_held_back == length_of_begun_stop(text, stops)
 
 
-def test_the_examples_above_contain_texts_with_and_without_stop_strings():
-    search = StopStringSearch(["aabaaa", "ba"])
-    assert (search.extend("aab"), search.num_held_back) == (None, 3)
-    assert search.extend("aaa") == 0, "both appear: the one that begins first ends the text"
-    assert StopStringSearch([]).extend("text") is None
-
-
 def test_stop_strings_that_end_within_the_ignored_characters_do_not_count():
     search = StopStringSearch(["ab", "bca"])
     assert search.extend("abab", ignored=4) is None and search.num_held_back == 1

@@ -11,7 +11,6 @@ import json
 import re
 import sys
 from collections import Counter
-from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -25,11 +24,10 @@ from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers import Engine, EngineConfig, SamplingParams, StructuredOutputs
-from helpers.engine import Chunk, ModelInfo, Sequence
+from helpers.engine import ModelInfo
 from helpers.features.structured_outputs.grammar import GrammarCompiler
 from helpers.features.structured_outputs.grammar_state import GrammarState
 from helpers.features.structured_outputs.schema_recursion import can_end
-from helpers.runners.sampling import BatchSampler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -419,27 +417,6 @@ def test_drafts_change_no_structured_output(embedded, num_blocks):
 
 
 # --- where an output ends ---------------------------------------------------------------------------------------------
-
-
-def test_eos_comes_only_where_the_text_is_complete_however_probable_it_is():
-    tokenizer = byte_tokenizer()
-    ended = torch.full((len(tokenizer),), 0.0)
-    ended[0] = 1000.0
-    grammar = compiled(tokenizer, regex="abc|abcde")
-    feature = SimpleNamespace(logits_rule=lambda sequence: GrammarState(grammar, sequence.prompt_tokens))
-    sequence = Sequence("r", tokenizer("x")["input_ids"], 9, features=(feature,))
-    feature.change_chunk = lambda chunk: None
-    sampler = BatchSampler()
-    while sequence.token_ids[-1]:
-        chunk = Chunk(sequence, sequence.num_uncomputed_tokens)
-        (token,) = sampler.sample([chunk], ended[None])[sequence]
-        sequence.append(token.token_id, 0.0)
-    assert tokenizer.decode(sequence.token_ids[1:-1]) == "abc"
-
-
-def test_an_output_ends_where_its_text_must_end(embedded):
-    (output,) = Engine(*embedded).generate(PROMPTS[0], structured(50, choice=["end"]))
-    assert (output.text, output.finish_reason, output.token_ids[-1]) == ("end", "stop", embedded[1].eos_token_id)
 
 
 def test_max_tokens_and_stop_strings_end_an_output_before_it_is_complete(embedded):

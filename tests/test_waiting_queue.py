@@ -61,18 +61,6 @@ def test_every_order_is_that_of_sorting_the_whole_list(actions):
             check(queue, waiting, added_at)
 
 
-def test_a_preempted_sequence_returns_to_its_place_and_has_waited_since_it_was_added():
-    queue = queue_of([sequence(0), sequence(1), sequence(2)])
-    first, second, third = queue
-    queue.remove(first)
-    queue.remove(second)
-    queue.step = 7
-    queue.add(second)
-    queue.add(first)
-    assert list(queue) == [first, second, third]
-    assert [one.waited for one in queue] == [7, 7, 7]
-
-
 def test_a_sequence_with_the_number_of_another_is_not_in_the_queue():
     queue = queue_of([sequence(0)])
     assert sequence(0) not in queue and sequence(1) not in queue

@@ -24,7 +24,7 @@ from ..interrupts import deferred
 from ..sampling_params import SamplingParams
 from ..trace import Trace, record_iteration
 from .block_manager import BlockManager
-from .hooks import Feature, installed_features
+from .hooks import installed_features
 from .outputs import OutputCollector, RequestOutput
 from .plan import ModelInfo, Runner
 from .scheduler import Scheduler
@@ -44,8 +44,6 @@ class EngineCore:
         model_info: the vocabulary, the context length and the EOS tokens of the model.
         config: see `EngineConfig`.
         clock: returns seconds; times in outputs and in the trace are counted from the engine's first request.
-        features: functions that return what attaches to the engine, given the engine, or None for a feature that it
-            does not need; all those in `helpers/features/` if omitted.
 
     Attributes:
         trace: what every row did in every iteration.
@@ -63,7 +61,6 @@ class EngineCore:
         model_info: ModelInfo,
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        features: "Iterable[Callable[[EngineCore], Feature | None]] | None" = None,
     ):
         self.runner, self.tokenizer, self.model_info = runner, tokenizer, model_info
         self.config = config = config or EngineConfig()
@@ -77,7 +74,7 @@ class EngineCore:
         self._clock, self._start = clock, None
         self._is_busy, self._left = False, []  # requests whose readers have left during an iteration
         self.validator = RequestValidator(tokenizer, config, model_info, self.block_manager)
-        attached = (attach(self) for attach in (installed_features() if features is None else features))
+        attached = (attach(self) for attach in installed_features())
         self.validator.features = tuple(feature for feature in attached if feature is not None)
         check_needs(config, self.validator.features)
         self.scheduler.features = tuple(one for one in self.validator.features if one.in_all_requests)
@@ -166,13 +163,7 @@ class EngineCore:
             ValueError: the prompt is empty or has token ids outside the vocabulary, the request is too long, its
                 priority is not an integer, its id is in use, or a feature refuses it.
         """
-        if request_id is None:
-            request_id = self.new_id()
-        elif request_id in self.scheduler.requests or self.outputs.has_subscriber(request_id):
-            raise ValueError(
-                f"There is an unfinished request {request_id!r}, or one whose stream has not been read to its end: "
-                f"give this one another id, or none."
-            )
+        request_id = self.new_id() if request_id is None else self._check_new(request_id)
         options = {name: value for name, value in options.items() if value is not None}
         token_ids, max_tokens = self.validator.validate(prompt, params := params or SamplingParams())
         if not isinstance(priority, Integral):
@@ -202,6 +193,15 @@ class EngineCore:
     def new_id(self) -> int:
         """Return a number that is not in use; outputs that are not delivered yet must not be confused with new ones."""
         return next(id for id in self._ids if id not in self.scheduler.requests and not self.outputs.holds(id))
+
+    def _check_new(self, request_id: Hashable) -> Hashable:
+        """Return an id, or raise a ValueError if it is in use."""
+        if request_id in self.scheduler.requests or self.outputs.has_subscriber(request_id):
+            raise ValueError(
+                f"There is an unfinished request {request_id!r}, or one whose stream has not been read to its end: "
+                f"give this one another id, or none."
+            )
+        return request_id
 
     def abort_request(self, request_id: Hashable) -> bool:
         """Cancel a waiting or running request.

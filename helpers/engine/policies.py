@@ -161,10 +161,6 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return map(self._counted, self._in_order)
 
-    def register(self, sequence: Sequence) -> None:
-        """Start counting a sequence's waiting time, even if it joins the queue later."""
-        self._added_at[sequence] = self.step
-
     def add(self, sequence: Sequence) -> None:
         """Insert a sequence in order of arrival: a preempted one comes before later arrivals."""
         self._added_at.setdefault(sequence, self.step)

@@ -13,7 +13,7 @@ tokens and memory. Two settings determine what a plan may contain. Sarathi-Serve
 """
 
 import itertools
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 
 from ..engine_config import EngineConfig
 from .block_manager import BlockManager, UnlimitedMemory
@@ -32,9 +32,9 @@ class Scheduler:
     Args:
         config: the rows, the token budget, the policy and the two settings above.
         memory: allocates the KV cache; if None, a sequence needs only a row.
-        features: those that take part in every request, and may extend each plan.
 
     Attributes:
+        features: those that take part in every request, and may extend each plan.
         policy: orders the waiting sequences.
         memory: the engine's block manager, or an `UnlimitedMemory`.
         waiting: sequences that may get a row; iterates in order of arrival.
@@ -47,16 +47,11 @@ class Scheduler:
         ValueError: the policy is unknown, or it has no method `order`.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        memory: BlockManager | UnlimitedMemory | None = None,
-        features: Iterable[Feature] = (),
-    ):
+    def __init__(self, config: EngineConfig, memory: BlockManager | UnlimitedMemory | None = None):
         self.max_rows, self.max_tokens_per_step = config.max_batch_size, config.max_tokens_per_step
         self.mixed, self.chunked = config.mixed_batches, config.chunked_prefill
         self.policy, self.memory = make_policy(config.policy), memory or UnlimitedMemory()
-        self.features = tuple(features)
+        self.features: tuple[Feature, ...] = ()
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.held: set[Sequence] = set()
@@ -69,12 +64,11 @@ class Scheduler:
     # --- sequences arrive, wait and end -------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Add a new sequence to the queue, or beside it if it is held back."""
+        """Add a new sequence to the queue."""
         sequence.number = next(self._numbers)
         self.unfinished[sequence] = None
         self.requests.setdefault(sequence.request_id, []).append(sequence)
-        self.waiting.register(sequence)
-        self._enqueue(sequence)
+        self.waiting.add(sequence)
 
     def hold(self, sequence: Sequence) -> None:
         """Hold a sequence back until `resume`: it computes no tokens, and without a row it leaves the queue."""

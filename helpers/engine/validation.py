@@ -4,6 +4,7 @@ Without this check, a request that is too long would fail in an iteration, along
 """
 
 import contextlib
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -33,6 +34,8 @@ class RequestValidator:
     def __init__(self, tokenizer, config: EngineConfig, model: ModelInfo, block_manager: BlockManager | None = None):
         self.tokenizer, self.config, self.model, self.block_manager = tokenizer, config, model, block_manager
         self.features: tuple[Feature, ...] = ()
+        slots = math.inf if block_manager is None else block_manager.num_blocks * block_manager.block_size
+        self._holds_any_request = slots >= (model.context_length or math.inf)
 
     def validate(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], int]:
         """Return the prompt's token ids, and how many tokens the request may generate.
@@ -44,7 +47,8 @@ class RequestValidator:
         """
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, not {params!r}.")
-        check_needs(params, self.features)
+        if params.needs:
+            check_needs(params, self.features)
         for feature in self.features_for(params):
             feature.check(params)
         token_ids = self._token_ids(prompt)
@@ -71,24 +75,32 @@ class RequestValidator:
         Raises:
             ValueError: the request is too long for the model's context, for the engine's limits or for its memory.
         """
-        max_tokens = self._max_tokens(prompt_tokens, params)
+        context, limit, wanted = self.model.context_length, self.config.max_output_tokens, params.max_tokens
+        room = [] if limit is None else [limit]
+        room += [] if context is None else [context - prompt_tokens]
+        if wanted is None and not room:
+            raise ValueError("The model's context has no end: set max_tokens, or the engine's max_output_tokens.")
+        if room and (1 if wanted is None else wanted) > min(room):
+            raise ValueError(self._why_too_long(prompt_tokens, wanted))
+        max_tokens = min(room) if wanted is None else wanted
         if params.min_tokens > max_tokens:
             raise ValueError(
                 f"min_tokens is {params.min_tokens}, but an output after {prompt_tokens} prompt tokens can have at "
                 f"most {max_tokens} tokens: lower it, or shorten the prompt."
             )
-        self._check_memory(prompt_tokens, max_tokens)
+        if not self._holds_any_request:
+            self._check_memory(prompt_tokens, max_tokens)
+        if not self.config.chunked_prefill:
+            self._check_budget(prompt_tokens, max_tokens)
         return max_tokens
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            check_encoding(prompt)
-            token_ids = self.tokenizer(prompt)["input_ids"] if prompt else []
-            if token_ids and max(token_ids) >= self.model.vocab_size:  # the embeddings were not resized, for example
-                last = self.model.vocab_size - 1
-                raise ValueError(
-                    f"The model knows no tokens above {last}: remove token {max(token_ids)} from the prompt."
-                )
+            if not prompt.isascii():
+                check_encoding(prompt)
+            token_ids, last = self.tokenizer(prompt)["input_ids"] if prompt else [], self.model.vocab_size - 1
+            if max(token_ids, default=0) > last:  # the embeddings were not resized, for example
+                raise ValueError(f"The model knows no tokens above {last}: remove {max(token_ids)} from the prompt.")
         elif isinstance(prompt, Iterable):
             token_ids = _integers(list(prompt), self.model.vocab_size)
         else:
@@ -97,33 +109,17 @@ class RequestValidator:
             raise ValueError(f"The prompt {prompt!r} has no tokens: give at least one word to continue.")
         return token_ids
 
-    def _max_tokens(self, prompt_tokens: int, params: SamplingParams) -> int:
-        config, context, wanted = self.config, self.model.context_length, params.max_tokens
-        at_least = 1 if wanted is None else wanted
-        if not config.chunked_prefill and prompt_tokens > config.max_tokens_per_step:
-            raise ValueError(
-                f"The prompt has {prompt_tokens} tokens, an iteration computes at most {config.max_tokens_per_step}, "
-                f"and chunked_prefill is off: shorten the prompt, raise max_tokens_per_step, or set chunked_prefill."
-            )
-        if config.max_output_tokens is not None and at_least > config.max_output_tokens:
-            raise ValueError(
-                f"max_tokens is {wanted}, but this engine generates at most {config.max_output_tokens}: ask for fewer."
-            )
-        if context is not None and prompt_tokens + at_least > context:
-            asked = "" if wanted is None else f" and max_tokens {wanted}, {prompt_tokens + wanted} in all"
-            raise ValueError(
-                f"The request has {prompt_tokens} prompt tokens{asked}, but the model's context is {context}: "
-                f"shorten the prompt or ask for fewer tokens."
-            )
-        limits = [config.max_output_tokens, None if context is None else context - prompt_tokens]
-        limits = [limit for limit in limits if limit is not None]
-        if wanted is None and not limits:
-            raise ValueError("The model's context has no end: set max_tokens, or the engine's max_output_tokens.")
-        return min(limits) if wanted is None else wanted
+    def _why_too_long(self, prompt_tokens: int, wanted: int | None) -> str:
+        limit, context = self.config.max_output_tokens, self.model.context_length
+        if None not in (limit, wanted) and wanted > limit:
+            return f"max_tokens is {wanted}, but this engine generates at most {limit}: ask for fewer."
+        asked = "" if wanted is None else f" and max_tokens {wanted}, {prompt_tokens + wanted} in all"
+        return (
+            f"The request has {prompt_tokens} prompt tokens{asked}, but the model's context is {context}: shorten the "
+            f"prompt or ask for fewer tokens."
+        )
 
     def _check_memory(self, prompt_tokens: int, max_tokens: int) -> None:
-        if self.block_manager is None:
-            return
         tokens = prompt_tokens + max(max_tokens, 1) - 1  # the last token of an output is never computed
         needed, available = self.block_manager.blocks_for(tokens), self.block_manager.num_blocks
         if needed > available:
@@ -132,7 +128,17 @@ class RequestValidator:
                 f"{self.block_manager.block_size} tokens, and this engine has {available} in all: shorten the "
                 f"prompt, ask for fewer tokens, or set a larger num_blocks."
             )
-        self.check_recomputation(prompt_tokens, max_tokens)
+
+    def _check_budget(self, prompt_tokens: int, max_tokens: int) -> None:
+        """Refuse a request whose tokens do not fit in an iteration; prompts are not computed in chunks."""
+        if prompt_tokens > self.config.max_tokens_per_step:
+            raise ValueError(
+                f"The prompt has {prompt_tokens} tokens, an iteration computes at most "
+                f"{self.config.max_tokens_per_step}, and chunked_prefill is off: shorten the prompt, raise "
+                f"max_tokens_per_step, or set chunked_prefill."
+            )
+        if self.block_manager is not None:  # so a sequence may be preempted
+            self.check_recomputation(prompt_tokens, max_tokens)
 
     def check_recomputation(self, prompt_tokens: int, max_tokens: int) -> None:
         """Refuse a request that could not continue after a preemption or on another replica: chunked_prefill is off.

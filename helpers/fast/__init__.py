@@ -3,13 +3,12 @@
 Nothing here decides what is computed. Without this folder, every model runs as PyTorch and transformers run it.
 
 acceleration.py       makes a runner fast, with all of these
-attention.py          attention of all sequences in one call of a kernel
+attention.py          attention of all sequences in one call of a kernel, where it is faster
 decoder_blocks.py     what the decoder blocks of a family of models consist of
 recognition.py        which models are run by these descriptions
 executor.py           their forward pass
 plain_executor.py     computes the blocks one operation after the other
 fused_executor.py     computes all blocks in one call
-attention_choice.py   whether the kernel or PyTorch computes the attention of chunks, by measurement
 linear.py             linear layers, quantized ones too, that use the fastest backend
 linear_backends.py    the backends
 linear_choice.py      which of them is fastest, by measurement

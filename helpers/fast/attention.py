@@ -1,14 +1,22 @@
 """Attention by a compiled kernel: all sequences of a row in one call, through their block tables.
 
-Decodes always use the kernel: PyTorch would need one call for each. Chunks use it where it is measured to be faster
-(`attention_choice.py`). Scores with a bound or with sinks are PyTorch's.
+Decodes always use the kernel: PyTorch would need one call for each. Chunks use it where it is measured to be faster,
+because each makes the most of one kind of processor. The kernel skips the keys behind a query, and in bfloat16 it uses
+AVX-512's products. PyTorch computes all pairs, and has products for matrix units (AMX). Scores with a bound or with
+sinks are PyTorch's.
 """
 
+import functools
+import statistics
+import time
+
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from ..runners.attention import AttentionMetadata, AttentionSettings, QuerySegment
 from . import kernels
-from .attention_choice import kernel_wins_chunks
+
+TOKENS, REPEATS = 256, 5  # of the measured chunk, which takes a few milliseconds
 
 
 def attend_with_kernel(
@@ -29,7 +37,7 @@ def attend_with_kernel(
     segments, plain = row.segments, settings.softcap is None and settings.sinks is None
     if not (plain and kernels.is_supported(query, keys, values)):
         return segments
-    with_chunks = len(segments) == query.shape[1] or kernel_wins_chunks(query, keys)
+    with_chunks = len(segments) == query.shape[1] or kernel_wins_chunks(query.shape[0], *keys.shape[::2], keys.dtype)
     scale = query.shape[-1] ** -0.5 if settings.scaling is None else settings.scaling
     kernels.paged_attention(query, keys, values, kernel_segments(row, with_chunks), output, scale, settings.window)
     return [] if with_chunks else [segment for segment in segments if segment.tokens > 1]
@@ -47,3 +55,33 @@ def kernel_segments(row: AttentionMetadata, with_chunks: bool) -> kernels.Segmen
             row.pool.block_size,
         )
     return row.notes[with_chunks]
+
+
+def kernel_wins_chunks(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> bool:
+    """Return whether the kernel computes chunks faster than PyTorch, for these sizes."""
+    return _measure(heads, kv_heads, dim, dtype, torch.get_num_threads())
+
+
+@functools.cache
+def _measure(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, _threads: int) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(n, TOKENS, dim, device="cpu", generator=generator).to(dtype) for n in (heads, kv_heads, kv_heads)
+    )
+    segments = kernels.Segments([0], [TOKENS], [TOKENS], [list(range(TOKENS // 16))], 16)
+    output = query.new_empty(TOKENS, heads, dim)
+    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device="cpu").tril()
+
+    def compiled():
+        kernels.paged_attention(query, key, value, segments, output, dim**-0.5)
+
+    def pytorch():
+        scaled_dot_product_attention(query[None], key[None], value[None], mask, enable_gqa=heads > kv_heads)
+
+    seconds = {compiled: [], pytorch: []}
+    for _ in range(1 + REPEATS):  # the first one warms up
+        for function, times in seconds.items():
+            start = time.perf_counter()
+            function()
+            times.append(time.perf_counter() - start)
+    return statistics.median(seconds[compiled][1:]) <= statistics.median(seconds[pytorch][1:])

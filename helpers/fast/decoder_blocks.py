@@ -5,8 +5,9 @@ Each update begins with a norm of the hidden states. The families differ in the 
 that transformers gives them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
+from typing import Any
 
 from torch import nn
 from transformers.activations import GELUTanh, NewGELUActivation, SiLUActivation
@@ -158,40 +159,28 @@ class Decoder:
 def describe(model: nn.Module, family: Family) -> Decoder:
     """Return the parts of a model of this family. Raise an AttributeError if one is missing."""
 
-    def part(of: nn.Module, name: str | None) -> nn.Module | None:
-        return None if name is None else of.get_submodule(name)
-
-    def parts(of: nn.Module, names: tuple[str, ...]) -> tuple[nn.Module, ...]:
-        return tuple(map(of.get_submodule, names))
+    def parts(of: nn.Module, kind: type) -> dict:
+        """Return the parts that a `Block` or a `Decoder` names, and that the family has names for."""
+        paths = {field.name: getattr(family, field.name) for field in fields(kind) if hasattr(family, field.name)}
+        return {name: _part(of, path) for name, path in paths.items() if name != "blocks"}
 
     base, config = getattr(model, family.base), model.config
-    blocks = [
-        Block(
-            attention_norm=part(block, family.attention_norm),
-            qkv=parts(block, family.qkv),
-            query_norm=part(block, family.query_norm),
-            key_norm=part(block, family.key_norm),
-            attention_output=part(block, family.attention_output),
-            mlp_norm=part(block, family.mlp_norm),
-            mlp_inputs=parts(block, family.mlp_inputs),
-            activation=part(block, family.activation),
-            mlp_output=part(block, family.mlp_output),
-        )
-        for block in getattr(base, family.blocks)
-    ]
     heads = config.num_attention_heads
     return Decoder(
         family,
-        part(base, family.embedding),
-        part(base, family.learned_positions),
-        part(base, family.rotary),
-        blocks,
-        part(base, family.final_norm),
-        model.lm_head,
-        heads,
-        getattr(config, "num_key_value_heads", None) or heads,
-        getattr(config, "head_dim", None) or config.hidden_size // heads,
+        blocks=[Block(**parts(block, Block)) for block in getattr(base, family.blocks)],
+        head=model.lm_head,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        **parts(base, Decoder),
     )
+
+
+def _part(of: nn.Module, path: str | tuple[str, ...] | None) -> Any:
+    if isinstance(path, tuple):
+        return tuple(map(of.get_submodule, path))
+    return None if path is None else of.get_submodule(path)
 
 
 def activation_kind(activation: nn.Module) -> int | None:

@@ -22,8 +22,7 @@ from ..models.quantization import weight_of
 from ..runners.attention import AttentionMetadata, AttentionSettings
 from ..runners.kv_pool import KVPool
 from . import kernels
-from .attention import kernel_segments
-from .attention_choice import kernel_wins
+from .attention import kernel_segments, kernel_wins_chunks
 from .decoder_blocks import Decoder, activation_kind, epsilon
 from .linear import MIN_LAYER_BYTES, FastLinear, is_plain
 from .plain_executor import Rotary
@@ -81,7 +80,7 @@ class FusedExecutor:
         return kernels.compute_blocks(self._blocks, self._sizes, hidden, rotary, row.slots, segments)
 
     def _wins_chunks(self, dtype: torch.dtype) -> bool:
-        return kernel_wins(self.decoder.heads, self.decoder.kv_heads, self.decoder.head_dim, dtype)
+        return kernel_wins_chunks(self.decoder.heads, self.decoder.kv_heads, self.decoder.head_dim, dtype)
 
     def _common_sizes(self) -> kernels.Sizes:
         decoder, last = self.decoder, self._packed[self.decoder.blocks[0].mlp_output]

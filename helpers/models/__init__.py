@@ -24,21 +24,3 @@ from .compressed_tensors import save_quantized
 from .loading import EMBEDDED, default_pair, load_model
 from .quantization import dequantized, quantize
 from .running import run_model
-
-__all__ = [
-    "EMBEDDED",
-    "bytes_per_token",
-    "clone_sharing_weights",
-    "context_length",
-    "default_pair",
-    "dequantized",
-    "eos_token_ids",
-    "load_model",
-    "quantize",
-    "require_exact_batching",
-    "require_exact_logits",
-    "require_kv_cache",
-    "run_model",
-    "same_logits",
-    "save_quantized",
-]

@@ -14,5 +14,3 @@ from .attention import attend
 from .choice import make_runner, why_not_ragged
 from .padded import PaddedRunner
 from .ragged import RaggedRunner
-
-__all__ = ["PaddedRunner", "RaggedRunner", "attend", "make_runner", "why_not_ragged"]

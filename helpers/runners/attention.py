@@ -157,14 +157,20 @@ def attend_one(query, key, value, mask, settings: AttentionSettings) -> torch.Te
         query: [heads, T, head dim]; `key` and `value`: [kv heads, keys, head dim].
         mask: bool [T, keys], True to attend; None for all keys. It includes the window.
     """
+    if settings.softcap is not None or settings.sinks is not None:
+        return _attend_by_scores(query, key, value, mask, settings)
+    q, k, v = query[None], key[None], value[None]
+    if query.shape[1] == 1 and key.shape[1] > 64 and query.dtype == torch.bfloat16 and query.device.type == "cpu":
+        # With a single bfloat16 query, CPUs take half the time if all keys and values are converted to float32.
+        q, k, v = q.float(), k.float(), v.float()
+    grouped = query.shape[0] > key.shape[0]
+    return scaled_dot_product_attention(q, k, v, mask, scale=settings.scaling, enable_gqa=grouped)[0].to(query.dtype)
+
+
+def _attend_by_scores(query, key, value, mask, settings: AttentionSettings) -> torch.Tensor:
+    """Compute `attend_one` step by step, where PyTorch's own function knows no bound and no sinks."""
     scaling, softcap, sinks = settings.scaling, settings.softcap, settings.sinks
     groups = query.shape[0] // key.shape[0]
-    if softcap is None and sinks is None:
-        q, k, v = query[None], key[None], value[None]
-        if query.shape[1] == 1 and key.shape[1] > 64 and query.dtype == torch.bfloat16 and query.device.type == "cpu":
-            # With a single bfloat16 query, CPUs take half the time if all keys and values are converted to float32.
-            q, k, v = q.float(), k.float(), v.float()
-        return scaled_dot_product_attention(q, k, v, mask, scale=scaling, enable_gqa=groups > 1)[0].to(query.dtype)
     key, value = key.repeat_interleave(groups, dim=0), value.repeat_interleave(groups, dim=0)
     scores = query @ key.transpose(1, 2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:

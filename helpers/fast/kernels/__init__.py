@@ -23,33 +23,6 @@ from .elementwise import (
     add_norm,
     rotate_,
 )
-from .linear import PackedWeight, linear, pack
+from .linear import PackedWeight, linear, pack, unpacked_linear
 from .paged_attention import NO_WINDOW, Segments, is_supported, paged_attention
 from .quantized import quantized_linear
-from .unpacked_linear import unpacked_linear
-
-__all__ = [
-    "LAYER_NORM",
-    "NO_WINDOW",
-    "RMS_NORM",
-    "SILU",
-    "TANH_GELU",
-    "ZERO_CENTERED_RMS_NORM",
-    "Block",
-    "Linear",
-    "Norm",
-    "PackedWeight",
-    "Segments",
-    "Sizes",
-    "activate",
-    "add_norm",
-    "compute_blocks",
-    "is_supported",
-    "linear",
-    "pack",
-    "paged_attention",
-    "quantized_linear",
-    "rotate_",
-    "unavailable",
-    "unpacked_linear",
-]
