@@ -479,31 +479,23 @@ def test_ctrl_c_ends_the_program_at_once_and_without_a_traceback():
     assert out.endswith("\n")
 
 
-@pytest.fixture
-def fake_torch(tmp_path):
-    """An environment in which `import torch` says so, and takes for ever."""
-    (tmp_path / "torch.py").write_text("import time\nprint('importing torch', flush=True)\ntime.sleep(10**6)\n")
+def without_end(tmp_path, library: str) -> dict[str, str]:
+    """Return an environment in which importing a library says so, and takes for ever."""
+    (tmp_path / f"{library}.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(10**6)\n")
     return os.environ | {"PYTHONPATH": str(tmp_path)}
 
 
-def test_ctrl_c_during_the_imports_prints_no_traceback(fake_torch):
-    process = program("What comes up", env=fake_torch)
-    assert first_output(process).strip() == "importing torch"
+@pytest.mark.parametrize("library", ["torch", "cyclopts"])
+def test_ctrl_c_during_the_imports_prints_no_traceback(tmp_path, library):
+    process = program("What comes up", env=without_end(tmp_path, library))
+    assert first_output(process).strip() == "importing"
     process.send_signal(signal.SIGINT)
     status, out, err = ended(process)
     assert (status, out.strip(), err) == (130, "", "")
 
 
-def test_ctrl_c_during_the_first_imports_prints_no_traceback(tmp_path):
-    (tmp_path / "cyclopts.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(10**6)\n")
-    process = program("What comes up", env=os.environ | {"PYTHONPATH": str(tmp_path)})
-    assert first_output(process).strip() == "importing"
-    process.send_signal(signal.SIGINT)
-    assert ended(process) == (130, "", "")
-
-
 @pytest.mark.parametrize(("argv", "expected"), [(["--help"], 0), (["a", "--n", "0"], 2)])
-def test_help_and_refusals_do_not_wait_for_torch(fake_torch, argv, expected):
-    status, out, err = ended(program(*argv, env=fake_torch))
+def test_help_and_refusals_do_not_wait_for_torch(tmp_path, argv, expected):
+    status, out, err = ended(program(*argv, env=without_end(tmp_path, "torch")))
     assert status == expected
     assert "importing" not in out and "Traceback" not in err
