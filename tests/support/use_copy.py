@@ -68,9 +68,9 @@ def attempt(use) -> str:
     return "works"
 
 
-def with_params(**settings) -> str:
+def with_params(engine, **settings) -> str:
     """Use a parameter of a request."""
-    from helpers import Engine, EngineConfig, SamplingParams
+    from helpers import SamplingParams
 
     if "structured_outputs" in settings:
         try:
@@ -81,7 +81,6 @@ def with_params(**settings) -> str:
             settings = {"structured_outputs": {"choice": ["yes", "no"]}}
     temperature = 1.0 if "n" in settings else 0.0
     params = SamplingParams(max_tokens=4, temperature=temperature, **settings)
-    engine = Engine(config=EngineConfig(**SLOW_AND_SURE))
     return attempt(lambda: engine.generate(PROMPT, params))
 
 
@@ -93,32 +92,17 @@ def with_config(**settings) -> str:
     return attempt(lambda: Engine(config=config).generate(PROMPT, SamplingParams(max_tokens=4)))
 
 
-def resumed() -> str:
-    """Use the option `generated`."""
-    from helpers import Engine, EngineConfig
-
-    engine = Engine(config=EngineConfig(**SLOW_AND_SURE))
-    return attempt(lambda: [engine.add_request(PROMPT, generated={0: [5]})] and engine.step())
-
-
-def searched() -> str:
-    """Use beam search."""
-    from helpers import Engine, EngineConfig
-
-    engine = Engine(config=EngineConfig(**SLOW_AND_SURE))
-    return attempt(lambda: engine.beam_search(PROMPT, 2, 4) and [])
-
-
 def report(is_bare: bool) -> dict:
     """Return everything about one copy."""
+    from helpers import Engine, EngineConfig
+
     torch.set_num_threads(1)
     found = {execution: plain_requests(execution) for execution in ("ragged", "padded")}
-    found |= {name: with_params(**{name: value}) for name, value in USES.items()}
-    found["speculative"], found["generated"], found["beam_search"] = (
-        with_config(speculative="ngram"),
-        resumed(),
-        searched(),
-    )
+    engine = Engine(config=EngineConfig(**SLOW_AND_SURE))
+    found |= {name: with_params(engine, **{name: value}) for name, value in USES.items()}
+    found["speculative"] = with_config(speculative="ngram")
+    found["beam_search"] = attempt(lambda: engine.beam_search(PROMPT, 2, 4) and [])
+    found["generated"] = attempt(lambda: [engine.add_request(PROMPT, generated={0: [5]})] and engine.step())
     if is_bare:
         for setting in FAST:
             found[str(setting)] = with_config(**setting)
