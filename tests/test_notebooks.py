@@ -186,6 +186,7 @@ GIVEN = {
     "8_prefix_sharing": {"128": "eight blocks of 16", "127": "128 - 1"},
     "14_quantized_weights": {"35,000": "Dettmers and Zettlemoyer, 2022", "110": "workloads.clear_stories"},
     "17_many_replicas": {"512": "256 / 0.5"},
+    "18_planning_capacity": dict.fromkeys(("21", "39"), "benchmarks/results/predicted_times.md"),
     "separate_replicas": {"125": "27.8 + 512 * 0.19"},
     "anyscale_23x": {
         **dict.fromkeys(("400", "132"), "lesson 3"),
