@@ -193,6 +193,7 @@ GIVEN = {
         "128": "127 + 1",
     },
     "17_many_replicas": {"512": "256 / 0.5"},
+    "18_planning_capacity": dict.fromkeys(("21", "39"), "benchmarks/results/predicted_times.md"),
     "separate_replicas": {"125": "27.8 + 512 * 0.19"},
     "anyscale_23x": {
         **dict.fromkeys(("400", "132"), "lesson 3"),

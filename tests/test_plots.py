@@ -116,17 +116,16 @@ PICTURES = {
     "prefix_map": lambda: plots.prefix_map({"all": [[3, 1], [2, 0]], "one": [[5, 0], [0, 1]]}, T),
     "replica_work": lambda: plots.replica_work({"herd": [[20, 0], [5, 1]], "even": [[5, 5]]}, 10, T),
     "resumed_streams": lambda: plots.resumed_streams({"a": [(0, 0, 1), (1, 2, 2)], "b": [(0, 2, 1)]}, {1: 0}, T),
-    "predicted_times": lambda: plots.predicted_times(
-        {"two": [(1, 2, True), (4, 2, False)], "six": [(1, 1, True), (4, 6, False)]}, "milliseconds", T
-    ),
     "missed_requests": lambda: plots.missed_requests(
         {"load": {1: 0.3, 2: 0.05, 3: 0.01, 4: 0.0}}, promises=(0.9, 0.99, 0.999)
     ),
     "missed_requests of two": lambda: plots.missed_requests(
         {"Poisson": {2: 0.5, 3: 0.02, 4: 0}, "bursts": {2: 0.6, 3: 0.2, 4: 0.05}}
     ),
-    "arrivals_and_departures": lambda: plots.arrivals_and_departures([(0, 4), (1, 2), (3, 5), (3.5, 6)], T),
-    "fleet_over_time": lambda: plots.fleet_over_time([(0, 1, 1), (2, 3, 1), (9, 0, 0)], [0, 1, 2, 2.5], "A"),
+    "virtual_clock": lambda: plots.virtual_clock(
+        {"a": 0, "b": 4}, [(0, 2, {"a": 9}), (2, 3, {"a": 1}), (4, 6, {"b": 5})]
+    ),
+    "separate_phases": lambda: plots.separate_phases(prefill=4, decodes=3),
     "static_and_continuous": lambda: plots.static_and_continuous((6, 2, 3, 2, 4, 1), 2),
     "block_lookup": lambda: plots.block_lookup([4, 6, 7, 8], 9, 4, 12),
     "block_lookup of the first": lambda: plots.block_lookup([0], 0, 4, 2),
@@ -134,7 +133,7 @@ PICTURES = {
 }
 PICTURES |= {
     name: getattr(plots, name)
-    for name in ("life_of_a_request", "attention_step", "padded_and_ragged", "shared_pass", "with_and_without_cache")
+    for name in ("life_of_a_request", "attention_step", "padded_and_ragged", "routed_fleet", "shared_pass", "with_and_without_cache")
 }
 # What the text of a picture says, as a regular expression.
 TEXTS = {
@@ -171,9 +170,9 @@ TEXTS = {
     "prefix_map": "all: 3 filled cells; requests per replica 4, 2. one: 2 filled cells; requests per replica 5, 1.",
     "replica_work": "herd: 2 iterations; tokens per replica 25, 1.",
     "resumed_streams": "replica 0 before iteration 1. a: 3 tokens from replica 0 and then 2; b: 1 tokens from",
-    "predicted_times": "2 iterations. two: off by 75% in the median; six: off by 25% in the median.$",
     "missed_requests": "load: smallest fleets 2 for 90.0%, 3 for 99.0%, 4 for 99.9%.",
-    "arrivals_and_departures": "At most 3 are in the system.",
+    "virtual_clock": "request b at 4. 3 iterations end at 2, 3, 6. The clock jumps from 3 to 4.$",
+    "separate_phases": "request 0 gets 10 tokens in 10 units",
     "static_and_continuous": "13 forward passes on 2 rows; 12 decode, 8 finished.*10 forward .*12 decode, 2 empty",
     "block_lookup": r"in slot 29\.",
     "block_lookup of the first": r"in slot 0\.",
@@ -216,7 +215,7 @@ def overlapping_texts(picture):
 # These name their rows or their parts instead of their axes.
 WITHOUT_AXES = re.compile(
     "token_|batches|compare|constrained_text|tokens_over_states|verified_draft|weight_path|block_lookup|life_of_a_request"
-    "|attention_step|padded_and_ragged|shared_pass|static_and|system_map|with_and_without"
+    "|attention_step|padded_and_ragged|routed_fleet|shared_pass|static_and|system_map|with_and_without"
 )
 
 
@@ -346,7 +345,7 @@ def test_a_ring_marks_the_smallest_fleet_that_keeps_a_promise():
 
 
 def test_distances_and_differences_are_marked():
-    assert "3 in the system" in texts_of(axes_of("arrivals_and_departures")[0])
+    assert "jumps" in texts_of(axes_of("virtual_clock")[0])
     assert texts_of(axes_of("compare")[1]).count("≠") == 1
 
 

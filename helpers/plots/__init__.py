@@ -18,7 +18,8 @@ from .drawings import (
     token_budget,
     with_and_without_cache,
 )
-from .fleet_plans import arrivals_and_departures, fleet_over_time, missed_requests, predicted_times
+from .fleet_drawings import routed_fleet, separate_phases, virtual_clock
+from .fleet_plans import missed_requests
 from .grids import batches, compare, token_grid, token_row, visible_keys
 from .life_of_a_request import life_of_a_request
 from .load_results import load_run, load_sweep, request_timeline
@@ -42,7 +43,6 @@ __all__ = [
     "SKY",
     "Picture",
     "agreement",
-    "arrivals_and_departures",
     "attention_step",
     "bars",
     "batches",
@@ -54,7 +54,6 @@ __all__ = [
     "constrained_text",
     "draft_staircase",
     "draft_timeline",
-    "fleet_over_time",
     "flip_book",
     "grouped_bars",
     "life_of_a_request",
@@ -66,13 +65,14 @@ __all__ = [
     "missed_requests",
     "padded_and_ragged",
     "play",
-    "predicted_times",
     "prefix_map",
     "probability_strips",
     "replica_work",
     "request_timeline",
     "resumed_streams",
     "rounding_levels",
+    "routed_fleet",
+    "separate_phases",
     "shared_pass",
     "slot_timeline",
     "static_and_continuous",
@@ -85,6 +85,7 @@ __all__ = [
     "tokens_read",
     "tradeoff",
     "verified_draft",
+    "virtual_clock",
     "visible_keys",
     "waiting_requests",
     "weight_path",

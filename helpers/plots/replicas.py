@@ -66,13 +66,13 @@ def replica_work(runs: Mapping[str, Sequence[Sequence[int]]], top: int, title: s
 
 
 def resumed_streams(
-    streams: Mapping[Hashable, Sequence[tuple[int, int, int]]], kills: Mapping[int, int], title: str = ""
+    streams: Mapping[Hashable, Sequence[tuple[int, int, int]]], lost: Mapping[int, int], title: str = ""
 ) -> Picture:
     """Draw from which replica the tokens of each stream came, and when.
 
     Args:
         streams: for each request its outputs in order: (iteration, replica, number of tokens).
-        kills: the replica that was killed before an iteration, by the number of the iteration.
+        lost: the replica that was lost before an iteration, by the number of the iteration.
     """
     figure, (ax,) = new_figure(0.3 * len(streams) + 1.6, title=title)
     last = max(step for outputs in streams.values() for step, _, _ in outputs)
@@ -84,18 +84,18 @@ def resumed_streams(
         path = list(dict.fromkeys(replica for _, replica, _ in outputs))
         tokens = sum(number for _, _, number in outputs)
         described.append(f"{name}: {tokens} tokens from replica {' and then '.join(map(str, path))}")
-    for step, replica in kills.items():
+    for step, replica in lost.items():
         ax.axvline(step, color=INK, linewidth=1.4, linestyle=(0, (3, 2)))
         style = {"textcoords": "offset points", "fontsize": LABEL, "color": INK, "annotation_clip": False}
-        ax.annotate(f"replica {replica} is killed", (step, 0), (3, 4), **style)
+        ax.annotate(f"replica {replica} is lost", (step, 0), (3, 4), **style)
     ax.set(xlim=(0, last + 1), ylim=(len(streams), 0))
     ax.set_yticks([y + 0.5 for y in range(len(streams))], [str(name) for name in streams])
     ax.set(ylabel="request", xlabel="iteration")
     replicas = sorted({replica for outputs in streams.values() for _, replica, _ in outputs})
     key = {f"token from replica {replica}": {"facecolor": _color(replica)} for replica in replicas}
     add_key(figure, key | {"no token": {"facecolor": PALE}}, columns=2)
-    killed = ", ".join(f"replica {replica} before iteration {step}" for step, replica in kills.items())
-    return Picture(figure, f"A row per request and a column per iteration. Killed: {killed}. {'; '.join(described)}.")
+    lost = ", ".join(f"replica {replica} before iteration {step}" for step, replica in lost.items())
+    return Picture(figure, f"A row per request and a column per iteration. Lost: {lost}. {'; '.join(described)}.")
 
 
 def _color(replica: int) -> str:

@@ -1,0 +1,144 @@
+"""Drawings of fleets, before their code: a router and its replicas, a virtual clock, phases on separate replicas."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from .colors import GRAY, INK, ORANGE, PALE, RED, REQUEST_COLORS, SKY, SMALL, ink_on, request_colors, shade
+from .picture import Picture, add_key, new_figure, write
+
+FLEET = (("A, B", (0, 1, 2), (3, 4)), ("C", (5, None, None), ()))  # cached prefixes, the rows' requests, those waiting
+
+
+def routed_fleet() -> Picture:
+    """Draw a front end and three replicas: one has a prefix and a queue, one has a free row, and one has died."""
+    figure, (ax,) = new_figure(3.9)
+    ax.set_axis_off()
+    _box(ax, 3.7, 3.2, 2.9, 4.2, "front end", "white")
+    for y, text in ((4.2, "router: chooses\na replica"), (6.0, "dispatcher:\nwho has what,\ntokens so far")):
+        write(ax, 5.15, y, text, SMALL)
+    _request(ax, 0.3, 4.8, 6)
+    write(ax, 0.75, 6.3, "prefix A", SMALL)
+    write(ax, 0.75, 4.0, "client", SMALL)
+    _arrow(ax, (1.3, 5.1), (3.65, 5.1), "<->")
+    write(ax, 2.5, 4.6, "tokens", SMALL)
+    states = []
+    for number, (cached, rows, queue) in enumerate(FLEET):
+        y = 3.6 * number
+        _box(ax, 8.6, y, 4.1, 2.9, f"replica {number}", "white")
+        for x, request in enumerate(rows):
+            _request(ax, 9.25 + 0.95 * x, y + 0.45, request)
+        for x, request in enumerate(queue):
+            _request(ax, 13.2 + 0.95 * x, y + 0.45, request, GRAY)
+        write(ax, 10.65, y + 2.2, f"cached: {cached}", SMALL)
+        _arrow(ax, (6.65, 5.3), (8.55, y + 1.45), "<->")
+        taken = sum(row is not None for row in rows)
+        states.append(f"Replica {number} has cached {cached}; {taken} of 3 rows are taken, {len(queue)} requests wait.")
+    write(ax, 14.1, 2.2, "waiting", SMALL)
+    _box(ax, 8.6, 7.2, 4.1, 2.9, "replica 2 has died", PALE, RED)
+    write(ax, 10.65, 8.65, "rows, queue and\ncache are lost", SMALL)
+    _arrow(ax, (6.65, 5.3), (8.55, 8.65), "-", linestyle=(0, (2, 2)), color=RED)
+    ax.set(xlim=(-0.3, 15.2), ylim=(10.3, -0.8))
+    alt = f"A client's request 6, with prefix A, reaches a front end with a router and a dispatcher. {' '.join(states)}"
+    return Picture(figure, f"{alt} Replica 2 has died, and its rows, queue and cache are lost.")
+
+
+def virtual_clock(
+    arrivals: Mapping[int, float], iterations: Sequence[tuple[float, float, Mapping[int, int]]], title: str = ""
+) -> Picture:
+    """Draw how iterations and idle times move a clock.
+
+    Args:
+        arrivals: the arrival of each request.
+        iterations: (start, end, tokens of each request), in order of time.
+    """
+    figure, (ax,) = new_figure(0.45 * len(arrivals) + 1.9, title=title)
+    colors, rows = request_colors(arrivals), {request: y for y, request in enumerate(arrivals, start=1)}
+    for number, (start, end, tokens) in enumerate(iterations):
+        ax.add_patch(Rectangle((start, 0.1), end - start, 0.8, facecolor="white", edgecolor=INK, linewidth=1))
+        write(ax, (start + end) / 2, 0.5, str(number), SMALL)
+        for request, count in tokens.items():
+            face = shade(colors[request]) if count > 1 else colors[request]
+            ax.add_patch(Rectangle((start, rows[request] + 0.1), end - start, 0.8, facecolor=face, edgecolor="white"))
+            write(ax, (start + end) / 2, rows[request] + 0.5, str(count), SMALL, color=ink_on(face))
+    jumps = []
+    for (_, end, _), (start, _, _) in pairwise(iterations):
+        if start > end:
+            _arrow(ax, (end, 0.5), (start, 0.5), "->", linestyle=(0, (3, 2)))
+            write(ax, (start + end) / 2, 0.15, "jumps", SMALL)
+            jumps.append(f"from {end:g} to {start:g}")
+    for request, arrival in arrivals.items():
+        begins = next(start for start, _, tokens in iterations if request in tokens)
+        wait = Rectangle((arrival, rows[request] + 0.35), begins - arrival, 0.3, facecolor=GRAY, linewidth=0)
+        ax.add_patch(wait)
+        ax.plot(arrival, rows[request] + 0.5, marker=">", color=INK, markersize=7, clip_on=False, zorder=3)
+    ax.set(xlim=(0, 1.01 * iterations[-1][1]), ylim=(len(arrivals) + 1, 0), xlabel="time on the virtual clock")
+    ax.set_yticks([y + 0.5 for y in range(len(arrivals) + 1)], ["iteration", *(f"request {one}" for one in arrivals)])
+    key = {
+        "prefill, with its tokens": [{"facecolor": shade(color)} for color in REQUEST_COLORS[:3]],
+        "decode": [{"facecolor": color} for color in REQUEST_COLORS[:3]],
+        "waits": {"facecolor": GRAY},
+    }
+    add_key(figure, key)
+    arrive = ", ".join(f"request {request} at {arrival:g}" for request, arrival in arrivals.items())
+    ends = ", ".join(f"{end:g}" for _, end, _ in iterations)
+    alt = f"Arrivals: {arrive}. {len(iterations)} iterations end at {ends}."
+    return Picture(figure, f"{alt} The clock jumps {', '.join(jumps) or 'never'}.")
+
+
+def separate_phases(prefill: int = 4, decodes: int = 3) -> Picture:
+    """Draw a prefill that delays a decoding request on one replica, and does not on two.
+
+    Args:
+        prefill: how many units of time a prefill takes; a decode takes one.
+        decodes: how many decodes of request 0 there are before and after it.
+    """
+    figure, (ax,) = new_figure(2.9)
+    lanes = ("both phases", "only prefills", "only decodes")
+    end = 2 * decodes + prefill
+    done = decodes + prefill  # from then on, both requests decode
+    boxes = [(lane, start, [0]) for lane in (0, 2) for start in range(decodes)]
+    boxes += [(2, start, [0]) for start in range(decodes, done)]
+    boxes += [(lane, start, [0, 1]) for lane in (0, 2) for start in range(done, end)]
+    for lane, start, requests in boxes:
+        for number, request in enumerate(requests):
+            wide, face = 0.94 / len(requests), (SKY, ORANGE)[request]
+            left = start + 0.03 + number * wide
+            ax.add_patch(Rectangle((left, lane + 0.15), wide, 0.7, facecolor=face, linewidth=0))
+            write(ax, left + wide / 2, lane + 0.5, str(request), SMALL, color=ink_on(face))
+    for lane in (0, 1):
+        look = {"facecolor": shade(ORANGE), "linewidth": 0}
+        ax.add_patch(Rectangle((decodes + 0.03, lane + 0.15), prefill - 0.06, 0.7, **look))
+        write(ax, decodes + prefill / 2, lane + 0.5, "prefill of 1", SMALL, color="white")
+    _arrow(ax, (done - 0.1, 1.85), (done + 0.6, 2.15), "->", linewidth=2)
+    ax.text(done + 0.8, 1.75, "keys and values move", fontsize=SMALL, va="center")
+    ax.set(xlim=(0, end), ylim=(3, 0), xlabel="time (a decode takes 1)")
+    ax.set_yticks([0.5, 1.5, 2.5], lanes)
+    ax.tick_params(axis="y", length=0)
+    alt = (
+        f"Three replicas over time. On the one with both phases, a prefill of request 1 takes {prefill} units, and "
+        f"request 0 gets no token until it ends. With separate replicas, request 0 gets {end} tokens in {end} units, "
+        "and the keys and values of request 1 move when its prefill ends."
+    )
+    return Picture(figure, alt)
+
+
+def _box(ax, x: float, y: float, wide: float, high: float, name: str, face: str, edge: str = INK) -> None:
+    """Draw a box with its name above it."""
+    look = {"facecolor": face, "edgecolor": edge, "linewidth": 1.2}
+    ax.add_patch(FancyBboxPatch((x, y), wide, high, boxstyle="round,pad=0,rounding_size=0.25", **look))
+    write(ax, x + wide / 2, y - 0.35, name, SMALL, weight="bold", color=edge)
+
+
+def _request(ax, x: float, y: float, request: int | None, face: str = "") -> None:
+    """Draw a request as a square with its number, or an empty row."""
+    face = PALE if request is None else face or REQUEST_COLORS[request % 7]
+    ax.add_patch(Rectangle((x, y), 0.85, 1.05, facecolor=face, edgecolor="white"))
+    if request is not None:
+        write(ax, x + 0.42, y + 0.52, str(request), color=ink_on(face))
+
+
+def _arrow(ax, start: tuple[float, float], end: tuple[float, float], style: str, **look) -> None:
+    arrow = {"arrowstyle": style, "color": INK, "shrinkA": 0, "shrinkB": 0, "linewidth": 1.2} | look
+    ax.annotate("", end, start, arrowprops=arrow)
