@@ -77,6 +77,9 @@ class Engine(BaseEngine):
             for sequence in reversed(list(self.scheduler.running)):
                 self.scheduler.preempt(sequence)
                 self.trace.free([sequence.label])
+            for sequence in self.scheduler.unfinished:
+                for feature in sequence.request.features:
+                    feature.weights_changed(sequence.request)
             if self.block_manager is not None:
                 self.block_manager.forget_cached()
 

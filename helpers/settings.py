@@ -1,6 +1,7 @@
 """What the settings of an engine and of a request have in common: ranges, and the features that they need."""
 
 import math
+import sys
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
@@ -27,7 +28,7 @@ class Bound:
         if (
             not isinstance(value, kind)
             or isinstance(value, bool)
-            or abs(value) == math.inf  # unlike math.isinf, also for integers beyond the largest float
+            or abs(value) > sys.float_info.max  # infinite, or an integer that a runner could not convert
             or not self.low <= value <= self.high
             or (self.exclusive_low and value == self.low)
         ):

@@ -96,6 +96,20 @@ def test_a_cached_prefix_is_used_until_the_weights_change_and_forgotten_then():
     assert engine.block_manager.used == 0
 
 
+@pytest.mark.parametrize("execution", ["ragged", "padded"])
+def test_all_scores_of_a_prompt_are_those_of_the_same_weights(execution):
+    model, tokenizer = own_pair("llama")
+    engine = Engine(model, tokenizer, EngineConfig(execution=execution, **SETTINGS | {"max_tokens_per_step": 8}))
+    engine.add_request(PROMPTS[-1], SamplingParams(0, prompt_logprobs=0))
+    engine.step()
+    change(model, seed=1)
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+    (expected,) = Engine(model, tokenizer).generate(PROMPTS[-1], SamplingParams(0, prompt_logprobs=0))
+    for scored, own in zip(outputs[-1].prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
+        assert scored == pytest.approx(own, abs=1e-3)
+
+
 def test_a_router_hears_that_cached_blocks_are_gone():
     model, tokenizer = own_pair("gpt2")
     engine = Engine(model, tokenizer, EngineConfig(execution="ragged", num_blocks=64, **SETTINGS))

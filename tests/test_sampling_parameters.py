@@ -274,6 +274,7 @@ def test_a_bad_word_is_only_looked_for_in_the_output():
         *(("bad_words", value) for value in ("", [""], ["a", 3], 5, ["a"] * 1001, ["x" * 257])),
         *(("min_tokens", value) for value in (-1, 1.5, None, True, 9)),  # 9 is more than max_tokens
         *(("prompt_logprobs", value) for value in (-1, 0.5, True, "1")),
+        *(pytest.param(name, 10**400, id=f"{name}-huge") for name in ("temperature", "repetition_penalty")),
     ],
 )
 def test_the_error_for_a_value_out_of_range_names_the_parameter(name, value):

@@ -249,6 +249,7 @@ def test_a_body_of_many_mistakes_is_refused_at_once():
     wrong = [(CompletionRequest, {"prompt": prompt}) for prompt in prompts]
     wrong += [(CompletionRequest, {"prompt": "a"} | {str(number): 1 for number in range(many)})]
     wrong += [(CompletionRequest, {"prompt": "a", "logit_bias": {str(number): "x" for number in range(many)}})]
+    wrong += [(CompletionRequest, {"prompt": "a", "metadata": {str(number): 1 for number in range(many)}})]
     wrong += [(CompletionRequest, {"prompt": "a", "stop": [""] * many})]
     wrong += [(ChatRequest, {"messages": messages}) for messages in (
         [{"role": 1}] * many,

@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 import sys
+import time
 from collections import Counter
 
 import jsonschema
@@ -25,6 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers import Engine, EngineConfig, SamplingParams, StructuredOutputs
 from helpers.engine import ModelInfo
+from helpers.features.structured_outputs.description import MAX_LENGTH, RULE
 from helpers.features.structured_outputs.grammar import GrammarCompiler
 from helpers.features.structured_outputs.grammar_state import GrammarState
 from helpers.features.structured_outputs.schema_recursion import can_end
@@ -340,6 +342,20 @@ def test_parameters_that_exclude_all_that_the_grammar_allows_are_an_error_of_the
         state.change(tokenizer("x")["input_ids"], scores)
 
 
+@pytest.mark.parametrize("execution", ["ragged", "padded"])
+def test_a_text_that_has_left_its_grammar_fails_alone(embedded, execution):
+    engine = Engine(*embedded, EngineConfig(execution=execution))
+    expected = engine.generate(PROMPTS[0], SamplingParams(8))[0].token_ids
+    beside = engine.add_request(PROMPTS[0], SamplingParams(8))
+    letters_only = embedded[1]("abc", add_special_tokens=False)["input_ids"]
+    left_it = engine.add_request(PROMPTS[1], structured(9, 0, regex="[0-9]+"), generated={0: letters_only})
+    ended = {}
+    while engine.has_unfinished_requests():
+        ended |= {output.request_id: output for output in engine.step()}
+    assert ended[left_it].finish_reason == "error" and "cannot be continued" in ended[left_it].error
+    assert (ended[beside].token_ids, ended[beside].error) == (expected, None)
+
+
 # --- in company -------------------------------------------------------------------------------------------------------
 
 REQUESTS = [
@@ -553,6 +569,14 @@ ATTACKS = {
     "divisors with a large product": ({"json": PRIMES}, "compiling it takes"),
     "a large divisor in a grammar": ({"grammar": f"start: %json {json.dumps(MULTIPLE)}"}, "compiling it takes"),
 }
+
+
+@pytest.mark.parametrize("text", ["\n", " ", " \n", "a \n", "a[", "a{", "[", "-", "?"])
+def test_rules_are_counted_in_linear_time(text):
+    """With time in proportion to the square of the length, the longest grammar would stop an event loop for minutes."""
+    started = time.perf_counter()
+    assert not RULE.search("a" + text * (MAX_LENGTH // len(text)))
+    assert time.perf_counter() - started < 1
 
 
 ENDLESS = "import time\ninput()\nprint('ready', flush=True)\ntime.sleep(10**6)\n"  # a worker that never answers

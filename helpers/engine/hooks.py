@@ -84,6 +84,9 @@ class Feature:
     def preempted(self, sequence: Sequence) -> None:
         """Take note that a sequence has lost its row and its memory, before it returns to the queue."""
 
+    def weights_changed(self, request: EngineRequest) -> None:
+        """Take note that the model has other weights than when an unfinished request's tokens were computed."""
+
     def finished(self, sequence: Sequence) -> None:
         """Take note that a sequence has finished."""
 

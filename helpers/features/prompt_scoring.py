@@ -48,6 +48,10 @@ class PromptScoring(Feature):
             )
         ]
 
+    def weights_changed(self, request):
+        if len(request.notes[NOTE]) < request.prompt_tokens:  # all scores of a prompt are those of the same weights
+            request.notes[NOTE] = [None]
+
     def settle(self, chunk, done):
         sequence = chunk.sequence
         if reading := done.readings.get((sequence, self.name)):

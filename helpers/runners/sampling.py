@@ -68,17 +68,24 @@ class BatchSampler:
         """Return a choice for each chunk, whose first `depth` draft tokens are accepted, from its row of the logits."""
         choices: list[Choice | None] = []
         for chunk, row in zip(chunks, rows, strict=True):
-            params, is_best = chunk.sequence.params, False
-            if params.temperature == 0 and params.logprobs is None:
-                rules = self._rules_of(chunk.sequence)
-                is_best = not rules or (len(rules) == 1 and rules[0].allows(_known(chunk, depth), best[row]) is True)
-            choices.append(SampledToken(best[row]) if is_best else None)
+            try:
+                choices.append(self._choose_best(chunk, depth, row, best))
+            except Exception as error:  # a feature's: only this sequence fails
+                choices.append(error)
         if others := [place for place, choice in enumerate(choices) if choice is None]:
             chunks, rows = [chunks[place] for place in others], [rows[place] for place in others]
             others_logits = logits if rows == list(range(len(logits))) else logits[rows]
             for place, choice in zip(others, self._choose_others(chunks, depth, others_logits), strict=True):
                 choices[place] = choice
         return choices
+
+    def _choose_best(self, chunk: Chunk, depth: int, row: int, best: list[int]) -> SampledToken | None:
+        """Return the best token if that is certain to be the choice; None if the scores of others count, too."""
+        params, rules = chunk.sequence.params, self._rules_of(chunk.sequence)
+        if params.temperature > 0 or params.logprobs is not None:
+            return None
+        is_allowed = not rules or (len(rules) == 1 and rules[0].allows(_known(chunk, depth), best[row]) is True)
+        return SampledToken(best[row]) if is_allowed else None
 
     def _choose_others(self, chunks: list[Chunk], depth: int, logits: torch.Tensor) -> list[Choice]:
         """Return a choice for each chunk where the best token does not do; logits are [chunks, vocabulary]."""

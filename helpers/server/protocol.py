@@ -32,7 +32,7 @@ SHARED = (  # these have the name and the meaning of a sampling parameter
     "top_p", "n", "stop", "seed", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "ignore_eos", "stop_token_ids", "min_tokens", "allowed_token_ids", "bad_words",
 )  # fmt: skip
-MAX_LOGPROBS = 20
+MAX_LOGPROBS, MAX_METADATA = 20, 16
 
 
 def _bounded(name: str, le: float = math.inf, **settings):
@@ -97,7 +97,7 @@ class _Request(Strict):
     prompt_cache_key: str | None = Field(None, description="Prompts are cached by their tokens alone.")
     service_tier: str | None = Field(None, description="`priority` is what orders requests here.")
     store: bool | None = Field(None, description="No response is stored.")
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(None, description="The client's notes.")
+    metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA, description="The client's notes.")
     response_format: ResponseFormat | None = Field(None, description="Any text, any JSON object, or a JSON schema.")
     structured_outputs: StructuredOutputsField | None = Field(None, description="What the text must match.")
 
@@ -105,6 +105,13 @@ class _Request(Strict):
     @classmethod
     def _one_error_for_all_biases(cls, given):
         checked_logit_bias(given)  # raises a ValueError for the first wrong entry
+        return given
+
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _one_error_for_much_metadata(cls, given):
+        if isinstance(given, dict) and len(given) > MAX_METADATA:
+            raise ValueError(f"metadata has {len(given)} entries, and at most {MAX_METADATA} are allowed: give fewer.")
         return given
 
     @model_validator(mode="after")

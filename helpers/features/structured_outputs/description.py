@@ -14,7 +14,11 @@ from typing import Any
 MAX_LENGTH = 2**16  # characters of a description, which bounds the time to compile it
 # llguidance calls itself for each rule in a chain of rules, and for each bracket within another one.
 MAX_RULES, MAX_DEPTH = 500, 100
-RULE = re.compile(r"^\s*[?!]?[\w.-]+\s*(\[[^\]\n]*\]|\{[^}\n]*\})?\s*(::=|:)|(::=)", re.MULTILINE)
+# Every part is possessive, and no two of them can match the same white space, so the search takes linear time.
+RULE = re.compile(
+    r"^[^\S\n]*+[?!]?[\w.-]++\s*+((\[[^\]\n]*+\]|\{[^}\n]*+\})\s*+)?+(::=|:)|(::=)",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
