@@ -27,6 +27,7 @@ from .player import flip_book, play
 from .replicas import prefix_map, replica_work, resumed_streams
 from .rounding import agreement, error_map, packed_byte, rounding_levels
 from .rows import padding, slot_timeline, tokens_read, waiting_requests
+from .style import styled
 from .system_map import system_map
 from .token_choices import constrained_text, probability_strips, tokens_over_states
 from .verified_drafts import draft_staircase, draft_timeline, verified_draft
@@ -91,3 +92,5 @@ __all__ = [
     "waiting_requests",
     "with_and_without_cache",
 ]
+
+globals().update({name: styled(globals()[name]) for name in __all__ if name.islower()})  # constants and Picture are not

@@ -7,7 +7,7 @@ from statistics import median
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter
 
-from .colors import BLUE, GRAY, GREEN, INK, LABEL, ORANGE, PALE, PURPLE, SERIES_COLORS, SKY, SMALL, shade
+from .colors import BLUE, GRAY, INK, LIGHT_BLUE, MUTED, PALE, SERIES_COLORS, SMALL
 from .picture import Picture, add_key, label_ends, new_figure, set_panel_title
 
 
@@ -21,14 +21,14 @@ def predicted_times(models: Mapping[str, Sequence[tuple[float, float, bool]]], u
     figure, axes = new_figure(2.7 * len(models) + 0.5, len(models), title, sharex=True, sharey=True)
     ends = [time for points in models.values() for point in points for time in point[:2]]
     low, high = 0.8 * min(ends), 1.25 * max(ends)
-    looks = {"only decodes": ("o", BLUE), "has a prefill": ("^", ORANGE)}
+    looks = {"only decodes": ("o", BLUE), "has a prefill": ("^", SERIES_COLORS[1])}
     for ax, (name, points) in zip(axes, models.items(), strict=True):
         ax.plot([low, high], [low, high], color=GRAY, linewidth=1)
         for kind, (marker, color) in looks.items():
             chosen = [point[:2] for point in points if point[2] == (kind == "has a prefill")]
             ax.plot(*zip(*chosen, strict=True) if chosen else ([], []), marker, color=color, markersize=4, alpha=0.7)
         ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), ylabel=f"predicted ({unit}, log scale)")
-        ax.grid(color=PALE)
+        ax.grid()
         ax.tick_params(which="both", labelsize=SMALL)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter("{x:g}")
@@ -72,7 +72,7 @@ def missed_requests(
     least, most = min(tried), max(tried)
     for promise in promises:
         ax.hlines(1 - promise, least - 1.2, most, color=GRAY, linewidth=0.8, linestyle="--", zorder=0)
-        style = {"textcoords": "offset points", "fontsize": SMALL, "color": "#555555"}
+        style = {"textcoords": "offset points", "fontsize": SMALL, "color": MUTED}
         ax.annotate(f"{100 * promise:g}% promised", (least - 1.2, 1 - promise), (3, 3), **style)
     ax.set(yscale="log", ylim=(floor, 1.3))
     ax.yaxis.set_major_formatter(lambda share, _: f"{share:.3%}".rstrip("0%").rstrip(".") + "%")
@@ -98,20 +98,20 @@ def arrivals_and_departures(requests: Sequence[tuple[float, float]], title: str 
     counts = [[bisect_right(moments, time) for time in times] for moments in (arrivals, ends)]
     gaps = [arrived - finished for arrived, finished in zip(*counts, strict=True)]
     most = gaps.index(max(gaps))
-    ax.fill_between(times, counts[1], counts[0], step="post", color=SKY, alpha=0.45, linewidth=0)
-    for name, color, values in zip(("arrived", "finished"), (BLUE, GREEN), counts, strict=True):
+    ax.fill_between(times, counts[1], counts[0], step="post", color=LIGHT_BLUE, alpha=0.45, linewidth=0)
+    for name, color, values in zip(("arrived", "finished"), SERIES_COLORS, counts, strict=False):
         ax.step(times, values, where="post", color=color, linewidth=1.4)
         level = 0.8 if counts[0][most] < 0.6 * len(requests) else 0.35  # away from the other label
         at = next(i for i, value in enumerate(values) if value >= level * len(requests))
         side = {"ha": "right", "xytext": (-8, 8)} if name == "arrived" else {"ha": "left", "xytext": (8, -12)}
-        style = {"textcoords": "offset points", "fontsize": LABEL, "color": shade(color, 0.75)}
+        style = {"textcoords": "offset points", "color": color}
         ax.annotate(name, (times[at], values[at]), **side, **style)
     arrow = {"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0}
     ax.annotate("", (times[most], counts[0][most]), (times[most], counts[1][most]), arrowprops=arrow)
-    style = {"textcoords": "offset points", "fontsize": LABEL, "ha": "right"}
+    style = {"textcoords": "offset points", "ha": "right"}
     ax.annotate(f"{gaps[most]} in the system", (times[most], counts[0][most]), (-4, 2), **style)
     ax.set(xlim=(0, times[-1]), ylim=(0, 1.03 * len(requests)), xlabel="simulated seconds", ylabel="requests so far")
-    ax.grid(color=PALE)
+    ax.grid()
     alt = (
         f"Two rising curves of {len(requests)} requests: arrived and finished. At most {gaps[most]} are in the system."
     )
@@ -131,23 +131,24 @@ def fleet_over_time(sizes: Sequence[tuple[float, int, int]], arrivals: Sequence[
     counts = [0] * 41
     for arrival in arrivals:
         counts[int(arrival / width)] += 1
-    above.bar([width * (number + 0.5) for number in range(41)], [count / width for count in counts], width, color=SKY)
+    above.bar(
+        [width * (number + 0.5) for number in range(41)], [count / width for count in counts], width, color=LIGHT_BLUE
+    )
     above.set_ylabel("requests per second")
     times = [time for time, _, _ in sizes] + [last]
     paid, ready = ([size[part] for size in sizes] + [sizes[-1][part]] for part in (1, 2))
     below.fill_between(times, paid, step="post", color=PALE, linewidth=0)
-    below.step(times, paid, where="post", color=PURPLE, linewidth=1.6)
+    below.step(times, paid, where="post", color=SERIES_COLORS[1], linewidth=1.6)
     below.step(times, ready, where="post", color=BLUE, linewidth=1.6, linestyle=(0, (4, 2)))
     key = {
-        "paid for": Line2D([], [], color=PURPLE, linewidth=2),
+        "paid for": Line2D([], [], color=SERIES_COLORS[1], linewidth=2),
         "ready": Line2D([], [], color=BLUE, linewidth=2, linestyle=(0, (4, 2))),
     }
     add_key(figure, key)
     below.set(ylim=(0, max(paid) + 0.6), yticks=range(max(paid) + 1), ylabel="replicas", xlabel="simulated seconds")
     for ax in (above, below):
         ax.set_xlim(0, last)
-        ax.grid(axis="y", color="#CCCCCC", linewidth=0.6)
-        ax.set_axisbelow(True)
+        ax.grid(axis="y")
     alt = (
         f"{len(arrivals)} arrivals until {arrivals[-1]:.0f}, and the replicas over time: at most {max(paid)} paid for, "
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.patches import Rectangle
 
 from ..trace import num_matching
-from .colors import BLUE, INK, LABEL, ORANGE, RED, SKY, SMALL, wasted
+from .colors import BLUE, LABEL, LINE, ORANGE, RED, SKY, ink_on, wasted
 from .grids import set_up_grid
 from .picture import Picture, add_key, empty_figure, new_figure, set_panel_title, write
 
@@ -27,7 +27,7 @@ def rounding_levels(
         for group, scale in enumerate(of_groups):
             start, end = group * size, (group + 1) * size
             levels = [integer * scale for integer in range(-largest, largest + 1) if abs(integer * scale) < edge]
-            ax.hlines(levels, start - 0.3, end - 0.7, color="#BBBBBB", linewidth=0.8, zorder=0)
+            ax.hlines(levels, start - 0.3, end - 0.7, color=LINE, linewidth=0.8, zorder=0)
             for index in range(start, end):
                 level = max(-largest, min(largest, round(weights[index] / scale))) * scale
                 ax.plot([index, index], [weights[index], level], color=RED, linewidth=1.4)
@@ -39,7 +39,7 @@ def rounding_levels(
         ax.set(ylim=(-edge, edge), ylabel="weight")
         described.append(f"{name}: {len(of_groups)} scale{'s' * (len(of_groups) > 1)}, mean error {mean:.3f}")
     axes[-1].set_xlabel("input")
-    add_key(figure, {"weight": {"facecolor": BLUE}, "level": {"facecolor": "#BBBBBB"}, "error": {"facecolor": RED}})
+    add_key(figure, {"weight": {"facecolor": BLUE}, "level": {"facecolor": LINE}, "error": {"facecolor": RED}})
     alt = f"{len(weights)} weights and the levels to which they are rounded. {'; '.join(described)}."
     return Picture(figure, alt)
 
@@ -62,12 +62,10 @@ def error_map(named: Mapping[str, Sequence[Sequence[float]]], title: str = "") -
         mean = sum(map(sum, sizes)) / (rows * columns)
         set_panel_title(ax, f"{name}: mean error {mean:.4f}")
         ax.set_ylabel("output")
-        ax.tick_params(labelsize=SMALL)
         described.append(f"{name}: mean error {mean:.4f}")
     axes[-1].set_xlabel("input")
     bar = figure.colorbar(image, ax=list(axes), fraction=0.05, pad=0.02)
     bar.set_label("size of the error")
-    bar.ax.tick_params(labelsize=SMALL)
     return Picture(figure, f"Errors of {rows} by {columns} weights. {'; '.join(described)}.")
 
 
@@ -86,7 +84,7 @@ def packed_byte(low: int, high: int, title: str = "") -> Picture:
         color, aside = (SKY, 0.35) if bit < 4 else (ORANGE, -0.35)
         for y, x in ((0, 7 - bit + aside), (2, 7 - bit)):
             ax.add_patch(Rectangle((x + 0.04, y + 0.08), 0.92, 0.84, facecolor=color, linewidth=0))
-            write(ax, x + 0.5, y + 0.52, f"{byte >> bit & 1}", LABEL + 1, color=INK)
+            write(ax, x + 0.5, y + 0.52, f"{byte >> bit & 1}", LABEL + 1, color=ink_on(color))
     for x, end, text in ((1.65, 2, f"upper half: {high}"), (6.35, 6, f"lower half: {low}")):
         write(ax, x, -0.32, text)
         ax.annotate("", (end, 1.96), (x, 1.02), arrowprops={"arrowstyle": "->"})
@@ -116,7 +114,7 @@ def agreement(expected: Sequence[Sequence], named: Mapping[str, Sequence[Sequenc
             changed += first < length
             ax.add_patch(Rectangle((0, y + 0.1), first, 0.8, facecolor=SKY, linewidth=0))
             if first < length:
-                ax.add_patch(Rectangle((first + 1, y + 0.1), length - first - 1, 0.8, **wasted("#BBBBBB")))
+                ax.add_patch(Rectangle((first + 1, y + 0.1), length - first - 1, 0.8, **wasted(LINE)))
                 ax.add_patch(Rectangle((first, y + 0.1), 1, 0.8, facecolor=RED, linewidth=0))
         set_panel_title(ax, f"{name}: {changed} of {len(expected)} texts change")
         ax.set(xlim=(0, columns), ylim=(len(expected), 0), yticks=[], ylabel="text")
