@@ -138,7 +138,7 @@ class Player:
         )
         controls = CONTROLS.substitute(last=len(frames), unit="iteration")
         return PAGE.substitute(
-            id=id, title=html.escape(self.title), text=text, width=LEFT + RIGHT, last=len(frames), unit="iteration",
+            id=id, title=html.escape(self.title), text=text, width=800, last=len(frames), unit="iteration",
             still="data:image/svg+xml;base64," + base64.b64encode(still.encode()).decode(),
             hint="This is the whole timeline. Run the cell to play it iteration by iteration.",
             moving=_json(controls + moving), below=_key(trace, id), script=script, milliseconds=120,
@@ -187,6 +187,7 @@ def _key(trace: Trace, id: str) -> str:
         kind: f"linear-gradient(90deg,{','.join(f'{work_color(kind, color)} {part}' for color, part in thirds)})"
         for kind in WORK
     }
+    looks["empty"] = _variable("pale")
     looks["finished"] = "repeating-linear-gradient(135deg,var(--plot-ink) 0 1px,var(--plot-page) 1px 4px)"
     entries = [
         f'<span style="margin-right:14px;white-space:nowrap"><span style="display:inline-block;width:21px;height:12px;'
@@ -223,7 +224,7 @@ class FlipBook:
             still="data:image/png;base64," + self.pictures[-1].png(),
             hint=html.escape(self.captions[-1]) + " Run the cell to leaf through all steps.",
             moving=_json(controls + leaves), below="", script=LEAF_SCRIPT, milliseconds=1600,
-            width=max(round(picture.figure.get_figwidth() * 96) for picture in self.pictures),
+            width=800,
         )  # fmt: skip
 
 
