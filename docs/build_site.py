@@ -176,11 +176,11 @@ def stage(
     folder: Path, notebooks: Sequence[Path], repository: str = "", with_playground: bool = True, base: str = ""
 ) -> None:
     """Write everything that Sphinx reads."""
-    lessons = read(notebooks, "[0-9]*.ipynb", "notebooks/")
+    overview, lessons = (read(notebooks, pattern, "notebooks/") for pattern in ("0_*.ipynb", "[1-9]*.ipynb"))
     extra = read(notebooks, "extra/*.ipynb", "notebooks/")
     exercises = read([ROOT / "notebooks/exercises/release"], "*/*.ipynb", "notebooks/exercises/release/")
     out = Stage(folder, repository)
-    for lesson in [*lessons, *extra, *exercises]:
+    for lesson in [*overview, *lessons, *extra, *exercises]:
         out.add(lesson.path, nbformat.writes(page_of(lesson)))
         out.add(f"_extra/{lesson.path}", nbformat.writes(without_answers(lesson.nb)))
     runtime, reason = playground(ROOT / "build" / "cache") if with_playground else ({}, "it was not asked for")
@@ -198,7 +198,7 @@ def stage(
         out.add(f"api/{name}.rst", page)
     model = next((lesson.nb.metadata.get("course", {}).get("model") for lesson in lessons), None)
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    names = dict(lessons=lessons, extra=extra, exercises=exercises, model=model)
+    names = dict(overview=next(iter(overview), None), lessons=lessons, extra=extra, exercises=exercises, model=model)
     names |= dict(base=base, race=moving_race(), pages=texts, api=list(pages), names=public_names())
     out.add("_extra/_static/preview.png", (ROOT / "images" / "preview.png").read_bytes())
     made = {
