@@ -67,7 +67,7 @@ lab: $(STAMP)  ## open lesson 1 in JupyterLab; your copies of the notebooks are 
 	    'JupyterLab does not run as root. Be another user or, in a container of your own, say make lab ARGS=--allow-root'; \
 	    exit 1; }
 	@$(RUN) notebooks/copy_to_lab.py $(LAB_FILES)
-	$(VENV)/bin/jupyter lab $(ARGS) $(addprefix lab/,$(firstword $(LAB_FILES)))
+	$(VENV)/bin/jupyter lab $(ARGS) $(addprefix lab/,$(firstword $(filter 1_%,$(LAB_FILES))))
 
 serve: $(STAMP)  ## serve the embedded model to OpenAI clients, with a live view at http://127.0.0.1:8000 [ARGS="--rows 16"]
 	$(RUN) -m helpers.server $(ARGS)

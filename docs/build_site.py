@@ -143,6 +143,9 @@ def page_of(lesson: Lesson) -> NotebookNode:
     nb = nbformat.from_dict(lesson.nb)
     nb.cells = [cell for cell in nb.cells if "bootstrap" not in cell.metadata.get("tags", [])]
     for cell in nb.cells:
+        for output in cell.get("outputs", []):
+            if svg := output.get("metadata", {}).get("image/png", {}).get("svg"):
+                output.data = {"text/html": f'<div class="picture">{svg}</div>'}
         texts = [output.metadata[kind].alt for output in cell.get("outputs", []) for kind in alt_texts(output)]
         if texts:
             cell.metadata["mystnb"] = {"image": {"alt": " ".join(texts)}}
@@ -157,18 +160,27 @@ def page_of(lesson: Lesson) -> NotebookNode:
     return nb
 
 
+def moving_race() -> str:
+    """Return images/race.svg as an element of a page, in the page's colors and without a background of its own."""
+    svg = (ROOT / "images" / "race.svg").read_text(encoding="utf-8")
+    svg = re.sub(r"<title>.*?</title><style>.*?</style>\s*<rect [^>]*>", "", svg, flags=re.DOTALL)
+    return re.sub(r"\n+", " ", svg).replace("<svg ", '<svg preserveAspectRatio="xMinYMin" ', 1)
+
+
 def alt_texts(output: NotebookNode) -> list[str]:
     """Return the picture formats of an output that have a text."""
     return [kind for kind, metadata in output.get("metadata", {}).items() if "alt" in metadata]
 
 
-def stage(folder: Path, notebooks: Sequence[Path], repository: str = "", with_playground: bool = True) -> None:
+def stage(
+    folder: Path, notebooks: Sequence[Path], repository: str = "", with_playground: bool = True, base: str = ""
+) -> None:
     """Write everything that Sphinx reads."""
-    lessons = read(notebooks, "[0-9]*.ipynb", "notebooks/")
+    overview, lessons = (read(notebooks, pattern, "notebooks/") for pattern in ("0_*.ipynb", "[1-9]*.ipynb"))
     extra = read(notebooks, "extra/*.ipynb", "notebooks/")
     exercises = read([ROOT / "notebooks/exercises/release"], "*/*.ipynb", "notebooks/exercises/release/")
     out = Stage(folder, repository)
-    for lesson in [*lessons, *extra, *exercises]:
+    for lesson in [*overview, *lessons, *extra, *exercises]:
         out.add(lesson.path, nbformat.writes(page_of(lesson)))
         out.add(f"_extra/{lesson.path}", nbformat.writes(without_answers(lesson.nb)))
     runtime, reason = playground(ROOT / "build" / "cache") if with_playground else ({}, "it was not asked for")
@@ -177,6 +189,8 @@ def stage(folder: Path, notebooks: Sequence[Path], repository: str = "", with_pl
         print(f"The site has no playground: {reason}.")
     for name, content in runtime.items():
         out.add(f"_extra/_static/playground/{name}", content)
+    for font in (ROOT / "helpers" / "plots" / "fonts").glob("*.ttf"):
+        out.add(f"_extra/_static/fonts/{font.name}", font.read_bytes())
     for path in [*texts, *(p.relative_to(ROOT).as_posix() for p in ROOT.glob("images/*.[sp][vn]g"))]:
         out.add(path, (ROOT / path).read_bytes())
     pages = api_pages()
@@ -184,10 +198,17 @@ def stage(folder: Path, notebooks: Sequence[Path], repository: str = "", with_pl
         out.add(f"api/{name}.rst", page)
     model = next((lesson.nb.metadata.get("course", {}).get("model") for lesson in lessons), None)
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    names = dict(lessons=lessons, extra=extra, exercises=exercises, model=model)
-    names |= dict(pages=texts, api=list(pages), names=public_names())
-    for name, path in {"home": "index.md", "exercises": "docs/exercises.md", "api": "api/index.md"}.items():
-        template = (DOCS / "templates" / f"{name}.md").read_text(encoding="utf-8")
+    names = dict(overview=next(iter(overview), None), lessons=lessons, extra=extra, exercises=exercises, model=model)
+    names |= dict(base=base, race=moving_race(), pages=texts, api=list(pages), names=public_names())
+    out.add("_extra/_static/preview.png", (ROOT / "images" / "preview.png").read_bytes())
+    made = {
+        "home.md": "index.md",
+        "exercises.md": "docs/exercises.md",
+        "api.md": "api/index.md",
+        "404.html": "_extra/404.html",
+    }
+    for name, path in made.items():
+        template = (DOCS / "templates" / name).read_text(encoding="utf-8")
         out.add(path, environment.from_string(template).render(**names))
     out.write()
 
@@ -224,6 +245,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="where the site goes")
     parser.add_argument("--repo", default="", help="owner/name on GitHub, for links to files that have no page")
+    parser.add_argument(
+        "--base", default="", help="the address at which the site will be, for previews of links and the sitemap"
+    )
     parser.add_argument("--strict", action="store_true", help="fail on a broken link and on any other warning")
     parser.add_argument("--show", action="store_true", help="open a browser, if this is a terminal on a screen")
     parser.add_argument("--serve", action="store_true", help="serve the site to this machine; the playground needs it")
@@ -234,9 +258,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(args.notebooks) > 1:
         print("Lessons that did not run this time show their stored outputs.", flush=True)
     source, doctrees = (args.out.with_name(args.out.name + suffix) for suffix in ("-source", "-doctrees"))
-    stage(source, args.notebooks, args.repo, not args.without_playground)
+    base = args.base and args.base.rstrip("/") + "/"
+    stage(source, args.notebooks, args.repo, not args.without_playground, base)
     remove_site(args.out)  # Sphinx would leave the pages of lessons that did not run this time
     options = ["-q", "-j", "auto", "-c", str(DOCS), "-d", str(doctrees), "-D", f"html_extra_path={source / '_extra'}"]
+    options += ["-D", f"html_baseurl={base}"]
     exit_code = sphinx([*options, *(["-W", "--keep-going"] if args.strict else []), str(source), str(args.out)])
     index = args.out / "index.html"
     print(f"The site took {time.perf_counter() - start:.0f} s. To read it, open {os.path.relpath(index)}", flush=True)

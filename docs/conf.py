@@ -12,7 +12,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 project = "Continuous batching"
 html_title = "Continuous batching"
 language = "en"
-extensions = ["myst_nb", "glossary_links", "accessibility"]
+extensions = ["myst_nb", "glossary_links", "accessibility", "link_previews"]
 exclude_patterns = ["_extra"]
 
 # Lessons: executed before Sphinx reads them, or never (exercises).
@@ -43,7 +43,10 @@ html_show_sphinx = False
 html_show_copyright = False
 pygments_dark_style = "a11y-dark"  # the default underlines modules like links
 html_copy_source = False
-html_theme_options = {"top_of_page_buttons": []}
+FONTS = "Inter, -apple-system, BlinkMacSystemFont, Segoe UI, Helvetica, Arial, sans-serif"
+COLORS = {"font-stack": FONTS, "color-brand-primary": "#3f48b5", "color-brand-content": "#3f48b5"}
+DARK = {"color-brand-primary": "#a3a9f2", "color-brand-content": "#a3a9f2"}
+html_theme_options = {"top_of_page_buttons": [], "light_css_variables": COLORS, "dark_css_variables": DARK}
 
 # Types are in the signatures. A typed field would take "a" for the type of "b" where a docstring describes "a, b".
 PyObject.doc_field_types = [

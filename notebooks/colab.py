@@ -48,6 +48,7 @@ REFUSE = """
 
 GITHUB = re.compile(r"(?:^|[@/])(?:www\.)?github\.com[:/]+(?P<repository>[\w.-]+/[\w.-]+?)(?:\.git)?/*$")
 BADGE_IMAGE = "https://colab.research.google.com/assets/colab-badge.svg"
+OVERVIEW = "notebooks/0_in_ten_minutes.ipynb"  # what README's own badge opens
 BADGE = re.compile(
     r"\[!\[[^\]]*\]\(" + re.escape(BADGE_IMAGE) + r"\)\]"
     r"\(https://colab\.research\.google\.com/github/(?P<repository>[^/]+/[^/]+)/blob/[^/]+/(?P<path>[^)]*)\)"
@@ -132,8 +133,9 @@ def _stamp_set_up_cell(nb: NotebookNode, source: str) -> None:
 
 
 def stamp_readme(text: str, repository: str) -> str:
-    """Return README.md with the repository's address, and a badge behind each link to a notebook in its tables."""
+    """Return README.md with the repository's address, and badges below its title and behind the notebooks in tables."""
     text = re.sub(r"(?<=git clone https://github\.com/)\S+", repository or "OWNER/REPOSITORY", text)
+    text = re.sub(r"^.*/actions/workflows/.*\n\n", "", text, flags=re.MULTILINE)  # the badges below the title
     text = re.sub(" ?" + BADGE.pattern, "", text)
     link = re.compile(r"\[[^\]]*\]\((?P<path>[^):]+\.ipynb)\)")
 
@@ -142,6 +144,10 @@ def stamp_readme(text: str, repository: str) -> str:
             return line
         return link.sub(lambda found: f"{found[0]} {badge(repository, found['path'])}", line)
 
+    if repository:
+        ci = f"https://github.com/{repository}/actions/workflows/ci.yml"
+        badges = f"[![CI]({ci}/badge.svg)]({ci}) {badge(repository, OVERVIEW)}"
+        text = re.sub(r"\A(# .*\n\n)", rf"\1{badges}\n\n", text)
     return "\n".join(map(with_badge, text.split("\n")))
 
 

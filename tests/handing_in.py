@@ -8,7 +8,7 @@ import nbformat
 
 ROOT = Path(__file__).parents[1]
 SOURCE, RELEASE = ROOT / "notebooks/exercises/source", ROOT / "notebooks/exercises/release"
-LESSONS = sorted((path.stem for path in ROOT.glob("notebooks/[0-9]*.ipynb")), key=lambda name: int(name.split("_")[0]))
+LESSONS = sorted((path.stem for path in ROOT.glob("notebooks/[1-9]*.ipynb")), key=lambda name: int(name.split("_")[0]))
 ONE, TWO, THREE = LESSONS[:3]
 CODELAB, EVICTION, MEMO, FLEET_MEMO = "4_codelab_scheduler", "8_codelab_eviction", "10_design_memo", "18_fleet_memo"
 

@@ -143,8 +143,11 @@ def test_a_locked_cell_of_a_release_gets_a_new_checksum(course):
     assert nb.cells[1].metadata.nbgrader.checksum == compute_checksum(nb.cells[1]) != "of the old source"
 
 
-def test_the_readme_has_the_address_and_a_badge_behind_each_notebook_in_its_tables():
+def test_the_readme_has_the_address_and_badges_below_its_title_and_behind_each_notebook_in_its_tables():
     lines = colab.stamp_readme(README, "someone/course").splitlines()
+    ci, overview = "https://github.com/someone/course/actions/workflows/ci.yml", "notebooks/0_in_ten_minutes.ipynb"
+    assert lines.pop(2) == f"[![CI]({ci}/badge.svg)]({ci}) {colab.badge('someone/course', overview)}"
+    assert lines.pop(2) == "" and (ROOT / overview).exists()
     assert lines[2:4] == [
         "See [lesson 1](notebooks/1_one.ipynb).",
         "git clone https://github.com/someone/course here",

@@ -12,6 +12,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 ROOT = Path(__file__).parents[1]
+OVERVIEW = ROOT / "notebooks" / "0_in_ten_minutes.ipynb"  # no lesson: it builds no part of the map
 NOTEBOOKS = [*sorted((ROOT / "notebooks").glob("*.ipynb")), *sorted((ROOT / "notebooks" / "extra").glob("*.ipynb"))]
 
 MOST_BYTES = 1_500_000
@@ -270,13 +271,28 @@ def test_predictions_are_recorded_and_their_answers_are_collapsed(path):
     assert list(problems_of_predictions(nbformat.read(path, as_version=4))) == []
 
 
-@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.name[0].isdecimal()], ids=lambda path: path.name)
+LESSONS = [path for path in NOTEBOOKS if path.name[0].isdecimal() and path != OVERVIEW]
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name)
 def test_a_lesson_opens_with_a_picture_and_the_map_and_ends_with_its_costs_and_vllm(path):
     nb = nbformat.read(path, as_version=4)
     opening = [cell for cell in nb.cells if cell.cell_type == "code" and "bootstrap" not in tags_of(cell)][:2]
     assert f"plots.system_map({path.name.split('_')[0]})" in "".join(cell.source for cell in opening)
     prose = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
     assert [section for section in SECTIONS if not re.search(rf"^{section}$", prose, re.MULTILINE)] == []
+
+
+def test_the_overview_has_four_pictures_that_move_its_code_on_one_screen_and_one_number():
+    cells = [cell for cell in nbformat.read(OVERVIEW, as_version=4).cells if cell.cell_type == "code"]
+    moving = [
+        cell for cell in cells for output in cell.outputs if "<script>" in output.get("data", {}).get("text/html", "")
+    ]
+    shown = [cell for cell in cells if not {"bootstrap", "hide-input", "headline"} & set(tags_of(cell))]
+    (number,) = (text_of(cell.outputs[0]) for cell in cells if "headline" in tags_of(cell))
+    assert len(moving) == 4
+    assert max(len(cell.source.splitlines()) for cell in shown) <= 22
+    assert number == "132 forward passes instead of 400, for the same 680 tokens.\n"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

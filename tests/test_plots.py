@@ -5,8 +5,10 @@ import functools
 import json
 import re
 from itertools import combinations
+from xml.etree import ElementTree
 
 import pytest
+from matplotlib import rcParams
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
@@ -133,8 +135,16 @@ PICTURES = {
 }
 PICTURES |= {
     name: getattr(plots, name)
-    for name in ("life_of_a_request", "attention_step", "padded_and_ragged", "routed_fleet", "shared_pass", "with_and_without_cache")
+    for name in (
+        "life_of_a_request",
+        "attention_step",
+        "padded_and_ragged",
+        "routed_fleet",
+        "shared_pass",
+        "with_and_without_cache",
+    )
 }
+OF_FILLS = [color.lower() for color in (plots.GRAY, plots.colors.DARK, plots.colors.BRIGHT)]
 # What the text of a picture says, as a regular expression.
 TEXTS = {
     "bars": "Bar chart, probability: frog 0.09, hare 0.06, mole under 0.01.",
@@ -232,11 +242,34 @@ def test_a_picture_says_what_it_shows_and_no_label_covers_another_one_or_leaves_
         assert all(ax.get_xlabel() or ax.get_ylabel() for ax in picture.figure.axes)
 
 
-def test_the_same_picture_is_saved_as_the_same_bytes(tmp_path):
+def test_the_same_picture_is_saved_as_the_same_bytes_and_follows_a_dark_page(tmp_path):
     for name in ("one.svg", "two.svg"):
         plots.slot_timeline({"run": TRACE}).save(tmp_path / name)
 
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    assert "prefers-color-scheme:dark" in (tmp_path / "one.svg").read_text()
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_svg_of_a_picture_has_its_text_and_no_neutral_color_that_a_dark_page_cannot_change(name):
+    svg = drawn(name).svg()
+    root = ElementTree.fromstring(svg)
+    fixed = re.findall(r'(?:fill|stroke)(?:: |=")(#\w+)', svg)
+
+    assert root.get("aria-label") == drawn(name).alt
+    assert {color for color in fixed if len(set(color[1::2])) == 1 and color not in OF_FILLS} == set()
+    assert set(re.findall(r"url\(#(\w+)\)", svg)) <= set(re.findall(r' id="(\w+)"', svg))
+
+
+def test_two_pictures_on_a_page_have_no_name_in_common():
+    names = [set(re.findall(r' id="(\w+)"', drawn(name).svg())) for name in ("batches", "slot_timeline")]
+    assert all(names) and not names[0] & names[1]
+
+
+def test_drawing_leaves_the_settings_of_matplotlib_alone():
+    before = dict(rcParams)
+    plots.bars(BARS, "probability").svg()
+    assert dict(rcParams) == before
 
 
 # --- what is drawn is what the text says ------------------------------------------------------------------------------

@@ -12,6 +12,23 @@ const makeScrollable = () => document.querySelectorAll("article pre, article .ta
 makeScrollable();
 addEventListener("resize", makeScrollable);
 
+// Code can be copied without its prompts and outputs.
+for (const pre of document.querySelectorAll("article .cell_input pre, article .highlight:not(.cell_output *) pre")) {
+  const button = Object.assign(document.createElement("button"), { type: "button", className: "copy", textContent: "Copy" });
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(pre.innerText.trimEnd());
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+  pre.parentElement.append(button);
+}
+
+// The race on the home page runs once; the button runs it again.
+const race = document.querySelector(".race");
+document.querySelector(".start button")?.addEventListener("click", () => {
+  for (const veil of race.querySelectorAll(".veil")) veil.animate({ transform: ["none", "scaleX(0)"] }, 5000);
+});
+
 // A page has no kernel, so the dots of `guess = ...` become a field. The answer then repeats what the reader wrote in it.
 const NOT_YET = /You have not guessed yet: write .+? in the cell above\./g;
 for (const code of document.querySelectorAll("article .cell_input pre")) {

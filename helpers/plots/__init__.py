@@ -29,6 +29,7 @@ from .player import flip_book, play
 from .replicas import prefix_map, replica_work, resumed_streams
 from .rounding import agreement, rounding_levels, weight_path
 from .rows import slot_timeline, tokens_read, waiting_requests
+from .style import styled
 from .system_map import system_map
 from .token_choices import constrained_text, probability_strips, tokens_over_states
 from .verified_drafts import draft_staircase, draft_timeline, verified_draft
@@ -91,3 +92,5 @@ __all__ = [
     "weight_path",
     "with_and_without_cache",
 ]
+
+globals().update({name: styled(globals()[name]) for name in __all__ if name.islower()})  # constants and Picture are not

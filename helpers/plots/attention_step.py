@@ -2,7 +2,7 @@
 
 from matplotlib.patches import Rectangle
 
-from .colors import INK, LABEL, SKY, SMALL
+from .colors import INK, LABEL, PAGE, SKY, SMALL
 from .drawings import CACHED
 from .grids import draw_cell
 from .picture import Picture, add_key, new_figure, write
@@ -25,7 +25,7 @@ def attention_step(title: str = "") -> Picture:
         ax.add_patch(Rectangle((x + 0.3, 4.1 - 0.62 * strength), 0.4, 0.62 * strength, facecolor=INK))
         ax.plot((x + 0.5, last + 0.5), (5.36, 6.14), **line)
     for y in (0.6, 6.1):
-        draw_cell(ax, last, y, "white", framed=True)
+        draw_cell(ax, last, y, PAGE, framed=True)
     ax.text(last - 0.1, 6.58, "the rest of the pass, then the next token: dog", ha="right", va="center", fontsize=LABEL)
     ax.set(xlim=(0, len(SHARES)), ylim=(7.15, 0), xticks=[])
     ax.set_yticks([1.06, 2.66, 3.7, 4.86, 6.56], ["query", "keys", "shares", "values", "sum"], fontsize=LABEL)
@@ -34,7 +34,7 @@ def attention_step(title: str = "") -> Picture:
     key = {
         "read from the KV cache": {"facecolor": CACHED},
         "computed and kept": {"facecolor": SKY},
-        "computed, not kept": {"facecolor": "white", "edgecolor": INK, "linewidth": 1.6},
+        "computed, not kept": {"facecolor": PAGE, "edgecolor": INK, "linewidth": 1.6},
     }
     add_key(figure, key)
     listed = ", ".join(f"{token} {share:.0%}" for token, share in SHARES.items())

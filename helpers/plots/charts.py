@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from matplotlib.lines import Line2D
 
 from ..metrics import percentile
-from .colors import BLUE, GRAY, INK, LABEL, ORANGE, PALE, PURPLE, REQUEST_COLORS, SERIES_COLORS, SKY, SMALL
+from .colors import BLUE, GRAY, INK, LIGHT_BLUE, MUTED, SERIES_COLORS, SMALL
 from .picture import Picture, add_key, label_ends, new_figure
 
 
@@ -14,12 +14,12 @@ def bars(values: Mapping[str, float], xlabel: str, title: str = "") -> Picture:
     """Draw horizontal bars from top to bottom, the first one highlighted."""
     figure, (ax,) = new_figure(0.32 * len(values) + 1.1, title=title)
     names = list(values)
-    colors = [BLUE] + [SKY] * (len(names) - 1)
+    colors = [BLUE] + [LIGHT_BLUE] * (len(names) - 1)
     drawn = ax.barh(names, list(values.values()), color=colors)
-    ax.bar_label(drawn, labels=_equally_precise(values.values()), padding=3, fontsize=LABEL)
+    ax.bar_label(drawn, labels=_equally_precise(values.values()), padding=3)
     ax.invert_yaxis()
     ax.margins(x=0.12)
-    ax.tick_params(axis="y", labelsize=LABEL, length=0)
+    ax.tick_params(axis="y", length=0)
     ax.set_xlabel(xlabel)
     # Tests compare stored outputs with new ones, and more decimals would differ between processors.
     listed = ", ".join(f"{name} {_to_hundredths(value)}" for name, value in values.items())
@@ -81,7 +81,7 @@ def lines(
         if rings and name in rings:
             knee = xs[rings[name]], ys[rings[name]]
             ax.plot(*knee, "o", color=INK, markersize=14, fillstyle="none")
-            ax.annotate("knee", knee, (0, -19), textcoords="offset points", ha="center", fontsize=LABEL)
+            ax.annotate("knee", knee, (0, -19), textcoords="offset points", ha="center")
             described.append(f"knee of {name} at {knee[0]:.3g} and {knee[1]:.3g}")
     if measured:
         shape = {"linestyle": "", "marker": "o", "markersize": 9, "fillstyle": "none", "color": GRAY}
@@ -91,7 +91,7 @@ def lines(
         ticks = sorted({x for xs, _ in series.values() for x in xs})
         ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
     ax.set(xlabel=xlabel, ylabel=ylabel)
-    ax.grid(axis="y", color=PALE)
+    ax.grid(axis="y")
     ax.set_ylim(bottom=0)
     label_ends(figure, ax, ends)
     return Picture(figure, f"Line plot of {ylabel} over {xlabel}: {'; '.join(described)}.")
@@ -116,16 +116,16 @@ def grouped_bars(
     figure, (ax,) = new_figure(3.9, title=title)
     width = 0.84 / len(series)
     whole = all(isinstance(value, int) for values in series.values() for value in values)
-    for number, ((name, values), color) in enumerate(zip(series.items(), REQUEST_COLORS, strict=False)):
+    for number, ((name, values), color) in enumerate(zip(series.items(), SERIES_COLORS, strict=False)):
         centers = [group + (number - (len(series) - 1) / 2) * width for group in range(len(groups))]
         drawn = ax.bar(centers, values, 0.92 * width, color=color, label=name)
         ax.bar_label(drawn, fmt="%d" if whole else "%.1f", padding=2, fontsize=SMALL)
     if line:
         ax.axhline(line[0], color=INK, linestyle="--", linewidth=1, zorder=0)
-        ax.annotate(f"{line[1]}: {line[0]:g}", (-0.42, line[0]), (0, 4), textcoords="offset points", fontsize=LABEL)
+        ax.annotate(f"{line[1]}: {line[0]:g}", (-0.42, line[0]), (0, 4), textcoords="offset points")
     ax.set_xticks(range(len(groups)), groups)
     ax.set(xlabel=xlabel, ylabel=ylabel)
-    add_key(figure, {name: {"facecolor": color} for name, color in zip(series, REQUEST_COLORS, strict=False)}, 2)
+    add_key(figure, {name: {"facecolor": color} for name, color in zip(series, SERIES_COLORS, strict=False)}, 2)
     listed = "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, values in series.items())
     return Picture(figure, f"Bars of {ylabel} by {xlabel} ({', '.join(groups)}). {listed}.")
 
@@ -133,13 +133,13 @@ def grouped_bars(
 def tradeoff(points: Mapping[str, tuple[float, float]], xlabel: str, ylabel: str, title: str = "") -> Picture:
     """Draw a named point for each of at most four configurations on two axes; on both, less is better."""
     figure, (ax,) = new_figure(3.8, title=title)
-    for (name, (x, y)), color, marker in zip(points.items(), (GRAY, ORANGE, PURPLE, BLUE), "soD^", strict=False):
+    for (name, (x, y)), color, marker in zip(points.items(), SERIES_COLORS, "soD^", strict=False):
         ax.plot(x, y, marker, color=color, markersize=9)
-        ax.annotate(name, (x, y), xytext=(9, 5), textcoords="offset points", fontsize=LABEL)
+        ax.annotate(name, (x, y), xytext=(9, 5), textcoords="offset points")
     ax.set(xlim=(0, 1.3 * max(x for x, _ in points.values())), ylim=(0, 1.2 * max(y for _, y in points.values())))
-    ax.text(0.01, 0.02, "↙ better", transform=ax.transAxes, color="#666666", fontsize=LABEL)
+    ax.text(0.01, 0.02, "↙ better", transform=ax.transAxes, color=MUTED)
     ax.set(xlabel=xlabel, ylabel=ylabel)
-    ax.grid(color=PALE)
+    ax.grid()
     listed = "; ".join(f"{name} at {x:.3g} and {y:.3g}" for name, (x, y) in points.items())
     return Picture(figure, f"Points by {xlabel} and {ylabel}: {listed}.")
 
@@ -158,13 +158,13 @@ def throughput_latency(
     ax.plot(throughput, latency, color=BLUE, marker="o", linewidth=1.2)
     for size, x, y in zip(batch_sizes, throughput, latency, strict=True):
         text = f"{size} row{'s' * (size != 1)}" if size in (batch_sizes[0], batch_sizes[-1]) else str(size)
-        ax.annotate(text, (x, y), (-4, 7), textcoords="offset points", ha="right", fontsize=LABEL)
+        ax.annotate(text, (x, y), (-4, 7), textcoords="offset points", ha="right")
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.margins(x=0.12)
     ax.set(ylim=(0, 1.15 * max(latency)), xlabel="throughput (output tokens per second, log scale)")
     ax.set_ylabel("latency (seconds until the batch finishes)")
-    ax.grid(color=PALE)
+    ax.grid()
     alt = (
         f"Latency against throughput for batch sizes {batch_sizes[0]} to {batch_sizes[-1]}: throughput goes from "
         f"{throughput[0]:.0f} to {throughput[-1]:.0f} tokens per second, latency from {latency[0]:.2g} to "

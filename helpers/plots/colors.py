@@ -2,20 +2,24 @@
 
 A request keeps its color and carries its number. A solid color is useful work or memory in use, and its dark shade
 is a prefill. Hatching marks waste: pads, memory without a token, a row that computes for nothing. Gray waits, and pale
-is empty. The colors are those of Okabe and Ito, which color-blind readers can tell apart.
+is empty. The requests' colors are those of Okabe and Ito, which color-blind readers can tell apart. Nothing else has
+them: what belongs to no request is `BLUE`, what is wrong is `RED`, and curves have the colors of `SERIES_COLORS`.
 
 Pictures are narrow, because a phone shows them as wide as its screen: the letters must stay large enough to read.
+style.py has the typeface and the lines. The neutral colors (ink, lines, pale, the page) follow a dark page there.
 """
 
 from collections.abc import Hashable, Iterable
 
 from matplotlib.colors import to_hex, to_rgb
 
-BLUE, SKY, ORANGE, GREEN = "#0072B2", "#56B4E9", "#E69F00", "#009E73"
-RED, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
-INK, GRAY, PALE = "#222222", "#8C8C8C", "#EFEFEF"
-REQUEST_COLORS = (SKY, ORANGE, GREEN, PURPLE, YELLOW, RED, BLUE)
-SERIES_COLORS = (RED, BLUE, GREEN, PURPLE)
+SKY, ORANGE, GREEN, PURPLE, YELLOW = "#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442"
+REQUEST_COLORS = (SKY, ORANGE, GREEN, PURPLE, YELLOW, "#D55E00", "#0072B2")
+BLUE, RED, LIGHT_BLUE = "#5A63C4", "#C8323F", "#A9AEE0"
+SERIES_COLORS = (BLUE, "#B26B2B", "#128A8A", "#9B4F96", "#6B7688", "#7D8A2E", LIGHT_BLUE)
+INK, MUTED, LINE, PALE, PAGE = "#22262B", "#5F656D", "#BCC0C6", "#EDEEF0", "#FFFFFF"
+LIGHT_SKY = "#C4E3F6"  # dark letters stay readable on it
+GRAY, DARK, BRIGHT = "#8C8C8C", "#212121", "#FEFEFE"  # the same on a dark page
 WORK_MEANING = {
     "prefill": "prefill",
     "decode": "decode",
@@ -24,7 +28,7 @@ WORK_MEANING = {
     "empty": "empty row",
 }
 WIDTH = 6.4  # of a picture, in inches
-TITLE, LABEL, SMALL = 11, 10, 9  # font sizes in points
+TITLE, LABEL, SMALL = 12.5, 10.5, 9.5  # font sizes in points
 
 
 def request_colors(request_ids: Iterable[Hashable]) -> dict:
@@ -39,9 +43,11 @@ def shade(color: str, share: float = 0.55) -> str:
 
 
 def ink_on(color: str) -> str:
-    """Return the color of letters that has more contrast with a color: dark or white."""
-    dark, light = _luminance(INK) + 0.05, _luminance("white") + 0.05  # the contrast of WCAG 2
-    return INK if (_luminance(color) + 0.05) ** 2 > dark * light else "white"
+    """Return the color of letters that has more contrast with a color: dark, bright, or that of the page."""
+    if to_hex(color).upper() in (PAGE, PALE, LIGHT_SKY):
+        return INK
+    dark, light = _luminance(DARK) + 0.05, _luminance(BRIGHT) + 0.05  # the contrast of WCAG 2
+    return DARK if (_luminance(color) + 0.05) ** 2 > dark * light else BRIGHT
 
 
 def _luminance(color: str) -> float:
@@ -52,12 +58,12 @@ def _luminance(color: str) -> float:
 
 def wasted(color: str = GRAY) -> dict:
     """Return the look of waste: hatching in a color."""
-    return {"facecolor": "white", "edgecolor": color, "hatch": "////", "linewidth": 0}
+    return {"facecolor": PAGE, "edgecolor": color, "hatch": "////", "linewidth": 0}
 
 
 def work_color(work: str, color: str = BLUE) -> str:
     """Return what fills a kind of work in the color of its request."""
-    return {"prefill": shade(color), "decode": color, "finished": "#FFFFFF", "stalled": GRAY, "empty": PALE}[work]
+    return {"prefill": shade(color), "decode": color, "finished": PAGE, "stalled": GRAY, "empty": PALE}[work]
 
 
 def work_look(work: str, color: str = BLUE) -> dict:

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from matplotlib.patches import ConnectionPatch, Rectangle
 
 from ..trace import RowStep, Trace
-from .colors import GRAY, INK, LABEL, ORANGE, REQUEST_COLORS, SKY, SMALL, ink_on, shade, wasted
+from .colors import BLUE, GRAY, INK, LIGHT_SKY, LINE, ORANGE, PAGE, REQUEST_COLORS, SKY, SMALL, ink_on, shade, wasted
 from .grids import draw_cell, set_up_grid
 from .picture import Picture, add_key, new_figure, set_panel_title, write
 from .player import FlipBook
 from .rows import slot_timeline
-
-CACHED = "#BFE0F5"  # a light SKY
 
 
 def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3, drawn: int | None = None) -> Picture:
@@ -37,19 +35,19 @@ def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3, drawn: int |
             for x in range(length):
                 look = {"facecolor": SKY, "linewidth": 0}
                 if x < known:
-                    look = {"facecolor": CACHED, "linewidth": 0} if cache else wasted(shade(SKY))
+                    look = {"facecolor": LIGHT_SKY, "linewidth": 0} if cache else wasted(shade(SKY))
                 ax.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, **look))
             computed = length - known if cache else length
             totals[-1] += computed
             text = f"computes {computed}"
-            ax.text(width + 0.2, y + 0.5, text, va="center", fontsize=LABEL)
+            ax.text(width + 0.2, y + 0.5, text, va="center")
         set_up_grid(ax, width, passes, name)
         ax.set_xlim(0, width + 2.4)
         ax.set_yticks([y + 0.5 for y in range(passes)], [f"pass {y + 1}" for y in range(passes)])
     key = {
         "computed": {"facecolor": SKY},
         "computed again": wasted(shade(SKY)),
-        "read from the cache": {"facecolor": CACHED},
+        "read from the cache": {"facecolor": LIGHT_SKY},
     }
     add_key(figure, key)
     alt = (
@@ -79,7 +77,7 @@ def shared_pass(rows: int = 4) -> Picture:
         groups = [list(range(rows))] if shared else [[row] for row in range(rows)]
         for x, group in enumerate(groups):
             ax.add_patch(Rectangle((x, 0.04), 0.5, rows - 0.08, facecolor=GRAY, linewidth=0))
-            write(ax, x + 0.25, rows / 2, "all\nweights", color="white")
+            write(ax, x + 0.25, rows / 2, "all\nweights", color=ink_on(GRAY))
             for row in group:
                 color = REQUEST_COLORS[row % 7]
                 ax.add_patch(Rectangle((x + 0.54, row + 0.04), 0.34, 0.92, facecolor=color, linewidth=0))
@@ -146,17 +144,17 @@ def token_budget(prompt_tokens: int = 397, decoding: int = 7, budget: int = 64) 
         for y, tokens in enumerate(prompts):
             for request in range(decoding):
                 ax.barh(y, 1, 0.76, left=request, color=REQUEST_COLORS[request % 7])
-            ax.barh(y, tokens, 0.76, left=decoding, color=INK)
+            ax.barh(y, tokens, 0.76, left=decoding, color=BLUE)
             fits = decoding + tokens <= width
             text = f"{tokens} prompt tokens" + ("" if fits else " →")
-            side = {"ha": "center" if fits else "right", "va": "center", "color": "white", "fontsize": LABEL}
+            side = {"ha": "center" if fits else "right", "va": "center", "color": ink_on(BLUE)}
             ax.text(decoding + tokens / 2 if fits else width - 1, y, text, **side)
         ax.axvline(budget, color=shade(ORANGE, 0.8), linestyle="--", linewidth=1.4)
         ax.set(xlim=(0, width), ylim=(len(prompts) - 0.5, -0.5))
         ax.set_yticks(range(len(prompts)), [f"pass {y + 1}" for y in range(len(prompts))])
         ax.tick_params(axis="y", length=0)
         set_panel_title(ax, name)
-    axes[1].text(budget + 2, 0, f"budget: {budget} tokens", va="center", fontsize=LABEL, color=shade(ORANGE, 0.6))
+    axes[1].text(budget + 2, 0, f"budget: {budget} tokens", va="center", color=shade(ORANGE, 0.6))
     note = f"colors: one token of each of\n{decoding} requests that already decode"
     axes[1].text(budget + 2, 1 + (len(chunks) - 1) / 2, note, va="center", fontsize=SMALL, linespacing=1.4)
     axes[-1].set_xlabel("tokens computed in the pass")
@@ -235,18 +233,18 @@ def block_lookup(
     heading = f"2. The block table: entry {index} is block {table[index]}" if stage > 1 else "2. The block table"
     set_up_grid(middle, width, 1, "")
     aside = "left" if 2 * token >= width else "right"  # where no arrow crosses it
-    middle.set_title(heading, loc=aside, fontsize=LABEL)
+    middle.set_title(heading, loc=aside)
     for block in range(blocks):
         for cell_index in range(block_size):
             here = stage > 2 and block * block_size + cell_index == slot
-            look = {"facecolor": color if block in table else "white", "edgecolor": INK if here else "#BBBBBB"}
+            look = {"facecolor": color if block in table else PAGE, "edgecolor": INK if here else LINE}
             look |= {"linewidth": 1.8 if here else 0.6, "zorder": 3 if here else 1}
             cell = 0.92 / block_size
             bottom.add_patch(Rectangle((block + 0.04 + cell_index * cell, 0.06), cell, 0.7, **look))
         write(bottom, block + 0.5, 1.02, str(block))
     heading = f"3. The memory: slot {table[index]} x {block_size} + {offset} = {slot} holds its key and value"
     set_up_grid(bottom, blocks, 1, "")  # its heading is below it, where no arrow crosses it
-    bottom.set_xlabel(heading if stage > 2 else "3. The memory, block by block", loc="left", fontsize=LABEL)
+    bottom.set_xlabel(heading if stage > 2 else "3. The memory, block by block", loc="left")
     bottom.set_ylim(1.2, 0)
     for ax in (top, middle, bottom):
         ax.set_yticks([])

@@ -5,7 +5,21 @@ from itertools import pairwise
 
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from .colors import GRAY, INK, ORANGE, PALE, RED, REQUEST_COLORS, SKY, SMALL, ink_on, request_colors, shade
+from .colors import (
+    BRIGHT,
+    GRAY,
+    INK,
+    ORANGE,
+    PAGE,
+    PALE,
+    RED,
+    REQUEST_COLORS,
+    SKY,
+    SMALL,
+    ink_on,
+    request_colors,
+    shade,
+)
 from .picture import Picture, add_key, new_figure, write
 
 FLEET = (("A, B", (0, 1, 2), (3, 4)), ("C", (5, None, None), ()))  # cached prefixes, the rows' requests, those waiting
@@ -15,7 +29,7 @@ def routed_fleet() -> Picture:
     """Draw a front end and three replicas: one has a prefix and a queue, one has a free row, and one has died."""
     figure, (ax,) = new_figure(3.9)
     ax.set_axis_off()
-    _box(ax, 3.7, 3.2, 2.9, 4.2, "front end", "white")
+    _box(ax, 3.7, 3.2, 2.9, 4.2, "front end", PAGE)
     for y, text in ((4.2, "router: chooses\na replica"), (6.0, "dispatcher:\nwho has what,\ntokens so far")):
         write(ax, 5.15, y, text, SMALL)
     _request(ax, 0.3, 4.8, 6)
@@ -26,7 +40,7 @@ def routed_fleet() -> Picture:
     states = []
     for number, (cached, rows, queue) in enumerate(FLEET):
         y = 3.6 * number
-        _box(ax, 8.6, y, 4.1, 2.9, f"replica {number}", "white")
+        _box(ax, 8.6, y, 4.1, 2.9, f"replica {number}", PAGE)
         for x, request in enumerate(rows):
             _request(ax, 9.25 + 0.95 * x, y + 0.45, request)
         for x, request in enumerate(queue):
@@ -56,11 +70,11 @@ def virtual_clock(
     figure, (ax,) = new_figure(0.45 * len(arrivals) + 1.9, title=title)
     colors, rows = request_colors(arrivals), {request: y for y, request in enumerate(arrivals, start=1)}
     for number, (start, end, tokens) in enumerate(iterations):
-        ax.add_patch(Rectangle((start, 0.1), end - start, 0.8, facecolor="white", edgecolor=INK, linewidth=1))
+        ax.add_patch(Rectangle((start, 0.1), end - start, 0.8, facecolor=PAGE, edgecolor=INK, linewidth=1))
         write(ax, (start + end) / 2, 0.5, str(number), SMALL)
         for request, count in tokens.items():
             face = shade(colors[request]) if count > 1 else colors[request]
-            ax.add_patch(Rectangle((start, rows[request] + 0.1), end - start, 0.8, facecolor=face, edgecolor="white"))
+            ax.add_patch(Rectangle((start, rows[request] + 0.1), end - start, 0.8, facecolor=face, edgecolor=PAGE))
             write(ax, (start + end) / 2, rows[request] + 0.5, str(count), SMALL, color=ink_on(face))
     jumps = []
     for (_, end, _), (start, _, _) in pairwise(iterations):
@@ -110,7 +124,7 @@ def separate_phases(prefill: int = 4, decodes: int = 3) -> Picture:
     for lane in (0, 1):
         look = {"facecolor": shade(ORANGE), "linewidth": 0}
         ax.add_patch(Rectangle((decodes + 0.03, lane + 0.15), prefill - 0.06, 0.7, **look))
-        write(ax, decodes + prefill / 2, lane + 0.5, "prefill of 1", SMALL, color="white")
+        write(ax, decodes + prefill / 2, lane + 0.5, "prefill of 1", SMALL, color=BRIGHT)
     _arrow(ax, (done - 0.1, 1.85), (done + 0.6, 2.15), "->", linewidth=2)
     ax.text(done + 0.8, 1.75, "keys and values move", fontsize=SMALL, va="center")
     ax.set(xlim=(0, end), ylim=(3, 0), xlabel="time (a decode takes 1)")
@@ -134,7 +148,7 @@ def _box(ax, x: float, y: float, wide: float, high: float, name: str, face: str,
 def _request(ax, x: float, y: float, request: int | None, face: str = "") -> None:
     """Draw a request as a square with its number, or an empty row."""
     face = PALE if request is None else face or REQUEST_COLORS[request % 7]
-    ax.add_patch(Rectangle((x, y), 0.85, 1.05, facecolor=face, edgecolor="white"))
+    ax.add_patch(Rectangle((x, y), 0.85, 1.05, facecolor=face, edgecolor=PAGE))
     if request is not None:
         write(ax, x + 0.42, y + 0.52, str(request), color=ink_on(face))
 

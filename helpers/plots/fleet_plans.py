@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from .colors import GRAY, SERIES_COLORS, SMALL
+from .colors import GRAY, MUTED, SERIES_COLORS, SMALL
 from .picture import Picture, label_ends, new_figure
 
 
@@ -35,7 +35,7 @@ def missed_requests(
     least, most = min(tried), max(tried)
     for promise in promises:
         ax.hlines(1 - promise, least - 1.2, most, color=GRAY, linewidth=0.8, linestyle="--", zorder=0)
-        style = {"textcoords": "offset points", "fontsize": SMALL, "color": "#555555"}
+        style = {"textcoords": "offset points", "fontsize": SMALL, "color": MUTED}
         ax.annotate(f"{100 * promise:g}% promised", (least - 1.2, 1 - promise), (3, 3), **style)
     ax.set(yscale="log", ylim=(floor, 1.3))
     ax.yaxis.set_major_formatter(lambda share, _: f"{share:.3%}".rstrip("0%").rstrip(".") + "%")

@@ -6,7 +6,22 @@ from itertools import groupby
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from .colors import INK, LABEL, PALE, RED, REQUEST_COLORS, SKY, SMALL, WIDTH, ink_on, request_colors, wasted
+from .colors import (
+    INK,
+    LABEL,
+    LINE,
+    MUTED,
+    PAGE,
+    PALE,
+    RED,
+    REQUEST_COLORS,
+    SKY,
+    SMALL,
+    WIDTH,
+    ink_on,
+    request_colors,
+    wasted,
+)
 from .picture import Picture, add_key, empty_figure, new_figure, set_panel_title, write
 
 
@@ -32,7 +47,7 @@ def token_grid(
             for x, token in enumerate(row):
                 real, color = masks[name][y][x], REQUEST_COLORS[y % 7]
                 draw_cell(ax, x, y, color if real else None)
-                ink = ink_on(color) if real else "#666666"
+                ink = ink_on(color) if real else MUTED
                 write(ax, x + 0.5, y + (0.4 if positions else 0.5), token.strip(), size, color=ink)
                 if positions:
                     write(ax, x + 0.5, y + 0.78, str(positions[name][y][x]), SMALL - 1, color=ink)
@@ -73,10 +88,10 @@ def batches(named: Mapping[str, Mapping], title: str = "") -> Picture:
         ]
         ax.set_yticks([y + 0.5 for y in range(len(labels))], labels)
         if not labels:
-            write(ax, columns / 2, 0.5, "no rows", color="#666666")
+            write(ax, columns / 2, 0.5, "no rows", color=MUTED)
     key = {
-        "in the cache": {"facecolor": next(iter(color.values()), SKY), "edgecolor": "white"},
-        "token to compute next": {"facecolor": "white", "edgecolor": INK, "linewidth": 1.6},
+        "in the cache": {"facecolor": next(iter(color.values()), SKY), "edgecolor": PAGE},
+        "token to compute next": {"facecolor": PAGE, "edgecolor": INK, "linewidth": 1.6},
         "left padding (mask 0)": wasted(),
     }
     add_key(figure, key)
@@ -112,12 +127,12 @@ def compare(
     for ax, name in zip(figure.subplots(1, 2), cells, strict=True):
         for (y, x), text in cells[name].items():
             draw_cell(ax, x, y, None if text in hatched else REQUEST_COLORS[y % 7])
-            write(ax, x + 0.5, y + 0.5, text, 9, color=INK)
+            write(ax, x + 0.5, y + 0.5, text, 9, color=INK if text in hatched else ink_on(REQUEST_COLORS[y % 7]))
         if name == "yours":
             for y, x in different:
                 frame = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.8, "linestyle": "--"}
                 ax.add_patch(Rectangle((x + 0.06, y + 0.08), 0.88, 0.84, **frame))
-                ax.text(x + 0.93, y + 0.14, "≠", ha="right", va="top", fontsize=9, color=INK, weight="bold")
+                ax.text(x + 0.88, y + 0.16, "≠", ha="right", va="top", fontsize=9)
         set_up_grid(ax, columns, rows, name)
         ax.set_yticks([y + 0.5 for y in range(rows)], [f"row {y}" for y in range(rows)])
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
@@ -142,10 +157,7 @@ def _describe(batch: Mapping) -> str:
 
 def draw_cell(ax, x: int, y: int, color: str | None, framed: bool = False) -> None:
     """Draw a cell in a color, or hatched if the color is None."""
-    if color is None:
-        look = wasted("#BBBBBB")
-    else:
-        look = {"facecolor": color, "edgecolor": INK, "linewidth": 1.8 if framed else 0}
+    look = {"facecolor": color, "edgecolor": INK, "linewidth": 1.8 if framed else 0} if color else wasted(LINE)
     ax.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, **look))
 
 
@@ -218,7 +230,7 @@ def visible_keys(
                 ax.add_patch(Rectangle((x, y), 0.94, 0.94, facecolor=color if mask[y][x] else PALE, linewidth=0))
                 if mask[y][x] and not own:
                     across += 1
-                    write(ax, x + 0.47, y + 0.47, "×", color="white")
+                    write(ax, x + 0.47, y + 0.47, "×", color=ink_on(RED))
         ax.set(xlim=(0, count), ylim=(count, 0), aspect="equal")
         ax.set_xticks([x + 0.5 for x in range(count)], [token.strip() for token in tokens], rotation=90, fontsize=SMALL)
         names = [token.strip() for token in tokens] if ax is panels[0] else []

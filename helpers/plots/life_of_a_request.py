@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from matplotlib.patches import Rectangle
 
-from .colors import INK, ORANGE, PALE, SKY, SMALL, shade
+from .colors import INK, MUTED, ORANGE, PALE, SKY, SMALL, ink_on, shade
 from .picture import Picture, new_figure, write
 
 LANES = ("clients", "server's event loop", "engine thread")
@@ -44,14 +44,19 @@ def life_of_a_request() -> Picture:
                 wide = 3.5 / len(parts)
                 corner = (xs[start] - 1.75 + number * wide, y - 0.38)
                 ax.add_patch(Rectangle(corner, wide, 0.76, facecolor=colors[part], linewidth=0))
-            write(ax, xs[start], y, text, SMALL, color=INK)
+            write(ax, xs[start], y, text, SMALL, color=ink_on(SKY))
         else:
-            look = {"arrowstyle": "->", "color": shade(colors[owner], 0.8), "shrinkA": 0, "shrinkB": 0}
+            look = {
+                "arrowstyle": "->",
+                "color": INK if owner == "AB" else shade(colors[owner], 0.8),
+                "shrinkA": 0,
+                "shrinkB": 0,
+            }
             ax.annotate("", (xs[end], y), (xs[start], y), arrowprops=look | {"linewidth": 1.5})
-            ax.text((xs[start] + xs[end]) / 2, y - 0.08, text, ha="center", va="bottom", fontsize=SMALL, color=INK)
+            ax.text((xs[start] + xs[end]) / 2, y - 0.08, text, ha="center", va="bottom", fontsize=SMALL)
             if end == 0:
                 chunks.append(y)
-    arrow = {"arrowstyle": "<->", "color": shade(SKY), "shrinkA": 0, "shrinkB": 0}
+    arrow = {"arrowstyle": "<->", "color": MUTED, "shrinkA": 0, "shrinkB": 0}
     spans = [("TTFT", 0, chunks[0], 1.7), ("E2E", 0, chunks[-1], 0.5)]
     spans += [("ITL", top, bottom, 1.7) for top, bottom in pairwise(chunks)]
     for name, top, bottom, x in spans:

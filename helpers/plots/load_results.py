@@ -6,7 +6,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ..metrics import RequestMetrics, knee
-from .colors import BLUE, GRAY, INK, ORANGE, PALE, SERIES_COLORS, SMALL
+from .colors import BLUE, GRAY, INK, LINE, ORANGE, PALE, SERIES_COLORS, SMALL
 from .picture import Picture, add_key, label_ends, new_figure
 
 
@@ -58,7 +58,7 @@ def load_run(result, title: str = "") -> Picture:
     for request in result.requests:
         y = request.request_id
         if request.status == "ok":
-            ax.hlines(y, request.arrival, request.token_times[0], color="#BBBBBB", linewidth=1.6)
+            ax.hlines(y, request.arrival, request.token_times[0], color=LINE, linewidth=1.6)
             ax.hlines(y, request.token_times[0], request.ended, color=BLUE, linewidth=1.6)
         else:
             ax.plot(request.ended, y, "x", color=INK, markersize=4)
@@ -66,7 +66,7 @@ def load_run(result, title: str = "") -> Picture:
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlim=(0, None), xlabel="seconds since the first request was due", ylabel="request, in order of arrival")
     key = {
-        "waits for the first token": Line2D([], [], color="#BBBBBB", linewidth=3),
+        "waits for the first token": Line2D([], [], color=LINE, linewidth=3),
         "receives tokens": Line2D([], [], color=BLUE, linewidth=3),
     }
     if len(result.ok) < len(result.requests):
@@ -119,7 +119,7 @@ def load_sweep(named: Mapping[str, Sequence]) -> Picture:
         ax.yaxis.set_minor_locator(NullLocator())
         ax.margins(y=0.15)
         ax.set_ylabel(label)
-        ax.grid(color=PALE)
+        ax.grid()
     axes[-1].set(xlim=(0, None), xlabel="throughput (output tokens per second)")
     for ax, names in zip(axes, ends, strict=True):
         label_ends(figure, ax, names)

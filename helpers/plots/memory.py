@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from matplotlib.patches import Rectangle
 
-from .colors import BLUE, GRAY, INK, LABEL, SMALL, ink_on, request_colors, wasted
+from .colors import BLUE, GRAY, INK, LINE, PAGE, SMALL, ink_on, request_colors, wasted
 from .grids import draw_cell, set_up_grid
 from .picture import Picture, add_key, empty_figure, label_area, new_figure, set_panel_title, write
 
@@ -34,7 +34,7 @@ def memory_timeline(
     wasted_named = held_named = False
     for ax, (held, room) in zip(axes, named.values(), strict=True):
         held_named = held_named or label_area(ax, [0] * len(held), held, "holds tokens", BLUE, 0.16 * capacity)
-        wasted_named = wasted_named or label_area(ax, held, room, "allocated, but empty", "white", 0.16 * capacity)
+        wasted_named = wasted_named or label_area(ax, held, room, "allocated, but empty", PAGE, 0.16 * capacity)
         right = ax.get_xlim()[1]
         ax.text(right, 1.05 * capacity, f"whole memory: {capacity:,}", ha="right", va="bottom", fontsize=SMALL)
     axes[-1].set_xlabel("iteration")
@@ -84,15 +84,15 @@ def block_tables(
             filled = max((tokens for _, tokens in owners.get(block, [])), default=0)
             for slot in range(block_size):
                 corner, height = (block + slot / block_size * 0.88 + 0.04, 0.25), 0.5
-                look = {"facecolor": fill.get(block, "white") if slot < filled else "white", "linewidth": 0.6}
+                look = {"facecolor": fill.get(block, PAGE) if slot < filled else PAGE, "linewidth": 0.6}
                 hatch = "/////" if block in owners and slot >= filled else None
-                edge = fill.get(block, "#CCCCCC") if slot >= filled else "white"
+                edge = fill.get(block, LINE) if slot >= filled else PAGE
                 right.add_patch(Rectangle(corner, 0.88 / block_size, height, edgecolor=edge, hatch=hatch, **look))
-            write(right, block + 0.48, 0.98, str(block), SMALL, color=INK)
+            write(right, block + 0.48, 0.98, str(block), SMALL)
             # The last word is enough for "answer 0" and "answer 1".
             holders = " ".join(str(request).split()[-1] for request, _ in owners.get(block, []))
             if len(holders) < 7:
-                write(right, block + 0.48, 0.12, holders, SMALL - 2, color=INK)
+                write(right, block + 0.48, 0.12, holders, SMALL - 2)
         set_up_grid(right, blocks, 1, "")
         right.set(ylim=(1.15, 0), yticks=[])
         described.append(f"{name}: " + (", ".join(f"{name} has {list(table)}" for name, (table, _) in tables.items())))
@@ -100,7 +100,7 @@ def block_tables(
         ax.set_xlabel("block table" if ax is grid[-1][0] else "memory: block number", fontsize=SMALL)
     key = {"holds tokens": {"facecolor": color[next(iter(color))]}} if color else {}
     key |= {"shared": {"facecolor": GRAY}} if shared_somewhere else {}
-    key |= {"allocated, no token yet": wasted() | {"hatch": "/////"}, "free": {"facecolor": "white"}}
+    key |= {"allocated, no token yet": wasted() | {"hatch": "/////"}, "free": {"facecolor": PAGE}}
     add_key(figure, key, 4)
     return Picture(figure, f"Block tables and {blocks} blocks of {block_size} tokens. {'; '.join(described)}.")
 
@@ -134,6 +134,6 @@ def memory_shares(named: Mapping[str, Sequence[int]], capacity: int, unit: str, 
     for name, fill, start, end, low, high in areas:  # a request that was preempted has a name in each of its stretches
         within = [high[x] if start <= x < end else low[x] for x in range(count)]
         label_area(ax, low[:count], within, name, fill, 0.06 * capacity)
-    ax.text(count, 1.02 * capacity, f"all {capacity} {unit}", ha="right", va="bottom", fontsize=LABEL)
+    ax.text(count, 1.02 * capacity, f"all {capacity} {unit}", ha="right", va="bottom")
     ax.set(xlabel="iteration", ylabel=unit)
     return Picture(figure, f"Stacked areas of {unit} over iterations, {capacity} in all. {'; '.join(described)}.")

@@ -9,8 +9,10 @@ from itertools import combinations
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
+from PIL import Image
 
-from .colors import LABEL, SMALL, TITLE, WIDTH, ink_on, shade
+from .colors import LABEL, LINE, WIDTH, ink_on
+from .style import svg_file_of, svg_of
 
 
 class Picture:
@@ -23,44 +25,45 @@ class Picture:
         return f"Picture: {self.alt}"
 
     def _repr_mimebundle_(self, include=None, exclude=None):
+        """Return the picture as a PNG file, with its SVG in the metadata, which the site shows in its own theme."""
         width = round(self.figure.get_figwidth() * 96)
-        return {"image/png": self.png(), "text/plain": repr(self)}, {"image/png": {"alt": self.alt, "width": width}}
+        metadata = {"alt": self.alt, "width": width, "svg": self.svg()}
+        return {"image/png": self.png(), "text/plain": repr(self)}, {"image/png": metadata}
 
     def png(self) -> str:
         """Return the picture as a PNG file, in Base64."""
-        buffer = io.BytesIO()
-        self.figure.savefig(buffer, format="png", dpi=144, metadata={"Software": None})
-        return base64.b64encode(buffer.getvalue()).decode()
+        drawn, file = io.BytesIO(), io.BytesIO()
+        self.figure.savefig(drawn, format="png", dpi=144)
+        Image.open(drawn).convert("RGB").quantize(128).save(file, "png", optimize=True)  # a third of the bytes
+        return base64.b64encode(file.getvalue()).decode()
 
     def save(self, path) -> None:
         """Write the picture as SVG, with the describing text as its title. Equal pictures give equal bytes."""
-        from matplotlib import rc_context
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(svg_file_of(self.figure, self.alt))
 
-        with rc_context({"svg.hashsalt": "picture", "svg.fonttype": "none"}):
-            self.figure.savefig(path, format="svg", metadata={"Date": None, "Title": self.alt})
+    def svg(self) -> str:
+        """Return the picture as an SVG element for a page, whose colors it takes."""
+        return svg_of(self.figure, self.alt)
 
 
 def new_figure(height: float, panels: int = 1, title: str = "", width: float = WIDTH, **options):
     """Return a figure with panels below each other, and the panels' axes. Width and height are in inches."""
     figure = empty_figure(height, title, width)
-    axes = figure.subplots(panels, 1, squeeze=False, **options)[:, 0]
-    for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.tick_params(labelsize=SMALL)
-    return figure, axes
+    return figure, figure.subplots(panels, 1, squeeze=False, **options)[:, 0]
 
 
 def empty_figure(height: float, title: str = "", width: float = WIDTH) -> Figure:
     """Return a figure without axes, its title above it on as many lines as it needs."""
     figure = Figure(figsize=(width, height), layout="constrained")
     if title:
-        figure.suptitle(textwrap.fill(title, round(12 * width)), x=0.01, ha="left", fontsize=TITLE)
+        figure.suptitle(textwrap.fill(title, round(10.5 * width)), x=0.01, ha="left")
     return figure
 
 
 def set_panel_title(ax, title: str) -> None:
     """Write the title of a panel above it, on as many lines as it needs."""
-    ax.set_title(textwrap.fill(title, round(13 * WIDTH)), loc="left", fontsize=LABEL)
+    ax.set_title(textwrap.fill(title, round(13 * WIDTH)))
 
 
 def write(ax, x: float, y: float, text: str, size: float = LABEL, **look) -> None:
@@ -74,11 +77,11 @@ def add_key(figure: Figure, entries: dict, columns: int = 3) -> None:
     def handle(look):
         if isinstance(look, list):
             return tuple(map(handle, look))
-        return Patch(**{"edgecolor": "#BBBBBB", **look}) if isinstance(look, dict) else look
+        return Patch(**{"edgecolor": LINE, **look}) if isinstance(look, dict) else look
 
     figure.legend(
         handles=[handle(look) for look in entries.values()], labels=list(entries), loc="outside lower left",
-        ncols=columns, frameon=False, fontsize=SMALL, handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
+        ncols=columns, handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
     )  # fmt: skip
 
 
@@ -97,8 +100,8 @@ def label_ends(figure: Figure, ax, ends: Iterable[tuple[float, float, str, str]]
                 at[low], at[high] = at[low] - missing / 2, at[high] + missing / 2
         at = [max(height, axis + room) for height, room in zip(at, half, strict=True)]
     for (x, y, text, color), moved, own in zip(ends, at, up, strict=True):
-        style = {"xytext": (7, moved - own), "textcoords": "offset points", "va": "center", "fontsize": LABEL}
-        ax.annotate(text, (x, y), color=shade(color, 0.75), annotation_clip=False, **style)
+        style = {"xytext": (7, moved - own), "textcoords": "offset points", "va": "center"}
+        ax.annotate(text, (x, y), color=color, annotation_clip=False, **style)
 
 
 def label_area(ax, low: Sequence[float], high: Sequence[float], text: str, color: str, least: float) -> bool:

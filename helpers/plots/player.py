@@ -13,17 +13,18 @@ from hashlib import sha256
 from string import Template
 
 from ..trace import WORK, Trace
-from .colors import INK, PALE, REQUEST_COLORS, WORK_MEANING, ink_on, request_colors, work_color
+from .colors import BLUE, PALE, REQUEST_COLORS, WORK_MEANING, ink_on, request_colors, work_color
 from .picture import Picture
 from .rows import runs_of
+from .style import HERE, THEME
 
 UNIT, LEFT, RIGHT = 24, 168, 446  # the height of a row, and the widths of its label and of its timeline, in pixels
 
 # The script builds the controls, because a notebook that is not trusted keeps buttons and loses what they do.
-PAGE = Template("""\
-<div id="$id" style="max-width:${width}px;font:14px sans-serif;color:#222;background:#fff;\
-color-scheme:light;padding:6px">
-<div style="margin-bottom:4px"><b>$title</b></div>
+PAGE = Template(
+    """\
+<div id="$id" style="$theme;max-width:${width}px;font-size:14px;color:var(--plot-ink);padding:6px 0">
+<div style="margin-bottom:6px"><b>$title</b></div>
 <div class="show"><img src="$still" alt="$text" style="width:100%">
 <div style="font-style:italic">$hint</div></div>
 $below
@@ -50,14 +51,19 @@ button.onclick = () => {
 slider.oninput = () => { stop(); show(); };
 addEventListener("beforeprint", () => { slider.value = last; stop(); show(); });
 show();
-})()</script></div>""")
+})()</script></div>""".replace("$theme", HERE)
+)
 
-CONTROLS = Template("""\
+CONTROLS = Template(
+    """\
 <div style="display:flex;flex-wrap:wrap;gap:8px;align-items:center;margin-bottom:4px">
-<button type="button" style="width:92px;padding:4px">Play</button>
-<input type="range" min="1" max="$last" value="1" style="flex:1;min-width:120px" aria-label="$unit">
+<button type="button" style="width:92px;padding:4px;font:inherit;color:inherit;background:var(--plot-pale);\
+border:1px solid var(--plot-line);border-radius:4px;cursor:pointer">Play</button>
+<input type="range" min="1" max="$last" value="1" aria-label="$unit" \
+style="flex:1;min-width:120px;accent-color:$accent">
 <output style="min-width:120px">$unit 1 of $last</output></div>
-""")
+""".replace("$accent", BLUE)
+)
 
 TRACE_SCRIPT = Template("""\
 const frames = $frames, fills = $fills, inks = $inks, kinds = $kinds;
@@ -75,9 +81,9 @@ function draw(n) {
   frames[n - 1].forEach(([name, kind, tokens], row) => {
     const y = row * $unit + 2;
     mark("rect", {x: 0, y, width: $left - 8, height: $unit - 4, fill: fills[name][kind]});
-    if (name == "") return mark("text", {x: 6, y: y + 15, "font-size": 13, fill: "#666"}, "empty row");
+    if (name == "") return mark("text", {x: 6, y: y + 15, "font-size": 13, fill: "$muted"}, "empty row");
     if (kinds[kind] == "finished")
-      mark("rect", {x: 4, y: y + 2, width: $left - 16, height: $unit - 8, fill: "#fff"});
+      mark("rect", {x: 4, y: y + 2, width: $left - 16, height: $unit - 8, fill: "$page"});
     mark("text", {x: 6, y: y + 15, "font-size": 13, fill: inks[name][kind]},
       name + ": " + kinds[kind] + ", " + tokens + (tokens == 1 ? " token" : " tokens"));
   });
@@ -112,18 +118,19 @@ class Player:
         id = "play" + sha256((_json(frames) + self.title).encode()).hexdigest()[:10]
         colors = request_colors(request_id for request_id in generated if request_id is not None)
         fills = {str(name): [_fill(work, color, id) for work in WORK] for name, color in colors.items()}
-        fills[""] = [PALE] * len(WORK)
+        fills[""] = [_variable("pale")] * len(WORK)
         inks = {str(name): [ink_on(work_color(work, color)) for work in WORK] for name, color in colors.items()}
         script = TRACE_SCRIPT.substitute(
             frames=_json(frames), fills=_json(fills), inks=_json(inks), kinds=_json(WORK),
             left=LEFT, right=RIGHT, width=LEFT + RIGHT, unit=UNIT,
+            muted=_variable("muted"), page=_variable("page"),
         )  # fmt: skip
         height, text = trace.rows * UNIT + 4, html.escape(repr(self))
         marks = _marks(trace, colors, id)
         moving = (
             f'<svg viewBox="0 0 {LEFT + RIGHT} {height}" width="100%" role="img" aria-label="{text}">{marks}'
-            f'<rect class="veil" x="{LEFT}" y="0" width="{RIGHT}" height="{height}" fill="#fff" fill-opacity="0.75"/>'
-            '<g class="now"></g></svg>'
+            f'<rect class="veil" x="{LEFT}" y="0" width="{RIGHT}" height="{height}" fill="{_variable("page")}" '
+            'fill-opacity="0.75"/><g class="now"></g></svg>'
         )
         still = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{LEFT} 0 {RIGHT} {height}" width="{RIGHT}" '
@@ -131,7 +138,7 @@ class Player:
         )
         controls = CONTROLS.substitute(last=len(frames), unit="iteration")
         return PAGE.substitute(
-            id=id, title=html.escape(self.title), text=text, width=LEFT + RIGHT, last=len(frames), unit="iteration",
+            id=id, title=html.escape(self.title), text=text, width=800, last=len(frames), unit="iteration",
             still="data:image/svg+xml;base64," + base64.b64encode(still.encode()).decode(),
             hint="This is the whole timeline. Run the cell to play it iteration by iteration.",
             moving=_json(controls + moving), below=_key(trace, id), script=script, milliseconds=120,
@@ -142,7 +149,13 @@ def _json(value) -> str:
     return json.dumps(value, separators=(",", ":")).replace("</", "<\\/")
 
 
+def _variable(name: str) -> str:
+    return f"var(--plot-{name}, {THEME[name][0]})"
+
+
 def _fill(work: str, color: str, id: str) -> str:
+    if work == "empty":
+        return _variable("pale")
     return f"url(#{id}{color[1:]})" if work == "finished" else work_color(work, color)
 
 
@@ -151,7 +164,7 @@ def _marks(trace: Trace, colors: Mapping[Hashable, str], id: str) -> str:
     used = {colors[held] for row in range(trace.rows) for *_, work, held in runs_of(trace, row) if work == "finished"}
     marks = [
         f'<pattern id="{id}{color[1:]}" width="5" height="5" patternUnits="userSpaceOnUse">'
-        f'<rect width="5" height="5" fill="#fff"/><path d="M0,5 5,0" stroke="{color}"/></pattern>'
+        f'<rect width="5" height="5" fill="{_variable("page")}"/><path d="M0,5 5,0" stroke="{color}"/></pattern>'
         for color in sorted(used | {colors[first] for first in list(colors)[:1]})
     ]
     scale = RIGHT / max(1, trace.forward_passes)
@@ -174,10 +187,11 @@ def _key(trace: Trace, id: str) -> str:
         kind: f"linear-gradient(90deg,{','.join(f'{work_color(kind, color)} {part}' for color, part in thirds)})"
         for kind in WORK
     }
-    looks["finished"] = f"repeating-linear-gradient(135deg,{INK} 0 1px,#fff 1px 4px)"
+    looks["empty"] = _variable("pale")
+    looks["finished"] = "repeating-linear-gradient(135deg,var(--plot-ink) 0 1px,var(--plot-page) 1px 4px)"
     entries = [
         f'<span style="margin-right:14px;white-space:nowrap"><span style="display:inline-block;width:21px;height:12px;'
-        f'background:{looks[kind]};border:1px solid #999"></span> {WORK_MEANING[kind]}</span>'
+        f'background:{looks[kind]};border:1px solid var(--plot-line)"></span> {WORK_MEANING[kind]}</span>'
         for kind in WORK
         if trace.work[kind]
     ]
@@ -197,20 +211,20 @@ class FlipBook:
         return f"Flip book: {self.title}. {steps}"
 
     def _repr_html_(self) -> str:
-        images = ["data:image/png;base64," + picture.png() for picture in self.pictures]
         leaves = "\n".join(
             f'<div class="leaf"{" hidden" * bool(number)}>'
             f'<div style="min-height:2.5em" aria-live="polite">{html.escape(caption)}</div>'
-            f'<img src="{image}" alt="{html.escape(picture.alt)}" style="width:100%"></div>'
-            for number, (image, caption, picture) in enumerate(zip(images, self.captions, self.pictures, strict=True))
+            f"{picture.svg()}</div>"
+            for number, (caption, picture) in enumerate(zip(self.captions, self.pictures, strict=True))
         )
         id = "leaf" + sha256(repr(self).encode()).hexdigest()[:10]
-        controls = CONTROLS.substitute(last=len(images), unit="step")
+        controls = CONTROLS.substitute(last=len(self.pictures), unit="step")
         return PAGE.substitute(
-            id=id, title=html.escape(self.title), text=html.escape(repr(self)), last=len(images), unit="step",
-            still=images[-1], hint=html.escape(self.captions[-1]) + " Run the cell to leaf through all steps.",
+            id=id, title=html.escape(self.title), text=html.escape(repr(self)), last=len(self.pictures), unit="step",
+            still="data:image/png;base64," + self.pictures[-1].png(),
+            hint=html.escape(self.captions[-1]) + " Run the cell to leaf through all steps.",
             moving=_json(controls + leaves), below="", script=LEAF_SCRIPT, milliseconds=1600,
-            width=max(round(picture.figure.get_figwidth() * 96) for picture in self.pictures),
+            width=800,
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from matplotlib.patches import Rectangle
 
-from .colors import GRAY, INK, LABEL, PALE, REQUEST_COLORS, SMALL, ink_on, shade
+from .colors import GRAY, INK, PALE, REQUEST_COLORS, SMALL, ink_on, shade
 from .picture import Picture, add_key, new_figure, set_panel_title, write
 
 
@@ -86,7 +86,7 @@ def resumed_streams(
         described.append(f"{name}: {tokens} tokens from replica {' and then '.join(map(str, path))}")
     for step, replica in lost.items():
         ax.axvline(step, color=INK, linewidth=1.4, linestyle=(0, (3, 2)))
-        style = {"textcoords": "offset points", "fontsize": LABEL, "color": INK, "annotation_clip": False}
+        style = {"textcoords": "offset points", "color": INK, "annotation_clip": False}
         ax.annotate(f"replica {replica} is lost", (step, 0), (3, 4), **style)
     ax.set(xlim=(0, last + 1), ylim=(len(streams), 0))
     ax.set_yticks([y + 0.5 for y in range(len(streams))], [str(name) for name in streams])
@@ -106,4 +106,3 @@ def _name_replicas(ax, number: int) -> None:
     ax.set_ylim(number, 0)
     ax.set_yticks([y + 0.5 for y in range(number)], [str(y) for y in range(number)])
     ax.set_ylabel("replica")
-    ax.tick_params(length=2)

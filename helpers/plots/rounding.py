@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.patches import Rectangle
 
 from ..trace import num_matching
-from .colors import BLUE, INK, LABEL, ORANGE, RED, SKY, wasted
+from .colors import BLUE, INK, LABEL, LINE, ORANGE, PAGE, RED, SKY, wasted
 from .picture import Picture, add_key, new_figure, set_panel_title, write
 
 
@@ -26,7 +26,7 @@ def rounding_levels(
         for group, scale in enumerate(of_groups):
             start, end = group * size, (group + 1) * size
             levels = [integer * scale for integer in range(-largest, largest + 1) if abs(integer * scale) < edge]
-            ax.hlines(levels, start - 0.3, end - 0.7, color="#BBBBBB", linewidth=0.8, zorder=0)
+            ax.hlines(levels, start - 0.3, end - 0.7, color=LINE, linewidth=0.8, zorder=0)
             for index in range(start, end):
                 level = max(-largest, min(largest, round(weights[index] / scale))) * scale
                 ax.plot([index, index], [weights[index], level], color=RED, linewidth=1.4)
@@ -38,7 +38,7 @@ def rounding_levels(
         ax.set(ylim=(-edge, edge), ylabel="weight")
         described.append(f"{name}: {len(of_groups)} scale{'s' * (len(of_groups) > 1)}, mean error {mean:.3f}")
     axes[-1].set_xlabel("input")
-    add_key(figure, {"weight": {"facecolor": BLUE}, "level": {"facecolor": "#BBBBBB"}, "error": {"facecolor": RED}})
+    add_key(figure, {"weight": {"facecolor": BLUE}, "level": {"facecolor": LINE}, "error": {"facecolor": RED}})
     alt = f"{len(weights)} weights and the levels to which they are rounded. {'; '.join(described)}."
     return Picture(figure, alt)
 
@@ -66,7 +66,7 @@ def weight_path(weights: tuple[float, float], integers: tuple[int, int], scale: 
         for number, (color, text, value) in enumerate(zip((SKY, ORANGE), stored, arrived, strict=True)):
             x = 8.2 - (2 - number) * width
             ax.add_patch(Rectangle((x + 0.03, y), width - 0.06, 0.5, facecolor=color, linewidth=0))
-            ax.vlines([x + byte for byte in range(1, int(width))], y, y + 0.5, color="white", linewidth=0.8)
+            ax.vlines([x + byte for byte in range(1, int(width))], y, y + 0.5, color=PAGE, linewidth=0.8)
             write(ax, x + width / 2 + (number - 0.5) * 0.5 * (width < 1), y - 0.17, text)
             ax.add_patch(Rectangle((10.6, y - 0.18 + 0.45 * number), 5.2, 0.4, facecolor=color, linewidth=0))
             line = value if width > 1 else f"{integers[number]} × {scale:.4f} = {value}"
@@ -104,7 +104,7 @@ def agreement(expected: Sequence[Sequence], named: Mapping[str, Sequence[Sequenc
             changed += first < length
             ax.add_patch(Rectangle((0, y + 0.1), first, 0.8, facecolor=SKY, linewidth=0))
             if first < length:
-                ax.add_patch(Rectangle((first + 1, y + 0.1), length - first - 1, 0.8, **wasted("#BBBBBB")))
+                ax.add_patch(Rectangle((first + 1, y + 0.1), length - first - 1, 0.8, **wasted(LINE)))
                 ax.add_patch(Rectangle((first, y + 0.1), 1, 0.8, facecolor=RED, linewidth=0))
         set_panel_title(ax, f"{name}: {changed} of {len(expected)} texts change")
         ax.set(xlim=(0, columns), ylim=(len(expected), 0), yticks=[], ylabel="text")

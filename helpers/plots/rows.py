@@ -8,15 +8,14 @@ from ..metrics import RequestMetrics, percentile
 from ..trace import WORK, Trace
 from .colors import (
     BLUE,
-    GREEN,
     INK,
-    RED,
+    PAGE,
+    SERIES_COLORS,
     SMALL,
     WIDTH,
     WORK_MEANING,
     ink_on,
     request_colors,
-    shade,
     work_key,
     work_look,
 )
@@ -38,7 +37,7 @@ def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int,
         name, trace = list(traces.items())[-1]
         last = min(zoom[1], trace.forward_passes - 1)
         panels.append((f"{name}, enlarged: forward passes {zoom[0]} to {last}", trace, zoom[0], last + 1))
-    height = sum(0.24 * trace.rows + 0.5 for _, trace, _, _ in panels) + 0.75
+    height = sum(0.26 * trace.rows + 0.6 for _, trace, _, _ in panels) + 0.75
     ratios = [trace.rows for _, trace, _, _ in panels]
     figure, axes = new_figure(height, len(panels), title, height_ratios=ratios)
     colors = request_colors(
@@ -53,7 +52,6 @@ def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int,
         ax.set(xlim=(first, end), ylim=(trace.rows, 0))
         ax.set_yticks([row + 0.5 for row in range(trace.rows)], [str(row) for row in range(trace.rows)])
         ax.set_ylabel("row")
-        ax.tick_params(length=2)
         set_panel_title(ax, heading)
     axes[-1].set_xlabel("forward pass (the numbers on the bars are requests)")
     seen = [kind for kind in WORK if any(trace.work[kind] for trace in traces.values())]
@@ -86,13 +84,13 @@ def _draw_rows(ax, trace: Trace, first: int, end: int, colors: Mapping[Hashable,
                     parts.append((stop - start, start, work))
             if not parts or request_id is None:
                 continue
-            ax.vlines(parts[0][1], row + 0.08, row + 0.92, color="white", linewidth=1)
+            ax.vlines(parts[0][1], row + 0.08, row + 0.92, color=PAGE, linewidth=1)
             length, start, work = max(parts)
             text = str(request_id)
             if 5.5 * len(text) + 2 < length * points:
                 look = {"ha": "center", "va": "center", "fontsize": SMALL - 0.5}
                 if work == "finished":
-                    look |= {"bbox": {"facecolor": "white", "linewidth": 0, "pad": 0.8}, "color": INK}
+                    look |= {"bbox": {"facecolor": PAGE, "linewidth": 0, "pad": 0.8}, "color": INK}
                 else:
                     look |= {"color": ink_on(work_look(work, color)["facecolor"])}
                 ax.text(start + length / 2, row + 0.52, text, **look)
@@ -130,7 +128,7 @@ def waiting_requests(
         unit: the unit of the latencies.
     """
     figure, axes = new_figure(1.55 * len(named) + 0.6, len(named), title, sharex=True, sharey=True)
-    looks = list(zip(groups.items(), (BLUE, RED, GREEN), "osD", strict=False))
+    looks = list(zip(groups.items(), SERIES_COLORS, "osD", strict=False))
     described, labels = [], []
     tallest = 0
     for ax, (name, metrics) in zip(axes, named.items(), strict=True):
@@ -142,7 +140,7 @@ def waiting_requests(
                 height[value] += 1
             median = percentile(values, 50)
             ax.axvline(median, color=color, linestyle="--", linewidth=1, zorder=0)
-            labels.append((ax, median, level, f"{group}: median {median:.3g}", shade(color, 0.8)))
+            labels.append((ax, median, level, f"{group}: median {median:.3g}", color))
             described.append(f"{name}, {group}: {values[0]:.3g} to {values[-1]:.3g}, median {median:.3g}")
         tallest = max(tallest, *height.values())
         set_panel_title(ax, name)
@@ -153,7 +151,7 @@ def waiting_requests(
     for ax, median, level, text, color in labels:
         y = (tallest + 0.6) * (1.08 + 0.27 * level)
         side = "right" if median > 0.6 * right else "left"
-        box = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
+        box = {"facecolor": PAGE, "linewidth": 0, "pad": 0.5}
         style = {"textcoords": "offset points", "ha": side, "va": "bottom", "fontsize": SMALL, "bbox": box}
         ax.annotate(text, (median, y), (-4 if side == "right" else 4, 0), color=color, **style)
     axes[-1].set_xlabel(f"latency ({unit})")

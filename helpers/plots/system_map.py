@@ -4,10 +4,9 @@ from collections.abc import Collection
 
 from matplotlib.patches import FancyBboxPatch
 
-from .colors import GRAY, INK, ORANGE
+from .colors import INK, LIGHT_SKY, LINE, MUTED, ORANGE, PAGE, ink_on
 from .picture import Picture, new_figure, set_panel_title, write
 
-BUILT = "#BFE0F5"  # a light SKY: dark text stays readable on it
 IDEAS = {
     1: "a forward pass yields one token, and a cache spares recomputing the others",
     2: "several requests share each forward pass",
@@ -68,11 +67,11 @@ def system_map(lesson: int | None = None) -> Picture:
     for name, (column, row, notes) in PARTS.items():
         left, top = column * ACROSS, row * DOWN
         here, built = lesson in notes, lesson is None or min(notes) < lesson
-        look = {"facecolor": ORANGE if here else BUILT if built else "white", "edgecolor": INK if here else GRAY}
+        look = {"facecolor": ORANGE if here else LIGHT_SKY if built else PAGE, "edgecolor": INK if here else LINE}
         look |= {"linewidth": 2.2 if here else 1, "linestyle": "-" if here or built else (0, (4, 3))}
         style = "round,pad=0,rounding_size=0.1"
         ax.add_patch(FancyBboxPatch((left, top), WIDTH, HEIGHT, boxstyle=style, mutation_aspect=1, **look))
-        color = INK if here or built else "#666666"
+        color = ink_on(look["facecolor"]) if here or built else MUTED
         known = [number for number in notes if lesson is not None and number <= lesson]
         note = notes[max(known)] if known else _lessons(notes if lesson is None else [min(notes)])
         for text, y, size in ((name, 0.21, 11.5), (note, 0.45, 9.5)):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.patches import Circle, FancyBboxPatch
 
-from .colors import GRAY, INK, LABEL, ORANGE, PALE, RED, REQUEST_COLORS, SKY, SMALL, ink_on, shade
+from .colors import GRAY, INK, ORANGE, PAGE, PALE, RED, REQUEST_COLORS, SKY, SMALL, ink_on, shade
 from .picture import Picture, add_key, new_figure, write
 
 OTHERS = "all others"
@@ -32,7 +32,7 @@ def probability_strips(
                 continue
             color = colors.get(token, PALE)
             hit = number is not None and left <= number < left + width
-            look = {"edgecolor": INK, "linewidth": 2, "zorder": 3} if hit else {"edgecolor": "white", "linewidth": 0.5}
+            look = {"edgecolor": INK, "linewidth": 2, "zorder": 3} if hit else {"edgecolor": PAGE, "linewidth": 0.5}
             ax.barh(y, width, left=left, height=0.66, color=color, **look)
             style = {"va": "center", "fontsize": SMALL, "zorder": 4}
             if 0.016 * len(token) + 0.008 < width:
@@ -48,10 +48,10 @@ def probability_strips(
         described.append(f"{name}: {listed}{drawn}")
     if number is not None:
         ax.axvline(number, color=INK, linestyle="--", linewidth=1.2, zorder=5)
-        ax.text(number, -0.55, f"the number {number:g} draws", ha="center", va="bottom", fontsize=LABEL, color=INK)
+        ax.text(number, -0.55, f"the number {number:g} draws", ha="center", va="bottom")
     ax.set_ylim(len(rows) - 0.5, -0.55)
     ax.set_yticks(range(len(rows)), list(rows))
-    ax.tick_params(axis="y", labelsize=LABEL, length=0)
+    ax.tick_params(axis="y", length=0)
     ax.set(xlim=(0, 1), xlabel="probability, added up")
     return Picture(figure, f"Probabilities side by side. {'; '.join(described)}.")
 
@@ -82,9 +82,9 @@ def constrained_text(tokens: Sequence[str], allowed: Sequence[int], title: str =
             ax.add_patch(FancyBboxPatch(*box, boxstyle="round,pad=0,rounding_size=0.12", linewidth=0.9, **look))
             for offset, character in enumerate(token):
                 shown = "␣" if character == " " else character
-                write(ax, left + offset + 0.5, top + 0.28, shown, family="monospace", color=INK)
+                write(ax, left + offset + 0.5, top + 0.28, shown, family="monospace", color=ink_on(look["facecolor"]))
             if count > 1:
-                write(ax, left + len(token) / 2, top - 0.2, f"{count:,}", SMALL - 1, color=INK)
+                write(ax, left + len(token) / 2, top - 0.2, f"{count:,}", SMALL - 1)
     free = sum(count > 1 for count in allowed)
     key = {
         "chosen from so many tokens": {"facecolor": ORANGE, "edgecolor": INK},
@@ -112,11 +112,11 @@ def tokens_over_states(tokens: Sequence[str], refused: tuple[str, str], first: i
     arrow = {"arrowstyle": "->", "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
     for state in range(len(characters) + 1):
         ax.add_patch(Circle((state, 0), 0.24, facecolor=PALE, edgecolor=INK, linewidth=1))
-        write(ax, state, 0, str(first + state), color=INK)
+        write(ax, state, 0, str(first + state))
         if state < len(characters):
             ax.annotate("", (state + 0.74, 0), (state + 0.26, 0), arrowprops=arrow)
             shown = characters[state].replace(" ", "␣")
-            write(ax, state + 0.5, 0.24, shown, family="monospace", color=INK)
+            write(ax, state + 0.5, 0.24, shown, family="monospace")
     left = 0
     for token, color in zip([*tokens, refused[0]], [SKY] * len(tokens) + [RED], strict=True):
         width = len(token) if color == SKY else 1

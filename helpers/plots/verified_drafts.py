@@ -5,7 +5,22 @@ from collections.abc import Hashable, Sequence
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from ..trace import Trace, num_matching
-from .colors import GREEN, INK, LABEL, ORANGE, PALE, RED, SKY, ink_on, request_colors, shade, wasted, work_key
+from .colors import (
+    GREEN,
+    INK,
+    LABEL,
+    MUTED,
+    ORANGE,
+    PAGE,
+    PALE,
+    RED,
+    SKY,
+    ink_on,
+    request_colors,
+    shade,
+    wasted,
+    work_key,
+)
 from .grids import set_up_grid
 from .picture import Picture, add_key, new_figure, write
 
@@ -39,13 +54,13 @@ def verified_draft(newest: str, draft: Sequence[str], chosen: Sequence[str], tit
         gained = x <= accepted
         look = {"facecolor": ORANGE if gained else PALE, "linewidth": 0}
         ax.add_patch(Rectangle((x + 0.04, 0.06), 0.92, 0.88, **look))
-        _write_token(ax, x, 0.5, token, INK if gained else "#666666")
+        _write_token(ax, x, 0.5, token, ink_on(ORANGE) if gained else MUTED)
         ax.annotate("", (x + 0.5, 1.0), (x + 0.5, 2.0), arrowprops={"arrowstyle": "->", "color": INK, "linewidth": 1.1})
     for x in range(min(accepted + 1, len(draft))):  # the model's token is compared with the next draft token
         same = x < accepted
         look = {"arrowstyle": "<->", "color": GREEN if same else RED, "linewidth": 1.3, "mutation_scale": 9}
         ax.add_patch(FancyArrowPatch((x + 0.75, 0.98), (x + 1.25, 2.02), **look))
-        box = {"facecolor": "white", "linewidth": 0, "pad": 0.8}
+        box = {"facecolor": PAGE, "linewidth": 0, "pad": 0.8}
         write(ax, x + 1.0, 1.5, "=" if same else "≠", color=shade(look["color"], 0.75), weight="bold", bbox=box)
     set_up_grid(ax, columns, 3, "")
     ax.set_yticks([0.5, 2.5], ["the model\nchooses", "the pass\ncomputes"])
@@ -71,7 +86,7 @@ def _listed(tokens: Sequence[str]) -> str:
 
 def _write_token(ax, x: float, y: float, text: str, color: str, boxed: bool = False) -> None:
     size = min(LABEL, 85 / max(1, len(text.strip())))
-    box = {"facecolor": "white", "linewidth": 0, "pad": 0.8} if boxed else None
+    box = {"facecolor": PAGE, "linewidth": 0, "pad": 0.8} if boxed else None
     write(ax, x + 0.5, y, text.strip(), size, color=color, bbox=box)
 
 
@@ -94,8 +109,7 @@ def draft_staircase(passes: Sequence[tuple[int, int]], title: str = "") -> Pictu
     ax.set(xlim=(0, furthest), ylim=(len(passes), 0), xlabel="position in the output (tokens)", ylabel="decode pass")
     ticks = range(0, len(passes), 5)
     ax.set_yticks([tick + 0.5 for tick in ticks], [str(tick + 1) for tick in ticks])
-    ax.grid(axis="x", color=PALE)
-    ax.set_axisbelow(True)
+    ax.grid(axis="x")
     key = {"newest token": {"facecolor": NEWEST}, "accepted": {"facecolor": ACCEPTED}, "rejected": REJECTED}
     add_key(figure, key)
     drafted, accepted = (sum(column) for column in zip(*passes, strict=True))
@@ -129,7 +143,6 @@ def draft_timeline(trace: Trace, title: str = "") -> Picture:
                     ax.add_patch(Rectangle((x + 0.06, bottom - gained - wrong), 0.88, wrong, **look))
     ax.set(xlim=(0, max(1, trace.forward_passes)), ylim=(trace.rows, 0))
     ax.set_yticks([row + 0.5 for row in range(trace.rows)], [str(row) for row in range(trace.rows)])
-    ax.tick_params(length=2)
     ax.set(ylabel="row", xlabel=f"forward pass (a full cell is {tallest} tokens)")
     add_key(figure, {"prefill": work_key("prefill"), "tokens gained": work_key("decode"), "rejected": REJECTED})
     alt = (
