@@ -2,8 +2,7 @@
 
 from matplotlib.patches import Rectangle
 
-from .colors import INK, LABEL, PAGE, SKY, SMALL
-from .drawings import CACHED
+from .colors import INK, LABEL, LIGHT_SKY, PAGE, SKY, SMALL
 from .grids import draw_cell
 from .picture import Picture, add_key, new_figure, write
 
@@ -20,7 +19,7 @@ def attention_step(title: str = "") -> Picture:
         write(ax, x + 0.5, 0.3, token, weight="bold" if x == last else "normal")
         ax.plot((last + 0.5, x + 0.5), (1.52, 2.26), **line)
         for y in (2.2, 4.4):
-            draw_cell(ax, x, y, SKY if x == last else CACHED)
+            draw_cell(ax, x, y, SKY if x == last else LIGHT_SKY)
         write(ax, x + 0.5, 3.3, f"{share:.0%}", SMALL)
         ax.add_patch(Rectangle((x + 0.3, 4.1 - 0.62 * strength), 0.4, 0.62 * strength, facecolor=INK))
         ax.plot((x + 0.5, last + 0.5), (5.36, 6.14), **line)
@@ -32,7 +31,7 @@ def attention_step(title: str = "") -> Picture:
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     key = {
-        "read from the KV cache": {"facecolor": CACHED},
+        "read from the KV cache": {"facecolor": LIGHT_SKY},
         "computed and kept": {"facecolor": SKY},
         "computed, not kept": {"facecolor": PAGE, "edgecolor": INK, "linewidth": 1.6},
     }
