@@ -17,6 +17,18 @@ from .exercise import Wrong
 
 VOCABULARY, EOS, EOS_SHARE = 90, 17, 16  # every 16th token is EOS
 MAX_IDLE = 3  # steps in a row without a forward pass
+CHUNK = (
+    "A chunk of a prompt yields no token of the output: the prompt goes on after it, and only its last token tells what "
+    "follows"
+)
+ORDER = (
+    "`forward` returns a token for each row, in the order of the rows: each belongs to its row's request, and follows "
+    "that row's last token"
+)
+LEAKS = (
+    "Are all blocks of requests that finished or were preempted free again, can cached ones be evicted, is a block taken "
+    "only when a token needs it, and is what was preempted in the queue again"
+)
 MEASURES = ("forward passes", "prompt tokens", "wasted slot-steps")
 
 
@@ -92,11 +104,18 @@ class _Request:
     computed: int = 0  # the highest position so far
     tokens_at: list[int] = field(default_factory=list)  # the pass of each token
     rows: list[tuple[int, int, int]] = field(default_factory=list)  # (pass, start, tokens)
+    came: list[tuple[int, int]] = field(default_factory=list)  # (end, the token that followed) of each row
+    table: list[int] = field(default_factory=list)  # of the latest row
     suspect: str = ""  # the first thing that makes its tokens wrong
 
     @property
     def text(self) -> list[int]:
         return self.prompt + self.output
+
+    @property
+    def known(self) -> int:
+        """The tokens of the text that the engine can know."""
+        return len(self.prompt) + len(self.tokens_at)
 
 
 class Run:
@@ -118,6 +137,7 @@ class Run:
         chunks = sum(-(-len(one.text) // workload.budget) + len(one.output) for one in self.requests.values())
         self.max_passes = 100 + 4 * chunks
         self.widest = self.reserved = self.left_free = self.after_end = self.restarts = self.repeated = 0
+        self.cut = self.small = 0  # chunks that end inside a prompt, and those that could have been larger
         self.joined_late = True  # requests join only when none runs
         self.victims: list[bool] = []  # for each restart: whether the request was the oldest that ran
 
@@ -175,23 +195,19 @@ class Run:
                 "requests all the same: know them by their ids"
             )
         what = f"computes nothing in {MAX_IDLE} steps although {len(self.unfinished)} requests wait or run"
-        if len(one.prompt) > self.workload.budget and not one.rows:
+        if len(one.prompt) > self.workload.budget and not one.rows and not self.cut:
             return (
                 f"{what}. The prompt of request {one.id} has {len(one.prompt)} tokens, and a pass has room for "
                 f"{self.workload.budget}: it is computed in chunks, over several passes"
             )
-        size, held = self.workload.block_size, [other for other in self.unfinished if other.rows]
-        need = sum(-(-(other.computed + 1) // size) for other in held)
         total = self.workload.num_blocks
-        if len(held) > 1 and need > total:
+        held = {block for other in self.unfinished for block in other.table}
+        if len(held) == total > max(len(other.table) for other in self.unfinished):
             return (
                 f"{what}: each waits for a block of another. When no block is free, the newest running request is "
                 "preempted: it gives its blocks back, and waits"
             )
-        return (
-            f"{what}. Those that run need {need} of the {total} blocks. Are all blocks of requests that finished or "
-            "were preempted free again, can cached ones be evicted, and is a block taken only when a token needs it"
-        )
+        return f"{what}. {LEAKS}"
 
     # --- a forward pass -----------------------------------------------------------------------------------------
 
@@ -201,12 +217,11 @@ class Run:
         if not rows:
             return []
         if self.passes >= self.max_passes:
-            ids = ", ".join(str(one.id) for one in self.unfinished[:5])
-            raise Wrong(f"has run {self.passes} passes, and requests {ids} have not finished: does each pass help one")
-        keys = [self._compute(row) for row in rows]
-        self._note(rows)
+            raise Wrong(f"has run {self.passes} passes, and {len(self.unfinished)} requests have not finished. {LEAKS}")
+        tokens = self.model.next_tokens(rows, [self._compute(row) for row in rows])
+        self._note(rows, tokens)
         self.passes += 1
-        return self.model.next_tokens(rows, keys)
+        return tokens
 
     def _row(self, row) -> Row:
         if not isinstance(row, list | tuple) or len(row) != 4:
@@ -247,7 +262,8 @@ class Run:
                 )
             if end > len(row.block_table) * work.block_size:
                 raise Wrong(
-                    f"computes request {row.request_id} up to position {end - 1}, for which a table of "
+                    self._too_far(one, row)
+                    or f"computes request {row.request_id} up to position {end - 1}, for which a table of "
                     f"{len(row.block_table)} blocks has no slot. A token needs its slot before it is computed"
                 )
 
@@ -258,11 +274,12 @@ class Run:
     def _compute(self, row: Row) -> int:
         """Write the keys of a row, note what is wrong with them, and return the last one."""
         one, earlier = self.requests[row.request_id], 0
+        one.suspect = one.suspect or self._too_far(one, row)
         for position in range(row.start):
             key, *written = self.slots.get(self._slot(row, position), (0,))
             earlier += attended(position, key)
             if position < len(one.keys) and key != one.keys[position] and not one.suspect:
-                one.suspect = self._misread(one, position, written)
+                one.suspect = self._misread(one, row, position, written)
         for position, token in enumerate(row.token_ids, row.start):
             if position < len(one.text) and token != one.text[position] and not one.suspect:
                 one.suspect = self._misplaced(one, row, position, token)
@@ -271,7 +288,17 @@ class Run:
             earlier += attended(position, key)
         return key
 
-    def _misread(self, one: _Request, position: int, written: list) -> str:
+    def _too_far(self, one: _Request, row: Row) -> str:
+        """Say that a row computes positions that its request does not have yet; "" if it does not."""
+        last = row.start + len(row.token_ids) - 1
+        if last < one.known or len(one.tokens_at) == len(one.output):
+            return ""
+        return (
+            f"computes position {last} of request {one.id}, which has {one.known} tokens so far. `start` is the place of "
+            "the row's first token in the request's own text, counted from 0, so the newest token is at the last of them"
+        )
+
+    def _misread(self, one: _Request, row: Row, position: int, written: list) -> str:
         what = f"reads a wrong key for position {position} of request {one.id}:"
         if not written:
             if position >= one.computed:
@@ -281,7 +308,10 @@ class Run:
                 )
             return f"{what} the block table has changed, and the keys are in the blocks that it had before"
         owner, place, token = written
-        if owner != one.id and (place, token) == (position, one.text[position]):
+        size = self.workload.block_size
+        first = position - position % size
+        inside = [self.slots.get(self._slot(row, place), (0,))[-1] for place in range(first, first + size)]
+        if owner != one.id and inside == one.text[first : first + size]:
             return (
                 f"{what} the token is the same, but it was computed after another text, that of request {owner}. A "
                 "token's key depends on everything before it, so a block is known by all tokens up to its end"
@@ -299,7 +329,6 @@ class Run:
 
     def _misplaced(self, one: _Request, row: Row, position: int, token: int) -> str:
         what = f"computes token {token} at position {position} of request {one.id}, whose text has"
-        known = len(one.prompt) + len(one.tokens_at)
         others = [i for i in range(len(one.text)) if one.text[i : i + len(row.token_ids)] == row.token_ids]
         if position < len(one.prompt):
             if others and others[0] != row.start:
@@ -307,39 +336,39 @@ class Run:
                     f"{what} it at position {others[0] + position - row.start}. `start` is the place of the row's first "
                     "token in the request's own text, counted from 0"
                 )
-            return (
-                f"{what} {one.text[position]} there, in its prompt. A chunk of a prompt yields no token of the output: "
-                "the prompt goes on after it, and only its last token tells what follows"
-            )
-        if position < known:
+            return f"{what} {one.text[position]} there, in its prompt. {CHUNK}"
+        if position < one.known:
             if others:
                 return (
                     f"{what} it at position {others[-1] + position - row.start}. A token's position is its place in the "
                     "request's own text, and the first token of the output follows the prompt"
                 )
-            return (
-                f"{what} {one.text[position]} there. `forward` returns a token for each row, in the order of the rows: "
-                "each belongs to its row's request, and follows that row's last token"
-            )
+            return f"{what} {one.text[position]} there. {ORDER}"
         return f"{what} no token there yet: it is computed before the model has chosen it"
 
-    def _note(self, rows: list[Row]) -> None:
+    def _note(self, rows: list[Row], tokens: list[int]) -> None:
         """Count what a pass costs, and what it yields."""
         running = {one.id for one in self.unfinished if one.rows and one.computed}
         in_pass = {row.request_id for row in rows}
         waiting = [one for one in self.unfinished if one.id not in in_pass and not one.tokens_at]
         self.widest = max(self.widest, len(rows))
         self.left_free += min(len(waiting), self.workload.rows - len(rows))
-        for row in rows:
+        has_room = sum(len(row.token_ids) for row in rows) < self.workload.budget
+        for row, token in zip(rows, tokens, strict=True):
             one, end = self.requests[row.request_id], row.start + len(row.token_ids)
+            one.came.append((end, token))
+            one.table = row.block_table
             if not one.rows and running - {row.request_id}:
                 self.joined_late = False
             if one.rows and row.start < one.rows[-1][1] + one.rows[-1][2]:
                 self.restarts += 1
                 older = [other for other in self.unfinished if other.rows and other.rows[0] < one.rows[0]]
                 self.victims.append(not older)
-            due = len(one.prompt) + len(one.tokens_at)
-            self.repeated += len(row.token_ids) == 1 and end < due
+            due = one.known
+            short = has_room and end < due and end % self.workload.block_size > 0
+            self.repeated += short and end >= len(one.prompt)
+            self.small += short and end < len(one.prompt)
+            self.cut += end < len(one.prompt)
             self.reserved = max(self.reserved, len(row.block_table) - -(-end // self.workload.block_size))
             self.after_end += max(0, end - max(row.start, len(one.text) - 1))
             if end == due and len(one.tokens_at) < len(one.output):
@@ -363,20 +392,22 @@ class Run:
                 raise Wrong(f"returns the output of request {number} twice: it leaves with its last token")
             if not isinstance(output, list | tuple) or not all(isinstance(token, Integral) for token in output):
                 raise Wrong(f"should return lists of token ids, but the output of request {number} is {kind(output)}")
-            if list(output) != one.output:
+            if list(output) != one.output or len(one.tokens_at) < len(one.output):
                 raise Wrong(self._explain(one, list(output)))
             one.finished = True
 
     def _explain(self, one: _Request, got: list[int]) -> str:
         """Return what is wrong with an output."""
         right, what = one.output, f"returns {len(got)} tokens for request {one.id}, which gets {len(one.output)} alone:"
+        if got == right:
+            return f"{what} the model has given {len(one.tokens_at)} of them so far"
         if got == one.text:
             return f"{what} an output does not contain the prompt"
         if got[: len(right)] == right and right[-1] == self.model.eos_id:
             return f"{what} it goes on after EOS, with which an output ends even if more tokens were allowed"
         if got[: len(right)] == right:
             return f"{what} max_new_tokens is {one.most}, and the pass over the prompt yields the first of them"
-        if right[:-1] == got and right[-1] == self.model.eos_id:
+        if right[:-1] == got and len(one.tokens_at) == len(right) and right[-1] == self.model.eos_id:
             return f"{what} EOS is missing. EOS is not text, but the model generated it"
         if right[: len(got)] == got:
             if len(got) == one.most - 1:
@@ -385,43 +416,53 @@ class Run:
                 f"{what} it ends before EOS and before max_new_tokens, {one.most}. Each request ends by itself, with "
                 "its own EOS, whatever its prompt holds and whenever others end"
             )
+        place = next((n for n, pair in enumerate(zip(got, right, strict=False)) if pair[0] != pair[1]), 0)
+        what = f"{what} they differ from token {place} on"
+        if place == 0 and any(end < len(one.prompt) and [token] == got[:1] for end, token in one.came):
+            return f"{what}. {CHUNK}"
+        at = one.tokens_at[place] if place < len(one.tokens_at) else -1
+        given = [
+            other.came[n][1] for other in self.requests.values() for n, row in enumerate(other.rows) if row[0] == at
+        ]
+        if not one.suspect and got[place : place + 1] and got[place] in given:
+            return f"{what}. {ORDER}"
         if others := [other.id for other in self.requests.values() if other.output == got and other.arrived]:
-            return f"{what} these are the tokens of request {others[0]}: know outputs by their request's id"
+            return f"{what}: these are the tokens of request {others[0]}. Know outputs by their request's id"
         if one.suspect:
             return one.suspect
-        place = next(n for n, pair in enumerate(zip(got, right, strict=False)) if pair[0] != pair[1])
         if any(start < end for (_, start, _), end in zip(one.rows[1:], (s + n for _, s, n in one.rows), strict=False)):
             return (
-                f"{what} they differ from token {place} on, after a preemption. The tokens generated before it are part "
+                f"{what}, after a preemption. The tokens generated before it are part "
                 "of the request's text: they are computed again, and not generated again"
             )
-        return f"{what} they differ from token {place} on, although its rows were computed right"
+        return f"{what}, although its rows were computed right. {ORDER}"
 
     @property
     def measures(self) -> dict[str, int]:
         """What the run costs. A slot-step is one row in one pass; without a new token of an output it is wasted."""
         every = self.requests.values()
         tokens = sum(len(one.tokens_at) for one in every)
+        pairs = [pair for one in every for pair in zip(one.tokens_at, one.tokens_at[1:], strict=False)]
         prompts = sum(max(0, min(s + n, len(one.prompt)) - s) for one in every for _, s, n in one.rows)
         return {
             "forward passes": self.passes,
             "prompt tokens": prompts,
             "wasted slot-steps": self.passes * self.workload.rows - tokens,
             "computed tokens": sum(n for one in every for _, _, n in one.rows),
-            "stalls": sum(
-                max(0, b - a - 1) for one in every for a, b in zip(one.tokens_at, one.tokens_at[1:], strict=False)
-            ),
+            "stalls": sum(b - a - 1 for a, b in pairs),
+            "tokens generated again": self.repeated,
         }
 
     def first_stall(self) -> tuple[int, int]:
-        """Return a request and the pass in which it should have had another token."""
-        gaps = [
-            (a + 1, one.id)
+        """Return the request that first got no token in a pass after its first token, and the pass."""
+        every = (
+            (at + 1, one.id)
             for one in self.requests.values()
-            for a, b in zip(one.tokens_at, one.tokens_at[1:], strict=False)
-            if b - a > 1
-        ]
-        return min(gaps)[::-1]
+            for at in one.tokens_at[:-1]
+            if at + 1 not in one.tokens_at
+        )
+        at, number = min(every)
+        return number, at
 
 
 # --- the course's own engine -----------------------------------------------------------------------------------------
