@@ -1,4 +1,4 @@
-"""The capstone: six milestones of an engine, each judged on workloads by what a run costs beside the course's engine."""
+"""The capstone: six milestones of an engine, each judged by what its runs cost beside the course's engine."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -137,7 +137,8 @@ def _continuous(draw: _Draw) -> Iterator[Workload]:
          draw.request(400, 4, 3, 3), draw.request(401, 11, 6, 6)],
         3,
     )  # fmt: skip
-    yield _roomy("3 rows, short outputs", [draw.request(0, n, most, most) for n, most in ((2, 1), (4, 1), (9, 6), (3, 1), (5, 2), (1, 1), *[(7, 6)] * 9)], 3)  # fmt: skip
+    sizes = ((2, 1), (4, 1), (9, 6), (3, 1), (5, 2), (1, 1), *[(7, 6)] * 9)
+    yield _roomy("3 rows, short outputs", [draw.request(0, length, most, most) for length, most in sizes], 3)
     yield _roomy("requests that arrive", draw.some(16, 20, 16, 40), draw.random.randint(3, 5))
 
 
@@ -218,11 +219,11 @@ class RealModel(KeyedModel):
         return self._engine.generate([prompt], SamplingParams(most))[0].token_ids
 
     def next_tokens(self, rows: list, keys: list[int]) -> list[int]:
-        chunks = [
-            Chunk(Sequence(row.request_id, [0] * row.start + row.token_ids, 1, computed=row.start), len(row.token_ids), row.block_table)
-            for row in rows
-        ]  # fmt: skip
-        return self._engine.runner.forward(Plan(chunks)).argmax(dim=-1).tolist()
+        plan = Plan()
+        for row in rows:
+            sequence = Sequence(row.request_id, [0] * row.start + row.token_ids, 1, computed=row.start)
+            plan.chunks.append(Chunk(sequence, len(row.token_ids), row.block_table))
+        return self._engine.runner.forward(plan).argmax(dim=-1).tolist()
 
 
 def real_case(milestone: str, seed: int) -> tuple[Workload, RealModel]:
@@ -256,7 +257,8 @@ def judge(milestone: Milestone) -> Callable[[Callable, int], Passed]:
                 run.error = run.error or str(wrong)
             run.error = run.error or _too_expensive(milestone, run)
             if run.error:
-                given = f"{workload.name}; {len(run.requests)} requests, {workload.num_blocks} blocks of {workload.block_size}"
+                memory = f"{workload.num_blocks} blocks of {workload.block_size}"
+                given = f"{workload.name}; {len(run.requests)} requests, {memory}"
                 raise Wrong(f"{run.error.rstrip('.')} (given: {given}).")
             if isinstance(model, RealModel):  # which an engine could run by itself, uncounted
                 continue
@@ -339,12 +341,12 @@ def _why(milestone: str, measure: str, run: Run, what: str) -> str:
         )
     if run.small > 1:
         return (
-            f"computes smaller chunks of prompts than fit: {what}. A pass has room for max_tokens_per_step tokens, and what "
-            "its decodes leave is for prompts"
+            f"computes smaller chunks of prompts than fit: {what}. A pass has room for max_tokens_per_step tokens, and "
+            "what its decodes leave is for prompts"
         )
     return (
-        f"leaves rows free in its passes while requests wait, {run.left_free} in all: {what}. All that fits into a pass "
-        "runs in it, prompts beside one another and beside decodes"
+        f"leaves rows free in its passes while requests wait, {run.left_free} in all: {what}. All that fits into a "
+        "pass runs in it, prompts beside one another and beside decodes"
     )
 
 
@@ -385,4 +387,4 @@ def try_engine(engine_class: Callable, requests: list[tuple[str, int]], max_rows
     drive(engine_class, run.serve, run.shape, max_rows, NO_LIMIT)
     if run.error:
         raise ValueError(f"The engine {run.error}.")
-    return [tokenizer.decode(one.text) for one in run.requests.values()]
+    return [tokenizer.decode(one.text, skip_special_tokens=True) for one in run.requests.values()]

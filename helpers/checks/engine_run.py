@@ -17,24 +17,21 @@ from .exercise import Wrong
 
 VOCABULARY, EOS, EOS_SHARE = 90, 17, 16  # every 16th token is EOS
 MAX_IDLE = 3  # steps in a row without a forward pass
-CHUNK = (
-    "A chunk of a prompt yields no token of the output: the prompt goes on after it, and only its last token tells what "
-    "follows"
-)
+CHUNK = "A chunk of a prompt yields no token: the prompt goes on after it, and only its last token tells what follows"
 ORDER = (
-    "`forward` returns a token for each row, in the order of the rows: each belongs to its row's request, and follows "
-    "that row's last token"
+    "`forward` returns a token for each row, in the order of the rows: each belongs to its row's request, and "
+    "follows that row's last token"
 )
 LEAKS = (
-    "Are all blocks of requests that finished or were preempted free again, can cached ones be evicted, is a block taken "
-    "only when a token needs it, and is what was preempted in the queue again"
+    "Are all blocks of requests that finished or were preempted free again, can cached ones be evicted, and is what "
+    "was preempted in the queue again"
 )
 MEASURES = ("forward passes", "prompt tokens", "wasted slot-steps")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests as (arrival in forward passes, prompt, max_new_tokens), and the limits of the engine that serves them."""
+    """Requests as (arrival in forward passes, prompt, max_new_tokens), and the limits of their engine."""
 
     name: str
     requests: list[tuple[int, list[int], int]]
@@ -106,6 +103,7 @@ class _Request:
     rows: list[tuple[int, int, int]] = field(default_factory=list)  # (pass, start, tokens)
     came: list[tuple[int, int]] = field(default_factory=list)  # (end, the token that followed) of each row
     table: list[int] = field(default_factory=list)  # of the latest row
+    stopped_short: bool = False  # the latest row ended before the text, for no visible reason
     suspect: str = ""  # the first thing that makes its tokens wrong
 
     @property
@@ -207,6 +205,14 @@ class Run:
                 f"{what}: each waits for a block of another. When no block is free, the newest running request is "
                 "preempted: it gives its blocks back, and waits"
             )
+        return self._without_memory(what)
+
+    def _without_memory(self, what: str) -> str:
+        if self.reserved == 1:
+            return (
+                f"{what}. A block is taken only when a token needs it: where memory is short, one that is taken as "
+                "soon as the last one is full keeps another request waiting"
+            )
         return f"{what}. {LEAKS}"
 
     # --- a forward pass -----------------------------------------------------------------------------------------
@@ -217,7 +223,8 @@ class Run:
         if not rows:
             return []
         if self.passes >= self.max_passes:
-            raise Wrong(f"has run {self.passes} passes, and {len(self.unfinished)} requests have not finished. {LEAKS}")
+            left = f"has run {self.passes} passes, and {len(self.unfinished)} requests have not finished"
+            raise Wrong(self._without_memory(left))
         tokens = self.model.next_tokens(rows, [self._compute(row) for row in rows])
         self._note(rows, tokens)
         self.passes += 1
@@ -232,6 +239,8 @@ class Run:
         for name, value in [("request_id", request), ("start", start), *(("token", token) for token in token_ids)]:
             if not isinstance(value, Integral) or value < 0:
                 raise Wrong(f"calls `forward` with {value!r} as a {name}, which is a number from 0")
+        if len(table) > self.workload.num_blocks:
+            raise Wrong(f"has a block table of {len(table)} blocks, and the model has {self.workload.num_blocks}")
         for block in table:
             if not isinstance(block, Integral) or not 0 <= block < self.workload.num_blocks:
                 blocks = f"which has the blocks 0 to {self.workload.num_blocks - 1}"
@@ -241,14 +250,14 @@ class Run:
     def _admit(self, rows: list[Row]) -> None:
         """Refuse a pass that is impossible."""
         work, ids = self.workload, [row.request_id for row in rows]
+        total = sum(len(row.token_ids) for row in rows)
         if len(rows) > work.rows:
             raise Wrong(f"runs {len(rows)} rows in a pass: the server has memory and time for max_rows, {work.rows}")
-        if total := [sum(len(row.token_ids) for row in rows)]:
-            if total[0] > work.budget:
-                raise Wrong(
-                    f"computes {total[0]} tokens in a pass, and max_tokens_per_step is {work.budget}. All tokens of a "
-                    "pass count, those of prompts and the one of each decode"
-                )
+        if total > work.budget:
+            raise Wrong(
+                f"computes {total} tokens in a pass, and max_tokens_per_step is {work.budget}. All tokens of a pass "
+                "count, those of prompts and the one of each decode"
+            )
         for row in rows:
             one, end = self.requests.get(row.request_id), row.start + len(row.token_ids)
             if one is None or not one.arrived:
@@ -294,8 +303,8 @@ class Run:
         if last < one.known or len(one.tokens_at) == len(one.output):
             return ""
         return (
-            f"computes position {last} of request {one.id}, which has {one.known} tokens so far. `start` is the place of "
-            "the row's first token in the request's own text, counted from 0, so the newest token is at the last of them"
+            f"computes position {last} of request {one.id}, which has {one.known} tokens so far. `start` is the place "
+            "of the row's first token in the request's own text, counted from 0: the newest token comes last in it"
         )
 
     def _misread(self, one: _Request, row: Row, position: int, written: list) -> str:
@@ -307,7 +316,7 @@ class Run:
                     "and the newest token has none before its own pass"
                 )
             return f"{what} the block table has changed, and the keys are in the blocks that it had before"
-        owner, place, token = written
+        owner, place, _ = written
         size = self.workload.block_size
         first = position - position % size
         inside = [self.slots.get(self._slot(row, place), (0,))[-1] for place in range(first, first + size)]
@@ -333,15 +342,15 @@ class Run:
         if position < len(one.prompt):
             if others and others[0] != row.start:
                 return (
-                    f"{what} it at position {others[0] + position - row.start}. `start` is the place of the row's first "
-                    "token in the request's own text, counted from 0"
+                    f"{what} it at position {others[0] + position - row.start}. `start` is the place of the row's "
+                    "first token in the request's own text, counted from 0"
                 )
             return f"{what} {one.text[position]} there, in its prompt. {CHUNK}"
         if position < one.known:
             if others:
                 return (
-                    f"{what} it at position {others[-1] + position - row.start}. A token's position is its place in the "
-                    "request's own text, and the first token of the output follows the prompt"
+                    f"{what} it at position {others[-1] + position - row.start}. A token's position is its place in "
+                    "the request's own text, and the first token of the output follows the prompt"
                 )
             return f"{what} {one.text[position]} there. {ORDER}"
         return f"{what} no token there yet: it is computed before the model has chosen it"
@@ -366,7 +375,8 @@ class Run:
                 self.victims.append(not older)
             due = one.known
             short = has_room and end < due and end % self.workload.block_size > 0
-            self.repeated += short and end >= len(one.prompt)
+            self.repeated += one.stopped_short and len(row.token_ids) == 1
+            one.stopped_short = short and end >= len(one.prompt)
             self.small += short and end < len(one.prompt)
             self.cut += end < len(one.prompt)
             self.reserved = max(self.reserved, len(row.block_table) - -(-end // self.workload.block_size))
@@ -398,7 +408,9 @@ class Run:
 
     def _explain(self, one: _Request, got: list[int]) -> str:
         """Return what is wrong with an output."""
-        right, what = one.output, f"returns {len(got)} tokens for request {one.id}, which gets {len(one.output)} alone:"
+        right = one.output
+        many = f"{len(got)} token{'s' * (len(got) != 1)}"
+        what = f"returns {many} for request {one.id}, which gets {len(right)} alone:"
         if got == right:
             return f"{what} the model has given {len(one.tokens_at)} of them so far"
         if got == one.text:
@@ -432,8 +444,8 @@ class Run:
             return one.suspect
         if any(start < end for (_, start, _), end in zip(one.rows[1:], (s + n for _, s, n in one.rows), strict=False)):
             return (
-                f"{what}, after a preemption. The tokens generated before it are part "
-                "of the request's text: they are computed again, and not generated again"
+                f"{what}, after a preemption. The tokens generated before it are part of the request's text: they are "
+                "computed again, and not generated again"
             )
         return f"{what}, although its rows were computed right. {ORDER}"
 

@@ -3,13 +3,15 @@
 A wrong engine is the solution with a few lines changed, so it fails for its one mistake.
 """
 
+import re
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
-from answers import RIGHT, WRONG, right
 from handing_in import answers_of
 
+from answers import RIGHT, WRONG, right
 from helpers.checks import Row
 
 SOLUTION = answers_of("18_capstone_engine")["MyEngine"]
@@ -33,7 +35,7 @@ for _task in MILESTONES:
 
 @right(*MILESTONES[:3])
 class FourVerbs:
-    """Lesson 3's loop: batches are dicts, prefills and decodes take turns, and each row owns an equal part of memory."""
+    """Lesson 3's loop: batches are dicts, prefills and decodes take turns, and each row owns a part of memory."""
 
     def __init__(self, model, max_rows, max_tokens_per_step):
         self.model, self.queue, self.batch = model, [], {"rows": [], "ids": []}
@@ -207,105 +209,17 @@ class Planner:
 
 # --- wrong engines ----------------------------------------------------------------------------------------------------
 
-ROW = "Row(one.id, one.computed, one.tokens[one.computed : one.computed + count], one.table)"
-ENDS = "if token == self.model.eos_id or len(output) == request.max_new_tokens:"
-OUTPUT = "outputs[request.id] = output"
-JOINS = "while self.waiting and len(self.running) < self.max_rows and left and not short_of_memory:"
-LEAVES = "                    self.running.remove(request)\n                    self.release(request)\n"
-ARRIVES = "self.waiting.append(Request(request_id, list(prompt), len(prompt), max_new_tokens))"
-PREEMPTED = "                self.release(newest)\n"
-STATIC = (JOINS, JOINS.replace(":", " and not decodes_first:"))
 
-MUTANTS = {
-    "engine_cached": {
-        "computes tokens again whose keys are in the cache": [
-            (ROW, "Row(one.id, 0, one.tokens[: one.computed + count], one.table)")
-        ],
-        "EOS is missing": [(OUTPUT, "outputs[request.id] = [one for one in output if one != self.model.eos_id]")],
-        "goes on after EOS": [(ENDS, "if len(output) == request.max_new_tokens:")],
-        "the pass over the prompt yields the first of them": [(ENDS, ENDS.replace("==", ">").replace(">", "==", 1))],
-        "does not contain the prompt": [(OUTPUT, "outputs[request.id] = request.tokens")],
-        "the newest token is at the last of them": [(ROW, ROW.replace("one.computed,", "one.computed + (count == 1),", 1))],
-        "whatever its prompt holds": [(ENDS, ENDS.replace("token == self.model.eos_id", "self.model.eos_id in request.tokens"))],
-        "max_new_tokens counts generated tokens": [(ENDS, ENDS.replace("len(output) ==", "1 + len(output) >="))],
-    },
-    "engine_static": {
-        "runs one request at a time": [(JOINS, JOINS.replace("len(self.running) < self.max_rows", "not self.running"))],
-        "know them by their ids": [
-            (ARRIVES, f"if all(one.tokens != prompt for one in self.waiting): {ARRIVES}")
-        ],
-        "in the order of the rows": [("self.model.forward(passed)", "reversed(self.model.forward(passed))")],
-        "has written to that block": [("block = self.free.pop(0)", "block = len(request.table)")],
-        "whenever others end": [(ENDS, ENDS.replace(":", " or outputs:"))],
-        "leaves rows free in its passes": [(JOINS, JOINS.replace(":", " and not decodes_first and len(rows) + 1 < self.max_rows:"))],
-        "computes rows of requests that have finished": [
-            STATIC,
-            (OUTPUT, "outputs[request.id] = output; request.max_new_tokens = 0"),
-            (LEAVES, ""),
-            ("        return outputs\n", "        if not any(one.max_new_tokens for one in self.running):\n"
-             "            while self.running: self.release(self.running.pop())\n        return outputs\n"),
-            (ENDS, ENDS.replace(":", " if request.max_new_tokens else False:")),
-        ],
-    },
-    "engine_continuous": {
-        "waits until all rows have finished": [STATIC],
-        "the server has memory and time for max_rows": [(JOINS, JOINS.replace("<", "<="))],
-        "in the step in which it ends": [(OUTPUT, "outputs.update({request.id: output} if count == 1 else {})")],
-        "leaves rows free in its passes": [(JOINS, JOINS.replace(" < self.max_rows", " + 1 < self.max_rows"))],
-        "`start` is the place": [(ROW, ROW.replace("one.computed,", "max(each.computed for each in rows),", 1))],
-        "A block belongs to one request": [(LEAVES, f"{LEAVES}                    self.free = [block for one in self.running for block in one.table] + self.free\n")],
-    },
-    "engine_chunked": {
-        "All tokens of a pass count": [
-            ("            rows[request] = tokens\n            left -= tokens\n        return", "            rows[request] = tokens\n        return")
-        ],
-        "the one of each decode": [("                left -= tokens\n", "                left -= tokens * (tokens > 1)\n")],
-        "it is computed in chunks": [
-            ("            if not self.grow(request, request.computed + tokens):\n                self.release",
-             "            if tokens < request.uncomputed or not self.grow(request, request.computed + tokens):\n                self.release"),
-        ],
-        "A chunk of a prompt yields no token": [("if request.uncomputed == 0:", "if True:")],
-        "`start` is the place": [(ROW, ROW.replace("one.computed,", "one.computed if count == 1 else 0,", 1))],
-        "Decodes come first in every pass": [("request.uncomputed > 1)", "request.uncomputed == 1)")],
-        "prompts are computed in what is left": [
-            ("        for request in decodes_first:\n", "        for request in [r for r in decodes_first if r.uncomputed > 1] or decodes_first:\n"),
-        ],
-        "computes smaller chunks of prompts than fit": [("            tokens = min(request.uncomputed, left)\n            while tokens", "            tokens = min(request.uncomputed, left, 2)\n            while tokens")],
-    },
-    "engine_paged": {
-        "takes blocks before they are needed": [
-            ("missing = -(-tokens //", "tokens = max(tokens, min(request.prompt_tokens + 12, request.prompt_tokens + request.max_new_tokens))\n        missing = -(-tokens //")
-        ],
-        "the newest running request is preempted": [
-            ("                short_of_memory = True\n", "                short_of_memory = True\n                tokens = 0\n                continue\n")
-        ],
-        "without its blocks, a request has to be computed again": [(PREEMPTED, "                known = newest.computed; self.release(newest); newest.computed = known\n")],
-        "generates tokens again after a preemption": [(PREEMPTED, f"{PREEMPTED}                del newest.tokens[newest.prompt_tokens :]\n")],
-        "are all blocks of requests that finished": [(LEAVES, "                    self.running.remove(request)\n")],
-        "preempts requests that have run longest": [("newest = self.running.pop()", "newest = self.running.pop(0)")],
-        "is what was preempted in the queue again": [("                self.waiting.appendleft(newest)\n", "")],
-        "is a block taken only when a token needs it": [("missing = -(-tokens // self.model.block_size)", "missing = tokens // self.model.block_size + 1")],
-        "The tokens generated before it are part": [(PREEMPTED, f"{PREEMPTED}                newest.max_new_tokens -= len(newest.tokens) - newest.prompt_tokens\n                newest.prompt_tokens = len(newest.tokens)\n")],
-    },
-    "engine_prefixes": {
-        "computes every prompt from its first token": [("            self.share(request)\n", "")],
-        "A token's key depends on everything before it": [
-            ("tuple(request.tokens[:end])", "tuple(request.tokens[end - size : end])"),
-            ("tuple(request.tokens[: (number + 1) * size])", "tuple(request.tokens[number * size : (number + 1) * size])"),
-        ],
-        "Even if all of its text is cached": [("range(size, len(request.tokens), size)", "range(size, len(request.tokens) + 1, size)")],
-        "has written to that block": [("            self.users[block] -= 1\n            if self.users[block] == 0:\n", "            if block not in self.free:\n"), ("            if self.users[block] == 0:\n                self.free.remove(block)\n", "            if block in self.free:\n                self.free.remove(block)\n")],
-        "A block stays cached after its request has finished": [("                self.free.insert(", "                self.block_of.pop(self.text_of.pop(block, None), None)\n                self.free.insert(")],
-        "can cached ones be evicted": [("                self.free.insert(len(self.free) if block in self.text_of else 0, block)", "                self.free += [block] * (block not in self.text_of)"), ("                self.free.remove(block)\n", "                pass\n")],
-        "to several only if they share a full block": [
-            ("            request.computed = end\n", "            request.computed = end\n        for end in range(len(request.tokens) - 1, request.computed, -1):\n"
-             "            if (block := self.block_of.get(tuple(request.tokens[:end]))) is not None:\n                self.users[block] += 1\n"
-             "                request.table.append(block)\n                request.computed = end\n                break\n"),
-            ("        for number in range(request.computed // size):", "        if request.computed % size:\n            self.block_of[tuple(request.tokens[: request.computed])] = request.table[-1]\n        for number in range(request.computed // size):"),
-        ],
-    },
-}  # fmt: skip
+def _changes(text):
+    """Yield (old, new) for each pair of removed and added lines."""
+    for removed, added in re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)*)", text, re.MULTILINE):
+        yield tuple("\n" + re.sub("^.", "", lines, flags=re.MULTILINE) for lines in (removed, added))
 
-for _task, _mutants in MUTANTS.items():
-    _without = [("            self.share(request)\n", "")] if _task == "engine_paged" else []
-    WRONG[_task] |= {message: engine(*changes, *_without) for message, changes in _mutants.items()}
+
+for _text in re.split("^== ", Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+    _task, *_mutants = re.split(r"\n# ", f"{_text}\n")
+    # An engine that preempts and shares nothing: cached blocks would make up for some mistakes.
+    _base = [("            self.share(request)\n", "")] if _task.strip() == "engine_paged" else []
+    for _mutant in _mutants:
+        _message, _, _lines = _mutant.partition("\n")
+        WRONG[_task.strip()][_message] = engine(*_changes(_lines), *_base)
