@@ -11,7 +11,7 @@ import yaml
 from answers import RIGHT, WRONG
 from answers.capstone import MILESTONES, SOLUTION, engine
 from grading.encoding import decode, encode
-from handing_in import RELEASE, ROOT, answers_of, hand_in, notebook
+from handing_in import CAPSTONE, RELEASE, ROOT, answers_of, hand_in, notebook
 
 from helpers.checks import calling, score_engine, try_engine
 from helpers.checks.calling import answer
@@ -22,7 +22,6 @@ from helpers.checks.engine_run import EOS, KeyedModel, Run, Workload, run_engine
 from helpers.checks.examining import examine
 from helpers.checks.exercises import EXERCISES
 
-CAPSTONE = "18_capstone_engine"
 WORKFLOW = ROOT / ".github/classroom/capstone.yml"
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from handing_in import answers_of
+from handing_in import CAPSTONE, answers_of
 
 from answers import RIGHT, WRONG, right
 from helpers.checks import Row
 
-SOLUTION = answers_of("18_capstone_engine")["MyEngine"]
+SOLUTION = answers_of(CAPSTONE)["MyEngine"]
 MILESTONES = [f"engine_{name}" for name in ("cached", "static", "continuous", "chunked", "paged", "prefixes")]
 
 
