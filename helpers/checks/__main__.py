@@ -12,11 +12,12 @@ from pathlib import Path
 
 from .calling import answer
 from .examining import examine
-from .exercises import EXERCISES
 
 
 def main(path: str, task: str) -> int:
     """Print the message and return the exit status: 0 if the task is passed."""
+    from .exercises import EXERCISES
+
     cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     function = re.search(rf'check\("{task}", (\w+)\)', "\n".join(sources))

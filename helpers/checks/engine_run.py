@@ -438,10 +438,10 @@ class Run:
         ]
         if not one.suspect and got[place : place + 1] and got[place] in given:
             return f"{what}. {ORDER}"
-        if others := [other.id for other in self.requests.values() if other.output == got and other.arrived]:
-            return f"{what}: these are the tokens of request {others[0]}. Know outputs by their request's id"
         if one.suspect:
             return one.suspect
+        if others := [other.id for other in self.requests.values() if other.output == got and other.arrived]:
+            return f"{what}: these are the tokens of request {others[0]}. Know outputs by their request's id"
         if any(start < end for (_, start, _), end in zip(one.rows[1:], (s + n for _, s, n in one.rows), strict=False)):
             return (
                 f"{what}, after a preemption. The tokens generated before it are part of the request's text: they are "
