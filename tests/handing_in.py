@@ -11,6 +11,7 @@ SOURCE, RELEASE = ROOT / "notebooks/exercises/source", ROOT / "notebooks/exercis
 LESSONS = sorted((path.stem for path in ROOT.glob("notebooks/[1-9]*.ipynb")), key=lambda name: int(name.split("_")[0]))
 ONE, TWO, THREE = LESSONS[:3]
 CODELAB, EVICTION, MEMO, FLEET_MEMO = "4_codelab_scheduler", "8_codelab_eviction", "10_design_memo", "18_fleet_memo"
+CAPSTONE = "18_capstone_engine"
 
 
 def read(folder, assignment):

@@ -365,3 +365,47 @@ def test_the_table_of_earlier_runs_is_whole_if_writing_the_new_one_is_interrupte
     with pytest.raises(KeyboardInterrupt):
         grade.grade(folder, out, replace(OPTIONS, seed="2"))
     assert rows_of(out) == [("ada", ONE, "1")]
+
+
+# --- the leaderboard --------------------------------------------------------------------------------------------------
+
+
+def contestant(student, *scores, name="", score=0):
+    measured = tuple({"passes": (mine, 100), "tokens": (tokens, 50)} for mine, tokens in scores)
+    return Grade(student, "18_capstone_engine", score or len(scores), 6, name=name, page="", scores=measured)
+
+
+def standings(folder):
+    with open(folder / "leaderboard.csv", newline="", encoding="utf-8") as file:
+        return [(line["rank"], line["student"], line["passes"]) for line in csv.DictReader(file)]
+
+
+def test_a_leaderboard_ranks_milestones_first_then_costs_and_keeps_earlier_runs(tmp_path):
+    book = Gradebook(tmp_path)
+    for grade_ in [
+        contestant("ada", (120, 50), (100, 50), name="Ada <Lovelace>"),
+        contestant("ben", (90, 50), (100, 60), name="=cmd()"),
+        contestant("cyd", (50, 10)),
+        contestant("dan"),
+    ]:
+        book.enter(grade_, "1")
+    book.write()
+    assert standings(tmp_path) == [("1", "ben", "95.0"), ("2", "ada", "110.0"), ("3", "cyd", "50.0")]
+    page = (tmp_path / "leaderboard.html").read_text()
+    assert "Ada &lt;Lovelace&gt;" in page and "<Lovelace>" not in page and "dan" not in page
+    assert "'=cmd()" in (tmp_path / "leaderboard.csv").read_text()
+
+    later = Gradebook(tmp_path, is_anonymous=True)
+    later.enter(contestant("cyd", (100, 50), (90, 60)), "2")
+    later.enter(contestant("ada", (10, 10)), "2")  # a worse grade, so the earlier line stays
+    later.write()
+    assert standings(tmp_path) == [("1", "ben", "95.0"), ("1", "cyd", "95.0"), ("3", "ada", "110.0")]
+    page = (tmp_path / "leaderboard.html").read_text()
+    assert "Engine 3" in page and "Ada" not in page and "ben" not in page
+
+
+def test_without_a_contest_there_is_no_leaderboard(tmp_path):
+    book = Gradebook(tmp_path)
+    book.enter(Grade("ada", ONE, 1, 8, page=""), "1")
+    book.write()
+    assert not list(tmp_path.glob("leaderboard*"))

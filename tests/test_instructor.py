@@ -30,7 +30,7 @@ def texts_of_the_checks():
 def assignment(path):
     """Return the name of an assignment on the page: lesson 4, codelab 4, memo 10; exercise 19 if it has no lesson."""
     kind = "lesson" if (ROOT / "notebooks" / path.name).exists() else "exercise"
-    kind = next((kind for kind in ("codelab", "memo") if kind in path.stem), kind)
+    kind = next((kind for kind in ("codelab", "memo", "capstone") if kind in path.stem), kind)
     return f"{kind} {path.stem.partition('_')[0]}"
 
 
@@ -42,7 +42,7 @@ def test_every_message_that_the_page_quotes_is_a_check_s():
 
 
 def test_the_points_are_those_of_the_exercises():
-    told = dict(re.findall(r"^\| ((?:lesson|codelab|memo|exercise) \d+) \| (\d+) \|", PAGE, re.MULTILINE))
+    told = dict(re.findall(r"^\| ((?:lesson|codelab|memo|capstone|exercise) \d+) \| (\d+) \|", PAGE, re.MULTILINE))
     points = {}
     for path in NOTEBOOKS:
         cells = nbformat.read(path, as_version=4).cells
@@ -70,7 +70,7 @@ def test_the_minutes_to_read_are_those_of_the_lessons():
 
 def test_the_minutes_of_the_exercises_are_those_that_they_state():
     lessons = re.findall(r"^\| \[(\d+)\]\(.*\| \d+ \+ (\d+) \|$", PAGE, re.MULTILINE)
-    others = re.findall(r"^\| \[((?:codelab|memo|exercise) \d+)\]\(.*\| (\d+) \|$", PAGE, re.MULTILINE)
+    others = re.findall(r"^\| \[((?:codelab|memo|capstone|exercise) \d+)\]\(.*\| (\d+) \|$", PAGE, re.MULTILINE)
     told = dict([(f"lesson {number}", minutes) for number, minutes in lessons] + others)
     first = {path: nbformat.read(path, as_version=4).cells[0].source for path in NOTEBOOKS}
     assert told == {

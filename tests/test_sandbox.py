@@ -23,6 +23,7 @@ from grading.examiners import Options
 from grading.submissions import ASSIGNMENTS
 from grading.worker_process import Limits, WorkerLostError, WorkerProcess
 from handing_in import (
+    CAPSTONE,
     CODELAB,
     EVICTION,
     MEMO,
@@ -238,6 +239,38 @@ EARLY = {
 }
 
 
+# Engines for the capstone, which is worth 12 points: what they write behind the solution or in its place.
+CHEATS = {
+    "forges_costs": """
+        from helpers.checks import capstone, engine_calls, engine_run
+        none = dict.fromkeys(("forward passes", "prompt tokens", "wasted slot-steps", "computed tokens", "stalls"), 0)
+        engine_run.Run.measures = property(lambda run: none)
+        capstone.judge = lambda milestone: lambda function, seed: None
+        engine_calls.drive = lambda *arguments: None
+        """,
+    "runs_its_own_model": """
+        from helpers import load_model
+        class MyEngine:
+            def __init__(self, *arguments): self.requests = []
+            def add_request(self, *request): self.requests.append(request)
+            def step(self):
+                import torch
+                outputs = {}
+                for name, prompt, most in self.requests:
+                    ids = load_model()[0].generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False)
+                    outputs[name] = ids[0, len(prompt):].tolist()
+                return outputs
+        """,
+    "asks_for_the_future": """
+        class MyEngine:
+            def __init__(self, model, *arguments): self.model = model
+            def add_request(self, *request): pass
+            def step(self):
+                for name in range(20): self.model._serve(("finished", {name: [1]}))
+                for _ in range(100): self.model._serve(("arrivals",))
+                return {}
+        """,
+}
 UNTOUCHED = (ONE, EVICTION, MEMO)
 
 
@@ -266,6 +299,9 @@ def graded(tmp_path_factory):
         hand_in(folder / "zoe" / f"{assignment}.ipynb", notebook(assignment, answers_of(assignment)))
     for assignment in UNTOUCHED:
         hand_in(folder / "untouched" / f"{assignment}.ipynb", notebook(assignment, {}))
+    for name, cheat in CHEATS.items():
+        source = answers_of(CAPSTONE)["MyEngine"] + textwrap.dedent(cheat)
+        hand_in(folder / name / f"{CAPSTONE}.ipynb", notebook(CAPSTONE, {"MyEngine": source}))
     half = {task: answer for task, answer in answers_of(TWO).items() if task in ("batch_costs", "left_pad")}
     hand_in(folder / "half" / f"{TWO}.ipynb", notebook(TWO, half))
     verbs = ["generate_next_token", "merge_batches", "filter_batch", "init_batch"]
@@ -284,6 +320,18 @@ def test_an_attack_earns_nothing_for_its_task_and_costs_no_other(graded, name):
         earned["cached_loop"] = "0/3"
     assert dict(part.split() for part in row["tasks"].split(", ")) == earned
     assert row["note"].startswith(ATTACKS[name][1])
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_an_engine_that_cheats_passes_no_milestone_and_is_on_no_leaderboard(graded, name):
+    row = graded[0][name, CAPSTONE]
+    assert row["score"] == "0" and row["tasks"].count("0/2") == 6
+
+
+def test_the_leaderboard_has_the_engine_that_passes(graded):
+    lines = (graded[1] / "leaderboard.csv").read_text().splitlines()
+    assert len(lines) == 2 and lines[1].startswith(f"1,zoe,,{CAPSTONE},6,")
+    assert "zoe" in (graded[1] / "leaderboard.html").read_text()
 
 
 @pytest.mark.parametrize("name", EARLY)
@@ -307,7 +355,14 @@ def test_a_submission_leaves_nothing_behind(graded):
     assert not Path("/tmp/bombed-by-a-submission").exists()
     page = (graded[1] / "feedback" / "rewrites_the_checks_on_disk" / f"{ONE}.html").read_text()
     assert page.count("WRITABLE") == 1  # in the code
-    assert sorted(path.name for path in graded[1].iterdir()) == ["feedback", "grades.csv", "ignored.csv", "memos.csv"]
+    assert sorted(path.name for path in graded[1].iterdir()) == [
+        "feedback",
+        "grades.csv",
+        "ignored.csv",
+        "leaderboard.csv",
+        "leaderboard.html",
+        "memos.csv",
+    ]
     commands = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
     assert not [command for command in commands if "grading.worker" in command]
 

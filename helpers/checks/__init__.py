@@ -18,16 +18,19 @@ from collections.abc import Callable
 _HOME = {
     "CachedBlock": "eviction",
     "Reader": "reader",
+    "Row": "engine_calls",
     "ServerRequest": "scheduling",
     "compare_guess": "predictions",
     "engine_with": "student_block_manager",
     "first_come": "scheduling",
     "planned_by": "student_scheduler",
     "run_schedule": "scheduling",
+    "score_engine": "capstone",
     "score_eviction": "eviction",
     "score_schedule": "scheduling",
     "simulate_queue": "queue_simulation",
     "try_design": "capacity",
+    "try_engine": "capstone",
     "try_fleet": "fleet_plan",
 }
 

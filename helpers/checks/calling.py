@@ -39,6 +39,8 @@ class Question:
             grader's sandbox contains, so not next to a reference implementation.
         forbidden: the course's own solutions, as "module:function". They raise an error while the function runs.
         binds: whether the arguments must fit the function's parameters.
+        serve: what the function may ask of the process that puts the question, whose answers it cannot change. The
+            observer gets it before the arguments.
     """
 
     signature: str
@@ -47,6 +49,7 @@ class Question:
     observe: Callable = call
     forbidden: tuple[str, ...] = ()
     binds: bool = True
+    serve: Callable | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ def answer(question: Question, function: Callable) -> Outcome:
     arguments = copy.deepcopy(question.arguments)
     try:
         with _without(question.forbidden), time_limit(SECONDS):
-            result = question.observe(function, *arguments)
+            served = [question.serve] if question.serve else []
+            result = question.observe(function, *served, *arguments)
     except TimeLimitError:
         given = f" (given: {question.given})" if question.given else ""
         return _final(f"did not finish within {SECONDS} seconds: does your loop end?{given}")

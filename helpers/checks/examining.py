@@ -6,7 +6,7 @@ that explains the part with the first difference, the first difference.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from .calling import Outcome, Question
@@ -16,11 +16,12 @@ from .exercise import Exercise, JudgedExercise, Passed, Wrong
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a function passed, the message, and what to draw beside it."""
+    """Whether a function passed, the message, what to draw beside it, and its standing in a contest."""
 
     passed: bool
     message: str
     grids: Grids | None = None
+    score: Mapping[str, tuple[int, int]] | None = None
 
 
 def examine(exercise: Exercise | JudgedExercise, ask: Callable[[Question], Outcome], seed: int = 0) -> Verdict:
@@ -36,7 +37,7 @@ def examine(exercise: Exercise | JudgedExercise, ask: Callable[[Question], Outco
         judged = _judge(exercise, ask, seed)
         if isinstance(judged, str):
             return Verdict(False, judged)
-        return Verdict(True, f"{idea} {judged.details}" if judged else idea)
+        return Verdict(True, f"{idea} {judged.details}", score=judged.score) if judged else Verdict(True, idea)
     asked = []
     for question, right in exercise.questions(seed):
         outcome = ask(question)
@@ -75,8 +76,8 @@ def _explain(exercise: Exercise, trials: list["_Trial"], wrong: list["_Trial"]) 
 
 
 def _judge(exercise: JudgedExercise, ask: Callable[[Question], Outcome], seed: int) -> str | Passed | None:
-    def function(*arguments, given: str = ""):
-        outcome = ask(Question(exercise.signature, arguments, given))
+    def function(*arguments, given: str = "", **observed):
+        outcome = ask(Question(exercise.signature, arguments, given, **observed))
         if outcome.failure:
             raise Wrong(f"{outcome.failure.message} (given: {given})" if given else outcome.failure.message)
         return outcome.result

@@ -205,9 +205,15 @@ class JudgedExercise:
 
 @dataclass(frozen=True)
 class Passed:
-    """A judge's words on a function that passed, such as where it stands in a contest."""
+    """A judge's words on a function that passed, such as where it stands in a contest.
+
+    Attributes:
+        details: in words.
+        score: for a leaderboard, by measure: the function's own value, and the course's.
+    """
 
     details: str
+    score: Mapping[str, tuple[int, int]] | None = None
 
 
 class Wrong(Exception):

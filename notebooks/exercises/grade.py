@@ -65,6 +65,7 @@ def grade(
     choice: Choice = Choice(),
     jobs: int = 1,
     replaces: bool = False,
+    is_anonymous: bool = False,
 ) -> Run:
     """Grade the submissions in a folder or .zip; write them into the gradebook in `out`, see `Gradebook`.
 
@@ -75,13 +76,14 @@ def grade(
         choice: which submissions.
         jobs: submissions that are graded at the same time.
         replaces: whether a grade may replace a better one of an earlier run.
+        is_anonymous: whether the leaderboard's page leaves out the names.
 
     Raises:
         ValueError: there is nothing to grade at `place`, a student of the choice handed in nothing, an assignment of it
             does not exist, or a table is no such table.
         NoSandboxError: there is no working sandbox on this machine.
     """
-    book = Gradebook(out)
+    book = Gradebook(out, is_anonymous)
     grades, kept = [], []
     with tempfile.TemporaryDirectory(prefix="submitted-") as scratch:
         submissions, ignored = _select(place, Path(scratch), choice)
@@ -129,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     grading.add_argument("--roster", type=Path, help="a .csv of the students: the first column has their ids")
     grading.add_argument("--student", action="append", default=[], help="grade only this student; may be repeated")
     grading.add_argument("--replace", action="store_true", help="also replace better grades of earlier runs")
+    grading.add_argument("--anonymous", action="store_true", help="leave out the names on the leaderboard's page")
     grading.add_argument("--timeout", type=int, default=60, help="seconds that a cell may take, or a task")
     grading.add_argument("--memory", type=float, default=4, help="GB that a submission may use")
     grading.add_argument("--seed", help="repeat the grades of a table (default: a new one of 128 bits)")
@@ -177,7 +180,7 @@ def _grade(args: argparse.Namespace) -> None:
     choice = Choice(args.student, args.assignment, args.roster)
     out = os.path.relpath(args.out)
     try:
-        run = grade(args.place, args.out.resolve(), options, choice, args.jobs, args.replace)
+        run = grade(args.place, args.out.resolve(), options, choice, args.jobs, args.replace, args.anonymous)
     except KeyboardInterrupt:
         sys.exit(f"Interrupted. What was graded is in {out}, with the seed {options.seed}.")
     for each in run.grades:

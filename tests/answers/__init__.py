@@ -37,6 +37,7 @@ solutions = SimpleNamespace(
 )
 
 from . import (  # noqa: E402, F401
+    capstone,
     codelab,
     lesson_1,
     lesson_2,

@@ -13,6 +13,7 @@ examination.py   one submission: its cells in order, its tasks examined, the wor
 feedback.py      the page for the student
 examiners.py     many submissions at once, each in a process that the others do not share
 gradebook.py     grades from one run to the next, and the points given by hand
+leaderboard.py   the standings of a contest
 release.py       the student notebooks, with nbgrader
 """
 

@@ -43,6 +43,7 @@ class Task:
         grids: what the check draws beside it.
         work: the student's cells since the task before.
         by_hand: the most points that the instructor can give for its text; 0 for what the grader examines.
+        score: its standing in a contest, by measure: its own value, and the course's.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Task:
     grids: Grids | None = None
     work: list[Work] = field(default_factory=list)
     by_hand: float = 0
+    score: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def note(self) -> str:
@@ -76,7 +78,8 @@ def grade_cells(cells: list[Cell], limits: Limits, seed: str, is_sandboxed: bool
                 copies[cell.task] += 1
                 verdict = _examine(cell, notebook, case_seed(seed, cell.task, copies[cell.task]))
                 message = f"A cell {losses[0]}." if losses and not verdict.passed else verdict.message
-                task = Task(cell.task, cell.points, cell.points * verdict.passed, message, verdict.grids, work)
+                earned, score = cell.points * verdict.passed, dict(verdict.score or {})
+                task = Task(cell.task, cell.points, earned, message, verdict.grids, work, score=score)
                 before = tasks.get(cell.task, task)
                 best = before if before.earned > task.earned else task
                 tasks[cell.task] = replace(best, work=work if before is task else before.work + work)

@@ -38,7 +38,8 @@ class Options:
 class Grade:
     """A line of the table, and the student's page. `note` says what went wrong, `tasks` has the points of each task.
 
-    `memos` has the most points that the instructor can give each text; they are not part of `max_score`.
+    `memos` has the most points that the instructor can give each text; they are not part of `max_score`. `scores` has
+    the standing of each task in a contest, by measure: the submission's own value, and the course's.
     """
 
     student: str
@@ -50,6 +51,7 @@ class Grade:
     memos: tuple[tuple[str, float], ...] = ()
     name: str = ""
     page: str = ""
+    scores: tuple[dict[str, tuple[int, int]], ...] = ()
 
 
 def grade_all(submissions: list[Submission], options: Options, jobs: int) -> Iterator[Grade]:
@@ -104,6 +106,7 @@ def grade_one(submission: Submission, options: Options) -> Grade:
         memos=tuple((task.name, task.by_hand) for task in tasks if task.by_hand),
         name=submission.name,
         page=feedback.page(submission, tasks, "; ".join(notes), seed, max_score),
+        scores=tuple(task.score for task in tasks if task.score),
     )
 
 

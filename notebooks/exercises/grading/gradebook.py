@@ -1,7 +1,7 @@
 """The grades of a course, from one run to the next: a table, a page per submission, and the points given by hand.
 
-A folder has grades.csv, memos.csv for the instructor to fill in, and feedback/<student>/<assignment>.html. What an
-earlier run has entered stays, unless a student's new grade is as good.
+A folder has grades.csv, memos.csv for the instructor to fill in, feedback/<student>/<assignment>.html, and a
+leaderboard if there is a contest. What an earlier run has entered stays, unless a student's new grade is as good.
 """
 
 from pathlib import Path
@@ -9,6 +9,7 @@ from pathlib import Path
 from . import feedback
 from .examiners import Grade
 from .feedback import Mark
+from .leaderboard import Leaderboard
 from .plain import line
 from .tables import read_csv, write_csv
 
@@ -22,13 +23,14 @@ class Gradebook:
 
     Args:
         folder: it need not exist yet.
+        is_anonymous: whether the leaderboard's page leaves out the names.
 
     Raises:
         ValueError: grades.csv or memos.csv in it is another table.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, is_anonymous: bool = False):
+        self.folder, self.is_anonymous, self.board = folder, is_anonymous, Leaderboard(folder)
         self.lines: dict[tuple[str, str], dict[str, str]] = {}
         self.marks: dict[tuple[str, str], dict[str, Mark]] = {}
         for fields in _read(folder / "grades.csv", COLUMNS):
@@ -68,6 +70,7 @@ class Gradebook:
             "tasks": grade.tasks,
             "seed": seed,
         }
+        self.board.enter(grade)
         page = self.page(key)
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(self._filled(key, grade.page), encoding="utf-8", errors="replace")
@@ -125,6 +128,8 @@ class Gradebook:
                 for name, mark in self.marks[key].items()
             ]
             write_csv(self.folder / "memos.csv", [MEMO_COLUMNS, *memos])
+
+        self.board.write(self.is_anonymous)
 
     def page(self, key: tuple[str, str]) -> Path:
         """Return where the page of a (student, assignment) is."""

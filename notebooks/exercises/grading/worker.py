@@ -8,6 +8,7 @@ import pickle
 import resource
 import sys
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import helpers.checks
@@ -17,6 +18,7 @@ from . import encoding
 
 FIRST_USER = 2_000_000_000  # numbers from here on belong to no account
 OUT_OF_MEMORY = b"out of memory"
+ASKS = b"?"  # begins what a function asks the grader while it runs
 
 
 def serve(connection: Connection) -> None:
@@ -25,7 +27,7 @@ def serve(connection: Connection) -> None:
     while True:
         kind, *content = pickle.loads(connection.recv_bytes())
         try:
-            reply = _run(shell, *content) if kind == "run" else _answer(shell, *content)
+            reply = _run(shell, *content) if kind == "run" else _answer(shell, connection, *content)
         except BaseException as error:  # KeyboardInterrupt and the like, from a student's function
             name = type(error).__name__
             failure = calling.Failure(name, "", f"stopped with {name}.", is_final=True)
@@ -41,11 +43,16 @@ def _run(shell, source: str) -> bytes:
     return OUT_OF_MEMORY if is_full else b""
 
 
-def _answer(shell, question: calling.Question, name: str) -> bytes:
+def _answer(shell, connection: Connection, question: calling.Question, serves: bool, name: str) -> bytes:
     if name not in shell.user_ns:
         message = f"no cell defines `{name}`, or the cell that does so failed."
         return encoding.encode(calling.Outcome(failure=calling.Failure("", "", message, is_final=True)))
-    return encoding.encode(calling.answer(question, shell.user_ns[name]))
+
+    def ask(message: tuple):
+        connection.send_bytes(ASKS + encoding.encode(calling.Outcome(message)))
+        return pickle.loads(connection.recv_bytes())
+
+    return encoding.encode(calling.answer(replace(question, serve=ask if serves else None), shell.user_ns[name]))
 
 
 def _shell():

@@ -12,13 +12,13 @@ import subprocess
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 
 import psutil
 
 from . import encoding, sandbox
-from .worker import OUT_OF_MEMORY
+from .worker import ASKS, OUT_OF_MEMORY
 
 UNREADABLE = "sent the grader what is no result"
 ENDED = "ended the process (a crash in a library, a kill or `os._exit`: no error can be shown)"
@@ -101,9 +101,13 @@ class WorkerProcess:
         return self.printed()
 
     def ask(self, question, name: str, seconds: float):
-        """Put a question to a function of the notebook and return the `Outcome`."""
-        data = self._exchange(("answer", question, name), seconds)
+        """Put a question to a function of the notebook and return the `Outcome`; serve what it asks meanwhile."""
+        end = time.monotonic() + seconds
+        data = self._exchange(("answer", replace(question, serve=None), question.serve is not None, name), seconds)
         try:
+            while question.serve and data.startswith(ASKS):
+                reply = question.serve(encoding.decode(data.removeprefix(ASKS)).result)
+                data = self._exchange(reply, max(end - time.monotonic(), 0.1))
             return encoding.decode(data)
         except ValueError:
             self.close()

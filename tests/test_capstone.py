@@ -1,0 +1,248 @@
+"""The capstone: right engines pass every draw, wrong ones are told what they missed, and cheats gain nothing."""
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from answers import RIGHT, WRONG
+from answers.capstone import MILESTONES, SOLUTION, engine
+from grading.encoding import decode, encode
+from handing_in import CAPSTONE, RELEASE, ROOT, answers_of, hand_in, notebook
+
+from helpers.checks import calling, score_engine, try_engine
+from helpers.checks.calling import answer
+from helpers.checks.capstone import MILESTONES as DECLARED
+from helpers.checks.capstone import cases, course_run
+from helpers.checks.engine_calls import Row
+from helpers.checks.engine_run import EOS, KeyedModel, Run, Workload, run_engine
+from helpers.checks.examining import examine
+from helpers.checks.exercises import EXERCISES
+
+WORKFLOW = ROOT / ".github/classroom/capstone.yml"
+
+
+def verdict_on(task, engine_class, seed=0):
+    return examine(EXERCISES[task], lambda question: answer(question, engine_class), seed)
+
+
+def named(answers):
+    return [pytest.param(task, *each, id=f"{task}-{each[0]}") for task in MILESTONES for each in answers[task].items()]
+
+
+@pytest.mark.parametrize("task, name, engine_class", named(RIGHT))
+def test_a_right_engine_passes_every_draw(task, name, engine_class):
+    for seed in range(1, 6):
+        verdict = verdict_on(task, engine_class, seed)
+        assert verdict.passed, (seed, verdict.message)
+
+
+@pytest.mark.parametrize("task, message, engine_class", named(WRONG))
+def test_a_wrong_engine_is_told_the_same_on_another_draw(task, message, engine_class):
+    verdict = verdict_on(task, engine_class, 1)
+    assert not verdict.passed and message in verdict.message
+
+
+def test_each_milestone_has_five_wrong_engines_and_ideas_of_its_own():
+    assert list(DECLARED) == MILESTONES
+    assert all(len(WRONG[task]) >= 5 for task in MILESTONES)
+    last = engine()
+    assert all(verdict_on(task, last).passed for task in MILESTONES), "the last milestone's engine passes them all"
+
+
+def test_milestones_differ_an_engine_that_stops_at_one_fails_the_next():
+    joins = "and not short_of_memory:"
+    stopped = {
+        "engine_static": [("len(self.running) < self.max_rows", "not self.running")],
+        "engine_continuous": [(joins, joins.replace(":", " and not decodes_first:"))],
+        "engine_chunked": [("rows, left = {}, self.max_tokens_per_step", "rows, left = {}, 10**6")],
+        "engine_prefixes": [("            self.share(request)\n", "")],
+    }  # fmt: skip
+    for task, changes in stopped.items():
+        before = MILESTONES[MILESTONES.index(task) - 1]
+        assert verdict_on(before, engine(*changes)).passed, before
+        assert not verdict_on(task, engine(*changes)).passed, task
+
+
+@pytest.mark.parametrize("task", MILESTONES)
+def test_the_course_s_engine_serves_every_workload_and_two_draws_share_no_token(task):
+    texts = []
+    for seed in (0, 1):
+        for workload, model in cases(task, seed):
+            run = course_run(DECLARED[task], workload, model)
+            assert not run.error and all(one.finished for one in run.requests.values()), workload.name
+            texts.append([one.output for one in run.requests.values()])
+    assert texts[0] != texts[len(texts) // 2]
+
+
+def test_the_stand_in_s_tokens_depend_on_every_key():
+    model, prompt = KeyedModel("a"), [3, 1, 4, 1, 5, 9, 2, 6]
+    assert model.alone(prompt, 5) != KeyedModel("b").alone(prompt, 5)
+    for place in range(len(prompt)):
+        other = [*prompt[:place], 50, *prompt[place + 1 :]]
+        assert model.keys_of(other)[-1] != model.keys_of(prompt)[-1]
+    assert model.alone([*prompt, EOS], 3) != [], "EOS in a prompt ends nothing"
+
+
+def test_texts_of_the_course_s_model_are_those_of_its_requests_alone():
+    from helpers import generate_alone
+
+    requests = [("Once upon a time, a brave", 9), ("Many hands", 3), ("Many hands", 5)]
+    texts = try_engine(engine(), requests, max_rows=2)
+    assert texts == [
+        prompt + one.text for (prompt, _), one in zip(requests, generate_alone(requests).outputs, strict=True)
+    ]
+    wrong = engine(("if request.uncomputed == 0:", "if True:"), ("left = {}, self.max_tokens_per_step", "left = {}, 4"))
+    with pytest.raises(ValueError, match="A chunk of a prompt yields no token"):
+        try_engine(wrong, requests)
+
+
+def test_a_score_stands_beside_the_course_s(capsys):
+    scores = score_engine(RIGHT["engine_cached"]["FourVerbs"])
+    assert list(scores) == MILESTONES[:3]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7 and lines[4].endswith("not yet")
+    assert "76 / 76" in lines[1]
+
+
+# --- engines that cheat -----------------------------------------------------------------------------------------------
+
+WORK = Workload("two", [(0, [1, 2, 3], 4), (9, [4, 5], 2)], 2, 20, 4)
+
+
+def run_of(step):
+    """Return the error of a run whose engine does something in its steps."""
+
+    class Engine:
+        def __init__(self, model, *limits):
+            self.model, self.requests = model, []
+
+        def add_request(self, *request):
+            self.requests.append(request)
+
+    Engine.step = step
+    return run_engine(Engine, WORK, KeyedModel("secret")).error
+
+
+def test_an_engine_knows_no_request_before_it_arrives():
+    seen = []
+
+    def look(self):
+        seen.extend(self.requests)
+        self.model.forward([Row(1, 0, [4, 5], [0])])
+
+    with pytest.raises(Exception, match="request 1, which has not arrived"):
+        run_of(look)
+    assert [request for request, *_ in seen] == [0]
+
+
+def test_right_tokens_that_the_model_has_not_given_are_no_output():
+    right = KeyedModel("secret").alone([1, 2, 3], 4)
+    assert "the model has given 0 of them so far" in run_of(lambda self: {0: right})
+
+
+@pytest.mark.parametrize(
+    "step, message",
+    [
+        (lambda self: self.model._serve(("forward", 7)), "cannot read"),
+        (lambda self: self.model._serve(()), "cannot read"),
+        (lambda self: self.model._serve(("measures",)), "cannot read"),
+        (lambda self: [self.model._serve(("arrivals",)) for _ in range(9)], "computes nothing"),
+        (lambda self: {}, "computes nothing in 3 steps"),
+        (lambda self: None, "should return a dict"),
+        (lambda self: {7: [1]}, "no request that has arrived"),
+        (lambda self: {0: "tokens"}, "should return lists of token ids"),
+        (lambda self: self.model.forward([]), "should return a dict"),
+    ],
+)
+def test_whatever_an_engine_sends_is_an_error_in_words(step, message):
+    assert message in run_of(step)
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        (Row(0, 0, [1, 2, 3], [9]), "names block 9"),
+        (Row(0, 0, [1, 2, 3], [-1]), "names block -1"),
+        (Row(0, 0, [1, 2, 3], []), "has no slot"),
+        (Row(0, 0, [1] * 21, [0, 1, 2, 3]), "computes 21 tokens in a pass"),
+        (Row(0, 10**12, [1], [0]), "`start` is the place"),
+        (Row(0, 0, [1], [0] * 10**6), "block table of 1000000 blocks"),
+        (Row(0, 0.0, [1], [0]), "calls `forward` with 0.0 as a start"),
+        ((0, 0, [1]), "each of its rows is a `Row`"),
+    ],
+)
+def test_an_impossible_pass_is_refused_and_ends_the_run(row, message):
+    run = Run(WORK, KeyedModel("secret"))
+    run.serve(("arrivals",))
+    sent = (row.request_id, row.start, row.token_ids, row.block_table) if isinstance(row, Row) else row
+    assert message in run.serve(("forward", [sent]))
+    assert run.serve(("arrivals",)) is None and message in run.error and run.passes == 0
+
+
+def test_an_engine_that_does_not_end_is_stopped(monkeypatch):
+    monkeypatch.setattr(calling, "SECONDS", 1)
+    endless = engine(
+        (
+            "rows, left = {}, self.max_tokens_per_step",
+            "rows, left = {}, self.max_tokens_per_step\n        while True: pass",
+        )
+    )
+    assert "did not finish within 1 seconds" in verdict_on("engine_cached", endless).message
+    busy = engine(("            request.computed += count\n", ""))  # computes the same tokens again and again
+    assert not verdict_on("engine_cached", busy).passed
+
+
+def test_messages_survive_the_way_out_of_a_sandbox():
+    for message in [("arrivals",), ("forward", [(0, 0, [1, 2], [3])]), ("finished", {0: [1, 2]})]:
+        assert decode(encode(calling.Outcome(message))).result == message
+
+
+# --- the starter and the workflow of GitHub Classroom -----------------------------------------------------------------
+
+
+def test_the_starter_has_the_interface_and_each_milestone_s_hint():
+    text = "\n".join(cell.source for cell in notebook(CAPSTONE, {}).cells)
+    for name in (
+        "__init__(self, model, max_rows, max_tokens_per_step)",
+        "add_request(self, request_id, prompt,",
+        "step(self)",
+    ):
+        assert f"def {name}" in text
+    assert [text.count(f"<summary>Hint {number}:") for number in range(1, 7)] == [1] * 6
+    minutes = re.findall(r"^\| `engine_\w+` \| \d \| (\d+) \|", text, re.MULTILINE)
+    assert f"about {sum(map(int, minutes))} minutes" in text and len(minutes) == 6
+    assert answers_of(CAPSTONE)["MyEngine"] == SOLUTION and len(inspect.cleandoc(SOLUTION).splitlines()) < 200
+
+
+def test_the_workflow_checks_each_milestone_and_its_points_are_the_notebook_s():
+    jobs = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
+    (job,) = jobs.values()
+    commands = [step["with"] for step in job["steps"] if "command" in step.get("with", {})]
+    assert [one["command"].split()[-1] for one in commands] == MILESTONES
+    assert all(one["max-score"] == 2 and one["timeout"] <= 10 for one in commands)
+    report = job["steps"][-1]
+    assert report["with"]["runners"].split(",") == MILESTONES
+    assert set(report["env"]) == {f"{task.upper()}_RESULTS" for task in MILESTONES}
+
+
+@pytest.mark.slow
+def test_the_workflow_s_command_passes_right_notebooks_and_fails_others(tmp_path):
+    jobs = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
+    command = next(
+        step["with"]["command"]
+        for job in jobs.values()
+        for step in job["steps"]
+        if "with" in step and "command" in step["with"]
+    )
+    path = Path(command.split()[-2])
+    assert path == RELEASE.relative_to(ROOT) / CAPSTONE / f"{CAPSTONE}.ipynb"
+    (tmp_path / "helpers").symlink_to(ROOT / "helpers")
+    for answers, code in [({"MyEngine": SOLUTION}, 0), ({}, 1), ({"MyEngine": "MyEngine = 1 / 0"}, 1)]:
+        hand_in(tmp_path / path, notebook(CAPSTONE, answers))
+        words = [sys.executable, *command.split()[1:]]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == code, done.stdout + done.stderr
