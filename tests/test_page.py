@@ -188,7 +188,9 @@ def test_replicas_have_lanes_of_their_own_with_a_name_and_a_state(window, server
     iterations = [{"n": n, "seconds": 0.002, "slots": full, "replica": names[n % 2]} for n in range(100)]
     message = {
         "rows": 4, "policy": "balanced", "max_queue": 64, "pace": 0, "blocks": None, "running_count": 4,
-        "replicas": [{"name": name, "state": state, "rows": 2} for name, state in zip(names, ("ready", "draining"), strict=True)],
+        "replicas": [
+            {"name": "replica-1", "state": "ready", "rows": 2}, {"name": "replica-2", "state": "draining", "rows": 2},
+        ],
         "waiting": [], "waiting_count": 0, "tokens_per_second": 0.0, "iterations": iterations, "finished": [],
     }  # fmt: skip
     page = window(server, message=message)
