@@ -23,6 +23,7 @@ DATA = {"helpers/tiny_model/corpus.py"}  # word lists and sentences: long, but t
 
 # Packages that a requirement brings along and documents as part of itself.
 INCLUDED = {
+    "pillow": {"PIL"},
     "transformers": {"huggingface_hub", "safetensors", "tokenizers"},
     "fastapi": {"pydantic", "starlette"},
     "uvicorn": {"h11"},
