@@ -28,6 +28,7 @@ INCLUDED = {
     "fastapi": {"pydantic", "starlette"},
     "uvicorn": {"h11"},
     "cyclopts": {"docstring_parser"},
+    "matplotlib": {"PIL"},
 }
 NOTEBOOK = {"IPython", "packaging"}  # imported only inside a notebook, where Jupyter's kernel requires them
 
