@@ -16,9 +16,11 @@ from handing_in import CAPSTONE, RELEASE, ROOT, answers_of, hand_in, notebook
 from helpers.checks import calling, score_engine, try_engine
 from helpers.checks.calling import answer
 from helpers.checks.capstone import MILESTONES as DECLARED
-from helpers.checks.capstone import cases, course_run
+from helpers.checks.capstone import course_run
 from helpers.checks.engine_calls import Row
-from helpers.checks.engine_run import EOS, KeyedModel, Run, Workload, run_engine
+from helpers.checks.engine_models import EOS, KeyedModel
+from helpers.checks.engine_run import Run, Workload, run_engine
+from helpers.checks.engine_workloads import cases
 from helpers.checks.examining import examine
 from helpers.checks.exercises import EXERCISES
 

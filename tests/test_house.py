@@ -23,10 +23,12 @@ DATA = {"helpers/tiny_model/corpus.py"}  # word lists and sentences: long, but t
 
 # Packages that a requirement brings along and documents as part of itself.
 INCLUDED = {
+    "pillow": {"PIL"},
     "transformers": {"huggingface_hub", "safetensors", "tokenizers"},
     "fastapi": {"pydantic", "starlette"},
     "uvicorn": {"h11"},
     "cyclopts": {"docstring_parser"},
+    "matplotlib": {"PIL"},
 }
 NOTEBOOK = {"IPython", "packaging"}  # imported only inside a notebook, where Jupyter's kernel requires them
 

@@ -181,6 +181,26 @@ def test_every_kind_of_work_and_a_gap_are_drawn(window, server):
     expect(page.locator("#legend li")).to_have_count(5)
 
 
+def test_replicas_have_lanes_of_their_own_with_a_name_and_a_state(window, server):
+    """Each of two replicas has worked on all of its rows, in iterations of its own: half of them are not empty."""
+    full = [["cmpl-0", "decode", 1, 1], ["cmpl-1", "decode", 1, 1]]
+    names = ("replica-1", "replica-2")
+    iterations = [{"n": n, "seconds": 0.002, "slots": full, "replica": names[n % 2]} for n in range(100)]
+    message = {
+        "rows": 4, "policy": "balanced", "max_queue": 64, "pace": 0, "blocks": None, "running_count": 4,
+        "replicas": [
+            {"name": "replica-1", "state": "ready", "rows": 2}, {"name": "replica-2", "state": "draining", "rows": 2},
+        ],
+        "waiting": [], "waiting_count": 0, "tokens_per_second": 0.0, "iterations": iterations, "finished": [],
+    }  # fmt: skip
+    page = window(server, message=message)
+    expect(page.locator("#row-use")).to_have_text("100 %")
+    expect(page.locator("#rows tr th")).to_have_text(["replica-1: ready", "0", "1", "replica-2: draining", "0", "1"])
+    expect(page.locator("#rows tr[data-work=decode]")).to_have_count(4)
+    table, canvas = page.locator("#rows").bounding_box(), page.locator("#timeline").bounding_box()
+    assert abs(table["height"] - canvas["height"]) <= 2
+
+
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 

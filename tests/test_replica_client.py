@@ -35,7 +35,9 @@ async def test_requests_run_on_all_replicas_and_their_rows_add_up():
         assert [await tokens(stream) for stream in streams] == [[2, 3, 4, 5, 6, 7]] * 4
         assert max(snapshot.num_running for _, snapshot in client.seen) == 4
         passes = [one for _, snapshot in client.seen for one in snapshot.passes]
-        assert all(len(one.row_steps) == 4 for one in passes)
+        assert all(len(one.row_steps) == 2 for one in passes)  # its own rows: the others' are not empty
+        assert {snapshot.replica for _, snapshot in client.seen if snapshot.passes} == client.replicas.keys()
+        assert [(one["state"], one["rows"]) for one in client.replicas_in_view] == [("ready", 2)] * 2
         assert sum(row.new_tokens for one in passes for row in one.row_steps) == 24
         await wait_until(lambda: is_empty(client))
 

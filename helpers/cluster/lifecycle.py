@@ -22,7 +22,7 @@ class Member:
     """A replica as the front end sees it.
 
     Attributes:
-        place: which of the rows in the live view are its own.
+        place: which of the places that are wanted it fills.
         generation: a rolling restart replaces the members of older generations.
         handle: how to call it; None until it is ready.
         state: STARTING, READY, DRAINING or ENDED.

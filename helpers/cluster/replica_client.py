@@ -15,12 +15,12 @@ import logging
 from bisect import insort
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 from ..engine import SamplingParams
 from ..server.engine_client import EngineClient
 from ..server.output_delta import OutputDelta
 from ..server.snapshot import MAX_NAMED, Snapshot
-from ..trace import EMPTY
 from .autoscaling import QueueLengthAutoscaler
 from .connection import ReplicaConnection
 from .dispatcher import DispatchedRequest, Dispatcher, NoReplicas
@@ -99,6 +99,14 @@ class ReplicaClient(EngineClient):
     def alive(self) -> bool:
         """Whether replicas run or will be started again."""
         return bool(self.pool.members) and not self.crashed
+
+    @property
+    def replicas_in_view(self) -> list[dict[str, Any]]:
+        members = sorted(self.pool.members, key=lambda member: member.place)
+        return [
+            {"name": member.name or f"replica {member.place}", "state": member.state, "rows": self.engine.rows}
+            for member in members
+        ]
 
     @property
     def problem(self) -> str | None:
@@ -262,20 +270,11 @@ class ReplicaClient(EngineClient):
         is_new = bool(report.outputs or report.snapshot.passes or report.snapshot != self.snapshots[name])
         self.snapshots[name] = replace(report.snapshot, passes=())
         if is_new:
-            self._deliver(outputs, self._snapshot(self._widened(member.place, report)))
+            self._deliver(outputs, self._snapshot(report.snapshot.passes, name))
         self._dispatch_waiting()  # the replica may have room now, or a last attempt of another request has ended
 
-    def _widened(self, place: int, report: Report) -> tuple:
-        """Return the forward passes of a replica as passes of all rows; the other replicas' rows are empty."""
-        before = place * self.engine.rows
-        after = self.engine.config.max_batch_size - before - self.engine.rows
-        return tuple(
-            replace(forward_pass, row_steps=(EMPTY,) * before + forward_pass.row_steps + (EMPTY,) * after)
-            for forward_pass in report.snapshot.passes
-        )
-
-    def _snapshot(self, passes: tuple) -> Snapshot:
-        """Describe all replicas as one engine."""
+    def _snapshot(self, passes: tuple, replica: str | None = None) -> Snapshot:
+        """Describe all replicas as one engine, with the forward passes of one of them."""
         snapshots, waiting = self.snapshots.values(), [request.request_id for request in self._waiting]
         return Snapshot(
             passes,
@@ -284,4 +283,5 @@ class ReplicaClient(EngineClient):
             sum(snapshot.num_running for snapshot in snapshots),
             sum(snapshot.blocks_used for snapshot in snapshots),
             sum(snapshot.blocks_cached for snapshot in snapshots),
+            replica,
         )

@@ -15,6 +15,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from statistics import median
+from typing import Any
 
 from ..engine import EngineCore, SamplingParams
 from ..server.output_delta import OutputDelta
@@ -72,6 +73,11 @@ class EngineClient(ABC):
     @abstractmethod
     def alive(self) -> bool:
         """Whether requests can be accepted and will be worked on."""
+
+    @property
+    def replicas_in_view(self) -> list[dict[str, Any]]:
+        """The replicas behind the live view, each with its name, state and rows; empty if there is one engine."""
+        return []
 
     @property
     def problem(self) -> str | None:

@@ -59,7 +59,7 @@ class LiveView:
         self._drafts: deque[tuple[int, int]] = deque(maxlen=KEPT)  # (drafted, accepted) of the latest steps with drafts
         policy = engine_client.engine.config.policy
         self._policy = policy if isinstance(policy, str) else type(policy).__name__
-        self._rows: list[list | None] = []  # of the last iteration
+        self._rows: dict[str | None, list[list | None]] = {}  # of the last iteration, by replica
         self._num_listeners = 0
         self._frame, self._next_frame = Frame(), asyncio.Event()
         self._making_frames: asyncio.Task | None = None
@@ -76,7 +76,7 @@ class LiveView:
     def _describe_steps(self) -> None:
         self._forget_old_tokens()
         for outputs, snapshot in self._undescribed:
-            self._iterations.extend(self._described(iteration) for iteration in snapshot.passes)
+            self._iterations.extend(self._described(iteration, snapshot.replica) for iteration in snapshot.passes)
             if snapshot.drafts[0]:
                 self._drafts.append(snapshot.drafts)
             for output in outputs:
@@ -151,6 +151,7 @@ class LiveView:
         counts = blocks and {"total": blocks.num_blocks, "used": now.blocks_used, "cached": now.blocks_cached}
         return {
             "rows": config.max_batch_size,
+            "replicas": client.replicas_in_view,
             "policy": self._policy,
             "max_queue": client.capacity - config.max_batch_size,
             "pace": client.pace,
@@ -164,21 +165,24 @@ class LiveView:
             else [sum(counts) for counts in zip((0, 0), *self._drafts, strict=True)],
         }
 
-    def _described(self, iteration: TracedPass) -> dict[str, Any]:
+    def _described(self, iteration: TracedPass, replica: str | None) -> dict[str, Any]:
         rows = [
             None if one.work == "empty" else [choice_name(one.request_id), one.work, one.tokens, one.new_tokens]
             for one in iteration.row_steps
         ]
-        self._rows = self._with_finished_rows(rows) if self._policy == "static" else rows
-        return {"n": next(self._iteration_numbers), "seconds": round(iteration.seconds, 6), "slots": self._rows}
+        if self._policy == "static":
+            rows = self._with_finished_rows(rows, self._rows.get(replica, []))
+        self._rows[replica] = rows
+        described = {"n": next(self._iteration_numbers), "seconds": round(iteration.seconds, 6), "slots": rows}
+        return described if replica is None else described | {"replica": replica}
 
-    def _with_finished_rows(self, rows: list[list | None]) -> list[list | None]:
+    def _with_finished_rows(self, rows: list[list | None], rows_before: list[list | None]) -> list[list | None]:
         """Return the rows of an iteration, with the finished requests whose batch still runs.
 
         To the engine their rows are empty, as it computes nothing for them. But with the policy "static", no other
         request gets these rows before the longest request of the batch has finished.
         """
-        pairs = list(itertools.zip_longest(rows, self._rows))
+        pairs = list(itertools.zip_longest(rows, rows_before))
         if not any(row and before and row[0] == before[0] for row, before in pairs):
             return rows  # a new batch
         finished = {one["id"] for one in self._finished}

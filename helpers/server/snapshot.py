@@ -20,6 +20,7 @@ class Snapshot:
         waiting: labels of the first waiting sequences, at most `MAX_NAMED`.
         num_waiting, num_running: how many sequences wait, and how many hold a row.
         blocks_used, blocks_cached: blocks of the KV cache; 0 in an engine without blocks.
+        replica: the name of the replica that made the step, if several serve as one engine.
     """
 
     passes: tuple[TracedPass, ...] = ()
@@ -28,6 +29,7 @@ class Snapshot:
     num_running: int = 0
     blocks_used: int = 0
     blocks_cached: int = 0
+    replica: str | None = None
 
     @property
     def drafts(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
 // --- what the engine does -----------------------------------------------------------------------------------------
 
-const timeline = new Timeline($("timeline"), 0);
+const timeline = new Timeline($("timeline"));
 const tokens = new Map(); // generated since the page was opened, for each request that has a row
 const finished = new Set(); // of these, the requests that have finished
 let now = null; // the last message
@@ -31,7 +31,9 @@ function receive(message) {
   }
   // A finished request stays visible for as long as it has a row: with static batching, until its batch ends.
   for (const { id } of message.finished) finished.add(id);
-  const onRows = new Set((last?.slots ?? []).filter(Boolean).map(([id]) => id));
+  timeline.groups = message.replicas?.length ? message.replicas : [{ name: "", rows: message.rows }];
+  const slots = timeline.groups.flatMap(({ name }) => timeline.last(name)?.slots ?? []);
+  const onRows = new Set(slots.filter(Boolean).map(([id]) => id));
   for (const id of finished) {
     if (!onRows.has(id) && finished.delete(id)) tokens.delete(id);
   }
@@ -47,10 +49,11 @@ function show() {
     ? "static batching, in which the next batch waits for the longest request of this one"
     : "continuous batching, in which a row takes the next request as soon as it is free";
   setText($("policy"), `${rows} ${rows === 1 ? "row" : "rows"}, policy ${policy}: ${how}.`);
-  if (timeline.rows !== rows) makeRows(rows);
+  makeRows();
   timeline.draw();
+  const lines = $("rows").querySelectorAll("tr[data-work]");
   rowsNow().forEach(([id, work], row) => {
-    const line = $("rows").children[row];
+    const line = lines[row];
     const texts = [id ? `#${numberOf(id)}` : "–", work, id ? `${tokens.get(id) ?? 0}` : ""];
     texts.forEach((text, column) => setText(line.children[column + 1], text));
     line.dataset.work = work;
@@ -76,20 +79,35 @@ function show() {
   showPace();
 }
 
-/** Return [request, work] of each row: those of the last iteration, unless nothing runs any more. */
+/** Return [request, work] of each row: those of its replica's last iteration, unless nothing runs any more. */
 function rowsNow() {
-  const slots = now.running_count && last ? last.slots : [];
-  return Array.from({ length: now.rows }, (_, row) => slots[row] ?? [null, "empty"]);
+  return timeline.groups.flatMap(({ name, rows }) => {
+    const slots = (now.running_count && timeline.last(name)?.slots) || [];
+    return Array.from({ length: rows }, (_, row) => slots[row] ?? [null, "empty"]);
+  });
 }
 
-function makeRows(rows) {
-  timeline.rows = rows;
-  $("rows").replaceChildren(...Array.from({ length: rows }, (_, row) => {
-    const line = document.createElement("tr");
-    line.append(document.createElement("th"), ...Array.from({ length: 3 }, () => document.createElement("td")));
-    line.firstChild.scope = "row";
-    line.firstChild.textContent = row;
-    return line;
+/** Make a line for each replica, if there are several, and one for each of its rows. */
+function makeRows() {
+  const wanted = JSON.stringify(timeline.groups);
+  if ($("rows").dataset.groups === wanted) return;
+  $("rows").dataset.groups = wanted;
+  $("rows").replaceChildren(...timeline.groups.flatMap(({ name, state, rows }) => {
+    const lines = Array.from({ length: rows }, (_, row) => {
+      const line = document.createElement("tr");
+      line.append(document.createElement("th"), ...Array.from({ length: 3 }, () => document.createElement("td")));
+      line.firstChild.scope = "row";
+      line.firstChild.textContent = row;
+      line.dataset.work = "empty";
+      return line;
+    });
+    if (!name) return lines;
+    const head = document.createElement("tr");
+    head.append(document.createElement("th"));
+    head.className = "replica";
+    head.firstChild.colSpan = 4;
+    head.firstChild.textContent = `${name}: ${state}`;
+    return [head, ...lines];
   }));
 }
 

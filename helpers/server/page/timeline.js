@@ -43,39 +43,52 @@ function pattern(context, kind, colors) {
   return context.createPattern(tile, "repeat");
 }
 
+// Each replica has its own iterations, in lanes below a line with its name; a single engine has neither name nor line.
 export class Timeline {
-  view = 200; // iterations in view
+  view = 200; // iterations in view, of each replica
   rowUse = null; // share of the cells in view that advanced a request
-  #iterations = [];
+  groups = [{ name: "", rows: 0 }]; // the replicas, from top to bottom
+  #iterations = new Map(); // by the name of the replica
+  #newest = null;
   #frozen = null;
 
-  constructor(canvas, rows) {
+  constructor(canvas) {
     this.canvas = canvas;
-    this.rows = rows;
     new ResizeObserver(() => this.draw()).observe(canvas);
   }
 
   /** Add iterations that the server reported, with a gap for those that it left out. */
   add(iterations) {
     for (const iteration of iterations) {
-      const last = this.#iterations.at(-1);
-      if (last && iteration.n !== last.n + 1) this.#iterations.push({ n: iteration.n - 1, slots: [], gap: true });
-      this.#iterations.push(iteration);
+      if (this.#newest !== null && iteration.n !== this.#newest + 1) {
+        for (const list of this.#iterations.values()) list.push({ slots: [], gap: true });
+      }
+      this.#newest = iteration.n;
+      const name = iteration.replica ?? "";
+      if (!this.#iterations.has(name)) this.#iterations.set(name, []);
+      this.#iterations.get(name).push(iteration);
     }
-    this.#iterations.splice(0, this.#iterations.length - KEPT);
+    for (const list of this.#iterations.values()) list.splice(0, list.length - KEPT);
   }
 
   clear() {
-    this.#iterations = [];
+    this.#iterations.clear();
+    this.#newest = null;
   }
 
   freeze(frozen) {
-    this.#frozen = frozen ? [...this.#iterations] : null;
+    this.#frozen = frozen ? new Map([...this.#iterations].map(([name, list]) => [name, [...list]])) : null;
+  }
+
+  /** Return the last iteration of a replica, or undefined. */
+  last(name) {
+    return this.#iterations.get(name)?.at(-1);
   }
 
   draw() {
-    const { canvas, rows } = this;
-    const [width, height, scale] = [canvas.clientWidth, rows * ROW, window.devicePixelRatio];
+    const { canvas, groups } = this;
+    const lines = groups.reduce((sum, { name, rows }) => sum + rows + (name ? 1 : 0), 0);
+    const [width, height, scale] = [canvas.clientWidth, lines * ROW, window.devicePixelRatio];
     if (!width || !height) return; // not laid out yet
     canvas.style.height = `${height}px`;
     canvas.width = width * scale; // this also clears it
@@ -86,14 +99,23 @@ export class Timeline {
     context.textBaseline = "middle";
     const colors = palette();
     const fills = Object.fromEntries(Object.keys(KINDS).map((kind) => [kind, pattern(context, kind, colors)]));
-    const shown = (this.#frozen ?? this.#iterations).slice(-this.view);
-    const cell = width / this.view;
-
-    const cells = shown.flatMap(({ slots }) => slots);
+    const all = this.#frozen ?? this.#iterations;
+    const shown = new Map(groups.map(({ name }) => [name, (all.get(name) ?? []).slice(-this.view)]));
+    const cells = [...shown.values()].flat().flatMap(({ slots }) => slots);
     const useful = cells.filter((slot) => slot && (slot[1] === "prefill" || slot[1] === "decode"));
     this.rowUse = cells.length ? useful.length / cells.length : null;
+    let top = 1;
+    for (const { name, rows } of groups) {
+      if (name) top += ROW;
+      this.#drawLanes(context, shown.get(name), rows, top, { width, colors, fills });
+      top += rows * ROW;
+    }
+  }
+
+  #drawLanes(context, shown, rows, first, { width, colors, fills }) {
+    const cell = width / this.view;
     for (let row = 0; row < rows; row++) {
-      const top = row * ROW + 1;
+      const top = first + row * ROW;
       context.fillStyle = colors.empty; // a base line
       context.fillRect(0, top + ROW - 4, width, 1);
       for (const [start, length, kind] of runs(shown, ({ slots }) => slots.length && (slots[row]?.[1] ?? "empty"))) {
@@ -114,7 +136,7 @@ export class Timeline {
       }
     }
     context.fillStyle = colors.ink;
-    shown.forEach(({ gap }, place) => gap && context.fillRect(place * cell, 0, 1, height));
+    shown.forEach(({ gap }, place) => gap && context.fillRect(place * cell, first - 1, 1, rows * ROW));
   }
 }
 

@@ -1,0 +1,172 @@
+"""The capstone, its workloads: for each milestone fixed kinds of requests, drawn ones, and the course's model.
+
+The fixed kinds decide, so that no draw is lucky: unequal and equal prompts, outputs of one token, EOS at once and in a
+prompt, arrivals during the run and after a pause, memory for barely one request. All tokens depend on the seed.
+"""
+
+from collections.abc import Callable, Iterator
+from random import Random
+
+from ..models import load_model
+from ..tiny_model.corpus import unseen_prompts
+from .engine_models import EOS, VOCABULARY, KeyedModel, RealModel
+from .engine_run import Workload
+
+NO_LIMIT = 10**6
+
+
+class _Draw:
+    """Draws requests with prompts of given lengths, whose outputs have given lengths."""
+
+    def __init__(self, random: Random, model: KeyedModel):
+        self.random, self.model = random, model
+        self.ids = [token for token in range(VOCABULARY) if token != EOS]
+
+    def tokens(self, count: int) -> list[int]:
+        return [self.random.choice(self.ids) for _ in range(count)]
+
+    def request(self, arrival: int, length: int, most: int, ends: int = 0, before=(), after=()) -> tuple:
+        """Return a request whose output has `ends` tokens, if that is not 0; if it is less than `most`, EOS ends it."""
+        for _ in range(2000):
+            prompt = [*before, *self.tokens(length), *after]
+            if not ends or len(self.model.alone(prompt, most)) == ends:
+                break
+        return arrival, prompt, most
+
+    def some(self, count: int, length: int, most: int, last: int = 0) -> list[tuple]:
+        """Return requests up to a length, with up to so many tokens, that arrive up to a time."""
+        draw = self.random.randint
+        arrivals = sorted(draw(0, last) for _ in range(count))
+        return [self.request(arrival, draw(1, length), draw(1, most)) for arrival in arrivals]
+
+
+def _blocks(request: tuple, size: int = 4) -> int:
+    """Return the blocks that a request needs at most."""
+    return -(-(len(request[1]) + request[2]) // size)
+
+
+def roomy(name: str, requests: list, rows: int, budget: int = NO_LIMIT) -> Workload:
+    """Return a workload with memory for the longest request in each row."""
+    return Workload(name, requests, rows, budget, rows * max(map(_blocks, requests)))
+
+
+def _cached(draw: _Draw) -> Iterator[Workload]:
+    first = draw.request(0, 5, 6, 6)
+    yield roomy(
+        "one row, unequal prompts",
+        [first, draw.request(0, 1, 5), draw.request(0, 17, 20, 3), draw.request(0, 8, 10, 1), draw.request(0, 4, 1, 1),
+         (0, first[1], 3), draw.request(0, 2, 4, 4, before=[9, EOS, 0], after=[EOS]), draw.request(0, 4, 9, 9)],
+        1,
+    )  # fmt: skip
+    yield roomy("one row, requests that arrive", draw.some(7, 20, 14, 60), 1)
+
+
+def _static(draw: _Draw) -> Iterator[Workload]:
+    twin = draw.request(0, 3, 4, 4)
+    yield roomy(
+        "4 rows, all requests at once",
+        [draw.request(0, 12, 9, 9), draw.request(0, 1, 6), draw.request(0, 5, 14, 2), draw.request(0, 3, 1, 1), twin,
+         (0, twin[1], 2), draw.request(0, 20, 7, 7), (0, twin[1], 4), *(draw.request(0, n, 8, 1) for n in (2, 9)),
+         draw.request(0, 3, 5, 5, after=[EOS, 0])],
+        4,
+    )  # fmt: skip
+    yield roomy("all requests at once", draw.some(13, 24, 16), draw.random.randint(3, 5))
+
+
+def _continuous(draw: _Draw) -> Iterator[Workload]:
+    twin = draw.request(2, 6, 5, 5)
+    yield roomy(
+        "3 rows, requests that arrive during the run, and after a pause",
+        [draw.request(0, 9, 22, 22), draw.request(0, 3, 2, 2), draw.request(0, 5, 9, 4), twin, (2, twin[1], 8),
+         draw.request(3, 2, 1, 1), draw.request(3, 15, 6, 1), draw.request(4, 4, 9, 9), draw.request(9, 7, 3, 3),
+         draw.request(400, 4, 3, 3), draw.request(401, 11, 6, 6)],
+        3,
+    )  # fmt: skip
+    sizes = ((2, 1), (4, 1), (9, 6), (3, 1), (5, 2), (1, 1), *[(7, 6)] * 9)
+    yield roomy("3 rows, short outputs", [draw.request(0, length, most, most) for length, most in sizes], 3)
+    yield roomy("requests that arrive", draw.some(16, 20, 16, 40), draw.random.randint(3, 5))
+
+
+def _chunked(draw: _Draw) -> Iterator[Workload]:
+    yield roomy(
+        "4 rows, 8 tokens per step, long prompts that arrive beside decodes",
+        [draw.request(0, 3, 26, 26), draw.request(0, 6, 18, 18), draw.request(3, 37, 5, 5), draw.request(5, 29, 1, 1),
+         draw.request(6, 16, 4, 4), draw.request(30, 2, 3, 3)],
+        4, 8,
+    )  # fmt: skip
+    yield roomy("two long prompts, 16 tokens per step", [draw.request(0, n, 2, 2) for n in (48, 40)], 2, 16)
+    yield roomy("3 rows, 3 tokens per step", [draw.request(0, n, 8, 8) for n in (2, 11, 1, 7)], 3, 3)
+    rows = draw.random.randint(3, 5)
+    yield roomy("prompts longer than a step", draw.some(12, 40, 14, 40), rows, rows + draw.random.randint(4, 9))
+
+
+def _paged(draw: _Draw) -> Iterator[Workload]:
+    three = [draw.request(0, 24, 40, 40) for _ in range(3)]
+    yield Workload("three long requests, memory for fewer than two", three, 3, 40, 22)
+    long = draw.request(0, 11, 40, 26)
+    few = [long, *(draw.request(0, n, 30, ends) for n, ends in ((5, 9), (8, 14), (3, 6))), draw.request(6, 20, 12, 3)]
+    least = (11 + 26 - 1) // 4  # its last token is not computed
+    yield Workload("memory for barely one request, 4 rows", few, 4, 16, least)
+    same = [
+        draw.request(arrival, 8, 30, ends) for arrival, ends in ((0, 12), (0, 16), (1, 12), (1, 9), (2, 20), (2, 5))
+    ]
+    yield Workload("memory for half of the rows, limits that outputs do not reach", same, 4, 16, 13)
+    drawn = [
+        draw.request(a, draw.random.randint(2, 24), 32) for a in sorted(draw.random.randint(0, 40) for _ in range(14))
+    ]
+    yield Workload(
+        "requests that arrive, little memory", drawn, 5, 20, max(map(_blocks, drawn)) + draw.random.randint(2, 8)
+    )
+
+
+def _prefixes(draw: _Draw) -> Iterator[Workload]:
+    system, other, question = draw.tokens(16), draw.tokens(8), draw.tokens(8)
+    short = draw.request(62, 2, 8, 8, before=system[:8])
+    asked = [
+        draw.request(0, 5, 6, 6, before=system), draw.request(3, 3, 12, 12, before=system),
+        draw.request(4, 0, 6, 0, before=[*system, *question]), draw.request(9, 0, 9, 0, before=[*system, *question]),
+        draw.request(9, 0, 7, 0, before=[*other, *question]), draw.request(12, 2, 8, 8, before=[*other, *question]),
+        draw.request(60, 6, 4, 4, before=system), draw.request(61, 0, 5, 0, before=system),
+        short, (63, short[1], 8), draw.request(66, 1, 8, 8, before=short[1]),
+    ]  # fmt: skip
+    yield roomy("4 rows, prompts that begin alike", asked, 4, 32)
+    pair = [draw.request(0, 3, 2, 2, before=system), draw.request(1, 2, 20, 20, before=system)]
+    yield Workload("a prefix in use while memory is short", [*pair, draw.request(6, 44, 2, 2)], 3, 64, 16)
+    systems = [draw.tokens(4 * draw.random.randint(3, 6)) for _ in range(4)]
+    arrivals = sorted(draw.random.randint(0, 120) for _ in range(24))
+    many = [
+        draw.request(a, draw.random.randint(0, 7), draw.random.randint(1, 10), before=draw.random.choice(systems))
+        for a in arrivals
+    ]
+    yield Workload("four system prompts, little memory", many, 4, 32, 3 * max(map(_blocks, many)))
+
+
+WORKLOADS: dict[str, Callable[[_Draw], Iterator[Workload]]] = {
+    "engine_cached": _cached,
+    "engine_static": _static,
+    "engine_continuous": _continuous,
+    "engine_chunked": _chunked,
+    "engine_paged": _paged,
+    "engine_prefixes": _prefixes,
+}
+
+
+def cases(milestone: str, seed: int = 0) -> Iterator[tuple[Workload, KeyedModel]]:
+    """Yield the workloads of a milestone, each with its model. Their kinds are fixed; all tokens depend on the seed."""
+    model = KeyedModel(f"{milestone} {seed}")
+    for workload in WORKLOADS[milestone](_Draw(Random(f"{milestone} {seed}"), model)):
+        yield workload, model
+    yield real_case(milestone, seed)
+
+
+def real_case(milestone: str, seed: int) -> tuple[Workload, RealModel]:
+    """Return a few requests on the course's model, with the limits of a milestone."""
+    place = list(WORKLOADS).index(milestone)
+    tokenizer, random = load_model()[1], Random(seed)
+    prompts = [tokenizer(text)["input_ids"] for text in unseen_prompts(4, random.randrange(10**6))]
+    if place == 5:
+        prompts = [prompts[0] * 2 + prompt for prompt in prompts]
+    requests = [(4 * number * (place > 1), prompt, random.randint(4, 12)) for number, prompt in enumerate(prompts)]
+    rows, budget = (1 if place == 0 else 3), (NO_LIMIT if place < 3 else 9)
+    blocks = rows * max(map(_blocks, requests)) if place != 4 else 2 + max(map(_blocks, requests))
+    return Workload("the course's model", requests, rows, budget, blocks), RealModel(blocks, 4)
