@@ -113,7 +113,7 @@ def test_what_is_handed_out_has_the_course_but_no_solutions_no_history_and_not_t
 
 def test_the_site_has_neither_the_instructor_s_page_nor_a_link_to_it():
     assert "INSTRUCTOR.md" not in build_site.PAGES
-    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+    for path in [*ROOT.glob("README.md"), *(ROOT / "docs").rglob("*.md")]:
         assert "](INSTRUCTOR" not in path.read_text(encoding="utf-8").replace("../", ""), path
         assert "<INSTRUCTOR" not in path.read_text(encoding="utf-8"), path
 
