@@ -323,7 +323,8 @@ def site(tmp_path_factory):
 
 @pytest.mark.slow
 def test_no_link_of_the_whole_site_is_broken(site):
-    assert broken_links(site[0]) == []
+    # A server shows the page for lost readers at any depth, so it links to the root, which is no file.
+    assert broken_links(site[0]) == ["404.html: /"]
 
 
 KINDS = [  # one page of each kind
