@@ -106,7 +106,7 @@ def main(lessons: Path = ROOT / "notebooks", out: Path = ROOT / "build" / "slide
         print(f"The slides need reveal.js, and {reason}. Install npm, connect to a network, and try again.")
         return 1
     shutil.copytree(reveal / "dist", out / "reveal.js" / "dist", dirs_exist_ok=True)
-    paths = [*lessons.glob("[0-9]*.ipynb"), *lessons.glob("extra/*.ipynb")]
+    paths = [*lessons.glob("[1-9]*.ipynb"), *lessons.glob("extra/*.ipynb")]
     for old in out.glob("*.html"):
         old.unlink()
     for path in paths:

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LESSONS = sorted([*(ROOT / "notebooks").glob("[0-9]*.ipynb"), *(ROOT / "notebooks").glob("extra/*.ipynb")])
+LESSONS = sorted([*(ROOT / "notebooks").glob("[1-9]*.ipynb"), *(ROOT / "notebooks").glob("extra/*.ipynb")])
 
 
 class Tags(HTMLParser):
