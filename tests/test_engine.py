@@ -194,7 +194,8 @@ def test_given_and_automatic_numbers_do_not_collide():
     assert engine.add_request("ab", SamplingParams(1), 1) == 1
     assert [engine.add_request("ab", SamplingParams(2)) for _ in range(3)] == [0, 2, 3]
     engine.add_request("a", SamplingParams(1), 4)
-    assert engine.abort_request(4)  # its end is not delivered yet, so the number is not reused
+    assert engine.abort_request(4)
+    assert engine.add_request("ab", SamplingParams(2)) == 5, "the end of 4 is not delivered yet"
     assert [output.text for output in engine.generate(["b", "c"], SamplingParams(2))] == ["cd", "de"]
     assert ends(run(engine))[4] == ("", "abort")
 
@@ -218,6 +219,9 @@ def test_generate_takes_one_text_or_several_and_params_for_all_or_for_each():
     assert [output.text for output in engine.generate(["ab", "c"], params(1, 2))] == ["c", "de"]
     assert [output.text for output in engine.generate(["fg"])] == ["hi"]
     assert engine.generate([]) == []
+    engine.add_request("a", SamplingParams(6), "other")
+    engine.generate("b", SamplingParams(2))
+    assert engine.running == ["other"], "it waits for its own outputs only"
     for wrong in ({"params": params(1, 2, 3)}, {"params": SamplingParams(1), "arrivals": [0]}):
         with pytest.raises(ValueError, match=r"2 prompts, but . params and . arrivals"):
             engine.generate(["ab", "c"], **wrong)
