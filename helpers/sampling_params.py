@@ -28,7 +28,7 @@ BIAS = Bound(-100, 100)
 # text-generation-inference by default, too (`max_stop_sequences`); vLLM accepts any number. Some benchmarks, such as
 # HumanEval, use 5 or more.
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 16, 256
-MAX_BAD_WORDS = 1000  # each costs a comparison per token
+MAX_BAD_WORDS, MAX_BAD_CHARACTERS = 1000, 2**14  # each word costs a comparison per token, and all are tokenized
 OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")  # None is allowed, too
 
 
@@ -45,7 +45,8 @@ def checked_logit_bias(logit_bias: Mapping[int, float] | None) -> dict[int, floa
         if isinstance(token_id, str) and token_id.isascii() and token_id.isdecimal() and len(token_id) <= 10:
             token_id = int(token_id)
         TOKEN_ID.check("A token id in logit_bias", token_id)
-        BIAS.check(f"The bias of token {token_id} in logit_bias", bias)
+        if type(bias) is not float or not BIAS.low <= bias <= BIAS.high:
+            BIAS.check(f"The bias of token {token_id} in logit_bias", bias)
         checked[int(token_id)] = float(bias)
     return checked or None
 
@@ -77,7 +78,8 @@ class SamplingParams:
         min_tokens: before this many tokens, neither EOS nor a stop token can be chosen, and stop strings are ignored.
         allowed_token_ids: choose from these tokens only; None for all.
         bad_words: texts that cannot be generated: the token that would complete one cannot be chosen. Another
-            spelling in tokens is possible. At most `MAX_BAD_WORDS` of at most `MAX_STOP_LENGTH` characters.
+            spelling in tokens is possible. At most `MAX_BAD_WORDS` of at most `MAX_STOP_LENGTH` characters, and of
+            `MAX_BAD_CHARACTERS` together.
         prompt_logprobs: report the log-probability of each prompt token but the first, and of the k best ones in its
             place; None for no report.
         structured_outputs: what the text must match. EOS is possible only where the text is complete. An output that
@@ -119,6 +121,8 @@ class SamplingParams:
                 bound.check(name, value)
         _check_texts("stop", self.stop, MAX_STOP_STRINGS)
         _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS)
+        if (length := sum(map(len, self.bad_words))) > MAX_BAD_CHARACTERS:
+            raise ValueError(f"bad_words have {length} characters, and at most {MAX_BAD_CHARACTERS} are allowed.")
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos must be True or False, not {self.ignore_eos!r}.")
         object.__setattr__(self, "logit_bias", checked_logit_bias(self.logit_bias))

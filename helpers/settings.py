@@ -3,7 +3,7 @@
 import math
 import sys
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
+from numbers import Integral, Rational, Real
 from typing import Any
 
 
@@ -24,11 +24,14 @@ class Bound:
 
     def check(self, name: str, value) -> None:
         """Raise a ValueError that names the parameter and its range, unless the value is within the range."""
+        if type(value) is int and self.low < value < min(self.high, 2**63):  # quickly: lists have many of these
+            return
         kind = Integral if self.integer else Real
         if (
             not isinstance(value, kind)
             or isinstance(value, bool)
-            or abs(value) > sys.float_info.max  # infinite, or an integer that a runner could not convert
+            or abs(value) == math.inf
+            or (isinstance(value, Rational) and abs(value) > sys.float_info.max)  # which a runner could not convert
             or not self.low <= value <= self.high
             or (self.exclusive_low and value == self.low)
         ):

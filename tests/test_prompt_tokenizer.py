@@ -34,19 +34,21 @@ async def test_a_short_request_does_not_wait_while_long_ones_are_tokenized():
         validate, begun, proceed = thread.engine.validator.validate, threading.Event(), threading.Event()
 
         def slow(prompt, params):
-            if len(prompt) >= LONG:
+            if len(prompt) >= LONG or params.bad_words:
                 begun.set()
                 proceed.wait(PATIENCE)
             return validate(prompt, params)
 
         thread.engine.validator.validate = slow
         long = [asyncio.ensure_future(submit(thread, ["a" * LONG], 2, str(n))) for n in range(3)]
+        long.append(asyncio.ensure_future(submit(thread, ["a"], 2, "words", bad_words=["b"] * 1000)))
         await wait_in_loop(begun.is_set)
         assert await texts(await submit(thread, "a", 2)) == {0: "bc"}
         assert not any(one.done() for one in long)
         proceed.set()
-        refused = await asyncio.gather(*long, return_exceptions=True)
+        *refused, with_words = await asyncio.gather(*long, return_exceptions=True)
         assert all(isinstance(one, ValueError) for one in refused)
+        await texts(with_words)
         assert is_empty(thread)
 
 
@@ -134,6 +136,20 @@ def test_compilation_delays_no_other_request_and_ends_with_its_client(endless_co
         leaving.close()
         wait_until(lambda: worker_of(server)._checked is None)
         server.assert_empty()
+
+
+def test_small_and_known_descriptions_do_not_wait_for_compilation(endless_compilation, monkeypatch):
+    known = {"structured_outputs": {"json": {"type": "boolean"}}}
+    with serving() as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(worker_of(server), "check", lambda *_, owner: None)
+            assert post(server, **body(OWL, 2, **known)).status_code == 200
+        leaving = RawConnection.posting(server, DESCRIBED, "/v1/completions")
+        wait_until(lambda: worker_of(server)._checked is not None)
+        for described in (known, {"structured_outputs": {"choice": ["a", "b"]}}):
+            assert post(server, **body(OWL, 2, **described)).status_code == 200
+        leaving.close()
+        wait_until(lambda: worker_of(server)._checked is None)
 
 
 def test_compilation_does_not_delay_the_end_of_a_server(endless_compilation):

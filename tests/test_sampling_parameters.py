@@ -271,7 +271,7 @@ def test_a_bad_word_is_only_looked_for_in_the_output():
         *(("logit_bias", value) for value in (5, [5], {5: 101}, {5: None}, {-1: 1}, {"x": 1}, {1.5: 1}, {True: 1})),
         *(("stop_token_ids", value) for value in (5, "5", [-1], [1.5], ["5"], [True], [None])),
         *(("allowed_token_ids", value) for value in (5, "5", [], [-1], [1.5], ["5"])),
-        *(("bad_words", value) for value in ("", [""], ["a", 3], 5, ["a"] * 1001, ["x" * 257])),
+        *(("bad_words", value) for value in ("", [""], ["a", 3], 5, ["a"] * 1001, ["x" * 257], ["x" * 256] * 65)),
         *(("min_tokens", value) for value in (-1, 1.5, None, True, 9)),  # 9 is more than max_tokens
         *(("prompt_logprobs", value) for value in (-1, 0.5, True, "1")),
         *(pytest.param(name, 10**400, id=f"{name}-huge") for name in ("temperature", "repetition_penalty")),

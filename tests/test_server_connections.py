@@ -112,6 +112,18 @@ def test_an_invalid_chunk_ends_the_connection_without_a_traceback(caplog, method
     assert "Traceback" not in caplog.text
 
 
+def test_a_body_of_too_many_chunks_is_refused():
+    """Each of them costs the event loop as much as a kilobyte."""
+    with serving() as server:
+        for number, status in ((connections.MAX_CHUNKS, 200), (connections.MAX_CHUNKS + 1, 400)):
+            content = json.dumps(body(OWL, 2)).encode()
+            chunks = b"1\r\n \r\n" * (number - 1) + b"%x\r\n%b\r\n" % (len(content), content)
+            head = HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+            assert response_of(RawConnection(server, head + chunks + b"0\r\n\r\n"))[0] == status
+        wait_until(lambda: num_connections(server) == 0)
+        server.assert_empty()
+
+
 def test_a_request_that_arrives_byte_by_byte_has_no_longer_than_one_that_stops():
     with serving(limits=SHORT) as server:
         connection = RawConnection(server, b"POST /")

@@ -542,7 +542,7 @@ def test_a_grammar_is_compiled_once_for_many_requests(embedded, monkeypatch):
     grammar = compiler.compile(mine)
     for number in range(40):
         compiler.compile(StructuredOutputs(regex=f"a{number}"))
-    assert compiler._cached.cache_info().currsize <= 16
+    assert len(compiler._cached) <= 16
     assert compiler.compile(mine) is grammar, "the engine's thread compiles nothing that a server's has compiled"
     assert len(compiler._kept) <= 16 + 1
 
@@ -593,7 +593,7 @@ def test_an_attack_on_the_compiler_is_refused_and_the_next_description_compiles(
     given, message = ATTACKS[name]
     with pytest.raises(ValueError, match=message):
         compiler.compile(StructuredOutputs(**given))
-    compiler._cached.cache_clear()
+    compiler._cached.clear()
     assert compiler.compile(StructuredOutputs(json=PERSON))
 
 
@@ -638,4 +638,18 @@ def test_a_check_that_is_cancelled_ends_at_once(compiler, monkeypatch):
     monkeypatch.setattr(process.stdin, "flush", lambda: compiler.worker.cancel(description))
     with pytest.raises(ValueError, match="compiling it takes"):
         compiler.compile(description)
+    assert process.poll() is not None
+
+
+def test_a_cancellation_that_comes_too_late_does_not_end_the_next_check(compiler, monkeypatch):
+    compiler.compile(StructuredOutputs(json={"type": "null"}))
+    worker, process, before = compiler.worker, compiler.worker._process, object()
+
+    def cancel_the_check_before():
+        checked, worker._checked = worker._checked, before  # as a client's thread has seen it
+        worker.cancel(before)
+        worker._checked = checked
+
+    monkeypatch.setattr(process.stdin, "flush", cancel_the_check_before)
+    assert compiler.compile(StructuredOutputs(json={"type": "string", "maxLength": 7}))
     assert process.poll() is not None

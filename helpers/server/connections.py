@@ -33,6 +33,7 @@ except ImportError:  # Windows, which has no such limit
 SENDING = 0.1  # seconds without a complete request after which a connection may have to make room
 READING = 3.0  # the same for a client that reads nothing: a busy one may pause
 LINGER = 1.0  # seconds in which a refused client may send its request, which is ignored, and read the refusal
+MAX_CHUNKS = 2**14  # of a body: reading one takes as long as a kilobyte, even if it has a byte
 NUM_OTHER_DESCRIPTORS = 64  # for what is not a connection: libraries, logs, the event loop
 
 
@@ -102,7 +103,18 @@ class OneWriteConnection(h11.Connection):
 
     def __init__(self):
         super().__init__(h11.SERVER)
-        self._head, self._is_chunked = b"", False
+        self._head, self._is_chunked, self._num_chunks = b"", False, 0
+
+    def next_event(self) -> Any:
+        """Return the next event, and refuse a body of more than `MAX_CHUNKS` chunks."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._num_chunks = 0
+        elif isinstance(event, h11.Data) and event.chunk_start:
+            self._num_chunks += 1
+            if self._num_chunks > MAX_CHUNKS:
+                raise h11.RemoteProtocolError(f"more than {MAX_CHUNKS} chunks")
+        return event
 
     def send(self, event: h11.Event) -> bytes | None:
         """Return the bytes to write for an event; none for a head that waits."""

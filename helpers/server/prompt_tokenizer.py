@@ -4,7 +4,7 @@ A prompt with too many characters for the model's context is refused before it i
 Other long prompts still take a while, and short requests would wait behind them. With a thread of their own, short
 requests wait only behind each other, because the tokenizers library can run on both threads at once. Each thread
 takes its prompts in the order in which they arrive, so no prompt waits forever. Requests with structured outputs have
-a third thread, because compiling their descriptions may take seconds.
+a third thread, because compiling their descriptions may take seconds, unless these are small or were compiled lately.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from ..engine import EngineCore, Prompt, SamplingParams
 from .prompt_length import check_length
 
 LONG = 8192  # characters or token ids of a request: about 10 ms of tokenization
+PER_WORD = 32  # a bad word takes as long as that many characters
 PromptSource = Prompt | Callable[[], Prompt]  # a function makes a prompt on the tokenizer's thread
 
 
@@ -37,8 +38,9 @@ class PromptTokenizer:
         Raises:
             ValueError: a prompt that can never run with these parameters.
         """
-        if params.structured_outputs is None:
-            return await self._run(self._thread_for(prompts), self._validate, prompts, params)
+        if params.structured_outputs is None or all(feature.is_ready(params) for feature in self._compilers()):
+            thread = self._thread_for(prompts, PER_WORD * len(params.bad_words))
+            return await self._run(thread, self._validate, prompts, params)
         try:
             return await self._run(self._structured, self._validate, prompts, params)
         except asyncio.CancelledError:  # the client has left
@@ -54,8 +56,8 @@ class PromptTokenizer:
         """
         return await self._run(self._thread_for([prompt]), self._tokenize, [prompt])
 
-    def _thread_for(self, prompts: list[PromptSource]) -> ThreadPoolExecutor:
-        length = sum(len(prompt) if isinstance(prompt, Sized) else LONG for prompt in prompts)
+    def _thread_for(self, prompts: list[PromptSource], others: int = 0) -> ThreadPoolExecutor:
+        length = others + sum(len(prompt) if isinstance(prompt, Sized) else LONG for prompt in prompts)
         return self._short if length < LONG else self._long
 
     async def _run(self, thread: ThreadPoolExecutor, function: Callable, *arguments):

@@ -26,6 +26,10 @@ class StructuredOutputsFeature(Feature):
             raise ValueError(f"structured_outputs must be StructuredOutputs, not {params.structured_outputs!r}.")
         self.compiler.compile(params.structured_outputs)
 
+    def is_ready(self, params) -> bool:
+        """Return whether `check` takes a few milliseconds at most."""
+        return self.compiler.is_ready(params.structured_outputs)
+
     def cancel(self, params) -> None:
         """End `check`, which another thread is in."""
         self.compiler.worker.cancel(params.structured_outputs)

@@ -39,6 +39,9 @@ class Grammar:
     start: "LLMatcher"
     eos_token_ids: frozenset[int]
 
+    def __deepcopy__(self, memo: dict) -> "Grammar":
+        return self  # it never changes
+
 
 class GrammarCompiler:
     """Compiles structured outputs, and keeps the newest ones.
@@ -51,7 +54,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer, model: ModelInfo):
         self.tokenizer, self.model = tokenizer, model
         self.worker = Worker(self._vocabulary_arguments)
-        self._cached = functools.lru_cache(maxsize=NUM_CACHED)(self._compile)
+        self._cached: dict[StructuredOutputs, Grammar] = {}  # the newest last
         self._kept: dict[int, Grammar] = {}  # by the identity of a description, for as long as it lives
 
     def compile(self, structured_outputs: StructuredOutputs) -> Grammar:
@@ -63,10 +66,30 @@ class GrammarCompiler:
             ValueError: it is invalid or too complex, no text matches it, or the model and its tokenizer cannot be
                 constrained.
         """
+        if (grammar := self._known(structured_outputs)) is None:
+            grammar = self._keep(structured_outputs, self._compile(structured_outputs))
+            for old in list(self._cached)[:-NUM_CACHED]:
+                self._cached.pop(old, None)
+        return grammar
+
+    def is_ready(self, structured_outputs: StructuredOutputs) -> bool:
+        """Return whether compiling a description takes a few milliseconds at most, since it is known or small."""
+        is_small = _is_small(structured_outputs.kind, structured_outputs.text) and "_vocabulary" in vars(self)
+        return is_small or self._known(structured_outputs) is not None
+
+    def _known(self, structured_outputs: StructuredOutputs) -> Grammar | None:
+        """Return the grammar of a description that was compiled lately, and keep it for as long as the description."""
+        if (grammar := self._kept.get(id(structured_outputs))) is not None:
+            return grammar
+        grammar = self._cached.get(structured_outputs)
+        return grammar and self._keep(structured_outputs, grammar)
+
+    def _keep(self, structured_outputs: StructuredOutputs, grammar: Grammar) -> Grammar:
         key = id(structured_outputs)
-        if (grammar := self._kept.get(key)) is None:
-            grammar = self._kept[key] = self._cached(structured_outputs)
-            weakref.finalize(structured_outputs, self._kept.pop, key, None).atexit = False
+        self._kept[key] = grammar
+        weakref.finalize(structured_outputs, self._kept.pop, key, None).atexit = False
+        self._cached.pop(structured_outputs, None)
+        self._cached[structured_outputs] = grammar
         return grammar
 
     def _compile(self, structured_outputs: StructuredOutputs) -> Grammar:

@@ -40,6 +40,7 @@ class Worker:
         self._owner, self._lock, self._end = os.getpid(), threading.Lock(), None
         self._process: subprocess.Popen | None = None
         self._checked: Any = None  # what is being checked
+        self._cancelled: Any = None  # what was cancelled, until a check has noticed
 
     def __deepcopy__(self, memo: dict) -> "Worker":
         return Worker(copy.deepcopy(self._vocabulary, memo))  # a copy of an engine has a process of its own
@@ -59,8 +60,10 @@ class Worker:
         with self._lock:
             self._checked = owner
             try:
-                self._start()
-                answer = self._ask([kind, text], compilation.DEADLINE)
+                answer = self._answer(kind, text)
+                cancelled, self._cancelled = self._cancelled, None
+                if answer is None and cancelled is not None and cancelled is not owner:  # meant the check before
+                    answer = self._answer(kind, text)
             finally:
                 self._checked = None
         if answer is None:
@@ -74,12 +77,17 @@ class Worker:
     def cancel(self, owner: Any) -> None:
         """End the check of a description if it is being checked."""
         if owner is not None and self._checked is owner:
+            self._cancelled = owner
             self.end()
 
     def end(self) -> None:
         """End the process; a further description starts another one."""
         if self._end is not None:
             self._end()
+
+    def _answer(self, kind: str, text: str) -> str | None:
+        self._start()
+        return self._ask([kind, text], compilation.DEADLINE)
 
     def _start(self) -> None:
         if self._process is not None and self._process.poll() is None:
