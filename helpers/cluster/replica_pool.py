@@ -24,7 +24,7 @@ class ReplicaPool:
     """Keeps as many replicas ready as are wanted. Its methods must be called from the event loop.
 
     Args:
-        owner: the `ReplicaClient`, whose methods `on_ready`, `on_report`, `on_left` and `on_crash` say what has happened.
+        owner: the `ReplicaClient`; its `on_ready`, `on_report`, `on_left` and `on_crash` are called when that happens.
         start_replica, has_room, timeout, drain_grace: as for the `ReplicaClient`.
 
     Attributes:
