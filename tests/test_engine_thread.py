@@ -188,6 +188,22 @@ async def test_a_reader_that_is_cancelled_while_a_token_arrives_is_cancelled():
 
 
 @in_loop
+async def test_draining_finishes_the_accepted_requests_within_its_grace_and_fails_the_others():
+    async with running(shut=True) as thread:
+        streams = [await submit(thread, "a", 3, str(n)) for n in range(4)]
+        draining = asyncio.ensure_future(thread.drain(PATIENCE))
+        await asyncio.sleep(0)
+        thread.model.allowed.release(100)
+        assert [await texts(one) for one in streams] == [{0: "bcd"}] * 4
+        await draining
+    async with running(shut=True) as thread:
+        stream = await submit(thread, "a", 3)
+        await thread.drain(0.05)
+        with pytest.raises(ShuttingDown, match="could not finish"):
+            await texts(stream)
+
+
+@in_loop
 async def test_a_request_that_is_being_validated_when_draining_begins_is_refused():
     async with running() as thread:
         begun, proceed = threading.Event(), threading.Event()

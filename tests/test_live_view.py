@@ -78,6 +78,19 @@ def test_more_listeners_than_allowed_are_503_until_one_leaves():
 
 
 @in_loop
+async def test_a_listener_that_has_missed_frames_gets_all_of_their_iterations_in_one_event():
+    async with running() as thread:
+        view = LiveView(thread)
+        with view.listen():
+            events = view.events()
+            await anext(events)
+            await texts(await submit(thread, "a", 9))
+            view._make_frame(), view._make_frame()  # the second one has nothing new
+            (event,) = events_of([await anext(events)])
+            assert [one["n"] for one in event["iterations"]] == list(range(9))
+
+
+@in_loop
 async def test_without_listeners_few_steps_wait_to_be_described_and_none_is_lost():
     async with running(context=400) as thread:
         view, waiting = LiveView(thread), []

@@ -124,18 +124,6 @@ def test_a_resumed_request_whose_last_chunk_is_one_token_counts_the_same_with_an
     assert seen == [[0, 0], [0], [40 - 6]]
 
 
-def test_requests_wait_while_no_replica_is_ready():
-    requests = [TimedRequest(0.0, 10, 6), TimedRequest(4.0, 1, 1)]
-
-    result = simulate_fleet(requests, EngineConfig(), SECOND, 1, RoundRobin(), failures=[(2.0, 0)], start_seconds=10.0)
-
-    assert list(zip(result.arrivals, result.first_tokens, result.last_tokens, strict=True)) == [
-        (4.0, 13.0, 13.0),
-        (0.0, 1.0, 16.0),
-    ]
-    assert result.sizes == [(0.0, 1, 1), (2.0, 1, 0), (12.0, 1, 1), (16.0, 0, 0)]
-
-
 def test_a_replica_that_fails_while_it_starts_starts_over():
     failures = [(0.0, 0), (5.0, 0)]
     requests = [TimedRequest(1.0, 1, 1)]
