@@ -260,7 +260,9 @@ def test_without_a_template_the_prompt_of_a_chat_is_its_texts_one_per_line(untem
     assert response.choices[0].message.role == "assistant"
     assert response.object == "chat.completion" and response.id.startswith("chatcmpl-")
     chunks = list(
-        untemplated.chat.completions.create(model="tiny-model", messages=MESSAGES, max_tokens=15, temperature=0, stream=True)
+        untemplated.chat.completions.create(
+            model="tiny-model", messages=MESSAGES, max_tokens=15, temperature=0, stream=True
+        )
     )
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(delta.content for delta in deltas) == response.choices[0].message.content
