@@ -17,6 +17,7 @@ from .engine import POLICIES, EngineConfig
 from .metrics import LIMITS
 
 FLAT = Parameter(name="*", negative_iterable=())  # the fields of a dataclass are the options
+_OPTIONS: dict[str, str] = {}  # what `options_from` made: the name of a field's option, by the name of the field
 
 
 def options_from(source: type, group: str, /, **kinds: Any) -> type:
@@ -43,6 +44,8 @@ def options_from(source: type, group: str, /, **kinds: Any) -> type:
     for name, kind in kinds.items():
         words = re.sub(r"\b[A-Z][A-Z_]+\b", value, " ".join(about[name].split()))
         kind, *own = typing.get_args(kind) if typing.get_origin(kind) is Annotated else (kind,)
+        names = [name for parameter in own for name in parameter.name or ()]
+        _OPTIONS[name] = names[0] if names else f"--{name.replace('_', '-')}"
         option = Annotated[kind, Parameter(help=words, group=group, negative_iterable=()), *own]
         options.append((name, option, dataclasses.field(default=defaults[name])))
     made = dataclasses.make_dataclass(f"{source.__name__}Options", options, frozen=True, kw_only=True)
@@ -113,7 +116,9 @@ def parse(app: App, arguments: list[str] | None) -> Any:
     try:
         parsed = app(arguments, print_error=False, exit_on_error=False, result_action="return_value")
     except (CycloptsError, OSError, ValueError) as error:
-        refuse(app, str(error))
+        refuse(
+            app, re.sub(r"^\w+(?= must )|\b[a-z]+_[a-z_]+\b", lambda name: _OPTIONS.get(name[0], name[0]), str(error))
+        )
     if parsed is None:
         raise SystemExit(0)
     return parsed

@@ -4,6 +4,7 @@
 can judge them.
 """
 
+import copy
 import functools
 import gc
 import os
@@ -179,7 +180,11 @@ def always_drafts(monkeypatch):
 
 @pytest.fixture(scope="session")
 def embedded():
-    return load_model()
+    """The embedded model, whose chats are the texts of their messages: without its chat template."""
+    model, tokenizer = load_model()
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = None
+    return model, tokenizer
 
 
 @pytest.fixture(scope="session", params=["gpt2", "llama"])

@@ -274,14 +274,15 @@ async def test_the_front_is_healthy_only_while_a_replica_is_ready():
         response = await http.get("/health")
         assert response.status_code == 503
         assert response.json()["error"]["message"] == "No replica is ready: 1 of 1 are starting."
-        assert (await http.get("/replicas")).json() == [{"name": None, "state": "starting"}]
+        (starting,) = (await http.get("/replicas")).json()
+        assert {key: value for key, value in starting.items() if value is not None} == {"state": "starting"}
         metrics = (await http.get("/metrics")).text
         assert "\nreplicas 0.0\n" in metrics and "\nreplicas_starting 1.0\n" in metrics
         client.may_start.release()
         await wait_until(lambda: "r1" in client.replicas)
         assert (await http.get("/health")).status_code == 200
         (listed,) = (await http.get("/replicas")).json()
-        assert listed["name"] == "r1" and listed["state"] == "ready"
+        assert listed["name"] == "r1" and listed["state"] == "ready" and listed.keys() == starting.keys()
 
 
 @in_loop

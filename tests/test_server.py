@@ -15,7 +15,7 @@ from conftest import PROMPTS, alone, random_pair
 from helpers import Engine, EngineConfig, SamplingParams, load_model
 from helpers.server import launch
 from helpers.server.formats import ChatFormatter, CompletionFormatter
-from tests.support.serving import body, events_of, expected, serving, text_of_chunks
+from tests.support.serving import body, embedded_engine, events_of, expected, serving, text_of_chunks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,6 +40,13 @@ def server():
 @pytest.fixture(scope="module")
 def client(server):
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def untemplated():
+    """A client of the embedded model without its chat template."""
+    with serving(embedded_engine()) as server, openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client:
         yield client
 
 
@@ -216,35 +223,37 @@ def test_a_completion_reports_each_token_among_the_best_ones_and_tells_parts_of_
     assert ChatFormatter("id", "model", tokenizer).token_entry(parts[0], -1.0)["bytes"] is None
 
 
-def test_logprobs_of_a_chat(client):
+def test_logprobs_of_a_chat(untemplated):
     chat = {"messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": 10, "temperature": 0}
     output = expected("Once upon a time", 10, logprobs=2)
-    choice = client.chat.completions.create(model="tiny-model", logprobs=True, top_logprobs=2, **chat).choices[0]
+    choice = untemplated.chat.completions.create(model="tiny-model", logprobs=True, top_logprobs=2, **chat).choices[0]
     tokens = choice.logprobs.content
     assert "".join(token.token for token in tokens) == choice.message.content == output.text
     for token, id, known in zip(tokens, output.token_ids, output.logprobs, strict=True):
         assert token.logprob == pytest.approx(known[id], abs=1e-4)
         assert bytes(token.bytes).decode() == token.token
         assert token.top_logprobs[0].token == token.token and len(token.top_logprobs) == 2
-    bare = client.chat.completions.create(model="tiny-model", logprobs=True, **chat).choices[0]
+    bare = untemplated.chat.completions.create(model="tiny-model", logprobs=True, **chat).choices[0]
     assert [token.top_logprobs for token in bare.logprobs.content] == [[]] * 10
-    assert client.chat.completions.create(model="tiny-model", **chat).choices[0].logprobs is None
-    stream = client.chat.completions.create(model="tiny-model", logprobs=True, top_logprobs=2, stream=True, **chat)
+    assert untemplated.chat.completions.create(model="tiny-model", **chat).choices[0].logprobs is None
+    stream = untemplated.chat.completions.create(model="tiny-model", logprobs=True, top_logprobs=2, stream=True, **chat)
     assert [chunk.choices[0].logprobs.content[0].token for chunk in stream] == [token.token for token in tokens]
 
 
 # --- chat -----------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_template_the_prompt_of_a_chat_is_its_texts_one_per_line(client):
-    response = client.chat.completions.create(
+def test_without_a_template_the_prompt_of_a_chat_is_its_texts_one_per_line(untemplated):
+    response = untemplated.chat.completions.create(
         model="tiny-model", messages=MESSAGES, max_completion_tokens=15, temperature=0
     )
     assert response.choices[0].message.content == expected("Be kind.\nOnce upon a time", 15).text
     assert response.choices[0].message.role == "assistant"
     assert response.object == "chat.completion" and response.id.startswith("chatcmpl-")
     chunks = list(
-        client.chat.completions.create(model="tiny-model", messages=MESSAGES, max_tokens=15, temperature=0, stream=True)
+        untemplated.chat.completions.create(
+            model="tiny-model", messages=MESSAGES, max_tokens=15, temperature=0, stream=True
+        )
     )
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(delta.content for delta in deltas) == response.choices[0].message.content
@@ -252,8 +261,8 @@ def test_without_a_template_the_prompt_of_a_chat_is_its_texts_one_per_line(clien
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
 
 
-def test_a_chat_without_a_limit_continues_to_its_end(client, embedded):
-    response = client.chat.completions.create(
+def test_a_chat_without_a_limit_continues_to_its_end(untemplated, embedded):
+    response = untemplated.chat.completions.create(
         model="tiny-model", messages=[{"role": "user", "content": "Once upon"}], temperature=0
     )
     (output,) = Engine(*embedded).generate("Once upon")

@@ -315,13 +315,13 @@ def test_the_key_can_come_from_the_environment(monkeypatch):
         (["--grace", "inf"], "--grace must be a number of seconds"),
         (["--policy", "sjf"], "--policy"),
         (["--weights", "int3"], "--weights"),
-        (["--rows", "0"], "max_batch_size must be an integer of at least 1, not 0"),
+        (["--rows", "0"], "--rows must be an integer of at least 1, not 0"),
         (["--rows", "2.5"], "--rows"),
         (["--max-queue", "-1"], "--max-queue must be at least 0"),
-        (["--blocks", "0"], "num_blocks"),
-        (["--max-connections", "0"], "max_connections must be at least 1, not 0"),
-        (["--client-timeout", "0"], "client_timeout must be a positive number of seconds, not 0"),
-        (["--client-timeout", "inf"], "client_timeout must be a positive number of seconds, not inf"),
+        (["--blocks", "0"], "--blocks"),
+        (["--max-connections", "0"], "--max-connections must be at least 1, not 0"),
+        (["--client-timeout", "0"], "--client-timeout must be a positive number of seconds, not 0"),
+        (["--client-timeout", "inf"], "--client-timeout must be a positive number of seconds, not inf"),
     ],
 )
 def test_options_outside_their_range_are_refused_in_one_line_before_a_model_is_loaded(

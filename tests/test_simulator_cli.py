@@ -26,6 +26,12 @@ def rows(text: str) -> list[list[str]]:
     return [re.split(r"\s{2,}", line.strip()) for line in lines]
 
 
+def test_one_request_is_spoken_of_as_one(trace, tmp_path, capsys):
+    write_trace(tmp_path / "trace.csv", [TimedRequest(0, 1, 2)])
+    assert main([*trace, "--replicas", "1"]) == 0
+    assert capsys.readouterr().out.startswith("1 request arrives within ")
+
+
 def test_each_size_gets_a_line_and_the_smallest_that_suffices_is_named(trace, capsys):
     status = main([*trace, "--replicas", "1..3", "--slo", "ttft=3,e2e=4.5", "--price-per-hour", "3600"])
 

@@ -328,6 +328,7 @@ def test_no_link_of_the_whole_site_is_broken(site):
 
 
 KINDS = [  # one page of each kind
+    "notebooks/0_in_ten_minutes.html",
     "index.html",
     "docs/engine.html",
     "SUPPORT.html",

@@ -101,6 +101,17 @@ def test_the_template_itself_shows_how_its_model_writes_calls(embedded, name):
     assert find_notation(with_template(embedded[1], TEMPLATES[name])) == NOTATIONS[name]
 
 
+def test_the_embedded_model_answers_questions_and_makes_the_call_that_is_required():
+    engine = Engine(config=EngineConfig(2, trace_length=100))
+    with serving(engine) as server, openai.OpenAI(base_url=server.url + "/v1", api_key="x") as client:
+        question = [{"role": "user", "content": "How do you bake bread?"}]
+        answer = client.chat.completions.create(model="tiny-model", messages=question, max_tokens=80)
+        assert "flour" in answer.choices[0].message.content
+        settings = {"tools": TOOLS[:1], "tool_choice": "required", "max_tokens": 150}
+        (call,) = client.chat.completions.create(**CHAT | settings).choices[0].message.tool_calls[:1]
+    jsonschema.validate(json.loads(call.function.arguments), WEATHER)
+
+
 def test_a_model_may_have_several_templates(embedded):
     tokenizer = with_template(embedded[1], {"default": HERMES, "tool_use": HERMES})
     assert find_notation(tokenizer) == NOTATIONS["Hermes"]

@@ -60,13 +60,13 @@ async def restart(body: Restart, request: Request) -> dict[str, list[str]]:
 
 
 def described(client: ReplicaClient, member: Member) -> dict[str, Any]:
-    """Describe a replica: where it runs and what it does. One that starts or has ended has little but its state."""
+    """Describe a replica: where it runs and what it does, all None of one that starts or has ended but its state."""
+    described = dict.fromkeys(("name", "state", "pid", "node", "node_id", "rows", "blocks", *GAUGES))
+    described |= {"name": member.name, "state": member.state}
     if (name := member.name) not in client.replicas:
-        return {"name": name, "state": member.state}
+        return described
     info, now = member.handle.info, client.snapshots[name]
-    return {
-        "name": name,
-        "state": member.state,
+    return described | {
         "pid": info.pid,
         "node": info.node,
         "node_id": info.node_id,

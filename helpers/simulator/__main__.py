@@ -285,7 +285,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         file = getattr(error, "filename", None)
         refuse(command, f"cannot open {file}: {error.strerror}." if file else str(error))
     about = [cost.about.get(name, f"unknown {name}") for name in ("model", "machine", "source")]
-    arrive = f"{len(requests)} requests arrive within {requests[-1].arrival:.4g} simulated seconds"
+    count = "1 request arrives" if len(requests) == 1 else f"{len(requests)} requests arrive"
+    arrive = f"{count} within {requests[-1].arrival:.4g} simulated seconds"
     print(f"{arrive}; {about[0]} on {about[1]}, {about[2]}")
     print(f"\n{table(results, args)}")
     if args.slo:

@@ -31,6 +31,25 @@ SHAPE = {"n_embd": 160, "n_layer": 4, "n_head": 5}  # heads of 32 dimensions, a 
 DRAFT_SHAPE, DRAFT_STEPS, DRAFT_LEARNING_RATE = {"n_embd": 64, "n_layer": 1, "n_head": 2}, 1000, 6e-3
 
 
+# The training text has questions and answers, and ends an answer with EOS. The model was not trained to call tools, but
+# a call that is required follows a grammar. Its notation is that of Hermes.
+CHAT_TEMPLATE = """\
+{%- if tools %}Tools:{% for tool in tools %} {{ tool.function.name }}{% endfor %}
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == "assistant" %}Answer:{% if message.content %} {{ message.content }}{% endif %}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|endoftext|>
+{%- elif message.role == "user" %}Question: {{ message.content }}
+{% else %}{{ message.content }}
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}Answer:{% endif %}"""
+
+
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer like GPT-2's: it can encode any text, and EOS is token 0."""
     bpe = Tokenizer(models.BPE())
@@ -208,6 +227,7 @@ def save(model, tokenizer, folder: Path, card: str, **facts) -> None:
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings.pop("backend", None)
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    settings["chat_template"] = CHAT_TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     config = model.config
     text = (HEADER + card).format(

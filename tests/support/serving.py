@@ -5,6 +5,7 @@ With a gate, tests count iterations where they would otherwise have to guess sec
 
 import asyncio
 import contextlib
+import copy
 import functools
 import json
 import socket
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import uvicorn
 
-from helpers import Engine, EngineConfig, SamplingParams
+from helpers import Engine, EngineConfig, SamplingParams, load_model
 from helpers.server.app import make_app
 from helpers.server.connections import ConnectionLimits
 
@@ -69,7 +70,11 @@ class Gate:
 
 
 def embedded_engine(**config) -> Engine:
-    return Engine(config=EngineConfig(**{"max_batch_size": 2, "trace_length": 1000} | config))
+    """Return an engine of the embedded model without its chat template: a chat is the texts of its messages."""
+    model, tokenizer = load_model()
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = None
+    return Engine(model, tokenizer, EngineConfig(**{"max_batch_size": 2, "trace_length": 1000} | config))
 
 
 class LocalServer:

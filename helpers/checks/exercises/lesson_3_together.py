@@ -60,7 +60,7 @@ def every_output_is_right(arguments, outcome, right):
     """Report the first request with wrong tokens, or requests that never share a forward pass."""
     got, wanted = outcome.result[OUTPUTS], right.result[OUTPUTS]
     if len(got) != len(wanted):
-        return f"returns {len(got)} outputs for {len(wanted)} requests"
+        return f"returns {len(got)} outputs for {len(wanted)} request{'s' * (len(wanted) != 1)}"
     for number, (output, due) in enumerate(zip(got, wanted, strict=True)):
         if output != due:
             return (
