@@ -274,6 +274,9 @@ class Compiler(Feature):
     def __init__(self):
         self.allowed, self.compiled, self.threads = threading.Semaphore(0), [], set()
 
+    def is_ready(self, params):
+        return params in self.compiled
+
     def check(self, params):
         if params not in self.compiled:
             self.threads.add(threading.current_thread().name)
