@@ -68,24 +68,17 @@ class BatchSampler:
         """Return a choice for each chunk, whose first `depth` draft tokens are accepted, from its row of the logits."""
         choices: list[Choice | None] = []
         for chunk, row in zip(chunks, rows, strict=True):
-            try:
-                choices.append(self._choose_best(chunk, depth, row, best))
-            except Exception as error:  # a feature's: only this sequence fails
-                choices.append(error)
+            params, is_best = chunk.sequence.params, False
+            if params.temperature == 0 and params.logprobs is None:
+                rules = self._rules_of(chunk.sequence)
+                is_best = not rules or (len(rules) == 1 and _allows(rules[0], _known(chunk, depth), best[row]))
+            choices.append(SampledToken(best[row]) if is_best else None)
         if others := [place for place, choice in enumerate(choices) if choice is None]:
             chunks, rows = [chunks[place] for place in others], [rows[place] for place in others]
             others_logits = logits if rows == list(range(len(logits))) else logits[rows]
             for place, choice in zip(others, self._choose_others(chunks, depth, others_logits), strict=True):
                 choices[place] = choice
         return choices
-
-    def _choose_best(self, chunk: Chunk, depth: int, row: int, best: list[int]) -> SampledToken | None:
-        """Return the best token if that is certain to be the choice; None if the scores of others count, too."""
-        params, rules = chunk.sequence.params, self._rules_of(chunk.sequence)
-        if params.temperature > 0 or params.logprobs is not None:
-            return None
-        is_allowed = not rules or (len(rules) == 1 and rules[0].allows(_known(chunk, depth), best[row]) is True)
-        return SampledToken(best[row]) if is_allowed else None
 
     def _choose_others(self, chunks: list[Chunk], depth: int, logits: torch.Tensor) -> list[Choice]:
         """Return a choice for each chunk where the best token does not do; logits are [chunks, vocabulary]."""
@@ -221,6 +214,14 @@ def probabilities_of(scores: torch.Tensor, params: list[SamplingParams]) -> np.n
 def _known(chunk: Chunk, depth: int) -> list[int]:
     """Return the tokens after which the next one is chosen."""
     return chunk.sequence.token_ids + chunk.draft_token_ids[:depth] if depth else chunk.sequence.token_ids
+
+
+def _allows(rule: LogitsRule, token_ids: list[int], next_id: int) -> bool:
+    """Return whether a rule lets the best token be chosen; False if it fails, which `change` says of its row alone."""
+    try:
+        return rule.allows(token_ids, next_id) is True
+    except Exception:
+        return False
 
 
 def _logprobs(logits: torch.Tensor, params: list[SamplingParams], token_ids: list[int]) -> dict[int, dict[int, float]]:
