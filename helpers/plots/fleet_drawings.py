@@ -27,7 +27,7 @@ FLEET = (("A, B", (0, 1, 2), (3, 4)), ("C", (5, None, None), ()))  # cached pref
 
 def routed_fleet() -> Picture:
     """Draw a front end and three replicas: one has a prefix and a queue, one has a free row, and one has died."""
-    figure, (ax,) = new_figure(3.9)
+    figure, (ax,) = new_figure(4.1, title="One replica has the prefix, another has free rows, and the third has died")
     ax.set_axis_off()
     _box(ax, 3.7, 3.2, 2.9, 4.2, "front end", PAGE)
     for y, text in ((4.2, "router: chooses\na replica"), (6.0, "dispatcher:\nwho has what,\ntokens so far")):
@@ -108,7 +108,7 @@ def separate_phases(prefill: int = 4, decodes: int = 3) -> Picture:
         prefill: how many units of time a prefill takes; a decode takes one.
         decodes: how many decodes of request 0 there are before and after it.
     """
-    figure, (ax,) = new_figure(2.9)
+    figure, (ax,) = new_figure(3.1, title="A prefill delays only the decodes that share its replica")
     lanes = ("both phases", "only prefills", "only decodes")
     end = 2 * decodes + prefill
     done = decodes + prefill  # from then on, both requests decode
