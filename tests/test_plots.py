@@ -127,7 +127,6 @@ PICTURES = {
     "virtual_clock": lambda: plots.virtual_clock(
         {"a": 0, "b": 4}, [(0, 2, {"a": 9}), (2, 3, {"a": 1}), (4, 6, {"b": 5})]
     ),
-    "separate_phases": lambda: plots.separate_phases(prefill=4, decodes=3),
     "static_and_continuous": lambda: plots.static_and_continuous((6, 2, 3, 2, 4, 1), 2),
     "block_lookup": lambda: plots.block_lookup([4, 6, 7, 8], 9, 4, 12),
     "block_lookup of the first": lambda: plots.block_lookup([0], 0, 4, 2),
@@ -137,9 +136,9 @@ PICTURES |= {
     name: getattr(plots, name)
     for name in (
         "life_of_a_request",
-        "attention_step",
         "padded_and_ragged",
         "routed_fleet",
+        "separate_phases",
         "shared_pass",
         "with_and_without_cache",
     )

@@ -101,13 +101,9 @@ def virtual_clock(
     return Picture(figure, f"{alt} The clock jumps {', '.join(jumps) or 'never'}.")
 
 
-def separate_phases(prefill: int = 4, decodes: int = 3) -> Picture:
-    """Draw a prefill that delays a decoding request on one replica, and does not on two.
-
-    Args:
-        prefill: how many units of time a prefill takes; a decode takes one.
-        decodes: how many decodes of request 0 there are before and after it.
-    """
+def separate_phases() -> Picture:
+    """Draw a prefill that delays a decoding request on one replica, and does not on two."""
+    prefill, decodes = 4, 3  # units of time; decodes on either side of the prefill
     figure, (ax,) = new_figure(3.1, title="A prefill delays only the decodes that share its replica")
     lanes = ("both phases", "only prefills", "only decodes")
     end = 2 * decodes + prefill
