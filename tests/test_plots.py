@@ -136,6 +136,7 @@ PICTURES |= {
     name: getattr(plots, name)
     for name in (
         "life_of_a_request",
+        "attention_step",
         "padded_and_ragged",
         "routed_fleet",
         "separate_phases",
