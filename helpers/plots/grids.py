@@ -92,8 +92,9 @@ def batches(named: Mapping[str, Mapping], title: str = "") -> Picture:
     key = {
         "in the cache": {"facecolor": next(iter(color.values()), SKY), "edgecolor": PAGE},
         "token to compute next": {"facecolor": PAGE, "edgecolor": INK, "linewidth": 1.6},
-        "left padding (mask 0)": wasted(),
     }
+    if not all(batch["attention_mask"].all() for batch in named.values()):
+        key["left padding (mask 0)"] = wasted()
     add_key(figure, key)
     return Picture(figure, " ".join(f"{name}: {_describe(batch)}." for name, batch in named.items()))
 

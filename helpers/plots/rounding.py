@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.patches import Rectangle
 
 from ..trace import num_matching
-from .colors import BLUE, INK, LABEL, LINE, ORANGE, PAGE, RED, SKY, wasted
+from .colors import BLUE, LABEL, LINE, ORANGE, PAGE, RED, SKY, ink_on, wasted
 from .picture import Picture, add_key, new_figure, set_panel_title, write
 
 
@@ -70,7 +70,7 @@ def weight_path(weights: tuple[float, float], integers: tuple[int, int], scale: 
             write(ax, x + width / 2 + (number - 0.5) * 0.5 * (width < 1), y - 0.17, text)
             ax.add_patch(Rectangle((10.6, y - 0.18 + 0.45 * number), 5.2, 0.4, facecolor=color, linewidth=0))
             line = value if width > 1 else f"{integers[number]} × {scale:.4f} = {value}"
-            write(ax, 13.2, y + 0.02 + 0.45 * number, line, color=INK)
+            write(ax, 13.2, y + 0.02 + 0.45 * number, line, color=ink_on(color))
         ax.annotate("", (10.4, y + 0.25), (8.5, y + 0.25), arrowprops={"arrowstyle": "->", "linewidth": 1 + width})
         ax.text(-0.2, y + 0.25, name, ha="right", va="center", fontsize=LABEL)
     for x, text in ((4.2, "in memory"), (9.45, "the wait"), (13.2, "in registers")):

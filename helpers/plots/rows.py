@@ -37,7 +37,7 @@ def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int,
         name, trace = list(traces.items())[-1]
         last = min(zoom[1], trace.forward_passes - 1)
         panels.append((f"{name}, enlarged: forward passes {zoom[0]} to {last}", trace, zoom[0], last + 1))
-    height = sum(0.26 * trace.rows + 0.6 for _, trace, _, _ in panels) + 0.75
+    height = sum(0.26 * trace.rows + 0.6 for _, trace, _, _ in panels) + 0.75 + 0.3 * bool(title)
     ratios = [trace.rows for _, trace, _, _ in panels]
     figure, axes = new_figure(height, len(panels), title, height_ratios=ratios)
     colors = request_colors(
