@@ -1,7 +1,7 @@
 """The pool of replicas: it starts, follows, drains and replaces them, so that as many are ready as are wanted.
 
-Each replica has a task that reads its reports until it is lost (failure_detector.py) and then killed. Which
-replica is started or drained next is decided by the rules in lifecycle.py, whenever the state of a replica changes.
+Each replica has a task that reads its reports until it is lost (failure_detector.py) and then killed. The rules in
+lifecycle.py decide which replica is started or drained next, whenever the state of a replica changes.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ class ReplicaPool:
     """Keeps as many replicas ready as are wanted. Its methods must be called from the event loop.
 
     Args:
-        owner: the `ReplicaClient`, whose methods `on_ready`, `on_report`, `on_left` and `on_crash` are told what has
-            happened.
+        owner: the `ReplicaClient`. Its `on_ready`, `on_report`, `on_left` and `on_crash` are called when that happens,
+            and its `load` says how many requests a replica has not finished.
         start_replica, has_room, timeout, drain_grace: as for the `ReplicaClient`.
 
     Attributes:
