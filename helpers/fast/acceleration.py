@@ -10,6 +10,7 @@ from .attention import attend_with_kernel
 from .batch_invariant import BatchInvariantRunner
 from .linear import choose_linear_backends, unchanged_layers
 from .linear_backends import BATCH_INVARIANT
+from .one_call_choice import measure_one_call
 from .recognition import recognize
 
 MAX_COPIED_BYTES = 2**30  # of a larger model, weights are copied only if the configuration names such a backend
@@ -39,11 +40,13 @@ def accelerate(runner: PaddedRunner | RaggedRunner, config: EngineConfig) -> Pad
     runner.kernel = kernel
     if executor := recognize(runner):
         runner.call_model = executor
+        if config.linear_backend == "auto" and _may_copy(model):
+            measure_one_call(executor)
     return runner
 
 
 def _choose_linear_backends(clone: PreTrainedModel, config: EngineConfig) -> int:
-    copies = sum(parameter.nbytes for parameter in clone.parameters()) <= MAX_COPIED_BYTES
+    copies = _may_copy(clone)
     if not config.batch_invariant:
         return choose_linear_backends(clone, config.linear_backend, copies)
     if config.linear_backend not in ("auto", *BATCH_INVARIANT):
@@ -54,6 +57,11 @@ def _choose_linear_backends(clone: PreTrainedModel, config: EngineConfig) -> int
     packed, unpacked = BATCH_INVARIANT
     chosen = config.linear_backend if config.linear_backend != "auto" else packed if copies else unpacked
     return choose_linear_backends(clone, chosen)
+
+
+def _may_copy(model: PreTrainedModel) -> bool:
+    """Return whether the model is small enough for further copies of its weights."""
+    return sum(parameter.nbytes for parameter in model.parameters()) <= MAX_COPIED_BYTES
 
 
 def _require_invariant_layers(model: PreTrainedModel, kernel) -> None:

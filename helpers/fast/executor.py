@@ -29,11 +29,14 @@ class Executor:
 
     Attributes:
         settings: what each layer asks of attention.
+        plain: computes the blocks in many calls.
+        fused: computes them in one call; made for the first pass that may be one, or by a measurement.
     """
 
     def __init__(self, model, decoder: Decoder, compiled: bool, usual: Callable[..., torch.Tensor]):
         self.decoder, self.settings, self._usual = decoder, [], usual
-        self._plain, self._fused = PlainExecutor(decoder, self.settings, compiled), None
+        self.plain = PlainExecutor(decoder, self.settings, compiled)
+        self.fused: FusedExecutor | None = None
         self._hooks = [one for module in model.modules() for one in (module._forward_hooks, module._forward_pre_hooks)]
 
     def is_hooked(self) -> bool:
@@ -57,20 +60,23 @@ class Executor:
         if decoder.learned_positions is not None:
             hidden = hidden + decoder.learned_positions(positions)
         if decoder.rotary is not None:
-            rotary = self._cos_and_sin(hidden, positions)
+            rotary = self.cos_and_sin(hidden, positions)
         update = self._executor(hidden, row)(hidden, rotary, row)
         if len(columns) < len(hidden):  # the head, the largest layer, computes no others
             hidden, update = hidden[columns], update[columns]
-        return decoder.head(self._plain.add_norm(hidden, update, decoder.final_norm))
+        return decoder.head(self.plain.add_norm(hidden, update, decoder.final_norm))
 
-    def _cos_and_sin(self, hidden: torch.Tensor, positions: torch.Tensor) -> Rotary:
+    def cos_and_sin(self, hidden: torch.Tensor, positions: torch.Tensor) -> Rotary:
+        """Return those of the positions [T], in the dtype of the hidden states."""
         cos, sin = self.decoder.rotary(hidden, positions[None])
         return cos[0], sin[0]
 
     def _executor(self, hidden: torch.Tensor, row: AttentionMetadata) -> FusedExecutor | PlainExecutor:
         """Return what computes the blocks for this row: in one call, if possible."""
-        if not self._plain.compiled or len(row.pool.layers) < len(self.decoder.blocks):  # no keys have been written yet
-            return self._plain
-        if self._fused is None or self._fused.pool is not row.pool:
-            self._fused = FusedExecutor(self.decoder, self.settings, row.pool)
-        return self._fused if self._fused.can_compute(hidden, row) else self._plain
+        if not self.plain.compiled or len(row.pool.layers) < len(self.decoder.blocks):  # no keys have been written yet
+            return self.plain
+        if self.fused is None:
+            self.fused = FusedExecutor(self.decoder, self.settings, row.pool)
+        if self.fused.pool is not row.pool:
+            self.fused.use(row.pool)
+        return self.fused if self.fused.can_compute(hidden, row) else self.plain

@@ -3,11 +3,10 @@
 The plain executor makes a dozen calls per block, and memory waits for them. On a GPU, CUDA graphs solve the same
 problem. The one call gives the bits that the kernels give in many calls.
 
-It is made only where a compiled kernel exists for every operation. For up to `FEW_ROWS` rows, the kernel must be the
-fastest product of each large linear layer for some number of rows that small. It need not be for all of them: the
-measured times of a layer vary by more than a tenth, and one call saves that much. The more rows there are, the smaller
-is the share that it saves, so for more rows the kernel must be the fastest in all large layers. Small layers, whose
-backend is not chosen by measurement, do not matter; they are packed here.
+It is made only where a compiled kernel exists for every operation, and for as many rows as it is faster. That cannot be
+told from the times of single layers: on a processor with matrix units (AMX), oneDNN multiplies one row faster than the
+kernel does, and the many calls around its products take longer than the products. So whole passes are timed
+(`one_call_choice.py`). Where the kernel computes all linear layers anyway, one call is always made.
 """
 
 import copy
@@ -24,10 +23,8 @@ from ..runners.kv_pool import KVPool
 from . import kernels
 from .attention import kernel_segments, kernel_wins_chunks
 from .decoder_blocks import Decoder, activation_kind, epsilon
-from .linear import MIN_LAYER_BYTES, FastLinear, is_plain
+from .linear import FastLinear, is_plain
 from .plain_executor import Rotary
-
-FEW_ROWS = 8  # with more, the kernel for linear layers reads the weights several times
 
 
 class FusedExecutor:
@@ -39,26 +36,49 @@ class FusedExecutor:
         decoder: the modules.
         settings: what each layer asks of attention.
         pool: the keys and values of all layers.
+        max_rows: the most rows for which one call is faster; if None, one call is made where the kernel computes all
+            linear layers anyway, which takes no further copies of their weights.
 
     Attributes:
         max_rows: the most rows that one call computes; 0 if there are operations without a kernel.
     """
 
-    def __init__(self, decoder: Decoder, settings: Sequence[AttentionSettings], pool: KVPool):
-        self.decoder, self.settings, self.pool = decoder, settings, pool
+    def __init__(
+        self,
+        decoder: Decoder,
+        settings: Sequence[AttentionSettings],
+        pool: KVPool,
+        max_rows: float | None = None,
+    ):
+        self.decoder, self.settings, self._wanted = decoder, settings, max_rows
         linears = [layer for block in decoder.blocks for layer in block.linears]
-        packed = _pack(linears)
-        self.max_rows = _max_rows(linears) if packed and self._has_kernels(packed) else 0
-        if self.max_rows:
+        if max_rows is None:
+            max_rows = math.inf if _are_all_compiled(linears) else 0
+        packed = _pack(linears) if max_rows else []
+        self._max_rows = max_rows if packed else 0
+        self._packed = dict(zip(linears, packed, strict=True)) if packed else {}
+        if packed:
             norms = [norm for block in decoder.blocks for norm in block.norms.values()]
             self._parameters = _Parameters([getattr(layer, "layer", layer) for layer in linears], norms)
-            self._packed = dict(zip(linears, packed, strict=True))
-            self._blocks = (kernels.Block * len(decoder.blocks))(*map(self._describe, range(len(decoder.blocks))))
+        self.use(pool)
+
+    def use(self, pool: KVPool) -> None:
+        """Read and write the keys and values of another pool from now on."""
+        self.pool, blocks = pool, self.decoder.blocks
+        self.max_rows = self._max_rows if self._has_kernels(list(self._packed.values())) else 0
+        if self.max_rows:
+            self._blocks = (kernels.Block * len(blocks))(*map(self._describe, range(len(blocks))))
             self._sizes = self._common_sizes()
+
+    def limit(self, max_rows: float) -> None:
+        """Compute at most this many rows from now on; with 0, drop the packed weights."""
+        self._max_rows = self._wanted = max_rows
+        self._packed = self._packed if max_rows else {}
+        self.use(self.pool)
 
     def __deepcopy__(self, memo: dict) -> "FusedExecutor":
         """Describe the copied blocks and pool: addresses cannot be copied."""
-        return type(self)(*(copy.deepcopy(one, memo) for one in (self.decoder, self.settings, self.pool)))
+        return type(self)(*(copy.deepcopy(one, memo) for one in (self.decoder, self.settings, self.pool)), self._wanted)
 
     def can_compute(self, hidden: torch.Tensor, row: AttentionMetadata) -> bool:
         """Return whether one call can compute this row. It cannot once a parameter has been replaced.
@@ -97,6 +117,8 @@ class FusedExecutor:
 
     def _has_kernels(self, packed: list[kernels.PackedWeight]) -> bool:
         """Return whether kernels compute every operation as each layer asks for it."""
+        if not packed:
+            return False
         decoder, dtype = self.decoder, packed[0].panels.dtype
         norms = [norm for block in decoder.blocks for norm in block.norms.values()]
         weights = [one for norm in norms for one in norm._parameters.values() if one is not None]
@@ -172,23 +194,18 @@ class _Parameters:
 
 
 def _pack(linears: list[nn.Module]) -> list[kernels.PackedWeight]:
-    """Return the weights of all layers as the kernel reads them; an empty list if some have none."""
-    large = [layer for layer in linears if isinstance(layer, FastLinear)]
-    small = [layer for layer in linears if is_plain(layer) and layer.weight.nbytes < MIN_LAYER_BYTES]
-    packed = {layer: layer.packed_weight(FEW_ROWS) for layer in large}
-    if not large or len(large) + len(small) < len(linears) or None in packed.values():
+    """Return the weights of all layers as the kernel reads them; an empty list if it cannot read some."""
+    if not all(layer.is_unchanged() if type(layer) is FastLinear else is_plain(layer) for layer in linears):
         return []
-    if not all(layer.is_unchanged() for layer in large):
+    kinds = {(layer.weight.dtype, layer.weight.device) for layer in linears}
+    if len(kinds) > 1 or kernels.unavailable(*kinds.pop()):
         return []
-    dtype = packed[large[0]].panels.dtype
-    if any(layer.weight.dtype is not dtype for layer in small):
-        return []
-    packed |= {layer: kernels.pack(weight_of(layer)) for layer in small}
-    return [packed[layer] for layer in linears]
+    packed = [layer.packed_weight() if type(layer) is FastLinear else None for layer in linears]
+    layers = [getattr(layer, "layer", layer) for layer in linears]
+    return [one or kernels.pack(weight_of(layer)) for one, layer in zip(packed, layers, strict=True)]
 
 
-def _max_rows(linears: list[nn.Module]) -> float:
-    """Return the most rows that one call computes where all operations have kernels."""
-    choices = zip(*(layer.products[FEW_ROWS + 1 :] for layer in linears if isinstance(layer, FastLinear)), strict=True)
-    wins = [all(getattr(product, "func", None) is kernels.linear for product in products) for products in choices]
-    return math.inf if all(wins) else FEW_ROWS + wins.index(False)
+def _are_all_compiled(linears: list[nn.Module]) -> bool:
+    """Return whether the kernel computes all layers that are large enough for a choice."""
+    products = [product for layer in linears if isinstance(layer, FastLinear) for product in layer.products]
+    return bool(products) and all(getattr(product, "func", None) is kernels.linear for product in products)

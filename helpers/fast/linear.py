@@ -173,9 +173,9 @@ class FastLinear(nn.Module):
             and weight.data_ptr() == address
         )
 
-    def packed_weight(self, max_rows: int) -> kernels.PackedWeight | None:
-        """Return the copy of the weight that a compiled kernel reads for some number of rows up to this; or None."""
-        products = (product for product in self.products[: max_rows + 1] if hasattr(product, "func"))
+    def packed_weight(self) -> kernels.PackedWeight | None:
+        """Return the copy of the weight that a compiled kernel reads for some number of rows; or None."""
+        products = (product for product in self.products if hasattr(product, "func"))
         return next((product.keywords["weight"] for product in products if product.func is kernels.linear), None)
 
 

@@ -100,22 +100,34 @@ def times_of(layers: Sequence[Layer], backends: Sequence[str], fresh: bool = Fal
         fresh: measure, even if times were kept.
     """
     examples = {shape_of(layer): layer for layer in layers}
+    model_bytes = sum(map(bytes_of, layers))
+    dtype = kind_of(layers[0])[0]
+    return kept_or_measured(dtype, sorted(examples), backends, lambda: measure(examples, backends, model_bytes), fresh)
+
+
+def kept_or_measured(
+    dtype: torch.dtype,
+    shapes: Sequence[str],
+    backends: Sequence[str],
+    measure: Callable[[], dict[str, Times]],
+    fresh: bool = False,
+) -> dict[str, Times]:
+    """Return the times that were kept for these shapes and backends; otherwise those that `measure` returns.
+
+    They are kept from now on, unless other programs were running.
+    """
+    machine = fingerprint(dtype, shapes, backends)
     with _measuring:
-        return _kept_or_measured(examples, backends, sum(map(bytes_of, layers)), fresh)
-
-
-def _kept_or_measured(examples: dict, backends: Sequence[str], model_bytes: int, fresh: bool) -> dict[str, Times]:
-    machine = fingerprint(kind_of(next(iter(examples.values())))[0], sorted(examples), backends)
-    if not fresh and (kept := load(machine)) is not None:
-        return kept
-    start, busy = time.perf_counter(), busy_elsewhere()
-    times = measure(examples, backends, model_bytes)
-    took = time.perf_counter() - start
-    log.info("Timed %d shapes of linear layers in %.1f s.", len(times), took)
-    if torch.get_num_threads() + (busy_elsewhere() - busy) / took <= (os.cpu_count() or 1) + TOLERATED:
-        save(machine, times)
-    else:
-        log.info("The times of linear layers are not kept, because other programs were running.")
+        if not fresh and (kept := load(machine)) is not None:
+            return kept
+        start, busy = time.perf_counter(), busy_elsewhere()
+        times = measure()
+        took = time.perf_counter() - start
+        log.info("Timed %d shapes in %.1f s.", len(times), took)
+        if torch.get_num_threads() + (busy_elsewhere() - busy) / took <= (os.cpu_count() or 1) + TOLERATED:
+            save(machine, times)
+        else:
+            log.info("These times are not kept, because other programs were running.")
     return times
 
 
