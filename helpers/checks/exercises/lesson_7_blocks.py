@@ -65,7 +65,8 @@ add_edits(slices_of, {
     "returns the slot after the last one: the task asks for the number of slots.":
         "return slices -> return [(first, first + n) for first, n in slices]",
     "orders the slices by their place in memory: attention needs the keys in the order of the tokens.":
-        "range(start, end) -> sorted(range(start, end), key=lambda n: [*table, *[-1] * end][n // size])",
+        "range(start, end) -> sorted(range(start, end), key=lambda n: "
+        "[*table, *[-1] * end][n // size] * size + n % size)",
     "includes token `end`, which is the one after the last.": "range(start, end) -> range(start, end + 1)",
     "starts at the beginning of the text: the task asks for the tokens from `start` on.": "range(start -> range(0",
     "starts at the beginning of a block: the task asks for the tokens from `start` on.":
@@ -160,7 +161,7 @@ add_edits(grow, {
     "changes copies of `free` and `tables`, not the caller's.":
         "reused = -> free, tables = [*free], {**tables}; reused =",
     "expects a table for every request: a new one has none.": "tables.get(request, list(shared)) -> tables[request]",
-    "gives a new request no table: its blocks are lost.": "tables[request] = -> tables[request if table else {}] =",
+    "gives a new request no table: its blocks are lost.": "tables[request] = -> if table: tables[request] =",
 })  # fmt: skip
 
 

@@ -163,7 +163,7 @@ add_edits(text_pieces, {
     "leaves out the empty pieces: there is a piece for every token.":
         lambda texts, stop: [piece for piece in keeping_back(texts, stop) if piece],
     "keeps back as many characters as the stop text has, whatever they are.":
-        "max(n for n in range(len(stop)) if text.endswith(stop[:n])) -> len(stop) - 1",
+        "max(n for n in range(len(stop)) if text.endswith(stop[:n])) -> min(len(text), len(stop) - 1)",
 })  # fmt: skip
 
 read_inbox = Exercise(
@@ -181,16 +181,21 @@ def _drawn_story(random):
     return " ".join(story)
 
 
+def _inbox(story, unfinished):
+    """Return the arguments of a story in which a minus precedes a request that is aborted."""
+    return [("abort" if one[0] == "-" else "add", one.strip("-")) for one in story.split()], list(unfinished)
+
+
 read_inbox.table(
     [
-        ("c a", "b"), ("c -a", "ab"), ("c -c", "ab"), ("-a", "b"), ("-a -a", "ab"), ("", "ab"), ("c -c c", "ab"),
-        ("-a a", "ab"), ("-a a -a", "ab"), ("d c -d e -a", "ab"), ("-a a -a a", "ab"), ("-z d -z", ""),
-        ("d e -e f -d", "a"), ("-a -b -a", "ab"), ("-b d -b", "abc"), ("f d -f e f", "a"), ("-b -a", "ab"),
-    ],  # a minus precedes a request that is aborted
-    lambda random: [(_drawn_story(random), "ab")],
+        _inbox(*case) for case in [
+            ("c a", "b"), ("c -a", "ab"), ("c -c", "ab"), ("-a", "b"), ("-a -a", "ab"), ("", "ab"), ("c -c c", "ab"),
+            ("-a a", "ab"), ("-a a -a", "ab"), ("d c -d e -a", "ab"), ("-a a -a a", "ab"), ("-z d -z", ""),
+            ("d e -e f -d", "a"), ("-a -b -a", "ab"), ("-b d -b", "abc"), ("f d -f e f", "a"), ("-b -a", "ab"),
+        ]
+    ],
+    lambda random: [_inbox(_drawn_story(random), "ab")],
     given="messages {}; unfinished: {}",
-    build=lambda story, names: (
-        [("abort" if one[0] == "-" else "add", one.strip("-")) for one in story.split()], list(names)),
 )  # fmt: skip
 
 
