@@ -239,6 +239,5 @@ add_edits(goodput, {
         "good / seconds -> 100 * good / max(1, len(requests))",
         "good / seconds -> good / max(1, sum(bool(t) for _, t in requests))"],
     "returns the number of requests: the task asks for requests per second.": "good / seconds -> good",
-    "rounds to a whole number: half a request per second is 0.5.": "good / seconds -> good // seconds",
     "returns seconds per request, the inverse of goodput.": "good / seconds -> seconds / max(1, good)",
 })  # fmt: skip

@@ -69,7 +69,7 @@ top_p.table(
 
 
 @top_p.ignoring
-def order(result, arguments):
+def any_order(result, arguments):
     return sorted(result) if isinstance(result, list) else result
 
 

@@ -54,7 +54,6 @@ add_edits(waiting_and_running, {
         "max(admitted, start) -> max(arrival, start)",
     "counts a request as waiting until it finishes: once admitted, it runs.":
         "min(admitted, end) -> min(finished, end)",
-    "returns the running requests first.": ("waiting += -> old =", "running += -> waiting +=", "old = -> running +="),
     "averages the numbers at the start and at the end of the window: in between, they may be different.": (
         "max(0.0, min(admitted, end) - max(arrival, start)) -> sum(arrival <= t < admitted for t in (start, end))",
         "max(0.0, min(finished, end) - max(admitted, start)) -> sum(admitted <= t < finished for t in (start, end))",

@@ -78,8 +78,6 @@ add_edits(finish_times, {
         ("now += -> begin, now = now, now +", "times[number] = now -> times[number] = begin"),
     "returns latencies: the task asks for the time on the clock.":
         "times[number] = now -> times[number] = now - requests[number][0]",
-    "returns the times in the order in which requests end: it should be that of the requests.":
-        "return times -> return sorted(times)",
 })  # fmt: skip
 
 missing_count = Exercise(

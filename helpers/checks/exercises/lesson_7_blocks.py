@@ -156,12 +156,9 @@ add_edits(grow, {
     "returns the whole table: the task asks for the new blocks.": "return new -> return table + new",
     "returns None if no block is missing: to the caller, that is a refusal.": "return new -> return new or None",
     "returns nothing: to the caller, that is a refusal.": "return new -> return",
-    "returns whether there is room: the task asks for the new blocks.":
-        ("return None -> return False", "return new -> return True"),
     "changes copies of `free` and `tables`, not the caller's.":
         "reused = -> free, tables = [*free], {**tables}; reused =",
     "expects a table for every request: a new one has none.": "tables.get(request, list(shared)) -> tables[request]",
-    "gives a new request no table: its blocks are lost.": "tables[request] = -> if table: tables[request] =",
 })  # fmt: skip
 
 
@@ -232,5 +229,4 @@ add_edits(preempted, {
     "preempts the request that asks before the newer ones.": "reversed(running) -> [request]",
     "returns the blocks: the task asks for the requests.":
         "return names -> return [block for name in names for block in tables[name]]",
-    "lists the oldest of the preempted first: the newest leaves first.": "return names -> return names[::-1]",
 })  # fmt: skip

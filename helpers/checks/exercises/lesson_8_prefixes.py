@@ -78,10 +78,6 @@ add_edits(prefix_hashes, {
         f'{NAME} -> name + " ".join(map(str, {BLOCK}))',
     "names the last block although it is not full. It will get more tokens, so it cannot be shared "
     "yet.": "len(ids) + 1 -> len(ids) + size",
-    "leaves out the last block when it is exactly full.": "len(ids) + 1 -> len(ids)",
-    "returns a name for the empty prefix: the task asks for one per block.": "return names -> return [salt, *names]",
-    "returns a name per token: the task asks for one per block.": "name, names = -> size = 1; name, names =",
-    "returns one name for the whole text: texts may share only some blocks.": "return names -> return [(salt, *ids)]",
     "returns the names backwards: the first one is the first block's.": "return names -> return names[::-1]",
 })  # fmt: skip
 

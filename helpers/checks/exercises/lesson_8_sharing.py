@@ -34,7 +34,6 @@ add_edits(allocate, {
     "subtracts all shared blocks from those that are free: one that is in another request's table was not free.":
         "- len(reused) -> - len(shared)",
     "takes every shared block out of `free`, but some are in another request's table.": " if block in free -> ",
-    "takes only the first shared block out of `free`.": "if block in free] -> if block in free][:1]",
     "takes new blocks for the shared ones, too: their tokens would be computed again.":
         "table = -> shared = []; table =",
     "does not put the shared blocks into the table: the request's first tokens would have no keys.":
@@ -85,13 +84,10 @@ def unless_used(free, tables, request):
 
 OWN = "[block for block in table if not any(block in other for other in tables.values())]"
 add_edits(release, {
-    "frees blocks that are in another table: the next request would overwrite keys in use.": f"{OWN} -> table",
     "frees nothing if some blocks are shared: the others must become free.":
         f"{OWN} -> table if {OWN} == table else []",
     "frees no block: without a table and not in `free`, a block is lost. (`free = ...` makes a new list and leaves "
     "the caller's unchanged.)": "free += -> free =",
-    "frees only the last block: the others are lost.": "in table if -> in table[-1:] if",
-    "puts a list into `free`, which holds block numbers.": f"{OWN} -> [{OWN}]",
     "changes nothing: the blocks become free, and the table is removed.": "tables.pop(request) -> []",
     "keeps the table: its blocks will hold other requests' tokens.": "table = -> tables = {**tables}; table =",
     "leaves an empty table behind, as if the request ran.": "free += -> tables[request] = []; free +=",

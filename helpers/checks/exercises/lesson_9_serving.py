@@ -220,8 +220,6 @@ add_edits(read_inbox, {
     "aborts a request twice.": " and name not in aborted -> ",
     "changes the order: requests are added in the order in which they arrived.":
         "return added, aborted -> return sorted(added), sorted(aborted)",
-    "lists the newest first: requests are added in the order in which they arrived.":
-        "return added, aborted -> return added[::-1], aborted[::-1]",
     "reads only the first message: the inbox is emptied before every iteration.": "in messages -> in messages[:1]",
     "reads all additions first: an abort cancels the additions before it, not the ones after it.":
         'in messages -> in sorted(messages, key=lambda message: message[0] == "abort")',
