@@ -124,8 +124,7 @@ add_edits(open_loop_latencies, {
     "starts a request before it is sent: when no request waits, the server is idle.": "max(sent, free) -> free",
     "adds up all service times so far. Work that ends before a request is sent does not delay it.":
         lambda sent, service: list(accumulate(service)),
-    "assumes that the previous request started when it was sent: it may have waited, too.":
-        "free = begin -> free = sent",
+    "assumes that the previous request started when it was sent: it may have waited, too.": "= begin -> = sent",
     "serves the latest request first. The server runs requests in the order in which they are sent.":
         ranked(lambda number, seconds: -number),
     "serves the shortest request first. The server runs requests in the order in which they are sent.":

@@ -29,14 +29,12 @@ def of_differences(logits, temperature):
 
 
 add_edits(softmax, {
-    "multiplies the logits by the temperature: a high temperature must make tokens more alike.":
-        "/ temperature -> * temperature",
+    "multiplies the logits by the temperature: a high temperature must make tokens more alike.": "/ -> *",
     "divides the probabilities by the temperature, after the softmax: they no longer add up to 1.":
         lambda n, t: [value / t for value in of_differences(n, 1.0)],
     "does not divide by the sum: probabilities add up to 1.":
         ["shares( -> list(", ("shares( -> list(", "max(scores) -> 0")],
-    "gives the best token the probability 1: that is temperature 0.":
-        lambda n, t: [float(logit == max(n)) for logit in n],
+    "gives the best token the probability 1: that is temperature 0.": lambda n, t: [float(one == max(n)) for one in n],
     "divides the logits by their sum: without an exponential, a negative logit gets a negative share.":
         "[math.exp(score - max(scores)) for score in scores] -> scores",
     "computes exponentials of the logits as they are. That of 1,000 is too large for a float: subtract the largest "

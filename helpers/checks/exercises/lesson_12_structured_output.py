@@ -84,14 +84,12 @@ add_edits(allowed_tokens, {
     "always takes the longest token of the rest. A shorter one may need fewer tokens, or be the only way.":
         "fewest( -> longest_first(",
     "forgets that the token itself is one of those that are left.": "tokens_left - 1 -> tokens_left",
-    "keeps a token for EOS: a complete choice can also end because no token is left.":
-        "tokens_left - 1 -> tokens_left - 2",
+    "keeps a token for EOS: a complete choice can also end because no token is left.": "left - 1 -> left - 2",
     "allows only EOS after a complete choice: a longer choice could still follow.":
         "return ids -> return [0] if text in choices else ids",
     "looks only at the first choice: any of them may be meant.": "ids = -> choices = choices[:1]; ids =",
     "returns the tokens' texts: the task asks for their ids.": "return ids -> return [vocabulary[one] for one in ids]",
-    "returns the tokens that are not allowed.":
-        "return ids -> return [n for n in range(len(vocabulary)) if n not in ids]",
+    "returns the tokens that are not allowed.": "return ids -> return list(set(range(len(vocabulary))) - set(ids))",
     "returns True and False: the task asks for ids.": "return ids -> return [n in ids for n in range(len(vocabulary))]",
 })  # fmt: skip
 

@@ -51,8 +51,7 @@ add_edits(draft_lengths, {
         f"{SHARED} -> list(wanted) if sum(wanted) <= left else [0] * len(wanted)",
     "gives every request what it wants if the budget is too small for the newest tokens and the prompts: there are "
     "no drafts then.": f"{SHARED} -> list(wanted) if left < 0 else {SHARED}",
-    "starts with the last request: the first one has the first turn.":
-        f"{SHARED} -> one_by_one(left, wanted[::-1])[::-1]",
+    "starts with the last request: the first one has the first turn.": "(left, wanted) -> (left, wanted[::-1])[::-1]",
 })  # fmt: skip
 
 best_k = Exercise(
@@ -97,8 +96,7 @@ add_edits(best_k, {
         ["rows * (k + 1) -> k + 1", "[width] -> [k + 1]"],
     "computes the drafts only: each request also computes its newest token.":
         ["rows * (k + 1) -> rows * max(k, 1)", "[width] -> [rows * max(k, 1)]"],
-    "adds the draft of a single row to the pass: every row has one.":
-        ["rows * (k + 1) -> rows + k", "[width] -> [rows + k]"],
+    "adds the draft of a single row to the pass: every row has one.": ["* (k + 1) -> + k", "[width] -> [rows + k]"],
     "always drafts: where nothing is accepted or the pass is already expensive, k is 0.":
         f"{BEST} -> 1 + speeds[1:].index(max(speeds[1:]))",
     "ignores what a pass costs: more tokens take longer.": " / milliseconds[width] -> ",

@@ -62,13 +62,11 @@ add_edits(propose, {
     "looks only for the last two tokens: three that match give a better draft, and one is better than none.":
         "(3, 2, 1) -> (2,)",
     "looks first for the last token alone: where two or three tokens match, the draft is better.": "(3, 2, 1) -> (1,)",
-    "ignores a match that overlaps with the last tokens. Such a match is how a repetition is found.":
-        "- n - 1, -> - 2 * n,",
+    "ignores a match that overlaps with the last tokens. Such a match is how a repetition is found.": "n - 1 -> 2 * n",
     "overlooks a match that leaves only one token to follow it: that is the latest place, so look there first.":
         "- n - 1, -> - n - 2,",
     "drafts the matching tokens themselves: the draft is what came after them.": "ids[start + n :][ -> ids[start:][",
-    "leaves out the token right after the match: it is the first draft token.":
-        "ids[start + n :][ -> ids[start + n + 1 :][",
+    "leaves out the token right after the match: it is the first draft token.": "+ n :][ -> + n + 1 :][",
     "drafts beyond the end of the output: `remaining` is the most that it can still take.":
         "min(k, remaining - 1) -> k",
     "drafts `remaining` tokens. If all are accepted, the pass yields one token more, and that one would exceed "
@@ -194,13 +192,11 @@ ATTEND = "Their keys belong to another text, and every later token would attend 
 add_edits(settle, {
     f"keeps the keys of rejected tokens. {ATTEND}": "1 + accepted -> 1 + drafted",
     "does not count the newest token: no earlier pass has computed it, and this one has.": "1 + accepted -> accepted",
-    "counts the token that the pass has chosen. It has no keys yet: the next pass computes it.":
-        "1 + accepted -> 2 + accepted",
+    "counts the token that the pass has chosen. It has no keys yet: the next pass computes it.": "1 + -> 2 +",
     "keeps no accepted token if one is rejected: those before it are right, and so are their keys.":
         "1 + accepted -> 1 + drafted * (accepted == drafted)",
     "changes nothing: the newest token and the accepted ones are computed now.": " + 1 + accepted -> ",
-    f"sets back by the accepted tokens instead of the rejected ones. {ATTEND}":
-        "1 + accepted -> 1 + drafted - accepted",
+    f"sets back by the accepted tokens instead of the rejected ones. {ATTEND}": "+ accepted -> + drafted - accepted",
     "keeps the blocks of rejected tokens: other requests may need them.": "-now // -> -(computed + 1 + drafted) //",
     "frees the last block although it is partly filled: its tokens would be overwritten.":
         "-(-now // size) -> now // size",

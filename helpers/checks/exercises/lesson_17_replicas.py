@@ -93,8 +93,7 @@ add_edits(resume, {
         "prompt + tokens -> prompt + tokens[:-1]",
     "puts the output before the prompt.": "prompt + tokens -> tokens + prompt",
     "allows max_tokens further tokens: those that were delivered count, too.": "max_tokens - len(tokens) -> max_tokens",
-    "counts the prompt's tokens against max_tokens, which limits the output.":
-        "max_tokens - -> max_tokens - len(prompt) -",
+    "counts the prompt's tokens against max_tokens, which limits the output.": "tokens - -> tokens - len(prompt) -",
     "allows one token less than is left.": "max_tokens - -> max_tokens - 1 -",
     "allows one token more than is left.": "max_tokens - -> max_tokens + 1 -",
     "begins with the first draw again. The delivered tokens have used one draw each, and the next token needs the "

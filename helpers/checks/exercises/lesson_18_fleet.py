@@ -52,8 +52,7 @@ add_edits(waiting_and_running, {
     "divides by the end of the window instead of by its length.": "(end - start) -> end",
     "counts a request as running from its arrival on: until it is admitted, it waits.":
         "max(admitted, start) -> max(arrival, start)",
-    "counts a request as waiting until it finishes: once admitted, it runs.":
-        "min(admitted, end) -> min(finished, end)",
+    "counts a request as waiting until it finishes: once admitted, it runs.": "min(admitted -> min(finished",
     "averages the numbers at the start and at the end of the window: in between, they may be different.": (
         "max(0.0, min(admitted, end) - max(arrival, start)) -> sum(arrival <= t < admitted for t in (start, end))",
         "max(0.0, min(finished, end) - max(admitted, start)) -> sum(admitted <= t < finished for t in (start, end))",

@@ -138,8 +138,7 @@ add_edits(reuse, {
     "leaves out a cached block that could be shared, although a token is left without it.":
         "(tokens - 1) // size -> (tokens - 1) // size - 1",
     "shares at most one block.": "(tokens - 1) // size -> min(1, (tokens - 1) // size)",
-    "returns the number of tokens that are cached: the task asks for those that are left.":
-        f"{LEFT} -> len(blocks) * size",
+    "returns the number of tokens that are cached: the task asks for those that are left.": ", tokens - -> , ",
     "treats block 0 as missing: its number is a number like any other.": "name not in cached -> not cached.get(name)",
     "returns the names of the blocks: the task asks for their numbers.": "return blocks -> return names[: len(blocks)]",
     "shares every cached block, whatever its name: only those of this prompt hold its keys.":

@@ -26,8 +26,7 @@ allocate.table(
 allocate.ignoring(any_free_block)
 allocate.reference(all_or_nothing)
 add_edits(allocate, {
-    "leaves shared blocks in `free`: the next request would overwrite keys that are in use.":
-        "if block in free -> if None",
+    "leaves shared blocks in `free`: the next request would overwrite keys that are in use.": "in free] -> in []]",
     "counts shared blocks that are in `free` as free: the request cannot get them twice.": " - len(reused) -> ",
     "refuses where only the shared blocks in `free` are left, although no other block is missing.":
         "if missing > -> if len(free) == len(reused) or missing >",

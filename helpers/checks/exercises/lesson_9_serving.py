@@ -151,8 +151,7 @@ def keeping_back(texts, stop):
 add_edits(text_pieces, {
     "sends half of a character: an incomplete one decodes to the replacement character.": ".rstrip(HALF) -> ",
     "sends the beginning of the stop text, which the next token may complete.": "range(len(stop)) -> [0]",
-    "keeps the end of the text back even after the last token: then nothing can complete it.":
-        "number < len(texts) -> True",
+    "keeps the end of the text back even after the last token: then nothing can complete it.": "number < -> 0 <",
     "sends the stop text, too: the output ends before it.": "text.index(stop) -> text.index(stop) + len(stop)",
     "cuts at the last stop text: the output ends before the first one.": "text.index -> text.rindex",
     "sends everything again after each token: the client has the earlier pieces.": "append(text[sent -> append(text[0",
@@ -213,8 +212,7 @@ def net_changes(messages, unfinished):
 
 
 add_edits(read_inbox, {
-    "adds a request whose client has left already: both messages are in the same inbox.":
-        "elif name in added -> elif None",
+    "adds a request whose client has left already: both messages are in the same inbox.": "name in added -> None",
     "aborts requests that the engine no longer has: they have finished, and there is nothing to abort.":
         "name in unfinished and -> ",
     "aborts a request twice.": " and name not in aborted -> ",
