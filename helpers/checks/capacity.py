@@ -5,11 +5,12 @@ for the forward pass, and 1 for every 50 tokens. So the counts are the same on e
 """
 
 from collections import deque
-from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from math import log
 from numbers import Integral
 from random import Random
+from typing import NamedTuple
 
 from .. import metrics
 from ..engine import EngineConfig, Plan, SamplingParams
@@ -23,25 +24,20 @@ TTFT, GAP = 40, 4  # the limits, in units of time
 LARGEST = 1024  # of each number
 
 
-@dataclass(frozen=True)
-class Counts:
-    """What became of the requests of a trace.
+class Counts(NamedTuple):
+    """What became of the requests of a trace."""
 
-    Attributes:
-        in_time: requests that meet both limits.
-        refused: requests that found no row and no place in the queue.
-        late: requests whose TTFT exceeds its limit.
-        stalled: requests with a gap between two tokens that exceeds its limit; they may be late, too.
-        recomputed: tokens computed again after preemptions.
-        end: when the last token was generated.
-    """
+    in_time: int  # requests that meet both limits
+    refused: int  # requests that found no row and no place in the queue
+    late: int  # requests whose TTFT exceeds its limit
+    stalled: int  # requests with a gap between two tokens that exceeds its limit; they may be late, too
+    recomputed: int  # tokens computed again after preemptions
 
-    in_time: int
-    refused: int
-    late: int
-    stalled: int
-    recomputed: int
-    end: float
+    def __str__(self) -> str:
+        return (
+            f"{self.in_time:3d} of {REQUESTS} in time; {self.refused} refused, {self.late} late, "
+            f"{self.stalled} stalled; {self.recomputed:,} tokens recomputed"
+        )
 
 
 @lru_cache(8)
@@ -53,10 +49,8 @@ def trace(seed: int = 0) -> tuple[tuple[float, int, int], ...]:
     """
     draw = Random(f"design {seed}")
     gaps = [draw.expovariate(1) for _ in range(REQUESTS)]
-    scale, now, arrivals = REQUESTS / RATE / sum(gaps), 0.0, []
-    for gap in gaps:
-        arrivals.append(now)
-        now += gap * scale
+    scale = REQUESTS / RATE / sum(gaps)
+    arrivals = accumulate((gap * scale for gap in gaps[:-1]), initial=0.0)
     shares = [(place + 0.5) / REQUESTS for place in range(REQUESTS)]
     outputs = [min(200, 1 + round(-60 * log(1 - share))) for share in shares]
     prompts = [round(200 + 1000 * share) if share < 0.2 else round(10 + 62 * (share - 0.2)) for share in shares]
@@ -89,14 +83,8 @@ def run_design(rows: int, tokens: int, max_queue: int, seed: int = 0) -> Counts:
 
 @lru_cache(64)
 def _run(rows: int, tokens: int, max_queue: int, seed: int) -> Counts:
-    config = EngineConfig(
-        max_batch_size=rows,
-        max_tokens_per_step=tokens,
-        num_blocks=BLOCKS,
-        block_size=BLOCK_SIZE,
-        prefix_caching=False,
-    )
-    engine = Simulator(config, seconds=_cost)
+    limits = {"max_batch_size": rows, "max_tokens_per_step": tokens, "num_blocks": BLOCKS, "block_size": BLOCK_SIZE}
+    engine = Simulator(EngineConfig(**limits, prefix_caching=False), seconds=_cost)
     upcoming, arrivals, prompt_tokens = deque(enumerate(trace(seed))), {}, 0
     while upcoming or engine.has_unfinished_requests():
         if not engine.has_unfinished_requests():  # idle until the next request arrives
@@ -116,7 +104,6 @@ def _run(rows: int, tokens: int, max_queue: int, seed: int) -> Counts:
         late=len(late),
         stalled=len(stalled),
         recomputed=engine.trace.prompt_tokens - prompt_tokens,
-        end=engine.runner.time,
     )
 
 
@@ -131,16 +118,8 @@ def try_design(rows: int, tokens: int, max_queue: int) -> Counts | None:
     except Wrong as wrong:
         print(f"This design {wrong}")
         return None
-    print(f"{rows:4d} rows, {tokens:4d} tokens, {max_queue:4d} places: {in_words(counts)}")
+    print(f"{rows:4d} rows, {tokens:4d} tokens, {max_queue:4d} places: {counts}")
     return counts
-
-
-def in_words(counts: Counts) -> str:
-    """Return counts as one line."""
-    return (
-        f"{counts.in_time:3d} of {REQUESTS} in time; {counts.refused} refused, {counts.late} late, "
-        f"{counts.stalled} stalled; {counts.recomputed:,} tokens recomputed"
-    )
 
 
 def _cost(plan: Plan) -> float:

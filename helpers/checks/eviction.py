@@ -60,7 +60,7 @@ class _Evicting(BlockManager):
         self._contents: dict[int, dict] = {}  # of each block whose contents are known
 
     def run(self, number: int, token_ids: list[int]) -> int:
-        """Run a request from its prefill to its end; return the number of prompt tokens computed."""
+        """Run a request, and return the number of its prompt tokens that were computed."""
         self.now = number
         sequence = Sequence(number, token_ids, 1)
         tokens = len(token_ids) - self.cached_tokens(sequence)
@@ -70,16 +70,14 @@ class _Evicting(BlockManager):
         sequence.computed = len(token_ids)
         previous = None
         for place, block in enumerate(self.tables[sequence][: len(token_ids) // BLOCK_SIZE]):
-            if place < cached:
-                known = self._contents[block]
-                known["last_used"], known["uses"] = number, known["uses"] + 1
-            else:
-                before = previous["name"] if previous else None
-                known = {"name": next(self._names), "previous": before, "place": place, "uses": 1, "followers": 0}
-                self._contents[block] = known | {"computed": number, "last_used": number}
+            if place >= cached:
+                known = {"name": next(self._names), "previous": previous and previous["name"], "place": place}
+                self._contents[block] = known | {"computed": number, "uses": 0, "followers": 0}
                 if previous:
                     previous["followers"] += 1
             previous = self._contents[block]
+            previous["last_used"] = number
+            previous["uses"] += 1
         self.free(sequence)
         return tokens
 
@@ -102,10 +100,8 @@ def choose(evict: Callable, blocks: list[CachedBlock], now: int) -> CachedBlock:
     if isinstance(chosen, CachedBlock) and chosen in blocks:
         return chosen
     what = f"block {chosen.name}" if isinstance(chosen, CachedBlock) else kind(chosen)
-    raise Wrong(
-        f"should return one of `blocks` as it is, but returned {what}: only these can be evicted (given: "
-        f"{len(blocks)} blocks, now {now})."
-    )
+    only = f"only these can be evicted (given: {len(blocks)} blocks, now {now})"
+    raise Wrong(f"should return one of `blocks` as it is, but returned {what}: {only}.")
 
 
 def first_in(blocks: list[CachedBlock], now: int) -> CachedBlock:
@@ -131,8 +127,7 @@ def prompts(trace: str, seed: int = 0) -> tuple[list[int], ...]:
 
     if trace == "assistants":
         systems = [text(draw.randint(4, 8) * BLOCK_SIZE) for _ in range(10)]
-        popularity = [1 / rank for rank in range(1, 11)]
-        chosen = draw.choices(systems, popularity, k=REQUESTS)
+        chosen = draw.choices(systems, [1 / rank for rank in range(1, 11)], k=REQUESTS)
         return tuple(system + text(draw.randint(1, 6) * BLOCK_SIZE - 2) for system in chosen)
     asked, chats = [], []  # a chat is its text so far, and the number of turns that are left
     while len(asked) < REQUESTS:
@@ -196,10 +191,8 @@ def distance_closed(tokens: int, trace: str, seed: int = 0) -> float:
 def standing(tokens: int, trace: str, seed: int = 0) -> str:
     """Return where a number of tokens stands, in words."""
     known = ", ".join(f"{name} {value:,}" for name, value in baselines(trace, seed).items())
-    closed = distance_closed(tokens, trace, seed)
-    return (
-        f"{tokens:,} prompt tokens computed on {trace!r} ({known}): {closed:.0%} of the distance from LRU to the bound"
-    )
+    closed = f"{distance_closed(tokens, trace, seed):.0%} of the distance from LRU to the bound"
+    return f"{tokens:,} prompt tokens computed on {trace!r} ({known}): {closed}"
 
 
 def score_eviction(evict: Callable) -> dict[str, dict[str, int]]:
@@ -226,7 +219,7 @@ def score_eviction(evict: Callable) -> dict[str, dict[str, int]]:
     if not verdict.passed:
         print(f"evict: {verdict.message}")
         return {}
-    print(_table(scores))
+    print("\n\n".join(_table(trace, score) for trace, score in scores.items()))
     if in_notebook():
         from IPython.display import display
 
@@ -237,12 +230,8 @@ def score_eviction(evict: Callable) -> dict[str, dict[str, int]]:
     return scores
 
 
-def _table(scores: dict[str, dict[str, int]]) -> str:
-    lines = []
-    for trace, score in scores.items():
-        total = sum(map(len, prompts(trace)))
-        lines += [f"{trace}: {TRACES[trace]}", f"  {REQUESTS} requests, {total:,} prompt tokens, {BLOCKS} blocks"]
-        lines += [f"  {'':16s}{'computed':>10s}{'from LRU to the bound':>24s}"]
-        lines += [f"  {name:16s}{n:10,}{distance_closed(n, trace):24.0%}" for name, n in score.items()]
-        lines += [""]
-    return "\n".join(lines[:-1])
+def _table(trace: str, score: dict[str, int]) -> str:
+    lines = [f"{trace}: {TRACES[trace]}"]
+    lines += [f"  {REQUESTS} requests, {sum(map(len, prompts(trace))):,} prompt tokens, {BLOCKS} blocks"]
+    lines += [f"  {'':16s}{'computed':>10s}{'from LRU to the bound':>24s}"]
+    return "\n".join([*lines, *(f"  {name:16s}{n:10,}{distance_closed(n, trace):24.0%}" for name, n in score.items())])

@@ -1,16 +1,14 @@
 """The declaration of an exercise: a reference implementation, cases, and misconceptions, also as implementations.
 
     double = Exercise("double(number)", "twice the number")
-
     double.table([(3,), ("an even number", 4)], lambda random: [(random.randrange(100),)])
+    double.add_misconceptions({
+        "squares the number: twice 3 is 6, not 9.": lambda number: number * number,
+    })
 
     @double.reference
     def added(number):
         return number + number
-
-    @double.misconception("squares the number: twice 3 is 6, not 9.")
-    def squared(number):
-        return number * number
 
 The claim: a right answer passes however it is written. A wrong answer gets the message of a misconception if
 that explains all its results; otherwise, the message describes the first difference.
@@ -42,9 +40,7 @@ class Exercise:
         signature: how the function is called, such as "left_pad(rows, pad_id)".
         idea: what a student who passes has understood; it follows "passed." in the message.
         names: the names of the parts of a result that is a tuple.
-        observe: see `Question`.
-        forbidden: see `Question`; the course's own solutions.
-        binds: see `Question`.
+        observe, forbidden, binds: see `Question`.
         pure: the reason in the message for an argument that was changed, although the reference does not change it.
     """
 
@@ -72,7 +68,7 @@ class Exercise:
         self.questions = lru_cache(4)(self._questions)
         self.outcome_of = lru_cache(2048)(self._outcome_of)
 
-    # --- the declaration, as decorators -------------------------------------------------------------------------
+    # --- the declaration ----------------------------------------------------------------------------------------
 
     def cases(self, function: Callable) -> Callable:
         """Take a function that yields (arguments, the case in words), some of them drawn from a `Random`."""
@@ -84,22 +80,24 @@ class Exercise:
         rows: Iterable[tuple],
         drawn: Callable[[Random], Iterable[tuple]] = lambda random: (),
         given: str = "",
+        build: Callable[..., Iterable] = lambda *row: row,
     ) -> None:
-        """Take cases as tuples of arguments, with a text before them if the case has a name.
+        """Take cases as tuples, with a text before them if the case has a name.
 
         Args:
             rows: the cases that decide, the same for all seeds.
             drawn: returns further cases, so that no function can know all results.
             given: a format for a case in words; by default, all parameters with their values.
+            build: makes the arguments of a tuple, such as tensors of lists.
         """
 
         def cases(random: Random) -> Iterable[tuple[tuple, str]]:
             for row in [*rows, *drawn(random)]:
-                *name, arguments = ("", row) if len(row) == len(self.parameters) else (row[0], row[1:])
-                values = [text if len(text := str(value)) <= 200 else f"{text[:197]}..." for value in arguments]
-                named = map(" ".join, zip(self.parameters, values, strict=True))
-                words = given.format(*values) if given else ", ".join(named)
-                yield tuple(arguments), ": ".join(filter(None, [*name, words]))
+                *name, values = ("", row) if len(row) == len(self.parameters) else (row[0], row[1:])
+                texts = [text if len(text := str(value)) <= 200 else f"{text[:197]}..." for value in values]
+                named = map(" ".join, zip(self.parameters, texts, strict=True))
+                words = given.format(*texts) if given else ", ".join(named)
+                yield tuple(build(*values)), ": ".join(filter(None, [*name, words]))
 
         self._cases = cases
 
@@ -110,23 +108,42 @@ class Exercise:
 
     def misconception(self, message: str, function: Callable | None = None) -> Callable:
         """Take a wrong implementation, also as a decorator. The first that explains all results is reported."""
-
-        def note(function: Callable) -> Callable:
-            self.declared.append(Misconception(message, function))
-            return function
-
-        return note if function is None else note(function)
+        if function is None:
+            return partial(self.misconception, message)
+        self.declared.append(Misconception(message, function))
+        return function
 
     def add_misconceptions(self, wrong: Mapping | Iterable[tuple], part: str = "") -> None:
         """Take several misconceptions.
 
         Args:
-            wrong: from messages to functions, or to dicts with parts of the reference, as its keyword arguments.
-            part: the one part of the reference that every function replaces.
+            wrong: from messages to functions, or to dicts with parts of the reference, as its keyword arguments. A list
+                has variants that get the same message.
+            part: the one part of the reference that every value replaces.
         """
         for message, given in wrong.items() if isinstance(wrong, Mapping) else wrong:
-            parts = {part: given} if part else given
-            self.misconception(message, partial(self.solution, **parts) if isinstance(parts, Mapping) else parts)
+            for one in given if isinstance(given, list) else [given]:
+                parts = {part: one} if part else one
+                self.misconception(message, partial(self._with, parts) if isinstance(parts, Mapping) else parts)
+
+    def add_wrong_results(self, wrong: Mapping) -> None:
+        """Take several misconceptions as changes of the right result.
+
+        Args:
+            wrong: from messages to functions of the right result, or of its parts if it is a tuple, and the arguments.
+                Where the result is a dict, they return what differs. A list has variants that get the same message.
+        """
+        for message, given in wrong.items():
+            for change in given if isinstance(given, list) else [given]:
+                self.misconception(message, partial(self._changed, change))
+
+    def _with(self, parts: Mapping, *arguments):
+        return self.solution(*arguments, **parts)
+
+    def _changed(self, change: Callable, *arguments):
+        right = self.solution(*arguments)
+        wrong = change(*(right if isinstance(right, tuple) else [right]), *arguments)
+        return right | wrong if isinstance(right, dict) and isinstance(wrong, dict) else wrong
 
     def rule(self, function: Callable) -> Callable:
         """Take an invariant, for results that cannot be compared by value.
@@ -140,8 +157,7 @@ class Exercise:
         """Report a result that is the first argument itself, or contains it: a list, for example."""
 
         def is_new(arguments, outcome, right):
-            result = outcome.result
-            if not any(each is outcome.arguments[0] for each in (result, *result)):
+            if not any(each is outcome.arguments[0] for each in (outcome.result, *outcome.result)):
                 return None
             later = "otherwise, a later change to one changes the other"
             return f"returns the {what} that it was given. Return a new one: {later}"
@@ -159,10 +175,9 @@ class Exercise:
         if self._observe is not call:
             return self.declared
         changes = general_mistakes([right.result for _, right in self.questions(0)], self.names)
-        general = [Misconception(message, partial(self._changed, change)) for message, change in changes]
-        return [*self.declared, *general]
+        return [*self.declared, *(Misconception(words, partial(self._generally, change)) for words, change in changes)]
 
-    def _changed(self, change: Callable, *arguments):
+    def _generally(self, change: Callable, *arguments):
         return change(self.solution(*arguments))
 
     # --- questions ----------------------------------------------------------------------------------------------

@@ -4,11 +4,12 @@ Every replica is the course's own scheduler. Its iterations take what a cost mod
 every machine.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
 from random import Random
+from typing import NamedTuple
 
+from ..cluster.routing import LeastOutstandingTokens
 from ..engine import EngineConfig
 from ..simulator import CostModel, TimedRequest, simulate_fleet, synthetic_trace
 from ..simulator.cost_model import MACHINES
@@ -24,21 +25,13 @@ MOST_REPLICAS, MOST_TOKENS = 16, 8192
 FAILS_AT, START = 4.0, 20.0  # when a replica fails, and how long its replacement takes to start, in seconds
 
 
-@dataclass(frozen=True)
-class Served:
-    """What became of the requests of a trace.
+class Served(NamedTuple):
+    """What became of the requests of a trace."""
 
-    Attributes:
-        in_time: requests that meet both limits.
-        late: requests whose TTFT exceeds its limit.
-        slow: requests whose TPOT exceeds its limit; they may be late, too.
-        replica_seconds: what is paid for.
-    """
-
-    in_time: int
-    late: int
-    slow: int
-    replica_seconds: float
+    in_time: int  # requests that meet both limits
+    late: int  # requests whose TTFT exceeds its limit
+    slow: int  # requests whose TPOT exceeds its limit; they may be late, too
+    replica_seconds: float  # what is paid for
 
     @property
     def share(self) -> float:
@@ -51,13 +44,6 @@ class Served:
         )
 
 
-class _LeastOutstandingTokens:
-    """Sends a request to the replica with the fewest outstanding tokens."""
-
-    def choose(self, prompt_token_ids, replicas) -> int:
-        return min(range(len(replicas)), key=lambda index: replicas[index].outstanding_tokens)
-
-
 @lru_cache(8)
 def trace(seed: int = 0) -> tuple[TimedRequest, ...]:
     """Return the requests of a trace: synthetic conversations, in which one prompt in ten is a page of text.
@@ -68,12 +54,6 @@ def trace(seed: int = 0) -> tuple[TimedRequest, ...]:
     Random(f"plan {seed}").shuffle(pages)
     requests = at_rate(list(synthetic_trace("conversation", REQUESTS, RATE, seed)), RATE)
     return tuple(one._replace(prompt=PAGE) if page else one for one, page in zip(requests, pages, strict=True))
-
-
-@lru_cache(1)
-def cost_model() -> CostModel:
-    """Return the costs of the committed estimate for an H100."""
-    return CostModel.load(MACHINES["h100_llama_8b"])
 
 
 def run_plan(replicas: int, tokens: int, seed: int = 0, failure: bool = False) -> Served:
@@ -100,7 +80,8 @@ def run_plan(replicas: int, tokens: int, seed: int = 0, failure: bool = False) -
 def _run(replicas: int, tokens: int, seed: int, failure: bool) -> Served:
     config = EngineConfig(max_batch_size=ROWS, max_tokens_per_step=tokens, prefix_caching=False)
     failures = {"failures": [(FAILS_AT, 0)], "start_seconds": START} if failure else {}
-    result = simulate_fleet(trace(seed), config, cost_model(), replicas, _LeastOutstandingTokens(), **failures)
+    cost = CostModel.load(MACHINES["h100_llama_8b"])  # the committed estimate for an H100
+    result = simulate_fleet(trace(seed), config, cost, replicas, LeastOutstandingTokens(), **failures)
     return Served(
         in_time=round(result.within(ttft=TTFT, tpot=TPOT) * REQUESTS),
         late=sum(one.ttft > TTFT for one in result.requests),

@@ -3,34 +3,23 @@
 import inspect
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import NamedTuple
 
 from .comparing import kind
 
 
-@dataclass(frozen=True)
-class Step:
-    """What a queue did when a request was offered or left.
+class Step(NamedTuple):
+    """What a queue did when a request was offered or left."""
 
-    Attributes:
-        event: "offer" or "leave"; "" for a new queue.
-        request_id: of the request.
-        running: the ids of the running requests, sorted, because their order makes no difference.
-        waiting: the ids of the waiting requests, in the queue's order.
-        returned: what `offer` returned.
-    """
-
-    event: str
+    event: str  # "offer" or "leave"; "" for a new queue
     request_id: Hashable
-    running: list
-    waiting: list
-    returned: object = 0
+    running: list  # the ids of the running requests, sorted, because their order makes no difference
+    waiting: list  # the ids of the waiting requests, in the queue's order
+    returned: object = 0  # by `offer`
 
 
-def run_story(
-    make: Callable, rows: int, max_queue: int, seconds: float, story: list[tuple[str, Hashable]]
-) -> dict[str, object]:
+def run_story(make: Callable, rows: int, max_queue: int, seconds: float, story: list[tuple[str, Hashable]]) -> dict:
     """Return a queue's steps, the seconds that it told refused requests, and what makes it unusable, if anything."""
     queue = make(rows, max_queue, seconds)
     for method in ("offer", "leave"):
@@ -67,16 +56,7 @@ def first_mistake(steps: list[Step], right: list[Step], rows: int) -> str | None
             "with another queue? `__init__` must make new ones"
         )
     for step, before, wanted in zip(steps[1:], right, right[1:], strict=False):
-        message = _wrong_places(step, before, rows) or (
-            _wrong_offer(step, before, wanted) if step.event == "offer" else None
-        )
-        if not message and len(step.running) < len(wanted.running):
-            message = f"leaves a row empty although {step.waiting[0]} waits: a waiting request gets a free row at once"
-        if not message and step.running != wanted.running:
-            message = "gives the row to another request than the one that has waited longest"
-        if not message and step.waiting != wanted.waiting:
-            message = f"has {step.waiting} waiting: requests wait in their order of arrival, {wanted.waiting}"
-        if message:
+        if message := _wrong_places(step, before, rows) or _wrong_offer(step, wanted) or _wrong_order(step, wanted):
             happened = "is offered" if step.event == "offer" else "leaves"
             return f"{message}. Running {before.running}, waiting {before.waiting}, then {step.request_id} {happened}"
     return None
@@ -87,9 +67,8 @@ def _wrong_places(step: Step, before: Step, rows: int) -> str | None:
     if step.event == "leave" and name in step.running:
         return f"keeps the row of {name}, which has left: the row would stay busy forever"
     if step.event == "leave" and name in step.waiting:
-        return (
-            f"keeps the place of {name}, which has left: a request whose client disconnects while it waits leaves, too"
-        )
+        why = "a request whose client disconnects while it waits leaves, too"
+        return f"keeps the place of {name}, which has left: {why}"
     if twice := [one for one in places if places.count(one) > 1]:
         return f"has {twice[0]} twice: a request has one place"
     if unknown := [one for one in places if one != name and one not in places_before]:
@@ -100,24 +79,34 @@ def _wrong_places(step: Step, before: Step, rows: int) -> str | None:
     return f"runs {len(step.running)} requests in {rows} rows" if len(step.running) > rows else None
 
 
-def _wrong_offer(step: Step, before: Step, wanted: Step) -> str | None:
+def _wrong_offer(step: Step, wanted: Step) -> str | None:
     name, told, inside = step.request_id, step.returned, step.request_id in step.running + step.waiting
+    if step.event == "leave":
+        return None
     if isinstance(told, bool) or not isinstance(told, Real):
         return f"`offer` should return seconds, 0 for an accepted request, but returned {kind(told)}"
     if wanted.returned == 0 and told != 0:
         room = "a row is free" if name in wanted.running else "there is a place in the queue"
         return f"refuses {name}, because `offer` returns {told}, although {room}"
-    if wanted.returned == 0 and not inside:
-        return f"returns 0, which accepts {name}, but has it neither running nor waiting: it would never be served"
-    if wanted.returned != 0 and inside:
-        kept = (
-            "refuses {}, but keeps it: its place would stay taken forever"
-            if told
-            else "accepts {} although all places are taken"
-        )
-        return kept.format(name)
-    if wanted.returned != 0 and told == 0:
+    if wanted.returned == 0:
+        nowhere = f"returns 0, which accepts {name}, but has it neither running nor waiting: it would never be served"
+        return None if inside else nowhere
+    if inside and told:
+        return f"refuses {name}, but keeps it: its place would stay taken forever"
+    if inside:
+        return f"accepts {name} although all places are taken"
+    if told == 0:
         return f"returns 0, which means accepted, but does not take {name} in. Less than a second is rounded up"
     if told < 0 or not isinstance(told, Integral):
         return f"returns {told!r}: the header `Retry-After` takes whole seconds, so return an int"
+    return None
+
+
+def _wrong_order(step: Step, wanted: Step) -> str | None:
+    if len(step.running) < len(wanted.running):
+        return f"leaves a row empty although {step.waiting[0]} waits: a waiting request gets a free row at once"
+    if step.running != wanted.running:
+        return "gives the row to another request than the one that has waited longest"
+    if step.waiting != wanted.waiting:
+        return f"has {step.waiting} waiting: requests wait in their order of arrival, {wanted.waiting}"
     return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, takewhile
 from random import Random
+from typing import NamedTuple
 
 from ..block_hashes import hash_blocks
 from ..engine import EngineConfig, SamplingParams
@@ -22,21 +23,13 @@ REPLICAS, PREFIXES, PREFIX, REQUESTS, BLOCK_SIZE = 4, 8, 256, 120, 16
 SIGNATURE = "route(length, replicas)"
 
 
-@dataclass(frozen=True)
-class Workload:
-    """How requests arrive, and what they ask for.
+class Workload(NamedTuple):
+    """How requests arrive, and what they ask for."""
 
-    Attributes:
-        popular: the share of the requests that have the first prefix in any case.
-        outputs: the output lengths, in tokens, from which each request draws.
-        rate: requests per iteration.
-        rows: the rows of a replica.
-    """
-
-    popular: float = 0.0
-    outputs: tuple[int, ...] = (8,)
-    rate: float = 2.0
-    rows: int = 8
+    popular: float = 0.0  # the share of the requests that have the first prefix in any case
+    outputs: tuple[int, ...] = (8,)  # the output lengths, in tokens, from which each request draws
+    rate: float = 2.0  # requests per iteration
+    rows: int = 8  # of a replica
 
 
 # In "long", most outstanding tokens belong to outputs. While rows are free, they delay no new request, so a router that
@@ -63,15 +56,13 @@ class KnownReplica:
     waiting: int
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """The counts of a run: prompt tokens computed by all replicas, and the p95 of TTFT in iterations."""
 
     prompt_tokens: int
     late: float
 
-    @property
-    def words(self) -> str:
+    def __str__(self) -> str:
         return f"{self.prompt_tokens:,} prompt tokens with a p95 of TTFT of {self.late:.1f}"
 
 
@@ -93,7 +84,6 @@ class _Replica:
         return KnownReplica(BLOCK_SIZE * len(cached), outstanding, waiting)
 
     def add(self, prompt: list[int], max_tokens: int, number: int) -> None:
-        """Send a request to the replica."""
         self.hashes.update(hash_blocks(prompt, BLOCK_SIZE))
         self.engine.add_request(prompt, SamplingParams(max_tokens=max_tokens), number)
 
@@ -106,10 +96,10 @@ def choose(route: Callable, length: int, replicas: list[KnownReplica]) -> int:
     """
     chosen = route(length, list(replicas))
     try:
-        index = None if isinstance(chosen, bool) else operator.index(chosen)
+        index = operator.index(chosen)
     except Exception:  # raised by methods of the result
         index = None
-    if index is None:
+    if index is None or isinstance(chosen, bool):
         raise Wrong(f"should return the index of a replica, an int, but returned {kind(chosen)}.")
     if not 0 <= index < len(replicas):
         raise Wrong(f"should return an index from 0 to {len(replicas) - 1}, but returned {index}.")
@@ -117,18 +107,17 @@ def choose(route: Callable, length: int, replicas: list[KnownReplica]) -> int:
 
 
 @lru_cache(8)
-def requests(workload: str, seed: int = 0) -> tuple[tuple[list[int], int], ...]:
+def requests(workload: str, seed: int = 0) -> list[tuple[list[int], int]]:
     """Return (prompt, output tokens) for each request. Prompts begin with one of eight prefixes."""
-    draw = Random(f"{workload} {seed}")
+    draw, (popular, outputs, *_) = Random(f"{workload} {seed}"), WORKLOADS[workload]
 
     def text(tokens: int) -> list[int]:
         return [draw.randrange(10**6) for _ in range(tokens)]
 
     prefixes = [text(PREFIX) for _ in range(PREFIXES)]
-    kind_of_load = WORKLOADS[workload]
-    chosen = [0 if draw.random() < kind_of_load.popular else draw.randrange(PREFIXES) for _ in range(REQUESTS)]
+    chosen = [0 if draw.random() < popular else draw.randrange(PREFIXES) for _ in range(REQUESTS)]
     prompts = [prefixes[one] + text(draw.randint(8, 48)) for one in chosen]
-    return tuple((prompt, draw.choice(kind_of_load.outputs)) for prompt in prompts)
+    return [(prompt, draw.choice(outputs)) for prompt in prompts]
 
 
 def score_route(route: Callable, workload: str, seed: int = 0) -> Score:
@@ -137,45 +126,35 @@ def score_route(route: Callable, workload: str, seed: int = 0) -> Score:
     Raises:
         Wrong: the function returns something that is not the index of a replica.
     """
-    replicas, first = [_Replica(WORKLOADS[workload].rows) for _ in range(REPLICAS)], {}
-    arrivals = [int(number / WORKLOADS[workload].rate) for number in range(REQUESTS)]
-    to_come = deque(enumerate(requests(workload, seed)))
+    _, _, rate, rows = WORKLOADS[workload]
+    replicas, first, to_come = [_Replica(rows) for _ in range(REPLICAS)], {}, deque(enumerate(requests(workload, seed)))
     for step in count():
-        while to_come and arrivals[to_come[0][0]] == step:
+        while to_come and int(to_come[0][0] / rate) == step:
             number, (prompt, max_tokens) = to_come.popleft()
             known = [replica.known_for(prompt) for replica in replicas]
             replicas[choose(route, len(prompt), known)].add(prompt, max_tokens, number)
         for output in [output for replica in replicas for output in replica.engine.step()]:
-            first.setdefault(output.request_id, 1 + step - arrivals[output.request_id])
+            first.setdefault(output.request_id, 1 + step - int(output.request_id / rate))
         if len(first) == REQUESTS:
             computed = sum(replica.engine.trace.prompt_tokens for replica in replicas)
             return Score(computed, percentile(list(first.values()), 95))
 
 
-def in_turn() -> Callable:
-    """Return a function that takes the replicas in turn."""
-    turns = count()
-    return lambda length, replicas: next(turns) % len(replicas)
-
-
-def least_loaded(length: int, replicas: list[KnownReplica]) -> int:
-    """Choose the replica with the fewest outstanding tokens."""
-    return min(range(len(replicas)), key=lambda index: replicas[index].outstanding)
-
-
-def most_cached(length: int, replicas: list[KnownReplica]) -> int:
-    """Choose the replica with the most cached tokens of the prompt, the least loaded of equal ones."""
-    return max(range(len(replicas)), key=lambda index: (replicas[index].cached, -replicas[index].outstanding))
-
-
 @lru_cache(8)
 def baselines(workload: str, seed: int = 0) -> dict[str, Score]:
     """Return the scores of three policies."""
-    policies = {"round robin": in_turn(), "least outstanding tokens": least_loaded, "cache alone": most_cached}
+    turns, indices = count(), range(REPLICAS)
+    policies = {
+        "round robin": lambda length, replicas: next(turns) % REPLICAS,
+        "least outstanding tokens": lambda length, replicas: min(indices, key=lambda n: replicas[n].outstanding),
+        "cache alone": lambda length, replicas: max(
+            indices, key=lambda n: (replicas[n].cached, -replicas[n].outstanding)
+        ),
+    }
     return {name: score_route(route, workload, seed) for name, route in policies.items()}
 
 
 def standing(score: Score, workload: str, seed: int = 0) -> str:
     """Return where a score stands, in words."""
-    known = ", ".join(f"{name} {one.words}" for name, one in baselines(workload, seed).items())
-    return f"on {workload!r}, {score.words} ({known})"
+    known = ", ".join(f"{name} {one}" for name, one in baselines(workload, seed).items())
+    return f"on {workload!r}, {score} ({known})"

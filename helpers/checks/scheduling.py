@@ -53,12 +53,7 @@ class ServerRequest:
 
 
 class _ScheduledBy(StudentScheduler):
-    """A scheduler that asks a schedule which requests join, before every iteration that may be a prefill.
-
-    Args:
-        schedule: a student's function, or a baseline.
-        view: returns what the schedule sees of a sequence.
-    """
+    """A scheduler that asks a schedule which requests join, before every iteration that may be a prefill."""
 
     def __init__(self, schedule: Callable, view: Callable[[Sequence], ServerRequest], *args):
         super().__init__(*args)
@@ -91,9 +86,8 @@ def run_schedule(schedule: Callable, requests: Seq[Request], arrivals: Seq[int],
     """
 
     def view(sequence: Sequence) -> ServerRequest:
-        number = sequence.request_id
-        limits = sequence.prompt_tokens, sequence.max_tokens
-        return ServerRequest(requests[number].request_id, *limits, arrivals[number], sequence.generated)
+        name, arrived = requests[sequence.request_id].request_id, arrivals[sequence.request_id]
+        return ServerRequest(name, sequence.prompt_tokens, sequence.max_tokens, arrived, sequence.generated)
 
     engine = Engine(
         config=EngineConfig(
@@ -197,8 +191,7 @@ def measure(trace: Trace, arrivals: Seq[int]) -> dict[str, float]:
 
 def floor(trace: Trace) -> int:
     """Return a bound on the forward passes of any schedule: all rows always full, or the longest output alone."""
-    longest = max(map(len, trace.token_times.values()))
-    return max(math.ceil(trace.output_tokens / trace.rows), longest)
+    return max(math.ceil(trace.output_tokens / trace.rows), *map(len, trace.token_times.values()))
 
 
 def score_schedule(schedule: Callable) -> dict:

@@ -9,7 +9,7 @@ import numpy as np
 
 from answers import ALMOST, RIGHT, WRONG, right
 from helpers.block_hashes import hash_blocks
-from helpers.checks.exercises.lesson_8_prefixes import chain
+from helpers.checks.edits import edited
 from helpers.checks.exercises.lesson_8_sharing import unless_used
 
 
@@ -91,8 +91,8 @@ WRONG["release"] |= {
     "has block 1 in a table and in `free`": lambda free, tables, name: free.extend(
         set(tables.pop(name)).difference(next(iter(tables.values()), []))
     ),
-    "has block 0 in `free` twice": lambda *books: unless_used(*books, lambda own, table: own * 2),
-    "has block 10, which was neither": lambda *books: unless_used(*books, lambda own, table: [10, *own]),
+    "has block 0 in `free` twice": edited(unless_used, "free += -> free += 2 *"),
+    "has block 10, which was neither": edited(unless_used, "free += -> free += [10] +"),
     "loses the blocks [4]": lambda free, *others: free.clear() or unless_used(free, *others),
 }
 
@@ -118,6 +118,14 @@ NUMBERS = {}
 @right("prefix_hashes")
 def numbers_from_a_dict(*case):
     return [NUMBERS.setdefault(name, len(NUMBERS)) for name in everything_before_as_the_name(*case)]
+
+
+def chain(ids, size, salt, name):
+    """Name blocks by the previous name and their tokens."""
+    names = [salt]
+    for end in range(size, len(ids) + 1, size):
+        names.append(name(names[-1], ids[end - size : end]))
+    return names[1:]
 
 
 WRONG["prefix_hashes"] |= {

@@ -5,7 +5,8 @@ import json
 from itertools import chain, count, pairwise
 
 from answers import ALMOST, RIGHT, WRONG, right
-from helpers.checks.exercises.lesson_9_serving import by_empty_lines, data_of
+from helpers.checks.edits import edited
+from helpers.checks.exercises.lesson_9_serving import by_empty_lines
 
 
 @right("read_events")
@@ -45,8 +46,9 @@ WRONG["read_events"] |= {
     ),
     "and its events are [True, None, 0": lambda pieces: (one for one in by_empty_lines(pieces) if one is not None),
     "yields [{}, {}": lambda pieces: ({} for _ in count()),
-    "(given: lines of an event that are not data": lambda pieces: by_empty_lines(
-        pieces, lambda event: data_of(event, "data").lstrip(": ")
+    "(given: lines of an event that are not data": edited(
+        by_empty_lines,
+        ('startswith("data:") -> startswith("data")', 'prefix("data:").strip() -> prefix("data").strip(": ")'),
     ),
     "reads the whole stream before": lambda pieces: by_empty_lines([b"".join(pieces)]),
     "returns a list. A client": lambda pieces: list(by_empty_lines(pieces)),

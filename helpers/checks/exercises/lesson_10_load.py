@@ -4,9 +4,10 @@ from collections.abc import Callable
 from itertools import accumulate, pairwise
 from numbers import Real
 from random import Random
-from statistics import median, pstdev
+from statistics import pstdev
 
 from ..comparing import kind
+from ..edits import add_edits
 from ..exercise import Exercise, JudgedExercise, Wrong
 
 EVEN = "Users send independently of each other: sometimes several requests arrive at once, and then none for a while"
@@ -51,12 +52,10 @@ def are_poisson_arrivals(arrivals: Callable, seed: int) -> str | None:
     counts = list(map(len, times_of([(2.0, 1.0)] * SHORT)))
     if pstdev(counts) < 1:  # sqrt(2)
         return f"sends nearly the same number of requests in every phase. {EVEN}, so their number is random, too"
-    firsts = [times[0] for times in times_of([(2.0, 1.0)] * SHORT) if times]
-    soon = sum(first < 0.1 for first in firsts)
-    if soon > SHORT / 4:
+    if sum(times[:1] < [0.1] for times in times_of([(2.0, 1.0)] * SHORT) if times) > SHORT / 4:
         return "sends the first request of a phase at its start: there is a gap before it, too"
-    slow, fast = (list(map(len, counts)) for counts in _halves(times_of([(2.0, 0.1), (2.0, 10.0)] * (SHORT // 2))))
-    if sum(fast) < 0.9 * 10 * SHORT or sum(slow) > 0.3 * SHORT:
+    counts = list(map(len, times_of([(2.0, 0.1), (2.0, 10.0)] * (SHORT // 2))))  # slow and fast, in turn
+    if sum(counts[1::2]) < 0.9 * 10 * SHORT or sum(counts[::2]) > 0.3 * SHORT:
         return (
             "lets a gap that was drawn at one phase's rate last into the next: where a fast phase follows a slow one, "
             "requests are missing. Each phase begins with a new gap, at its own rate"
@@ -66,10 +65,6 @@ def are_poisson_arrivals(arrivals: Callable, seed: int) -> str | None:
     if times_of([FAST], 1) != times_of([FAST], 1):
         return "draws from another generator than the one it is given: the same seed must give the same test"
     return None
-
-
-def _halves(values: list) -> tuple[list, list]:
-    return values[::2], values[1::2]
 
 
 poisson_arrivals = JudgedExercise(
@@ -82,70 +77,67 @@ open_loop_latencies = Exercise(
     "open_loop_latencies(arrivals, service_seconds)",
     "latency starts at the intended send time, so it includes the time that a request waits for others",
 )
-
-
-@open_loop_latencies.cases
-def _(random):
-    drawn = sorted(random.uniform(0, 20) for _ in range(9)), [random.uniform(0.5, 4) for _ in range(9)]
-    for what, sent, service in [
-        ("a queue that grows and shrinks", [0, 1, 2, 3, 12], [2, 3, 1, 4, 2]),
-        ("a server that is never busy", [1, 5, 9], [2, 2, 3]),
-        ("a stall", [0.5, 1, 1.5, 2, 2.5, 3], [0.25, 4, 0.25, 0.25, 0.25, 0.25]),
-        ("requests sent together", [2, 2, 2], [3, 1, 2]), ("one request", [7], [1.5]), ("no requests", [], []),
-        ("nine requests", *drawn),
-    ]:  # fmt: skip
-        sent, service = [float(time) for time in sent], [float(seconds) for seconds in service]
-        yield (sent, service), what if len(sent) > 6 else f"{what}: sent at {sent}, service {service}"
-
-
-def served(arrivals, service_seconds, begin=max, free=lambda sent, end, seconds: end, rank=None):
-    """Return (send time, begin, end) for each request, with replaceable parts."""
-    waiting, now, times = set(range(len(arrivals))), 0, {}
-    while waiting:
-        sent = {number for number in waiting if arrivals[number] <= max(now, min(arrivals[n] for n in waiting))}
-        number = min(sent, key=rank(service_seconds)) if rank else min(waiting)
-        waiting.remove(number)
-        start = begin(arrivals[number], now)
-        times[number] = arrivals[number], start, start + service_seconds[number]
-        now = free(arrivals[number], times[number][2], service_seconds[number])
-    return [times[number] for number in range(len(arrivals))]
+open_loop_latencies.table(
+    [
+        ("a queue that grows and shrinks", [0.0, 1.0, 2.0, 3.0, 12.0], [2.0, 3.0, 1.0, 4.0, 2.0]),
+        ("a server that is never busy", [1.0, 5.0, 9.0], [2.0, 2.0, 3.0]),
+        ("a stall", [0.5, 1.0, 1.5, 2.0, 2.5, 3.0], [0.25, 4.0, 0.25, 0.25, 0.25, 0.25]),
+        ("requests sent together", [2.0, 2.0, 2.0], [3.0, 1.0, 2.0]), ("one request", [7.0], [1.5]),
+        ("no requests", [], []),
+    ],
+    lambda random: [
+        ("nine requests", sorted(random.uniform(0, 20) for _ in range(9)), [random.uniform(0.5, 4) for _ in range(9)])
+    ],
+    given="sent at {}, service {}",
+)  # fmt: skip
 
 
 @open_loop_latencies.reference
-def from_intended_send_time(arrivals, service_seconds, **parts):
-    return [end - sent for sent, _, end in served(arrivals, service_seconds, **parts)]
+def from_intended_send_time(arrivals, service_seconds):
+    free, latencies = 0.0, []
+    for sent, seconds in zip(arrivals, service_seconds, strict=True):
+        begin = max(sent, free)
+        latencies.append(begin + seconds - sent)
+        free = begin + seconds
+    return latencies
 
 
-open_loop_latencies.add_misconceptions({
+def ranked(rank):
+    """Return a wrong implementation that serves the waiting request with the smallest rank first."""
+
+    def latencies(arrivals, service_seconds):
+        waiting, now, ends = set(range(len(arrivals))), 0, {}
+        while waiting:
+            now = max(now, min(arrivals[number] for number in waiting))
+            due = [number for number in waiting if arrivals[number] <= now]
+            waiting.remove(number := min(due, key=lambda number: rank(number, service_seconds[number])))
+            now = ends[number] = now + service_seconds[number]
+        return [ends[number] - sent for number, sent in enumerate(arrivals)]
+
+    return latencies
+
+
+LATENCY = "begin + seconds - sent"
+add_edits(open_loop_latencies, {
     "returns the service times: a closed loop would measure just that. In an open loop, a request also waits while "
-    "the server is busy with earlier ones.": lambda sent, service: service,
-    "starts a request before it is sent: when no request waits, the server is idle.": {"begin": lambda sent, now: now},
+    "the server is busy with earlier ones.": f"{LATENCY} -> seconds",
+    "starts a request before it is sent: when no request waits, the server is idle.": "max(sent, free) -> free",
     "adds up all service times so far. Work that ends before a request is sent does not delay it.":
         lambda sent, service: list(accumulate(service)),
-    "assumes that the previous request started when it was sent: it may have waited, too.":
-        {"free": lambda sent, end, seconds: sent + seconds},
+    "assumes that the previous request started when it was sent: it may have waited, too.": "= begin -> = sent",
     "serves the latest request first. The server runs requests in the order in which they are sent.":
-        {"rank": lambda service: lambda number: -number},
+        ranked(lambda number, seconds: -number),
     "serves the shortest request first. The server runs requests in the order in which they are sent.":
-        {"rank": lambda service: service.__getitem__},
-    "sorts the latencies: they must be in the order of the requests.":
-        lambda *case: sorted(from_intended_send_time(*case)),
-    "reverses the latencies: they must be in the order of the requests.":
-        lambda *case: from_intended_send_time(*case)[::-1],
-    "counts from the first send time: each request has its own.": lambda a, s: [end - a[0] for *_, end in served(a, s)],
-    "returns the time between responses, which does not include the wait.":
-        lambda *case: [b - a for a, b in pairwise([0, *(end for *_, end in served(*case))])],
-    "treats the send times as gaps, and adds them up.": lambda a, s: from_intended_send_time(list(accumulate(a)), s),
+        ranked(lambda number, seconds: (seconds, number)),
+    "counts from the first send time: each request has its own.": f"{LATENCY} -> begin + seconds - arrivals[0]",
+    "returns the time between responses, which does not include the wait.": f"{LATENCY} -> begin + seconds - free",
+    "treats the send times as gaps, and adds them up.": "free, -> arrivals = list(accumulate(arrivals)); free,",
+    "counts only the wait. Latency lasts from the send time to the response.": f"{LATENCY} -> begin - sent",
+    "returns the time of each response. Latency counts from the send time of each request.": " - sent -> ",
+    "returns the time at which each request starts. Latency lasts from the send time to the response.":
+        f"{LATENCY} -> begin",
+    "divides by the service time: the task asks for seconds.": f"{LATENCY} -> ({LATENCY}) / seconds",
 })  # fmt: skip
-for _message, _each in {
-    "counts only the wait. Latency lasts from the send time to the response.": lambda sent, begin, end: begin - sent,
-    "returns the time of each response. Latency counts from the send time of each request.":
-        lambda sent, begin, end: end,
-    "returns the time at which each request starts. Latency lasts from the send time to the "
-    "response.": lambda sent, begin, end: begin,
-    "divides by the service time: the task asks for seconds.": lambda sent, begin, end: (end - sent) / (end - begin),
-}.items():  # fmt: skip
-    open_loop_latencies.misconception(_message, lambda *case, _each=_each: [_each(*times) for times in served(*case)])
 
 goodput = Exercise(
     "goodput(requests, seconds, ttft, tpot)",
@@ -154,14 +146,22 @@ goodput = Exercise(
 )
 
 
-@goodput.cases
-def _(random):
-    """Yield requests as a send time and the times of their tokens."""
-    drawn = ""
+def _requests(text):
+    """Return (send time, times of its tokens) for each request of a text such as "0: 0.5 1; 2:"."""
+    parts = [one.partition(":") for one in text.split(";") if one]
+    return [(float(sent), [float(time) for time in times.split()]) for sent, _, times in parts]
+
+
+def _drawn_requests(random):
+    text = ""
     for sent in random.sample(range(40), 30):  # not in the order in which they were sent
         gaps = [random.choice([0.5, 1.25, 2]), *random.choices([0.125, 0.25, 0.5, 0.75, 1.5], k=4)]
-        drawn += f";{sent}: " + " ".join(map(str, list(accumulate(gaps, initial=sent))[1 : random.randint(1, 6)]))
-    for what, text, *rest in [
+        text += f";{sent}: " + " ".join(map(str, list(accumulate(gaps, initial=sent))[1 : random.randint(1, 6)]))
+    return text
+
+
+goodput.table(
+    [
         ("one request, in time", "3: 3.5 4 4.5", 4, 1, 0.5),
         ("one request, its first token is late", "3: 4.5 4.75 5", 4, 1, 0.5),
         ("one request, its tokens are slow", "3: 3.25 4 5", 4, 1, 0.5),
@@ -179,95 +179,64 @@ def _(random):
         ("a long gap", "0: 0.25 0.5 0.75 1.5 3; 0: 1 1.5 2; 3: 3.5 3.75 4.75", 2, 1, 0.625),
         ("late in several ways", "0: 0.75 1; 1: 1.75 2.375 3; 2: 2.25 2.5 4.5; 3: 5 7; 4: 4.5 4.75 7", 5, 1, 0.5),
         ("refused requests only", "1:; 2:", 4, 1, 1), ("no requests", "", 3, 1, 1),
-        ("thirty requests", drawn, 50, 1.25, 0.5),
-    ]:  # fmt: skip
-        parts = [one.partition(":") for one in text.split(";") if one]
-        requests = [(float(sent), [float(time) for time in times.split()]) for sent, _, times in parts]
-        shown = f" (send time: token times) {text}" if 0 < len(requests) < 9 else ""
-        yield (requests, *rest), f"{what}{shown}, {rest[0]} s, limits {rest[1]} and {rest[2]} s"
+    ],
+    lambda random: [("thirty requests", _drawn_requests(random), 50, 1.25, 0.5)],
+    given="(send time: token times) {}, {} s, limits {} and {} s",
+    build=lambda text, *limits: (_requests(text), *limits),
+)  # fmt: skip
 
 
-def mean_gap(times):
-    return (times[-1] - times[0]) / max(len(times) - 1, 1)
+@goodput.reference
+def per_second(requests, seconds, ttft, tpot):
+    good = 0
+    for sent, t in requests:
+        if t and t[0] - sent <= ttft and (t[-1] - t[0]) / max(1, len(t) - 1) <= tpot:
+            good += 1
+    return good / seconds
 
 
-def first(sent, times, ttft):
-    return bool(times) and times[0] - sent <= ttft
-
-
-def good(sent, times, ttft, tpot):
-    return first(sent, times, ttft) and mean_gap(times) <= tpot
-
-
-def rate(meets=good, value=lambda number, requests, seconds: number / seconds):
-    """Return an implementation that counts the requests that meet a rule of (sent, times, TTFT limit, TPOT limit)."""
-    return lambda requests, seconds, *limits: value(
-        sum(bool(meets(*one, *limits)) for one in requests), requests, seconds
-    )
-
-
-goodput.reference(rate())
-GAPS = "TPOT is the mean gap between tokens, and there is one gap fewer than there are tokens."
-
-for _message, _wrong in {
-    "counts refused requests. No token of theirs was late, but only because they got none.":
-        lambda s, t, *xy: not t or good(s, t, *xy),
-    "assumes that every request has tokens. A refused one has none, and does not count.":
-        lambda s, t, x, y: t[0] - s <= x and mean_gap(t) <= y,
-    "leaves out outputs of one token: without a TPOT, only TTFT has a limit.":
-        lambda *one: len(one[1]) > 1 and good(*one),
-    "assumes that there is a second token: an output of one token has no TPOT, and only TTFT has a limit.":
-        lambda s, t, x, y: first(s, t, x) and (t[-1] - t[0]) / (len(t) - 1) <= y,
-    "leaves out requests that exactly meet a limit: *at most* includes the limit itself.":
-        lambda s, t, x, y: t and t[0] - s < x and (len(t) < 2 or mean_gap(t) < y),
-    "leaves out a TTFT that exactly meets its limit.": lambda s, t, x, y: t and t[0] - s < x and mean_gap(t) <= y,
-    "leaves out a TPOT that exactly meets its limit.":
-        lambda s, t, x, y: first(s, t, x) and (mean_gap(t) < y or not t[1:]),
-    "counts requests that meet one limit: both must be met.":
-        lambda s, t, x, y: t and (first(s, t, x) or mean_gap(t) <= y),
-    "checks TTFT only: the later tokens can be too slow.": lambda s, t, x, y: first(s, t, x),
-    "checks TPOT only: the first token can be too late.": lambda s, t, x, y: t and mean_gap(t) <= y,
-    "swaps the limits: the first is for TTFT, the second for TPOT.": lambda s, t, x, y: good(s, t, y, x),
-    f"includes the wait for the first token in TPOT. {GAPS}":
-        lambda s, t, x, y: first(s, t, x) and t[-1] - s <= y * len(t),
-    f"includes the wait for the first token in TPOT, as one of its gaps. {GAPS}":
-        lambda s, t, x, y: first(s, t, x) and (len(t) < 2 or t[-1] - s <= y * (len(t) - 1)),
-    f"divides by the number of tokens. {GAPS}": lambda s, t, x, y: first(s, t, x) and t[-1] - t[0] <= y * len(t),
-    "compares the longest gap: TPOT is the mean gap.":
-        lambda s, t, x, y: first(s, t, x) and all(b - a <= y for a, b in pairwise(t)),
-    "compares the median gap: TPOT is the mean gap.":
-        lambda s, t, x, y: first(s, t, x) and median([b - a for a, b in pairwise(t)] or [0]) <= y,
-    "lets fast tokens make up for a late first one: TTFT has its own limit.":
-        lambda s, t, x, y: t and t[-1] - s <= x + (len(t) - 1) * y,
-    "compares the latency of the whole request with the TTFT limit.":
-        lambda s, t, x, y: t and t[-1] - s <= x and mean_gap(t) <= y,
-    "uses the time of the first token as TTFT, which counts from the send time.": lambda s, t, *xy: good(0, t, *xy),
-    "counts all requests that were served, in time or not: that is throughput.": lambda s, t, *xy: t,
-    "counts all requests that were sent: that is the offered load.": lambda *one: True,
-    "counts requests that miss a limit: the task asks for those that meet both.":
-        lambda s, t, *xy: t and not good(s, t, *xy),
-}.items():  # fmt: skip
-    goodput.misconception(_message, rate(_wrong))
-
-
-@goodput.misconception(
-    "compares the means of all requests with the limits. Each request meets its limits or misses them."
-)
 def by_means(requests, seconds, ttft, tpot):
     served = [one for one in requests if one[1]]
-    waits, gaps = [times[0] - sent for sent, times in served], [mean_gap(times) for _, times in served]
+    waits, gaps = [t[0] - sent for sent, t in served], [(t[-1] - t[0]) / max(1, len(t) - 1) for _, t in served]
     met = served and sum(waits) <= ttft * len(served) and sum(gaps) <= tpot * len(served)
     return len(served) / seconds if met else 0
 
 
-SHARE = "returns a share of the requests, which does not say how many per second are served in time."
-for _message, _value in [
-    (SHARE, lambda number, requests, seconds: number / max(len(requests), 1)),
-    (SHARE, lambda number, requests, seconds: number / len(requests)),
-    (SHARE, lambda number, requests, seconds: 100 * number / max(len(requests), 1)),
-    (SHARE, lambda number, requests, seconds: number / max(sum(bool(times) for _, times in requests), 1)),
-    ("returns the number of requests: the task asks for requests per second.", lambda number, *_: number),
-    ("rounds to a whole number: half a request per second is 0.5.", lambda number, _, seconds: number // seconds),
-    ("returns seconds per request, the inverse of goodput.", lambda number, _, seconds: seconds / max(number, 1)),
-]:
-    goodput.misconception(_message, rate(value=_value))
+MEAN_GAP = "(t[-1] - t[0]) / max(1, len(t) - 1)"
+BOTH = f"t[0] - sent <= ttft and {MEAN_GAP} <= tpot"
+GAPS = "TPOT is the mean gap between tokens, and there is one gap fewer than there are tokens."
+add_edits(goodput, {
+    "counts refused requests. No token of theirs was late, but only because they got none.": "if t and -> if not t or",
+    "assumes that every request has tokens. A refused one has none, and does not count.": "if t and -> if",
+    "leaves out outputs of one token: without a TPOT, only TTFT has a limit.": "if t and -> if len(t) > 1 and",
+    "assumes that there is a second token: an output of one token has no TPOT, and only TTFT has a limit.":
+        "max(1, len(t) - 1) -> (len(t) - 1)",
+    "leaves out requests that exactly meet a limit: *at most* includes the limit itself.": "<= -> <",
+    "leaves out a TTFT that exactly meets its limit.": "<= ttft -> < ttft",
+    "leaves out a TPOT that exactly meets its limit.": "<= tpot -> < tpot",
+    "counts requests that meet one limit: both must be met.": f"{BOTH} -> ({BOTH.replace('and', 'or')})",
+    "checks TTFT only: the later tokens can be too slow.": f"{BOTH} -> t[0] - sent <= ttft",
+    "checks TPOT only: the first token can be too late.": f"{BOTH} -> {MEAN_GAP} <= tpot",
+    "swaps the limits: the first is for TTFT, the second for TPOT.": "good = -> ttft, tpot = tpot, ttft; good =",
+    f"includes the wait for the first token in TPOT. {GAPS}": f"{MEAN_GAP} -> (t[-1] - sent) / len(t)",
+    f"includes the wait for the first token in TPOT, as one of its gaps. {GAPS}":
+        f"{MEAN_GAP} -> (len(t) > 1 and (t[-1] - sent) / (len(t) - 1))",
+    f"divides by the number of tokens. {GAPS}": "max(1, len(t) - 1) -> len(t)",
+    "compares the longest gap: TPOT is the mean gap.": f"{MEAN_GAP} -> max((b - a for a, b in pairwise(t)), default=0)",
+    "compares the median gap: TPOT is the mean gap.":
+        f"{MEAN_GAP} -> statistics.median([b - a for a, b in pairwise(t)] or [0])",
+    "lets fast tokens make up for a late first one: TTFT has its own limit.":
+        f"{BOTH} -> t[-1] - sent <= ttft + (len(t) - 1) * tpot",
+    "compares the latency of the whole request with the TTFT limit.": "t[0] - sent -> t[-1] - sent",
+    "uses the time of the first token as TTFT, which counts from the send time.": "t[0] - sent -> t[0]",
+    "counts all requests that were served, in time or not: that is throughput.": f" and {BOTH} -> ",
+    "counts all requests that were sent: that is the offered load.": f"if t and {BOTH} -> if True",
+    "counts requests that miss a limit: the task asks for those that meet both.": f"{BOTH} -> not ({BOTH})",
+    "compares the means of all requests with the limits. Each request meets its limits or misses them.": by_means,
+    "returns a share of the requests, which does not say how many per second are served in time.": [
+        "good / seconds -> good / max(1, len(requests))", "good / seconds -> good / len(requests)",
+        "good / seconds -> 100 * good / max(1, len(requests))",
+        "good / seconds -> good / max(1, sum(bool(t) for _, t in requests))"],
+    "returns the number of requests: the task asks for requests per second.": "good / seconds -> good",
+    "returns seconds per request, the inverse of goodput.": "good / seconds -> seconds / max(1, good)",
+})  # fmt: skip

@@ -1,13 +1,12 @@
 """Lesson 13, speculative decoding: how many draft tokens fit into a pass, and how many pay."""
 
+from ..edits import add_edits
 from ..exercise import Exercise
 
 draft_lengths = Exercise(
     "draft_lengths(budget, prefill_tokens, wanted)",
     "drafts take only what decodes and prompts leave, so speculation fades as load rises",
 )
-
-
 draft_lengths.table(
     [
         (12, 3, [4, 4, 1]), (12, 0, [4, 4, 1]), (64, 10, [4, 0, 2, 4]), (16, 9, [4, 4, 4]), (16, 13, [4, 4, 4]),
@@ -29,54 +28,38 @@ def one_by_one(left, wanted):
     return lengths
 
 
-def in_order(left, wanted):
-    lengths = []
-    for most in wanted:
-        lengths.append(min(most, max(0, left)))
-        left -= lengths[-1]
-    return lengths
-
-
 @draft_lengths.reference
-def share(budget, prefill, wanted, left=lambda b, p, n: b - p - n, give=one_by_one):
-    """Share the budget, with replaceable parts: what is left for drafts, and which requests get it."""
-    return give(left(budget, prefill, len(wanted)), wanted)
+def share(budget, prefill_tokens, wanted):
+    left = budget - prefill_tokens - len(wanted)
+    return one_by_one(left, wanted)
 
 
-for _part, _wrongs in {
-    "left": {
-        "forgets the decodes: each running request computes its newest token first.": lambda b, p, n: b - p,
-        "lets drafts take the budget of the prompt: it would be computed later, for tokens that may be rejected.":
-            lambda b, p, n: b - n,
-        "gives the whole budget to drafts: decodes and prompts come first.": lambda b, p, n: b,
-        "leaves one token of the budget unused.": lambda b, p, n: b - p - n - 1,
-    },
-    "give": {
-        "serves the first request in full, then the next: let them take turns, one draft token at a time.": in_order,
-        "ignores the budget: no pass may compute more tokens.": lambda left, wanted: list(wanted),
-        "gives every request the same share, and loses what is left over: a request that wants less leaves the rest "
-        "to the others.": lambda left, wanted: [min(most, max(0, left) // len(wanted)) for most in wanted],
-        "gives a request more draft tokens than it wants.":
-            lambda left, wanted: one_by_one(left, [max(wanted)] * len(wanted)),
-        "drafts for all or for none: some draft tokens are better than none.":
-            lambda left, wanted: list(wanted) if sum(wanted) <= left else [0] * len(wanted),
-        "gives every request what it wants if the budget is too small for the newest tokens and the prompts: there are "
-        "no drafts then.": lambda left, wanted: list(wanted) if left < 0 else one_by_one(left, wanted),
-        "starts with the last request: the first one has the first turn.":
-            lambda left, wanted: one_by_one(left, wanted[::-1])[::-1],
-    },
-}.items():  # fmt: skip
-    draft_lengths.add_misconceptions(_wrongs, part=_part)
+SHARED = "one_by_one(left, wanted)"
+add_edits(draft_lengths, {
+    "forgets the decodes: each running request computes its newest token first.": " - len(wanted) -> ",
+    "lets drafts take the budget of the prompt: it would be computed later, for tokens that may be rejected.":
+        " - prefill_tokens -> ",
+    "gives the whole budget to drafts: decodes and prompts come first.": " - prefill_tokens - len(wanted) -> ",
+    "leaves one token of the budget unused.": "budget - -> budget - 1 -",
+    "serves the first request in full, then the next: let them take turns, one draft token at a time.":
+        f"{SHARED} -> [min(most, max(0, left - sum(wanted[:n]))) for n, most in enumerate(wanted)]",
+    "ignores the budget: no pass may compute more tokens.": f"{SHARED} -> list(wanted)",
+    "gives every request the same share, and loses what is left over: a request that wants less leaves the rest "
+    "to the others.": f"{SHARED} -> [min(most, max(0, left) // len(wanted)) for most in wanted]",
+    "gives a request more draft tokens than it wants.": f"{SHARED} -> one_by_one(left, [max(wanted)] * len(wanted))",
+    "drafts for all or for none: some draft tokens are better than none.":
+        f"{SHARED} -> list(wanted) if sum(wanted) <= left else [0] * len(wanted)",
+    "gives every request what it wants if the budget is too small for the newest tokens and the prompts: there are "
+    "no drafts then.": f"{SHARED} -> list(wanted) if left < 0 else {SHARED}",
+    "starts with the last request: the first one has the first turn.": "(left, wanted) -> (left, wanted[::-1])[::-1]",
+})  # fmt: skip
 
 best_k = Exercise(
     "best_k(acceptance, rows, milliseconds)",
     "speculation trades arithmetic for passes, so it pays only where a pass has arithmetic to spare",
 )
-
 FLAT, STEEP = [0, 20, 20, 20, 20, 20, 20, 20, 20], [0, 20, 30, 40, 50, 60, 70, 80, 90]
 BENT = [0, 20, 21, 22, 23, 24, 25, 26, 27, 32, 37, 42, 47, 52, 57, 62, 67]
-
-
 # A kernel computes up to 8, 16, ... tokens in the same time: the best k is at the end of a stair.
 STAIRS = [0, *[20] * 2, *[25] * 2, *[29] * 4, *[46] * 8]
 best_k.table(
@@ -91,62 +74,35 @@ best_k.table(
 )  # fmt: skip
 
 
-def yielded(a, k):
-    return sum(a**before for before in range(k + 1))
-
-
-def computed(rows, k):
-    return rows * (k + 1)
-
-
 @best_k.reference
-def fastest(a, rows, seconds, tokens=yielded, width=computed, first=0, cost=lambda s: s, bound=computed):
-    """Return the best k, with replaceable parts: the tokens of a request and of a pass, the first k, the cost, the end.
+def fastest(acceptance, rows, milliseconds):
+    speeds = []
+    for k in range(len(milliseconds)):
+        width = rows * (k + 1)
+        if width < len(milliseconds):
+            tokens = sum(acceptance**before for before in range(k + 1))
+            speeds.append(tokens / milliseconds[width])
+    return speeds.index(max(speeds))
 
-    The end, `bound`, is the number of tokens for which a pass must be in the list.
-    """
-    tried = [k for k in range(first, len(seconds)) if bound(rows, k) < len(seconds)]
-    return max(tried, key=lambda k: (tokens(a, k) / cost(seconds[width(rows, k)]), -k), default=first)
 
-
-for _message, _parts in {
+TOKENS, BEST = "sum(acceptance**before for before in range(k + 1))", "speeds.index(max(speeds))"
+add_edits(best_k, {
     "counts every draft token with the same probability. One counts only if all before it are accepted, too.":
-        {"tokens": lambda a, k: 1 + a * k},
-    "forgets the token that the model chooses itself: a pass yields at least one.":
-        {"tokens": lambda a, k: yielded(a, k) - 1},
-    "treats all draft tokens as accepted.": {"tokens": lambda a, k: k + 1},
-    "counts a draft as accepted as a whole or not at all.": {"tokens": lambda a, k: 1 + k * a**k},
+        f"{TOKENS} -> 1 + acceptance * k",
+    "forgets the token that the model chooses itself: a pass yields at least one.": "range(k + 1)) -> range(1, k + 1))",
+    "treats all draft tokens as accepted.": "acceptance**before -> 1",
+    "counts a draft as accepted as a whole or not at all.": f"{TOKENS} -> 1 + k * acceptance**k",
     "takes the time of a pass with a single row: all rows compute their drafts in the same pass.":
-        {"width": lambda r, k: k + 1},
-    "computes the drafts only: each request also computes its newest token.": {"width": lambda r, k: r * max(k, 1)},
-    "adds the draft of a single row to the pass: every row has one.": {"width": lambda r, k: r + k},
-    "always drafts: where nothing is accepted or the pass is already expensive, k is 0.": {"first": 1},
-    "ignores what a pass costs: more tokens take longer.": {"cost": lambda s: 1},
-}.items():  # fmt: skip
-    for _bound in {computed, _parts.get("width", computed)}:
-        best_k.misconception(_message, lambda *case, parts=_parts, bound=_bound: fastest(*case, bound=bound, **parts))
-
-
-@best_k.misconception("prefers the larger k where two are equally fast: the smaller one computes fewer tokens.")
-def largest(a, rows, seconds):
-    most = (len(seconds) - 1) // rows - 1
-    return max(range(most + 1), key=lambda k: (yielded(a, k) / seconds[rows * (k + 1)], k))
-
-
-@best_k.misconception(
-    "stops at the first k that is slower than the one before: times can rise in stairs, so a larger k may be faster."
-)
-def until_it_is_slower(a, rows, seconds):
-    k = 0
-    while computed(rows, k + 1) < len(seconds):
-        now, following = (yielded(a, one) / seconds[computed(rows, one)] for one in (k, k + 1))
-        if following <= now:
-            break
-        k += 1
-    return k
-
-
-@best_k.misconception("returns the speed: the task asks for the number of draft tokens.")
-def speed(a, rows, seconds):
-    k = fastest(a, rows, seconds)
-    return rows * yielded(a, k) / seconds[rows * (k + 1)]
+        ["rows * (k + 1) -> k + 1", "[width] -> [k + 1]"],
+    "computes the drafts only: each request also computes its newest token.":
+        ["rows * (k + 1) -> rows * max(k, 1)", "[width] -> [rows * max(k, 1)]"],
+    "adds the draft of a single row to the pass: every row has one.": ["* (k + 1) -> + k", "[width] -> [rows + k]"],
+    "always drafts: where nothing is accepted or the pass is already expensive, k is 0.":
+        f"{BEST} -> 1 + speeds[1:].index(max(speeds[1:]))",
+    "ignores what a pass costs: more tokens take longer.": " / milliseconds[width] -> ",
+    "prefers the larger k where two are equally fast: the smaller one computes fewer tokens.":
+        f"{BEST} -> max(range(len(speeds)), key=lambda k: (speeds[k], k))",
+    "stops at the first k that is slower than the one before: times can rise in stairs, so a larger k may be faster.":
+        f"{BEST} -> next((k for k, (now, later) in enumerate(pairwise(speeds)) if later <= now), len(speeds) - 1)",
+    "returns the speed: the task asks for the number of draft tokens.": f"{BEST} -> rows * max(speeds)",
+})  # fmt: skip

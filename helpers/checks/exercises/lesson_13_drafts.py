@@ -1,5 +1,8 @@
 """Lesson 13, speculative decoding: drafts by lookup, verification, and what is left after a rejection."""
 
+from functools import partial
+
+from ..edits import add_edits
 from ..exercise import Exercise
 
 propose = Exercise(
@@ -33,62 +36,58 @@ propose.table(
 
 
 @propose.reference
-def longest_first(
-    ids, k, remaining, sizes=(3, 2, 1), starts=lambda end, n: range(end - 1, -1, -1), first=lambda n: n, most=None
-):
-    """Draft, with replaceable parts: the sizes of the match, where to look, the first draft token, and how many."""
-    most = min(k, remaining - 1) if most is None else most(k, remaining)
-    for n in sizes:
-        for start in starts(len(ids) - n, n):
-            if start >= 0 and ids[start : start + n] == ids[-n:]:
-                return ids[start + first(n) :][:most]
+def longest_first(ids, k, remaining):
+    for n in (3, 2, 1):
+        for start in range(len(ids) - n - 1, -1, -1):
+            if ids[start : start + n] == ids[-n:]:
+                return ids[start + n :][: min(k, remaining - 1)]
     return []
 
 
-propose.add_misconceptions({
-    "finds the last tokens themselves: nothing follows them yet. Look for an earlier place.":
-        {"starts": lambda end, n: range(end, -1, -1)},
+def as_digits(separator, ids, k, remaining):
+    for n in (3, 2, 1):
+        last = separator.join(map(str, ids[-n:]))
+        for start in range(len(ids) - 1 - n, -1, -1):
+            if len(ids) > n and separator.join(map(str, ids[: start + n])).endswith(last):
+                return ids[start + n :][: min(k, remaining - 1)]
+    return []
+
+
+add_edits(propose, {
+    "finds the last tokens themselves: nothing follows them yet. Look for an earlier place.": "- n - 1, -> - n,",
     "takes the earliest match: the latest one is more likely to continue in the same way.":
-        {"starts": lambda end, n: range(end)},
+        "range(len(ids) - n - 1, -1, -1) -> range(len(ids) - n)",
     "looks only for the last three tokens: where they are new, the last two or the last one can still match.":
-        {"sizes": (3,)},
+        "(3, 2, 1) -> (3,)",
     "looks only for the last two tokens: three that match give a better draft, and one is better than none.":
-        {"sizes": (2,)},
-    "looks first for the last token alone: where two or three tokens match, the draft is better.": {"sizes": (1,)},
-    "ignores a match that overlaps with the last tokens. Such a match is how a repetition is found.":
-        {"starts": lambda end, n: range(end - n, -1, -1)},
+        "(3, 2, 1) -> (2,)",
+    "looks first for the last token alone: where two or three tokens match, the draft is better.": "(3, 2, 1) -> (1,)",
+    "ignores a match that overlaps with the last tokens. Such a match is how a repetition is found.": "n - 1 -> 2 * n",
     "overlooks a match that leaves only one token to follow it: that is the latest place, so look there first.":
-        {"starts": lambda end, n: range(end - 2, -1, -1)},
-    "drafts the matching tokens themselves: the draft is what came after them.": {"first": lambda n: 0},
-    "leaves out the token right after the match: it is the first draft token.": {"first": lambda n: n + 1},
-    "drafts beyond the end of the output: `remaining` is the most that it can still take.": {"most": lambda k, r: k},
+        "- n - 1, -> - n - 2,",
+    "drafts the matching tokens themselves: the draft is what came after them.": "ids[start + n :][ -> ids[start:][",
+    "leaves out the token right after the match: it is the first draft token.": "+ n :][ -> + n + 1 :][",
+    "drafts beyond the end of the output: `remaining` is the most that it can still take.":
+        "min(k, remaining - 1) -> k",
     "drafts `remaining` tokens. If all are accepted, the pass yields one token more, and that one would exceed "
-    "max_tokens.": {"most": min},
+    "max_tokens.": "remaining - 1 -> remaining",
     "drafts one token less than k: the newest token of the text is not a draft token.":
-        {"most": lambda k, r: min(k, r) - 1},
+        "min(k, remaining - 1) -> min(k, remaining) - 1",
+    "compares texts of digits: 1 and 12 look like 11 and 2, or like the end of 31 and 12.":
+        [partial(as_digits, separator) for separator in ("", " ")],
+    "looks for more than three tokens first: three are enough, and the latest of their matches is taken.":
+        ["(3, 2, 1) -> range(20, 0, -1)", "(3, 2, 1) -> (4, 3, 2, 1)"],
 })  # fmt: skip
-for _separator in ("", " "):
-
-    @propose.misconception("compares texts of digits: 1 and 12 look like 11 and 2, or like the end of 31 and 12.")
-    def as_digits(ids, k, remaining, separator=_separator):
-        for n in (3, 2, 1):
-            last = separator.join(map(str, ids[-n:]))
-            for start in range(len(ids) - 1 - n, -1, -1):
-                if len(ids) > n and separator.join(map(str, ids[: start + n])).endswith(last):
-                    return ids[start + n :][: min(k, remaining - 1)]
-        return []
-
-
-for _sizes in (range(20, 0, -1), (4, 3, 2, 1)):
-    propose.misconception(
-        "looks for more than three tokens first: three are enough, and the latest of their matches is taken.",
-        lambda *case, sizes=_sizes: longest_first(*case, sizes=sizes),
-    )
 
 verify = Exercise(
     "verify(drafts, chosen, eos)",
     "a draft token counts only if all before it are accepted, and the model's own next token comes on top",
 )
+
+
+def _drawn(random):
+    drafts = [random.choices([1, 2], k=random.randint(0, 3)) for _ in range(4)]
+    return drafts, [random.randint(1, 2) for draft in drafts for _ in range(len(draft) + 1)], 0
 
 
 verify.table(
@@ -108,16 +107,8 @@ verify.table(
 )  # fmt: skip
 
 
-def _drawn(random):
-    drafts = [random.choices([1, 2], k=random.randint(0, 3)) for _ in range(4)]
-    return drafts, [random.randint(1, 2) for draft in drafts for _ in range(len(draft) + 1)], 0
-
-
-def until_the_first_mismatch(draft, chosen):
-    right = 0
-    while right < len(draft) and draft[right] == chosen[right]:
-        right += 1
-    return chosen[: right + 1]
+def agreed(draft, own):
+    return own[: next((n for n, token in enumerate(draft) if token != own[n]), len(draft))]
 
 
 def up_to_eos(tokens, eos):
@@ -125,75 +116,50 @@ def up_to_eos(tokens, eos):
 
 
 @verify.reference
-def by_request(drafts, chosen, eos, accept=until_the_first_mismatch, end=up_to_eos, rows=lambda draft: len(draft) + 1):
-    """Verify, with replaceable parts: the tokens that a draft yields, how they end, a request's share of `chosen`."""
-    tokens, start = [], 0
-    for draft in drafts:
-        tokens.append(end(accept(draft, chosen[start : start + rows(draft)]), eos))
-        start += rows(draft)
-    return tokens
-
-
-def agreed(draft, chosen):
-    return until_the_first_mismatch(draft, chosen)[:-1]
-
-
-def as_drafted(draft, chosen):
-    right = len(agreed(draft, chosen))
-    return draft[: right + 1] + (chosen[-1:] if right == len(draft) else [])
-
-
-CONTEXT = "The model chose the later tokens for a text that contains the rejected one."
-verify.add_misconceptions({
-    f"accepts draft tokens after the first mismatch. {CONTEXT}":
-        {"accept": lambda d, c: [one for token, one in zip(d, c, strict=False) if token == one] + c[-1:]},
-    f"takes all of the model's tokens, also those after a mismatch. {CONTEXT}": {"accept": lambda d, c: c},
-    f"skips a rejected token and goes on. {CONTEXT}":
-        {"accept": lambda d, c: [one for token, one in zip(d, c, strict=False) if token == one]},
-    "forgets the bonus token: if the whole draft is accepted, the same pass has also chosen the token that follows.":
-        {"accept": lambda d, c: until_the_first_mismatch(d, c)[: len(d)]},
-    "drops the model's token at the first mismatch: it is right, because everything before it is.":
-        {"accept": lambda d, c: agreed(d, c) if len(agreed(d, c)) < len(d) else c},
-    "returns the accepted tokens only: the pass has also chosen the token that follows them.": {"accept": agreed},
-    "keeps the rejected token: in its place, the output gets the token that the model chose.": {"accept": as_drafted},
-    "accepts a draft as a whole or not at all: the tokens before the first mismatch are right.":
-        {"accept": lambda d, c: c if c[:-1] == d else c[:1]},
-    "compares a draft token with the model's token for the place after it: the first draft token and the model's first "
-    "token have the same place.": {"accept": lambda d, c: until_the_first_mismatch(d, [*c[1:], None])},
-    "returns the drafts: the model decides which of them are right.": {"accept": lambda d, c: d},
-    "takes only the first token of each request: accepted ones are tokens, too.": {"accept": lambda d, c: c[:1]},
-    "cuts the drafts at EOS and adds the model's next token behind it: an accepted EOS ends the output.":
-        lambda drafts, chosen, eos: by_request(drafts, chosen, eos, lambda d, c: (
-            until_the_first_mismatch(up_to_eos(d, eos), c)), lambda tokens, eos: tokens),
-    "continues after EOS: an accepted EOS ends the output, as any other EOS does.": {"end": lambda tokens, eos: tokens},
-    "leaves out EOS: it is a token of the output, its last one.":
-        {"end": lambda tokens, eos: tokens[: tokens.index(eos)] if eos in tokens else tokens},
-    "gives each request as many of the model's tokens as its draft has. It has one more, and without a draft it "
-    "still has one.": {"rows": len},
-})  # fmt: skip
-
-
-@verify.misconception("compares every draft with the start of the row: each request has its own part of it.")
-def with_the_first_request_s(drafts, chosen, eos):
-    return [up_to_eos(until_the_first_mismatch(draft, chosen[: len(draft) + 1]), eos) for draft in drafts]
-
-
-@verify.misconception(
-    "begins a request's part of the row after the tokens that the requests before it gained. A part has one token more "
-    "than the draft, however many are accepted."
-)
-def by_what_was_gained(drafts, chosen, eos):
+def by_request(drafts, chosen, eos):
     outputs, start = [], 0
     for draft in drafts:
-        outputs.append(up_to_eos(until_the_first_mismatch(draft, chosen[start : start + len(draft) + 1]), eos))
-        start += len(outputs[-1])
+        own = chosen[start : start + len(draft) + 1]
+        tokens = own[: len(agreed(draft, own)) + 1]
+        outputs.append(up_to_eos(tokens, eos))
+        start += len(own)
     return outputs
 
 
-@verify.misconception("returns one list for all requests: each has tokens of its own.")
-def joined(*case):
-    return [token for tokens in by_request(*case) for token in tokens]
-
+TOKENS = "own[: len(agreed(draft, own)) + 1]"
+CONTEXT = "The model chose the later tokens for a text that contains the rejected one."
+add_edits(verify, {
+    f"accepts draft tokens after the first mismatch. {CONTEXT}":
+        f"{TOKENS} -> [one for token, one in zip(draft, own) if token == one] + own[-1:]",
+    f"takes all of the model's tokens, also those after a mismatch. {CONTEXT}": f"{TOKENS} -> own",
+    f"skips a rejected token and goes on. {CONTEXT}":
+        f"{TOKENS} -> [one for token, one in zip(draft, own) if token == one]",
+    "forgets the bonus token: if the whole draft is accepted, the same pass has also chosen the token that follows.":
+        f"{TOKENS} -> {TOKENS}[: len(draft)]",
+    "drops the model's token at the first mismatch: it is right, because everything before it is.":
+        f"{TOKENS} -> agreed(draft, own) if own[:-1] != draft else own",
+    "returns the accepted tokens only: the pass has also chosen the token that follows them.":
+        f"{TOKENS} -> agreed(draft, own)",
+    "keeps the rejected token: in its place, the output gets the token that the model chose.":
+        f"{TOKENS} -> draft[: len(agreed(draft, own)) + 1] + (own[-1:] if own[:-1] == draft else [])",
+    "accepts a draft as a whole or not at all: the tokens before the first mismatch are right.":
+        f"{TOKENS} -> own if own[:-1] == draft else own[:1]",
+    "compares a draft token with the model's token for the place after it: the first draft token and the model's first "
+    "token have the same place.": f"{TOKENS} -> [*own[1:], None][: len(agreed(draft, [*own[1:], None])) + 1]",
+    "returns the drafts: the model decides which of them are right.": f"{TOKENS} -> draft",
+    "takes only the first token of each request: accepted ones are tokens, too.": f"{TOKENS} -> own[:1]",
+    "cuts the drafts at EOS and adds the model's next token behind it: an accepted EOS ends the output.":
+        ("agreed(draft -> agreed(up_to_eos(draft, eos)", "up_to_eos(tokens, eos) -> tokens"),
+    "continues after EOS: an accepted EOS ends the output, as any other EOS does.": "up_to_eos(tokens, eos) -> tokens",
+    "leaves out EOS: it is a token of the output, its last one.":
+        "up_to_eos(tokens, eos) -> tokens[: tokens.index(eos)] if eos in tokens else tokens",
+    "gives each request as many of the model's tokens as its draft has. It has one more, and without a draft it "
+    "still has one.": "len(draft) + 1] -> len(draft)]",
+    "compares every draft with the start of the row: each request has its own part of it.": "start += len(own) -> pass",
+    "begins a request's part of the row after the tokens that the requests before it gained. A part has one token more "
+    "than the draft, however many are accepted.": "start += len(own) -> start += len(outputs[-1])",
+    "returns one list for all requests: each has tokens of its own.": "append( -> extend(",
+})  # fmt: skip
 
 settle = Exercise(
     "settle(computed, drafted, accepted, table, block_size)",
@@ -202,14 +168,13 @@ settle = Exercise(
 )
 
 
-def _case(computed, drafted, accepted, size, blocks):
-    return computed, drafted, accepted, blocks[: -(-(computed + 1 + drafted) // size)], size
+def _case(computed, drafted, accepted, size, blocks=(7, 0, 31, 4, 12, 300, 5, 18, 2)):
+    return computed, drafted, accepted, list(blocks[: -(-(computed + 1 + drafted) // size)]), size
 
 
-_BLOCKS = [7, 0, 31, 4, 12, 300, 5, 18, 2]
 settle.table(
     [
-        _case(*numbers, _BLOCKS)
+        _case(*numbers)
         for numbers in [(6, 4, 1, 4), (6, 4, 4, 4), (6, 4, 0, 4), (7, 4, 0, 4), (3, 4, 3, 4), (4, 3, 2, 4),
                         (5, 0, 0, 4), (9, 6, 1, 2), (30, 5, 2, 16), (2, 3, 1, 1), (3, 6, 0, 2), (15, 1, 0, 16)]
     ],
@@ -218,36 +183,26 @@ settle.table(
 
 
 @settle.reference
-def set_back(c, d, a, table, b, now=lambda c, d, a: c + 1 + a, keep=lambda n, b, c, d: -(-n // b)):
-    """Set a sequence back, with replaceable parts: tokens computed now, blocks to keep."""
-    tokens = now(c, d, a)
-    return tokens, table[: keep(tokens, b, c, d)]
+def set_back(computed, drafted, accepted, table, size):
+    now = computed + 1 + accepted
+    return now, table[: -(-now // size)]
 
 
 ATTEND = "Their keys belong to another text, and every later token would attend to them."
-for _part, _wrongs in {
-    "now": {
-        f"keeps the keys of rejected tokens. {ATTEND}": lambda c, d, a: c + 1 + d,
-        "does not count the newest token: no earlier pass has computed it, and this one has.": lambda c, d, a: c + a,
-        "counts the token that the pass has chosen. It has no keys yet: the next pass computes it.":
-            lambda c, d, a: c + 2 + a,
-        "keeps no accepted token if one is rejected: those before it are right, and so are their keys.":
-            lambda c, d, a: c + 1 + d * (a == d),
-        "changes nothing: the newest token and the accepted ones are computed now.": lambda c, d, a: c,
-        f"sets back by the accepted tokens instead of the rejected ones. {ATTEND}": lambda c, d, a: c + 1 + d - a,
-    },
-    "keep": {
-        "keeps the blocks of rejected tokens: other requests may need them.":
-            lambda n, b, c, d: -(-(c + 1 + d) // b),
-        "frees the last block although it is partly filled: its tokens would be overwritten.":
-            lambda n, b, c, d: n // b,
-        "keeps a block more than the computed tokens need.": lambda n, b, c, d: -(-n // b) + 1,
-        "keeps an empty block if the last one is exactly full: round up the number of blocks instead of adding one.":
-            lambda n, b, c, d: n // b + 1,
-    },
-}.items():  # fmt: skip
-    settle.add_misconceptions(_wrongs, part=_part)
-settle.misconception(
-    "returns the blocks to free: the task asks for those that the sequence keeps.",
-    lambda c, d, a, table, b: (c + 1 + a, table[-(-(c + 1 + a) // b) :]),
-)
+add_edits(settle, {
+    f"keeps the keys of rejected tokens. {ATTEND}": "1 + accepted -> 1 + drafted",
+    "does not count the newest token: no earlier pass has computed it, and this one has.": "1 + accepted -> accepted",
+    "counts the token that the pass has chosen. It has no keys yet: the next pass computes it.": "1 + -> 2 +",
+    "keeps no accepted token if one is rejected: those before it are right, and so are their keys.":
+        "1 + accepted -> 1 + drafted * (accepted == drafted)",
+    "changes nothing: the newest token and the accepted ones are computed now.": " + 1 + accepted -> ",
+    f"sets back by the accepted tokens instead of the rejected ones. {ATTEND}": "+ accepted -> + drafted - accepted",
+    "keeps the blocks of rejected tokens: other requests may need them.": "-now // -> -(computed + 1 + drafted) //",
+    "frees the last block although it is partly filled: its tokens would be overwritten.":
+        "-(-now // size) -> now // size",
+    "keeps a block more than the computed tokens need.": "-(-now // size) -> -(-now // size) + 1",
+    "keeps an empty block if the last one is exactly full: round up the number of blocks instead of adding one.":
+        "-(-now // size) -> now // size + 1",
+    "returns the blocks to free: the task asks for those that the sequence keeps.":
+        "table[: -(-now // size)] -> table[-(-now // size) :]",
+})  # fmt: skip

@@ -1,6 +1,7 @@
 """Lesson 14, quantized weights: a zero point, a product of integers, packed integers, and a planted bug."""
 
 from ..comparing import is_number, kind
+from ..edits import add_edits, edited
 from ..exercise import Exercise, JudgedExercise, Passed, Wrong
 
 quantize = Exercise(
@@ -8,8 +9,6 @@ quantize = Exercise(
     "a zero point moves the integers to where the values are, so no integer is wasted",
     names=("the integers", "the scale", "the zero point"),
 )
-
-
 quantize.table(
     [
         ([-1.0, 0.0, 2.0], 4), ([-0.3, 0.1, 0.87, 1.2], 4), ([-2.25, -0.4, 0.3], 4), ([-1.0, 0.17, 3.0, -0.7, 1.1], 8),
@@ -38,54 +37,40 @@ def however_it_rounds(result, arguments):
 
 
 @quantize.reference
-def with_a_zero_point(
-    values, bits, limits=None, steps=lambda bits: 2**bits - 1, zero=lambda low, scale: round(-low / scale),
-    to_int=round, shift=1, limit=True,
-):  # fmt: skip
-    """Quantize, with replaceable parts: the range, its steps, the zero point, the rounding, the shift and the limit."""
-    low, high = limits(values) if limits else (min(0.0, *values), max(0.0, *values))
-    scale = (high - low) / steps(bits)
-    zero_point = zero(low, scale)
-    integers = [to_int(value / scale) + shift * zero_point for value in values]
-    return [min(one, 2**bits - 1) if limit else one for one in integers], scale, zero_point
+def with_a_zero_point(values, bits):
+    low, high = min(0.0, *values), max(0.0, *values)
+    scale = (high - low) / (2**bits - 1)
+    zero_point = round(-low / scale)
+    integers = [round(value / scale) + zero_point for value in values]
+    return [min(one, 2**bits - 1) for one in integers], scale, zero_point
 
 
-def of_the_mean(values):
-    mean = sum(map(abs, values)) / len(values)
-    return -mean, mean
-
-
-quantize.add_misconceptions({
+LIMITS = "min(0.0, *values), max(0.0, *values)"
+add_edits(quantize, {
     "takes the scale from the mean: values beyond it need integers that do not exist. The range decides.":
-        {"limits": of_the_mean},
+        f"{LIMITS} -> -(mean := sum(map(abs, values)) / len(values)), mean",
     "takes the scale from the largest size alone, as symmetric quantization does: half of the integers stay unused.":
-        {"limits": lambda values: (-max(map(abs, values)), max(map(abs, values)))},
-    "takes the range from 0 to the largest value: negative values need integers, too.":
-        {"limits": lambda values: (0.0, max(0.0, *values))},
+        f"{LIMITS} -> -max(map(abs, values)), max(map(abs, values))",
+    "takes the range from 0 to the largest value: negative values need integers, too.": "min(0.0, *values) -> 0.0",
     "takes a range that need not contain 0: then the zero point is outside of the integers.":
-        {"limits": lambda values: (min(values), max(values))},
+        f"{LIMITS} -> min(values), max(values)",
     "divides the range into 2**bits steps: 2**bits integers have one step less between them, and the largest value "
-    "would wrap around to 0.": {"steps": lambda bits: 2**bits},
-    "divides the range into 2**(bits - 1) - 1 steps: without a sign, all bits count.":
-        {"steps": lambda bits: 2 ** (bits - 1) - 1},
-    "drops the zero point: negative values get negative integers, and these do not exist.": {"shift": 0},
-    "subtracts the zero point: it is the integer of 0, so it is added to all.": {"shift": -1},
+    "would wrap around to 0.": "/ (2**bits - 1) -> / 2**bits",
+    "divides the range into 2**(bits - 1) - 1 steps: without a sign, all bits count.": "(2**bits -> (2 ** (bits - 1)",
+    "drops the zero point: negative values get negative integers, and these do not exist.": " + zero_point -> ",
+    "subtracts the zero point: it is the integer of 0, so it is added to all.": "+ zero_point -> - zero_point",
     "returns the smallest value as the zero point: it is an integer, the one that stands for 0.":
-        {"zero": lambda low, scale: -low},
-    "returns the integer of the smallest value as the zero point: it is the integer that stands for 0.":
-        {"zero": lambda low, scale: round(low / scale)},
-    "cuts off the fraction: the nearest integer has a smaller error.": {"to_int": int},
+        "round(-low / scale) -> -low",
+    "returns the integer of the smallest value as the zero point: it is the integer that stands for 0.": "-low -> low",
+    "cuts off the fraction: the nearest integer has a smaller error.": "round(value -> int(value",
     "has an integer of 2**bits: where the largest value and the zero point are both rounded up, their sum is too large "
-    "by one.": {"limit": False},
+    "by one.": "min(one, 2**bits - 1) -> one",
 })  # fmt: skip
-
 
 multiply = Exercise(
     "multiply(x, integers, scales, zeros, group)",
     "the zero points leave the product with the sums of the inputs, so a kernel needs no float weights",
 )
-
-
 multiply.table(
     [
         ([1.0, 2.0], [3, 7], [0.5], [5], 2), ([1.0, -2.0, 0.5, 3.0], [15, 0, 8, 2], [0.5, 2.0], [8, 8], 2),
@@ -102,42 +87,29 @@ multiply.table(
 
 
 @multiply.reference
-def by_group(x, integers, scales, zeros, group, zero=lambda zero, x: zero * sum(x), scale=lambda scales, g: scales[g]):
-    """Multiply, with replaceable parts: what the zero point takes away from a group's sum, and the group's scale."""
+def by_group(x, integers, scales, zeros, group):
     total = 0.0
-    for number, start in enumerate(range(0, len(x), group)):
+    for n, start in enumerate(range(0, len(x), group)):
         part = x[start : start + group]
         products = sum(one * other for one, other in zip(part, integers[start:], strict=False))
-        total += scale(scales, number) * (products - zero(zeros[number], part))
+        total += scales[n] * (products - zeros[n] * sum(part))
     return total
 
 
-multiply.add_misconceptions({
-    "drops the zero points: an integer stands for (integer - zero point) * scale.": {"zero": lambda zero, x: 0},
+add_edits(multiply, {
+    "drops the zero points: an integer stands for (integer - zero point) * scale.": " - zeros[n] * sum(part) -> ",
     "subtracts a zero point once per group: each weight of the group contains it, so each input multiplies it.":
-        {"zero": lambda zero, x: zero},
-    "subtracts a zero point once per weight, but does not multiply it by the inputs.":
-        {"zero": lambda zero, x: zero * len(x)},
-    "adds the zero points: a weight is (integer - zero point) * scale.": {"zero": lambda zero, x: -zero * sum(x)},
-    "subtracts the first group's zero point everywhere: each group has its own.":
-        lambda x, q, s, z, group: by_group(x, q, s, [z[0]] * len(z), group),
-    "uses the first scale for all groups: each group has its own.": {"scale": lambda scales, g: scales[0]},
-    "leaves out the scales: an integer counts steps, and a scale is their size.": {"scale": lambda scales, g: 1.0},
-    "divides by the scales: they are multiplied to get the weights back.": {"scale": lambda scales, g: 1 / scales[g]},
+        "zeros[n] * sum(part) -> zeros[n]",
+    "subtracts a zero point once per weight, but does not multiply it by the inputs.": "sum(part) -> len(part)",
+    "adds the zero points: a weight is (integer - zero point) * scale.": "products - -> products +",
+    "subtracts the first group's zero point everywhere: each group has its own.": "zeros[n] -> zeros[0]",
+    "uses the first scale for all groups: each group has its own.": "scales[n] -> scales[0]",
+    "leaves out the scales: an integer counts steps, and a scale is their size.": "scales[n] * -> 1 *",
+    "divides by the scales: they are multiplied to get the weights back.": "scales[n] * -> 1 / scales[n] *",
+    "subtracts the zero points after scaling: they are integers, so they are scaled, too.":
+        "(products - zeros[n] * sum(part)) -> products - zeros[n] * sum(part)",
+    "multiplies a zero point by the sum of all inputs: only those of its own group have it.": "sum(part) -> sum(x)",
 })  # fmt: skip
-
-
-@multiply.misconception("subtracts the zero points after scaling: they are integers, so they are scaled, too.")
-def zeros_after_scaling(x, integers, scales, zeros, group):
-    without = by_group(x, integers, scales, [0] * len(zeros), group)
-    return without - sum(zero * sum(x[n * group : (n + 1) * group]) for n, zero in enumerate(zeros))
-
-
-@multiply.misconception("multiplies a zero point by the sum of all inputs: only those of its own group have it.")
-def zeros_times_all_inputs(x, integers, scales, zeros, group):
-    without = by_group(x, integers, scales, [0] * len(zeros), group)
-    return without - sum(scale * zero for scale, zero in zip(scales, zeros, strict=True)) * sum(x)
-
 
 unpack = Exercise("unpack(words, bits)", "packed integers mean something only together with their order and their sign")
 
@@ -152,35 +124,26 @@ def _(random):
         yield (words, bits), f"words [{', '.join(f'0x{word:08X}' for word in words)}], {bits} bits"
 
 
-def with_sign(integer, bits):
-    return integer - 2**bits * (integer >= 2 ** (bits - 1))
-
-
 @unpack.reference
-def from_the_lowest(words, bits, place=lambda number, bits: number * bits, value=with_sign):
-    """Unpack, with replaceable parts: the lowest bit of an input, and the value of its bits."""
-    mask = 2**bits - 1
-    return [value(word >> place(number, bits) & mask, bits) for word in words for number in range(32 // bits)]
+def from_the_lowest(words, bits):
+    values = []
+    for word in words:
+        for lowest in range(0, 32, bits):
+            value = word >> lowest & (2**bits - 1)
+            values.append(value - 2**bits if value >= 2 ** (bits - 1) else value)
+    return values
 
 
-def _sign_and_size(integer, bits):
-    half = 2 ** (bits - 1)
-    return -(integer - half) if integer >= half else integer
-
-
-unpack.add_misconceptions({
-    "loses the signs: a first bit of 1 means that 2**bits is subtracted.": {"value": lambda integer, bits: integer},
+add_edits(unpack, {
+    "loses the signs: a first bit of 1 means that 2**bits is subtracted.": "value - 2**bits if -> value if",
     "takes the first bit for a minus sign before the rest: in two's complement, it subtracts 2**bits.":
-        {"value": _sign_and_size},
+        "value - 2**bits if -> 2 ** (bits - 1) - value if",
     "subtracts half of the range from all integers: only those with a first bit of 1 are negative, and by 2**bits.":
-        {"value": lambda integer, bits: integer - 2 ** (bits - 1)},
-    "starts with the highest bits: input 0 has the lowest ones.":
-        {"place": lambda number, bits: 32 - bits - number * bits},
-    "reads 8 inputs from every word, however many bits each has.":
-        lambda words, bits: [with_sign(w >> 4 * n & 15, 4) for w in words for n in range(8)],
-    "reads 4 inputs from every word, however many bits each has.":
-        lambda words, bits: [with_sign(w >> 8 * n & 255, 8) for w in words for n in range(4)],
-    "reads only the first word.": lambda words, bits: from_the_lowest(words[:1], bits),
+        "value - 2**bits if value >= 2 ** (bits - 1) else value -> value - 2 ** (bits - 1)",
+    "starts with the highest bits: input 0 has the lowest ones.": "range(0, 32, bits) -> range(32 - bits, -1, -bits)",
+    "reads 8 inputs from every word, however many bits each has.": "values = -> bits = 4; values =",
+    "reads 4 inputs from every word, however many bits each has.": "values = -> bits = 8; values =",
+    "reads only the first word.": "in words -> in words[:1]",
 })  # fmt: skip
 
 to_int8 = Exercise(
@@ -188,8 +151,6 @@ to_int8 = Exercise(
     "the largest integer is 127, so a scale of largest / 128 turns the largest weight around",
     names=("the integers", "the scale"),
 )
-
-
 to_int8.table(
     [([0.64, -1.27, 0.1],), ([0.64, 1.27, -0.1],), ([-0.3, 0.3, 0.02],), ([2.0, -1.996, 0.5],), ([-5.0, 4.99, 0.011],),
      ([0.001],), ([-0.5, -3.0],), ([0.0, 7.0],)],
@@ -197,43 +158,34 @@ to_int8.table(
 )  # fmt: skip
 
 
-def wrap(integer):
-    """Return what a cast to 8 bits makes of an integer."""
-    return (integer + 128) % 256 - 128
+def wrap(value):
+    """Return what a cast to 8 bits makes of a rounded value."""
+    return (round(value) + 128) % 256 - 128
 
 
 @to_int8.reference
-def up_to_127(weights, scale=lambda weights: max(map(abs, weights)) / 127, to_int=round, limit=lambda integer: integer):
-    """Quantize, with replaceable parts: the scale, the rounding, and what becomes of integers that are too large."""
-    step = scale(weights)
-    return [limit(to_int(weight / step)) for weight in weights], step
+def up_to_127(weights):
+    scale = max(map(abs, weights)) / 127
+    return [round(weight / scale) for weight in weights], scale
 
 
-def by_128(weights):
-    return max(map(abs, weights)) / 128
-
-
-to_int8.add_misconceptions({
-    "still contains the bug: 128 wraps around to -128, so the largest weight changes its sign.":
-        {"scale": by_128, "limit": wrap},
-    "returns 128, which 8 bits cannot hold: a cast would make -128 of it.": {"scale": by_128},
+BUG = "/ 127 -> / 128", "round( -> wrap("
+with_the_bug = edited(up_to_127, BUG)
+CUT = [f"round(weight / scale) -> max({lowest}, min(127, round(weight / scale)))" for lowest in (-128, -127)]
+SIGNED = "max(map(abs, weights)) -> max(weights)"
+add_edits(to_int8, {
+    "still contains the bug: 128 wraps around to -128, so the largest weight changes its sign.": BUG,
+    "returns 128, which 8 bits cannot hold: a cast would make -128 of it.": "/ 127 -> / 128",
     "divides by 127.5: the largest weight becomes 127.5, and that rounds to 128.":
-        {"scale": lambda weights: max(map(abs, weights)) / 127.5, "limit": wrap},
+        ("/ 127 -> / 127.5", "round( -> wrap("),
     "takes the scale from the mean: larger weights need integers beyond 127.":
-        {"scale": lambda weights: sum(map(abs, weights)) / len(weights) / 127, "limit": wrap},
-    "cuts off the fraction: the nearest integer has a smaller error.": {"to_int": int},
+        ("max(map(abs, weights)) -> statistics.mean(map(abs, weights))", "round( -> wrap("),
+    "cuts off the fraction: the nearest integer has a smaller error.": "round( -> int(",
+    "cuts 128 to 127 and keeps the scale: the largest weight then moves by a whole step. Choose a scale for which "
+    "it is 127.": [("/ 127 -> / 128", cut) for cut in CUT],
+    "takes the largest weight with its sign: a negative weight may be larger in size.":
+        [SIGNED, (SIGNED, "round( -> wrap("), *[(SIGNED, cut) for cut in CUT]],
 })  # fmt: skip
-for _lowest in (-128, -127):
-    to_int8.misconception(
-        "cuts 128 to 127 and keeps the scale: the largest weight then moves by a whole step. Choose a scale for which "
-        "it is 127.",
-        lambda weights, lowest=_lowest: up_to_127(weights, by_128, limit=lambda one: max(lowest, min(127, one))),
-    )
-for _limit in (wrap, lambda one: one, lambda one: max(-127, min(127, one)), lambda one: max(-128, min(127, one))):
-    to_int8.misconception(
-        "takes the largest weight with its sign: a negative weight may be larger in size.",
-        lambda weights, limit=_limit: up_to_127(weights, lambda weights: max(weights) / 127, limit=limit),
-    )
 
 
 def exposes_the_bug(failing_weights, seed: int) -> str | Passed:
@@ -247,7 +199,7 @@ def exposes_the_bug(failing_weights, seed: int) -> str | Passed:
         raise Wrong("returns weights that are not finite numbers.")
     if not any(abs(weight) > 1e-30 for weight in weights):
         raise Wrong("returns zeros only: at least one weight must not be zero.")
-    integers, scale = up_to_127(weights, scale=by_128, to_int=round, limit=wrap)
+    integers, scale = with_the_bug(weights)
     errors = [abs(integer * scale - weight) for integer, weight in zip(integers, weights, strict=True)]
     worst = max(range(len(weights)), key=errors.__getitem__)
     if errors[worst] > 0.51 * scale:

@@ -13,21 +13,6 @@ LEAST_CLOSED = 1 / 3  # of the distance from LRU to the bound, on "assistants"
 MOST_ABOVE_LRU = 1.08  # on "chats"
 
 
-def _exercise(
-    name: str, trace: str, idea: str, most: Callable[[dict], float], wrong: str, why: Callable = lambda *_: ""
-) -> JudgedExercise:
-    """Return a task that allows as many prompt tokens as a function of the baselines says; `why` may tell more."""
-
-    def judge(evict: Callable, seed: int) -> str | Passed:
-        tokens = computed_tokens(evict, trace, seed)
-        stands = f"Your function: {standing(tokens, trace, seed)}."
-        return (
-            f"{wrong}{why(evict, trace, seed)}. {stands}" if tokens > most(baselines(trace, seed)) else Passed(stands)
-        )
-
-    return JudgedExercise(SIGNATURE, idea, judge, name)
-
-
 def too_new_or_too_old(evict: Callable, trace: str, seed: int) -> str:
     """Say which blocks a function loses, compared with LRU."""
 
@@ -49,34 +34,35 @@ def too_new_or_too_old(evict: Callable, trace: str, seed: int) -> str:
     return f"{told}: what has not been used for long belongs to conversations that are over, and yours keeps it"
 
 
-evict = _exercise(
-    "evict",
-    "assistants",
-    "every choice is possible, and popular blocks stay longer than with FIFO",
-    lambda known: known["FIFO"] - 1,
-    "computes no fewer prompt tokens than FIFO, which evicts the block that was computed first. Such a block may be "
-    "needed by every second request",
-)
-evict_lru = _exercise(
-    "evict_lru",
-    "assistants",
-    "what will be used again tells more than what was used last",
-    lambda known: known["LRU"] - 1,
-    "computes no fewer prompt tokens than LRU. Look at what LRU keeps: which of these blocks will no request need "
-    "again, however recent they are",
-)
-evict_bound = _exercise(
-    "evict_bound",
-    "assistants",
-    "one-off questions no longer evict the system prompts",
-    lambda known: known["LRU"] - LEAST_CLOSED * (known["LRU"] - known["Belady's bound"]),
-    "closes less than a third of the distance from LRU to the bound",
-)
-evict_chats = _exercise(
-    "evict_chats",
-    "chats",
-    "the conversations keep the blocks of their last turns",
-    lambda known: MOST_ABOVE_LRU * known["LRU"],
-    f"computes more than {MOST_ABOVE_LRU - 1:.0%} above LRU on the chats. ",
-    too_new_or_too_old,
-)
+def _exercise(name: str, trace: str, idea: str, most: Callable[[int, int, int], float], wrong: str) -> JudgedExercise:
+    """Return a task that allows as many prompt tokens as a function of FIFO, LRU and the bound says."""
+
+    def judge(evict: Callable, seed: int) -> str | Passed:
+        tokens = computed_tokens(evict, trace, seed)
+        stands = f"Your function: {standing(tokens, trace, seed)}."
+        if tokens <= most(*baselines(trace, seed).values()):
+            return Passed(stands)
+        return f"{wrong}{too_new_or_too_old(evict, trace, seed) if trace == 'chats' else ''}. {stands}"
+
+    return JudgedExercise(SIGNATURE, idea, judge, name)
+
+
+evict, evict_lru, evict_bound, evict_chats = (
+    _exercise(*task)
+    for task in [
+        ("evict", "assistants", "every choice is possible, and popular blocks stay longer than with FIFO",
+         lambda fifo, lru, bound: fifo - 1,
+         "computes no fewer prompt tokens than FIFO, which evicts the block that was computed first. Such a block may "
+         "be needed by every second request"),
+        ("evict_lru", "assistants", "what will be used again tells more than what was used last",
+         lambda fifo, lru, bound: lru - 1,
+         "computes no fewer prompt tokens than LRU. Look at what LRU keeps: which of these blocks will no request need "
+         "again, however recent they are"),
+        ("evict_bound", "assistants", "one-off questions no longer evict the system prompts",
+         lambda fifo, lru, bound: lru - LEAST_CLOSED * (lru - bound),
+         "closes less than a third of the distance from LRU to the bound"),
+        ("evict_chats", "chats", "the conversations keep the blocks of their last turns",
+         lambda fifo, lru, bound: MOST_ABOVE_LRU * lru,
+         f"computes more than {MOST_ABOVE_LRU - 1:.0%} above LRU on the chats. "),
+    ]
+)  # fmt: skip

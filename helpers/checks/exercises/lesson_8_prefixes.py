@@ -2,6 +2,7 @@
 
 from ..block_names import numbered_names, wrong_names
 from ..comparing import kind
+from ..edits import add_edits, edited
 from ..exercise import Exercise, JudgedExercise, Passed, Wrong
 
 prefix_hashes = Exercise(
@@ -17,20 +18,8 @@ def _(random):
     a, b, c, d = [7, 3, 9, 1], [5, 5, 2, 8], [6, 4, 1, 3], [9, 9, 9, 9]
     start, end = [0, *a[1:]], [*a[:-1], 0]  # both differ from `a` in one token
     every = [[one, other, *rest] for one in (0, 1) for other in (0, 1) for rest in ([], [0, 0], [0, 1], [1, 0, 1])]
-    like_blocks = [
-        "x[7, 3]",
-        "x(7, 3)",
-        "x7,3",
-        "x, 7, 3",
-        "x7 3",
-        "x 7 3",
-        "x-7-3",
-        "x7-3",
-        "x|7,3",
-        "x:7,3",
-        "x73",
-        "x_7_3",
-    ]
+    separated = ["[7, 3]", "(7, 3)", "7,3", ", 7, 3", "7 3", " 7 3", "-7-3", "7-3", "|7,3", ":7,3", "73", "_7_3"]
+    like_blocks = ["x" + text for text in separated]
     drawn = [random.choices([0, 1, 10, 11, 300], k=random.randint(2, 8)) for _ in range(20)]
     for texts, size, salts, what in [
         ([a + b + c, a, a + b + d, a + b + c + [1, 2]], 4, "xxxx", "texts that begin alike"),
@@ -41,12 +30,7 @@ def _(random):
         ([[7, 71], [77, 1], [7, 7]], 2, "xxx", "two ids with the same digits"),
         ([[300, 4000, 5], [3004, 0, 5], [300, 4000, 6], [3, 4000, 5]], 1, "xxxx", "ids of several digits"),
         ([[1, 0], [0, 10], [0, 31], [0, 100], [0, 256], [0, 257], [0, 1000], [0, 50257]], 2, "x" * 8, "an id of 0"),
-        (
-            [[1, 2, 3, 4], [2, 1, 4, 3], [1, 4, 3, 2], [2, 2, 3, 3], [1, 2, 4, 3], [6, 1, 1, 4]],
-            2,
-            "x" * 6,
-            "equal sums",
-        ),
+        ([[1, 2, 3, 4], [2, 1, 4, 3], [1, 4, 3, 2], [2, 2, 3, 3], [1, 2, 4, 3], [6, 1, 1, 4]], 2, "xxxxxx", "sums"),
         ([a + b, a + b, a, a + c], 4, "xyyx", "a text with two salts"),
         ([[], [1, 2, 3], list(range(13)), list(range(12))], 3, "xxxy", "blocks of 3"),
         ([[4, 5, 6], [4, 5, 7], [4]], 1, "xxy", "blocks of 1"),
@@ -61,46 +45,40 @@ def _(random):
 
 
 @prefix_hashes.reference
-def chain(t, size, s, name=lambda n, b, p, t, s: (n, *b)):
-    """Name blocks by n, the previous name, and b, their tokens; not by p, the past, t, the text, or s, the salt."""
-    names = [s]
-    for end in range(size, len(t) + 1, size):
-        names.append(name(names[-1], t[end - size : end], t[: end - size], t, s))
-    return names[1:]
+def chain(ids, size, salt):
+    name, names = salt, []
+    for end in range(size, len(ids) + 1, size):
+        name = (name, *ids[end - size : end])
+        names.append(name)
+    return names
 
 
+NAME, BLOCK = "(name, *ids[end - size : end])", "ids[end - size : end]"
 OWN = "Its keys depend on everything before it, so after another beginning they are different."
-prefix_hashes.add_misconceptions({
-    f"looks only at a block's own tokens. {OWN}": lambda n, b, p, t, s: (s, *b),
-    f"looks only at a block's own tokens and its place. {OWN}": lambda n, b, p, t, s: (s, len(p), *b),
+add_edits(prefix_hashes, {
+    f"looks only at a block's own tokens. {OWN}": "(name, * -> (salt, *",
+    f"looks only at a block's own tokens and its place. {OWN}": "(name, * -> (salt, end, *",
     "looks back only one block: keys depend on all earlier tokens.":
-        lambda n, b, p, t, s: (s, len(p) > 0, *p[-len(b) :], *b),
+        f"{NAME} -> (salt, end > size, *ids[max(0, end - 2 * size) : end])",
     "looks at its own tokens and the first block only: keys depend on all earlier tokens.":
-        lambda n, b, p, t, s: (s, len(p) > 0, *p[: len(b)], *b),
+        f"{NAME} -> (salt, end > size, *ids[:size], *{BLOCK})",
     "looks only at the sum of the earlier tokens: their order matters, too.":
-        lambda n, b, p, t, s: (s, sum(p), len(p), *b),
-    "ignores the order of tokens, but keys depend on it.": lambda n, b, p, t, s: (n, sum(b)),
-    "ignores some of a block's tokens: its name must depend on all of them.": lambda n, b, p, t, s: (n, b[0]),
-    "joins the digits of ids, so that 1, 11 and 11, 1 get the same name.":
-        lambda n, b, p, t, s: (n, "".join(map(str, b))),
-    "makes names depend on later tokens: a token attends only to earlier ones.": lambda n, b, p, t, s: (n, *t),
-    "makes names depend on the length of the text: keys do not.": lambda n, b, p, t, s: (n, len(t), *b),
-    "names the same text differently each time: no block would ever be found.": lambda n, b, p, t, s: object(),
-}, part="name")  # fmt: skip
-prefix_hashes.add_misconceptions({
+        f"{NAME} -> (salt, sum(ids[: end - size]), end, *{BLOCK})",
+    "ignores the order of tokens, but keys depend on it.": f"*{BLOCK} -> sum({BLOCK})",
+    "ignores some of a block's tokens: its name must depend on all of them.": f"*{BLOCK} -> ids[end - size]",
+    "joins the digits of ids, so that 1, 11 and 11, 1 get the same name.": f'*{BLOCK} -> "".join(map(str, {BLOCK}))',
+    "makes names depend on later tokens: a token attends only to earlier ones.": f"*{BLOCK} -> *ids",
+    "makes names depend on the length of the text: keys do not.": "(name, * -> (name, len(ids), *",
+    "names the same text differently each time: no block would ever be found.": f"{NAME} -> object()",
     "adds up ids and salts without anything between them: another salt can look like this one with a block.":
-        lambda t, size, s: chain(t, size, s, lambda n, b, *_: f"{n}{b}"),
+        f'{NAME} -> f"{{name}}{{{BLOCK}}}"',
     "ignores the salt. Two customers would share blocks, and each could tell from its TTFT which prompts the other "
-    "has sent.": lambda t, size, s: chain(t, size, ""),
+    "has sent.": "= salt, [] -> = '', []",
     "joins the salt and the ids, although a salt may end with digits: other ids with another salt get the same name.":
-        lambda t, size, s: chain([str(one) for one in t], size, s, lambda n, b, *_: " ".join([n + b[0], *b[1:]])),
+        f'{NAME} -> name + " ".join(map(str, {BLOCK}))',
     "names the last block although it is not full. It will get more tokens, so it cannot be shared "
-    "yet.": lambda t, size, s: chain([*t, *[-1] * (-len(t) % size)], size, s),
-    "leaves out the last block when it is exactly full.": lambda t, size, s: chain(t[:-1], size, s),
-    "returns a name for the empty prefix: the task asks for one per block.": lambda t, size, s: [s, *chain(t, size, s)],
-    "returns a name per token: the task asks for one per block.": lambda t, size, s: chain(t, 1, s),
-    "returns one name for the whole text: texts may share only some blocks.": lambda t, size, s: [(s, *t)],
-    "returns the names backwards: the first one is the first block's.": lambda t, size, s: chain(t, size, s)[::-1],
+    "yet.": "len(ids) + 1 -> len(ids) + size",
+    "returns the names backwards: the first one is the first block's.": "return names -> return names[::-1]",
 })  # fmt: skip
 
 
@@ -110,7 +88,6 @@ def are_names_of_prefixes(arguments, outcome, right):
     return wrong_names(*arguments, outcome.result["all salts"], right.result["all salts"])
 
 
-LAST = "The last token is always computed: its logits give the next one."
 reuse = Exercise(
     "reuse(names, cached, tokens, block_size)",
     "a cached block is of use only if all blocks before it are cached",
@@ -138,46 +115,34 @@ reuse.table(
 
 
 @reuse.reference
-def prefix(names, cached, tokens, size, usable=lambda tokens, size: (tokens - 1) // size, at_a_gap="stop", left=None):
-    """Look up a prefix, with replaceable parts: the blocks that can be used, what happens at a gap, what is left."""
+def prefix(names, cached, tokens, size):
     blocks = []
-    for name in names[: usable(tokens, size)]:
-        if name in cached:
-            blocks.append(cached[name])
-        elif at_a_gap == "stop":
+    for name in names[: (tokens - 1) // size]:
+        if name not in cached:
             break
-        elif at_a_gap == "start again":
-            blocks = []
-        elif at_a_gap == "nothing":
-            return [], tokens
-    return blocks, (left or (lambda blocks, tokens, size: tokens - len(blocks) * size))(blocks, tokens, size)
+        blocks.append(cached[name])
+    return blocks, tokens - len(blocks) * size
 
 
-reuse.add_misconceptions({
-    "shares a block although one before it is missing: the missing block's tokens would be skipped.":
-        {"at_a_gap": "go on"},
+LEFT, THE_BUG = "tokens - len(blocks) * size", "break -> continue"
+add_edits(reuse, {
+    "shares a block although one before it is missing: the missing block's tokens would be skipped.": THE_BUG,
     "shares nothing if any block is missing: those before the first missing one can be shared.":
-        {"at_a_gap": "nothing"},
-    "shares the blocks after the last missing one. A prefix begins at the first token.": {"at_a_gap": "start again"},
+        "break -> return [], tokens",
+    "shares the blocks after the last missing one. A prefix begins at the first token.":
+        "break -> blocks = []; continue",
     "computes one token of a text that is cached as a whole, and shares its last block: that block is computed as a "
-    "whole, because it holds the last token.":
-        {"usable": lambda tokens, size: tokens // size, "left": lambda blocks, t, size: max(1, t - len(blocks) * size)},
-    f"leaves no token to compute if all blocks are cached. {LAST}": {"usable": lambda tokens, size: tokens // size},
+    "whole, because it holds the last token.": ("(tokens - 1) // size -> tokens // size", f"{LEFT} -> max(1, {LEFT})"),
+    "leaves no token to compute if all blocks are cached. The last token is always computed: its logits give the next "
+    "one.": "(tokens - 1) // size -> tokens // size",
     "leaves out a cached block that could be shared, although a token is left without it.":
-        {"usable": lambda tokens, size: (tokens - 1) // size - 1},
-    "shares at most one block.": {"usable": lambda tokens, size: min(1, (tokens - 1) // size)},
-    "returns the number of tokens that are cached: the task asks for those that are left.":
-        {"left": lambda blocks, tokens, size: len(blocks) * size},
-    "treats block 0 as missing: its number is a number like any other.":
-        lambda n, c, t, b: prefix(n, {name: block for name, block in c.items() if block}, t, b),
-    "returns the names of the blocks: the task asks for their numbers.": lambda n, c, t, b: (
-        n[: len(prefix(n, c, t, b)[0])],
-        prefix(n, c, t, b)[1],
-    ),
-    "shares every cached block, whatever its name: only those of this prompt hold its keys.": lambda n, c, t, b: (
-        list(c.values()),
-        t - len(c) * b,
-    ),
+        "(tokens - 1) // size -> (tokens - 1) // size - 1",
+    "shares at most one block.": "(tokens - 1) // size -> min(1, (tokens - 1) // size)",
+    "returns the number of tokens that are cached: the task asks for those that are left.": ", tokens - -> , ",
+    "treats block 0 as missing: its number is a number like any other.": "name not in cached -> not cached.get(name)",
+    "returns the names of the blocks: the task asks for their numbers.": "return blocks -> return names[: len(blocks)]",
+    "shares every cached block, whatever its name: only those of this prompt hold its keys.":
+        "in names[: (tokens - 1) // size] -> in cached",
 })  # fmt: skip
 
 
@@ -199,7 +164,7 @@ def exposes_the_bug(failing_input, seed: int) -> str | Passed:
         raise Wrong("gives two names the same block in `cached`: a block holds the keys of one text.")
     if not all(type(number) is int and number > 0 for number in (tokens, size)) or len(names) != tokens // size:
         raise Wrong("returns a number of names that is not `tokens // block_size`: a prompt has a name per full block.")
-    if prefix(*case) != prefix(*case, at_a_gap="go on"):
+    if prefix(*case) != edited(prefix, THE_BUG)(*case):
         return Passed("These arguments show the bug.")
     return "returns arguments for which `reuse_with_a_bug` is right. Which blocks does it share, and which should it?"
 

@@ -1,9 +1,9 @@
 """Lesson 9, serving: pieces of text, the inbox of an engine's thread, and the events of a stream."""
 
 import json
-import re
-from itertools import pairwise
+from itertools import chain, pairwise
 
+from ..edits import add_edits
 from ..exercise import Exercise
 from ..streams import DONE, ONE, STREAMS, read_stream
 
@@ -13,8 +13,6 @@ read_events = Exercise(
     observe=read_stream,
     forbidden=["helpers.load_test.client:EventStream.feed"],
 )
-ANYWHERE = "The network cuts a stream anywhere: an event is complete only when its empty line has arrived."
-CHARACTER = "The bytes of a character may arrive in two pieces, which cannot be decoded one by one."
 
 
 @read_events.cases
@@ -32,56 +30,46 @@ def _(random):
         yield ([stream[a:b] for a, b in pairwise([0, *cuts, len(stream)])],), "several events, cut anywhere"
 
 
-def data_of(event, prefix="data:", lines_of=lambda text: text.split("\n")):
-    lines = [line.removeprefix(prefix).strip() for line in lines_of(event.decode()) if line.startswith(prefix)]
-    return "\n".join(lines)
-
-
 @read_events.reference
-def by_empty_lines(pieces, data=data_of, parse=json.loads, keep=True, end=b"\n\n", at_end=False):
-    """Read a stream, with replaceable parts."""
+def by_empty_lines(pieces):
     rest = b""
     for piece in pieces:
-        *events, rest = (rest + piece if keep else piece).split(end)
+        *events, rest = (rest + piece).split(b"\n\n")
         for event in events:
-            if (text := data(event)) == "[DONE]":
+            lines = [line for line in event.decode().split("\n") if line.startswith("data:")]
+            data = "\n".join(line.removeprefix("data:").strip() for line in lines)
+            if data == "[DONE]":
                 return
-            if text:
-                yield parse(text)
-    if at_end and rest:
-        yield parse(data(rest))
+            if data:
+                yield json.loads(data)
 
 
-FALSY = "", "null", "0", "false", '""', "[]", "{}"
-read_events.add_misconceptions({
-    "parses [DONE], which is not JSON: it ends the stream.": lambda event: data_of(event).replace("[DONE]", " [DONE]"),
-    "treats comments as data: lines that begin with `:` have none.": lambda event: event.decode()[5:].strip(),
-    "drops falsy events: `null` and 0 are data, too.": lambda event: (d := data_of(event)) * (d not in FALSY),
+JOINED = r'"\n".join(line.removeprefix("data:").strip() for line in lines)'
+add_edits(read_events, {
+    "parses [DONE], which is not JSON: it ends the stream.": 'if data == "[DONE]" -> if None',
+    "treats comments as data: lines that begin with `:` have none.": f"{JOINED} -> event.decode()[5:].strip()",
+    "drops falsy events: `null` and 0 are data, too.": "if data: -> if data and json.loads(data):",
     "removes letters instead of the field name: `lstrip` takes a set of characters, and removes the t of `true`, "
-    "too.": lambda event: "\n".join(
-        re.sub("^[data: ]*", "", line) for line in event.decode().split("\n") if line.startswith("data:")
-    ),
+    "too.": 'removeprefix("data:").strip() -> lstrip("data: ")',
     "takes the data from behind `data:` wherever it is in an event: a comment may contain it, too.":
-        lambda event: event.decode().partition("data:")[2].strip(),
-    "requires the space after `data:`, which may be missing.": lambda event: data_of(event, "data: "),
-    "keeps one `data:` line of an event: its JSON may need several.": lambda event: data_of(event).rpartition("\n")[2],
+        f"{JOINED} -> event.decode().partition('data:')[2].strip()",
+    "requires the space after `data:`, which may be missing.": '"data:" -> "data: "',
+    "keeps one `data:` line of an event: its JSON may need several.": "in lines) -> in lines[-1:])",
     "ends at a text that contains [DONE]. Only an event whose whole data is [DONE] ends the stream.":
-        lambda event: "[DONE]" if b"[DONE]" in event else data_of(event),
+        'data == "[DONE]" -> "[DONE]" in data',
     "removes `data:` from texts: it is a field name only where a line begins.":
-        lambda event: data_of(event).replace("data:", ""),
+        'removeprefix("data:") -> replace("data:", "")',
     "splits lines where `str.splitlines` does, even within a text: only \\n ends a line.":
-        lambda event: data_of(event, lines_of=str.splitlines),
-}, part="data")  # fmt: skip
-read_events.add_misconceptions({
-    f"treats each piece as whole events. {ANYWHERE}": lambda pieces: by_empty_lines(pieces, keep=False),
-    f"decodes each piece by itself. {CHARACTER}":
-        lambda pieces: by_empty_lines(piece.decode().encode() for piece in pieces),
+        r'.decode().split("\n") -> .decode().splitlines()',
+    "treats each piece as whole events. The network cuts a stream anywhere: an event is complete only when its empty "
+    "line has arrived.": "rest + piece -> piece",
+    "decodes each piece by itself. The bytes of a character may arrive in two pieces, which cannot be decoded one by "
+    "one.": lambda pieces: by_empty_lines(piece.decode().encode() for piece in pieces),
     "treats every line as an event. An empty line ends an event, so its `data:` lines belong "
-    "together.": lambda pieces: by_empty_lines(pieces, end=b"\n"),
-    "yields text: the task asks for the value that the JSON of an event describes.":
-        lambda pieces: by_empty_lines(pieces, parse=str),
+    "together.": r'b"\n\n" -> b"\n"',
+    "yields text: the task asks for the value that the JSON of an event describes.": "json.loads( -> str(",
     "yields an event without its empty line: the connection broke before it was complete.":
-        lambda pieces: by_empty_lines(pieces, at_end=True),
+        lambda pieces: by_empty_lines(chain(pieces, [b"\n\n"])),
 })  # fmt: skip
 
 
@@ -116,16 +104,15 @@ text_pieces = Exercise(
 )
 
 
-@text_pieces.cases
-def _(random):
-    """Yield the texts after each token: the decoded beginnings of some bytes, cut at random places."""
+def _after_each(random, text):
+    """Return the texts after each token: the decoded beginnings of a text's bytes, cut at random places."""
+    data = text.encode()
+    ends = sorted(random.sample(range(1, len(data)), 7))
+    return [data[:end].decode(errors="replace") for end in [*ends, len(data)]]
 
-    def after_each(text, *cuts):
-        data = text.encode()
-        ends = cuts or sorted(random.sample(range(1, len(data)), min(len(data) - 1, 7)))
-        return [data[:end].decode(errors="replace") for end in [*ends, len(data)]]
 
-    for texts, stop in [
+text_pieces.table(
+    [
         (["M", "M" + HALF, "Mü", "Müll"], "xyz"), (["a", "a!", "a!!", "a!!b"], "!!"),
         (["a", "a!", "a!b", "a!b!"], "!!"), (["ab", "abc", "abcd", "abcd."], "cde"),
         (["ab", "abc", "abcd", "abcde", "abcdef"], "cde"), (["END", "END of"], "END"), (["tea", "tea" + HALF], "zz"),
@@ -134,58 +121,49 @@ def _(random):
         (["aa", "aaa", "aaab", "aaab."], "aab"), (["ab", "abab", "ababac"], "abac"), (["one", "one two, two"], "w"),
         (["a" + HALF + "b", "a" + HALF + "bc"], "zz"), ([], "zz"),
         (["so", "so?", "so?\n", "so?\n\n", "so?\n\nA"], "\n\n"),
-        (after_each("naïve ☕ crêpes for a fox"), "fog"), (after_each("🦊 runs, and 🦊🦊 sleep"), "🦊🦊"),
-        (after_each("abcabcabd and abcabe"), "abcabd"),
-    ]:  # fmt: skip
-        yield (texts, stop), f"texts {texts}, stop {stop!r}"
+    ],
+    lambda random: [
+        (_after_each(random, text), stop)
+        for text, stop in [
+            ("naïve ☕ crêpes for a fox", "fog"), ("🦊 runs, and 🦊🦊 sleep", "🦊🦊"),
+            ("abcabcabd and abcabe", "abcabd"),
+        ]
+    ],
+    given="texts {}, stop {!r}",
+)  # fmt: skip
 
 
 @text_pieces.reference
-def keeping_back(texts, stop, half=True, prefix=True, last=True, found=lambda text, stop: text.index(stop), fresh=True):
-    """Yield pieces, with replaceable parts: what is kept back, what comes last, where a stop text cuts, what is new."""
+def keeping_back(texts, stop):
     sent, pieces = 0, []
-    for number, text in enumerate(texts):
+    for number, text in enumerate(texts, 1):
         if stop in text:
-            return [*pieces, text[sent : found(text, stop)]]
-        end = text
-        if number < len(texts) - 1 or not last:
-            end = end.rstrip(HALF) if half else end
-            kept = max(n for n in range(len(stop)) if end.endswith(stop[:n])) if prefix else 0
-            end = end[: len(end) - kept]
-        pieces.append(end[sent:] if fresh else end)
-        sent = max(sent, len(end))
+            return [*pieces, text[sent : text.index(stop)]]
+        kept = 0
+        if number < len(texts):
+            text = text.rstrip(HALF)
+            kept = max(n for n in range(len(stop)) if text.endswith(stop[:n]))
+        pieces.append(text[sent : len(text) - kept])
+        sent = max(sent, len(text) - kept)
     return pieces
 
 
-text_pieces.add_misconceptions({
-    "sends half of a character: an incomplete one decodes to the replacement character.": {"half": False},
-    "sends the beginning of the stop text, which the next token may complete.": {"prefix": False},
-    "keeps the end of the text back even after the last token: then nothing can complete it.": {"last": False},
-    "sends the stop text, too: the output ends before it.": {"found": lambda text, stop: text.index(stop) + len(stop)},
-    "cuts at the last stop text: the output ends before the first one.":
-        {"found": lambda text, stop: text.rindex(stop)},
-    "sends everything again after each token: the client has the earlier pieces.": {"fresh": False},
+add_edits(text_pieces, {
+    "sends half of a character: an incomplete one decodes to the replacement character.": ".rstrip(HALF) -> ",
+    "sends the beginning of the stop text, which the next token may complete.": "range(len(stop)) -> [0]",
+    "keeps the end of the text back even after the last token: then nothing can complete it.": "number < -> 0 <",
+    "sends the stop text, too: the output ends before it.": "text.index(stop) -> text.index(stop) + len(stop)",
+    "cuts at the last stop text: the output ends before the first one.": "text.index -> text.rindex",
+    "sends everything again after each token: the client has the earlier pieces.": "append(text[sent -> append(text[0",
     "goes on after the stop text: no token after it is of use.": lambda texts, stop: (
         (pieces := keeping_back(texts, stop)) + [""] * (len(texts) - len(pieces))),
     "sends nothing before the end: the client wants each piece as soon as it is safe.": lambda texts, stop: (
         (pieces := keeping_back(texts, stop)) and [""] * (len(pieces) - 1) + ["".join(pieces)]),
     "leaves out the empty pieces: there is a piece for every token.":
         lambda texts, stop: [piece for piece in keeping_back(texts, stop) if piece],
-    "keeps back as many characters as the stop text has, whatever they are.": lambda texts, stop: (
-        _lagging(texts, stop)),
+    "keeps back as many characters as the stop text has, whatever they are.":
+        "max(n for n in range(len(stop)) if text.endswith(stop[:n])) -> min(len(text), len(stop) - 1)",
 })  # fmt: skip
-
-
-def _lagging(texts, stop):
-    """Return pieces that always lag behind the text by the length of a stop text, less one."""
-    pieces, sent = keeping_back(texts, stop), 0
-    whole = "".join(pieces)
-    for number, text in enumerate(texts[: len(pieces)]):
-        end = len(whole) if number == len(pieces) - 1 else max(sent, len(text.rstrip(HALF)) - len(stop) + 1)
-        pieces[number] = whole[sent:end]
-        sent = min(end, len(whole))
-    return pieces
-
 
 read_inbox = Exercise(
     "read_inbox(messages, unfinished)",
@@ -194,55 +172,57 @@ read_inbox = Exercise(
 )
 
 
-@read_inbox.cases
-def _(random):
-    """Yield messages in which a minus precedes a request that is aborted."""
-    drawn, here = [], {"a", "b"}
-    for _ in range(24):
-        name = random.choice("abcdef")
-        drawn.append("-" + name if name in here else name)
+def _drawn_story(random):
+    story, here = [], {"a", "b"}
+    for name in random.choices("abcdef", k=24):
+        story.append("-" * (name in here) + name)
         here ^= {name}
-    for story, unfinished in [
-        ("c a", "b"), ("c -a", "ab"), ("c -c", "ab"), ("-a", "b"), ("-a -a", "ab"), ("", "ab"), ("c -c c", "ab"),
-        ("-a a", "ab"), ("-a a -a", "ab"), ("d c -d e -a", "ab"), ("-a a -a a", "ab"), ("-z d -z", ""),
-        ("d e -e f -d", "a"), ("-a -b -a", "ab"), ("-b d -b", "abc"),
-        ("f d -f e f", "a"), ("-b -a", "ab"), (" ".join(drawn), "ab"),
-    ]:  # fmt: skip
-        messages = [("abort" if one[0] == "-" else "add", one.strip("-")) for one in story.split()]
-        yield (messages, list(unfinished)), f"messages {messages}; unfinished: {list(unfinished)}"
+    return " ".join(story)
+
+
+def _inbox(story, unfinished):
+    """Return the arguments of a story in which a minus precedes a request that is aborted."""
+    return [("abort" if one[0] == "-" else "add", one.strip("-")) for one in story.split()], list(unfinished)
+
+
+read_inbox.table(
+    [
+        _inbox(*case) for case in [
+            ("c a", "b"), ("c -a", "ab"), ("c -c", "ab"), ("-a", "b"), ("-a -a", "ab"), ("", "ab"), ("c -c c", "ab"),
+            ("-a a", "ab"), ("-a a -a", "ab"), ("d c -d e -a", "ab"), ("-a a -a a", "ab"), ("-z d -z", ""),
+            ("d e -e f -d", "a"), ("-a -b -a", "ab"), ("-b d -b", "abc"), ("f d -f e f", "a"), ("-b -a", "ab"),
+        ]
+    ],
+    lambda random: [_inbox(_drawn_story(random), "ab")],
+    given="messages {}; unfinished: {}",
+)  # fmt: skip
 
 
 @read_inbox.reference
-def net_changes(messages, unfinished, cancel=True, known=True, once=True, order=list):
-    """List what changes, with replaceable parts."""
+def net_changes(messages, unfinished):
     added, aborted = [], []
     for kind, name in messages:
         if kind == "add":
             added.append(name)
-        elif name in added and cancel:
+        elif name in added:
             added.remove(name)
-        elif (name in unfinished or not known) and (name not in aborted or not once):
+        elif name in unfinished and name not in aborted:
             aborted.append(name)
-    return order(added), order(aborted)
+    return added, aborted
 
 
-read_inbox.add_misconceptions({
-    "adds a request whose client has left already: both messages are in the same inbox.": {"cancel": False},
+add_edits(read_inbox, {
+    "adds a request whose client has left already: both messages are in the same inbox.": "name in added -> None",
     "aborts requests that the engine no longer has: they have finished, and there is nothing to abort.":
-        {"known": False},
-    "aborts a request twice.": {"once": False},
-    "changes the order: requests are added in the order in which they arrived.": {"order": sorted},
-    "lists the newest first: requests are added in the order in which they arrived.":
-        {"order": lambda names: names[::-1]},
-    "reads only the first message: the inbox is emptied before every iteration.":
-        lambda messages, unfinished: net_changes(messages[:1], unfinished),
+        "name in unfinished and -> ",
+    "aborts a request twice.": " and name not in aborted -> ",
+    "changes the order: requests are added in the order in which they arrived.":
+        "return added, aborted -> return sorted(added), sorted(aborted)",
+    "reads only the first message: the inbox is emptied before every iteration.": "in messages -> in messages[:1]",
     "reads all additions first: an abort cancels the additions before it, not the ones after it.":
-        lambda messages, unfinished: net_changes(sorted(messages, key=lambda one: one[0] == "abort"), unfinished),
+        'in messages -> in sorted(messages, key=lambda message: message[0] == "abort")',
     "returns the requests that the engine has afterwards: the task asks for the changes.":
-        lambda messages, unfinished: (
-        [name for name in unfinished if name not in net_changes(messages, unfinished)[1]]
-        + net_changes(messages, unfinished)[0], net_changes(messages, unfinished)[1]),
-    "swaps the two lists: those to add come first.": lambda *case: net_changes(*case)[::-1],
+        "return added -> return [one for one in unfinished if one not in aborted] + added",
     "forgets the aborts of running requests: their rows would generate tokens that no client reads.":
-        lambda *case: (net_changes(*case)[0], []),
+        "return added, aborted -> return added, []",
 })  # fmt: skip
