@@ -27,10 +27,10 @@ FLEET = (("A, B", (0, 1, 2), (3, 4)), ("C", (5, None, None), ()))  # cached pref
 
 def routed_fleet() -> Picture:
     """Draw a front end and three replicas: one has a prefix and a queue, one has a free row, and one has died."""
-    figure, (ax,) = new_figure(4.1, title="One replica has the prefix, another has free rows, and the third has died")
+    figure, (ax,) = new_figure(4.1, title="One replica has the prefix, one has free rows, and one has died")
     ax.set_axis_off()
     _box(ax, 3.7, 3.2, 2.9, 4.2, "front end", PAGE)
-    for y, text in ((4.2, "router: chooses\na replica"), (6.0, "dispatcher:\nwho has what,\ntokens so far")):
+    for y, text in ((4.2, "router: chooses\na replica"), (6.0, "dispatcher: where\neach request runs,\ntokens so far")):
         write(ax, 5.15, y, text, SMALL)
     _request(ax, 0.3, 4.8, 6)
     write(ax, 0.75, 6.3, "prefix A", SMALL)
