@@ -18,7 +18,7 @@ class Unprintable:
 
 
 def measured(answer, verdict):
-    return f"Measured: {answer} tokens. Your guess of {verdict}."
+    return f"Answer: {answer} tokens. Your guess of {verdict}."
 
 
 @pytest.mark.parametrize(
@@ -29,8 +29,8 @@ def measured(answer, verdict):
         (361, 400, measured(400, "361 is within 10%")),
         (500, 400, measured(400, "500 is 25% too high")),
         (300, 400, measured(400, "300 is 25% too low")),
-        (1000, 400, measured(400, "1,000 is 2.5 times the measured value")),
-        (100, 400, measured(400, "100 is low: the measured value is 4 times as large")),
+        (1000, 400, measured(400, "1,000 is 2.5 times the answer")),
+        (100, 400, measured(400, "100 is low: the answer is 4 times as large")),
         (0, 400, measured(400, "0 is too low by 400 tokens")),
         (5, 0, measured(0, "5 is too high by 5 tokens")),
         (-4, 4, measured(4, "-4 is too low by 8 tokens")),
@@ -42,8 +42,8 @@ def measured(answer, verdict):
         ("continuous", "static", "Answer: static. You guessed continuous."),
         (("A", "b"), ["a", "b"], "Answer: a, b. Your guess is right."),
         (["b", "a"], ["a", "b"], "Answer: a, b. You guessed b, a."),
-        ("400", 400, "Measured: 400 tokens. Your guess '400' cannot be compared: write a number without quotes"),
-        (True, 1, "Measured: 1 tokens. Your guess True cannot be compared"),
+        ("400", 400, "Answer: 400 tokens. Your guess '400' cannot be compared: write a number without quotes"),
+        (True, 1, "Answer: 1 tokens. Your guess True cannot be compared"),
     ],
 )
 def test_a_guess_is_compared_in_one_sentence(guess, answer, sentence):

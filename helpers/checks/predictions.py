@@ -20,7 +20,7 @@ def compare_guess(guess, answer, unit: str = "") -> str:
         unit: of a number, in the plural, such as "forward passes".
     """
     answer = answer.item() if hasattr(answer, "item") else answer  # one number of torch or numpy
-    found = f"{'Measured' if _is_number(answer) else 'Answer'}: {_shown(answer, unit)}."
+    found = f"Answer: {_shown(answer, unit)}."
     kind = _kind(answer)
     if guess is ... or guess is None or _is_of_an_earlier_question():
         return f"{found} You have not guessed yet: write {kind} in the cell above."
@@ -98,9 +98,9 @@ def _distance(guess: float, answer: float, unit: str) -> str:
     if abs(ratio - 1) <= 0.1:
         return f"{yours} is within 10%."
     if ratio >= 2:
-        return f"{yours} is {_shown(ratio)} times the measured value."
+        return f"{yours} is {_shown(ratio)} times the answer."
     if ratio <= 0.5:
-        return f"{yours} is low: the measured value is {_shown(1 / ratio)} times as large."
+        return f"{yours} is low: the answer is {_shown(1 / ratio)} times as large."
     return f"{yours} is {abs(ratio - 1):.0%} too {'high' if ratio > 1 else 'low'}."
 
 
