@@ -48,7 +48,7 @@ def routed_fleet() -> Picture:
         write(ax, 10.65, y + 2.2, f"cached: {cached}", SMALL)
         _arrow(ax, (6.65, 5.3), (8.55, y + 1.45), "<->")
         taken = sum(row is not None for row in rows)
-        states.append(f"Replica {number} has cached {cached}; {taken} of 3 rows are taken, {len(queue)} requests wait.")
+        states.append(f"Replica {number} has cached {cached}; rows taken: {taken} of 3, requests waiting: {len(queue)}.")
     write(ax, 14.1, 2.2, "waiting", SMALL)
     _box(ax, 8.6, 7.2, 4.1, 2.9, "replica 2 has died", PALE, RED)
     write(ax, 10.65, 8.65, "rows, queue and\ncache are lost", SMALL)
