@@ -30,7 +30,7 @@ def routed_fleet() -> Picture:
     figure, (ax,) = new_figure(4.1, title="One replica has the prefix, one has free rows, and one has died")
     ax.set_axis_off()
     _box(ax, 3.7, 3.2, 2.9, 4.2, "front end", PAGE)
-    for y, text in ((4.2, "router: chooses\na replica"), (6.0, "dispatcher: where\neach request runs,\ntokens so far")):
+    for y, text in ((4.2, "router: chooses\na replica"), (6.0, "dispatcher: where\nrequests run,\ntokens so far")):
         write(ax, 5.15, y, text, SMALL)
     _request(ax, 0.3, 4.8, 6)
     write(ax, 0.75, 6.3, "prefix A", SMALL)
@@ -47,8 +47,8 @@ def routed_fleet() -> Picture:
             _request(ax, 13.2 + 0.95 * x, y + 0.45, request, GRAY)
         write(ax, 10.65, y + 2.2, f"cached: {cached}", SMALL)
         _arrow(ax, (6.65, 5.3), (8.55, y + 1.45), "<->")
-        taken = sum(row is not None for row in rows)
-        states.append(f"Replica {number} has cached {cached}; rows taken: {taken} of 3, requests waiting: {len(queue)}.")
+        taken, waiting = sum(row is not None for row in rows), len(queue)
+        states.append(f"Replica {number} has cached {cached}; rows taken: {taken} of 3, requests waiting: {waiting}.")
     write(ax, 14.1, 2.2, "waiting", SMALL)
     _box(ax, 8.6, 7.2, 4.1, 2.9, "replica 2 has died", PALE, RED)
     write(ax, 10.65, 8.65, "rows, queue and\ncache are lost", SMALL)
