@@ -30,7 +30,7 @@ def routed_fleet() -> Picture:
     figure, (ax,) = new_figure(4.1, title="One replica has the prefix, one has free rows, and one has died")
     ax.set_axis_off()
     _box(ax, 3.7, 3.2, 2.9, 4.2, "front end", PAGE)
-    for y, text in ((4.2, "router: chooses\na replica"), (6.0, "dispatcher: where\nrequests run,\ntokens so far")):
+    for y, text in ((4.2, "router: chooses\na replica"), (6.0, "dispatcher:\nreplica, tokens\nof each request")):
         write(ax, 5.15, y, text, SMALL)
     _request(ax, 0.3, 4.8, 6)
     write(ax, 0.75, 6.3, "prefix A", SMALL)

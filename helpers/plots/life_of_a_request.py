@@ -30,7 +30,7 @@ LIFE = (  # (from lane, to lane, what happens, the requests): a step within one 
 
 def life_of_a_request() -> Picture:
     """Draw two requests in a server from top to bottom: A runs to its end, and B's client disconnects."""
-    figure, (ax,) = new_figure(6)
+    figure, (ax,) = new_figure(6.3, title="The engine computes while clients connect and disconnect")
     ax.set_axis_off()
     xs, colors = (2.5, 6.1, 9.9), {"A": SKY, "B": ORANGE, "AB": INK}
     for x, lane in zip(xs, LANES, strict=True):
