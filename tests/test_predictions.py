@@ -18,7 +18,7 @@ class Unprintable:
 
 
 def measured(answer, verdict):
-    return f"Measured: {answer} tokens. Your guess of {verdict}."
+    return f"Answer: {answer} tokens. Your guess of {verdict}."
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def measured(answer, verdict):
         ("continuous", "static", "Answer: static. You guessed continuous."),
         (("A", "b"), ["a", "b"], "Answer: a, b. Your guess is right."),
         (["b", "a"], ["a", "b"], "Answer: a, b. You guessed b, a."),
-        ("400", 400, "Measured: 400 tokens. Your guess '400' cannot be compared: write a number without quotes"),
-        (True, 1, "Measured: 1 tokens. Your guess True cannot be compared"),
+        ("400", 400, "Answer: 400 tokens. Your guess '400' cannot be compared: write a number without quotes"),
+        (True, 1, "Answer: 1 tokens. Your guess True cannot be compared"),
     ],
 )
 def test_a_guess_is_compared_in_one_sentence(guess, answer, sentence):

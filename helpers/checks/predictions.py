@@ -20,7 +20,7 @@ def compare_guess(guess, answer, unit: str = "") -> str:
         unit: of a number, in the plural, such as "forward passes".
     """
     answer = answer.item() if hasattr(answer, "item") else answer  # one number of torch or numpy
-    found = f"{'Measured' if _is_number(answer) else 'Answer'}: {_shown(answer, unit)}."
+    found = f"Answer: {_shown(answer, unit)}."
     kind = _kind(answer)
     if guess is ... or guess is None or _is_of_an_earlier_question():
         return f"{found} You have not guessed yet: write {kind} in the cell above."
