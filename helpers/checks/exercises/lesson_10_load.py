@@ -77,19 +77,15 @@ open_loop_latencies = Exercise(
     "open_loop_latencies(arrivals, service_seconds)",
     "latency starts at the intended send time, so it includes the time that a request waits for others",
 )
-open_loop_latencies.table(
-    [
-        ("a queue that grows and shrinks", [0.0, 1.0, 2.0, 3.0, 12.0], [2.0, 3.0, 1.0, 4.0, 2.0]),
-        ("a server that is never busy", [1.0, 5.0, 9.0], [2.0, 2.0, 3.0]),
-        ("a stall", [0.5, 1.0, 1.5, 2.0, 2.5, 3.0], [0.25, 4.0, 0.25, 0.25, 0.25, 0.25]),
-        ("requests sent together", [2.0, 2.0, 2.0], [3.0, 1.0, 2.0]), ("one request", [7.0], [1.5]),
-        ("no requests", [], []),
-    ],
-    lambda random: [
-        ("nine requests", sorted(random.uniform(0, 20) for _ in range(9)), [random.uniform(0.5, 4) for _ in range(9)])
-    ],
-    given="sent at {}, service {}",
-)  # fmt: skip
+open_loop_latencies.table([
+    ("a queue that grows and shrinks", [0.0, 1.0, 2.0, 3.0, 12.0], [2.0, 3.0, 1.0, 4.0, 2.0]),
+    ("a server that is never busy", [1.0, 5.0, 9.0], [2.0, 2.0, 3.0]),
+    ("a stall", [0.5, 1.0, 1.5, 2.0, 2.5, 3.0], [0.25, 4.0, 0.25, 0.25, 0.25, 0.25]),
+    ("requests sent together", [2.0, 2.0, 2.0], [3.0, 1.0, 2.0]), ("one request", [7.0], [1.5]),
+    ("no requests", [], []),
+], lambda random: [
+    ("nine requests", sorted(random.uniform(0, 20) for _ in range(9)), [random.uniform(0.5, 4) for _ in range(9)])
+], given="sent at {}, service {}")  # fmt: skip
 
 
 @open_loop_latencies.reference
@@ -160,30 +156,27 @@ def _drawn_requests(random):
     return text
 
 
-goodput.table(
-    [
-        ("one request, in time", "3: 3.5 4 4.5", 4, 1, 0.5),
-        ("one request, its first token is late", "3: 4.5 4.75 5", 4, 1, 0.5),
-        ("one request, its tokens are slow", "3: 3.25 4 5", 4, 1, 0.5),
-        ("one request, a long wait and fast tokens", "1: 4 4.125 4.25 4.375", 4, 1, 1),
-        ("one request, refused", "3:", 4, 1, 0.5), ("one request, a single token in time", "3: 4", 4, 1, 0.5),
-        ("one request, a single token too late", "3: 4.25", 4, 1, 0.5),
-        ("one request, one long gap among short ones", "3: 3.5 3.75 5 5.25", 4, 1, 0.75),
-        ("one request, limits that are exactly met", "3: 4 4.5 5", 4, 1, 0.5),
-        ("in time or late", "0: 0.5 1 1.5; 1: 3.5 4 4.5; 2: 2.5 4.5 6.5; 3: 3.5 3.75", 4, 1, 0.5),
-        ("other limits", "0: 0.5 1 1.5; 1: 3.5 4 4.5; 2: 2.5 4.5 6.5; 3: 3.5 3.75", 8, 2.5, 2),
-        ("limits that are exactly met", "0: 1 1.5 2 2.5; 4: 5 5.25", 10, 1, 0.5),
-        ("single tokens", "0: 0.25; 5: 7; 6: 6.5 7; 8: 8.5 10", 10, 1, 0.5),
-        ("refused requests", "0: 0.5 1; 1:; 1:; 2:; 3: 3.25 3.5; 3: 3.25 3.5", 5, 1, 0.5),
-        ("uneven gaps", "9: 9.5 9.75 10 11.5; 6: 7.5 7.625 7.75 7.875; 8: 8.5 9.25 9.5", 16, 1, 0.5),
-        ("a long gap", "0: 0.25 0.5 0.75 1.5 3; 0: 1 1.5 2; 3: 3.5 3.75 4.75", 2, 1, 0.625),
-        ("late in several ways", "0: 0.75 1; 1: 1.75 2.375 3; 2: 2.25 2.5 4.5; 3: 5 7; 4: 4.5 4.75 7", 5, 1, 0.5),
-        ("refused requests only", "1:; 2:", 4, 1, 1), ("no requests", "", 3, 1, 1),
-    ],
-    lambda random: [("thirty requests", _drawn_requests(random), 50, 1.25, 0.5)],
-    given="(send time: token times) {}, {} s, limits {} and {} s",
-    build=lambda text, *limits: (_requests(text), *limits),
-)  # fmt: skip
+goodput.table([
+    ("one request, in time", "3: 3.5 4 4.5", 4, 1, 0.5),
+    ("one request, its first token is late", "3: 4.5 4.75 5", 4, 1, 0.5),
+    ("one request, its tokens are slow", "3: 3.25 4 5", 4, 1, 0.5),
+    ("one request, a long wait and fast tokens", "1: 4 4.125 4.25 4.375", 4, 1, 1),
+    ("one request, refused", "3:", 4, 1, 0.5), ("one request, a single token in time", "3: 4", 4, 1, 0.5),
+    ("one request, a single token too late", "3: 4.25", 4, 1, 0.5),
+    ("one request, one long gap among short ones", "3: 3.5 3.75 5 5.25", 4, 1, 0.75),
+    ("one request, limits that are exactly met", "3: 4 4.5 5", 4, 1, 0.5),
+    ("in time or late", "0: 0.5 1 1.5; 1: 3.5 4 4.5; 2: 2.5 4.5 6.5; 3: 3.5 3.75", 4, 1, 0.5),
+    ("other limits", "0: 0.5 1 1.5; 1: 3.5 4 4.5; 2: 2.5 4.5 6.5; 3: 3.5 3.75", 8, 2.5, 2),
+    ("limits that are exactly met", "0: 1 1.5 2 2.5; 4: 5 5.25", 10, 1, 0.5),
+    ("single tokens", "0: 0.25; 5: 7; 6: 6.5 7; 8: 8.5 10", 10, 1, 0.5),
+    ("refused requests", "0: 0.5 1; 1:; 1:; 2:; 3: 3.25 3.5; 3: 3.25 3.5", 5, 1, 0.5),
+    ("uneven gaps", "9: 9.5 9.75 10 11.5; 6: 7.5 7.625 7.75 7.875; 8: 8.5 9.25 9.5", 16, 1, 0.5),
+    ("a long gap", "0: 0.25 0.5 0.75 1.5 3; 0: 1 1.5 2; 3: 3.5 3.75 4.75", 2, 1, 0.625),
+    ("late in several ways", "0: 0.75 1; 1: 1.75 2.375 3; 2: 2.25 2.5 4.5; 3: 5 7; 4: 4.5 4.75 7", 5, 1, 0.5),
+    ("refused requests only", "1:; 2:", 4, 1, 1), ("no requests", "", 3, 1, 1),
+], lambda random: [("thirty requests", _drawn_requests(random), 50, 1.25, 0.5)],
+   given="(send time: token times) {}, {} s, limits {} and {} s",
+   build=lambda text, *limits: (_requests(text), *limits))  # fmt: skip
 
 
 @goodput.reference

@@ -31,21 +31,15 @@ def _drawn(random):
     return [("a long story", random.randint(1, 3), random.randint(0, 3), random.choice([1, 2.5, 7, 40]), story)]
 
 
-BoundedQueue.table(
-    [
-        ("requests that fill the rows and the queue", 3, 2, 10, "d c b a 0 e f"),
-        ("a running request leaves", 2, 3, 6, "d c b a -c"),
-        ("a waiting request leaves", 2, 3, 6, "d c b 0 -0 a -b -d e"),
-        ("a refused request leaves", 1, 2, 7.25, "d c b a -a 0 e"),
-        ("a request leaves twice", 2, 3, 5.5, "d c b -c -c a 0 -a -a e f g"),
-        ("a refused request is offered again", 4, 1, 1, "f e d c b 0 -c 0 -b g"),
-        ("no places in the queue", 1, 0, 3, "b a -a -b c 0 b"), ("an empty queue", 3, 2, 10, "-z f -d -f -f a"),
-        ("a long story", 2, 3, 6, "d c b a 0 e f -b f g -g h -e i -e j -d -d k l -c -a -f -i -k m -m n o p"),
-    ],
-    _drawn,
-    given="rows {}, max_queue {}, seconds {}",
-    build=_steps,
-)  # fmt: skip
+BoundedQueue.table([
+    ("requests that fill the rows and the queue", 3, 2, 10, "d c b a 0 e f"),
+    ("a running request leaves", 2, 3, 6, "d c b a -c"), ("a waiting request leaves", 2, 3, 6, "d c b 0 -0 a -b -d e"),
+    ("a refused request leaves", 1, 2, 7.25, "d c b a -a 0 e"),
+    ("a request leaves twice", 2, 3, 5.5, "d c b -c -c a 0 -a -a e f g"),
+    ("a refused request is offered again", 4, 1, 1, "f e d c b 0 -c 0 -b g"),
+    ("no places in the queue", 1, 0, 3, "b a -a -b c 0 b"), ("an empty queue", 3, 2, 10, "-z f -d -f -f a"),
+    ("a long story", 2, 3, 6, "d c b a 0 e f -b f g -g h -e i -e j -d -d k l -c -a -f -i -k m -m n o p"),
+], _drawn, given="rows {}, max_queue {}, seconds {}", build=_steps)  # fmt: skip
 
 
 @BoundedQueue.reference

@@ -14,21 +14,17 @@ WORDS = ["<eos>", "y", "yes", "no", "n", "o", "es", "e", "s", "none", "ye", "ne"
 CARS = ["<eos>", "c", "ca", "car", "art", "ar", "t", "r", "ts", "carts", "a", "dog"]
 ANIMALS = ["<eos>", "u", "un", "uni", "unicor", "corn", "co", "rn", "n", "owl", "ow", "l", "icorn", "i"]
 ADVERBS = ["<eos>", "to", "t", "o", "get", "her", "gethe", "toge", "ther"]
-allowed_tokens.table(
-    [
-        ("", ["yes", "no"], WORDS, 9), ("y", ["yes", "no"], WORDS, 9), ("yes", ["yes", "no"], WORDS, 9),
-        ("n", ["no", "none"], WORDS, 9), ("no", ["no", "none"], WORDS, 9), ("car", ["cart", "car"], CARS, 9),
-        ("ca", ["dog", "cart", "car"], CARS, 9), ("c", ["art", "cart", "car"], CARS, 9),
-        *[("", ["unicorn", "owl"], ANIMALS, left) for left in (1, 2, 3)],
-        *[("", ["together"], ADVERBS, left) for left in (2, 3, 4)], ("no", ["no", "none"], WORDS, 1),
-        ("", ["together", "toge"], ADVERBS, 1), ("to", ["together"], ADVERBS, 2),
-    ],
-    lambda random: [
-        (text, ["carts", "car", "cat"], ["<eos>", *random.sample(CARS[1:], 11)], left)
-        for text, left in [("car", 9), ("", random.choice([1, 2]))]
-    ],
-    given="text {!r}, choices {}, vocabulary {}, {} tokens left",
-)  # fmt: skip
+allowed_tokens.table([
+    ("", ["yes", "no"], WORDS, 9), ("y", ["yes", "no"], WORDS, 9), ("yes", ["yes", "no"], WORDS, 9),
+    ("n", ["no", "none"], WORDS, 9), ("no", ["no", "none"], WORDS, 9), ("car", ["cart", "car"], CARS, 9),
+    ("ca", ["dog", "cart", "car"], CARS, 9), ("c", ["art", "cart", "car"], CARS, 9),
+    *[("", ["unicorn", "owl"], ANIMALS, left) for left in (1, 2, 3)],
+    *[("", ["together"], ADVERBS, left) for left in (2, 3, 4)], ("no", ["no", "none"], WORDS, 1),
+    ("", ["together", "toge"], ADVERBS, 1), ("to", ["together"], ADVERBS, 2),
+], lambda random: [
+    (text, ["carts", "car", "cat"], ["<eos>", *random.sample(CARS[1:], 11)], left)
+    for text, left in [("car", 9), ("", random.choice([1, 2]))]
+], given="text {!r}, choices {}, vocabulary {}, {} tokens left")  # fmt: skip
 allowed_tokens.ignoring(any_order)
 
 
@@ -97,16 +93,13 @@ masked_softmax = Exercise(
     "masked_softmax(logits, allowed)",
     "the mask comes before the softmax, so the allowed tokens share all of the probability",
 )
-masked_softmax.table(
-    [
-        ([2.0, 1.0, 0.5], [1, 2]), ([-2.0, -1.0, -4.0, 3.0], [0, 2]), ([0.5, 0.0, -1.0], [0, 1, 2]),
-        ([4.0, 1.0, 2.0], [1]), ([1.0, 2.5, -1.0, 0.5, 2.0], [4, 0, 2]), ([0.0, 3.0, 0.0], [0, 2]),
-        ([1500.0, 1.0, 0.0], [1, 2]), ([0.5, -0.5, 900.0, 899.0], [0, 1]), ([1000.0, 999.0, 1200.0], [0, 1]),
-        ([3000.0, 0.0, 1.0, 3100.0], [0, 1, 2]), ([-2000.0, -2001.0, -1999.0], [0, 1]),
-        ([-2000.0, -3.0, -2001.0], [0, 2]), ([-12000.0, -12001.0, 5.0, -12002.0], [0, 1]),
-    ],
-    lambda random: [([round(random.uniform(-3, 3), 2) for _ in range(6)], random.sample(range(6), 3))],
-)  # fmt: skip
+masked_softmax.table([
+    ([2.0, 1.0, 0.5], [1, 2]), ([-2.0, -1.0, -4.0, 3.0], [0, 2]), ([0.5, 0.0, -1.0], [0, 1, 2]), ([4.0, 1.0, 2.0], [1]),
+    ([1.0, 2.5, -1.0, 0.5, 2.0], [4, 0, 2]), ([0.0, 3.0, 0.0], [0, 2]), ([1500.0, 1.0, 0.0], [1, 2]),
+    ([0.5, -0.5, 900.0, 899.0], [0, 1]), ([1000.0, 999.0, 1200.0], [0, 1]), ([3000.0, 0.0, 1.0, 3100.0], [0, 1, 2]),
+    ([-2000.0, -2001.0, -1999.0], [0, 1]), ([-2000.0, -3.0, -2001.0], [0, 2]),
+    ([-12000.0, -12001.0, 5.0, -12002.0], [0, 1]),
+], lambda random: [([round(random.uniform(-3, 3), 2) for _ in range(6)], random.sample(range(6), 3))])  # fmt: skip
 
 
 @masked_softmax.reference
@@ -157,14 +150,11 @@ NUMBERS = [
 ]  # fmt: skip
 LOOP = [{"a": 1}, {"b": 0, "a": 1, "c": 2}, {}]
 PIECES = ["{", '{"', '"a"', 'a"', '":', '"', "a", ":1", ":", "1", "2", "12", "11", "1}", "}", "{}", "10}", "0", "21"]
-next_states.table(
-    [
-        *[(NUMBERS, state, PIECES) for state in range(9)],
-        (LOOP, 0, ["a", "b", "ab", "aba", "aab", "abc", "ac", "aca", "c"]),
-        (LOOP, 1, ["a", "b", "ab", "ba", "bab", "bb", "aaac", "caa"]), (LOOP, 2, ["a", "b"]), (LOOP, 0, ["b", "c"]),
-    ],
-    lambda random: [(LOOP, 1, ["".join(random.choices("abc", k=random.randint(1, 4))) for _ in range(9)])],
-)  # fmt: skip
+next_states.table([
+    *[(NUMBERS, state, PIECES) for state in range(9)],
+    (LOOP, 0, ["a", "b", "ab", "aba", "aab", "abc", "ac", "aca", "c"]),
+    (LOOP, 1, ["a", "b", "ab", "ba", "bab", "bb", "aaac", "caa"]), (LOOP, 2, ["a", "b"]), (LOOP, 0, ["b", "c"]),
+], lambda random: [(LOOP, 1, ["".join(random.choices("abc", k=random.randint(1, 4))) for _ in range(9)])])  # fmt: skip
 
 
 def read(edges, state, text):

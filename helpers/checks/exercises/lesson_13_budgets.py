@@ -7,15 +7,12 @@ draft_lengths = Exercise(
     "draft_lengths(budget, prefill_tokens, wanted)",
     "drafts take only what decodes and prompts leave, so speculation fades as load rises",
 )
-draft_lengths.table(
-    [
-        (12, 3, [4, 4, 1]), (12, 0, [4, 4, 1]), (64, 10, [4, 0, 2, 4]), (16, 9, [4, 4, 4]), (16, 13, [4, 4, 4]),
-        (16, 12, [4, 4, 4]), (5, 0, [3, 3, 3]), (4, 1, [3, 3, 3]), (3, 2, [3, 3, 3]), (6, 7, [2, 1]), (8, 0, [7]),
-        (11, 0, [1, 4, 1, 4]), (10, 1, [0, 5, 0]), (512, 500, [5, 5, 5, 5]),
-    ],
-    lambda random: [(random.randint(12, 22), 2, [random.randint(0, 5) for _ in range(6)])],
-    given="budget {}, {} prompt tokens, draft tokens wanted {}",
-)  # fmt: skip
+draft_lengths.table([
+    (12, 3, [4, 4, 1]), (12, 0, [4, 4, 1]), (64, 10, [4, 0, 2, 4]), (16, 9, [4, 4, 4]), (16, 13, [4, 4, 4]),
+    (16, 12, [4, 4, 4]), (5, 0, [3, 3, 3]), (4, 1, [3, 3, 3]), (3, 2, [3, 3, 3]), (6, 7, [2, 1]), (8, 0, [7]),
+    (11, 0, [1, 4, 1, 4]), (10, 1, [0, 5, 0]), (512, 500, [5, 5, 5, 5]),
+], lambda random: [(random.randint(12, 22), 2, [random.randint(0, 5) for _ in range(6)])],
+   given="budget {}, {} prompt tokens, draft tokens wanted {}")  # fmt: skip
 
 
 def one_by_one(left, wanted):
@@ -62,16 +59,12 @@ FLAT, STEEP = [0, 20, 20, 20, 20, 20, 20, 20, 20], [0, 20, 30, 40, 50, 60, 70, 8
 BENT = [0, 20, 21, 22, 23, 24, 25, 26, 27, 32, 37, 42, 47, 52, 57, 62, 67]
 # A kernel computes up to 8, 16, ... tokens in the same time: the best k is at the end of a stair.
 STAIRS = [0, *[20] * 2, *[25] * 2, *[29] * 4, *[46] * 8]
-best_k.table(
-    [
-        (0.5, 1, [0, 10, 11, 12, 13]),
-        (0.9, 1, BENT), (0.6, 1, BENT), (0.0, 1, BENT), (0.8, 2, BENT), (0.8, 4, BENT), (0.6, 8, BENT), (0.3, 4, BENT),
-        (1.0, 1, FLAT), (0.7, 2, STEEP), (0.3, 2, STEEP), (0.4, 1, FLAT), (0.0, 1, FLAT), (0.0, 2, FLAT),
-        (0.85, 1, STAIRS), (0.5, 1, STAIRS), (0.95, 2, STAIRS), (0.9, 1, [0, 10, 30, 31, 32, 33, 34, 35, 36, 37, 38]),
-        (1.0, 1, [0, 10, 30, 31, 32, 33, 60, 61, 62]),
-    ],
-    lambda random: [(round(random.uniform(0.35, 0.95), 2), random.choice([1, 2, 3]), BENT)],
-)  # fmt: skip
+best_k.table([
+    (0.5, 1, [0, 10, 11, 12, 13]), (0.9, 1, BENT), (0.6, 1, BENT), (0.0, 1, BENT), (0.8, 2, BENT), (0.8, 4, BENT),
+    (0.6, 8, BENT), (0.3, 4, BENT), (1.0, 1, FLAT), (0.7, 2, STEEP), (0.3, 2, STEEP), (0.4, 1, FLAT), (0.0, 1, FLAT),
+    (0.0, 2, FLAT), (0.85, 1, STAIRS), (0.5, 1, STAIRS), (0.95, 2, STAIRS),
+    (0.9, 1, [0, 10, 30, 31, 32, 33, 34, 35, 36, 37, 38]), (1.0, 1, [0, 10, 30, 31, 32, 33, 60, 61, 62]),
+], lambda random: [(round(random.uniform(0.35, 0.95), 2), random.choice([1, 2, 3]), BENT)])  # fmt: skip
 
 
 @best_k.reference

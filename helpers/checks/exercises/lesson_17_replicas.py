@@ -10,23 +10,19 @@ cached_on = Exercise(
     "cached_on(reports, hashes, replicas)",
     "a chain of hashes tells how much of a prompt each replica has, up to the first block that is missing",
 )
-cached_on.table(
-    [
-        ([(0, "a", True), (0, "b", True), (1, "a", True), (0, "b", False)], ["a", "b"], 2), ([], ["a", "b"], 3),
-        ([(0, "b", True), (0, "c", True), (1, "a", True), (1, "c", True)], ["a", "b", "c"], 2),
-        ([(1, "a", True), (1, "b", True), (0, "a", True), (1, "a", False)], ["a", "b"], 2),
-        ([(0, "a", True), (0, "a", False), (0, "b", True), (0, "a", True)], ["a", "b", "c"], 1),
-        ([(0, "a", True), (1, "x", True), (1, "y", True), (0, "y", True)], ["a", "b"], 2),
-        ([(2, "a", True), (2, "b", True), (2, "c", True), (0, "a", True), (0, "c", True)], ["a", "b", "c"], 3),
-        ([(0, "b", True), (0, "a", True), (1, "a", False), (1, "a", True)], ["b", "a"], 2),
-        ([(0, "a", True), (0, "a", True), (0, "a", False), (1, "a", True), (1, "a", True)], ["a"], 2),
-        ([(0, "a", True)], [], 2),
-    ],
-    lambda random: [
-        ([(random.randrange(3), random.choice("abcd"), random.random() < 0.7) for _ in range(14)], list("abcd"), 3)
-    ],
-    given="reports {}, the prompt's hashes {}, {} replicas",
-)  # fmt: skip
+cached_on.table([
+    ([(0, "a", True), (0, "b", True), (1, "a", True), (0, "b", False)], ["a", "b"], 2), ([], ["a", "b"], 3),
+    ([(0, "b", True), (0, "c", True), (1, "a", True), (1, "c", True)], ["a", "b", "c"], 2),
+    ([(1, "a", True), (1, "b", True), (0, "a", True), (1, "a", False)], ["a", "b"], 2),
+    ([(0, "a", True), (0, "a", False), (0, "b", True), (0, "a", True)], ["a", "b", "c"], 1),
+    ([(0, "a", True), (1, "x", True), (1, "y", True), (0, "y", True)], ["a", "b"], 2),
+    ([(2, "a", True), (2, "b", True), (2, "c", True), (0, "a", True), (0, "c", True)], ["a", "b", "c"], 3),
+    ([(0, "b", True), (0, "a", True), (1, "a", False), (1, "a", True)], ["b", "a"], 2),
+    ([(0, "a", True), (0, "a", True), (0, "a", False), (1, "a", True), (1, "a", True)], ["a"], 2),
+    ([(0, "a", True)], [], 2),
+], lambda random: [
+    ([(random.randrange(3), random.choice("abcd"), random.random() < 0.7) for _ in range(14)], list("abcd"), 3)
+], given="reports {}, the prompt's hashes {}, {} replicas")  # fmt: skip
 
 
 @cached_on.reference
@@ -60,16 +56,12 @@ resume = Exercise(
     "resume(prompt, outputs, max_tokens)",
     "an output continues from its tokens alone, and what counts tokens or draws goes on counting",
 )
-resume.table(
-    [
-        ([5, 6], [([7], False), ([8, 9], True)], 4), ([5, 6, 7], [([8, 9], False)], 10), ([5], [([], False)], 3),
-        ([5, 6], [([1, 2, 3], True), ([4, 5], False), ([6], False)], 8),
-        ([9, 8, 7, 6], [([1, 2], False), ([3], False)], 3), ([3, 4], [([1, 2], True), ([5], True)], 6),
-        ([0, 300], [([0, 0], False), ([], False), ([0, 0], False)], 5),
-    ],
-    lambda random: [([25, 40, 12], [(random.choices(range(40), k=n), random.random() < 0.3) for n in (3, 1, 6)], 9)],
-    given="the prompt {}, (tokens, finished) of each output {}, max_tokens {}",
-)  # fmt: skip
+resume.table([
+    ([5, 6], [([7], False), ([8, 9], True)], 4), ([5, 6, 7], [([8, 9], False)], 10), ([5], [([], False)], 3),
+    ([5, 6], [([1, 2, 3], True), ([4, 5], False), ([6], False)], 8), ([9, 8, 7, 6], [([1, 2], False), ([3], False)], 3),
+    ([3, 4], [([1, 2], True), ([5], True)], 6), ([0, 300], [([0, 0], False), ([], False), ([0, 0], False)], 5),
+], lambda random: [([25, 40, 12], [(random.choices(range(40), k=n), random.random() < 0.3) for n in (3, 1, 6)], 9)],
+   given="the prompt {}, (tokens, finished) of each output {}, max_tokens {}")  # fmt: skip
 
 
 @resume.reference
@@ -108,8 +100,7 @@ add_edits(resume, {
 })  # fmt: skip
 
 deliver = Exercise(
-    "deliver(events)",
-    "tokens count only if the sender still has the request, so none is delivered twice",
+    "deliver(events)", "tokens count only if the sender still has the request, so none is delivered twice"
 )
 
 
@@ -131,24 +122,20 @@ def _drawn_story(random):
     return f"{first} x:B y:B z:B {sent('AB')} lost:B {sent('AB')} x:C y:C z:C {sent('ABC')}"
 
 
-deliver.table(
-    [
-        ("a late replica", "x:A A>x56 lost:A x:B A>x7 B>x78"), ("two requests", "x:A y:B B>y1 A>x2 B>y3"),
-        ("tokens after the loss", "x:A A>x4 lost:A A>x5 x:B B>x56"),
-        ("two requests of a lost replica", "x:A y:A A>y34 lost:A x:B y:C B>y5 C>y5 C>x9"),
-        ("another replica is lost", "x:A lost:B A>x12 A>x3"),
-        ("two losses", "x:A A>x1 lost:A x:B B>x2 lost:B x:C A>x2 C>x3 B>x3"),
-        ("a move without a loss", "x:A A>x1 x:B A>x2 B>x2 y:B"),
-        ("a move to a busy replica", "x:A y:B z:C C>z4 z:B B>z5 C>z56"),
-        ("a replica that comes back", "x:A A>x1 lost:A x:B B>x2 x:A B>x3 A>x3"),
-        ("a replica that comes back with its request", "x:A A>x12 lost:A A>x9 x:A A>x3 A>x3"),
-        ("equal tokens, one after the other", "x:A y:A A>x5 A>x5 A>x555 A>y5 lost:A x:B B>x5 B>x5"),
-        ("a token of id 0, and no tokens", "x:A A>x0 A>x lost:A x:B B>x00"),
-    ],
-    lambda random: [("three requests, and two losses", _drawn_story(random))],
-    given="{}",
-    build=lambda story: [[_event(text) for text in story.split()]],
-)  # fmt: skip
+deliver.table([
+    ("a late replica", "x:A A>x56 lost:A x:B A>x7 B>x78"), ("two requests", "x:A y:B B>y1 A>x2 B>y3"),
+    ("tokens after the loss", "x:A A>x4 lost:A A>x5 x:B B>x56"),
+    ("two requests of a lost replica", "x:A y:A A>y34 lost:A x:B y:C B>y5 C>y5 C>x9"),
+    ("another replica is lost", "x:A lost:B A>x12 A>x3"),
+    ("two losses", "x:A A>x1 lost:A x:B B>x2 lost:B x:C A>x2 C>x3 B>x3"),
+    ("a move without a loss", "x:A A>x1 x:B A>x2 B>x2 y:B"),
+    ("a move to a busy replica", "x:A y:B z:C C>z4 z:B B>z5 C>z56"),
+    ("a replica that comes back", "x:A A>x1 lost:A x:B B>x2 x:A B>x3 A>x3"),
+    ("a replica that comes back with its request", "x:A A>x12 lost:A A>x9 x:A A>x3 A>x3"),
+    ("equal tokens, one after the other", "x:A y:A A>x5 A>x5 A>x555 A>y5 lost:A x:B B>x5 B>x5"),
+    ("a token of id 0, and no tokens", "x:A A>x0 A>x lost:A x:B B>x00"),
+], lambda random: [("three requests, and two losses", _drawn_story(random))], given="{}",
+   build=lambda story: [[_event(text) for text in story.split()]])  # fmt: skip
 
 
 @deliver.reference

@@ -9,23 +9,19 @@ finish_times = Exercise(
     "finish_times(requests, rows, constant, per_row)",
     "only an iteration and an idle engine move the clock, and it never runs back",
 )
-finish_times.table(
-    [
-        ([(0.0, 2), (0.5, 1), (10.0, 1)], 2, 1.0, 0.5), ([(0.0, 1), (0.25, 1), (0.5, 1)], 2, 2.0, 0.25),
-        ([(3.0, 1)], 4, 0.5, 0.25), ([(0.0, 2), (1.5, 1), (3.0, 2)], 2, 1.0, 0.5),
-        ([(0.0, 4), (0.125, 1), (0.25, 1), (0.375, 2)], 2, 1.0, 0.25), ([(0.0, 1), (0.0, 3), (0.0, 2)], 8, 1.0, 1.0),
-        # A queue for few rows, with outputs of unequal length.
-        ([(0.0, 5), (0.0, 2), (0.0, 6), (0.0, 1), (0.0, 3), (0.0, 1)], 2, 1.0, 0.5),
-        ([(0.0, 3), (0.5, 7), (0.5, 1), (1.0, 4), (1.0, 1), (20.0, 2), (20.0, 1), (21.0, 1)], 2, 0.5, 0.25),
-        ([(0.0, 9), (1.0, 1), (1.0, 5), (2.0, 1), (2.0, 1)], 1, 1.0, 0.0),
-        ([(0.0, 1), (1.5, 1), (2.0, 1), (7.0, 1)], 1, 1.0, 0.5),  # arrivals exactly when an iteration ends
-        ([], 2, 1.0, 0.5),
-    ],
-    lambda random: [  # in eighths: no rounding decides which arrival is due
-        ([(time / 8, random.randint(1, 4)) for time in sorted(random.choices(range(97), k=8))], 3, 0.75, 0.125)
-    ],
-    given="(arrival, tokens) {}, {} rows, an iteration takes {} + {} per row",
-)  # fmt: skip
+finish_times.table([
+    ([(0.0, 2), (0.5, 1), (10.0, 1)], 2, 1.0, 0.5), ([(0.0, 1), (0.25, 1), (0.5, 1)], 2, 2.0, 0.25),
+    ([(3.0, 1)], 4, 0.5, 0.25), ([(0.0, 2), (1.5, 1), (3.0, 2)], 2, 1.0, 0.5),
+    ([(0.0, 4), (0.125, 1), (0.25, 1), (0.375, 2)], 2, 1.0, 0.25), ([(0.0, 1), (0.0, 3), (0.0, 2)], 8, 1.0, 1.0),
+    # A queue for few rows, with outputs of unequal length.
+    ([(0.0, 5), (0.0, 2), (0.0, 6), (0.0, 1), (0.0, 3), (0.0, 1)], 2, 1.0, 0.5),
+    ([(0.0, 3), (0.5, 7), (0.5, 1), (1.0, 4), (1.0, 1), (20.0, 2), (20.0, 1), (21.0, 1)], 2, 0.5, 0.25),
+    ([(0.0, 9), (1.0, 1), (1.0, 5), (2.0, 1), (2.0, 1)], 1, 1.0, 0.0),
+    ([(0.0, 1), (1.5, 1), (2.0, 1), (7.0, 1)], 1, 1.0, 0.5),  # arrivals exactly when an iteration ends
+    ([], 2, 1.0, 0.5),
+], lambda random: [  # in eighths: no rounding decides which arrival is due
+    ([(time / 8, random.randint(1, 4)) for time in sorted(random.choices(range(97), k=8))], 3, 0.75, 0.125)
+], given="(arrival, tokens) {}, {} rows, an iteration takes {} + {} per row")  # fmt: skip
 
 
 @finish_times.reference

@@ -9,22 +9,19 @@ slices_of = Exercise(
     "a text can be anywhere in memory: its block table finds each token, and neighboring blocks can be read at once",
     forbidden=["helpers.runners.kv_pool:slot_mapping"],
 )
-slices_of.table(
-    [
-        (table, *span, size)
-        for table, size, *spans in [
-            ([5, 2, 7], 4, (9, 11), (0, 3), (2, 10), (0, 12)), ([3, 4, 6, -1], 16, (30, 41), (16, 32), (40, 48)),
-            ([0, 1, 3], 4, (1, 9), (0, 4)), ([4, 3, 8, 7], 2, (0, 4), (1, 7)), ([1, 0, 2], 1, (0, 3), (2, 3)),
-            ([9, 10, 2, 3, 4, 9], 2, (1, 12), (3, 9)), ([0, 5, 6], 4, (2, 12)), ([300, 301, 7], 16, (10, 40)),
-            ([5, 2, 7, -1, -1], 4, (13, 14), (10, 14)), ([3, 0, -1], 16, (32, 33), (20, 32)), ([], 4, (0, 1)),
-            ([6, -1, 7], 4, (9, 12), (3, 9), (0, 4), (0, 12), (5, 10)), ([3, 0], 16, (33, 34), (20, 40)),
-            ([9, 10, 11, 9, 8], 3, (2, 13), (1, 15)),
-        ]
-        for span in spans
-    ],
-    lambda random: [(random.sample(range(40), 5), random.randint(0, 6), random.randint(7, 15), 3)],
-    given="table {}, tokens {} to {}, blocks of {}",
-)  # fmt: skip
+slices_of.table([
+    (table, *span, size)
+    for table, size, *spans in [
+        ([5, 2, 7], 4, (9, 11), (0, 3), (2, 10), (0, 12)), ([3, 4, 6, -1], 16, (30, 41), (16, 32), (40, 48)),
+        ([0, 1, 3], 4, (1, 9), (0, 4)), ([4, 3, 8, 7], 2, (0, 4), (1, 7)), ([1, 0, 2], 1, (0, 3), (2, 3)),
+        ([9, 10, 2, 3, 4, 9], 2, (1, 12), (3, 9)), ([0, 5, 6], 4, (2, 12)), ([300, 301, 7], 16, (10, 40)),
+        ([5, 2, 7, -1, -1], 4, (13, 14), (10, 14)), ([3, 0, -1], 16, (32, 33), (20, 32)), ([], 4, (0, 1)),
+        ([6, -1, 7], 4, (9, 12), (3, 9), (0, 4), (0, 12), (5, 10)), ([3, 0], 16, (33, 34), (20, 40)),
+        ([9, 10, 11, 9, 8], 3, (2, 13), (1, 15)),
+    ]
+    for span in spans
+], lambda random: [(random.sample(range(40), 5), random.randint(0, 6), random.randint(7, 15), 3)],
+   given="table {}, tokens {} to {}, blocks of {}")  # fmt: skip
 
 
 @slices_of.reference
@@ -92,20 +89,16 @@ ALL_OR_NOTHING = "all or nothing, no block has two owners, and none is taken bef
 grow = Exercise("grow(free, tables, request, tokens, block_size)", ALL_OR_NOTHING, observe=books_after)
 ROOM = "free {}, tables {}; {!r} asks for room for {} tokens, blocks of {}"
 A = {"a": [0, 2]}
-grow.table(
-    [
-        *[([3, 7, 1, 5], A, request, tokens, 4) for request, tokens in [("c", 11), ("c", 8), ("a", 9), ("a", 14)]],
-        *[([3, 7], {"b": [1], **A}, "b", tokens, 4) for tokens in (3, 4, 12, 13)],
-        *[([3, 7], A, "c", tokens, 4) for tokens in (8, 9)],
-        *[([], A, request, tokens, 4) for request, tokens in [("a", 8), ("a", 6), ("a", 9), ("c", 1)]],
-        ([4, 3, 1], A, "c", 33, 16), ([0], {}, "c", 1, 4), ([300, 0, 41], {"b": [7, 12]}, "b", 257, 64),
-    ],
-    lambda random: [
-        (random.sample(range(9), 5), {"d": random.sample(range(9, 20), 2), "c": [21, 20]}, name, tokens, 3)
-        for name, tokens in [("d", random.randint(7, 20)), ("new", random.randint(1, 25))]
-    ],
-    given=ROOM,
-)  # fmt: skip
+grow.table([
+    *[([3, 7, 1, 5], A, request, tokens, 4) for request, tokens in [("c", 11), ("c", 8), ("a", 9), ("a", 14)]],
+    *[([3, 7], {"b": [1], **A}, "b", tokens, 4) for tokens in (3, 4, 12, 13)],
+    *[([3, 7], A, "c", tokens, 4) for tokens in (8, 9)],
+    *[([], A, request, tokens, 4) for request, tokens in [("a", 8), ("a", 6), ("a", 9), ("c", 1)]],
+    ([4, 3, 1], A, "c", 33, 16), ([0], {}, "c", 1, 4), ([300, 0, 41], {"b": [7, 12]}, "b", 257, 64),
+], lambda random: [
+    (random.sample(range(9), 5), {"d": random.sample(range(9, 20), 2), "c": [21, 20]}, name, tokens, 3)
+    for name, tokens in [("d", random.randint(7, 20)), ("new", random.randint(1, 25))]
+], given=ROOM)  # fmt: skip
 
 
 @grow.ignoring
@@ -181,22 +174,18 @@ preempted = Exercise(
     "the newest request leaves first, and none makes an older one leave",
 )
 ABCD, ZYX = {"a": [0, 1, 2], "b": [3], "c": [4, 5], "d": [6]}, {"z": [0], "y": [1], "x": [2, 3]}
-preempted.table(
-    [
-        (list(tables), tables, *case)
-        for tables, *cases in [
-            (ABCD, (0, "a", 1), (0, "a", 2), (1, "a", 2), (0, "b", 3), (0, "a", 4), (2, "a", 2), (0, "d", 1),
-             (0, "c", 1), (0, "c", 2), (1, "b", 5), (0, "b", 4), (3, "a", 4), (3, "d", 1), (0, "c", 5), (1, "b", 7)),
-            ({"x": [5, 2]}, (0, "x", 1)), (ZYX, (0, "z", 1), (0, "y", 3)),
-        ]
-        for case in cases
-    ],
-    lambda random: [
-        (list("cabed"), {name: random.sample(range(40), random.randint(1, 4)) for name in "cabed"}, 0, asking, missing)
-        for asking, missing in [("c", random.randint(2, 5)), ("b", random.randint(1, 9))]
-    ],
-    given="running, oldest first: {}; tables {}; {} free; {!r} is missing {}",
-)  # fmt: skip
+preempted.table([
+    (list(tables), tables, *case)
+    for tables, *cases in [
+        (ABCD, (0, "a", 1), (0, "a", 2), (1, "a", 2), (0, "b", 3), (0, "a", 4), (2, "a", 2), (0, "d", 1),
+         (0, "c", 1), (0, "c", 2), (1, "b", 5), (0, "b", 4), (3, "a", 4), (3, "d", 1), (0, "c", 5), (1, "b", 7)),
+        ({"x": [5, 2]}, (0, "x", 1)), (ZYX, (0, "z", 1), (0, "y", 3)),
+    ]
+    for case in cases
+], lambda random: [
+    (list("cabed"), {name: random.sample(range(40), random.randint(1, 4)) for name in "cabed"}, 0, asking, missing)
+    for asking, missing in [("c", random.randint(2, 5)), ("b", random.randint(1, 9))]
+], given="running, oldest first: {}; tables {}; {} free; {!r} is missing {}")  # fmt: skip
 
 
 @preempted.reference

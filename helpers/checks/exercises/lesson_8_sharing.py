@@ -11,18 +11,15 @@ allocate = Exercise(
     observe=books_after,
 )
 B = {"b": [9]}
-allocate.table(
-    [
-        *[([3, 7, 5], A, "c", tokens, 4, shared) for tokens, *shared in [(9, 0), (16, 0, 7), (12, 3, 5), (8, 5, 3)]],
-        *[([3, 7], A, "c", tokens, 4, shared) for tokens, *shared in [(12, 3, 7), (13, 7, 3), (16, 0, 7), (20, 0, 2)]],
-        *[([7, 3], A, "c", tokens, 4, shared) for tokens, *shared in [(16, 0, 2), (9, 2, 0, 3)]],
-        *[([3, 7], A, request, tokens, 4, []) for request, tokens in [("c", 8), ("c", 9), ("a", 8), ("a", 13)]],
-        ([5], B, "c", 8, 4, [9]), ([5], B, "c", 12, 4, [5]), ([5], B, "c", 8, 4, [9, 5]),
-        ([6, 5], B, "c", 12, 4, [5, 9, 6]),
-    ],
-    lambda random: [([*random.sample(range(1, 9), 5), 0], {"d": [9, 11]}, "new", random.randint(7, 18), 3, [9, 0])],
-    given=f"{ROOM}, shared {{}}",
-)  # fmt: skip
+allocate.table([
+    *[([3, 7, 5], A, "c", tokens, 4, shared) for tokens, *shared in [(9, 0), (16, 0, 7), (12, 3, 5), (8, 5, 3)]],
+    *[([3, 7], A, "c", tokens, 4, shared) for tokens, *shared in [(12, 3, 7), (13, 7, 3), (16, 0, 7), (20, 0, 2)]],
+    *[([7, 3], A, "c", tokens, 4, shared) for tokens, *shared in [(16, 0, 2), (9, 2, 0, 3)]],
+    *[([3, 7], A, request, tokens, 4, []) for request, tokens in [("c", 8), ("c", 9), ("a", 8), ("a", 13)]],
+    ([5], B, "c", 8, 4, [9]), ([5], B, "c", 12, 4, [5]), ([5], B, "c", 8, 4, [9, 5]),
+    ([6, 5], B, "c", 12, 4, [5, 9, 6]),
+], lambda random: [([*random.sample(range(1, 9), 5), 0], {"d": [9, 11]}, "new", random.randint(7, 18), 3, [9, 0])],
+   given=f"{ROOM}, shared {{}}")  # fmt: skip
 allocate.ignoring(any_free_block)
 allocate.reference(all_or_nothing)
 add_edits(allocate, {
@@ -54,20 +51,15 @@ def keeps_the_caller_s_list(arguments, outcome, right):
 
 
 release = Exercise(
-    "release(free, tables, request)",
-    "a block becomes free only if no other request has it",
-    observe=books_after,
+    "release(free, tables, request)", "a block becomes free only if no other request has it", observe=books_after
 )
 ABC = {"a": [6], "b": [6, 1, 8], "c": [6, 1, 2]}
-release.table(
-    [
-        ([4], {"a": [2, 5], "b": [0, 1, 3]}, "b"), ([], {"a": [2]}, "a"), ([5], {"a": [6, 1, 2], "b": [6, 1, 8]}, "a"),
-        ([], ABC, "b"), ([7, 0], dict(reversed(ABC.items())), "b"), ([5], {"a": [3, 7], "b": [3, 7]}, "b"),
-        ([5, 2], {"b": [6, 1, 8]}, "b"),
-    ],
-    lambda random: [([7], {"d": [3, 5, 9, 4], "c": [3, 5, 9, 0, 8], "b": [3]}, random.choice("dcb"))],
-    given="free {}, tables {}; {!r} leaves",
-)  # fmt: skip
+release.table([
+    ([4], {"a": [2, 5], "b": [0, 1, 3]}, "b"), ([], {"a": [2]}, "a"), ([5], {"a": [6, 1, 2], "b": [6, 1, 8]}, "a"),
+    ([], ABC, "b"), ([7, 0], dict(reversed(ABC.items())), "b"), ([5], {"a": [3, 7], "b": [3, 7]}, "b"),
+    ([5, 2], {"b": [6, 1, 8]}, "b"),
+], lambda random: [([7], {"d": [3, 5, 9, 4], "c": [3, 5, 9, 0, 8], "b": [3]}, random.choice("dcb"))],
+   given="free {}, tables {}; {!r} leaves")  # fmt: skip
 
 
 @release.ignoring

@@ -111,26 +111,21 @@ def _after_each(random, text):
     return [data[:end].decode(errors="replace") for end in [*ends, len(data)]]
 
 
-text_pieces.table(
-    [
-        (["M", "M" + HALF, "Mü", "Müll"], "xyz"), (["a", "a!", "a!!", "a!!b"], "!!"),
-        (["a", "a!", "a!b", "a!b!"], "!!"), (["ab", "abc", "abcd", "abcd."], "cde"),
-        (["ab", "abc", "abcd", "abcde", "abcdef"], "cde"), (["END", "END of"], "END"), (["tea", "tea" + HALF], "zz"),
-        (["a", "a" + HALF, "a" + HALF, "a☕", "a☕ b"], "zz"), (["x" + HALF], "zz"), (["a", "a b a b"], " b"),
-        (["x", "xa", "xa" + HALF, "xaü", "xaü."], "aü"), (["x", "xa", "xa" + HALF, "xaö", "xaö."], "aü"),
-        (["aa", "aaa", "aaab", "aaab."], "aab"), (["ab", "abab", "ababac"], "abac"), (["one", "one two, two"], "w"),
-        (["a" + HALF + "b", "a" + HALF + "bc"], "zz"), ([], "zz"),
-        (["so", "so?", "so?\n", "so?\n\n", "so?\n\nA"], "\n\n"),
-    ],
-    lambda random: [
-        (_after_each(random, text), stop)
-        for text, stop in [
-            ("naïve ☕ crêpes for a fox", "fog"), ("🦊 runs, and 🦊🦊 sleep", "🦊🦊"),
-            ("abcabcabd and abcabe", "abcabd"),
-        ]
-    ],
-    given="texts {}, stop {!r}",
-)  # fmt: skip
+text_pieces.table([
+    (["M", "M" + HALF, "Mü", "Müll"], "xyz"), (["a", "a!", "a!!", "a!!b"], "!!"), (["a", "a!", "a!b", "a!b!"], "!!"),
+    (["ab", "abc", "abcd", "abcd."], "cde"), (["ab", "abc", "abcd", "abcde", "abcdef"], "cde"),
+    (["END", "END of"], "END"), (["tea", "tea" + HALF], "zz"), (["a", "a" + HALF, "a" + HALF, "a☕", "a☕ b"], "zz"),
+    (["x" + HALF], "zz"), (["a", "a b a b"], " b"), (["x", "xa", "xa" + HALF, "xaü", "xaü."], "aü"),
+    (["x", "xa", "xa" + HALF, "xaö", "xaö."], "aü"), (["aa", "aaa", "aaab", "aaab."], "aab"),
+    (["ab", "abab", "ababac"], "abac"), (["one", "one two, two"], "w"), (["a" + HALF + "b", "a" + HALF + "bc"], "zz"),
+    ([], "zz"), (["so", "so?", "so?\n", "so?\n\n", "so?\n\nA"], "\n\n"),
+], lambda random: [
+    (_after_each(random, text), stop)
+    for text, stop in [
+        ("naïve ☕ crêpes for a fox", "fog"), ("🦊 runs, and 🦊🦊 sleep", "🦊🦊"),
+        ("abcabcabd and abcabe", "abcabd"),
+    ]
+], given="texts {}, stop {!r}")  # fmt: skip
 
 
 @text_pieces.reference
@@ -185,17 +180,13 @@ def _inbox(story, unfinished):
     return [("abort" if one[0] == "-" else "add", one.strip("-")) for one in story.split()], list(unfinished)
 
 
-read_inbox.table(
-    [
-        _inbox(*case) for case in [
-            ("c a", "b"), ("c -a", "ab"), ("c -c", "ab"), ("-a", "b"), ("-a -a", "ab"), ("", "ab"), ("c -c c", "ab"),
-            ("-a a", "ab"), ("-a a -a", "ab"), ("d c -d e -a", "ab"), ("-a a -a a", "ab"), ("-z d -z", ""),
-            ("d e -e f -d", "a"), ("-a -b -a", "ab"), ("-b d -b", "abc"), ("f d -f e f", "a"), ("-b -a", "ab"),
-        ]
-    ],
-    lambda random: [_inbox(_drawn_story(random), "ab")],
-    given="messages {}; unfinished: {}",
-)  # fmt: skip
+read_inbox.table([
+    _inbox(*case) for case in [
+        ("c a", "b"), ("c -a", "ab"), ("c -c", "ab"), ("-a", "b"), ("-a -a", "ab"), ("", "ab"), ("c -c c", "ab"),
+        ("-a a", "ab"), ("-a a -a", "ab"), ("d c -d e -a", "ab"), ("-a a -a a", "ab"), ("-z d -z", ""),
+        ("d e -e f -d", "a"), ("-a -b -a", "ab"), ("-b d -b", "abc"), ("f d -f e f", "a"), ("-b -a", "ab"),
+    ]
+], lambda random: [_inbox(_drawn_story(random), "ab")], given="messages {}; unfinished: {}")  # fmt: skip
 
 
 @read_inbox.reference
