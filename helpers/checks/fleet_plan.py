@@ -9,7 +9,6 @@ from numbers import Integral
 from random import Random
 from typing import NamedTuple
 
-from ..cluster.routing import LeastOutstandingTokens
 from ..engine import EngineConfig
 from ..simulator import CostModel, TimedRequest, simulate_fleet, synthetic_trace
 from ..simulator.cost_model import MACHINES
@@ -42,6 +41,11 @@ class Served(NamedTuple):
             f"{self.in_time} of {REQUESTS} in time ({self.share:.1%}); {self.late} late, {self.slow} slow; "
             f"{self.replica_seconds:.0f} replica-seconds"
         )
+
+
+class _LeastOutstandingTokens:
+    def choose(self, prompt_token_ids, replicas) -> int:
+        return min(range(len(replicas)), key=lambda index: replicas[index].outstanding_tokens)
 
 
 @lru_cache(8)
@@ -81,7 +85,7 @@ def _run(replicas: int, tokens: int, seed: int, failure: bool) -> Served:
     config = EngineConfig(max_batch_size=ROWS, max_tokens_per_step=tokens, prefix_caching=False)
     failures = {"failures": [(FAILS_AT, 0)], "start_seconds": START} if failure else {}
     cost = CostModel.load(MACHINES["h100_llama_8b"])  # the committed estimate for an H100
-    result = simulate_fleet(trace(seed), config, cost, replicas, LeastOutstandingTokens(), **failures)
+    result = simulate_fleet(trace(seed), config, cost, replicas, _LeastOutstandingTokens(), **failures)
     return Served(
         in_time=round(result.within(ttft=TTFT, tpot=TPOT) * REQUESTS),
         late=sum(one.ttft > TTFT for one in result.requests),

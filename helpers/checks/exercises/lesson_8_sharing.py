@@ -75,6 +75,7 @@ def unless_used(free, tables, request):
 
 OWN = "[block for block in table if not any(block in other for other in tables.values())]"
 add_edits(release, {
+    "frees blocks that are in another table: the next request would overwrite keys in use.": f"{OWN} -> table",
     "frees nothing if some blocks are shared: the others must become free.":
         f"{OWN} -> table if {OWN} == table else []",
     "frees no block: without a table and not in `free`, a block is lost. (`free = ...` makes a new list and leaves "
