@@ -106,16 +106,12 @@ add_edits(multiply, {
 })  # fmt: skip
 
 unpack = Exercise("unpack(words, bits)", "packed integers mean something only together with their order and their sign")
-
-
-@unpack.cases
-def _(random):
-    for words, bits in [
-        ([0x000F0001], 4), ([0x00020001], 8), ([0x76543210], 4), ([0xFEDCBA98, 0x00000009], 4), ([0x80FF7F01], 8),
-        ([0x12345678, 0x9ABCDEF0], 8), ([0x89ABCDEF], 4), ([0], 8),
-        ([random.getrandbits(32), random.getrandbits(32)], random.choice([4, 8])),
-    ]:  # fmt: skip
-        yield (words, bits), f"words [{', '.join(f'0x{word:08X}' for word in words)}], {bits} bits"
+unpack.table([
+    ("0x000F0001", 4), ("0x00020001", 8), ("0x76543210", 4), ("0xFEDCBA98, 0x00000009", 4), ("0x80FF7F01", 8),
+    ("0x12345678, 0x9ABCDEF0", 8), ("0x89ABCDEF", 4), ("0x00000000", 8),
+], lambda random: [(", ".join(f"0x{random.getrandbits(32):08X}" for _ in range(2)), random.choice([4, 8]))],
+   given="words [{}], {} bits",
+   build=lambda words, bits: ([int(word, 16) for word in words.split(", ")], bits))  # fmt: skip
 
 
 @unpack.reference
