@@ -8,6 +8,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from numbers import Integral, Real
 
 import torch
@@ -38,11 +39,10 @@ class Grids:
         """Return both grids as text; a star marks what differs."""
         columns = max((len(row) for row in [*self.expected, *self.actual]), default=0)
         cells = [[], []]
-        for y in range(max(len(self.expected), len(self.actual))):
-            # Rows are aligned at their right edges, as in a batch.
-            one, other = (
+        for rows in zip_longest(self.expected, self.actual, fillvalue=()):
+            one, other = (  # aligned at their right edges, as in a batch
                 [None] * (columns - len(row)) + ["." if cell in self.pads else str(cell) for cell in row]
-                for row in (_row(self.expected, y), _row(self.actual, y))
+                for row in rows
             )
             cells[0].append(["" if cell is None else f"{cell} " for cell in one])
             marked = zip(one, other, strict=True)
@@ -52,10 +52,6 @@ class Grids:
         width = max([len(line) for line in left] + [8])
         lines = [f"  {self.title}  (. is padding, * differs)", f"  {'expected'.ljust(width)}    yours"]
         return "\n".join(lines + [f"  {a.ljust(width)}    {b}" for a, b in zip(left, right, strict=True)])
-
-
-def _row(grid: Sequence[Sequence], y: int) -> list:
-    return list(grid[y]) if y < len(grid) else []
 
 
 @dataclass(frozen=True)
@@ -104,18 +100,12 @@ class _Comparison:
             if isinstance(right, bool):  # 1 and numpy's True are True
                 same = same or ((isinstance(got, Integral) or type(got).__name__ in ("bool_", "bool")) and got == right)
             return None if same else self._differs(got, right, what, path)
-        if isinstance(right, torch.Tensor):
-            return self._tensors(got, right, what, path)
-        if isinstance(right, Cache):
-            return self._caches(got, right, what, path)
-        if is_number(right):
-            return self._numbers(got, right, what, path)
-        if isinstance(right, EngineSequence):
-            return self._sequences(got, right, what, path)
-        if isinstance(right, Mapping):
-            return self._mappings(got, right, what, path)
-        if isinstance(right, list | tuple | deque):
-            return self._lists(got, right, what, path)
+        for of, compare in (
+            (torch.Tensor, self._tensors), (Cache, self._caches), (Real, self._numbers),
+            (EngineSequence, self._sequences), (Mapping, self._mappings), (list | tuple | deque, self._lists),
+        ):  # fmt: skip
+            if isinstance(right, of):
+                return compare(got, right, what, path)
         if isinstance(right, set | frozenset):
             return None if got == right else self._differs(got, right, what, path)
         if dataclasses.is_dataclass(right):
@@ -127,10 +117,8 @@ class _Comparison:
         return None  # a model or a generator of random numbers: not compared
 
     def _differs(self, got, right, what: str, path: tuple, grids: Grids | None = None) -> Difference:
-        if type(got) is type(right) or isinstance(got, str | int | float | list | tuple | None):
-            shown = kind(got) if got is None and what == "the result" else _short(got)
-        else:
-            shown = kind(got)
+        plain = type(got) is type(right) or isinstance(got, str | int | float | list | tuple | None)
+        shown = _short(got) if plain and not (got is None and what == "the result") else kind(got)
         return Difference(path, f"{what} should be {_short(right)}, but is {shown}", grids, what)
 
     # --- numbers and tensors ------------------------------------------------------------------------------------
@@ -139,8 +127,7 @@ class _Comparison:
         if isinstance(got, torch.Tensor) and got.numel() == 1 and got.dtype != torch.bool and not path:
             got = got.item()  # inside a list, a tensor is not a number: JSON and the next verb refuse it
         if not is_number(got):
-            wanted = "an int" if isinstance(right, Integral) else "a number"
-            return Difference(path, f"{what} should be {wanted}, but is {kind(got)}", what=what)
+            return _should_be("an int" if isinstance(right, Integral) else "a number", got, what, path)
         if not _close(float(got), float(right)):
             one, other = _apart(right, got)
             return Difference(path, f"{what} should be {one}, but is {other}", what=what)
@@ -150,7 +137,7 @@ class _Comparison:
 
     def _tensors(self, got, right: torch.Tensor, what: str, path: tuple) -> Difference | None:
         if not isinstance(got, torch.Tensor):
-            return Difference(path, f"{what} should be a tensor, but is {kind(got)}", what=what)
+            return _should_be("a tensor", got, what, path)
         if got.shape != right.shape:
             shapes = f"{what} has shape {list(got.shape)}, but should have {list(right.shape)}"
             return Difference(path, shapes, _grids(got, right, what), what)
@@ -181,8 +168,7 @@ class _Comparison:
 
     def _caches(self, got, right: Cache, what: str, path: tuple) -> Difference | None:
         if not hasattr(got, "layers"):
-            message = f"{what} should be a transformers cache, as the model expects, but is {kind(got)}"
-            return Difference(path, message, what=what)
+            return _should_be("a transformers cache, as the model expects", got, what, path)
         if len(got.layers) != len(right.layers):
             message = f"{what} has {len(got.layers)} layers, but should have {len(right.layers)}"
             return Difference(path, message, what=what)
@@ -205,12 +191,12 @@ class _Comparison:
         if not isinstance(got, list | tuple | deque) or (self.strict and is_tuple):
             parts = f": {' and '.join(self.names)}" if pair and not path and self.names else ""
             wanted = f"{len(right)} values{parts}" if pair else "a list"
-            return Difference(path, f"{what} should be {wanted}, but is {kind(got)}", what=what)
+            return _should_be(wanted, got, what, path)
         if len(got) == len(right):
             for place, (one, other) in enumerate(zip(got, right, strict=True)):
                 named = self.names[place] if isinstance(right, tuple) and not path and self.names else ""
                 found = self.compare(one, other, named or f"{what}, place {place}", (*path, place))
-                if found and not named and _is_plain(got) and _is_plain(right) and not _same_values(got, right):
+                if found and not named and _is_plain(got) and _is_plain(right) and list(got) != list(right):
                     return self._differs(got, right, what, path, _grids(got, right, what))
                 if found:
                     return found
@@ -221,7 +207,7 @@ class _Comparison:
 
     def _mappings(self, got, right: Mapping, what: str, path: tuple) -> Difference | None:
         if not isinstance(got, Mapping):
-            return Difference(path, f"{what} should be a dict, but is {kind(got)}", what=what)
+            return _should_be("a dict", got, what, path)
         if missing := [key for key in right if key not in got]:
             return Difference((*path, missing[0]), f"{what} has no {missing[0]!r}", what=what)
         if extra := [key for key in got if key not in right]:
@@ -232,18 +218,18 @@ class _Comparison:
 
     def _sequences(self, got, right: EngineSequence, what: str, path: tuple) -> Difference | None:
         if not isinstance(got, EngineSequence):
-            return Difference(path, f"{what} should be a sequence, but is {kind(got)}", what=what)
+            return _should_be("a sequence", got, what, path)
         if got.request_id != right.request_id:
             message = f"{what} should be the sequence {right.request_id}, but is {got.request_id}"
             return Difference(path, message, what=what)
-        if _state(got) == _state(right):
-            return None
-        return Difference(path, f"sequence {got.request_id} was changed", what=f"a sequence in {what}")
+        # Copies do not share their request's bookkeeping.
+        one, other = (vars(each) | {"request": (each.max_tokens, each.priority)} for each in (got, right))
+        changed = f"sequence {got.request_id} was changed"
+        return None if one == other else Difference(path, changed, what=f"a sequence in {what}")
 
 
-def _state(sequence: EngineSequence) -> dict:
-    """Return what a sequence holds, but for its request's bookkeeping, which copies do not share."""
-    return vars(sequence) | {"request": (sequence.max_tokens, sequence.priority)}
+def _should_be(wanted: str, got, what: str, path: tuple) -> Difference:
+    return Difference(path, f"{what} should be {wanted}, but is {kind(got)}", what=what)
 
 
 def _is_of_another_kind(got, right) -> bool:
@@ -285,10 +271,6 @@ def _is_plain(value) -> bool:
     return len(repr(value)) <= 160 and all(part is None or isinstance(part, plain) for part in values)
 
 
-def _same_values(one, other) -> bool:
-    return list(one) == list(other)
-
-
 def _grids(got, right, what: str) -> Grids | None:
     """Return both as grids if they have rows and columns and are small enough to be drawn."""
     title = what.strip("`")
@@ -306,15 +288,14 @@ def _grids(got, right, what: str) -> Grids | None:
     return None
 
 
-def _short(value, limit: int = 160) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
-def first_line(text: str, limit: int = 160) -> str:
-    """Return the first line of an exception's text."""
+def first_line(text: str) -> str:
+    """Return the first line of an exception's text, or as much of it as a message has room for."""
     line = text.strip().splitlines()[0] if text.strip() else ""
-    return line if len(line) <= limit else line[: limit - 3] + "..."
+    return line if len(line) <= 160 else f"{line[:157]}..."
+
+
+def _short(value) -> str:
+    return first_line(repr(value))
 
 
 def kind(value) -> str:

@@ -10,6 +10,10 @@ ORDER = (
     "`forward` returns a token for each row, in the order of the rows: each belongs to its row's request, and "
     "follows that row's last token"
 )
+TOO_SOON = (
+    "A block is taken only when a token needs it: where memory is short, one that is taken as soon as the last one is "
+    "full keeps another request waiting"
+)
 LEAKS = (
     "Are all blocks of requests that finished or were preempted free again, can cached ones be evicted, and is what "
     "was preempted in the queue again"
@@ -79,12 +83,7 @@ def stuck(run) -> str:
 
 def without_memory(run, what: str) -> str:
     """Name what keeps blocks from requests that need them."""
-    if run.reserved == 1:
-        return (
-            f"{what}. A block is taken only when a token needs it: where memory is short, one that is taken as "
-            "soon as the last one is full keeps another request waiting"
-        )
-    return f"{what}. {LEAKS}"
+    return f"{what}. {TOO_SOON if run.reserved == 1 else LEAKS}"
 
 
 def too_far(one: Served, row: Row) -> str:
@@ -192,72 +191,38 @@ def wrong_output(run, one: Served, got: list[int]) -> str:
     return f"{what}, although its rows were computed right. {ORDER}"
 
 
-def first_stall(run) -> tuple[int, int]:
-    """Return the request that first got no token in a pass after its first token, and the pass."""
-    every = (
-        (at + 1, one.id) for one in run.requests.values() for at in one.tokens_at[:-1] if at + 1 not in one.tokens_at
-    )
-    at, number = min(every)
-    return number, at
-
-
 def too_expensive(milestone: str, measure: str, run, what: str) -> str:
-    """Return the idea that a run which costs too much has missed."""
-    work = run.workload
+    """Return the idea that a run which costs too much has missed; `what` says what it costs."""
+    requests, rows = run.requests.values(), run.workload.rows
     if measure == "stalls":
-        number, at = first_stall(run)
+        stalls = ((at + 1, one.id) for one in requests for at in one.tokens_at[:-1] if at + 1 not in one.tokens_at)
+        at, number = min(stalls)
         return (
             f"lets request {number} wait in pass {at}, although it has begun its output and a decode needs one token. "
             "Decodes come first in every pass, and prompts are computed in what is left of max_tokens_per_step"
         )
-    if measure == "prompt tokens":
-        if not any(one.rows[0][1] for one in run.requests.values()):
-            return (
-                f"computes every prompt from its first token: {what}. Full blocks that begin alike hold the same keys"
-            )
-        return (
-            f"shares too little: {what}. A block stays cached after its request has finished, until memory is needed, "
-            "and what was used longest ago goes first"
-        )
-    if run.after_end:
-        return (
-            f"computes rows of requests that have finished: {what}. Their outputs are complete, so they leave the "
-            "batch, even if the other rows go on"
-        )
-    if run.widest == 1 < work.rows:
-        return (
-            f"runs one request at a time: {what}. Rows share a pass, which takes hardly longer with {work.rows} of them"
-        )
-    if run.reserved > 1 and milestone == "engine_paged":
-        return (
-            f"takes blocks before they are needed: {what}. A reserved slot is empty for as long as its token does not "
-            "exist, and an output may end long before max_new_tokens"
-        )
-    if run.restarts and milestone != "engine_paged":
-        return (
-            f"computes tokens again whose keys are in the cache: {what}. Once the prompt is computed, each pass needs "
-            "only the newest token"
-        )
-    if measure == "tokens generated again":
-        return (
-            f"generates tokens again after a preemption: {what}. They are known, part of the request's text, and are "
-            "computed together with the prompt"
-        )
-    if any(run.victims):
-        return (
-            f"preempts requests that have run longest: {what}. The oldest has computed the most, all of which is "
-            "computed again; the newest loses the least"
-        )
-    if milestone == "engine_continuous" and run.joined_late and run.left_free:
-        return (
-            f"waits until all rows have finished: {what}. A free row can go to a waiting request before the next pass"
-        )
-    if run.small > 1:
-        return (
-            f"computes smaller chunks of prompts than fit: {what}. A pass has room for max_tokens_per_step tokens, and "
-            "what its decodes leave is for prompts"
-        )
-    return (
-        f"leaves rows free in its passes while requests wait, {run.left_free} in all: {what}. All that fits into a "
-        "pass runs in it, prompts beside one another and beside decodes"
-    )
+    of_prompts, is_paged = measure == "prompt tokens", milestone == "engine_paged"
+    return next(why for applies, why in [
+        (of_prompts and not any(one.rows[0][1] for one in requests), "computes every prompt from its first token: "
+         f"{what}. Full blocks that begin alike hold the same keys"),
+        (of_prompts, f"shares too little: {what}. A block stays cached after its request has finished, until memory is "
+         "needed, and what was used longest ago goes first"),
+        (run.after_end, f"computes rows of requests that have finished: {what}. Their outputs are complete, so they "
+         "leave the batch, even if the other rows go on"),
+        (run.widest == 1 < rows, f"runs one request at a time: {what}. Rows share a pass, which takes hardly longer "
+         f"with {rows} of them"),
+        (run.reserved > 1 and is_paged, f"takes blocks before they are needed: {what}. A reserved slot is empty for as "
+         "long as its token does not exist, and an output may end long before max_new_tokens"),
+        (run.restarts and not is_paged, f"computes tokens again whose keys are in the cache: {what}. Once the prompt "
+         "is computed, each pass needs only the newest token"),
+        (measure == "tokens generated again", f"generates tokens again after a preemption: {what}. They are known, "
+         "part of the request's text, and are computed together with the prompt"),
+        (any(run.victims), f"preempts requests that have run longest: {what}. The oldest has computed the most, all of "
+         "which is computed again; the newest loses the least"),
+        (milestone == "engine_continuous" and run.joined_late and run.left_free, "waits until all rows have finished: "
+         f"{what}. A free row can go to a waiting request before the next pass"),
+        (run.small > 1, f"computes smaller chunks of prompts than fit: {what}. A pass has room for max_tokens_per_step "
+         "tokens, and what its decodes leave is for prompts"),
+        (True, f"leaves rows free in its passes while requests wait, {run.left_free} in all: {what}. All that fits "
+         "into a pass runs in it, prompts beside one another and beside decodes"),
+    ] if applies)  # fmt: skip

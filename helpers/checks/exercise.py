@@ -113,17 +113,18 @@ class Exercise:
         self.declared.append(Misconception(message, function))
         return function
 
-    def add_misconceptions(self, wrong: Mapping | Iterable[tuple], part: str = "") -> None:
+    def add_misconceptions(self, wrong: Mapping | Iterable[tuple], part: str = "", **others) -> None:
         """Take several misconceptions.
 
         Args:
             wrong: from messages to functions, or to dicts with parts of the reference, as its keyword arguments. A list
                 has variants that get the same message.
             part: the one part of the reference that every value replaces.
+            others: parts of the reference that are replaced in each of them, too.
         """
         for message, given in wrong.items() if isinstance(wrong, Mapping) else wrong:
             for one in given if isinstance(given, list) else [given]:
-                parts = {part: one} if part else one
+                parts = {part: one, **others} if part else one
                 self.misconception(message, partial(self._with, parts) if isinstance(parts, Mapping) else parts)
 
     def add_wrong_results(self, wrong: Mapping) -> None:

@@ -5,6 +5,29 @@ import torch
 from ..exercise import Exercise
 
 greedy_step = Exercise("greedy_step(logits)", "every row gets the best token of its own last position")
+greedy_step.reference(lambda logits: logits[:, -1].argmax(dim=-1))
+greedy_step.add_misconceptions({
+    "returns the best token of every position. Only the last position of a row predicts the token that follows the "
+    "whole text: the first one predicts what follows the first token, and so on.": lambda logits: logits.argmax(dim=-1),
+    "returns one token for all rows together. Each row is a separate sequence and needs its own next token.":
+        lambda logits: logits[:, -1].argmax(),
+    "uses the first position, which predicts the second token. The last position predicts what follows the whole "
+    "text.": lambda logits: logits[:, 0].argmax(dim=-1),
+    "uses the second-to-last position, which predicts a token that the text already has.":
+        lambda logits: logits[:, -2].argmax(dim=-1),
+    "picks the least likely token: the most likely one has the largest logit.":
+        lambda logits: logits[:, -1].argmin(dim=-1),
+    "picks the logit with the largest absolute value, but a very negative logit means a very unlikely token.":
+        lambda logits: logits[:, -1].abs().argmax(dim=-1),
+    "compares the rows with each other. The candidates for the next token are the entries of the vocabulary, and "
+    "each row chooses among its own logits.": lambda logits: logits[:, -1].argmax(dim=0),
+    "compares the positions with each other. The candidates for the next token are the entries of the vocabulary, "
+    "at the last position.": lambda logits: logits.argmax(dim=1),
+    "returns the best token's logit, which is a score. The task asks for its id: its index in the vocabulary.":
+        lambda logits: logits[:, -1].max(dim=-1).values,
+    "keeps the dimension over which `argmax` ran: the task asks for one token id per row, shape [rows].":
+        lambda logits: logits[:, -1].argmax(dim=-1, keepdim=True),
+})  # fmt: skip
 
 
 @greedy_step.cases
@@ -27,39 +50,8 @@ def _(random):
     yield (torch.randn(1, 2, 8, generator=draw).div(9).repeat(64, 1, 1),), "logits of shape [64, 2, 8], all rows equal"
 
 
-@greedy_step.reference
-def best_of_last_position(logits):
-    return logits[:, -1].argmax(dim=-1)
-
-
-greedy_step.add_misconceptions({
-    "returns the best token of every position. Only the last position of a row predicts the token that follows the "
-    "whole text: the first one predicts what follows the first token, and so on.": lambda logits: logits.argmax(dim=-1),
-    "returns one token for all rows together. Each row is a separate sequence and needs its own next "
-    "token.": lambda logits: logits[:, -1].argmax(),
-    "uses the first position, which predicts the second token. The last position predicts what follows the whole "
-    "text.": lambda logits: logits[:, 0].argmax(dim=-1),
-    "uses the second-to-last position, which predicts a token that the text already has.": lambda logits: logits[
-        :, -2
-    ].argmax(dim=-1),
-    "picks the least likely token: the most likely one has the largest logit.":
-        lambda logits: logits[:, -1].argmin(dim=-1),
-    "picks the logit with the largest absolute value, but a very negative logit means a very unlikely "
-    "token.": lambda logits: logits[:, -1].abs().argmax(dim=-1),
-    "compares the rows with each other. The candidates for the next token are the entries of the vocabulary, and "
-    "each row chooses among its own logits.": lambda logits: logits[:, -1].argmax(dim=0),
-    "compares the positions with each other. The candidates for the next token are the entries of the vocabulary, "
-    "at the last position.": lambda logits: logits.argmax(dim=1),
-    "returns the best token's logit, which is a score. The task asks for its id: its index in the "
-    "vocabulary.": lambda logits: logits[:, -1].max(dim=-1).values,
-    "keeps the dimension over which `argmax` ran: the task asks for one token id per row, shape "
-    "[rows].": lambda logits: logits[:, -1].argmax(dim=-1, keepdim=True),
-})  # fmt: skip
-
-
 @greedy_step.rule
 def draws_nothing(arguments, outcome, right):
-    """Report tokens that differ between equal rows."""
     if len(arguments[0]) < 64 or outcome.result.shape != right.result.shape or len(outcome.result.unique()) < 3:
         return None
     return (
@@ -72,8 +64,6 @@ kv_cache_bytes = Exercise(
     "kv_cache_bytes(windows, kv_heads, head_dim, number_bytes, tokens)",
     "a key and a value for every token that a layer keeps, in every KV head of every layer",
 )
-
-
 kv_cache_bytes.table(
     [
         ([None, None, 4], 5, 7, 4, 11), ([None] * 32, 8, 128, 2, 2048),
@@ -81,18 +71,10 @@ kv_cache_bytes.table(
     ],
     lambda random: [([None, 7, *random.choices([None, 6, 30, 500], k=5)], 13, 17, 2, random.randint(19, 99))],
 )  # fmt: skip
-
-
-@kv_cache_bytes.reference
-def windowed(windows, heads, dimension, number, tokens, kept=min):
-    """Count bytes, with a replaceable part: the tokens that a layer keeps, given its window and those of the text."""
-    return 2 * sum(tokens if w is None else kept(w, tokens) for w in windows) * heads * dimension * number
-
-
 kv_cache_bytes.add_misconceptions({
     "counts only half of the cache: each token has a key and a value.": lambda *s: windowed(*s) // 2,
     "counts keys and values twice.": lambda *s: windowed(*s) * 2,
-    "leaves out the layers: each has its own cache.": lambda w, h, d, b, t: windowed(w[:1], h, d, b, t),
+    "leaves out the layers: each has its own cache.": lambda w, *s: windowed(w[:1], *s),
     "gives all layers the window of the first: each has its own, or none.":
         lambda w, *s: windowed(w[:1] * len(w), *s),
     "gives all layers the smallest window: each has its own, or none.":
@@ -103,7 +85,7 @@ kv_cache_bytes.add_misconceptions({
     "returns the bytes of one token: the cache holds many.": lambda w, h, d, b, t: windowed(w, h, d, b, 1),
     "returns bits: `number_bytes` is already in bytes.": lambda *s: 8 * windowed(*s),
     "grows with the square of the number of tokens. The cache keeps one key and one value per token; it is the "
-    "*work* without a cache that grows quadratically.": lambda w, h, d, b, t: t * windowed(w, h, d, b, t),
+    "*work* without a cache that grows quadratically.": lambda *s: s[-1] * windowed(*s),
     "keeps all tokens in every layer: one with a window drops the keys and values of older tokens.":
         {"kept": lambda window, tokens: tokens},
     "counts the whole window, also where the text is shorter: memory for tokens that do not exist is not part of the "
@@ -116,13 +98,18 @@ kv_cache_bytes.add_misconceptions({
     "leaves out the newest token: the cache keeps its key and value, too.": lambda *s: windowed(*s[:4], s[4] - 1),
 })  # fmt: skip
 
+
+@kv_cache_bytes.reference
+def windowed(windows, heads, dimension, number, tokens, kept=min):
+    """Count bytes, with a replaceable part: the tokens that a layer keeps, given its window and those of the text."""
+    return 2 * sum(tokens if w is None else kept(w, tokens) for w in windows) * heads * dimension * number
+
+
+BOTH = "Both happen at the same time, so the pass ends when the slower one ends"
 decode_floor = Exercise(
     "decode_floor(weight_bytes, bandwidth, operations, rate)",
     "a pass takes at least as long as the slower of reading the weights and doing the arithmetic",
 )
-BOTH = "Both happen at the same time, so the pass ends when the slower one ends"
-
-
 decode_floor.table(
     [
         ("a pass over 1 token", 500e6, 10e9, 250e6, 100e9), ("a pass over 64 tokens", 500e6, 10e9, 64 * 250e6, 100e9),
@@ -133,13 +120,7 @@ decode_floor.table(
     ],
     given="{} bytes at {} per second, {} operations at {} per second",
 )  # fmt: skip
-
-
-@decode_floor.reference
-def slower_of_two(weight_bytes, bandwidth, operations, rate):
-    return max(weight_bytes / bandwidth, operations / rate)
-
-
+decode_floor.reference(lambda weights, bandwidth, operations, rate: max(weights / bandwidth, operations / rate))
 decode_floor.add_misconceptions({
     f"adds the two times. {BOTH}.": lambda w, b, o, r: w / b + o / r,
     f"returns the shorter time. {BOTH}.": lambda w, b, o, r: min(w / b, o / r),
@@ -147,15 +128,9 @@ decode_floor.add_misconceptions({
     "weights.": lambda w, b, o, r: w / b,
     "considers only the arithmetic. With one token in a pass, reading the weights takes longer.":
         lambda w, b, o, r: o / r,
-    "divides the wrong way round: bytes divided by bytes per second give seconds. The inverse is passes per "
-    "second.": lambda w, b, o, r: max(b / w, r / o),
+    "divides the wrong way round: bytes divided by bytes per second give seconds. The inverse is passes per second.":
+        lambda w, b, o, r: max(b / w, r / o),
 })  # fmt: skip
-
-stop = Exercise(
-    "stop(token_ids, eos_id, max_tokens)",
-    "an output ends with its first EOS or at max_tokens, whichever is first",
-    names=("the token ids that are kept", "the reason"),
-)
 
 
 def ids(text):
@@ -163,6 +138,12 @@ def ids(text):
     return list(map(int, text.split()))
 
 
+stop = Exercise(
+    "stop(token_ids, eos_id, max_tokens)",
+    "an output ends with its first EOS or at max_tokens, whichever is first",
+    names=("the token ids that are kept", "the reason"),
+)
+stop.requires_new("list")
 stop.table(
     [
         ("EOS below max_tokens", [5, 6, 7], 7, 8), ("tokens after EOS", [5, 6, 7, 9, 7, 4], 7, 8),
@@ -177,6 +158,27 @@ stop.table(
     ],
     lambda random: [("random tokens", random.choices(range(4), k=9), 3, random.randint(2, 9))],
 )  # fmt: skip
+stop.add_wrong_results({
+    "looks for the last EOS. The output ends at the first one.": lambda kept, reason, ids, eos, n:
+        (ids[: max(place for place, token in enumerate(ids[:n]) if token == eos) + 1] if eos in kept else kept, reason),
+    "drops EOS. EOS is not text, but the model generated it: it counts as a token and stays in the list.":
+        lambda kept, reason, ids, eos, n: ([token for token in kept if token != eos], reason),
+    "keeps tokens after the first EOS. The output ends there, whatever follows in the list.":
+        lambda kept, reason, ids, eos, n: (ids[:n], reason),
+    'returns "length" although the model ended the output itself: EOS came exactly at the limit.':
+        lambda kept, reason, ids, eos, n: (kept, "length" if len(kept) == n else reason),
+    'returns "stop" for an EOS beyond max_tokens: the output was cut before it.':
+        lambda kept, reason, ids, eos, n: (kept, "stop" if eos in ids else reason),
+    "returns a reason for an output that has not ended: it has reached neither EOS nor max_tokens.":
+        lambda kept, reason, *case: (kept, reason or "length"),
+    "assumes that there is an EOS. An output can end without one, or may not have ended yet.":
+        lambda kept, reason, ids, eos, n: (ids[: ids.index(eos) + 1], "stop"),
+})  # fmt: skip
+stop.add_misconceptions({
+    "keeps one token more than max_tokens allows.": lambda ids, eos, n: first_eos_or_limit(ids, eos, n + 1),
+    "keeps one token too few: exactly max_tokens tokens are allowed.":
+        lambda ids, eos, n: first_eos_or_limit(ids, eos, n - 1),
+})  # fmt: skip
 
 
 @stop.reference
@@ -187,44 +189,8 @@ def first_eos_or_limit(token_ids, eos_id, max_tokens):
     return kept, "length" if len(kept) == max_tokens else None
 
 
-@stop.misconception("looks for the last EOS. The output ends at the first one.")
-def last_eos(token_ids, eos_id, max_tokens):
-    kept = token_ids[:max_tokens]
-    if eos_id not in kept:
-        return first_eos_or_limit(token_ids, eos_id, max_tokens)
-    return kept[: len(kept) - kept[::-1].index(eos_id)], "stop"
-
-
-for _message, _wrong in {
-    "drops EOS. EOS is not text, but the model generated it: it counts as a token and stays in the "
-    "list.": lambda kept, reason, ids, eos, n: ([token for token in kept if token != eos], reason),
-    "keeps tokens after the first EOS. The output ends there, whatever follows in the "
-    "list.": lambda kept, reason, ids, eos, n: (ids[:n], reason),
-    'returns "length" although the model ended the output itself: EOS came exactly at the limit.': (
-        lambda kept, reason, ids, eos, n: (kept, "length" if len(kept) == n else reason)
-    ),
-    'returns "stop" for an EOS beyond max_tokens: the output was cut before it.': (
-        lambda kept, reason, ids, eos, n: (kept, "stop" if eos in ids else reason)
-    ),
-    "returns a reason for an output that has not ended: it has reached neither EOS nor "
-    "max_tokens.": lambda kept, reason, ids, eos, n: (kept, reason or "length"),
-    "keeps one token more than max_tokens allows.":
-        lambda kept, reason, *case: first_eos_or_limit(*case[:2], case[2] + 1),
-    "keeps one token too few: exactly max_tokens tokens are allowed.":
-        lambda kept, reason, *case: first_eos_or_limit(*case[:2], case[2] - 1),
-    "assumes that there is an EOS. An output can end without one, or may not have ended "
-    "yet.": lambda kept, reason, ids, eos, n: (ids[: ids.index(eos) + 1], "stop"),
-}.items():  # fmt: skip
-    stop.misconception(_message, lambda *case, _wrong=_wrong: _wrong(*first_eos_or_limit(*case), *case))
-
-
-stop.requires_new("list")
-
-
 @stop.rule
 def is_a_known_reason(arguments, outcome, right):
-    """Report an unknown reason."""
     _, reason = outcome.result
-    if reason not in ("stop", "length", None):
-        return f'returns the reason {reason!r}, which should be "stop", "length" or None'
-    return None
+    known = reason in ("stop", "length", None)
+    return None if known else f'returns the reason {reason!r}, which should be "stop", "length" or None'

@@ -8,10 +8,25 @@ from ..exercise import Exercise
 from ..hand_made import LISTS, TENSORS, blank_cache, contents, hand_made
 
 ROWS = (*LISTS, *TENSORS, "past_key_values")  # everything with an entry per row
-
+EDGE = "the newest token, which is not in the cache yet, must stay in the last column."
+MOVED = "its keys would have to be moved. In this layout, every row starts in column 0 and stays there."
+UNEQUAL = "stacks rows of unequal width: all rows of a tensor must have the same width."
 merge_masks = Exercise(
     "merge_masks(first, second)", "both masks are equally wide, no cached token moves, and the newest stays last"
 )
+merge_masks.add_misconceptions({
+    f"pads at the right edge: {EDGE}": {"side": "right"},
+    f"pads on the left, as the lesson does: {MOVED}": {"side": "left"},
+    "pads with 1, which marks the new columns as real: the row would attend to keys that do not exist.": {"value": 1},
+    "puts the second mask's rows first: the running rows must stay on top.": lambda one, two: stack_masks(two, one),
+    "reveals all pads: they must stay hidden.": lambda one, two: torch.ones_like(stack_masks(one, two)),
+    "drops the second mask's rows: they have to join.": lambda one, two: stack_masks(one, two)[: len(one)],
+    UNEQUAL: lambda one, two: torch.cat([one, two]),
+    "cuts the wider mask: its rows could no longer attend to some of their tokens.":
+        [{"wanted": wanted} for wanted in (min, lambda first, second: first, lambda first, second: second)],
+    "always widens the same mask. Either of the two may be the narrower one.": lambda one, two: torch.cat([
+        one, torch.cat([two[:, :-1], two.new_zeros(len(two), one.size(1) - two.size(1)), two[:, -1:]], dim=1)]),
+})  # fmt: skip
 
 
 @merge_masks.cases
@@ -43,39 +58,46 @@ def stack_masks(first, second, side="middle", value=0, wanted=max):
     return torch.cat([widened(mask) for mask in (first, second)])
 
 
-EDGE = "the newest token, which is not in the cache yet, must stay in the last column."
-MOVED = "its keys would have to be moved. In this layout, every row starts in column 0 and stays there."
-UNEQUAL = "stacks rows of unequal width: all rows of a tensor must have the same width."
-
-merge_masks.add_misconceptions({
-    f"pads at the right edge: {EDGE}": lambda one, two: stack_masks(one, two, side="right"),
-    f"pads on the left, as the lesson does: {MOVED}": lambda one, two: stack_masks(one, two, side="left"),
-    "pads with 1, which marks the new columns as real: the row would attend to keys that do not "
-    "exist.": lambda one, two: stack_masks(one, two, value=1),
-    "puts the second mask's rows first: the running rows must stay on top.": lambda one, two: stack_masks(two, one),
-    "reveals all pads: they must stay hidden.": lambda one, two: torch.ones_like(stack_masks(one, two)),
-    "drops the second mask's rows: they have to join.": lambda one, two: stack_masks(one, two)[: len(one)],
-    UNEQUAL: lambda one, two: torch.cat([one, two]),
-})  # fmt: skip
-
-for _width in (min, lambda first, second: first, lambda first, second: second):
-    merge_masks.misconception(
-        "cuts the wider mask: its rows could no longer attend to some of their tokens.",
-        lambda one, two, _width=_width: stack_masks(one, two, wanted=_width),
-    )
-
-
-@merge_masks.misconception("always widens the same mask. Either of the two may be the narrower one.")
-def only_the_second_is_widened(first, second):
-    zeros = torch.zeros(len(second), first.size(1) - second.size(1), dtype=torch.long)
-    return torch.cat([first, torch.cat([second[:, :-1], zeros, second[:, -1:]], dim=1)])
-
-
+EVERY_LAYER = "Every layer has its own keys and values, and each needs the same change."
 merge_batches = Exercise(
     "merge_batches(first, second)",
     "masks, keys and values of all layers line up, and no row has lost a token",
     forbidden=["helpers.batching:merge_batches", "helpers.padded_batch:concatenate_rows"],
 )
+merge_batches.add_misconceptions({
+    f"pads the cache on the left, as the lesson does: {MOVED}": {"left": (True, True)},
+    "pads the keys on one side and the values on the other: a token's key and value share a column.":
+        {"left": (False, True)},
+    "makes the cache as wide as the mask. The mask has one more column, because the newest token is not in the "
+    "cache yet.": {"adds": lambda columns: columns + 1},
+    "fills the new columns with values that are not finite. The mask gives these columns the weight 0, but 0 times "
+    "infinity is NaN.": {"value": float("inf")},
+    UNEQUAL: {"adds": lambda columns: 0},
+    "puts the second batch's rows first: the running rows must stay on top.": lambda one, two: stack(two, one),
+})  # fmt: skip
+merge_batches.add_wrong_results({
+    f"pads the mask and the cache on the left, as the lesson does: {MOVED}": lambda both, one, two: (
+        stack(one, two, left=(True, True)) | mask_padded_on(one, two, "left")),
+    f"pads the mask at the right edge: {EDGE}": lambda both, one, two: mask_padded_on(one, two, "right"),
+    "swaps keys and values.": lambda both, *_: with_layers(both, [(values, keys) for keys, values in layers_of(both)]),
+    "stores the keys as values, too: attention needs both.":
+        lambda both, *_: with_layers(both, [(keys, keys) for keys, _ in layers_of(both)]),
+    f"merges only layer 0. {EVERY_LAYER}":
+        lambda both, one, two: with_layers(both, layers_of(both)[:1] + layers_of(one)[1:]),
+    "shifts the positions by the padding. Positions belong to a row's text, and padding a row does not change its "
+    "text.": lambda both, *given: {"position_ids": torch.cat([
+        one["position_ids"] + both["attention_mask"].size(1) - one["attention_mask"].size(1) for one in given])},
+} | {
+    f"keeps only the first batch's rows in `{key}`: the joining rows are lost.":
+        lambda both, one, two, key=key: {key: one[key]} for key in ROWS
+} | {
+    f"orders the rows of `{key}` differently from the other parts: requests would get each other's data.":
+        lambda both, one, two, key=key: {key: stack(two, one)[key]} for key in ROWS
+})  # fmt: skip
+
+
+def mask_padded_on(first, second, side):
+    return {"attention_mask": stack_masks(first["attention_mask"], second["attention_mask"], side=side)}
 
 
 @merge_batches.cases
@@ -132,50 +154,3 @@ def relevant(batch, arguments=()):
     if "past_key_values" in batch:
         batch["past_key_values"] = blank_cache(batch["past_key_values"], batch["attention_mask"][:, :-1] == 0)
     return batch
-
-
-EVERY_LAYER = "Every layer has its own keys and values, and each needs the same change."
-merge_batches.add_misconceptions({
-    f"pads the cache on the left, as the lesson does: {MOVED}": {"left": (True, True)},
-    f"pads the mask and the cache on the left, as the lesson does: {MOVED}": lambda one, two: (
-        stack(one, two, left=(True, True))
-        | {"attention_mask": stack_masks(one["attention_mask"], two["attention_mask"], side="left")}
-    ),
-    "swaps keys and values.":
-        lambda one, two: with_layers(both := stack(one, two), [(values, keys) for keys, values in layers_of(both)]),
-    "pads the keys on one side and the values on the other: a token's key and value share a column.":
-        lambda one, two: stack(one, two, left=(False, True)),
-    "stores the keys as values, too: attention needs both.":
-        lambda one, two: with_layers(both := stack(one, two), [(keys, keys) for keys, _ in layers_of(both)]),
-    f"merges only layer 0. {EVERY_LAYER}":
-        lambda one, two: with_layers(both := stack(one, two), layers_of(both)[:1] + layers_of(one)[1:]),
-    "makes the cache as wide as the mask. The mask has one more column, because the newest token is not in the "
-    "cache yet.": lambda one, two: stack(one, two, adds=lambda columns: columns + 1),
-    "fills the new columns with values that are not finite. The mask gives these columns the weight 0, but 0 times "
-    "infinity is NaN.": lambda one, two: stack(one, two, value=float("inf")),
-    UNEQUAL: lambda one, two: stack(one, two, adds=lambda columns: 0),
-    "puts the second batch's rows first: the running rows must stay on top.": lambda one, two: stack(two, one),
-    f"pads the mask at the right edge: {EDGE}": lambda one, two: (
-        stack(one, two) | {"attention_mask": stack_masks(one["attention_mask"], two["attention_mask"], side="right")}
-    ),
-})  # fmt: skip
-
-
-@merge_batches.misconception(
-    "shifts the positions by the padding. Positions belong to a row's text, and padding a row does not change its text."
-)
-def positions_shifted(first, second):
-    both = stack(first, second)
-    columns = [both["attention_mask"].size(1) - each["attention_mask"].size(1) for each in (first, second)]
-    return both | {"position_ids": torch.cat([first["position_ids"] + columns[0], second["position_ids"] + columns[1]])}
-
-
-for _key in ROWS:
-    merge_batches.misconception(
-        f"keeps only the first batch's rows in `{_key}`: the joining rows are lost.",
-        lambda one, two, _key=_key: stack(one, two) | {_key: one[_key]},
-    )
-    merge_batches.misconception(
-        f"orders the rows of `{_key}` differently from the other parts: requests would get each other's data.",
-        lambda one, two, _key=_key: stack(one, two) | {_key: stack(two, one)[_key]},
-    )

@@ -13,6 +13,42 @@ filter_batch = Exercise(
     names=("the batch", "the list of the removed rows"),
     forbidden=["helpers.batching:filter_batch", "helpers.padded_batch:select_rows", "helpers.padded_batch:trim"],
 )
+filter_batch.add_misconceptions({
+    "trims the left side, as the lesson does. In this layout, the rows' first tokens are there, and the columns "
+    "without a token are behind them.": lambda mask: at_one_end(mask, left=True),
+    "trims the right side, where the newest tokens are.": lambda mask: at_one_end(mask, left=False),
+    "removes only the first gap: columns without a token can be in several places.": lambda mask: first_gap(mask),
+    "trims columns in which some row has no token. A column can go only if no row that stays has a token in it.":
+        lambda mask: mask.all(dim=0),
+    "keeps columns in which only finished rows have tokens: without those rows, no token is left in them.":
+        lambda mask: torch.ones_like(used_columns(mask)),
+    "assumes that a longest row exists: when every row is finished, no row is left.": [
+        lambda mask: (mask.sum(dim=1).max(), used_columns(mask))[1],
+        lambda mask: (max(mask.sum(dim=1).tolist()), used_columns(mask))[1]],
+}, part="columns")  # fmt: skip
+filter_batch.add_wrong_results({
+    "shifts the positions by the trimmed columns. Positions belong to a row's text, and trimming pads does not "
+    "change its text.": lambda new, gone, batch: (new | {
+        "position_ids": new["position_ids"] - batch["attention_mask"].size(1) + new["attention_mask"].size(1)}, gone),
+    "trims the mask, but not the cache: the columns of both must stay aligned.": lambda new, gone, batch: (
+        new | {"past_key_values": select(batch, split(batch)[0])["past_key_values"]}, gone),
+    "keeps the finished rows and drops the others.": lambda new, gone, batch: (select(batch, gone), gone),
+    "lists the rows that stay: the task asks for those that were removed.":
+        lambda new, gone, batch: (new, split(batch)[0]),
+    "lists the request ids of the removed rows: the task asks for their indices.": lambda new, gone, batch: (
+        new, [batch["request_ids"][row] for row in gone]),
+    f"removes the rows only from layer 0. {EVERY_LAYER}": lambda new, gone, batch: (
+        with_layers(new, layers_of(new)[:1] + layers_of(batch)[1:]), gone),
+    "removes the rows from the keys, but not from the values: a token has both.": lambda new, gone, batch: (
+        with_layers(new, [(a[0], b[1]) for a, b in zip(layers_of(new), layers_of(batch), strict=True)]), gone),
+    "indexes with an empty tensor of floats. When every row is finished, no index is left, but the tensor of "
+    "indices must still hold integers.": lambda new, gone, batch: (
+        (batch["input_ids"][torch.tensor(split(batch)[0])], new)[1], gone),
+} | {
+    f"leaves the finished rows in `{key}`: lists, tensors and cache must hold the same rows.":
+        lambda new, gone, batch, key=key: (new | {key: batch[key]}, gone) for key in ROWS
+})  # fmt: skip
+filter_batch.requires_new("batch")
 
 
 @filter_batch.cases
@@ -60,20 +96,7 @@ def used_columns(mask):
     return mask.any(dim=0)
 
 
-@filter_batch.reference
-def trimmed(batch, columns=used_columns):
-    stay, removed = split(batch)
-    return select(batch, stay, columns(batch["attention_mask"][stay])), removed
-
-
-@filter_batch.ignoring
-def relevant_or_empty(result, arguments):
-    """Compare only the request ids if no row stays."""
-    batch, removed = result
-    return relevant(batch) if any(arguments[0]["tokens_remaining"]) else {"request_ids": batch["request_ids"]}, removed
-
-
-def at_one_end(mask, left=True):
+def at_one_end(mask, left):
     """Return as many columns as the longest row needs, from one end."""
     count = int(mask.sum(dim=1).max()) if len(mask) else 1
     place = torch.arange(mask.size(1), device=mask.device)
@@ -88,51 +111,21 @@ def first_gap(mask):
     return torch.tensor([not start <= place < end for place in range(len(empty))], device=mask.device)
 
 
-filter_batch.add_misconceptions({
-    "trims the left side, as the lesson does. In this layout, the rows' first tokens are there, and the columns "
-    "without a token are behind them.": at_one_end,
-    "trims the right side, where the newest tokens are.": lambda mask: at_one_end(mask, left=False),
-    "removes only the first gap: columns without a token can be in several places.": first_gap,
-    "trims columns in which some row has no token. A column can go only if no row that stays has a token in it.":
-        lambda mask: mask.all(dim=0),
-    "keeps columns in which only finished rows have tokens: without those rows, no token is left in them.":
-        lambda mask: torch.ones_like(used_columns(mask)),
-}, part="columns")  # fmt: skip
-for _message, _wrong in {
-    "shifts the positions by the trimmed columns. Positions belong to a row's text, and trimming pads does not "
-    "change its text.": lambda batch, new, stay, gone: (new | {
-        "position_ids": new["position_ids"] - batch["attention_mask"].size(1) + new["attention_mask"].size(1)}, gone),
-    "trims the mask, but not the cache: the columns of both must stay aligned.": lambda batch, new, stay, gone: (
-        new | {"past_key_values": select(batch, stay)["past_key_values"]}, gone),
-    "keeps the finished rows and drops the others.": lambda batch, new, stay, gone: (select(batch, gone), gone),
-    "lists the rows that stay: the task asks for those that were removed.": lambda batch, new, stay, gone: (new, stay),
-    "lists the request ids of the removed rows: the task asks for their indices.": lambda batch, new, stay, gone: (
-        new, [batch["request_ids"][row] for row in gone]),
-    f"removes the rows only from layer 0. {EVERY_LAYER}": lambda batch, new, stay, gone: (
-        with_layers(new, layers_of(new)[:1] + layers_of(batch)[1:]), gone),
-    "removes the rows from the keys, but not from the values: a token has both.": lambda batch, new, stay, gone: (
-        with_layers(new, [(a[0], b[1]) for a, b in zip(layers_of(new), layers_of(batch), strict=True)]), gone),
-    "indexes with an empty tensor of floats. When every row is finished, no index is left, but the tensor of "
-    "indices must still hold integers.": lambda batch, new, stay, gone: (
-        new | {"attention_mask": trimmed(batch | {"input_ids": batch["input_ids"][torch.tensor(stay)]})}, gone),
-}.items():  # fmt: skip
-    filter_batch.misconception(_message, lambda batch, _wrong=_wrong: _wrong(batch, trimmed(batch)[0], *split(batch)))
-for _key in ROWS:
-    filter_batch.misconception(
-        f"leaves the finished rows in `{_key}`: lists, tensors and cache must hold the same rows.",
-        lambda batch, _key=_key: (trimmed(batch)[0] | {_key: batch[_key]}, split(batch)[1]),
-    )
-for _longest in (lambda mask: mask.sum(dim=1).max(), lambda mask: max(mask.sum(dim=1).tolist())):
-    filter_batch.misconception(
-        "assumes that a longest row exists: when every row is finished, no row is left.",
-        lambda batch, _longest=_longest: (_longest(batch["attention_mask"][split(batch)[0]]), trimmed(batch))[1],
-    )
-filter_batch.requires_new("batch")
+@filter_batch.reference
+def trimmed(batch, columns=used_columns):
+    stay, removed = split(batch)
+    return select(batch, stay, columns(batch["attention_mask"][stay])), removed
+
+
+@filter_batch.ignoring
+def relevant_or_empty(result, arguments):
+    """Compare only the request ids if no row stays."""
+    batch, removed = result
+    return relevant(batch) if any(arguments[0]["tokens_remaining"]) else {"request_ids": batch["request_ids"]}, removed
 
 
 @filter_batch.rule
 def keeps_its_columns_and_rows(arguments, outcome, right):
-    """Report a mask or a cache with too many columns or too few, or rows that changed their places."""
     (got, _), (wanted, _) = outcome.result, right.result
     if not wanted["request_ids"]:
         return None

@@ -7,7 +7,7 @@ from ... import batching
 from ...request import Request
 from ...tiny_model.corpus import unseen_prompts
 from ..exercise import Exercise
-from ..watched_verbs import loop_in_words
+from ..watch import loop_in_words
 
 continuous_loop = Exercise(
     "continuous_loop(requests, max_batch_size)",
@@ -16,6 +16,35 @@ continuous_loop = Exercise(
     forbidden=[f"helpers.loops:generate_{loop}" for loop in ("alone", "static", "continuous")],
 )
 OUTPUTS, PASSES = "the list of outputs", "forward passes"
+continuous_loop.add_misconceptions({
+    "waits until the whole batch has finished, which is static batching. A waiting request can take a finished "
+    "request's row before the next pass.": {"may_join": lambda free, running: free * (not running)},
+    "lets requests join before they arrive: all of them wait from the start, as in the lesson.":
+        {"arrives": lambda arrival: 0},
+    "counts only decode steps as time. A prefill is a forward pass, too, and requests arrive while it runs.":
+        {"lasts": (0, 1)},
+    "lets a request join one forward pass after it could: at time t, the requests with an arrival of t are there.":
+        {"arrives": lambda arrival: arrival + 1 if arrival else 0},
+    "serves one request at a time and leaves the other rows empty.": lambda each, n: in_order(each, 1),
+    "runs more than max_batch_size rows at once: the server has no memory for them.":
+        lambda each, n: in_order(each, len(each)),
+    "runs one row too many: the server has memory for max_batch_size rows.": lambda each, n: in_order(each, n + 1),
+    "counts only prefills as time. A decode step is a forward pass, too, and requests arrive while it runs.":
+        {"lasts": (1, 0)},
+    "leaves one row empty: max_batch_size requests can run at the same time.": lambda each, n: in_order(each, n - 1),
+    "runs a separate prefill for every joining request: requests that join at the same time can share one.":
+        {"together": False},
+    "returns the outputs in the order in which the requests finished. Output i must belong to request i, because "
+    "its client waits for it.": lambda each, n: list(serve(each, n).values()),
+    "loses the output of a request that finishes in its prefill: its row leaves before its tokens are recorded.":
+        {"leave_early": True},
+})  # fmt: skip
+continuous_loop.add_wrong_results({
+    "records outputs by prompt: two requests may have the same prompt.": lambda outputs, each, n: [
+        next(out for other, out in zip(each[::-1], outputs[::-1], strict=True) if other[0] == one[0]) for one in each],
+    "loses the last token of each output: a step's tokens must be recorded before the finished rows leave.":
+        lambda outputs, *case: [output[:-1] for output in outputs],
+})  # fmt: skip
 
 
 @continuous_loop.cases
@@ -39,20 +68,11 @@ def _(random):
         yield ([(*request, arrival) for request, arrival in zip(requests, arrivals, strict=True)], rows), given
 
 
-def serve(
-    requests,
-    rows,
-    may_join=lambda free, running: free,
-    together=True,
-    leave_early=False,
-    lasts=(1, 1),
-    arrives=lambda arrival: arrival,
-) -> dict:
+def serve(requests, rows, may_join=lambda free, running: free, together=True, leave_early=False, lasts=(1, 1),
+          arrives=lambda arrival: arrival) -> dict:  # fmt: skip
     """Run the loop, with replaceable parts: how many may join, in how many prefills, how long passes last, and when
     requests arrive; return the outputs by request."""
-    waiting = deque(
-        (arrives(arrival), Request(*request, number)) for number, (*request, arrival) in enumerate(requests)
-    )
+    waiting = deque((arrives(time), Request(*each, number)) for number, (*each, time) in enumerate(requests))
     running, outputs, now = {"request_ids": []}, {}, 0
     while waiting or running["request_ids"]:
         if not running["request_ids"]:  # idle
@@ -86,44 +106,8 @@ def _(result, arguments):
     return result if all(budget > 1 for _, budget, _ in arguments[0]) else result | {PASSES: []}
 
 
-def by_prompt(prompts, outputs):
-    recorded = dict(zip(prompts, outputs, strict=True))
-    return [recorded[prompt] for prompt in prompts]
-
-
-continuous_loop.add_misconceptions({
-    "waits until the whole batch has finished, which is static batching. A waiting request can take a finished "
-    "request's row before the next pass.":
-        lambda each, n: in_order(each, n, may_join=lambda free, running: free * (not running)),
-    "lets requests join before they arrive: all of them wait from the start, as in the lesson.":
-        lambda each, n: in_order(each, n, arrives=lambda arrival: 0),
-    "counts only decode steps as time. A prefill is a forward pass, too, and requests arrive while it runs.":
-        lambda each, n: in_order(each, n, lasts=(0, 1)),
-    "lets a request join one forward pass after it could: at time t, the requests with an arrival of t are there.":
-        lambda each, n: in_order(each, n, arrives=lambda arrival: arrival + 1 if arrival else 0),
-    "serves one request at a time and leaves the other rows empty.": lambda each, n: in_order(each, 1),
-    "runs more than max_batch_size rows at once: the server has no memory for them.":
-        lambda each, n: in_order(each, len(each)),
-    "runs one row too many: the server has memory for max_batch_size rows.": lambda each, n: in_order(each, n + 1),
-    "counts only prefills as time. A decode step is a forward pass, too, and requests arrive while it runs.":
-        {"lasts": (1, 0)},
-    "leaves one row empty: max_batch_size requests can run at the same time.": lambda each, n: in_order(each, n - 1),
-    "runs a separate prefill for every joining request: requests that join at the same time can share one.":
-        lambda each, n: in_order(each, n, together=False),
-    "returns the outputs in the order in which the requests finished. Output i must belong to request i, because "
-    "its client waits for it.": lambda each, n: list(serve(each, n).values()),
-    "records outputs by prompt: two requests may have the same prompt.":
-        lambda each, n: by_prompt([prompt for prompt, *_ in each], in_order(each, n)),
-    "loses the last token of each output: a step's tokens must be recorded before the finished rows "
-    "leave.": lambda each, n: ([output[:-1] for output in in_order(each, n)]),
-    "loses the output of a request that finishes in its prefill: its row leaves before its tokens are recorded.":
-        lambda each, n: in_order(each, n, leave_early=True),
-})  # fmt: skip
-
-
 @continuous_loop.rule
 def every_output_is_right(arguments, outcome, right):
-    """Report the request whose output is missing, too short, too long or another request's."""
     got, wanted = (list(each.result[OUTPUTS]) for each in (outcome, right))
     lost = len(got) != len(wanted) or None in got
     for number, output in enumerate(wanted):
@@ -143,7 +127,6 @@ def every_output_is_right(arguments, outcome, right):
 
 @continuous_loop.rule
 def free_rows_are_filled_in_order(arguments, outcome, right):
-    """Report the first forward pass that computes the wrong requests."""
     got, wanted = (continuous_loop.ignore(each.result, arguments)[PASSES] for each in (outcome, right))
     joined = [number for kind, numbers in got if kind == "prefill" for number in numbers if number is not None]
     if late := [pair for pair in pairwise(joined) if pair[0] > pair[1]]:

@@ -11,8 +11,7 @@ from ...models import context_length
 from ...tiny_model.corpus import unseen_prompts
 from ..exercise import Exercise
 from ..hand_made import blank, blank_cache, contents
-from ..watch import model_named
-from ..watched_verbs import LETTERS, tokenizer_named, verb_on_model
+from ..watch import LETTERS, model_named, tokenizer_named, verb_on_model
 
 MODELS = {"course": "the course's model", "other": "a second model"}
 
@@ -30,27 +29,61 @@ init_batch = Exercise(
     observe=verb_on_model,
     forbidden=["helpers.batching:init_batch", "helpers.padded_batch:left_padded"],
 )
+FROM_IDS = (
+    "as a pad. A prompt may contain that id (GPT-2 is padded with its EOS): the mask follows from where you padded."
+)
+init_batch.add_misconceptions({
+    "pads on the left, as the lesson does. In this layout, every row starts in column 0.": {"left": True},
+    "starts preempted requests anew: the tokens that they had generated would be generated again.": {"restart": True},
+    "puts only the prompts into `input_ids`. A preempted request has lost its cache, so the prefill has to compute its "
+    "generated tokens, too.": {"count": False},
+    "gives pads an id that is not in the vocabulary: the mask hides them, but the model still looks up their "
+    "embeddings.": {"value": -100},
+    "sorts the rows by length: row i belongs to request i, and a client waits for its output.": lambda requests, m, t:
+        init(sorted(requests, key=lambda request: len(t(request[0])["input_ids"] + request[1])), m, t),
+})  # fmt: skip
+init_batch.add_wrong_results({
+    "builds a tensor from rows of unequal length: all rows must first be padded to one width.":
+        lambda b, each, m, t: {"input_ids": torch.tensor([t(prompt)["input_ids"] + ids for prompt, ids, _ in each])},
+    f"treats every token with the pad's id {FROM_IDS}":
+        lambda b, _, m, t: {"attention_mask": 1 * (b["input_ids"] != t.pad_token_id)},
+    f"treats every token with the id 0 {FROM_IDS}": lambda b, *_: {"attention_mask": 1 * (b["input_ids"] != 0)},
+    "leaves the pads visible: with a mask of 1 everywhere, tokens attend to pads as if they were text.":
+        lambda b, *_: {"attention_mask": torch.ones_like(b["input_ids"])},
+    "counts positions from 1. The first token of a text has position 0.":
+        lambda b, *_: {"position_ids": b["position_ids"] + 1},
+    "gives pads a position that the model cannot look up. The mask hides a pad, but its position is still looked "
+    "up: any valid one will do.": lambda b, *_: {"position_ids": b["position_ids"] - 1 + b["attention_mask"]},
+    "puts the prompts into `token_ids`, which is for generated tokens.": lambda b, *_: {
+        "token_ids": [ids[seen == 1].tolist() for ids, seen in zip(b["input_ids"], b["attention_mask"], strict=True)]},
+    "loses the generated tokens in `token_ids`: the client waits for all tokens of its output.":
+        lambda b, *_: {"token_ids": [[] for _ in b["token_ids"]]},
+    "leaves `tokens_remaining` at max_tokens: the tokens generated before count, too.":
+        lambda b, requests, *_: {"tokens_remaining": [max_tokens for *_, max_tokens in requests]},
+    "repeats an id in `request_ids`. Rows will move, and only a unique id tells which request a row belongs to.":
+        lambda b, *_: {"request_ids": [0] * len(b["request_ids"])},
+    "subtracts the prompt's tokens from `tokens_remaining`: max_tokens limits the generated ones.": lambda b, *_: {
+        "tokens_remaining": (torch.tensor(b["tokens_remaining"]) - b["attention_mask"].sum(dim=1).cpu()).tolist()},
+})  # fmt: skip
 
 
 @init_batch.cases
 def _(random):
+    def tokens():
+        return [random.randrange(20) for _ in range(random.randint(0, 4))]
+
     for name, requests in [
         ("course", [("The rain in Spain", [], 4), ("The quick brown fox jumped", [], 2), ("Look", [], 9)]),
         ("course", [("The rain in Spain", [5, 9], 4), ("The quick brown fox", [], 3), ("Look", [8, 8, 3, 1], 9)]),
         ("other", [("a pad<pad>", [0], 7), ("<eos>an EOS<eos>", [], 5), ("abc", [7, 7], 12), ("a", [], 1)]),
         ("course", [("Look<|endoftext|>up", [6], 6), ("<|endoftext|>Many hands make light work", [], 3)]),
-        ("other", [(prompt, _tokens(random), 9) for prompt in [*_prompts("other", 4, random), "<pad>tail"]]),
+        ("other", [(prompt, tokens(), 9) for prompt in [*_prompts("other", 4, random), "<pad>tail"]]),
         ("course", [("What comes", [4], 3)]),
         ("course", [("Look", [], 3), ("Look", [0, 0], 7), ("Look", [300, 0], 3)]),  # one prompt three times
     ]:
-        counts = [len(tokenizer_named(name)(prompt)["input_ids"]) for prompt, *_ in requests]
-        generated = [len(token_ids) for _, token_ids, _ in requests]
-        given = f"prompts of {', '.join(map(str, counts))} tokens, of which {generated} were generated"
-        yield (requests, name, name), f"{given.replace('of which', 'after which')} before, on {MODELS[name]}"
-
-
-def _tokens(random) -> list[int]:
-    return [random.randrange(20) for _ in range(random.randint(0, 4))]
+        counts = ", ".join(str(len(tokenizer_named(name)(prompt)["input_ids"])) for prompt, *_ in requests)
+        generated = f"{[len(token_ids) for _, token_ids, _ in requests]} were generated before"
+        yield (requests, name, name), f"prompts of {counts} tokens, after which {generated}, on {MODELS[name]}"
 
 
 @init_batch.reference
@@ -92,61 +125,8 @@ def _(result, arguments):
     return batch
 
 
-FROM_IDS = (
-    "as a pad. A prompt may contain that id (GPT-2 is padded with its EOS): the mask follows from where you padded."
-)
-for _message, _change in {
-    f"treats every token with the pad's id {FROM_IDS}":
-        lambda b, t: {"attention_mask": 1 * (b["input_ids"] != t.pad_token_id)},
-    f"treats every token with the id 0 {FROM_IDS}": lambda b, t: {"attention_mask": 1 * (b["input_ids"] != 0)},
-    "leaves the pads visible: with a mask of 1 everywhere, tokens attend to pads as if they were text.":
-        lambda b, t: {"attention_mask": torch.ones_like(b["input_ids"])},
-    "counts positions from 1. The first token of a text has position 0.":
-        lambda b, t: {"position_ids": b["position_ids"] + 1},
-    "gives pads a position that the model cannot look up. The mask hides a pad, but its position is still looked "
-    "up: any valid one will do.": lambda b, t: {"position_ids": b["position_ids"] - 1 + b["attention_mask"]},
-    "puts the prompts into `token_ids`, which is for generated tokens.": lambda b, t: {
-        "token_ids": [ids[seen == 1].tolist() for ids, seen in zip(b["input_ids"], b["attention_mask"], strict=True)]
-    },
-    "loses the generated tokens in `token_ids`: the client waits for all tokens of its output.":
-        lambda b, t: {"token_ids": [[] for _ in b["token_ids"]]},
-    "leaves `tokens_remaining` at max_tokens: the tokens generated before count, too.": lambda b, t: {
-        "tokens_remaining": [
-            left + len(token_ids) for left, token_ids in zip(b["tokens_remaining"], b["token_ids"], strict=True)
-        ]
-    },
-    "repeats an id in `request_ids`. Rows will move, and only a unique id tells which request a row belongs "
-    "to.": lambda b, t: {"request_ids": [0] * len(b["request_ids"])},
-    "subtracts the prompt's tokens from `tokens_remaining`: max_tokens limits the generated ones.": lambda b, t: {
-        "tokens_remaining": (torch.tensor(b["tokens_remaining"]) - b["attention_mask"].sum(dim=1).cpu()).tolist()
-    },
-}.items():  # fmt: skip
-    init_batch.misconception(
-        _message, lambda requests, m, t, _change=_change: (batch := init(requests, m, t)) | _change(batch, t)
-    )
-
-init_batch.add_misconceptions({
-    "pads on the left, as the lesson does. In this layout, every row starts in column 0.":
-        lambda requests, m, t: init(requests, m, t, left=True),
-    "starts preempted requests anew: the tokens that they had generated would be generated again.":
-        lambda requests, m, t: init(requests, m, t, restart=True),
-    "puts only the prompts into `input_ids`. A preempted request has lost its cache, so the prefill has to compute its "
-    "generated tokens, too.": lambda requests, m, t: init(requests, m, t, count=False),
-    "gives pads an id that is not in the vocabulary: the mask hides them, but the model still looks up their "
-    "embeddings.": lambda requests, m, t: init(requests, m, t, value=-100),
-    "sorts the rows by length: row i belongs to request i, and a client waits for its output.": lambda requests, m, t: (
-        init(sorted(requests, key=lambda request: len(t(request[0])["input_ids"] + request[1])), m, t)
-    ),
-    "builds a tensor from rows of unequal length: all rows must first be padded to one width.": lambda requests, m, t: (
-        init(requests, m, t)
-        | {"input_ids": torch.tensor([t(prompt)["input_ids"] + ids for prompt, ids, _ in requests])}
-    ),
-})  # fmt: skip
-
-
 @init_batch.rule
 def every_row_has_a_list_of_its_own(arguments, outcome, right):
-    """Report a list that several rows share, or that is a request's own."""
     lists = [one for one in outcome.result["token_ids"] if isinstance(one, list)]
     if len({id(one) for one in lists}) < len(lists):
         return "uses one list for every row of `token_ids`: a token appended to one row would appear in all of them"
@@ -155,12 +135,73 @@ def every_row_has_a_list_of_its_own(arguments, outcome, right):
     return None
 
 
+ONE_PASS = "All rows share one forward pass: that is the purpose of a batch"
+NO_CACHE = "calls the model without the cache: in a decode step, it would see only one token."
 generate_next_token = Exercise(
     "generate_next_token(batch, model, tokenizer)",
     "one forward pass adds a token to every unfinished row, and the old batch is unchanged",
     observe=verb_on_model,
     forbidden=["helpers.batching:generate_next_token", "helpers.padded_batch:forward"],
 )
+generate_next_token.add_misconceptions({
+    "changed its argument: the model grows the cache that it is given, here that of the old batch. If the cell "
+    "runs twice, it computes the step on a cache that already contains it.": {"copy": lambda cache: cache},
+    "calls the model without the mask: rows would attend to pads as if they were text.":
+        {"without": ["attention_mask"]},
+    "calls the model without the position ids: the model would number the columns, and a row's output would depend "
+    "on its padding.": {"without": ["position_ids"]},
+    NO_CACHE: {"without": ["past_key_values"]},
+    "gives a finished row another token. The row is still computed, because the batch is one tensor, but its "
+    "output is complete.": {"all_continue": True},
+    "looks for the EOS of one tokenizer, whatever tokenizer it is given: each has its own.":
+        lambda batch, model, _: one_pass(batch, model, tokenizer_named("course")),
+    "lets a row continue after EOS: its output is complete, and all further steps for it are wasted.":
+        {"eos_ends": False},
+    "uses the logits of the first column. The next token follows a row's newest token.":
+        {"column": lambda mask, width: torch.zeros_like(mask[:, 0])},
+    "uses the logits of the last column, which in the prefill of a short row is a pad. The next token follows a row's "
+    "newest token.": {"column": lambda mask, width: torch.full_like(mask[:, 0], width - 1)},
+    "uses the number of all real tokens as the column in every pass: a decode step computes one column.":
+        {"column": lambda mask, width: (mask.sum(dim=1) - 1).where(mask.sum(dim=1) <= width, mask.new_tensor(width))},
+})  # fmt: skip
+generate_next_token.add_wrong_results({
+    "drops EOS. EOS is not text, but the model generated it: it belongs to `token_ids`, too.": lambda a, b, m, t:
+        {"token_ids": [[token for token in row if token != t.eos_token_id] for row in a["token_ids"]]},
+    "keeps only the newest token in `token_ids`: the earlier ones are lost.":
+        lambda a, *_: {"token_ids": [row[-1:] for row in a["token_ids"]]},
+    "leaves `token_ids` as it was: the new tokens are lost.": lambda a, b, *_: {"token_ids": b["token_ids"]},
+    "leaves `tokens_remaining` as it was: the rows would never finish.":
+        lambda a, b, *_: {"tokens_remaining": b["tokens_remaining"]},
+    'sets the reason "length" although the model ended the output itself: EOS came exactly at the limit.':
+        lambda a, b, *_: {"finish_reasons": [
+            "length" if left == 1 else why for left, why in zip(b["tokens_remaining"], a["finish_reasons"], strict=True)
+        ]},
+    "puts the whole text into `input_ids`. The cache already holds the earlier tokens: the next pass computes only "
+    "the newest one.": lambda a, b, *_: {"input_ids": torch.cat([b["input_ids"], a["input_ids"]], dim=1)},
+    "leaves the old token in `input_ids`. The next pass computes the token that this pass generated.":
+        lambda a, b, *_: {"input_ids": b["input_ids"].gather(
+            1, newest_columns(b["attention_mask"], b["input_ids"].size(1)).clamp(min=0)[:, None])},
+    "does not widen the attention mask: without a column for it, the next pass cannot attend to the new token.":
+        lambda a, b, *_: {"attention_mask": b["attention_mask"]},
+    "adds a 0 to the attention mask: the new token is real, and a 0 hides it.":
+        lambda a, b, *_: {"attention_mask": pad(b["attention_mask"], (0, 1))},
+    "widens the attention mask on the left: the new token is in the last column.":
+        lambda a, b, *_: {"attention_mask": pad(b["attention_mask"], (1, 0), value=1)},
+    "makes the attention mask 1 everywhere: earlier pads must stay hidden.":
+        lambda a, *_: {"attention_mask": torch.ones_like(a["attention_mask"])},
+    "leaves the positions as they were: the newest token is one position further on.":
+        lambda a, *_: {"position_ids": a["position_ids"] - 1},
+    "adds 1 to the position in the last column, which in the prefill of a short row is a pad's. A position is the "
+    "number of the row's tokens before it.": lambda a, b, *_: {"position_ids": b["position_ids"][:, -1:] + 1},
+    "returns positions that are one too high: they start at 0, so a token after n others has position n.":
+        lambda a, *_: {"position_ids": a["position_ids"] + 1},
+    "uses the column as the position, pads included. A row counts only its own tokens.":
+        lambda a, b, *_: {"position_ids": torch.full_like(a["input_ids"], b["attention_mask"].size(1))},
+    "returns the cache as it was before the pass: the keys and values that this pass computed are lost.":
+        lambda a, b, *_: {"past_key_values": b.get("past_key_values", kv_cache.new())},
+    "assumes that there is a cache. A batch has none before its prefill, which starts with an empty one.":
+        lambda a, b, *_: {"past_key_values": b["past_key_values"] and a["past_key_values"]},
+})  # fmt: skip
 
 
 @generate_next_token.cases
@@ -179,10 +220,7 @@ def _(random):
         batch, step = init([(row.prompt, [], n) for row, n in zip(rows, budgets, strict=False)], model, tokenizer), 0
         pads = batch["attention_mask"] == 0
         other_pads = {key: batch[key].masked_fill(pads, 3) for key in ("input_ids", "position_ids")}
-        yield (
-            (batch | other_pads, name, name),
-            f"a prefill whose pads have id and position 3, on {MODELS[name]}",
-        )
+        yield (batch | other_pads, name, name), f"a prefill whose pads have id and position 3, on {MODELS[name]}"
         while any(batch["tokens_remaining"]):
             after = one_pass(batch, model, tokenizer)
             if step < 2 or batch["finish_reasons"] != after["finish_reasons"]:
@@ -230,82 +268,9 @@ def _(result, arguments):
     return batch
 
 
-NO_CACHE = "calls the model without the cache: in a decode step, it would see only one token."
-generate_next_token.add_misconceptions({
-    "changed its argument: the model grows the cache that it is given, here that of the old batch. If the cell "
-    "runs twice, it computes the step on a cache that already contains it.": {"copy": lambda cache: cache},
-    "calls the model without the mask: rows would attend to pads as if they were text.":
-        {"without": ["attention_mask"]},
-    "calls the model without the position ids: the model would number the columns, and a row's output would depend "
-    "on its padding.": {"without": ["position_ids"]},
-    NO_CACHE: {"without": ["past_key_values"]},
-    "gives a finished row another token. The row is still computed, because the batch is one tensor, but its "
-    "output is complete.": {"all_continue": True},
-    "looks for the EOS of one tokenizer, whatever tokenizer it is given: each has its own.":
-        lambda batch, model, _: one_pass(batch, model, tokenizer_named("course")),
-    "lets a row continue after EOS: its output is complete, and all further steps for it are wasted.":
-        {"eos_ends": False},
-    "uses the logits of the first column. The next token follows a row's newest token.":
-        {"column": lambda mask, width: torch.zeros_like(mask[:, 0])},
-    "uses the logits of the last column, which in the prefill of a short row is a pad. The next token follows a row's "
-    "newest token.": {"column": lambda mask, width: torch.full_like(mask[:, 0], width - 1)},
-    "uses the number of all real tokens as the column in every pass: a decode step computes one column.":
-        {"column": lambda mask, width: (mask.sum(dim=1) - 1).where(mask.sum(dim=1) <= width, mask.new_tensor(width))},
-})  # fmt: skip
-
-for _message, _change in {
-    "drops EOS. EOS is not text, but the model generated it: it belongs to `token_ids`, too.":
-        lambda b, a, t: {"token_ids": [[token for token in row if token != t.eos_token_id] for row in a["token_ids"]]},
-    "keeps only the newest token in `token_ids`: the earlier ones are lost.":
-        lambda b, a, t: {"token_ids": [row[-1:] for row in a["token_ids"]]},
-    "leaves `token_ids` as it was: the new tokens are lost.": lambda b, a, t: {"token_ids": b["token_ids"]},
-    "leaves `tokens_remaining` as it was: the rows would never finish.":
-        lambda b, a, t: {"tokens_remaining": b["tokens_remaining"]},
-    'sets the reason "length" although the model ended the output itself: EOS came exactly at the '
-    "limit.": lambda b, a, t: {
-        "finish_reasons": [
-            "length" if left == 1 else reason
-            for left, reason in zip(b["tokens_remaining"], a["finish_reasons"], strict=True)
-        ]
-    },
-    "puts the whole text into `input_ids`. The cache already holds the earlier tokens: the next pass computes only "
-    "the newest one.": lambda b, a, t: {"input_ids": torch.cat([b["input_ids"], a["input_ids"]], dim=1)},
-    "leaves the old token in `input_ids`. The next pass computes the token that this pass generated.": lambda b, a, t: {
-        "input_ids": b["input_ids"].gather(
-            1, newest_columns(b["attention_mask"], b["input_ids"].size(1)).clamp(min=0)[:, None]
-        )
-    },
-    "does not widen the attention mask: without a column for it, the next pass cannot attend to the new "
-    "token.": lambda b, a, t: {"attention_mask": b["attention_mask"]},
-    "adds a 0 to the attention mask: the new token is real, and a 0 hides it.":
-        lambda b, a, t: {"attention_mask": pad(b["attention_mask"], (0, 1))},
-    "widens the attention mask on the left: the new token is in the last column.":
-        lambda b, a, t: {"attention_mask": pad(b["attention_mask"], (1, 0), value=1)},
-    "makes the attention mask 1 everywhere: earlier pads must stay hidden.":
-        lambda b, a, t: {"attention_mask": torch.ones_like(a["attention_mask"])},
-    "leaves the positions as they were: the newest token is one position further on.":
-        lambda b, a, t: {"position_ids": a["position_ids"] - 1},
-    "adds 1 to the position in the last column, which in the prefill of a short row is a pad's. A position is the "
-    "number of the row's tokens before it.": lambda b, a, t: {"position_ids": b["position_ids"][:, -1:] + 1},
-    "returns positions that are one too high: they start at 0, so a token after n others has "
-    "position n.": lambda b, a, t: {"position_ids": a["position_ids"] + 1},
-    "uses the column as the position, pads included. A row counts only its own tokens.":
-        lambda b, a, t: {"position_ids": torch.full_like(a["input_ids"], b["attention_mask"].size(1))},
-    "returns the cache as it was before the pass: the keys and values that this pass computed are "
-    "lost.": lambda b, a, t: {"past_key_values": b.get("past_key_values", kv_cache.new())},
-    "assumes that there is a cache. A batch has none before its prefill, which starts with an empty "
-    "one.": lambda b, a, t: {"past_key_values": b["past_key_values"] and a["past_key_values"]},
-}.items():  # fmt: skip
-    generate_next_token.misconception(
-        _message, lambda batch, m, t, _change=_change: (after := one_pass(batch, m, t)) | _change(batch, after, t)
-    )
-
-
 @generate_next_token.rule
 def one_forward_pass(arguments, outcome, right):
-    """Report more or fewer forward passes than one, or a pass without the cache."""
     passes, [(_, columns, _)] = outcome.result["forward passes"], right.result["forward passes"]
     if len(passes) != 1:
-        every = "All rows share one forward pass: that is the purpose of a batch"
-        return f"calls the model {len(passes)} times for one step. {every}"
+        return f"calls the model {len(passes)} times for one step. {ONE_PASS}"
     return NO_CACHE if passes[0][1] < columns else None

@@ -1,7 +1,7 @@
 """Lesson 3: the student's own four verbs together, because two wrong verbs can agree with each other."""
 
 from ..exercise import Exercise
-from ..watched_verbs import LETTERS, outputs_on_model
+from ..watch import LETTERS, outputs_on_model
 from .lesson_3_joining import stack
 from .lesson_3_leaving import trimmed
 from .lesson_3_one_step import init, one_pass
@@ -14,6 +14,15 @@ join_and_leave = Exercise(
     observe=outputs_on_model,
     forbidden=[f"helpers.batching:{verb}" for verb in VERBS],
 )
+join_and_leave.add_misconceptions({
+    "returns the outputs of the requests that join first: the task asks for those of `first`, then of `second`.":
+        lambda first, second, *pair: together(second, first, *pair),
+    "loses the outputs of the requests that join: record a request's tokens before its row leaves.":
+        lambda first, second, *pair: together(first, [], *pair),
+    "loses the last token of each output: record a request's tokens before its row leaves.":
+        lambda *case: [output[:-1] for output in together(*case)],
+})  # fmt: skip
+join_and_leave.ignoring(lambda result, arguments: {OUTPUTS: result[OUTPUTS]})
 
 
 @join_and_leave.cases
@@ -45,19 +54,8 @@ def together(first, second, model, tokenizer, init=init, step=one_pass, merge=st
     return [outputs[number] for number in range(len(outputs))]
 
 
-join_and_leave.add_misconceptions({
-    "returns the outputs of the requests that join first: the task asks for those of `first`, then of `second`.":
-        lambda first, second, *pair: together(second, first, *pair),
-    "loses the outputs of the requests that join: record a request's tokens before its row leaves.":
-        lambda first, second, *pair: together(first, [], *pair),
-    "loses the last token of each output: record a request's tokens before its row leaves.":
-        lambda *case: [output[:-1] for output in together(*case)],
-})  # fmt: skip
-
-
 @join_and_leave.rule
 def every_output_is_right(arguments, outcome, right):
-    """Report the first request with wrong tokens, or requests that never share a forward pass."""
     got, wanted = outcome.result[OUTPUTS], right.result[OUTPUTS]
     if len(got) != len(wanted):
         return f"returns {len(got)} outputs for {len(wanted)} request{'s' * (len(wanted) != 1)}"
@@ -70,8 +68,3 @@ def every_output_is_right(arguments, outcome, right):
     if outcome.result["most rows"] < 2:
         return "runs one row at a time: the requests share a batch"
     return None
-
-
-@join_and_leave.ignoring
-def only_outputs(result, arguments):
-    return {OUTPUTS: result[OUTPUTS]}

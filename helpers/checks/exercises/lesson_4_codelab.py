@@ -47,7 +47,6 @@ def gives_rows_away(schedule: Callable, seed: int) -> str | None:
 
 
 def beats_first_come(schedule: Callable, seed: int) -> str | None:
-    """Compare the race's forward passes with those of first come, first served."""
     mine, theirs = (run_race(each, seed) for each in (schedule, first_come))
     most = int(MOST_OF_FIRST_COME * theirs["forward_passes"])
     if mine["forward_passes"] <= most:
@@ -62,7 +61,6 @@ def beats_first_come(schedule: Callable, seed: int) -> str | None:
 
 
 def nears_the_floor(schedule: Callable, seed: int) -> str | None:
-    """Compare the race's forward passes with the floor."""
     race = run_race(schedule, seed)
     above = race["forward_passes"] / race["floor"]
     if above <= MOST_ABOVE_FLOOR:
@@ -74,7 +72,6 @@ def nears_the_floor(schedule: Callable, seed: int) -> str | None:
 
 
 def spares_the_others(schedule: Callable, seed: int) -> str | None:
-    """Compare the other workloads with first come, first served."""
     for name in ("mixed", "arriving"):
         requests, arrivals = workload(name)
         traces = run_schedule(schedule, requests, arrivals), baseline("first come, first served", name)
@@ -92,11 +89,7 @@ schedule, schedule_race, schedule_floor, schedule_others = (
     JudgedExercise(SIGNATURE, idea, judge, name)
     for name, judge, idea in [
         ("schedule", gives_rows_away, "only waiting requests join, and few rows are left free while requests wait"),
-        (
-            "schedule_race",
-            beats_first_come,
-            "the race takes 9% fewer forward passes than first come, first served",
-        ),
+        ("schedule_race", beats_first_come, "the race takes 9% fewer forward passes than first come, first served"),
         ("schedule_floor", nears_the_floor, "the race comes close to the number of passes that no order can beat"),
         ("schedule_others", spares_the_others, "the shorter race does not slow down the other workloads"),
     ]

@@ -18,6 +18,33 @@ longest_first = Exercise(
     "the class with the largest limits starts first, and within a class no request overtakes",
     forbidden=["helpers.engine.policies:LongestFirst.order"],
 )
+longest_first.add_misconceptions({
+    "keeps the order of arrival: a long request that starts last runs alone at the end.": list,
+    "sorts by max_tokens alone. Within a class, requests keep their order of arrival: a limit is not a promise, "
+    "and a slightly larger one is no reason to go first.": lambda w: sorted(w, key=lambda one: -one.max_tokens),
+    "puts the shortest first. The long requests then start last, and most rows are empty while they finish.":
+        [lambda w: sorted(w, key=lambda one: one.max_tokens), {"class_of": lambda n, m: -thirds(n, m)}],
+    "reverses the order of arrival within a class, where the request that arrived first goes first.":
+        lambda w: in_classes(w[::-1]),
+    "sorts by prompt length. A prefill takes one pass or a few; max_tokens limits how many passes follow it.":
+        lambda w: sorted(w, key=lambda one: -one.prompt_tokens),
+    "derives the classes from the mean of the limits. They are thirds of the largest limit in the queue.": [
+        {"relative_to": lambda limits: mean([*limits] or [0])},
+        {"relative_to": lambda limits: mean([*limits] or [0]), "class_of": lambda n, m: n > m},
+        {"relative_to": lambda limits: 4 / 3 * mean([*limits] or [0])}],
+    "subtracts the tokens that a request has generated: the classes are ranges of `max_tokens`.": lambda w:
+        sorted(w, key=lambda s: -thirds(s.max_tokens - s.generated, max(t.max_tokens - t.generated for t in w))),
+    "makes classes with equal numbers of requests. A class is a range of limits: it may be empty or hold nearly all.":
+        {"relative_to": sorted, "class_of": lambda n, m: 3 * m.index(n) // len(m)},
+    "divides the range between the smallest and the largest limit. A class is a third of the largest limit itself.":
+        {"relative_to": sorted, "class_of": lambda n, m: thirds(n - m[0], m[-1] - m[0])},
+    "puts the largest limit into a class of its own: other limits in the highest third belong to the same class.":
+        {"class_of": lambda n, m: 3 * n // m},
+    "makes two classes: the task asks for three.": {"class_of": lambda n, m: 2 * n > m},
+    "compares with fixed limits. The classes are thirds of the largest limit in this queue.":
+        {"class_of": lambda n, m: thirds(n, 90)},
+})  # fmt: skip
+longest_first.requires_new("list")
 
 
 @longest_first.cases
@@ -34,12 +61,8 @@ def _(random):
         [10, 70, 45, 90, 20, 50, 85],
         [5, 98, 12, 100, 20, 8, 90, 25, 15],  # thirds of the limit, not of the queue
         [80, 100, 45, 85, 95, 50, 75, 55],  # none in the lowest third
-        [40] * 5,
-        [5, 5, 8, 10, 9],
-        drawn(24, 500),
-        drawn(10, 90),
-        [],
-    ]:
+        [40] * 5, [5, 5, 8, 10, 9], drawn(24, 500), drawn(10, 90), [],
+    ]:  # fmt: skip
         is_drawn = len(limits) >= 10  # then names are in no order, and some requests were preempted
         named = list(zip(random.sample(letters, 24) if is_drawn else letters, limits, strict=False))
         generated = (random.choice([0, limit - 1]) * is_drawn for limit in limits)
@@ -51,49 +74,15 @@ def thirds(limit, largest):
     return (3 * limit > largest) + (3 * limit > 2 * largest)
 
 
+@longest_first.reference
 def in_classes(waiting, relative_to=lambda limits: max(limits, default=0), class_of=thirds):
     """Order a queue by classes, the highest first, with replaceable parts."""
     measure = relative_to([one.max_tokens for one in waiting])
     return sorted(waiting, key=lambda one: -class_of(one.max_tokens, measure))
 
 
-longest_first.reference(in_classes)
-SHORTEST = "puts the shortest first. The long requests then start last, and most rows are empty while they finish."
-THE_MEAN = "derives the classes from the mean of the limits. They are thirds of the largest limit in the queue."
-longest_first.add_misconceptions([
-    ("keeps the order of arrival: a long request that starts last runs alone at the end.", list),
-    ("sorts by max_tokens alone. Within a class, requests keep their order of arrival: a limit is not a promise, "
-     "and a slightly larger one is no reason to go first.", lambda w: sorted(w, key=lambda one: -one.max_tokens)),
-    (SHORTEST, lambda w: sorted(w, key=lambda one: one.max_tokens)),
-    (SHORTEST, lambda w: in_classes(w, class_of=lambda n, m: -thirds(n, m))),
-    ("reverses the order of arrival within a class, where the request that arrived first goes first.",
-     lambda w: in_classes(w[::-1])),
-    ("sorts by prompt length. A prefill takes one pass or a few; max_tokens limits how many passes follow it.",
-     lambda w: sorted(w, key=lambda one: -one.prompt_tokens)),
-    (THE_MEAN, lambda w: in_classes(w, lambda limits: mean([*limits] or [0]))),
-    (THE_MEAN, lambda w: in_classes(w, lambda limits: mean([*limits] or [0]), lambda n, m: n > m)),
-    (THE_MEAN, lambda w: in_classes(w, lambda limits: 4 / 3 * mean([*limits] or [0]))),
-    ("subtracts the tokens that a request has generated: the classes are ranges of `max_tokens`.",
-    lambda w: sorted(w, key=lambda s: -thirds(s.max_tokens - s.generated, max(t.max_tokens - t.generated for t in w)))),
-    ("makes classes with equal numbers of requests. A class is a range of limits: it may be empty or hold nearly "
-     "all.",
-     lambda w: in_classes(w, sorted, lambda n, m: 3 * m.index(n) // len(m))),
-    ("divides the range between the smallest and the largest limit. A class is a third of the largest limit itself.",
-     lambda w: in_classes(w, sorted, lambda n, m: thirds(n - m[0], m[-1] - m[0]))),
-    ("puts the largest limit into a class of its own: other limits in the highest third belong to the same class.",
-     lambda w: in_classes(w, class_of=lambda n, m: 3 * n // m)),
-    ("makes two classes: the task asks for three.", lambda w: in_classes(w, class_of=lambda n, m: 2 * n > m)),
-    ("compares with fixed limits. The classes are thirds of the largest limit in this queue.",
-     lambda w: in_classes(w, class_of=lambda n, m: thirds(n, 90))),
-])  # fmt: skip
-
-
-longest_first.requires_new("list")
-
-
 @longest_first.rule
 def is_the_same_queue(arguments, outcome, right):
-    """Report requests that are missing or repeated, or the first one that is out of order."""
     ids, largest = [one.request_id for one in outcome.result], max((one.max_tokens for one in arguments[0]), default=0)
     for one in arguments[0]:
         if ids.count(one.request_id) != 1:
@@ -106,11 +95,36 @@ def is_the_same_queue(arguments, outcome, right):
     return None
 
 
+TIES = "Among equally urgent requests, the one that has waited longest is next"
+LEVELS = {
+    "picks the largest number. A smaller number is more urgent: priority 0 goes before 1.":
+        [lambda p, w, a: w // a - p, lambda p, w, a: -p - w // a],
+    "makes waiting requests less urgent. Smaller numbers are more urgent, so waiting has to lower them.":
+        lambda p, w, a: p + w // a,
+    "ignores `waited`: as long as urgent requests keep arriving, the others starve.": lambda p, w, a: p,
+    "lets waiting count too much: all `aging` iterations together are worth one level.": lambda p, w, a: p - w * a,
+    "picks the request that arrived first, whatever its priority: that is first come, first served.":
+        lambda p, w, a: 0,
+    "counts fractions of a level. Only *full* spans of `aging` iterations count.": lambda p, w, a: p - w / a,
+    "rounds to the nearest level. Only *full* spans of `aging` iterations count.": lambda p, w, a: p - round(w / a),
+    "is off by one where a level begins: exactly `aging` iterations are worth a level.":
+        lambda p, w, a: p - (w - 1) // a,
+    "stops at level 0: a request that has waited long enough is more urgent than a new one of priority 0.":
+        lambda p, w, a: max(p - w // a, 0),
+    "counts at most one level: every full `aging` iterations are worth another one.": lambda p, w, a: p - (w >= a),
+}  # fmt: skip
 most_urgent = Exercise(
     "most_urgent(waiting, aging)",
     "the smallest number goes first, and waiting lowers it, so no request starves",
     forbidden=["helpers.engine.policies:Priority.order"],
 )
+most_urgent.add_misconceptions(LEVELS, part="level")
+most_urgent.add_misconceptions(LEVELS, part="level", ties=lambda p, w: 0)
+most_urgent.add_misconceptions({
+    f"breaks ties by priority. {TIES}, however it reached its level.": lambda p, w: p,
+    f"picks the newest of equally urgent requests. {TIES}.": lambda p, w: w,
+    f"breaks ties by the place in the list, which is in no order. {TIES}.": lambda p, w: 0,
+}, part="ties")  # fmt: skip
 
 
 @most_urgent.cases
@@ -136,50 +150,15 @@ def _(random):
     yield ([], 50), "an empty queue"
 
 
-def first_by(key):
-    """Return a function that takes the first request by a key of level, waited, priority and aging."""
-    return lambda waiting, a: min(
-        waiting, key=lambda one: key(one.priority - one.waited // a, one.waited, one.priority, a), default=None
-    )
-
-
-longest_waiting = most_urgent.reference(first_by(lambda level, w, p, a: (level, -w)))
-LEVEL = "Only *full* spans of `aging` iterations count."
-TIES = "Among equally urgent requests, the one that has waited longest is next"
-for _message, _key in [
-    ("picks the largest number. A smaller number is more urgent: priority 0 goes before 1.",
-     lambda level, w, p, a: -level),
-    ("picks the largest number. A smaller number is more urgent: priority 0 goes before 1.",
-     lambda level, w, p, a: -p - w // a),
-    ("makes waiting requests less urgent. Smaller numbers are more urgent, so waiting has to lower them.",
-     lambda level, w, p, a: p + w // a),
-    ("ignores `waited`: as long as urgent requests keep arriving, the others starve.", lambda level, w, p, a: p),
-    ("lets waiting count too much: all `aging` iterations together are worth one level.",
-     lambda level, w, p, a: p - w * a),
-    ("picks the request that arrived first, whatever its priority: that is first come, first served.",
-     lambda level, w, p, a: 0),
-    (f"counts fractions of a level. {LEVEL}", lambda level, w, p, a: p - w / a),
-    (f"rounds to the nearest level. {LEVEL}", lambda level, w, p, a: p - round(w / a)),
-    ("is off by one where a level begins: exactly `aging` iterations are worth a level.",
-     lambda level, w, p, a: p - (w - 1) // a),
-    ("stops at level 0: a request that has waited long enough is more urgent than a new one of priority 0.",
-     lambda level, w, p, a: max(level, 0)),
-    ("counts at most one level: every full `aging` iterations are worth another one.",
-     lambda level, w, p, a: p - (w >= a)),
-]:  # fmt: skip
-    most_urgent.misconception(_message, first_by(lambda *each, key=_key: (key(*each), -each[1])))
-    most_urgent.misconception(_message, first_by(_key))
-for _message, _key in [
-    (f"breaks ties by priority. {TIES}, however it reached its level.", lambda level, w, p, a: (level, p)),
-    (f"picks the newest of equally urgent requests. {TIES}.", lambda level, w, p, a: (level, w)),
-    (f"breaks ties by the place in the list, which is in no order. {TIES}.", lambda level, w, p, a: level),
-]:
-    most_urgent.misconception(_message, first_by(_key))
+@most_urgent.reference
+def longest_waiting(waiting, aging, level=lambda p, w, a: p - w // a, ties=lambda p, w: -w):
+    """Take a request, with replaceable parts: its level and the order within one, given the priority and the wait."""
+    key = {one.request_id: (level(one.priority, one.waited, aging), ties(one.priority, one.waited)) for one in waiting}
+    return min(waiting, key=lambda one: key[one.request_id], default=None)
 
 
 @most_urgent.rule
 def takes_the_lowest_level(arguments, outcome, right):
-    """Report the levels of the request that was taken and of the one that is next."""
     (_, aging), taken, wanted = arguments, outcome.result, right.result
     if wanted is None or taken.request_id == wanted.request_id:
         return None
@@ -192,6 +171,25 @@ admitted = Exercise(
     "admitted(running, waiting, rows, tokens)",
     "a request joins if a row is free and its whole prompt fits, and none overtakes the one before it",
 )
+admitted.add_misconceptions({
+    "skips a prompt that does not fit, and admits a later one: if requests overtake, a long prompt may wait forever.":
+        {"stop": False},
+    "forgets that each running request computes a token of the budget.": {"left": lambda r, tokens: tokens},
+    "forgets that running requests hold rows.": {"free": lambda r, rows: rows},
+    "ignores the rows: more requests run than there are rows.": {"free": lambda r, rows: 99},
+    "ignores the token budget.": {"fits": lambda n, left: True},
+    "gives every prompt the whole budget: what one computes is not available to the next.": {"cost": lambda n: 0},
+    "counts only the prompt: the tokens that a preempted request had generated are recomputed, too.":
+        {"need": lambda one: one.prompt_tokens},
+    "counts one token per request that joins: its whole prompt is computed in this iteration.": {"need": lambda one: 1},
+    "refuses a prompt that fits exactly.": {"fits": lambda n, left: n < left},
+    "leaves one row free.": {"free": lambda r, rows: rows - len(r) - 1},
+    "admits one request per iteration, although more rows and tokens are free.": lambda *case: in_turn(*case)[:1],
+    "admits the shortest prompts first: here, requests join in order of arrival.":
+        lambda r, w, *limits: in_turn(r, sorted(w, key=lambda one: one.num_uncomputed_tokens), *limits),
+    "lists the running requests, too: the task asks which requests join.":
+        lambda r, *case: [one.request_id for one in r] + in_turn(r, *case),
+})  # fmt: skip
 
 
 @admitted.cases
@@ -231,27 +229,3 @@ def in_turn(running, waiting, rows, tokens, *, free=lambda r, rows: rows - len(r
             names.append(one.request_id)
             budget -= cost(need(one))
     return names
-
-
-for _message, _parts in {
-    "skips a prompt that does not fit, and admits a later one: if requests overtake, a long prompt may wait forever.":
-        {"stop": False},
-    "forgets that each running request computes a token of the budget.": {"left": lambda r, tokens: tokens},
-    "forgets that running requests hold rows.": {"free": lambda r, rows: rows},
-    "ignores the rows: more requests run than there are rows.": {"free": lambda r, rows: 99},
-    "ignores the token budget.": {"fits": lambda n, left: True},
-    "gives every prompt the whole budget: what one computes is not available to the next.": {"cost": lambda n: 0},
-    "counts only the prompt: the tokens that a preempted request had generated are recomputed, too.":
-        {"need": lambda one: one.prompt_tokens},
-    "counts one token per request that joins: its whole prompt is computed in this iteration.": {"need": lambda one: 1},
-    "refuses a prompt that fits exactly.": {"fits": lambda n, left: n < left},
-    "leaves one row free.": {"free": lambda r, rows: rows - len(r) - 1},
-}.items():  # fmt: skip
-    admitted.add_misconceptions([(_message, _parts)])
-admitted.add_misconceptions({
-    "admits one request per iteration, although more rows and tokens are free.": lambda *case: in_turn(*case)[:1],
-    "admits the shortest prompts first: here, requests join in order of arrival.":
-        lambda r, w, *limits: in_turn(r, sorted(w, key=lambda one: one.num_uncomputed_tokens), *limits),
-    "lists the running requests, too: the task asks which requests join.":
-        lambda r, *case: [one.request_id for one in r] + in_turn(r, *case),
-})  # fmt: skip

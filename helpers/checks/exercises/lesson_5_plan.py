@@ -1,16 +1,38 @@
 """Lesson 5, the plan of an iteration: which requests compute how many tokens, within the budgets of rows and tokens."""
 
-from functools import partial
-
 from ...engine import Sequence
 from ..exercise import Exercise
 from .lesson_4_order import sequence_of
 
+IN_CHUNKS = "A prompt that does not fit is computed in chunks, in this iteration and in later ones"
+STARVING = "If requests that do not fit are skipped, a long prompt waits for as long as short ones keep arriving"
+BEGUN = "Its prompt was begun: it holds a row, and gets no token until the prompt is computed"
+HOLDS_A_ROW = "A running request also holds a row while its prompt is computed"
 plan_chunks = Exercise(
     "plan_chunks(running, waiting, rows, tokens)",
     "no decode waits for a prompt, no iteration exceeds its budget, and no request overtakes",
     forbidden=["helpers.engine.scheduler:Scheduler.schedule"],
 )
+plan_chunks.add_misconceptions({
+    "does not count decodes against the budget. Each computes one token, which counts like any other.":
+        {"cost": lambda one, n: 0 if one.is_decode else n},
+    "gives every request the whole budget. The tokens that one request computes are not available to the next.":
+        {"cost": lambda one, n: 0},
+    "leaves part of the budget unused. A prompt need not be computed in one iteration: the part that fits is "
+    "computed now.": {"chunk": lambda n, left: n if n <= left else 0},
+    "lets one request join per iteration, although more rows and more of the budget are free.":
+        {"order": lambda d, b, n: d + b + n[:1]},
+    "schedules waiting requests before one whose prompt was begun. That request holds a row, and gets no token "
+    "until its prompt is computed.": {"order": lambda d, b, n: d + n + b},
+    "treats every request that has generated tokens as a decode. A preempted request has lost its cache, and its "
+    "tokens must be recomputed.": {"is_decode": lambda one: one.generated > 0},
+    "treats the last token of a prompt as a decode: it waits for its turn like any other chunk.":
+        {"is_decode": lambda one: one.num_uncomputed_tokens == 1},
+    "counts only the prompt. The tokens that a preempted request had generated are recomputed, too.":
+        {"uncomputed": lambda one: one.prompt_tokens - one.computed},
+    "caps the chunks: only what is left of the budget limits a chunk.":
+        [{"chunk": lambda n, left, most=most: min(n, left, most)} for most in (1, 2, 3, 4, 5, 6, 8, 10, 16, 32, 64)],
+})  # fmt: skip
 
 
 @plan_chunks.cases
@@ -57,6 +79,7 @@ def told(sequences):
     return ", ".join(f"{one.request_id} {what}" for one, what in zip(sequences, work, strict=True)) or "none"
 
 
+@plan_chunks.reference
 def planned(running, waiting, rows, tokens, *, order=lambda d, b, n: d + b + n, chunk=min, cost=lambda one, n: n,
             is_decode=lambda one: one.is_decode, uncomputed=lambda one: one.num_uncomputed_tokens):  # fmt: skip
     """Plan an iteration, with replaceable parts. The engine's `Scheduler` plans the same."""
@@ -70,9 +93,6 @@ def planned(running, waiting, rows, tokens, *, order=lambda d, b, n: d + b + n, 
     return plan
 
 
-plan_chunks.reference(planned)
-
-
 @plan_chunks.ignoring
 def order_of_the_list(result, arguments):
     """Sort the plan's entries: their order makes no difference."""
@@ -80,40 +100,8 @@ def order_of_the_list(result, arguments):
     return sorted(result, key=lambda pair: places.get(pair[0], -1)) if isinstance(result, list) else result
 
 
-plan_chunks.add_misconceptions([
-    ("does not count decodes against the budget. Each computes one token, which counts like any other.",
-     {"cost": lambda one, n: 0 if one.is_decode else n}),
-    ("gives every request the whole budget. The tokens that one request computes are not available to the next.",
-     {"cost": lambda one, n: 0}),
-    ("leaves part of the budget unused. A prompt need not be computed in one iteration: the part that fits is "
-     "computed now.",
-     {"chunk": lambda n, left: n if n <= left else 0}),
-    ("lets one request join per iteration, although more rows and more of the budget are free.",
-     {"order": lambda d, b, n: d + b + n[:1]}),
-    ("schedules waiting requests before one whose prompt was begun. That request holds a row, and gets no token "
-     "until its prompt is computed.", {"order": lambda d, b, n: d + n + b}),
-    ("treats every request that has generated tokens as a decode. A preempted request has lost its cache, and its "
-     "tokens must be recomputed.", {"is_decode": lambda one: one.generated > 0}),
-    ("treats the last token of a prompt as a decode: it waits for its turn like any other chunk.",
-     {"is_decode": lambda one: one.num_uncomputed_tokens == 1}),
-    ("counts only the prompt. The tokens that a preempted request had generated are recomputed, too.",
-     {"uncomputed": lambda one: one.prompt_tokens - one.computed}),
-])  # fmt: skip
-for _most in (1, 2, 3, 4, 5, 6, 8, 10, 16, 32, 64):
-    plan_chunks.misconception(
-        "caps the chunks: only what is left of the budget limits a chunk.",
-        partial(planned, chunk=lambda n, left, most=_most: min(n, left, most)),
-    )
-
-IN_CHUNKS = "A prompt that does not fit is computed in chunks, in this iteration and in later ones"
-STARVING = "If requests that do not fit are skipped, a long prompt waits for as long as short ones keep arriving"
-BEGUN = "Its prompt was begun: it holds a row, and gets no token until the prompt is computed"
-HOLDS_A_ROW = "A running request also holds a row while its prompt is computed"
-
-
 @plan_chunks.rule
 def is_a_plan(arguments, outcome, right):
-    """Report invalid entries, or the first request, in scheduling order, whose number of tokens is wrong."""
     (running, waiting, rows, tokens), names = arguments, [name for name, _ in outcome.result]
     known = {one.request_id: one for one in [*running, *waiting]}
     for name, count in outcome.result:

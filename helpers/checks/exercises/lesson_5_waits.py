@@ -5,13 +5,12 @@ from statistics import mean, median
 
 from ..exercise import Exercise
 
+SAME_PASS = "Once all of its tokens are computed, a request gets a new one from that same pass"
 next_chunk = Exercise(
     "next_chunk(prompt_tokens, generated, computed, budget)",
     "prefill, chunk, decode and recomputation are one operation: compute the next tokens, as far as the budget allows",
     names=("the number of tokens to compute", "whether the request gets a new token"),
 )
-
-
 next_chunk.table(
     [
         (7, 0, 0, 100), (20, 0, 0, 8), (20, 0, 8, 8), (20, 0, 16, 8), (20, 0, 12, 8),  # a prompt, whole and in chunks
@@ -25,51 +24,82 @@ next_chunk.table(
         for budget in (64, random.randint(1, 8))
     ],
 )  # fmt: skip
+next_chunk.add_misconceptions({
+    "recomputes the text from the beginning: the cache already holds the keys and values of the computed tokens.":
+        lambda p, g, c, b, u, t: (min(p + g, b), p + g <= b),
+    "treats every request that has generated tokens as a decode. A preempted request has lost its cache: its "
+    "tokens must be recomputed before it gets a new one.":
+        lambda p, g, c, b, u, t: (min(n := 1 if g else u, b), n <= b),
+    "computes one token too few: the newest token was sampled, but its key and value are not in the cache yet.":
+        lambda p, g, c, b, u, t: (min(n := u - (g > 0), b), n <= b),
+    "counts only the prompt. After a preemption, the model has to recompute the generated tokens, too.": [
+        lambda p, g, c, b, u, t: (min(p - c, b), p - c <= b),
+        lambda p, g, c, b, u, t: (min(n := 1 if g and c >= p else p - c, b), n <= b)],
+    f"reports no new token after the last chunk of a prompt. {SAME_PASS}, in chunks or not.":
+        lambda p, g, c, b, u, t: (t, t == u and (c == 0 or g > 0)),
+    f"reports no new token after a prefill. {SAME_PASS}: another pass would have nothing to compute.":
+        [lambda p, g, c, b, u, t: (t, t == u and g > 0), lambda p, g, c, b, u, t: (t, g > 0)],
+    f"reports a new token only after decodes. {SAME_PASS}: another pass would have nothing to compute.":
+        lambda p, g, c, b, u, t: (t, t == u == 1 and g > 0),
+    f"reports no new token if the budget is exactly used up. {SAME_PASS}.": lambda p, g, c, b, u, t: (t, u < b),
+    "reports a new token too early: it would follow the chunk, but the text continues after the chunk.":
+        [lambda p, g, c, b, u, t: (t, t > 0), lambda p, g, c, b, u, t: (t, True)],
+    "reports a new token once the prompt is computed. A preempted request must also recompute its generated "
+    "tokens: before that, the model would repeat them.": lambda p, g, c, b, u, t: (t, t > 0 and c + t >= p),
+    "reports a new token for a request that computes nothing: without a forward pass there are no logits.":
+        lambda p, g, c, b, u, t: (t, t in (0, u)),
+    "exceeds the budget. The tokens that do not fit are computed in later iterations.":
+        lambda p, g, c, b, u, t: (u, True),
+}, part="both")  # fmt: skip
 
 
 @next_chunk.reference
-def next_tokens(prompt, generated, computed, budget):
-    uncomputed = prompt + generated - computed
-    return min(uncomputed, budget), uncomputed <= budget
+def next_tokens(p, g, c, b, both=lambda p, g, c, b, uncomputed, count: (count, count == uncomputed)):
+    return both(p, g, c, b, p + g - c, min(p + g - c, b))
 
-
-PROMPT_ONLY = "counts only the prompt. After a preemption, the model has to recompute the generated tokens, too."
-SAME_PASS = "Once all of its tokens are computed, a request gets a new one from that same pass"
-TOO_SOON = "reports a new token too early: it would follow the chunk, but the text continues after the chunk."
-for _message, _wrong in [
-    ("recomputes the text from the beginning: the cache already holds the keys and values of the computed tokens.",
-     lambda p, g, c, b, u, t: (min(p + g, b), p + g <= b)),
-    ("treats every request that has generated tokens as a decode. A preempted request has lost its cache: its "
-     "tokens must be recomputed before it gets a new one.",
-     lambda p, g, c, b, u, t: (min(n := 1 if g else u, b), n <= b)),
-    ("computes one token too few: the newest token was sampled, but its key and value are not in the cache yet.",
-     lambda p, g, c, b, u, t: (min(n := u - (g > 0), b), n <= b)),
-    (PROMPT_ONLY, lambda p, g, c, b, u, t: (min(p - c, b), p - c <= b)),
-    (PROMPT_ONLY, lambda p, g, c, b, u, t: (min(n := 1 if g and c >= p else p - c, b), n <= b)),
-    (f"reports no new token after the last chunk of a prompt. {SAME_PASS}, in chunks or not.",
-     lambda p, g, c, b, u, t: (t, t == u and (c == 0 or g > 0))),
-    (f"reports no new token after a prefill. {SAME_PASS}: another pass would have nothing to compute.",
-     lambda p, g, c, b, u, t: (t, t == u and g > 0)),
-    (f"reports no new token after a prefill. {SAME_PASS}: another pass would have nothing to compute.",
-     lambda p, g, c, b, u, t: (t, g > 0)),
-    (f"reports a new token only after decodes. {SAME_PASS}: another pass would have nothing to compute.",
-     lambda p, g, c, b, u, t: (t, t == u == 1 and g > 0)),
-    (f"reports no new token if the budget is exactly used up. {SAME_PASS}.", lambda p, g, c, b, u, t: (t, u < b)),
-    (TOO_SOON, lambda p, g, c, b, u, t: (t, t > 0)), (TOO_SOON, lambda p, g, c, b, u, t: (t, True)),
-    ("reports a new token once the prompt is computed. A preempted request must also recompute its generated "
-     "tokens: before that, the model would repeat them.", lambda p, g, c, b, u, t: (t, t > 0 and c + t >= p)),
-    ("reports a new token for a request that computes nothing: without a forward pass there are no logits.",
-     lambda p, g, c, b, u, t: (t, t in (0, u))),
-    ("exceeds the budget. The tokens that do not fit are computed in later iterations.",
-     lambda p, g, c, b, u, t: (u, True)),
-]:  # fmt: skip
-    next_chunk.misconception(_message, lambda p, g, c, b, of=_wrong: of(p, g, c, b, p + g - c, min(p + g - c, b)))
 
 worst_waits = Exercise(
     "worst_waits(arrivals, token_times)",
     "the longest TTFT shows how long a user waits, and the longest gap how long an output stalls",
     names=("the longest time to a first token", "the longest gap between two tokens"),
 )
+worst_waits.add_misconceptions({
+    "measures TTFT from time 0. A user waits from the arrival of the request.": {"first": lambda a, times: times[0]},
+    "measures until the last token: that is the latency of the whole request.":
+        {"first": lambda a, times: times[-1] - a},
+    "returns the mean TTFT: a mean hides the request that waits longest.": {"ttft": mean},
+    "returns the median TTFT: a median hides the request that waits longest.": {"ttft": median},
+    "returns the shortest TTFT: the task asks for the longest.": {"ttft": min},
+    "returns the TTFT of the last request: the task asks for the longest of all.": {"ttft": lambda waits: waits[-1]},
+    "returns the TTFT of the first request: the task asks for the longest of all.": {"ttft": lambda waits: waits[0]},
+    "returns the mean gap: a mean hides one long stall.": {"gap": mean},
+    "returns the median gap: a median hides one long stall.": {"gap": median},
+    "returns the shortest gap: the task asks for the longest.": {"gap": min},
+    "matches arrivals and token times by their order in the dicts. Requests are identified by their ids.":
+        lambda a, t: longest_waits(dict(zip(t, a.values(), strict=True)), t),
+})  # fmt: skip
+worst_waits.add_misconceptions({
+    "counts the wait for the first token as a gap. That is TTFT; a gap is between two tokens.":
+        lambda a, times: all_gaps(a, [a, *times]),
+    "averages each request's gaps, which gives its TPOT: a mean hides one long stall.":
+        lambda a, times: [mean(all_gaps(a, times))] if times[1:] else [],
+    "measures from the first token to the last: a gap is the time from one token to the next.":
+        lambda a, times: [times[-1] - times[0]],
+    "looks at only the first gap of each request: an output can stall at any token.":
+        lambda a, times: all_gaps(a, times)[:1],
+    "looks at only the last gap of each request: an output can stall at any token.":
+        lambda a, times: all_gaps(a, times)[-1:],
+    "counts the steps without a token: a gap is the time from one token to the next.":
+        lambda a, times: [gap - 1 for gap in all_gaps(a, times)],
+}, part="gaps")  # fmt: skip
+worst_waits.add_wrong_results({
+    "measures gaps between tokens of different requests. A user sees one output, and only its own gaps.":
+        lambda ttft, gap, a, t: (ttft, own(sorted(time for times in t.values() for time in times))),
+    "returns the longest gap of the last request: the task asks for the longest of all.":
+        lambda ttft, gap, a, t: (ttft, own(list(t.values())[-1])),
+    "returns the longest gap of the first request: the task asks for the longest of all.":
+        lambda ttft, gap, a, t: (ttft, own(next(iter(t.values())))),
+})  # fmt: skip
 
 
 @worst_waits.cases
@@ -99,50 +129,13 @@ def all_gaps(arrival, times):
     return [later - time for time, later in pairwise(times)]
 
 
-def longest_waits(arrivals, token_times, first=lambda a, times: times[0] - a, gaps=all_gaps, worst=(max, max)):
-    """Return both numbers, with replaceable parts: the waits that count, and the statistics."""
-    requests = [(arrivals[name], times) for name, times in token_times.items()]
-    pooled = [gap for request in requests for gap in gaps(*request)]
-    return float(worst[0]([first(*request) for request in requests])), float(worst[1](pooled or [0]))
-
-
 def own(times):
     return float(max(all_gaps(0, times), default=0))
 
 
-worst_waits.reference(longest_waits)
-worst_waits.add_misconceptions([
-    ("measures TTFT from time 0. A user waits from the arrival of the request.", {"first": lambda a, times: times[0]}),
-    ("measures until the last token: that is the latency of the whole request.",
-     {"first": lambda a, times: times[-1] - a}),
-    ("returns the mean TTFT: a mean hides the request that waits longest.", {"worst": (mean, max)}),
-    ("returns the median TTFT: a median hides the request that waits longest.", {"worst": (median, max)}),
-    ("returns the shortest TTFT: the task asks for the longest.", {"worst": (min, max)}),
-    ("returns the TTFT of the last request: the task asks for the longest of all.",
-     {"worst": (lambda values: values[-1], max)}),
-    ("returns the TTFT of the first request: the task asks for the longest of all.",
-     {"worst": (lambda values: values[0], max)}),
-    ("counts the wait for the first token as a gap. That is TTFT; a gap is between two tokens.",
-     {"gaps": lambda a, times: all_gaps(a, [a, *times])}),
-    ("averages each request's gaps, which gives its TPOT: a mean hides one long stall.",
-     {"gaps": lambda a, times: [mean(all_gaps(a, times))] if times[1:] else []}),
-    ("returns the mean gap: a mean hides one long stall.", {"worst": (max, mean)}),
-    ("returns the median gap: a median hides one long stall.", {"worst": (max, median)}),
-    ("returns the shortest gap: the task asks for the longest.", {"worst": (max, min)}),
-    ("measures from the first token to the last: a gap is the time from one token to the next.",
-     {"gaps": lambda a, times: [times[-1] - times[0]]}),
-    ("looks at only the first gap of each request: an output can stall at any token.",
-     {"gaps": lambda a, times: all_gaps(a, times)[:1]}),
-    ("looks at only the last gap of each request: an output can stall at any token.",
-     {"gaps": lambda a, times: all_gaps(a, times)[-1:]}),
-    ("counts the steps without a token: a gap is the time from one token to the next.",
-     {"gaps": lambda a, times: [gap - 1 for gap in all_gaps(a, times)]}),
-    ("matches arrivals and token times by their order in the dicts. Requests are identified by their ids.",
-     lambda a, t: longest_waits(dict(zip(t, a.values(), strict=True)), t)),
-    ("measures gaps between tokens of different requests. A user sees one output, and only its own gaps.",
-     lambda a, t: (longest_waits(a, t)[0], own(sorted(time for times in t.values() for time in times)))),
-    ("returns the longest gap of the last request: the task asks for the longest of all.",
-     lambda a, t: (longest_waits(a, t)[0], own(list(t.values())[-1]))),
-    ("returns the longest gap of the first request: the task asks for the longest of all.",
-     lambda a, t: (longest_waits(a, t)[0], own(next(iter(t.values()))))),
-])  # fmt: skip
+@worst_waits.reference
+def longest_waits(arrivals, token_times, first=lambda a, times: times[0] - a, gaps=all_gaps, ttft=max, gap=max):
+    """Return both numbers, with replaceable parts: the waits that count, and the statistics."""
+    requests = [(arrivals[name], times) for name, times in token_times.items()]
+    pooled = [gap for request in requests for gap in gaps(*request)]
+    return float(ttft([first(*request) for request in requests])), float(gap(pooled or [0]))
