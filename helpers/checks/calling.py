@@ -113,9 +113,6 @@ def _final(message: str) -> Outcome:
     return Outcome(failure=Failure("", "", message, is_final=True))
 
 
-# --- time and the course's own solutions ----------------------------------------------------------------------------
-
-
 class TimeLimitError(BaseException):
     """Raised inside the student's function; not an Exception, so that `except Exception` cannot catch it."""
 
@@ -172,8 +169,6 @@ def _without(names: tuple[str, ...]):
         for function, code, defaults, kwdefaults in swapped:
             function.__code__, function.__defaults__, function.__kwdefaults__ = code, defaults, kwdefaults
 
-
-# --- exceptions -----------------------------------------------------------------------------------------------------
 
 _HELPERS = str(Path(__file__).parent.parent)
 _INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"), "<frozen", _HELPERS)

@@ -35,37 +35,20 @@ class Milestone:
 
 
 EXACT = {"forward passes": (1.0, 0), "computed tokens": (1.0, 0)}
-MILESTONES = {
-    one.name: one
-    for one in [
-        Milestone("engine_cached", "each token is computed once, and outputs end where they should", EXACT),
-        Milestone("engine_static", "rows share passes, and a finished row costs nothing", EXACT, {"policy": "static"}),
-        Milestone(
-            "engine_continuous",
-            "a free row goes to the next request at once",
-            {"forward passes": (1.05, 1), "computed tokens": (1.0, 0)},
-            {"mixed_batches": False},
-        ),
-        Milestone(
-            "engine_chunked",
-            "long prompts are computed in chunks, and no decode waits for them",
-            {"stalls": (1.0, 0), "forward passes": (1.15, 2), "computed tokens": (1.0, 0)},
-        ),
-        Milestone(
-            "engine_paged",
-            "blocks are taken when they are needed, and given back when none is free",
-            {"tokens generated again": (0, 3), "forward passes": (1.15, 2), "computed tokens": (1.35, 8)},
-        ),
-        Milestone(
-            "engine_prefixes",
-            "equal prefixes are computed once, and cached blocks are lost only when memory is needed",
-            {"prompt tokens": (1.15, 8), "tokens generated again": (0, 3), "forward passes": (1.15, 2)},
-            {"prefix_caching": True},
-        ),
-    ]
-}
-
-# --- the judge --------------------------------------------------------------------------------------------------------
+MILESTONES = {one.name: one for one in [
+    Milestone("engine_cached", "each token is computed once, and outputs end where they should", EXACT),
+    Milestone("engine_static", "rows share passes, and a finished row costs nothing", EXACT, {"policy": "static"}),
+    Milestone("engine_continuous", "a free row goes to the next request at once",
+              EXACT | {"forward passes": (1.05, 1)}, {"mixed_batches": False}),
+    Milestone("engine_chunked", "long prompts are computed in chunks, and no decode waits for them",
+              {"stalls": (1.0, 0), "forward passes": (1.15, 2), "computed tokens": (1.0, 0)}),
+    Milestone("engine_paged", "blocks are taken when they are needed, and given back when none is free",
+              {"tokens generated again": (0, 3), "forward passes": (1.15, 2), "computed tokens": (1.35, 8)}),
+    Milestone("engine_prefixes",
+              "equal prefixes are computed once, and cached blocks are lost only when memory is needed",
+              {"prompt tokens": (1.15, 8), "tokens generated again": (0, 3), "forward passes": (1.15, 2)},
+              {"prefix_caching": True}),
+]}  # fmt: skip
 
 
 def judge(milestone: Milestone) -> Callable[[Callable, int], Passed]:
@@ -112,9 +95,6 @@ def _too_expensive(milestone: Milestone, run: Run) -> str:
             what = f"{run.measures[name]:,} {name}, where {most:,} are enough" if name != "stalls" else ""
             return too_expensive(milestone.name, name, run, what)
     return ""
-
-
-# --- for a notebook ---------------------------------------------------------------------------------------------------
 
 
 def score_engine(engine_class: Callable) -> dict[str, dict[str, tuple[int, int]]]:

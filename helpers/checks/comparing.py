@@ -30,7 +30,6 @@ class Grids:
     pads: tuple = (None,)
 
     def picture(self):
-        """Return both grids as a `plots.Picture`."""
         from .. import plots  # matplotlib takes a second to import, and most checks pass
 
         return plots.compare(self.expected, self.actual, self.title, self.pads)
@@ -121,8 +120,6 @@ class _Comparison:
         shown = _short(got) if plain and not (got is None and what == "the result") else kind(got)
         return Difference(path, f"{what} should be {_short(right)}, but is {shown}", grids, what)
 
-    # --- numbers and tensors ------------------------------------------------------------------------------------
-
     def _numbers(self, got, right, what: str, path: tuple) -> Difference | None:
         if isinstance(got, torch.Tensor) and got.numel() == 1 and got.dtype != torch.bool and not path:
             got = got.item()  # inside a list, a tensor is not a number: JSON and the next verb refuse it
@@ -179,8 +176,6 @@ class _Comparison:
                 if found:
                     return found
         return None
-
-    # --- collections --------------------------------------------------------------------------------------------
 
     def _lists(self, got, right, what: str, path: tuple) -> Difference | None:
         pair = isinstance(right, tuple) and len(right) > 1
@@ -239,9 +234,6 @@ def _is_of_another_kind(got, right) -> bool:
         return not isinstance(got, list | tuple) or len(got) != len(right)
     groups = Real, str, Mapping, list | tuple | deque, EngineSequence
     return not any(isinstance(got, group) and isinstance(right, group) for group in groups)
-
-
-# --- small pieces -----------------------------------------------------------------------------------------------------
 
 
 def is_number(value) -> bool:

@@ -51,7 +51,6 @@ class Served:
 
 
 def stuck(run) -> str:
-    """Say why a run does not go on."""
     one = run.unfinished[0]
     if len(one.tokens_at) >= len(one.output):
         ends = "in its first pass" if len(one.output) == 1 else f"with its token {len(one.output)}"
@@ -129,7 +128,6 @@ def misread(run, one: Served, row: Row, position: int, written: list) -> str:
 
 
 def misplaced(one: Served, row: Row, position: int, token: int) -> str:
-    """Say why a token is not the one at its position."""
     what = f"computes token {token} at position {position} of request {one.id}, whose text has"
     others = [i for i in range(len(one.text)) if one.text[i : i + len(row.token_ids)] == row.token_ids]
     if position < len(one.prompt):
@@ -150,7 +148,6 @@ def misplaced(one: Served, row: Row, position: int, token: int) -> str:
 
 
 def wrong_output(run, one: Served, got: list[int]) -> str:
-    """Return what is wrong with an output."""
     right = one.output
     many = f"{len(got)} token{'s' * (len(got) != 1)}"
     what = f"returns {many} for request {one.id}, which gets {len(right)} alone:"

@@ -35,7 +35,6 @@ class KeyedModel:
         return [EOS if key % EOS_SHARE == 0 else (key // EOS_SHARE) % VOCABULARY for key in keys]
 
     def keys_of(self, text: list[int]) -> list[int]:
-        """Return the keys of a text."""
         keys, earlier = [], 0
         for position, token in enumerate(text):
             keys.append(self.key(earlier, position, token))

@@ -32,12 +32,7 @@ class Workload:
 
 
 class Run:
-    """A run of an engine on a workload; `serve` answers the engine's calls.
-
-    Attributes:
-        error: what is wrong, in words; "" so far.
-        measures: what the run costs.
-    """
+    """A run of an engine on a workload; `serve` answers its calls, and `error` says what was wrong with them."""
 
     def __init__(self, workload: Workload, model):
         self.workload, self.model, self.error, self.passes, self.idle, self._skipped = workload, model, "", 0, 0, 0
@@ -76,8 +71,6 @@ class Run:
             self.error = f"sends the model something that it cannot read ({type(error).__name__})"
         return self.error if message and message[0] == "forward" else None
 
-    # --- arrivals -----------------------------------------------------------------------------------------------
-
     def _arrivals(self) -> list[tuple] | None:
         if all(one.finished for one in self.requests.values()):
             return None
@@ -92,8 +85,6 @@ class Run:
         for one in due:
             one.arrived = True
         return [(one.id, list(one.prompt), one.most) for one in due]
-
-    # --- a forward pass -----------------------------------------------------------------------------------------
 
     def _forward(self, rows: list) -> list[int]:
         rows = [self._row(row) for row in rows]
@@ -126,7 +117,6 @@ class Run:
         return Row(int(request), int(start), [int(token) for token in token_ids], [int(block) for block in table])
 
     def _admit(self, rows: list[Row]) -> None:
-        """Refuse a pass that is impossible."""
         work, ids = self.workload, [row.request_id for row in rows]
         total = sum(len(row.token_ids) for row in rows)
         if len(rows) > work.rows:
@@ -176,7 +166,6 @@ class Run:
         return key
 
     def _note(self, rows: list[Row], tokens: list[int]) -> None:
-        """Count what a pass costs, and what it yields."""
         running = {one.id for one in self.unfinished if one.rows and one.computed}
         in_pass = {row.request_id for row in rows}
         waiting = [one for one in self.unfinished if one.id not in in_pass and not one.tokens_at]
@@ -205,8 +194,6 @@ class Run:
                 one.tokens_at.append(self.passes)
             one.rows.append((self.passes, row.start, len(row.token_ids)))
             one.computed = max(one.computed, end)
-
-    # --- outputs ------------------------------------------------------------------------------------------------
 
     def _finish(self, outputs) -> None:
         if not isinstance(outputs, dict):
@@ -243,15 +230,8 @@ class Run:
         }
 
 
-# --- the course's own engine -----------------------------------------------------------------------------------------
-
-
 class CourseEngine:
-    """The course's scheduler and block manager, with the interface of the capstone.
-
-    Args:
-        settings: of `EngineConfig`.
-    """
+    """The course's scheduler and block manager, with the interface of the capstone and settings of `EngineConfig`."""
 
     def __init__(self, model, max_rows: int, max_tokens_per_step: int, **settings):
         config = EngineConfig(max_batch_size=max_rows, max_tokens_per_step=max_tokens_per_step, **settings)
@@ -275,7 +255,6 @@ class CourseEngine:
 
 
 def run_engine(engine_class: Callable, workload: Workload, model) -> Run:
-    """Return the run of an engine in this process."""
     run = Run(workload, model)
     drive(engine_class, run.serve, run.shape, workload.rows, workload.budget)
     return run

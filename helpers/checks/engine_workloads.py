@@ -33,6 +33,9 @@ class _Draw:
                 break
         return arrival, prompt, most
 
+    def requests(self, *sizes: tuple[int, ...]) -> list[tuple]:
+        return [self.request(*size) for size in sizes]
+
     def some(self, count: int, length: int, most: int, last: int = 0) -> list[tuple]:
         """Return requests up to a length, with up to so many tokens, that arrive up to a time."""
         draw = self.random.randint
@@ -40,9 +43,9 @@ class _Draw:
         return [self.request(arrival, draw(1, length), draw(1, most)) for arrival in arrivals]
 
 
-def _blocks(request: tuple, size: int = 4) -> int:
-    """Return the blocks that a request needs at most."""
-    return -(-(len(request[1]) + request[2]) // size)
+def _blocks(request: tuple) -> int:
+    """Return the blocks of 4 tokens that a request needs at most."""
+    return -(-(len(request[1]) + request[2]) // 4)
 
 
 def roomy(name: str, requests: list, rows: int, budget: int = NO_LIMIT) -> Workload:
@@ -51,72 +54,53 @@ def roomy(name: str, requests: list, rows: int, budget: int = NO_LIMIT) -> Workl
 
 
 def _cached(draw: _Draw) -> Iterator[Workload]:
-    first = draw.request(0, 5, 6, 6)
-    yield roomy(
-        "one row, unequal prompts",
-        [first, draw.request(0, 1, 5), draw.request(0, 17, 20, 3), draw.request(0, 8, 10, 1), draw.request(0, 4, 1, 1),
-         (0, first[1], 3), draw.request(0, 2, 4, 4, before=[9, EOS, 0], after=[EOS]), draw.request(0, 4, 9, 9)],
-        1,
-    )  # fmt: skip
+    first, *others = draw.requests((0, 5, 6, 6), (0, 1, 5), (0, 17, 20, 3), (0, 8, 10, 1), (0, 4, 1, 1))
+    with_eos = draw.request(0, 2, 4, 4, before=[9, EOS, 0], after=[EOS])
+    last = draw.request(0, 4, 9, 9)
+    yield roomy("one row, unequal prompts", [first, *others, (0, first[1], 3), with_eos, last], 1)
     yield roomy("one row, requests that arrive", draw.some(7, 20, 14, 60), 1)
 
 
 def _static(draw: _Draw) -> Iterator[Workload]:
     twin = draw.request(0, 3, 4, 4)
-    yield roomy(
-        "4 rows, all requests at once",
-        [draw.request(0, 12, 9, 9), draw.request(0, 1, 6), draw.request(0, 5, 14, 2), draw.request(0, 3, 1, 1), twin,
-         (0, twin[1], 2), draw.request(0, 20, 7, 7), (0, twin[1], 4), *(draw.request(0, n, 8, 1) for n in (2, 9)),
-         draw.request(0, 3, 5, 5, after=[EOS, 0])],
-        4,
-    )  # fmt: skip
+    requests = [*draw.requests((0, 12, 9, 9), (0, 1, 6), (0, 5, 14, 2), (0, 3, 1, 1)), twin, (0, twin[1], 2)]
+    requests += [draw.request(0, 20, 7, 7), (0, twin[1], 4), *draw.requests((0, 2, 8, 1), (0, 9, 8, 1))]
+    yield roomy("4 rows, all requests at once", [*requests, draw.request(0, 3, 5, 5, after=[EOS, 0])], 4)
     yield roomy("all requests at once", draw.some(13, 24, 16), draw.random.randint(3, 5))
 
 
 def _continuous(draw: _Draw) -> Iterator[Workload]:
     twin = draw.request(2, 6, 5, 5)
-    yield roomy(
-        "3 rows, requests that arrive during the run, and after a pause",
-        [draw.request(0, 9, 22, 22), draw.request(0, 3, 2, 2), draw.request(0, 5, 9, 4), twin, (2, twin[1], 8),
-         draw.request(3, 2, 1, 1), draw.request(3, 15, 6, 1), draw.request(4, 4, 9, 9), draw.request(9, 7, 3, 3),
-         draw.request(400, 4, 3, 3), draw.request(401, 11, 6, 6)],
-        3,
-    )  # fmt: skip
+    requests = [*draw.requests((0, 9, 22, 22), (0, 3, 2, 2), (0, 5, 9, 4)), twin, (2, twin[1], 8)]
+    requests += draw.requests((3, 2, 1, 1), (3, 15, 6, 1), (4, 4, 9, 9), (9, 7, 3, 3), (400, 4, 3, 3), (401, 11, 6, 6))
+    yield roomy("3 rows, requests that arrive during the run, and after a pause", requests, 3)
     sizes = ((2, 1), (4, 1), (9, 6), (3, 1), (5, 2), (1, 1), *[(7, 6)] * 9)
-    yield roomy("3 rows, short outputs", [draw.request(0, length, most, most) for length, most in sizes], 3)
+    yield roomy("3 rows, short outputs", draw.requests(*((0, length, most, most) for length, most in sizes)), 3)
     yield roomy("requests that arrive", draw.some(16, 20, 16, 40), draw.random.randint(3, 5))
 
 
 def _chunked(draw: _Draw) -> Iterator[Workload]:
-    yield roomy(
-        "4 rows, 8 tokens per step, long prompts that arrive beside decodes",
-        [draw.request(0, 3, 26, 26), draw.request(0, 6, 18, 18), draw.request(3, 37, 5, 5), draw.request(5, 29, 1, 1),
-         draw.request(6, 16, 4, 4), draw.request(30, 2, 3, 3)],
-        4, 8,
-    )  # fmt: skip
-    yield roomy("two long prompts, 16 tokens per step", [draw.request(0, n, 2, 2) for n in (48, 40)], 2, 16)
-    yield roomy("3 rows, 3 tokens per step", [draw.request(0, n, 8, 8) for n in (2, 11, 1, 7)], 3, 3)
+    long = draw.requests((0, 3, 26, 26), (0, 6, 18, 18), (3, 37, 5, 5), (5, 29, 1, 1), (6, 16, 4, 4), (30, 2, 3, 3))
+    yield roomy("4 rows, 8 tokens per step, long prompts that arrive beside decodes", long, 4, 8)
+    yield roomy("two long prompts, 16 tokens per step", draw.requests((0, 48, 2, 2), (0, 40, 2, 2)), 2, 16)
+    short = draw.requests(*((0, length, 8, 8) for length in (2, 11, 1, 7)))
+    yield roomy("3 rows, 3 tokens per step", short, 3, 3)
     rows = draw.random.randint(3, 5)
     yield roomy("prompts longer than a step", draw.some(12, 40, 14, 40), rows, rows + draw.random.randint(4, 9))
 
 
 def _paged(draw: _Draw) -> Iterator[Workload]:
-    three = [draw.request(0, 24, 40, 40) for _ in range(3)]
-    yield Workload("three long requests, memory for fewer than two", three, 3, 40, 22)
-    long = draw.request(0, 11, 40, 26)
-    few = [long, *(draw.request(0, n, 30, ends) for n, ends in ((5, 9), (8, 14), (3, 6))), draw.request(6, 20, 12, 3)]
+    randint = draw.random.randint
+    yield Workload("three long requests, memory for fewer than two", draw.requests(*[(0, 24, 40, 40)] * 3), 3, 40, 22)
+    few = draw.requests((0, 11, 40, 26), (0, 5, 30, 9), (0, 8, 30, 14), (0, 3, 30, 6), (6, 20, 12, 3))
     least = (11 + 26 - 1) // 4  # its last token is not computed
     yield Workload("memory for barely one request, 4 rows", few, 4, 16, least)
-    same = [
-        draw.request(arrival, 8, 30, ends) for arrival, ends in ((0, 12), (0, 16), (1, 12), (1, 9), (2, 20), (2, 5))
-    ]
+    same = draw.requests(*((at, 8, 30, ends) for at, ends in ((0, 12), (0, 16), (1, 12), (1, 9), (2, 20), (2, 5))))
     yield Workload("memory for half of the rows, limits that outputs do not reach", same, 4, 16, 13)
-    drawn = [
-        draw.request(a, draw.random.randint(2, 24), 32) for a in sorted(draw.random.randint(0, 40) for _ in range(14))
-    ]
-    yield Workload(
-        "requests that arrive, little memory", drawn, 5, 20, max(map(_blocks, drawn)) + draw.random.randint(2, 8)
-    )
+    arrivals = sorted(randint(0, 40) for _ in range(14))
+    drawn = [draw.request(arrival, randint(2, 24), 32) for arrival in arrivals]
+    memory = max(map(_blocks, drawn)) + randint(2, 8)
+    yield Workload("requests that arrive, little memory", drawn, 5, 20, memory)
 
 
 def _prefixes(draw: _Draw) -> Iterator[Workload]:

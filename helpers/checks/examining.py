@@ -89,8 +89,6 @@ def _judge(exercise: JudgedExercise, ask: Callable[[Question], Outcome], seed: i
 
 
 class _Trial:
-    """One question, what a student's function did, and what the reference does."""
-
     def __init__(
         self, exercise: Exercise, question: Question, outcome: Outcome, right: Outcome, none_is_a_result: bool
     ):
@@ -100,7 +98,6 @@ class _Trial:
             self.first = replace(self.first, message=self.first.message.replace(NO_RETURN, ""))
 
     def verdict(self, message: str) -> Verdict:
-        """Return a verdict with the case in words."""
         given = f" (given: {self.question.given})" if self.question.given else ""
         first = self.first
         return Verdict(False, f"{message.rstrip('.')}{given}." if given else message, first and first.grids)
@@ -124,7 +121,6 @@ class _Trial:
         return difference(got, expected, strict=False) is None
 
     def broken_rule(self) -> str | None:
-        """Return the message of the first invariant that is broken."""
         for rule in self.exercise.rules:
             try:
                 message = rule(self.question.arguments, self.outcome, self.right)

@@ -68,8 +68,6 @@ class Exercise:
         self.questions = lru_cache(4)(self._questions)
         self.outcome_of = lru_cache(2048)(self._outcome_of)
 
-    # --- the declaration ----------------------------------------------------------------------------------------
-
     def cases(self, function: Callable) -> Callable:
         """Take a function that yields (arguments, the case in words), some of them drawn from a `Random`."""
         self._cases = function
@@ -181,8 +179,6 @@ class Exercise:
     def _generally(self, change: Callable, *arguments):
         return change(self.solution(*arguments))
 
-    # --- questions ----------------------------------------------------------------------------------------------
-
     def _questions(self, seed: int = 0) -> list[tuple[Question, Outcome]]:
         """Return the questions and the right outcomes. Students get seed 0, and grades use other seeds.
 
@@ -199,7 +195,6 @@ class Exercise:
         return pairs
 
     def _outcome_of(self, function: Callable, question: Question) -> Outcome:
-        """Return the outcome of one of the exercise's own implementations, which may use the course's."""
         return answer(replace(question, forbidden=()), function)
 
 

@@ -9,20 +9,12 @@ from ..model_engine import Engine
 
 
 class StudentBlockManager(BlockManager):
-    """A block manager that calls a student's `grow` and `release`; sequences share no blocks.
-
-    Args:
-        num_blocks, block_size: as in `BlockManager`.
-        grow, release: the student's functions.
-
-    Attributes:
-        free_blocks: the student's list of free blocks.
-    """
+    """A block manager that calls a student's `grow` and `release`; sequences share no blocks."""
 
     def __init__(self, num_blocks: int, block_size: int, grow: Callable, release: Callable):
         super().__init__(num_blocks, block_size, prefix_caching=False)
         self._grow, self._release = grow, release
-        self.free_blocks = list(range(num_blocks))
+        self.free_blocks = list(range(num_blocks))  # which the student's functions change
 
     def allocate(self, sequence: Sequence, tokens: int) -> bool:
         """Allocate memory for the next `tokens` tokens, or return False.
@@ -44,14 +36,12 @@ class StudentBlockManager(BlockManager):
         return False
 
     def free(self, sequence: Sequence) -> None:
-        """Free a sequence's blocks."""
         if sequence in self.tables:
             self._release(self.free_blocks, self.tables, sequence)
         sequence.computed = 0
 
     @property
     def available(self) -> int:
-        """Return the number of blocks that can be allocated."""
         return len(self.free_blocks)
 
 
@@ -71,6 +61,5 @@ def engine_with(grow: Callable, release: Callable, slices_of: Callable, config: 
 
 
 def _slots_by(slices_of: Callable, block_table: list[int], block_size: int, start: int, end: int) -> list[int]:
-    """Return the slots that a student's function gives a sequence's tokens from `start` to `end`."""
     slices = slices_of(block_table, start, end, block_size)
     return [slot for first, count in slices for slot in range(first, first + count)]

@@ -25,17 +25,11 @@ class StudentScheduler(Scheduler):
 
 
 def planned_by(plan_chunks: Callable) -> Callable[..., Scheduler]:
-    """Return a `scheduler_cls` for `EngineConfig` whose plans come from a student's function.
-
-    Args:
-        plan_chunks: the student's function.
-    """
+    """Return a `scheduler_cls` for `EngineConfig` whose plans come from a student's `plan_chunks`."""
     return partial(_PlannedBy, plan_chunks)
 
 
 class _PlannedBy(StudentScheduler):
-    """A scheduler whose plans come from a student's `plan_chunks`."""
-
     def __init__(self, plan_chunks: Callable, config: EngineConfig, *args):
         super().__init__(replace(config, mixed_batches=True), *args)  # so that `_admit` runs in every iteration
         self._plan_chunks = plan_chunks

@@ -82,9 +82,6 @@ def watched(model) -> Iterator[list[Pass]]:
             model.forward = shadowed
 
 
-# --- the two models ---------------------------------------------------------------------------------------------------
-
-
 @cache
 def other_model() -> GPT2LMHeadModel:
     """Return a small model with random weights, which often generates its EOS."""
@@ -108,16 +105,11 @@ def other_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model_named(name: str):
-    """Return the "course" model or the "other" one."""
     return load_model()[0] if name == "course" else other_model()
 
 
 def tokenizer_named(name: str):
-    """Return the tokenizer of the "course" model or of the "other" one."""
     return load_model()[1] if name == "course" else other_tokenizer()
-
-
-# --- what is watched --------------------------------------------------------------------------------------------------
 
 
 def loop_on_model(function: Callable, name: str, turns: list[torch.Tensor], max_tokens: int) -> dict:
