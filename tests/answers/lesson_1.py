@@ -109,5 +109,5 @@ WRONG["cached_loop"] |= {
     "changed its argument: `turns`": lambda model, turns, n: loop(model, [turns.pop(0) for _ in list(turns)], n),
     "never calls the model": lambda model, turns, max_tokens: [[0] * max_tokens for _ in turns],
     "gives a decode pass more than the newest token": two_tokens_per_pass,
-    "stopped with": lambda *case: loop(*case, feed=lambda token, text, turn: token[0]),
+    "stopped with": lambda model, turns, n: loop(model, [turn[0] for turn in turns], n),
 }

@@ -7,9 +7,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from answers import ALMOST, WRONG, right
 from helpers import batching, kv_cache, load_model
+from helpers.checks.edits import edited
 from helpers.checks.exercises.lesson_3_joining import layers_of, stack, with_layers
 from helpers.checks.exercises.lesson_3_leaving import select, split, used_columns
-from helpers.checks.exercises.lesson_3_loop import in_order, serve
+from helpers.checks.exercises.lesson_3_loop import in_order
 from helpers.checks.exercises.lesson_3_one_step import init, one_pass
 from helpers.checks.exercises.lesson_3_together import together
 
@@ -322,10 +323,10 @@ def newcomers_on_top(requests, max_batch_size):
 
 WRONG["continuous_loop"] |= {
     "lets request 6 join before request 3": lambda requests, n: in_order(requests[::-1], n)[::-1],
-    "forward pass 2 should be: prefill of requests [2]. It is: decode step": lambda *case: in_order(
-        *case, may_join=lambda free, running: free * (free > 1 or not running)
+    "forward pass 2 should be: prefill of requests [2]. It is: decode step": edited(
+        in_order, "joining = min(free -> joining = min(free * (free > 1 or not running['request_ids'])"
     ),
-    "should be a list, but is a dict": serve,
+    "should be a list, but is a dict": lambda *case: dict(enumerate(in_order(*case))),
     "returns no output for request 6": lambda requests, n: in_order(requests[:-1], n),
     "returns no output for request 2": lambda *case: [*(out := in_order(*case))[:2], None, *out[3:]],
     "it finishes in its prefill": lambda *case: [out if len(out) > 1 else None for out in in_order(*case)],

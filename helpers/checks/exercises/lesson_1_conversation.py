@@ -6,68 +6,15 @@ import torch
 
 from ... import kv_cache
 from ...models import load_model
+from ..edits import add_edits
 from ..exercise import Exercise
 from ..watch import loop_on_model, model_named
-
-
-def whole_text(token, text, turn):
-    return text
-
 
 cached_loop = Exercise(
     "cached_loop(model, turns, max_tokens)",
     "each token is computed once, and the output is the same as for the whole conversation without a cache",
     observe=loop_on_model,
 )
-NEWEST = "the last token of the previous output was generated, but is not in the cache yet."
-cached_loop.add_misconceptions({
-    "recomputes the whole text in every pass. The cache holds the keys and values of the earlier tokens: after the "
-    "prefill, each pass needs to compute only one token.": {"feed": whole_text, "begin": whole_text, "cached": False},
-    "gives the model one token and no cache, so it sees a text of a single token. It also needs the keys and "
-    "values of the earlier tokens.": {"cached": False},
-    "gives the model the whole text although the cache already holds most of it: those tokens are computed again, "
-    "and are in the cache twice. Only the newest token is missing from the cache.":
-        {"feed": whole_text, "begin": whole_text},
-    "adds each new token to those that the previous pass computed: their keys are in the cache already, and are added "
-    "to it again.": {"grows": True},
-    "gives every pass the prompt's last token. Each pass must compute the token that the previous pass generated.":
-        {"feed": lambda token, text, turn: turn[:, -1:]},
-    f"begins a turn with the user's tokens alone: {NEWEST}": {"begin": lambda token, text, turn: turn},
-    "begins a turn with the whole conversation, although the cache already holds most of it: those tokens are in the "
-    "cache twice.": {"begin": whole_text},
-    "begins every turn with an empty cache, which has none of the keys of the conversation so far.": {"forgets": True},
-    "begins every turn with a new cache: the model has forgotten what was said before.":
-        {"begin": lambda token, text, turn: turn, "forgets": True},
-    "begins every turn with a new cache, and computes the whole conversation again.":
-        {"begin": whole_text, "forgets": True},
-    "computes the user's tokens before the last token of the previous output, which comes before them in the "
-    "text.": {"begin": lambda token, text, turn: torch.cat([turn, token], dim=1)},
-    "generates one token too few: the prefill yields a token, too.": lambda model, turns, n: loop(model, turns, n - 1),
-    "drops the first token of a turn and adds one at the end: the prefill yields the first token of the output.":
-        lambda model, turns, n: [output[1:] for output in loop(model, turns, n + 1)],
-    "counts the prompt's tokens, too: `max_tokens` limits the generated tokens only.":
-        lambda model, turns, n: loop(model, turns, max(n - turns[0].size(1), 0)),
-    "generates one token too many: the prefill already yields the first one.":
-        lambda model, turns, n: loop(model, turns, n + 1),
-    "stops at EOS. A server does that, but this loop should generate exactly max_tokens tokens.":
-        lambda model, *case: loop(model, *case, until=[model.config.eos_token_id]),
-    "stops at the EOS of one tokenizer. This loop should generate exactly max_tokens tokens, with any model.":
-        lambda *case: loop(*case, until=[load_model()[1].eos_token_id]),
-    "runs a pass more than a turn needs, only to compute its last token. The next turn can compute it together with "
-    "the user's tokens, and the last turn needs no other pass.": {"alone": "after"},
-    "computes the last token of the previous output in a pass of its own: the first pass of a turn can compute it "
-    "together with the user's tokens.": {"alone": "before"},
-    "numbers the positions of every pass from 0. A token's position is its place in the whole text, and the "
-    "model's output depends on it: a cache must not change the output.": {"positions": True},
-})  # fmt: skip
-cached_loop.add_wrong_results({
-    "drops the first token of a turn: the prefill yields it, and it counts.":
-        lambda outputs, *case: [output[1:] for output in outputs],
-    "returns the prompt's tokens, too. The task asks for the generated tokens only.":
-        lambda outputs, model, turns, n: [turn[0].tolist() + out for turn, out in zip(turns, outputs, strict=True)],
-    "returns one list for all turns: the task asks for a list per turn.":
-        lambda outputs, *case: [token for output in outputs for token in output],
-})  # fmt: skip
 
 
 @cached_loop.cases
@@ -105,36 +52,74 @@ def _(random):
 
 
 @cached_loop.reference
-def loop(model, turns, passes, feed=lambda token, text, turn: token,
-         begin=lambda token, text, turn: torch.cat([token, turn], dim=1), cached=True, until=(), positions=False,
-         forgets=False, alone="", grows=False):  # fmt: skip
-    """Run the turns, with replaceable parts: what the first pass of a turn and what a later one computes, whether it
-    gets the cache, where a turn ends, whether each turn has a cache of its own, whether the last token of a turn is
-    computed in a pass of its own, after the turn or before the next, and whether a pass repeats earlier tokens."""
-    cache, text, token, outputs = kv_cache.new(), turns[0][:, :0], turns[0][:, :0], []
+def loop(model, turns, n):
+    cache, outputs, text = kv_cache.new(), [], turns[0][:, :0]
+    token = text
     for turn in turns:
-        cache = kv_cache.new() if forgets else cache
         text = torch.cat([text, turn], dim=1)
-        if alone == "before" and outputs:
-            model(input_ids=token, past_key_values=cache, use_cache=True)
-            token = token[:, :0]
-        input_ids, generated = begin(token, text, turn), []
-        for _ in range(passes):
-            given = {"past_key_values": cache if cached else kv_cache.new(), "use_cache": True}
-            if positions:
-                given["position_ids"] = torch.arange(input_ids.size(1))[None]
+        input_ids, output = torch.cat([token, turn], dim=1), []
+        for _ in range(n):
             with torch.no_grad():
-                token = model(input_ids=input_ids, **given).logits[:, -1:].argmax(dim=-1)
-            generated.append(token.item())
-            if generated[-1] in until:
-                break
+                logits = model(input_ids=input_ids, past_key_values=cache, use_cache=True).logits
+            token = logits[:, -1:].argmax(dim=-1)
             text = torch.cat([text, token], dim=1)
-            input_ids = torch.cat([input_ids, token], dim=1) if grows else feed(token, text, turn)
-        if alone == "after":
-            model(input_ids=token, past_key_values=cache, use_cache=True)
-            token = token[:, :0]
-        outputs.append(generated)
+            output.append(token.item())
+            input_ids = token
+        outputs.append(output)
     return outputs
+
+
+BEGINS = "text = torch.cat([text, turn] -> {}; text = torch.cat([text, turn]"
+FORGETS = BEGINS.format("cache = kv_cache.new()")
+NO_CACHE = "past_key_values=cache -> past_key_values=kv_cache.new()"
+TURN_ALONE, WHOLE_TEXT = "torch.cat([token, turn], dim=1) -> turn", "torch.cat([token, turn], dim=1) -> text"
+LAST_PASS = "model(input_ids=token, past_key_values=cache, use_cache=True)"
+UNTIL = "for _ in range(n) -> while len(output) < n and {}.eos_token_id not in output[-1:]"
+add_edits(cached_loop, {
+    "recomputes the whole text in every pass. The cache holds the keys and values of the earlier tokens: after the "
+    "prefill, each pass needs to compute only one token.": ("input_ids=input_ids -> input_ids=text", NO_CACHE),
+    "gives the model one token and no cache, so it sees a text of a single token. It also needs the keys and "
+    "values of the earlier tokens.": NO_CACHE,
+    "gives the model the whole text although the cache already holds most of it: those tokens are computed again, "
+    "and are in the cache twice. Only the newest token is missing from the cache.":
+        "input_ids=input_ids -> input_ids=text",
+    "adds each new token to those that the previous pass computed: their keys are in the cache already, and are added "
+    "to it again.": "input_ids = token -> input_ids = torch.cat([input_ids, token], dim=1)",
+    "gives every pass the prompt's last token. Each pass must compute the token that the previous pass generated.":
+        "input_ids = token -> input_ids = turn[:, -1:]",
+    "begins a turn with the user's tokens alone: the last token of the previous output was generated, but is not in "
+    "the cache yet.": TURN_ALONE,
+    "begins a turn with the whole conversation, although the cache already holds most of it: those tokens are in the "
+    "cache twice.": WHOLE_TEXT,
+    "begins every turn with an empty cache, which has none of the keys of the conversation so far.": FORGETS,
+    "begins every turn with a new cache: the model has forgotten what was said before.": (TURN_ALONE, FORGETS),
+    "begins every turn with a new cache, and computes the whole conversation again.": (WHOLE_TEXT, FORGETS),
+    "computes the user's tokens before the last token of the previous output, which comes before them in the text.":
+        "[token, turn] -> [turn, token]",
+    "generates one token too few: the prefill yields a token, too.": "range(n) -> range(n - 1)",
+    "drops the first token of a turn and adds one at the end: the prefill yields the first token of the output.":
+        ("range(n) -> range(n + 1)", "append(output) -> append(output[1:])"),
+    "counts the prompt's tokens, too: `max_tokens` limits the generated tokens only.":
+        "range(n) -> range(n - turns[0].size(1))",
+    "generates one token too many: the prefill already yields the first one.": "range(n) -> range(n + 1)",
+    "stops at EOS. A server does that, but this loop should generate exactly max_tokens tokens.":
+        UNTIL.format("model.config"),
+    "stops at the EOS of one tokenizer. This loop should generate exactly max_tokens tokens, with any model.":
+        UNTIL.format("load_model()[1]"),
+    "runs a pass more than a turn needs, only to compute its last token. The next turn can compute it together with "
+    "the user's tokens, and the last turn needs no other pass.":
+        f"outputs.append(output) -> outputs.append(output); {LAST_PASS}; token = token[:, :0]",
+    "computes the last token of the previous output in a pass of its own: the first pass of a turn can compute it "
+    "together with the user's tokens.":
+        (BEGINS.format(f"outputs and {LAST_PASS}"), "[token, turn] -> [token[:, :0], turn]"),
+    "numbers the positions of every pass from 0. A token's position is its place in the whole text, and the "
+    "model's output depends on it: a cache must not change the output.":
+        "use_cache=True -> use_cache=True, position_ids=torch.arange(input_ids.size(1))[None]",
+    "drops the first token of a turn: the prefill yields it, and it counts.": "append(output) -> append(output[1:])",
+    "returns the prompt's tokens, too. The task asks for the generated tokens only.":
+        "append(output) -> append(turn[0].tolist() + output)",
+    "returns one list for all turns: the task asks for a list per turn.": "outputs.append(output) -> outputs += output",
+})  # fmt: skip
 
 
 @cached_loop.rule

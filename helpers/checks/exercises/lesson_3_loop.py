@@ -6,6 +6,7 @@ from itertools import pairwise, zip_longest
 from ... import batching
 from ...request import Request
 from ...tiny_model.corpus import unseen_prompts
+from ..edits import add_edits
 from ..exercise import Exercise
 from ..watch import loop_in_words
 
@@ -16,35 +17,6 @@ continuous_loop = Exercise(
     forbidden=[f"helpers.loops:generate_{loop}" for loop in ("alone", "static", "continuous")],
 )
 OUTPUTS, PASSES = "the list of outputs", "forward passes"
-continuous_loop.add_misconceptions({
-    "waits until the whole batch has finished, which is static batching. A waiting request can take a finished "
-    "request's row before the next pass.": {"may_join": lambda free, running: free * (not running)},
-    "lets requests join before they arrive: all of them wait from the start, as in the lesson.":
-        {"arrives": lambda arrival: 0},
-    "counts only decode steps as time. A prefill is a forward pass, too, and requests arrive while it runs.":
-        {"lasts": (0, 1)},
-    "lets a request join one forward pass after it could: at time t, the requests with an arrival of t are there.":
-        {"arrives": lambda arrival: arrival + 1 if arrival else 0},
-    "serves one request at a time and leaves the other rows empty.": lambda each, n: in_order(each, 1),
-    "runs more than max_batch_size rows at once: the server has no memory for them.":
-        lambda each, n: in_order(each, len(each)),
-    "runs one row too many: the server has memory for max_batch_size rows.": lambda each, n: in_order(each, n + 1),
-    "counts only prefills as time. A decode step is a forward pass, too, and requests arrive while it runs.":
-        {"lasts": (1, 0)},
-    "leaves one row empty: max_batch_size requests can run at the same time.": lambda each, n: in_order(each, n - 1),
-    "runs a separate prefill for every joining request: requests that join at the same time can share one.":
-        {"together": False},
-    "returns the outputs in the order in which the requests finished. Output i must belong to request i, because "
-    "its client waits for it.": lambda each, n: list(serve(each, n).values()),
-    "loses the output of a request that finishes in its prefill: its row leaves before its tokens are recorded.":
-        {"leave_early": True},
-})  # fmt: skip
-continuous_loop.add_wrong_results({
-    "records outputs by prompt: two requests may have the same prompt.": lambda outputs, each, n: [
-        next(out for other, out in zip(each[::-1], outputs[::-1], strict=True) if other[0] == one[0]) for one in each],
-    "loses the last token of each output: a step's tokens must be recorded before the finished rows leave.":
-        lambda outputs, *case: [output[:-1] for output in outputs],
-})  # fmt: skip
 
 
 @continuous_loop.cases
@@ -68,36 +40,53 @@ def _(random):
         yield ([(*request, arrival) for request, arrival in zip(requests, arrivals, strict=True)], rows), given
 
 
-def serve(requests, rows, may_join=lambda free, running: free, together=True, leave_early=False, lasts=(1, 1),
-          arrives=lambda arrival: arrival) -> dict:  # fmt: skip
-    """Run the loop, with replaceable parts: how many may join, in how many prefills, how long passes last, and when
-    requests arrive; return the outputs by request."""
-    waiting = deque((arrives(time), Request(*each, number)) for number, (*each, time) in enumerate(requests))
+@continuous_loop.reference
+def in_order(requests, rows):
+    waiting = deque((time, Request(*each, number)) for number, (*each, time) in enumerate(requests))
     running, outputs, now = {"request_ids": []}, {}, 0
     while waiting or running["request_ids"]:
         if not running["request_ids"]:  # idle
             now = max(now, waiting[0][0])
-        arrived = sum(arrival <= now for arrival, _ in waiting)
-        joining = min(may_join(rows - len(running["request_ids"]), running["request_ids"]), arrived)
-        for count in [joining] * (joining > 0) if together else [1] * joining:
-            batch = batching.init_batch([waiting.popleft()[1] for _ in range(count)])
-            running = batching.merge_batches(running, batching.generate_next_token(batch))
-            now += lasts[0]
-        if leave_early:
-            running, _ = batching.filter_batch(running)
-        running = batching.generate_next_token(running)
-        now += lasts[1]
+        free = rows - len(running["request_ids"])
+        joining = min(free, sum(time <= now for time, _ in waiting))
+        if joining > 0:
+            batch = batching.init_batch([waiting.popleft()[1] for _ in range(joining)])
+            running, now = batching.merge_batches(running, batching.generate_next_token(batch)), now + 1
+        running, now = batching.generate_next_token(running), now + 1
         ended = zip(running["request_ids"], running["token_ids"], running["tokens_remaining"], strict=True)
         outputs |= {number: token_ids for number, token_ids, left in ended if left == 0}
         running, _ = batching.filter_batch(running)
-    return outputs
-
-
-@continuous_loop.reference
-def in_order(requests, rows, **broken):
-    """Return the outputs in the order of the requests; with one of them missing, raise a KeyError."""
-    outputs = serve(requests, rows, **broken)
     return [outputs[number] for number in range(len(requests))]
+
+
+STEP = "running, now = batching.generate_next_token(running)"
+add_edits(continuous_loop, {
+    "waits until the whole batch has finished, which is static batching. A waiting request can take a finished "
+    "request's row before the next pass.": "min(free -> min(0 if running['request_ids'] else free",
+    "lets requests join before they arrive: all of them wait from the start, as in the lesson.":
+        "deque((time -> deque((0",
+    "counts only decode steps as time. A prefill is a forward pass, too, and requests arrive while it runs.":
+        "token(batch)), now + 1 -> token(batch)), now",
+    "lets a request join one forward pass after it could: at time t, the requests with an arrival of t are there.":
+        "deque((time -> deque((time + 1 if time else 0",
+    "serves one request at a time and leaves the other rows empty.": "free = rows -> free = 1",
+    "runs more than max_batch_size rows at once: the server has no memory for them.":
+        "free = rows -> free = len(requests)",
+    "runs one row too many: the server has memory for max_batch_size rows.": "free = rows -> free = rows + 1",
+    "counts only prefills as time. A decode step is a forward pass, too, and requests arrive while it runs.":
+        "token(running), now + 1 -> token(running), now",
+    "leaves one row empty: max_batch_size requests can run at the same time.": "free = rows -> free = rows - 1",
+    "runs a separate prefill for every joining request: requests that join at the same time can share one.":
+        ("if joining > 0 -> for _ in range(joining)", "for _ in range(joining)] -> for _ in range(1)]"),
+    "returns the outputs in the order in which the requests finished. Output i must belong to request i, because "
+    "its client waits for it.": "outputs[number] for number in range(len(requests)) -> *outputs.values()",
+    "records outputs by prompt: two requests may have the same prompt.": (
+        "outputs |= {number: -> outputs |= {requests[number][0]:", "outputs[number] -> outputs[requests[number][0]]"),
+    "loses the last token of each output: a step's tokens must be recorded before the finished rows leave.":
+        "number: token_ids -> number: token_ids[:-1]",
+    "loses the output of a request that finishes in its prefill: its row leaves before its tokens are recorded.":
+        f"{STEP} -> running, _ = batching.filter_batch(running); {STEP}",
+})  # fmt: skip
 
 
 @continuous_loop.ignoring

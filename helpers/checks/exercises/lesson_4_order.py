@@ -3,6 +3,7 @@
 from statistics import mean
 
 from ...engine import Sequence
+from ..edits import add_edits
 from ..exercise import Exercise
 
 
@@ -171,25 +172,6 @@ admitted = Exercise(
     "admitted(running, waiting, rows, tokens)",
     "a request joins if a row is free and its whole prompt fits, and none overtakes the one before it",
 )
-admitted.add_misconceptions({
-    "skips a prompt that does not fit, and admits a later one: if requests overtake, a long prompt may wait forever.":
-        {"stop": False},
-    "forgets that each running request computes a token of the budget.": {"left": lambda r, tokens: tokens},
-    "forgets that running requests hold rows.": {"free": lambda r, rows: rows},
-    "ignores the rows: more requests run than there are rows.": {"free": lambda r, rows: 99},
-    "ignores the token budget.": {"fits": lambda n, left: True},
-    "gives every prompt the whole budget: what one computes is not available to the next.": {"cost": lambda n: 0},
-    "counts only the prompt: the tokens that a preempted request had generated are recomputed, too.":
-        {"need": lambda one: one.prompt_tokens},
-    "counts one token per request that joins: its whole prompt is computed in this iteration.": {"need": lambda one: 1},
-    "refuses a prompt that fits exactly.": {"fits": lambda n, left: n < left},
-    "leaves one row free.": {"free": lambda r, rows: rows - len(r) - 1},
-    "admits one request per iteration, although more rows and tokens are free.": lambda *case: in_turn(*case)[:1],
-    "admits the shortest prompts first: here, requests join in order of arrival.":
-        lambda r, w, *limits: in_turn(r, sorted(w, key=lambda one: one.num_uncomputed_tokens), *limits),
-    "lists the running requests, too: the task asks which requests join.":
-        lambda r, *case: [one.request_id for one in r] + in_turn(r, *case),
-})  # fmt: skip
 
 
 @admitted.cases
@@ -217,15 +199,34 @@ def _(random):
 
 
 @admitted.reference
-def in_turn(running, waiting, rows, tokens, *, free=lambda r, rows: rows - len(r), fits=lambda n, left: n <= left,
-            left=lambda r, tokens: tokens - len(r), need=lambda one: one.num_uncomputed_tokens, stop=True,
-            cost=lambda n: n):  # fmt: skip
-    """List the ids of those that join, with replaceable parts."""
-    names, budget = [], left(running, tokens)
+def in_turn(running, waiting, rows, tokens):
+    names, left = [], tokens - len(running)
     for one in waiting:
-        if len(names) >= free(running, rows) or (not fits(need(one), budget) and stop):
+        need = one.num_uncomputed_tokens
+        if len(running) + len(names) >= rows or need > left:
             break
-        if fits(need(one), budget):
-            names.append(one.request_id)
-            budget -= cost(need(one))
+        names.append(one.request_id)
+        left -= need
     return names
+
+
+add_edits(admitted, {
+    "skips a prompt that does not fit, and admits a later one: if requests overtake, a long prompt may wait forever.":
+        "break -> continue",
+    "forgets that each running request computes a token of the budget.": "tokens - len(running) -> tokens",
+    "forgets that running requests hold rows.": "len(running) + len(names) -> len(names)",
+    "ignores the rows: more requests run than there are rows.": "len(running) + len(names) >= rows or -> ",
+    "ignores the token budget.": " or need > left -> ",
+    "gives every prompt the whole budget: what one computes is not available to the next.": "left -= need -> pass",
+    "counts only the prompt: the tokens that a preempted request had generated are recomputed, too.":
+        "num_uncomputed_tokens -> prompt_tokens",
+    "counts one token per request that joins: its whole prompt is computed in this iteration.":
+        "one.num_uncomputed_tokens -> 1",
+    "refuses a prompt that fits exactly.": "need > left -> need >= left",
+    "leaves one row free.": ">= rows -> >= rows - 1",
+    "admits one request per iteration, although more rows and tokens are free.": "return names -> return names[:1]",
+    "admits the shortest prompts first: here, requests join in order of arrival.":
+        "in waiting -> in sorted(waiting, key=lambda one: one.num_uncomputed_tokens)",
+    "lists the running requests, too: the task asks which requests join.":
+        "return names -> return [one.request_id for one in running] + names",
+})  # fmt: skip
