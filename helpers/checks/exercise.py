@@ -104,12 +104,9 @@ class Exercise:
         self.solution = function
         return function
 
-    def misconception(self, message: str, function: Callable | None = None) -> Callable:
-        """Take a wrong implementation, also as a decorator. The first that explains all results is reported."""
-        if function is None:
-            return partial(self.misconception, message)
+    def misconception(self, message: str, function: Callable) -> None:
+        """Take a wrong implementation. The first that explains all results is reported."""
         self.declared.append(Misconception(message, function))
-        return function
 
     def add_misconceptions(self, wrong: Mapping | Iterable[tuple], part: str = "", **others) -> None:
         """Take several misconceptions.

@@ -64,13 +64,12 @@ kv_cache_bytes = Exercise(
     "kv_cache_bytes(windows, kv_heads, head_dim, number_bytes, tokens)",
     "a key and a value for every token that a layer keeps, in every KV head of every layer",
 )
-kv_cache_bytes.table(
-    [
-        ([None, None, 4], 5, 7, 4, 11), ([None] * 32, 8, 128, 2, 2048),
-        ([512, None, 512, 512, 1024, 4096], 4, 256, 2, 3000), ([16, None, 8, 16], 3, 5, 4, 9), ([7, 6], 3, 5, 4, 7),
-    ],
-    lambda random: [([None, 7, *random.choices([None, 6, 30, 500], k=5)], 13, 17, 2, random.randint(19, 99))],
-)  # fmt: skip
+kv_cache_bytes.table([
+    ([None, None, 4], 5, 7, 4, 11), ([None] * 32, 8, 128, 2, 2048),
+    ([512, None, 512, 512, 1024, 4096], 4, 256, 2, 3000), ([16, None, 8, 16], 3, 5, 4, 9), ([7, 6], 3, 5, 4, 7),
+], lambda random: [
+    ([None, 7, *random.choices([None, 6, 30, 500], k=5)], 13, 17, 2, random.randint(19, 99)),
+])  # fmt: skip
 kv_cache_bytes.add_misconceptions({
     "counts only half of the cache: each token has a key and a value.": lambda *s: windowed(*s) // 2,
     "counts keys and values twice.": lambda *s: windowed(*s) * 2,
@@ -110,16 +109,12 @@ decode_floor = Exercise(
     "decode_floor(weight_bytes, bandwidth, operations, rate)",
     "a pass takes at least as long as the slower of reading the weights and doing the arithmetic",
 )
-decode_floor.table(
-    [
-        ("a pass over 1 token", 500e6, 10e9, 250e6, 100e9), ("a pass over 64 tokens", 500e6, 10e9, 64 * 250e6, 100e9),
-    ],
-    lambda random: [
-        ("a pass over 1 token on a GPU", random.randint(1, 9) * 1e9, 2e12, 14e9, 3e14),
-        ("a pass over hundreds of tokens on a GPU", 14e9, 2e12, random.randint(400, 800) * 14e9, 3e14),
-    ],
-    given="{} bytes at {} per second, {} operations at {} per second",
-)  # fmt: skip
+decode_floor.table([
+    ("a pass over 1 token", 500e6, 10e9, 250e6, 100e9), ("a pass over 64 tokens", 500e6, 10e9, 64 * 250e6, 100e9),
+], lambda random: [
+    ("a pass over 1 token on a GPU", random.randint(1, 9) * 1e9, 2e12, 14e9, 3e14),
+    ("a pass over hundreds of tokens on a GPU", 14e9, 2e12, random.randint(400, 800) * 14e9, 3e14),
+], given="{} bytes at {} per second, {} operations at {} per second")  # fmt: skip
 decode_floor.reference(lambda weights, bandwidth, operations, rate: max(weights / bandwidth, operations / rate))
 decode_floor.add_misconceptions({
     f"adds the two times. {BOTH}.": lambda w, b, o, r: w / b + o / r,
@@ -144,20 +139,17 @@ stop = Exercise(
     names=("the token ids that are kept", "the reason"),
 )
 stop.requires_new("list")
-stop.table(
-    [
-        ("EOS below max_tokens", [5, 6, 7], 7, 8), ("tokens after EOS", [5, 6, 7, 9, 7, 4], 7, 8),
-        ("EOS twice, once at the limit", [5, 7, 6, 7], 7, 4), ("more tokens than max_tokens", [5, 6, 8, 9], 7, 3),
-        ("exactly max_tokens tokens", [5, 6, 8], 7, 3), ("EOS as the last token that is allowed", [5, 6, 7], 7, 3),
-        ("EOS beyond max_tokens", [5, 6, 8, 7], 7, 3), ("EOS far beyond max_tokens", [5, 6, 8, 9, 7], 7, 2),
-        ("an output that has not ended", [5, 6], 7, 3), ("no tokens yet", [], 7, 3),
-        ("an EOS whose id is 0", [4, 0, 3], 0, 8), ("an EOS whose id is 0, and no such token", [4, 3], 0, 3),
-        ("EOS as the first token", [7, 5], 7, 1), ("EOS as the only token", [0], 0, 1),
-        ("a token of id 0", [5, 0, 6, 0], 7, 9), ("large ids", ids("50256 5 50255 50256 7"), int("50255"), 4),
-        ("large ids", ids("300 4000 1000 4000"), int("4001"), 4), ("one token twice, no EOS", [5, 5, 5, 5, 5], 7, 4),
-    ],
-    lambda random: [("random tokens", random.choices(range(4), k=9), 3, random.randint(2, 9))],
-)  # fmt: skip
+stop.table([
+    ("EOS below max_tokens", [5, 6, 7], 7, 8), ("tokens after EOS", [5, 6, 7, 9, 7, 4], 7, 8),
+    ("EOS twice, once at the limit", [5, 7, 6, 7], 7, 4), ("more tokens than max_tokens", [5, 6, 8, 9], 7, 3),
+    ("exactly max_tokens tokens", [5, 6, 8], 7, 3), ("EOS as the last token that is allowed", [5, 6, 7], 7, 3),
+    ("EOS beyond max_tokens", [5, 6, 8, 7], 7, 3), ("EOS far beyond max_tokens", [5, 6, 8, 9, 7], 7, 2),
+    ("an output that has not ended", [5, 6], 7, 3), ("no tokens yet", [], 7, 3),
+    ("an EOS whose id is 0", [4, 0, 3], 0, 8), ("an EOS whose id is 0, and no such token", [4, 3], 0, 3),
+    ("EOS as the first token", [7, 5], 7, 1), ("EOS as the only token", [0], 0, 1),
+    ("a token of id 0", [5, 0, 6, 0], 7, 9), ("large ids", ids("50256 5 50255 50256 7"), int("50255"), 4),
+    ("large ids", ids("300 4000 1000 4000"), int("4001"), 4), ("one token twice, no EOS", [5, 5, 5, 5, 5], 7, 4),
+], lambda random: [("random tokens", random.choices(range(4), k=9), 3, random.randint(2, 9))])  # fmt: skip
 stop.add_wrong_results({
     "looks for the last EOS. The output ends at the first one.": lambda kept, reason, ids, eos, n:
         (ids[: max(place for place, token in enumerate(ids[:n]) if token == eos) + 1] if eos in kept else kept, reason),

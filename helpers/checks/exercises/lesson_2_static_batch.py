@@ -100,17 +100,16 @@ left_pad = Exercise(
     names=("input_ids", "attention_mask"),
     forbidden=["helpers.padded_batch:left_padded"],
 )
-left_pad.table(
-    [
-        ([[5, 6], [7, 8, 9, 4], [3]], 0, 8),
-        ([[2, 7, 2, 6], [8, 2], [2]], 2, 4),  # texts that contain the pad's id
-        ([[1, 2, 3, 4, 5], [6, 7], [8, 9, 1, 2]], 0, 3), ([[4, 5]], 0, 6), ([[3, 1, 4], [1, 5, 9]], 7, 2),
-        ([[6, 8, 9], [9, 3]], 1, 1),
-        ([[0, 5, 0], [0], [6, 0]], 50256, 3),  # an id of 0, and a large pad
-        ([[300, 4000], [7]], 300, 2),
-    ],
-    lambda random: [([random.choices(range(6), k=random.randint(1, 7)) for _ in range(5)], 3, random.randint(3, 6))],
-)  # fmt: skip
+left_pad.table([
+    ([[5, 6], [7, 8, 9, 4], [3]], 0, 8),
+    ([[2, 7, 2, 6], [8, 2], [2]], 2, 4),  # texts that contain the pad's id
+    ([[1, 2, 3, 4, 5], [6, 7], [8, 9, 1, 2]], 0, 3), ([[4, 5]], 0, 6), ([[3, 1, 4], [1, 5, 9]], 7, 2),
+    ([[6, 8, 9], [9, 3]], 1, 1),
+    ([[0, 5, 0], [0], [6, 0]], 50256, 3),  # an id of 0, and a large pad
+    ([[300, 4000], [7]], 300, 2),
+], lambda random: [
+    ([random.choices(range(6), k=random.randint(1, 7)) for _ in range(5)], 3, random.randint(3, 6)),
+])  # fmt: skip
 left_pad.add_misconceptions({
     f"pads on the right: the last column of a short row then holds a pad, and the model would continue the pad. "
     f"{NEWEST}": {"left": False, "mask_left": False},

@@ -9,6 +9,7 @@ from ... import kv_cache
 from ...loops import generate_continuous
 from ...models import context_length
 from ...tiny_model.corpus import unseen_prompts
+from ..edits import add_edits
 from ..exercise import Exercise
 from ..hand_made import blank, blank_cache, contents
 from ..watch import LETTERS, model_named, tokenizer_named, verb_on_model
@@ -32,16 +33,6 @@ init_batch = Exercise(
 FROM_IDS = (
     "as a pad. A prompt may contain that id (GPT-2 is padded with its EOS): the mask follows from where you padded."
 )
-init_batch.add_misconceptions({
-    "pads on the left, as the lesson does. In this layout, every row starts in column 0.": {"left": True},
-    "starts preempted requests anew: the tokens that they had generated would be generated again.": {"restart": True},
-    "puts only the prompts into `input_ids`. A preempted request has lost its cache, so the prefill has to compute its "
-    "generated tokens, too.": {"count": False},
-    "gives pads an id that is not in the vocabulary: the mask hides them, but the model still looks up their "
-    "embeddings.": {"value": -100},
-    "sorts the rows by length: row i belongs to request i, and a client waits for its output.": lambda requests, m, t:
-        init(sorted(requests, key=lambda request: len(t(request[0])["input_ids"] + request[1])), m, t),
-})  # fmt: skip
 init_batch.add_wrong_results({
     "builds a tensor from rows of unequal length: all rows must first be padded to one width.":
         lambda b, each, m, t: {"input_ids": torch.tensor([t(prompt)["input_ids"] + ids for prompt, ids, _ in each])},
@@ -87,26 +78,36 @@ def _(random):
 
 
 @init_batch.reference
-def init(requests, model, tokenizer, left=False, value=0, restart=False, count=True):
-    """Make a batch, with replaceable parts: the side of the pads, their id, and what becomes of generated tokens."""
-    requests = [(prompt, [] if restart else token_ids, max_tokens) for prompt, token_ids, max_tokens in requests]
-    texts = [tokenizer(prompt)["input_ids"] + token_ids * count for prompt, token_ids, _ in requests]
+def init(requests, model, tokenizer):
+    texts = [tokenizer(prompt)["input_ids"] + token_ids for prompt, token_ids, _ in requests]
     width = max(map(len, texts))
 
-    def padded(rows, value=0):
-        pads = ([value] * (width - len(row)) for row in rows)
-        pairs = zip(rows, pads, strict=True)
-        return torch.tensor([extra + row if left else row + extra for row, extra in pairs], device=model.device)
+    def padded(rows, pad=0):
+        return torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=model.device)
 
     return {
         "request_ids": list(range(len(requests))),
         "token_ids": [list(token_ids) for _, token_ids, _ in requests],
         "tokens_remaining": [max_tokens - len(token_ids) for _, token_ids, max_tokens in requests],
         "finish_reasons": [None for _ in requests],
-        "input_ids": padded(texts, value),
+        "input_ids": padded(texts),
         "position_ids": padded([list(range(len(text))) for text in texts]),
         "attention_mask": padded([[1] * len(text) for text in texts]),
     }
+
+
+add_edits(init_batch, {
+    "pads on the left, as the lesson does. In this layout, every row starts in column 0.":
+        "row + [pad] * (width - len(row)) -> [pad] * (width - len(row)) + row",
+    "starts preempted requests anew: the tokens that they had generated would be generated again.":
+        "texts = -> requests = [(prompt, [], n) for prompt, _, n in requests]; texts =",
+    "puts only the prompts into `input_ids`. A preempted request has lost its cache, so the prefill has to compute its "
+    "generated tokens, too.": "] + token_ids -> ]",
+    "gives pads an id that is not in the vocabulary: the mask hides them, but the model still looks up their "
+    "embeddings.": "padded(texts) -> padded(texts, -100)",
+    "sorts the rows by length: row i belongs to request i, and a client waits for its output.":
+        "texts = -> requests = sorted(requests, key=lambda one: len(tokenizer(one[0])['input_ids'] + one[1])); texts =",
+})  # fmt: skip
 
 
 @init_batch.ignoring

@@ -11,19 +11,16 @@ next_chunk = Exercise(
     "prefill, chunk, decode and recomputation are one operation: compute the next tokens, as far as the budget allows",
     names=("the number of tokens to compute", "whether the request gets a new token"),
 )
-next_chunk.table(
-    [
-        (7, 0, 0, 100), (20, 0, 0, 8), (20, 0, 8, 8), (20, 0, 16, 8), (20, 0, 12, 8),  # a prompt, whole and in chunks
-        (7, 3, 9, 8), (9, 1, 9, 1),  # decodes
-        (7, 3, 0, 100), (7, 3, 0, 8), (7, 3, 8, 8), (6, 5, 4, 4), (7, 3, 7, 2),  # after a preemption
-        (7, 0, 0, 0), (7, 3, 9, 0),  # other requests have used the budget
-        (4000, 300, 512, 257), (4000, 300, 4299, 256),
-    ],
-    lambda random: [
-        (random.randint(12, 40), random.randint(1, 9), random.randint(1, 10), budget)
-        for budget in (64, random.randint(1, 8))
-    ],
-)  # fmt: skip
+next_chunk.table([
+    (7, 0, 0, 100), (20, 0, 0, 8), (20, 0, 8, 8), (20, 0, 16, 8), (20, 0, 12, 8),  # a prompt, whole and in chunks
+    (7, 3, 9, 8), (9, 1, 9, 1),  # decodes
+    (7, 3, 0, 100), (7, 3, 0, 8), (7, 3, 8, 8), (6, 5, 4, 4), (7, 3, 7, 2),  # after a preemption
+    (7, 0, 0, 0), (7, 3, 9, 0),  # other requests have used the budget
+    (4000, 300, 512, 257), (4000, 300, 4299, 256),
+], lambda random: [
+    (random.randint(12, 40), random.randint(1, 9), random.randint(1, 10), budget)
+    for budget in (64, random.randint(1, 8))
+])  # fmt: skip
 next_chunk.add_misconceptions({
     "recomputes the text from the beginning: the cache already holds the keys and values of the computed tokens.":
         lambda p, g, c, b, u, t: (min(p + g, b), p + g <= b),

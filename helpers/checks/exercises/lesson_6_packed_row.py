@@ -11,17 +11,15 @@ pack = Exercise(
     "one row holds the tokens of all requests, and each token keeps its position in its own text",
     names=("the row of ids", "the list of positions", "the list of columns"),
 )
-pack.table(
-    [
-        ("two decodes", [[14], [23]], [3, 2]), ("two prompts", [[11, 12], [21, 22, 23]], [0, 0]),
-        ("two decodes and a prompt", [[15], [24], [31, 32, 33, 34]], [4, 3, 0]),
-        ("two chunks with a decode between them", [[43, 44, 43, 45], [15], [43, 44]], [6, 9, 2]),
-        ("a single token", [[7]], [0]), ("equal chunks, with an id of 0", [[0, 5], [0, 5], [5, 0]], [4, 9, 4]),
-        ("large ids", [[50256], [300, 4000, 0], [300]], [1000, 0, 7]),
-    ],
-    lambda random: [("four requests", [random.choices(range(9), k=random.randint(1, 5)) for _ in range(4)],
-                     random.sample(range(9), 4))],
-)  # fmt: skip
+pack.table([
+    ("two decodes", [[14], [23]], [3, 2]), ("two prompts", [[11, 12], [21, 22, 23]], [0, 0]),
+    ("two decodes and a prompt", [[15], [24], [31, 32, 33, 34]], [4, 3, 0]),
+    ("two chunks with a decode between them", [[43, 44, 43, 45], [15], [43, 44]], [6, 9, 2]),
+    ("a single token", [[7]], [0]), ("equal chunks, with an id of 0", [[0, 5], [0, 5], [5, 0]], [4, 9, 4]),
+    ("large ids", [[50256], [300, 4000, 0], [300]], [1000, 0, 7]),
+], lambda random: [
+    ("four requests", [random.choices(range(9), k=random.randint(1, 5)) for _ in range(4)], random.sample(range(9), 4)),
+])  # fmt: skip
 pack.add_misconceptions({
     "reverses the requests: the columns list them in the given order.": lambda c: joined(c[::-1]),
     "sorts the requests by length: the columns would belong to the wrong ones.": lambda c: joined(sorted(c, key=len)),
