@@ -8,6 +8,8 @@ that explains the part with the first difference, the first difference.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import getitem
 
 from .calling import Outcome, Question
 from .comparing import NO_RETURN, Difference, Grids, difference, first_line
@@ -115,7 +117,7 @@ class _Trial:
         if not path:
             return self._difference(self.outcome, other, strict=False) is None
         try:
-            got, expected = (_part(self._relevant(each), path[1:]) for each in (self.outcome, other))
+            got, expected = (reduce(getitem, path[1:], self._relevant(each)) for each in (self.outcome, other))
         except (KeyError, IndexError, TypeError):
             return False
         return difference(got, expected, strict=False) is None
@@ -123,13 +125,11 @@ class _Trial:
     def broken_rule(self) -> str | None:
         for rule in self.exercise.rules:
             try:
-                message = rule(self.question.arguments, self.outcome, self.right)
+                if message := rule(self.question.arguments, self.outcome, self.right):
+                    return message
             except Exception:
                 if self.first is None:  # otherwise, the result is so different that the difference says more
                     raise
-                message = None
-            if message:
-                return message
         return None
 
     def _relevant(self, outcome: Outcome):
@@ -153,12 +153,6 @@ class _Trial:
                 return Difference((name,), changed.message, changed.grids)
         found = difference(self._relevant(outcome), self._relevant(other), self.exercise.names, strict=strict)
         return found and replace(found, path=("result", *found.path))
-
-
-def _part(value, path: tuple):
-    for key in path:
-        value = value[key]
-    return value
 
 
 def _kind_of(outcome: Outcome) -> tuple[str, str]:

@@ -108,7 +108,7 @@ class Exercise:
         """Take a wrong implementation. The first that explains all results is reported."""
         self.declared.append(Misconception(message, function))
 
-    def add_misconceptions(self, wrong: Mapping | Iterable[tuple], part: str = "", **others) -> None:
+    def add_misconceptions(self, wrong: Mapping, part: str = "", **others) -> None:
         """Take several misconceptions.
 
         Args:
@@ -117,7 +117,7 @@ class Exercise:
             part: the one part of the reference that every value replaces.
             others: parts of the reference that are replaced in each of them, too.
         """
-        for message, given in wrong.items() if isinstance(wrong, Mapping) else wrong:
+        for message, given in wrong.items():
             for one in given if isinstance(given, list) else [given]:
                 parts = {part: one, **others} if part else one
                 self.misconception(message, partial(self._with, parts) if isinstance(parts, Mapping) else parts)
