@@ -17,15 +17,13 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import __main__ as program
-from benchmarks import compare, machine, other_programs, report, scheduling_cost, speculation, workloads
-from benchmarks.copying import copying
+from benchmarks import compare, other_programs, report, scheduling_cost, speculation, workloads
 from benchmarks.engines import ExternalEngine, TransformersStatic
-from benchmarks.in_turns import TokenReplacingRunner, take_turns
 from benchmarks.measure import Measurement, TokensDiffer, count_runs, make_shortfall, measure
 from benchmarks.models import find_model
 from benchmarks.other_programs import OtherPrograms, Watch, _Snapshot
 from benchmarks.worker import Worker, WorkerError
-from helpers import Engine, EngineConfig, hardware, load_model
+from helpers import load_model
 
 VOCABULARY = 50257
 MACHINE = {"processor": "p", "cores": 2, "matrix units": ["amx_bf16"], "date": "today", "versions": {}}
@@ -109,14 +107,6 @@ def test_ratios_are_taken_within_a_repeat():
     assert report.ratios(reference, other) == report.Spread(median=2.0, least=2.0, greatest=2.5)
     assert report.tokens_per_second(other) == report.Spread(median=340.0, least=680 / 6, greatest=340.0)
     assert f"{report.ratios(reference, other):.1f}" == "2.0 (2.0–2.5)"
-
-
-def test_the_share_of_bandwidth_is_bytes_read_over_bytes_that_could_have_been_read():
-    one = measurement("transformers", [2.0, 4.0], requests=1, rows=1, bandwidth=(500_000, 1_500_000))
-
-    share = report.bandwidth_share(one, weight_bytes=1000)
-
-    assert (share.greatest, share.least) == (0.34, 0.17)  # 680 passes of 1000 bytes in 2 s and in 4 s
 
 
 def test_a_report_that_is_read_again_is_the_same(tmp_path):
@@ -212,20 +202,6 @@ def test_with_keep_the_cases_of_an_earlier_run_stay_in_the_report(run, tmp_path)
     assert [measurement.workload for measurement in measured] == ["one", "race"]
 
 
-@pytest.mark.parametrize(
-    ("cpuinfo", "units"),
-    [
-        ("model name\t: A B\nflags\t\t: fpu avx512_bf16 amx_bf16 bf16x\n", ["amx_bf16", "avx512_bf16"]),
-        ("processor\t: 0\nFeatures\t: fp asimd i8mm bf16\n", ["i8mm", "bf16"]),
-        ("", []),
-    ],
-)
-def test_matrix_units_are_read_from_what_linux_says_of_the_processor(monkeypatch, cpuinfo, units):
-    monkeypatch.setattr(hardware.Path, "read_text", lambda path: cpuinfo)
-
-    assert machine.matrix_units() == units
-
-
 def test_a_token_reads_all_weights_but_the_position_embeddings():
     # Vocabulary 512, width 64, two layers of 12 * 64**2 weights and 13 * 64 biases and norms, and the last norm.
     expected = 512 * 64 + 2 * (12 * 64**2 + 13 * 64) + 2 * 64
@@ -250,18 +226,6 @@ def test_different_tokens_are_refused_before_any_run_is_timed(tmp_path, dtype, d
 
     assert log.count(("run", "first")) == 1  # only the comparison
     assert log[-2:] == [("close", "first"), ("close", "second")]
-
-
-@pytest.mark.parametrize("wrong", ["first", "second"])
-def test_of_two_engines_that_differ_the_wrong_one_is_named(tmp_path, wrong):
-    engines, race = [CountingEngine("first"), CountingEngine("second", wrong_from=3)], workloads.race(VOCABULARY)
-    right = {"first": 1, "second": 0}[wrong]  # the last token's distance from the one that CountingEngine gives
-
-    def shortfall(request, output):
-        return abs(output[-1] - request.prompt[0] - request.max_tokens + 1 - right) / 2
-
-    with pytest.raises(TokensDiffer, match=f"a token of {wrong} for request 3 falls short .* by 50.0%"):
-        measure(engines, race, tmp_path, "bfloat16", repeats=1, shortfall=shortfall)
 
 
 @pytest.mark.parametrize(("dtype", "distance"), [("float32", 0.0009), ("bfloat16", 0.019)])
@@ -354,26 +318,7 @@ def test_a_smoke_run_works_end_to_end_and_writes_report_json_and_plot(tmp_path, 
     assert (tmp_path / "benchmark.md").read_text().startswith("Model: ")
 
 
-def test_static_batches_of_generate_give_the_tokens_that_each_prompt_gets_alone():
-    model, engine = find_model(smoke=True), TransformersStatic()
-    requests = workloads.shortened(workloads.mixed(512)).requests
-    engine.load(model.folder, "float32", rows=4)
-    together = engine.run(requests)
-
-    engine.load(model.folder, "float32", rows=1)
-
-    assert together == engine.run(requests)
-
-
 # --- what is measured in turns ----------------------------------------------------------------------------------------
-
-
-def test_everything_takes_turns_and_the_rounds_that_warm_up_are_left_out():
-    called = []
-    runs = {name: lambda name=name: called.append(name) or len(called) for name in "ab"}
-
-    assert take_turns(runs, rounds=2, warm_up=1) == {"a": [3, 5], "b": [4, 6]}
-    assert called == list("ababab")
 
 
 def test_scheduling_cost_separates_iterations_that_admit_from_those_that_decode():
@@ -400,16 +345,6 @@ def test_answers_that_are_copied_take_less_than_half_of_the_passes_with_n_gram_l
     assert ngram.passes < plain.passes / 2
     speculation.main(count_only=True)
     assert capsys.readouterr().out.count("\n| ") == 6
-
-
-def test_a_scripted_engine_computes_every_pass_and_generates_the_written_answers():
-    model, tokenizer = load_model()
-    script = speculation.Script(tokenizer)
-    engine = Engine(model, tokenizer, EngineConfig(max_batch_size=1, speculative="ngram"))
-    engine.runner = TokenReplacingRunner(engine.runner, script.sample)
-    (output,) = engine.generate([script.prompts[2]], script.params[2])
-    assert output.text == copying()[2][1]
-    assert engine.trace.accepted_tokens > len(output.token_ids) / 2
 
 
 # --- workers --------------------------------------------------------------------------------------------------------
@@ -457,16 +392,3 @@ def test_the_error_of_a_dead_worker_has_its_status_and_the_last_line_of_its_log(
         worker.call("run", requests=[])
     with pytest.raises(WorkerError, match="status 7"):  # the same error again, not a broken pipe
         worker.call("run", requests=[])
-
-
-def test_a_worker_survives_an_exception_in_its_engine(start):
-    worker = start("""
-        def run(self, requests):
-            if not requests:
-                raise ValueError("nothing to do")
-            return requests
-    """)
-
-    with pytest.raises(WorkerError, match=r"fake failed in run\(\): ValueError: nothing to do"):
-        worker.call("run", requests=[])
-    assert worker.call("run", requests=[1]) == [1]

@@ -76,11 +76,6 @@ def test_sequences_are_contiguous_until_their_blocks_have_to_interleave():
     assert blocks.available == 0
 
 
-@pytest.mark.parametrize(("tokens", "needed"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
-def test_blocks_for_some_tokens_are_rounded_up(tokens, needed):
-    assert BlockManager(8, 4).blocks_for(tokens) == needed
-
-
 @pytest.mark.parametrize(("blocks", "block_size"), [(0, 4), (-1, 4), (4, 0)])
 def test_memory_without_blocks_or_tokens_is_refused(blocks, block_size):
     with pytest.raises(ValueError, match=f"at least 1 block of at least 1 token, not {blocks} of {block_size}"):
@@ -140,24 +135,6 @@ def test_a_running_sequence_shares_its_prefix_as_soon_as_its_next_tokens_are_all
     assert blocks.used == 0
 
 
-def test_generated_tokens_are_cached_like_prompts():
-    blocks, one = BlockManager(16, 4), sequence("abc")
-    compute(blocks, one)
-    generate(blocks, one, "defgh")
-    blocks.free(one)
-    assert blocks.cached_tokens(sequence("abcdefghi")) == 8
-
-
-def test_a_preempted_sequence_reuses_its_own_full_blocks():
-    blocks, one = BlockManager(16, 4), sequence("abcdef")
-    compute(blocks, one)
-    table = generate(blocks, one, "ghij")
-    blocks.free(one)
-    assert one.computed == 0
-    assert blocks.allocate(one, 2)
-    assert one.computed == 8 and blocks.tables[one][:2] == table[:2]
-
-
 def test_the_least_recently_used_block_is_evicted_first_and_of_a_sequence_the_last_one():
     blocks, old, new = BlockManager(5, 2), sequence("aabb"), sequence("ccdd")
     compute(blocks, old)
@@ -193,28 +170,6 @@ def test_cached_counts_full_blocks_in_no_table():
     assert (blocks.used, blocks.cached) == (0, 0)
 
 
-def test_a_cached_block_that_is_reused_becomes_recent():
-    blocks, old, new = BlockManager(4, 2), sequence("aa"), sequence("bb")
-    for one in (old, new, again := sequence("aax")):
-        compute(blocks, one)
-        blocks.free(one)
-    assert again.prompt_tokens == 3
-    compute(blocks, sequence("uuvvww"))  # two are free, and one is evicted
-    assert (blocks.cached_tokens(sequence("aa!")), blocks.cached_tokens(sequence("bb!"))) == (2, 0)
-
-
-def test_an_evicted_prefix_that_is_computed_again_is_cached_again():
-    blocks, one, filler = BlockManager(4, 2), sequence("aabbc"), sequence("uuvvwwxx")
-    compute(blocks, one)
-    blocks.free(one)
-    compute(blocks, filler)
-    blocks.free(filler)
-    assert blocks.cached_tokens(one) == 0
-    compute(blocks, one)
-    blocks.free(one)
-    assert blocks.cached_tokens(one) == 4
-
-
 # --- several samples of one prompt ----------------------------------------------------------------------------------
 
 
@@ -248,26 +203,6 @@ def test_samples_share_their_prompt_without_prefix_caching_too():
     compute(blocks, second)
     assert blocks.tables[second][:2] == table[:2]
     assert blocks.used == 4
-
-
-def test_a_sample_shares_nothing_of_a_prompt_that_is_not_computed_yet():
-    blocks, first = BlockManager(16, 4, prefix_caching=False), sequence("abcdefghi")
-    compute(blocks, first, 7)
-    second = sequence("abcdefghi", parent=first)
-    assert blocks.cached_tokens(second) == 0
-    compute(blocks, first, 1)
-    assert blocks.cached_tokens(second) == 8  # all but the last one
-
-
-def test_a_preempted_sample_shares_no_more_once_it_has_tokens_of_its_own():
-    blocks, first = BlockManager(16, 4, prefix_caching=False), sequence("abcdefghi")
-    compute(blocks, first)
-    second = sequence("abcdefghi", parent=first)
-    compute(blocks, second)
-    generate(blocks, first, "jklm")
-    generate(blocks, second, "xyz")
-    blocks.free(second)
-    assert blocks.cached_tokens(second) == 0
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
