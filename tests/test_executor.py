@@ -206,20 +206,6 @@ def test_a_hook_is_called_although_the_model_is_known(module):
         calls.clear()
 
 
-def test_a_model_with_a_hook_is_called_as_usual():
-    model = gpt2()
-    model.transformer.h[0].register_forward_hook(lambda *_: None)
-    assert not has_executor(make_runner(model))
-
-
-def test_a_hook_for_all_modules_is_called():
-    runner, calls = make_runner(gpt2()), []
-    hook = nn.modules.module.register_module_forward_hook(lambda module, *_: calls.append(type(module).__name__))
-    two_passes(runner)
-    hook.remove()
-    assert calls.count("GPT2Block") == 2 * 3
-
-
 # --- what is computed -------------------------------------------------------------------------------------------------
 
 
