@@ -162,7 +162,6 @@ def test_no_verb_changes_its_argument_and_each_can_be_called_twice(random_pairs)
     other, prefilled = verbs["generate"](other), verbs["generate"](fresh)
     assert readable(fresh) == before_prefill
     assert readable(verbs["generate"](fresh)) == readable(prefilled)
-
     one_finished = verbs["generate"](prefilled)
     assert 0 in one_finished["tokens_remaining"], "filter must have something to do"
     for batch, (name, verb) in itertools.product((prefilled, one_finished), verbs.items()):

@@ -374,11 +374,9 @@ def test_ctrl_c_prints_what_is_finished(monkeypatch, capsys):
     output = capsys.readouterr()
     assert output.out == "What comes up must come down.\nThe quick brown fox jumped over the lazy dog.\n"
     assert output.err == ""
-
     steps.clear()
     assert main([*prompts, "--n", "2", "--temperature", "1", "--ignore-eos"]) == 130
     assert capsys.readouterr().out == ""  # no separators of outputs that are missing
-
     steps.clear()
     assert main([PROMPTS[3]]) == 130
     output = capsys.readouterr().out

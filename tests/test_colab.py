@@ -105,7 +105,6 @@ def contents(course):
 def test_a_stamped_lesson_has_a_badge_and_a_first_cell_and_is_otherwise_the_same(course):
     before = read(course)
     assert len(colab.stamp(course, "someone/course")) == 4
-
     nb = read(course)
     nbformat.validate(nb)
     title, first, imports, last = nb.cells
@@ -197,7 +196,6 @@ def test_the_default_is_the_git_remote_and_another_repository_is_pointed_out(cou
     assert {found for _, found, _ in stamps(course)} == {remote}
     shown = capsys.readouterr().out
     assert ("no git remote" in shown) == (not remote) and (f"git tag v{PROJECT['version']}" in shown) == bool(remote)
-
     colab.main(["--repo", "else/where"], course)
     shown = capsys.readouterr().out
     assert shown.startswith("3 notebooks and README.md name github.com/else/where. Files changed: 4.\n")

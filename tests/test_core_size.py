@@ -40,9 +40,7 @@ def test_lines_of_code_and_of_the_functions_that_a_call_runs_are_counted(tmp_pat
     spec = importlib.util.spec_from_file_location("counted", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-
     calls = calls_of(lambda: module.Class().method(), tmp_path)
-
     assert len(lines_of_code(path)) == calls.lines_of_files == 13
     assert (calls.num_functions, calls.lines_of_functions) == (2, 9)  # inner() is a part of called()
     assert list(calls.lines) == [path]

@@ -75,7 +75,6 @@ def test_a_model_of_another_type_is_called_as_usual_even_if_a_short_trial_finds_
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
     config = AutoConfig.for_model("olmo", num_hidden_layers=2, clip_qkv=10.0, max_position_embeddings=64, **sizes)
     model = AutoModelForCausalLM.from_config(config).eval()
-
     assert not has_executor(make_runner(model))
 
 

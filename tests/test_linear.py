@@ -111,10 +111,8 @@ def test_the_original_model_stays_unchanged(pair):
     modules = dict(model.named_modules())
     weights, logits = copy.deepcopy(model.state_dict()), model(ids).logits
     addresses = {name: weight.data_ptr() for name, weight in model.state_dict().items()}
-
     replaced = fast(model)
     replaced(ids)
-
     assert dict(model.named_modules()) == modules
     assert torch.equal(model(ids).logits, logits)
     for name, weight in model.state_dict().items():
@@ -206,7 +204,6 @@ def test_a_parameter_that_has_been_changed_exchanged_or_moved_is_followed(backen
     else:
         layer.weight.data = torch.randn(40, 24)
     x = torch.randn(3, 24, dtype=layer.weight.dtype)
-
     torch.testing.assert_close(replaced(x), layer(x))
 
 

@@ -298,7 +298,5 @@ def test_choosing_draws_no_random_numbers_that_a_program_would_draw():
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-
     measure(examples, available_backends(torch.float32), 1000)
-
     assert torch.equal(torch.rand(3), expected)

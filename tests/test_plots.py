@@ -193,7 +193,6 @@ WITHOUT_AXES = re.compile(
 def test_a_picture_says_what_it_shows_and_no_label_covers_another_one_or_leaves_it(name):
     picture = drawn(name)
     data, metadata = picture._repr_mimebundle_()
-
     assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
     assert metadata["image/png"]["alt"] == picture.alt
     assert re.search(TEXTS.get(name, ".{20}"), picture.alt)
@@ -205,7 +204,6 @@ def test_a_picture_says_what_it_shows_and_no_label_covers_another_one_or_leaves_
 def test_the_same_picture_is_saved_as_the_same_bytes_and_follows_a_dark_page(tmp_path):
     for name in ("one.svg", "two.svg"):
         plots.slot_timeline({"run": TRACE}).save(tmp_path / name)
-
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     assert "prefers-color-scheme:dark" in (tmp_path / "one.svg").read_text()
 
@@ -215,7 +213,6 @@ def test_the_svg_of_a_picture_has_its_text_and_no_neutral_color_that_a_dark_page
     svg = drawn(name).svg()
     root = ElementTree.fromstring(svg)
     fixed = re.findall(r'(?:fill|stroke)(?:: |=")(#\w+)', svg)
-
     assert root.get("aria-label") == drawn(name).alt
     assert {color for color in fixed if len(set(color[1::2])) == 1 and color not in OF_FILLS} == set()
     assert set(re.findall(r"url\(#(\w+)\)", svg)) <= set(re.findall(r' id="(\w+)"', svg))
@@ -260,7 +257,6 @@ def test_letters_have_enough_contrast_with_every_color_of_a_request(share):
 def test_equal_latencies_are_stacked():
     (ax,) = plots.waiting_requests({"all the same": latencies(5, 5, 5)}, {"any": {0, 1, 2}}).figure.axes
     dots = {(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines if line.get_marker() == "o"}
-
     assert len(dots) == 3 and {x for x, _ in dots} == {5}
 
 
@@ -340,7 +336,6 @@ def test_block_tables_color_a_block_by_its_request_and_a_shared_one_gray():
     tables, memory = axes_of("block_tables")
     slots = [patch.get_facecolor()[:3] for patch in memory.patches]
     gray, white, of_a, of_b = map(to_rgb, (plots.GRAY, "white", plots.SKY, plots.ORANGE))
-
     assert texts_of(tables) == ["0", "2", "0", "1"]
     assert slots == [*[gray] * 4, of_b, *[white] * 3, of_a, of_a, *[white] * 6]
 
@@ -355,7 +350,6 @@ def test_block_tables_leave_room_for_as_many_entries_as_asked_for():
 def test_a_request_has_its_number_and_the_same_color_in_every_panel_of_a_timeline():
     upper, lower = plots.slot_timeline({"run": TRACE}, zoom=(0, 1)).figure.axes
     colors = {to_rgb(bar.get_facecolor()[0]) for bar in upper.collections if len(bar.get_facecolor())}
-
     assert to_rgb(plots.SKY) in colors  # decodes of request 0
     assert set(texts_of(upper)) == {"0", "1", "2"}
     assert lower.get_xlim() == (0, 2)
@@ -365,7 +359,6 @@ def test_slot_steps_that_yield_several_tokens_count_once_as_useful():
     drafts = RowStep("decode", 0, 4, 0, 4, drafted=3, accepted=3)
     trace = trace_of(2, (RowStep("prefill", 0, 3, 0, 1), RowStep()), (drafts, RowStep()))
     (ax,) = plots.slot_timeline({"run": trace}).figure.axes
-
     assert ax.get_title(loc="left") == "run: 2 forward passes, 2 of 4 slot-steps useful (50%)"
 
 
@@ -373,7 +366,6 @@ def test_slot_steps_that_yield_several_tokens_count_once_as_useful():
 def test_the_map_of_each_lesson_frames_what_it_builds_and_nothing_overlaps(lesson):
     picture = plots.system_map(lesson)
     framed = [patch for patch in picture.figure.axes[0].patches if patch.get_linewidth() > 2]
-
     assert overlapping_texts(picture) == []
     assert re.search(rf"Lesson {lesson}: .* It builds: ", picture.alt)
     assert len(framed) == picture.alt.split("It builds: ")[1].count(" (") >= 1
@@ -399,7 +391,6 @@ def test_what_cannot_be_drawn_is_an_error_with_the_value(draw, message):
 def test_the_player_holds_a_frame_for_every_iteration_and_fetches_nothing():
     page = plots.play(TRACE)._repr_html_()
     frames = json.loads(re.search(r"frames = (\[\[.*?\]\]\]), fills", page)[1])
-
     assert len(frames) == 4
     assert frames[2] == [["0", WORK.index("decode"), 2], ["2", WORK.index("finished"), 1]]
     assert not re.search(r"""(src|href)="(?!data:)|import\(|fetch\(|url\((?!#)""", page)
@@ -411,7 +402,6 @@ def test_the_player_holds_a_frame_for_every_iteration_and_fetches_nothing():
 def test_without_scripts_a_player_is_a_still_picture_and_a_line_that_says_what_to_do():
     for moving in (plots.play(TRACE), plots.flip_book([drawn("block_lookup")], ["One."], "Title")):
         page = re.sub(r"<script>.*?</script>", "", moving._repr_html_(), flags=re.S)
-
         assert re.search(r'<img src="data:image/(png|svg\+xml);base64,[\w+/=]{500,}" alt="[^"]{20,}"', page)
         assert "Run the cell to" in page
         assert not re.search("<(button|input|svg|text)", page)  # a notebook that is not trusted would keep them
@@ -421,6 +411,5 @@ def test_without_scripts_a_player_is_a_still_picture_and_a_line_that_says_what_t
 def test_flip_books_show_each_step_once():
     leaves = [leaf.alt for leaf in plots.cache_growth_steps(7, 3).pictures]
     computed = [re.search(r"(\d+) tokens without a cache; (\d+) with one", leaf).groups() for leaf in leaves]
-
     assert computed == [("7", "7"), ("15", "8"), ("24", "9")]
     assert plots.block_lookup_steps()._repr_html_().count('class=\\"leaf\\"') > 2

@@ -189,7 +189,6 @@ def test_without_the_sandbox_a_process_that_dies_still_costs_its_own_task_only(t
     hand_in(tmp_path / f"dan_{ONE}.ipynb", notebook(ONE, answers))
     command = [sys.executable, grade.__file__, "grade", "--no-sandbox", "--out", tmp_path / "out", tmp_path]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-
     assert "6 of 8  stop: A cell ended the process" in done.stdout
     assert "To repeat the grades: --seed " in done.stdout
 
@@ -226,7 +225,6 @@ def test_the_sandbox_shows_what_it_should_and_no_more():
     code = "import os; print(sorted(os.listdir('/')), os.listdir(os.environ['HOME']), os.cpu_count() > 0, *os.environ)"
     command = sandbox.sandboxed([*sandbox.python_command(), "-c", code])
     shown = subprocess.run(command, env=sandbox.environment(1), stdout=subprocess.PIPE, text=True, check=True).stdout
-
     assert "'home'" not in shown and "'var'" not in shown and "'usr'" in shown
     assert "TOKEN" not in shown and "SSH" not in shown
 
