@@ -90,6 +90,13 @@ def test_settings_reach_the_model_and_the_engine(embedded, monkeypatch, capsys):
     assert configs == [EngineConfig(), expected]
 
 
+def test_a_file_has_one_prompt_per_line_and_blank_lines_do_not_count(tmp_path, capsys):
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"\xef\xbb\xbfThe quick brown fox\r\n\r\n  \nWhat comes up")  # as editors on Windows write it
+    assert main(["--file", str(file), "--max-tokens", "2"]) == 0
+    assert capsys.readouterr().out == "The quick brown fox jumped over\nWhat comes up must come\n"
+
+
 def test_a_line_of_json_has_settings_of_its_own_and_the_options_are_its_defaults(embedded, tmp_path, capsys):
     ids = embedded[1]("What comes up")["input_ids"]
     lines = [
@@ -112,7 +119,7 @@ def test_a_line_of_json_has_settings_of_its_own_and_the_options_are_its_defaults
 def test_without_arguments_the_prompts_come_from_standard_input_and_a_user_at_a_terminal_is_told(
     monkeypatch, capsys, is_terminal
 ):
-    stdin = io.StringIO("The quick brown fox\r\n\n  \nWhat comes up\n")
+    stdin = io.StringIO("The quick brown fox\n\nWhat comes up\n")
     stdin.isatty = lambda: is_terminal
     monkeypatch.setattr(sys, "stdin", stdin)
     assert main(["--max-tokens", "2"]) == 0
