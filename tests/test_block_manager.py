@@ -58,24 +58,6 @@ def accounts(blocks: BlockManager):
 # --- growing --------------------------------------------------------------------------------------------------------
 
 
-def test_a_lone_sequence_is_contiguous_and_starts_at_the_first_block():
-    blocks, one = BlockManager(num_blocks=8, block_size=4), sequence("abcdef")
-    assert compute(blocks, one) == [0, 1]
-    assert generate(blocks, one, "ghijklmnopq") == [0, 1, 2, 3, 4]
-    assert slots(blocks, one, 0, 17) == list(range(17))
-
-
-def test_sequences_are_contiguous_until_their_blocks_have_to_interleave():
-    blocks, one, other = BlockManager(6, 2), sequence("abc"), sequence("xyz")
-    assert compute(blocks, one) == [0, 1]
-    assert compute(blocks, other) == [4, 5], "in the middle of the gap, there is room on both sides"
-    assert generate(blocks, one, "def") == [0, 1, 2]
-    assert generate(blocks, other, "uv") == [4, 5, 3]
-    assert slots(blocks, other, 1, 5) == [9, 10, 11, 6]
-    assert slots(blocks, one, 0, 6) == [0, 1, 2, 3, 4, 5]
-    assert blocks.available == 0
-
-
 @pytest.mark.parametrize(("blocks", "block_size"), [(0, 4), (-1, 4), (4, 0)])
 def test_memory_without_blocks_or_tokens_is_refused(blocks, block_size):
     with pytest.raises(ValueError, match=f"at least 1 block of at least 1 token, not {blocks} of {block_size}"):
@@ -152,24 +134,6 @@ def test_the_least_recently_used_block_is_evicted_first_and_of_a_sequence_the_la
     assert left == [(4, 4), (4, 4), (2, 4), (2, 4), (0, 4), (0, 4), (0, 2)]
 
 
-def test_cached_counts_full_blocks_in_no_table():
-    blocks, one, other = BlockManager(5, 2), sequence("aabbc"), sequence("aabbd")
-    compute(blocks, one)
-    assert (blocks.used, blocks.cached, blocks.available) == (3, 0, 2)
-    blocks.free(one)
-    assert (blocks.used, blocks.cached, blocks.available) == (0, 2, 5), "the third was not full"
-    compute(blocks, other)
-    assert (blocks.used, blocks.cached, blocks.available) == (3, 0, 2), "two of them are used again"
-    blocks.free(other)
-    compute(blocks, filler := sequence("uuvvwwx"))
-    assert (blocks.used, blocks.cached, blocks.available) == (4, 1, 1), "one was evicted"
-    blocks.free(filler)
-    blocks = BlockManager(4, 2, prefix_caching=False)
-    compute(blocks, one)
-    blocks.free(one)
-    assert (blocks.used, blocks.cached) == (0, 0)
-
-
 # --- several samples of one prompt ----------------------------------------------------------------------------------
 
 
@@ -183,26 +147,6 @@ def test_a_sample_shares_the_prompt_up_to_its_last_token_and_copies_the_block_it
     assert mine[0] == table[0] and mine[1] != table[1]
     assert blocks.take_copies() == [(table[1], mine[1])] and blocks.take_copies() == []
     assert [blocks.references[block] for block in (table[0], table[1], mine[1])] == [2, 1, 1]
-
-
-def test_a_prompt_that_ends_with_its_block_costs_a_sample_a_copy_and_one_token_more_does_not():
-    for text, copies in (("abcd", 1), ("abcde", 0)):
-        blocks, first = BlockManager(16, 4), sequence(text)
-        table = compute(blocks, first)
-        second = sequence(text, parent=first)
-        assert blocks.allocate(second, 1)
-        assert second.computed == len(text) - 1
-        assert len(blocks.copies) == copies
-        assert blocks.tables[second][-1] != table[-1]
-
-
-def test_samples_share_their_prompt_without_prefix_caching_too():
-    blocks, first = BlockManager(16, 4, prefix_caching=False), sequence("abcdefghi")
-    table = compute(blocks, first)
-    second = sequence("abcdefghi", parent=first)
-    compute(blocks, second)
-    assert blocks.tables[second][:2] == table[:2]
-    assert blocks.used == 4
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------

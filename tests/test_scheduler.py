@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 
 from helpers.engine import (
     POLICIES,
-    EngineConfig,
     FirstComeFirstServed,
-    Scheduler,
-    Sequence,
     UnlimitedMemory,
 )
 from tests.simulation import Simulation, TokenMemory, operations, run_without_a_model
@@ -112,19 +109,6 @@ def test_the_newest_sequence_loses_its_memory_is_computed_anew_and_finishes():
     assert simulation.num_preemptions == 1 and c.generated == 4
 
 
-def test_a_preempted_sequence_returns_to_its_place_and_none_that_waits_overtakes_it():
-    simulation = Simulation("fcfs", rows=2, tokens=16, memory=TokenMemory(8))
-    simulation.add(4, 5, "a"), simulation.add(4, 2, "b"), simulation.add(1, 1, "c")
-    simulation.step()
-    assert [one.request_id for one in simulation.step().preempted] == ["b"]
-    assert [one.request_id for one in simulation.scheduler.waiting] == ["b", "c"]
-    # There is memory for c, and none for b, which has 5 tokens by now. If c overtook, b could wait forever.
-    assert [simulation.plans[-1] for _ in range(3) if simulation.step()] == [[("a", 1)]] * 3
-    assert [one.request_id for one in simulation.finished] == ["a"]
-    simulation.step()
-    assert simulation.plans[-1] == [("b", 5), ("c", 1)]
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_sequence_for_which_there_is_no_memory_is_not_overtaken_by_one_that_fits(policy):
     memory = TokenMemory(10)
@@ -203,19 +187,6 @@ def test_chunks_fill_an_iteration_and_unmixed_prefills_and_decodes_take_turns(mi
 # --- requests arrive and end ------------------------------------------------------------------------------------------
 
 
-def test_samples_wait_until_the_prompt_that_they_share_is_computed():
-    simulation = Simulation("fcfs", rows=3, tokens=4)
-    first = simulation.add(6, 9, "request")
-    second, third = (simulation.add(6, 9, "request", parent=first) for _ in range(2))
-    scheduler = simulation.scheduler
-    assert list(scheduler.waiting) == [first] and list(scheduler.unfinished) == [first, second, third]
-    simulation.step()
-    assert list(scheduler.waiting) == []
-    simulation.step()
-    assert list(scheduler.waiting) == [second, third]
-    assert scheduler.requests == {"request": [first, second, third]}
-
-
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_samples_of_a_prompt_that_is_never_computed_join_the_queue_when_it_ends(steps):
     simulation = Simulation("fcfs", rows=1, tokens=4)
@@ -227,21 +198,6 @@ def test_samples_of_a_prompt_that_is_never_computed_join_the_queue_when_it_ends(
     assert list(simulation.scheduler.waiting) == [second]
     simulation.run()
     assert second.generated == 2 and simulation.scheduler.requests == {}
-
-
-def test_samples_whose_parent_is_preempted_wait_until_its_prompt_is_computed_again():
-    simulation = Simulation("fcfs", rows=2, memory=TokenMemory(16))
-    simulation.add(4, 9, "old")
-    first = simulation.add(6, 9, "request")
-    second = simulation.add(6, 9, "request", parent=first)
-    scheduler = simulation.scheduler
-    simulation.step()
-    assert list(scheduler.waiting) == [second], "the prompt is computed"
-    while first in scheduler.running:
-        simulation.step()
-    assert list(scheduler.waiting) == [first], "there is nothing that the second sample could share"
-    simulation.run()
-    assert second.generated == 9
 
 
 @pytest.mark.parametrize("which", ["a running sequence", "a sequence twice"])
@@ -283,23 +239,6 @@ def test_a_runner_is_told_once_of_every_sequence_that_lost_its_row():
     simulation.scheduler.finish(c, "abort")
     assert simulation.step().released == [a, c]
     assert simulation.step().released == [] and not simulation.scheduler.unfinished
-
-
-def test_when_nothing_waits_or_no_row_is_free_the_policy_is_not_asked():
-    class Refusing(FirstComeFirstServed):
-        def order(self, waiting, running):
-            raise LookupError("no order")
-
-    scheduler = Scheduler(EngineConfig(max_batch_size=1, policy=Refusing()))
-    assert scheduler.schedule().chunks == []
-    scheduler.add(Sequence("a", [1], 3))
-    with pytest.raises(LookupError):
-        scheduler.schedule()
-    scheduler.policy = FirstComeFirstServed()
-    scheduler.schedule()
-    scheduler.policy = Refusing()
-    scheduler.add(Sequence("b", [1], 3))
-    assert [one.request_id for one in scheduler.running] == ["a"] and scheduler.schedule()
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
