@@ -5,7 +5,6 @@ ones, and upper bounds are far away.
 """
 
 import asyncio
-import contextlib
 import itertools
 import json
 import re
@@ -16,7 +15,6 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,7 +35,7 @@ from helpers.load_test import (
     token_ids,
 )
 from helpers.load_test.__main__ import main
-from helpers.load_test.client import AT_ONCE, ChunkReader, Client, EventStream
+from helpers.load_test.client import ChunkReader, EventStream
 from helpers.load_test.sweep import table
 from helpers.request import Request
 from tests.support.serving import PATIENCE, wait_until
@@ -456,37 +454,6 @@ def test_every_outcome_of_a_request_is_counted_and_no_request_is_sent_twice():
     assert result.duration >= 3.99
     assert result.request_throughput == 1 / result.duration
     assert "10: 1 ok, 1 refused, 8 failed" in str(result) and "2 not completed: timed out after 4 s" in str(result)
-
-
-def test_while_a_long_response_is_read_other_responses_get_their_turn():
-    class Response(contextlib.nullcontext):
-        status = 200
-        content = property(lambda self: self)
-
-        async def iter_any(self):
-            for _ in range(4 * AT_ONCE):
-                yield b'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\n'
-
-    async def send_beside_another():
-        turns, client = [], Client("http://stub", model="stub")
-        client._session = SimpleNamespace(post=lambda *_, **__: response)
-        response = Response()
-        response.enter_result = response
-
-        async def take_turns():
-            while True:
-                turns.append(1)
-                await asyncio.sleep(0)
-
-        other = asyncio.create_task(take_turns())
-        result = await client.send(0, "a", 9, 0.0, itertools.count().__next__)
-        other.cancel()
-        return result, turns
-
-    result, turns = asyncio.run(send_beside_another())
-    assert result.text == 4 * AT_ONCE * "a" and len(turns) == 4
-    *arrivals, end = range(1, 4 * AT_ONCE + 2)  # reading takes no time of the response
-    assert (result.sent, result.token_times, result.ended) == (0, arrivals, end)
 
 
 def test_figures_without_a_completed_request():

@@ -4,12 +4,11 @@ test_ragged_exactness.py shows that it changes no token, on any family.
 """
 
 import logging
-import threading
 
 import pytest
 import torch
 import transformers
-from conftest import PROMPTS, alone, random_pair
+from conftest import PROMPTS, random_pair
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from helpers import Engine, EngineConfig, SamplingParams
@@ -17,7 +16,6 @@ from helpers.engine import BlockManager, Chunk, Plan, Sequence
 from helpers.models import clone_sharing_weights
 from helpers.runners import PaddedRunner, RaggedRunner, choice, why_not_ragged
 from helpers.runners.attention import AttentionSettings, QuerySegment, attend_one
-from helpers.runners.kv_pool import key_slots
 from tests.support.families import build, by_name, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -138,13 +136,6 @@ def test_in_bfloat16_attention_is_as_close_to_its_definition_as_rounding_allows(
 
 
 # --- where keys and values are ----------------------------------------------------------------------------------------
-
-
-def test_the_slots_of_contiguous_blocks_are_a_slice_and_scattered_ones_a_tensor():
-    assert key_slots([2, 3, 4], 4, 10, "cpu") == slice(8, 18)
-    assert key_slots([5], 4, 3, "cpu") == slice(20, 23)
-    assert key_slots([2, 4, 3], 4, 10, "cpu").tolist() == [8, 9, 10, 11, 16, 17, 18, 19, 12, 13]
-    assert key_slots([1, 0], 2, 3, "cpu").tolist() == [2, 3, 0]
 
 
 # --- what a pass computes ---------------------------------------------------------------------------------------------
@@ -353,62 +344,4 @@ def test_the_prompt_of_several_samples_is_computed_once(llama):
     assert engine.trace.prompt_tokens == 14 + 1 + 1  # the other samples compute only its last token
 
 
-def test_two_engines_in_two_threads_do_not_affect_each_other(llama):
-    # Each waits in the middle of its first pass until the other one has come as far.
-    engines = [Engine(*llama, EngineConfig(**RAGGED)) for _ in range(2)]
-    barrier, met, outputs = threading.Barrier(2), threading.Event(), {}
-
-    def meet(*_):
-        if not met.is_set():
-            barrier.wait(timeout=60)
-            met.set()
-
-    for engine in engines:
-        engine.runner.model.model.layers[1].register_forward_pre_hook(meet)
-
-    def work(number):
-        (outputs[number],) = engines[number].generate(PROMPTS[number], SamplingParams(max_tokens=10))
-
-    threads = [threading.Thread(target=work, args=[number]) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number in range(2):
-        assert outputs[number].token_ids == alone(*llama, PROMPTS[number], 10)
-
-
 # --- when a pass fails ------------------------------------------------------------------------------------------------
-
-
-class Broken(Exception):
-    pass
-
-
-def break_once(module, after: int):
-    """Make the call after `after` calls of a module raise, and no other."""
-    calls = iter(range(1000))
-
-    def hook(*_):
-        if next(calls) == after:
-            raise Broken("on purpose")
-
-    return module.register_forward_hook(hook)
-
-
-@pytest.mark.parametrize("after", [0, 3])
-def test_a_pass_that_fails_leaks_no_block_and_changes_no_token_of_other_requests(llama, after):
-    engine = Engine(*llama, EngineConfig(**RAGGED, max_batch_size=3, max_tokens_per_step=40, num_blocks=40))
-    layers = engine.runner.model.model.layers
-    hook = break_once(layers[1], after)  # the first layer has stored its keys by then
-    with pytest.warns(UserWarning, match="outputs failed: Broken: on purpose"):
-        outputs = engine.generate(PROMPTS[:6], SamplingParams(max_tokens=10))
-    hook.remove()
-    reasons = [output.finish_reason for output in outputs]
-    assert 0 < reasons.count("error") <= 3
-    for prompt, output in zip(PROMPTS[:6], outputs, strict=True):
-        ids = alone(*llama, prompt, 10)
-        assert output.token_ids == (ids[: len(output.token_ids)] if output.error else ids)
-    assert engine.block_manager.used == 0
-    again = engine.generate(PROMPTS[:6], SamplingParams(max_tokens=10))
-    assert [output.token_ids for output in again] == [alone(*llama, prompt, 10) for prompt in PROMPTS[:6]]

@@ -314,14 +314,6 @@ def test_stop_strings_may_be_one_text_or_several_or_none():
     assert {SamplingParams(stop=["a"]): 1}[SamplingParams(stop="a")] == 1  # parameters can be a dictionary key
 
 
-def test_the_number_and_the_length_of_stop_strings_are_limited():
-    assert len(SamplingParams(stop=["x" * 256] * 16).stop) == 16
-    with pytest.raises(ValueError, match="stop has 17 texts, and at most 16 are allowed"):
-        SamplingParams(stop=["x"] * 17)
-    with pytest.raises(ValueError, match="A text in stop has 257 characters, and at most 256 are allowed"):
-        SamplingParams(stop=["x", "y" * 257])
-
-
 def test_the_largest_seed_allows_several_outputs():
     pair = random_pair("gpt2")
     outputs = Engine(*pair).generate("fox", SamplingParams(4, temperature=1.0, seed=2**63 - 1, n=2))
