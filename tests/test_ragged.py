@@ -135,9 +135,6 @@ def test_in_bfloat16_attention_is_as_close_to_its_definition_as_rounding_allows(
     assert torch.allclose(actual.double(), exact, atol=0.01)
 
 
-# --- where keys and values are ----------------------------------------------------------------------------------------
-
-
 # --- what a pass computes ---------------------------------------------------------------------------------------------
 
 
@@ -342,6 +339,3 @@ def test_the_prompt_of_several_samples_is_computed_once(llama):
     prompt = list(range(10, 24))
     engine.generate([prompt], SamplingParams(max_tokens=2, temperature=1.0, seed=1, n=3, ignore_eos=True))
     assert engine.trace.prompt_tokens == 14 + 1 + 1  # the other samples compute only its last token
-
-
-# --- when a pass fails ------------------------------------------------------------------------------------------------
