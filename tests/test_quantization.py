@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from helpers import Engine, EngineConfig, Request, SamplingParams, dequantized, generate_continuous, load_model
 from helpers.fast import kernels, linear
 from helpers.fast.linear import choose_linear_backends
-from helpers.fast.linear_choice import ROWS, Times, shape_of
+from helpers.fast.linear_choice import ROWS
 from helpers.fast.quantized_linear import multiply_quantized
 from helpers.models import quantize
 from helpers.models.quantization import FORMATS, GROUP, QuantizedLinear, round_to_integers
@@ -349,17 +349,6 @@ def test_the_kernel_joins_the_choice_by_measurement(monkeypatch, tmp_path, weigh
     assert choose_linear_backends(model, copies=False) == 2
     assert {name for layer in model for name in layer.backends} <= {"pytorch", "compiled"}
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
-
-
-@needs_kernels
-def test_the_fastest_backend_is_chosen_for_each_number_of_rows(monkeypatch):
-    measured = Times({"pytorch": [2.0] * 5 + [1.0], "compiled": [1.0] * 5 + [2.0]})
-    monkeypatch.setattr(linear, "times_of", lambda layers, backends: {shape_of(layer): measured for layer in layers})
-    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
-    monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 0)
-    model = nn.Sequential(QuantizedLinear(layer_of(), "int8"))
-    choose_linear_backends(model)
-    assert model[0].backends == ["compiled"] * 5 + ["pytorch"]
 
 
 IMPORTING = """
