@@ -89,11 +89,6 @@ def test_the_result_of_a_query_does_not_depend_on_the_size_of_its_chunk(dtype, t
     assert torch.equal(cache.attend(query, window, chunks), whole)
 
 
-def test_without_segments_nothing_is_written():
-    cache = Cache([(3, 0)], 2, 8, 4, torch.float32)
-    assert cache.attend(torch.randn(2, 3, 8), segments=Segments([], [], [], [], 4)).isnan().all()
-
-
 @in_both_dtypes
 @pytest.mark.parametrize(("first", "last"), [(0, 12), (0, 4), (3, 9), (8, 12)])
 def test_keys_with_the_score_minus_infinity_have_no_weight(dtype, tolerance, first, last):

@@ -12,7 +12,7 @@ import transformers
 from conftest import random_pair
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from helpers import Engine, EngineConfig, SamplingParams, load_model
+from helpers import Engine, EngineConfig, SamplingParams
 from helpers.fast import acceleration, kernels
 from helpers.fast.decoder_blocks import FAMILIES as DESCRIBED
 from helpers.fast.linear import FastLinear
@@ -101,17 +101,6 @@ def test_a_large_model_is_invariant_without_copies_of_its_weights(model, monkeyp
     layers = [module for module in engine.runner.model.modules() if isinstance(module, FastLinear)]
     assert layers and {name for layer in layers for name in layer.backends} == {backend}
     requests = requests_of([(37, 12), (5, 20), (60, 6)])
-    alone = [observed(model, [request], batch_invariant=True)[0][0] for request in requests]
-    together, _ = observed(model, requests, batch_invariant=True, max_tokens_per_step=23)
-    assert all(torch.equal(own, other) for own, other in zip(alone, together, strict=True))
-
-
-@needs_kernels
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_a_large_model_with_quantized_weights_is_invariant(monkeypatch, weights):
-    monkeypatch.setattr(acceleration, "MAX_COPIED_BYTES", 0)
-    model, _ = load_model(weights=weights)
-    requests = requests_of([(37, 6), (5, 9)])
     alone = [observed(model, [request], batch_invariant=True)[0][0] for request in requests]
     together, _ = observed(model, requests, batch_invariant=True, max_tokens_per_step=23)
     assert all(torch.equal(own, other) for own, other in zip(alone, together, strict=True))

@@ -18,7 +18,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from helpers import Request, filter_batch, generate_next_token, init_batch, merge_batches
 from helpers.detokenizer import text_of
-from helpers.request import as_requests
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LISTS = ("request_ids", "responses", "token_ids", "tokens_remaining", "finish_reasons")
@@ -82,23 +81,6 @@ def test_prefill_yields_the_first_token_and_fills_the_cache(letters):
     }
 
 
-def test_a_decode_step_reads_one_token_per_row_and_appends_one(letters):
-    batch = init_batch([Request("bcd", 4, "x"), Request("f", 3, "y")], *letters)
-    batch = generate_next_token(generate_next_token(batch, *letters), *letters)
-    assert keys_of(batch) == [[2, 3, 4, 5], [0, 0, 6, 7]]
-    del batch["past_key_values"]
-    assert readable(batch) == {
-        "request_ids": ["x", "y"],
-        "input_ids": ((2, 1), torch.int64, [[6], [8]]),
-        "position_ids": ((2, 1), torch.int64, [[4], [2]]),
-        "attention_mask": ((2, 5), torch.int64, [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]),
-        "responses": ["bcdef", "fgh"],
-        "token_ids": [[5, 6], [7, 8]],
-        "tokens_remaining": [2, 1],
-        "finish_reasons": [None, None],
-    }
-
-
 @pytest.fixture
 def wide_and_narrow(letters):
     wide = init_batch([Request("bcd", 2, "x"), Request("f", 4, "y")], *letters)
@@ -149,12 +131,6 @@ def test_a_request_without_an_id_gets_a_unique_one(letters):
     assert ids[3] == "mine"
 
 
-def test_numbers_for_requests_without_an_id_skip_the_ids_that_others_have():
-    # Otherwise a user's own id 0 would clash with the first number.
-    ids = [request.request_id for request in as_requests([("a", 1), Request("b", 1, 0), ("c", 1)])]
-    assert ids == [1, 0, 2]
-
-
 def test_the_cache_has_the_models_dtype_and_masks_stay_int64(random_pairs):
     model, tokenizer = random_pairs
     model = copy.deepcopy(model).to(torch.bfloat16)
@@ -186,7 +162,6 @@ def test_no_verb_changes_its_argument_and_each_can_be_called_twice(random_pairs)
     other, prefilled = verbs["generate"](other), verbs["generate"](fresh)
     assert readable(fresh) == before_prefill
     assert readable(verbs["generate"](fresh)) == readable(prefilled)
-
     one_finished = verbs["generate"](prefilled)
     assert 0 in one_finished["tokens_remaining"], "filter must have something to do"
     for batch, (name, verb) in itertools.product((prefilled, one_finished), verbs.items()):
@@ -222,27 +197,6 @@ def test_an_eos_that_is_not_a_special_token_is_not_part_of_the_text_either(lette
     assert batch["token_ids"] == [[3, 4, 5], [7, 8, 9, 0]]
     assert batch["responses"] == ["abcd", "fghi"]
     assert batch["finish_reasons"] == ["stop", "stop"]
-
-
-def test_a_static_batch_continues_when_finished_rows_exceed_the_context_length(random_pairs, monkeypatch):
-    # The long prompt finishes early. By the time the short one has filled the context, the long row has more columns
-    # than the context: its positions must stay, and its oldest columns must be dropped.
-    model, tokenizer = random_pairs
-    context = model.config.max_position_embeddings
-    long, short = "What comes up must come down. " * 3, "The rain in Spain falls"
-    max_tokens = [context - len(tokenizer(prompt)["input_ids"]) for prompt in (long, short)]
-    assert 1 < max_tokens[0] < max_tokens[1] - 30
-    monkeypatch.setattr(model.generation_config, "eos_token_id", 10**6)  # a token that it cannot generate
-    batch = run([(long, max_tokens[0]), (short, max_tokens[1])], model, tokenizer, steps=max_tokens[1])
-    assert len(tokenizer(long)["input_ids"]) + max_tokens[1] > context
-    assert batch["attention_mask"].size(1) <= context + 1  # the last column is for the next token
-    for row, prompt in enumerate((long, short)):  # not `alone`, whose results are cached and end with EOS
-        inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
-        ids = model.generate(
-            **inputs, do_sample=False, max_new_tokens=max_tokens[row], pad_token_id=tokenizer.pad_token_id
-        )
-        assert batch["token_ids"][row] == ids[0, inputs["input_ids"].size(1) :].tolist()
-    assert batch["finish_reasons"] == ["length", "length"]
 
 
 # --- text ---------------------------------------------------------------------------------------------------------
@@ -310,6 +264,7 @@ def test_a_tokenizer_that_begins_every_text_with_a_space_adds_none_to_the_output
     [
         ([], "no requests"),
         ([("ab", 2), ("", 2)], "text of at least one character"),
+        ([("ab", 1), (" ", 2)], "has no tokens"),  # this tokenizer drops spaces
         ([("ab", 2), (None, 2)], "text of at least one character"),
         ([("ab", 2), ("c", 0)], "max_tokens is a whole number of at least 1, not 0"),
         ([("ab", 2), ("c", -3)], "max_tokens is a whole number of at least 1, not -3"),
@@ -327,11 +282,6 @@ def test_a_tokenizer_that_begins_every_text_with_a_space_adds_none_to_the_output
 def test_init_reports_what_is_wrong_with_a_request(letters, requests, message):
     with pytest.raises(ValueError, match=message):
         init_batch(requests, *letters)
-
-
-def test_init_refuses_a_prompt_without_tokens(letters):
-    with pytest.raises(ValueError, match="has no tokens"):
-        init_batch([("ab", 1), (" ", 2)], *letters)  # this tokenizer drops spaces
 
 
 def test_a_request_may_fill_the_context_exactly(letters):

@@ -186,15 +186,6 @@ def test_a_prompt_is_computed_once_and_every_beam_computes_one_token_per_round()
     assert [one.tokens for one in trace.passes] == [len(prompt)] + [width] * (len(trace.passes) - 1)
 
 
-def test_beams_that_wait_for_a_row_share_the_blocks_of_the_prompt_all_the_same():
-    caller, prompt = caller_of(60, max_batch_size=3, prefix_caching=False), [3, 1, 4, 1, 5]
-    caller.add("long", [4], 9)
-    caller.add("longer", [8, 8], 9)
-    caller.step()
-    search(caller, prompt, 3, 6)
-    assert caller.engine.trace.prompt_tokens == 1 + 2 + len(prompt)
-
-
 def test_beams_share_blocks_and_copy_only_those_that_they_change(monkeypatch):
     caller, prompt, plans = caller_of(60, block_size=4, max_batch_size=4), [3, 1, 4, 1, 5, 9], []
     run = caller.engine.runner.run
@@ -205,11 +196,6 @@ def test_beams_share_blocks_and_copy_only_those_that_they_change(monkeypatch):
     assert len({chunk.block_table[1] for chunk in second.chunks}) == 4, "the block with its end is written to"
     assert len(second.block_copies) == 3, "one of the beams keeps it, the others copy it"
     assert len(third.block_copies) < 4 and len(third.chunks) == 4
-
-
-def test_one_row_or_memory_for_one_beam_is_enough():
-    for config in [{"max_batch_size": 1}, {"num_blocks": 5}, {"num_blocks": 5, "prefix_caching": False}]:
-        search(caller_of(**config), [3, 1, 4], 4, 8)
 
 
 class HeldFirst:

@@ -17,15 +17,13 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import __main__ as program
-from benchmarks import compare, machine, other_programs, report, scheduling_cost, speculation, workloads
-from benchmarks.copying import copying
+from benchmarks import compare, other_programs, report, scheduling_cost, speculation, workloads
 from benchmarks.engines import ExternalEngine, TransformersStatic
-from benchmarks.in_turns import TokenReplacingRunner, take_turns
 from benchmarks.measure import Measurement, TokensDiffer, count_runs, make_shortfall, measure
 from benchmarks.models import find_model
 from benchmarks.other_programs import OtherPrograms, Watch, _Snapshot
 from benchmarks.worker import Worker, WorkerError
-from helpers import Engine, EngineConfig, hardware, load_model
+from helpers import load_model
 
 VOCABULARY = 50257
 MACHINE = {"processor": "p", "cores": 2, "matrix units": ["amx_bf16"], "date": "today", "versions": {}}
@@ -90,7 +88,6 @@ def measurement(engine, seconds, **changes):
 def test_a_workload_has_the_sizes_that_its_description_states(name, rows, requests, prompts, outputs):
     build = workloads.WORKLOADS[name]
     workload = build(VOCABULARY)
-
     assert (workload.name, workload.rows, len(workload.requests)) == (name, rows, requests)
     assert all(prompts[0] <= len(request.prompt) <= prompts[1] for request in workload.requests)
     assert all(outputs[0] <= request.max_tokens <= outputs[1] for request in workload.requests)
@@ -105,18 +102,9 @@ def test_a_workload_has_the_sizes_that_its_description_states(name, rows, reques
 def test_ratios_are_taken_within_a_repeat():
     # In the last repeat, the machine is three times slower for both engines, which does not change the ratio.
     reference, other = measurement("transformers", [4.0, 5.0, 12.0]), measurement("llama", [2.0, 2.0, 6.0])
-
     assert report.ratios(reference, other) == report.Spread(median=2.0, least=2.0, greatest=2.5)
     assert report.tokens_per_second(other) == report.Spread(median=340.0, least=680 / 6, greatest=340.0)
     assert f"{report.ratios(reference, other):.1f}" == "2.0 (2.0–2.5)"
-
-
-def test_the_share_of_bandwidth_is_bytes_read_over_bytes_that_could_have_been_read():
-    one = measurement("transformers", [2.0, 4.0], requests=1, rows=1, bandwidth=(500_000, 1_500_000))
-
-    share = report.bandwidth_share(one, weight_bytes=1000)
-
-    assert (share.greatest, share.least) == (0.34, 0.17)  # 680 passes of 1000 bytes in 2 s and in 4 s
 
 
 def test_a_report_that_is_read_again_is_the_same(tmp_path):
@@ -125,16 +113,13 @@ def test_a_report_that_is_read_again_is_the_same(tmp_path):
         measurement("ragged", [1.0, 4.0], other_programs=OtherPrograms(1, "x")),
     ]
     setting = {"model": "m", "machine": MACHINE}
-
     report.write_json(tmp_path / "benchmark.json", measured, setting)
-
     assert report.read_json(tmp_path / "benchmark.json") == (measured, setting)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"results": [{}]}', '{"results": 3}'])
 def test_a_file_that_is_no_report_is_named(tmp_path, capsys, content):
     (tmp_path / "other.json").write_text(content)
-
     assert compare.main([str(tmp_path / "other.json")]) == 2
     assert "other.json is no report" in capsys.readouterr().err
 
@@ -144,9 +129,7 @@ def test_machines_are_compared_side_by_side(tmp_path, capsys):
     there = [measurement("vllm", [1.0, 1.0]), measurement("ragged", [2.0, 2.0])]
     for name, measured in {"here": here, "there": there}.items():
         report.write_json(tmp_path / f"{name}.json", measured, {"machine": MACHINE | {"processor": name}})
-
     assert compare.main([str(tmp_path / "here.json"), str(tmp_path / "there.json")]) == 0
-
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("1. here, 2 cores, matrix units: amx_bf16; memory read at 0 GB/s")
     assert "| float32 | race | course, ragged | 680 (2.00) | 340 (0.50) |" in lines
@@ -166,7 +149,6 @@ def test_time_of_this_programs_children_is_its_own_and_that_of_others_is_not(own
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         spinning = psutil.Process(int(process.stdout.readline()))  # the machine may run other new processes
         after = _Snapshot()
-
     assert (after.own - before.own > 0.5) == own
     assert (after.others.get(spinning, 0.0) > 0.5) != own
 
@@ -178,7 +160,6 @@ def test_other_programs_used_what_was_not_this_programs_and_the_busiest_is_named
         SimpleNamespace(time=10.0, busy=119.0, own=61.0, others={quiet: 31.0, video: 7.0}),
     ]
     monkeypatch.setattr(other_programs, "_Snapshot", lambda: snapshots.pop(0))
-
     assert Watch().stop() == OtherPrograms(cores=0.8, busiest="video")
 
 
@@ -196,9 +177,7 @@ def run(tmp_path, capsys):
 def test_figures_taken_beside_another_program_are_refused_and_with_force_marked(run, monkeypatch):
     monkeypatch.setattr(Watch, "stop", lambda self: OtherPrograms(0.8, "a video"))
     arguments = ["--model", "embedded", "--workloads", "one", "--repeats", "1"]
-
     (refused, without), (forced, shown) = run(*arguments), run(*arguments, "--force")
-
     assert (refused, without.out, forced) == (1, "", 0)
     assert "other programs kept 0.8 cores busy, a video most of all. End them, or use --force." in without.err
     assert "**Not idle**: other programs kept 0.8 cores busy" in shown.out
@@ -207,31 +186,14 @@ def test_figures_taken_beside_another_program_are_refused_and_with_force_marked(
 def test_with_keep_the_cases_of_an_earlier_run_stay_in_the_report(run, tmp_path):
     for name in ("race", "one", "race"):
         assert run("--smoke", "--keep", "--workloads", name)[0] == 0
-
     measured, _ = report.read_json(tmp_path / "benchmark.json")
     assert [measurement.workload for measurement in measured] == ["one", "race"]
-
-
-@pytest.mark.parametrize(
-    ("cpuinfo", "units"),
-    [
-        ("model name\t: A B\nflags\t\t: fpu avx512_bf16 amx_bf16 bf16x\n", ["amx_bf16", "avx512_bf16"]),
-        ("processor\t: 0\nFeatures\t: fp asimd i8mm bf16\n", ["i8mm", "bf16"]),
-        ("", []),
-    ],
-)
-def test_matrix_units_are_read_from_what_linux_says_of_the_processor(monkeypatch, cpuinfo, units):
-    monkeypatch.setattr(hardware.Path, "read_text", lambda path: cpuinfo)
-
-    assert machine.matrix_units() == units
 
 
 def test_a_token_reads_all_weights_but_the_position_embeddings():
     # Vocabulary 512, width 64, two layers of 12 * 64**2 weights and 13 * 64 biases and norms, and the last norm.
     expected = 512 * 64 + 2 * (12 * 64**2 + 13 * 64) + 2 * 64
-
     model = find_model(smoke=True)
-
     assert model.weight_bytes("float32") == 4 * expected
     assert model.weight_bytes("bfloat16") == 2 * expected
 
@@ -244,24 +206,10 @@ def test_different_tokens_are_refused_before_any_run_is_timed(tmp_path, dtype, d
     log = []
     engines = [CountingEngine("first", log=log), CountingEngine("second", wrong_from=3, log=log)]
     message = "second and first gave different tokens for 29 of 32 requests of race.* of the logits' range"
-
     with pytest.raises(TokensDiffer, match=message):
         measure(engines, workloads.race(VOCABULARY), tmp_path, dtype, 3, shortfall=lambda request, output: distance)
-
     assert log.count(("run", "first")) == 1  # only the comparison
     assert log[-2:] == [("close", "first"), ("close", "second")]
-
-
-@pytest.mark.parametrize("wrong", ["first", "second"])
-def test_of_two_engines_that_differ_the_wrong_one_is_named(tmp_path, wrong):
-    engines, race = [CountingEngine("first"), CountingEngine("second", wrong_from=3)], workloads.race(VOCABULARY)
-    right = {"first": 1, "second": 0}[wrong]  # the last token's distance from the one that CountingEngine gives
-
-    def shortfall(request, output):
-        return abs(output[-1] - request.prompt[0] - request.max_tokens + 1 - right) / 2
-
-    with pytest.raises(TokensDiffer, match=f"a token of {wrong} for request 3 falls short .* by 50.0%"):
-        measure(engines, race, tmp_path, "bfloat16", repeats=1, shortfall=shortfall)
 
 
 @pytest.mark.parametrize(("dtype", "distance"), [("float32", 0.0009), ("bfloat16", 0.019)])
@@ -273,7 +221,6 @@ def test_outputs_that_differ_at_near_ties_are_timed_and_reported(tmp_path, dtype
         return distance if len(seen) == 3 else 0.0
 
     first, second = measure(engines, workloads.race(VOCABULARY), tmp_path, dtype, 1, settle=0, shortfall=shortfall)
-
     assert (first.identical, first.shortfall) == (1.0, 0.0)
     assert (second.identical, second.shortfall) == (0.75, distance)
     assert len(seen) == 2 * 8  # both outputs of the 8 requests that differ, and no others
@@ -289,7 +236,6 @@ def test_greedy_outputs_have_no_shortfall_and_others_the_share_of_the_range_that
     with torch.no_grad():
         ids = torch.tensor([request.prompt + output[:2]])
         logits = engine.model(ids).logits[0, -1]
-
     assert shortfall(request, output) < 1e-6
     worst = [*output[:2], int(logits.argmin())]
     assert shortfall(request, worst) == pytest.approx(1)
@@ -301,9 +247,7 @@ def test_greedy_outputs_have_no_shortfall_and_others_the_share_of_the_range_that
 def test_engines_take_turns_and_each_is_first_once(tmp_path):
     log, bar = [], tqdm(file=io.StringIO())
     engines = [CountingEngine(name, log=log) for name in "ab"]
-
     measurements = measure(engines, workloads.one(VOCABULARY), tmp_path, "float32", 2, bar, settle=0)
-
     assert [name for what, name in log if what == "run"] == ["a", "b", "a", "b", "b", "a"]
     assert [len(measurement.seconds) for measurement in measurements] == [2, 2]
     assert bar.n == count_runs(engines, repeats=2)
@@ -316,7 +260,6 @@ def test_no_figures_are_printed_if_engines_differ(run, tmp_path):
     # These engines count, which is not the model's greedy output.
     engines = [CountingEngine("first"), CountingEngine("second", wrong_from=0)]
     code, shown = run("--smoke", "--workloads", "race", engines=engines)
-
     assert code == 1 and "different tokens" in shown.err and shown.out == ""
     assert not list(tmp_path.iterdir())
 
@@ -327,7 +270,6 @@ def test_what_cannot_run_is_skipped_with_the_reason(run, tmp_path, monkeypatch):
     code, shown = run(
         *["--model", "embedded", "--workloads", "long", "one", "--repeats", "1", "--force"], engines=engines
     )
-
     assert code == 0 and "the model has 512" in shown.err
     assert "Skipped: vllm, not installed: python -m benchmarks.install vllm." in shown.out
     assert "vllm" in json.loads((tmp_path / "benchmark.json").read_text())["skipped"]
@@ -338,9 +280,7 @@ def test_a_smoke_run_works_end_to_end_and_writes_report_json_and_plot(tmp_path, 
     names = ["transformers", "static", "padded", "ragged", "ragged-longest"]
     arguments = ["--smoke", "--dtype", "float32", "bfloat16", "--workloads", "mixed", "one"]
     arguments += ["--output", str(tmp_path), "--engines", *names]
-
     assert program.main(arguments) == 0
-
     printed = capsys.readouterr().out
     assert "random weights" in printed
     written = json.loads((tmp_path / "benchmark.json").read_text())
@@ -354,26 +294,7 @@ def test_a_smoke_run_works_end_to_end_and_writes_report_json_and_plot(tmp_path, 
     assert (tmp_path / "benchmark.md").read_text().startswith("Model: ")
 
 
-def test_static_batches_of_generate_give_the_tokens_that_each_prompt_gets_alone():
-    model, engine = find_model(smoke=True), TransformersStatic()
-    requests = workloads.shortened(workloads.mixed(512)).requests
-    engine.load(model.folder, "float32", rows=4)
-    together = engine.run(requests)
-
-    engine.load(model.folder, "float32", rows=1)
-
-    assert together == engine.run(requests)
-
-
 # --- what is measured in turns ----------------------------------------------------------------------------------------
-
-
-def test_everything_takes_turns_and_the_rounds_that_warm_up_are_left_out():
-    called = []
-    runs = {name: lambda name=name: called.append(name) or len(called) for name in "ab"}
-
-    assert take_turns(runs, rounds=2, warm_up=1) == {"a": [3, 5], "b": [4, 6]}
-    assert called == list("ababab")
 
 
 def test_scheduling_cost_separates_iterations_that_admit_from_those_that_decode():
@@ -383,9 +304,7 @@ def test_scheduling_cost_separates_iterations_that_admit_from_those_that_decode(
         scheduling_cost.Case(num_blocks=300, block_size=1, cached=True),
     ]
     model, tokenizer = load_model()
-
     results = {name: scheduling_cost.measure(pair, tokenizer, cases, 1) for name, pair in [("no", None), ("a", model)]}
-
     assert {len(batch) for times in results.values() for batches in times.values() for batch in batches} == {16}
     times = {case: [[milliseconds, *[0.5] * 15]] for case, milliseconds in zip(cases, (7, 8, 9), strict=True)}
     report = scheduling_cost.report(results | {"made up": times})
@@ -400,16 +319,6 @@ def test_answers_that_are_copied_take_less_than_half_of_the_passes_with_n_gram_l
     assert ngram.passes < plain.passes / 2
     speculation.main(count_only=True)
     assert capsys.readouterr().out.count("\n| ") == 6
-
-
-def test_a_scripted_engine_computes_every_pass_and_generates_the_written_answers():
-    model, tokenizer = load_model()
-    script = speculation.Script(tokenizer)
-    engine = Engine(model, tokenizer, EngineConfig(max_batch_size=1, speculative="ngram"))
-    engine.runner = TokenReplacingRunner(engine.runner, script.sample)
-    (output,) = engine.generate([script.prompts[2]], script.params[2])
-    assert output.text == copying()[2][1]
-    assert engine.trace.accepted_tokens > len(output.token_ids) / 2
 
 
 # --- workers --------------------------------------------------------------------------------------------------------
@@ -440,7 +349,6 @@ def test_what_a_worker_prints_goes_to_its_log_and_not_between_its_replies(start,
             os.system("echo and its child")
             return [[prompt[0]] * tokens for prompt, tokens in requests]
     """)
-
     assert worker.call("run", requests=[[[7], 2], [[8, 9], 1]]) == [[7, 7], [8]]
     worker.close()
     assert "a library that prints" in (tmp_path / "fake.log").read_text()
@@ -452,21 +360,7 @@ def test_the_error_of_a_dead_worker_has_its_status_and_the_last_line_of_its_log(
             print("no memory left", file=sys.stderr, flush=True)
             os._exit(7)
     """)
-
     with pytest.raises(WorkerError, match=r"fake's process ended with status 7 in run\(\).*no memory left"):
         worker.call("run", requests=[])
     with pytest.raises(WorkerError, match="status 7"):  # the same error again, not a broken pipe
         worker.call("run", requests=[])
-
-
-def test_a_worker_survives_an_exception_in_its_engine(start):
-    worker = start("""
-        def run(self, requests):
-            if not requests:
-                raise ValueError("nothing to do")
-            return requests
-    """)
-
-    with pytest.raises(WorkerError, match=r"fake failed in run\(\): ValueError: nothing to do"):
-        worker.call("run", requests=[])
-    assert worker.call("run", requests=[1]) == [1]

@@ -58,29 +58,6 @@ def accounts(blocks: BlockManager):
 # --- growing --------------------------------------------------------------------------------------------------------
 
 
-def test_a_lone_sequence_is_contiguous_and_starts_at_the_first_block():
-    blocks, one = BlockManager(num_blocks=8, block_size=4), sequence("abcdef")
-    assert compute(blocks, one) == [0, 1]
-    assert generate(blocks, one, "ghijklmnopq") == [0, 1, 2, 3, 4]
-    assert slots(blocks, one, 0, 17) == list(range(17))
-
-
-def test_sequences_are_contiguous_until_their_blocks_have_to_interleave():
-    blocks, one, other = BlockManager(6, 2), sequence("abc"), sequence("xyz")
-    assert compute(blocks, one) == [0, 1]
-    assert compute(blocks, other) == [4, 5], "in the middle of the gap, there is room on both sides"
-    assert generate(blocks, one, "def") == [0, 1, 2]
-    assert generate(blocks, other, "uv") == [4, 5, 3]
-    assert slots(blocks, other, 1, 5) == [9, 10, 11, 6]
-    assert slots(blocks, one, 0, 6) == [0, 1, 2, 3, 4, 5]
-    assert blocks.available == 0
-
-
-@pytest.mark.parametrize(("tokens", "needed"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
-def test_blocks_for_some_tokens_are_rounded_up(tokens, needed):
-    assert BlockManager(8, 4).blocks_for(tokens) == needed
-
-
 @pytest.mark.parametrize(("blocks", "block_size"), [(0, 4), (-1, 4), (4, 0)])
 def test_memory_without_blocks_or_tokens_is_refused(blocks, block_size):
     with pytest.raises(ValueError, match=f"at least 1 block of at least 1 token, not {blocks} of {block_size}"):
@@ -140,24 +117,6 @@ def test_a_running_sequence_shares_its_prefix_as_soon_as_its_next_tokens_are_all
     assert blocks.used == 0
 
 
-def test_generated_tokens_are_cached_like_prompts():
-    blocks, one = BlockManager(16, 4), sequence("abc")
-    compute(blocks, one)
-    generate(blocks, one, "defgh")
-    blocks.free(one)
-    assert blocks.cached_tokens(sequence("abcdefghi")) == 8
-
-
-def test_a_preempted_sequence_reuses_its_own_full_blocks():
-    blocks, one = BlockManager(16, 4), sequence("abcdef")
-    compute(blocks, one)
-    table = generate(blocks, one, "ghij")
-    blocks.free(one)
-    assert one.computed == 0
-    assert blocks.allocate(one, 2)
-    assert one.computed == 8 and blocks.tables[one][:2] == table[:2]
-
-
 def test_the_least_recently_used_block_is_evicted_first_and_of_a_sequence_the_last_one():
     blocks, old, new = BlockManager(5, 2), sequence("aabb"), sequence("ccdd")
     compute(blocks, old)
@@ -175,46 +134,6 @@ def test_the_least_recently_used_block_is_evicted_first_and_of_a_sequence_the_la
     assert left == [(4, 4), (4, 4), (2, 4), (2, 4), (0, 4), (0, 4), (0, 2)]
 
 
-def test_cached_counts_full_blocks_in_no_table():
-    blocks, one, other = BlockManager(5, 2), sequence("aabbc"), sequence("aabbd")
-    compute(blocks, one)
-    assert (blocks.used, blocks.cached, blocks.available) == (3, 0, 2)
-    blocks.free(one)
-    assert (blocks.used, blocks.cached, blocks.available) == (0, 2, 5), "the third was not full"
-    compute(blocks, other)
-    assert (blocks.used, blocks.cached, blocks.available) == (3, 0, 2), "two of them are used again"
-    blocks.free(other)
-    compute(blocks, filler := sequence("uuvvwwx"))
-    assert (blocks.used, blocks.cached, blocks.available) == (4, 1, 1), "one was evicted"
-    blocks.free(filler)
-    blocks = BlockManager(4, 2, prefix_caching=False)
-    compute(blocks, one)
-    blocks.free(one)
-    assert (blocks.used, blocks.cached) == (0, 0)
-
-
-def test_a_cached_block_that_is_reused_becomes_recent():
-    blocks, old, new = BlockManager(4, 2), sequence("aa"), sequence("bb")
-    for one in (old, new, again := sequence("aax")):
-        compute(blocks, one)
-        blocks.free(one)
-    assert again.prompt_tokens == 3
-    compute(blocks, sequence("uuvvww"))  # two are free, and one is evicted
-    assert (blocks.cached_tokens(sequence("aa!")), blocks.cached_tokens(sequence("bb!"))) == (2, 0)
-
-
-def test_an_evicted_prefix_that_is_computed_again_is_cached_again():
-    blocks, one, filler = BlockManager(4, 2), sequence("aabbc"), sequence("uuvvwwxx")
-    compute(blocks, one)
-    blocks.free(one)
-    compute(blocks, filler)
-    blocks.free(filler)
-    assert blocks.cached_tokens(one) == 0
-    compute(blocks, one)
-    blocks.free(one)
-    assert blocks.cached_tokens(one) == 4
-
-
 # --- several samples of one prompt ----------------------------------------------------------------------------------
 
 
@@ -228,46 +147,6 @@ def test_a_sample_shares_the_prompt_up_to_its_last_token_and_copies_the_block_it
     assert mine[0] == table[0] and mine[1] != table[1]
     assert blocks.take_copies() == [(table[1], mine[1])] and blocks.take_copies() == []
     assert [blocks.references[block] for block in (table[0], table[1], mine[1])] == [2, 1, 1]
-
-
-def test_a_prompt_that_ends_with_its_block_costs_a_sample_a_copy_and_one_token_more_does_not():
-    for text, copies in (("abcd", 1), ("abcde", 0)):
-        blocks, first = BlockManager(16, 4), sequence(text)
-        table = compute(blocks, first)
-        second = sequence(text, parent=first)
-        assert blocks.allocate(second, 1)
-        assert second.computed == len(text) - 1
-        assert len(blocks.copies) == copies
-        assert blocks.tables[second][-1] != table[-1]
-
-
-def test_samples_share_their_prompt_without_prefix_caching_too():
-    blocks, first = BlockManager(16, 4, prefix_caching=False), sequence("abcdefghi")
-    table = compute(blocks, first)
-    second = sequence("abcdefghi", parent=first)
-    compute(blocks, second)
-    assert blocks.tables[second][:2] == table[:2]
-    assert blocks.used == 4
-
-
-def test_a_sample_shares_nothing_of_a_prompt_that_is_not_computed_yet():
-    blocks, first = BlockManager(16, 4, prefix_caching=False), sequence("abcdefghi")
-    compute(blocks, first, 7)
-    second = sequence("abcdefghi", parent=first)
-    assert blocks.cached_tokens(second) == 0
-    compute(blocks, first, 1)
-    assert blocks.cached_tokens(second) == 8  # all but the last one
-
-
-def test_a_preempted_sample_shares_no_more_once_it_has_tokens_of_its_own():
-    blocks, first = BlockManager(16, 4, prefix_caching=False), sequence("abcdefghi")
-    compute(blocks, first)
-    second = sequence("abcdefghi", parent=first)
-    compute(blocks, second)
-    generate(blocks, first, "jklm")
-    generate(blocks, second, "xyz")
-    blocks.free(second)
-    assert blocks.cached_tokens(second) == 0
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import Unigram
 
 from helpers import load_model
-from helpers.detokenizer import REPLACEMENT_CHARACTER, IncrementalDetokenizer, text_of
+from helpers.detokenizer import IncrementalDetokenizer, text_of
 
 TEXTS = [
     "a fox 🦊 who said “né?” 👩‍👩‍👧 in 北京 — and left.",
@@ -127,28 +127,6 @@ def test_text_is_shown_as_soon_as_it_is_certain(kind):
     assert shown == [text_of(ids[: n + 1], tokenizer) for n in range(len(ids))]
 
 
-@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "slow bytes"])
-def test_a_character_of_several_tokens_is_shown_whole_or_not_at_all(kind):
-    tokenizer = tokenizer_of(kind)
-    ids = tokenizer("a 🦊 b", add_special_tokens=False)["input_ids"]
-    _, shown = decoded(tokenizer, ids)
-    assert not any(REPLACEMENT_CHARACTER in text for text in shown)
-    before, fox = (next(n for n, text in enumerate(shown) if text.endswith(end)) for end in (" ", ("🦊", "🦊 ")))
-    assert fox - before >= 4, "a fox is four bytes"
-
-
-def test_a_run_of_bytes_is_held_back_until_it_ends_because_one_invalid_byte_spoils_all_of_it():
-    # This is special about sentencepiece. Shown at once, the euro sign would have to be withdrawn later.
-    tokenizer = tokenizer_of("sentencepiece")
-    euro = tokenizer.convert_tokens_to_ids(["<0xE2>", "<0x82>", "<0xAC>"])
-    bad, letter = tokenizer.convert_tokens_to_ids(["<0xFF>", "b"])
-    assert (text_of(euro, tokenizer), text_of([*euro, bad], tokenizer)) == ("€", 4 * REPLACEMENT_CHARACTER)
-    assert decoded(tokenizer, [*euro, letter])[1] == ["", "", "", "€b"]
-    _, shown = decoded(tokenizer, [*euro, bad, letter, letter])
-    assert shown == ["", "", "", "", 4 * REPLACEMENT_CHARACTER + "b", 4 * REPLACEMENT_CHARACTER + "bb"]
-    assert decoded(tokenizer, [*euro, tokenizer.eos_token_id, bad, letter])[0].text == 4 * REPLACEMENT_CHARACTER + "b"
-
-
 def test_a_stop_string_in_a_run_of_bytes_within_min_tokens_is_ignored():
     tokenizer = tokenizer_of("sentencepiece")
     letter, newline = tokenizer.convert_tokens_to_ids(["b", "<0x0A>"])
@@ -216,14 +194,6 @@ def test_the_beginning_of_a_stop_string_is_held_back_and_shown_when_it_turns_out
     assert shown_after_each("x\ny", "\n\n") == (["x", "x", "x\ny", "x\ny"], False)
     assert shown_after_each("x\n", "\n\n") == (["x", "x", "x\n"], False)  # at the end it turns out to be none
     assert shown_after_each("aab", "ab") == (["", "a", "a", "a"], True)  # a new beginning within the old one
-
-
-def test_nothing_is_added_after_a_stop_string():
-    detokenizer = IncrementalDetokenizer(tokenizer_of("bytes"), ["b"])
-    for id in tokenizer_of("bytes")("abc")["input_ids"][:2]:
-        detokenizer.push(id)
-    assert detokenizer.stopped and detokenizer.finish() == "" and detokenizer.finish() == ""
-    assert detokenizer.text == "a"
 
 
 class CountingString(str):

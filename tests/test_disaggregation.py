@@ -71,9 +71,7 @@ def test_each_token_is_computed_once_by_the_right_kind_of_replica_and_again_only
 def test_the_keys_and_values_on_a_decode_replica_that_fails_are_computed_again_on_another_one():
     requests = [TimedRequest(0.0, 10, 6), TimedRequest(0.0, 20, 6), TimedRequest(0.0, 30, 2)]
     config = EngineConfig(max_batch_size=1)
-
     result = disaggregated(requests, config, SECOND, 3, 2, decode_failures=[(3.5, 0)], start_seconds=9.0)
-
     # The first and the third request share a row: the third one has not been computed on the replica that fails at 4.0.
     assert result.computed_tokens[:3] == [10, 20, 30]
     assert (result.resumed, result.lost_tokens) == (2, 10 + 3 + 30)
@@ -85,11 +83,9 @@ def test_the_keys_and_values_on_a_decode_replica_that_fails_are_computed_again_o
 def test_a_prompt_whose_prefill_replica_fails_is_computed_on_another_one_before_it_moves():
     requests = [TimedRequest(0.0, 10, 3)]
     config = EngineConfig(max_batch_size=4, max_tokens_per_step=4)
-
     result = disaggregated(
         requests, config, SECOND, 2, 1, 0.1, prefill_failures=[(1.5, 0), (7.5, 0)], start_seconds=0.5
     )
-
     # 8 of 10 tokens are computed when the replica fails at 2.0; the other one ends at 5.0, and the transfer at 6.0.
     assert (result.resumed, result.lost_tokens) == (1, 8)
     assert result.computed_tokens == [8, 10, 0, 0, 2]
@@ -100,7 +96,6 @@ def test_a_prompt_whose_prefill_replica_fails_is_computed_on_another_one_before_
 def test_each_kind_of_replica_grows_with_its_own_requests():
     requests = [TimedRequest(0.0, 1, 4) for _ in range(3)]
     prefills, decodes = Planned(2, 1), Planned(2)
-
     result = disaggregated(
         requests,
         EngineConfig(max_batch_size=1),
@@ -109,7 +104,6 @@ def test_each_kind_of_replica_grows_with_its_own_requests():
         decode_autoscaler=decodes,
         start_seconds=1.5,
     )
-
     # The prompts end at 1.0, 2.0 and 3.0. The decode replica, which has a row, ends outputs at 4.0, 7.0 and 10.0.
     assert sorted(result.last_tokens) == [4.0, 7.0, 10.0]
     assert prefills.seen[:4] == [2, 1, 0, 0] and decodes.seen[:4] == [1, 2, 2, 2]
@@ -121,43 +115,14 @@ def test_each_kind_of_replica_grows_with_its_own_requests():
 def test_the_times_of_one_prefill_replica_and_one_decode_replica_are_those_computed_by_hand():
     requests = [TimedRequest(0.0, 10, 3), TimedRequest(0.5, 20, 2), TimedRequest(0.5, 30, 1)]
     config = EngineConfig(max_batch_size=4, max_tokens_per_step=30)
-
     free = disaggregated(requests, config, PER_TOKEN)
     slow = disaggregated(requests, config, PER_TOKEN, seconds_per_token=0.2)
-
     # Prefill: 10 tokens until 2.0, then 20 + 10 until 6.0, then 20 until 9.0. Decode: 1.1 s for one row.
     assert {one.prompt_tokens: one.first_token for one in free.requests} == {10: 2.0, 20: 6.0, 30: 9.0}
     assert {one.prompt_tokens: one.last_token for one in free.requests} == pytest.approx({10: 4.2, 20: 7.1, 30: 9.0})
     # The transfers end at 2.0 + 2.0 and 6.0 + 4.0.
     assert {one.prompt_tokens: one.last_token for one in slow.requests} == pytest.approx({10: 6.2, 20: 11.1, 30: 9.0})
     assert free.computed_tokens == slow.computed_tokens == [60, 3]
-
-
-def test_a_sequence_that_is_preempted_on_a_decode_replica_is_computed_again_there():
-    requests = [TimedRequest(0.0, 8, 9), TimedRequest(0.0, 8, 9)]
-    config = EngineConfig(max_batch_size=2, max_tokens_per_step=64, num_blocks=6, block_size=4, prefix_caching=False)
-
-    result = disaggregated(requests, config, PER_TOKEN)
-
-    # With 12 tokens each, both have all 6 blocks. The second one waits until the first one has finished.
-    assert result.preemptions == [0, 1]
-    assert result.computed_tokens == [16, 8 + 4 + 13 + 3]
-    assert sorted(result.output_tokens) == [9, 9]
-
-
-def test_only_output_tokens_are_outstanding_on_a_decode_replica():
-    seen = []
-
-    class Watching(RoundRobin):
-        def choose(self, prompt_token_ids, replicas):
-            seen.append([replica.outstanding_tokens for replica in replicas])
-            return super().choose(prompt_token_ids, replicas)
-
-    requests = [TimedRequest(arrival, 10, 9) for arrival in (0.0, 2.0, 5.0, 50.0)]
-    config, cost = EngineConfig(max_batch_size=1), CostModel(iterations=1.0)
-    simulate_disaggregated(requests, config, cost, 1, 1, RoundRobin(), Watching(), seconds_per_token=0.0)
-
-    assert seen == [[0], [6], [3 + 8], [0]]  # at 1.0, 3.0, 6.0 and 51.0
 
 
 def test_a_request_that_fits_no_decode_replica_is_refused():

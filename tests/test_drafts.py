@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import PROMPTS, random_pair, spied
+from conftest import PROMPTS, random_pair
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -167,13 +167,6 @@ def test_where_nothing_is_accepted_hardly_any_drafts_are_computed(rows, share):
     assert engine.trace.forward_passes == 400
 
 
-def test_new_requests_of_a_hopeless_workload_begin_without_drafts():
-    engine = simulate(Fixed(8), 16, max_tokens=100)
-    before = engine.trace.drafted_tokens
-    engine.generate([[9, row] for row in range(16)], SamplingParams(100))
-    assert engine.trace.drafted_tokens - before < 0.02 * 16 * 100
-
-
 @given(
     rates=st.lists(st.floats(0.05, 0.95), min_size=1, max_size=20),
     limits=st.lists(st.integers(0, 6), min_size=20, max_size=20),
@@ -204,29 +197,6 @@ def test_no_draft_more_and_none_fewer_would_give_more_tokens_in_the_same_time(ra
             assert tokens_per_time(fewer) <= best * (1 + 1e-9)
 
 
-def test_drafts_return_when_they_are_right_again():
-    class LaterRight(Right):
-        def propose(self, token_ids, k):
-            return super().propose(token_ids, k) if len(token_ids) > 500 else [8] * k
-
-    engine = simulate(LaterRight(), 1, max_tokens=1000)
-    assert engine.trace.forward_passes < 500 + 100 + 500 / 4
-
-
-def test_the_more_rows_there_are_the_fewer_drafts_a_row_gets():
-    drafted = []
-    for rows in (1, 4, 16, 64):
-        draw = random.Random(0)
-
-        class Half(Right):
-            def propose(self, token_ids, k, draw=draw):
-                return [token if draw.random() < 0.6 else 8 for token in super().propose(token_ids, k)]
-
-        trace = simulate(Half(), rows, max_tokens=200).trace
-        drafted.append(trace.drafted_tokens / trace.output_tokens)
-    assert drafted == sorted(drafted, reverse=True) and drafted[0] > 3 * drafted[-1] > 0, drafted
-
-
 def test_drafts_use_what_decodes_and_prefills_leave_of_the_token_budget(always_drafts):
     engine = Simulator(
         EngineConfig(max_batch_size=3, max_tokens_per_step=6, speculative=Right(), num_speculative_tokens=8),
@@ -243,14 +213,6 @@ def test_drafts_use_what_decodes_and_prefills_leave_of_the_token_budget(always_d
     assert tokens[:3] == [[("decode", 1), ("decode", 1), ("prefill", 4)]] * 3, "a draft delayed a prefill"
     assert all(sum(count for _, count in row_steps) == 6 for row_steps in tokens)
     assert tokens[3] == [("decode", 2), ("decode", 3), ("prefill", 1)]
-
-
-def test_no_draft_goes_beyond_max_tokens(always_drafts):
-    proposer = Right()
-    proposer.propose = spied(proposer.propose, calls := [])
-    engine = simulate(proposer, 1, max_tokens=8, k=9)
-    assert [k for _, k in calls] == [6]  # 1 token from the prompt, 6 drafts and the bonus token
-    assert engine.trace.forward_passes == 2
 
 
 def test_nothing_is_drafted_after_eos_unless_it_is_ignored(always_drafts):
@@ -290,12 +252,6 @@ def test_drafts_take_free_blocks_only_and_give_back_those_of_rejected_tokens():
     assert blocks.used == 0
 
 
-def test_a_sequence_is_never_preempted_for_the_drafts_of_another():
-    engine = simulate(Right(), 4, max_tokens=12, num_blocks=16, block_size=4, max_tokens_per_step=64)
-    assert engine.trace.forward_passes < 12
-    assert engine.trace.prompt_tokens == 8, "a prompt was recomputed"
-
-
 # --- proposers that fail ----------------------------------------------------------------------------------------------
 
 
@@ -327,16 +283,6 @@ def test_a_proposer_that_fails_costs_no_tokens_and_warns_once(proposal, reason, 
     assert engine.trace.output_tokens == 90 and engine.trace.drafted_tokens == 0
     (message,) = [str(one.message) for one in caught]
     assert "The proposer Failing made no usable proposal" in message and reason in message
-
-
-def test_numpy_s_integers_are_token_ids():
-    import numpy as np
-
-    engine = simulate(
-        type("Numpy", (Right,), {"propose": lambda self, ids, k: np.array(Right().propose(ids, k))})(), 1, 41
-    )
-    assert engine.trace.forward_passes == 9
-    assert all(type(one) is int for one in engine.generate([[1]], SamplingParams(9))[0].token_ids)
 
 
 def test_settings_that_make_no_sense_are_refused():
@@ -419,14 +365,6 @@ def test_a_draft_model_changes_no_token_and_saves_passes(prompts):
         outputs, expected = engine.generate(prompts, one), plain.generate(prompts, one)
         assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
         assert engine.trace.forward_passes < plain.trace.forward_passes
-
-
-def test_a_model_is_its_own_perfect_draft_model():
-    model, tokenizer = random_pair("llama")
-    config = EngineConfig(speculative="draft", draft_model=model, max_batch_size=1)
-    engine = Engine(model, tokenizer, config)
-    engine.generate(["The quick"], SamplingParams(41, ignore_eos=True))
-    assert engine.trace.acceptance == 1.0 and engine.trace.forward_passes == 9
 
 
 def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path):

@@ -72,13 +72,3 @@ def test_heads_are_rotated_in_place_by_their_positions(dtype, tolerance, dim, ro
     expected = rotate(heads.float(), cos.float(), sin.float()).to(dtype)
     torch.testing.assert_close(kernels.rotate_(heads, cos, sin), expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(all_heads[:, ::4], before[:, ::4])
-
-
-@in_both_dtypes
-def test_the_norm_of_a_row_does_not_depend_on_the_other_rows(dtype, tolerance):
-    x, weight = torch.randn(50, 771).to(dtype), torch.randn(771).to(dtype)
-    together = kernels.add_norm(x, None, weight, None, 1e-5, kernels.RMS_NORM)
-    assert all(
-        torch.equal(kernels.add_norm(x[r : r + 1], None, weight, None, 1e-5, kernels.RMS_NORM)[0], together[r])
-        for r in range(50)
-    )

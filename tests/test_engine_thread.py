@@ -78,15 +78,6 @@ async def test_retry_after_is_the_usual_time_between_two_finished_sequences():
             assert thread.retry_after() == seconds
 
 
-@in_loop
-async def test_retry_after_considers_only_times_when_all_rows_were_taken():
-    async with running() as thread:
-        thread._finish_times.extend([0.0, 30.0, 60.0])
-        assert thread.retry_after() == 30
-        await texts(await submit(thread))  # alone on two rows, so the time since the previous one says nothing
-        assert thread.retry_after() == 1
-
-
 def test_the_queue_cannot_have_a_negative_number_of_places():
     with pytest.raises(ValueError, match=r"at least 0, .* not -1"):
         EngineThread(Engine(CountingModel(), letter_tokenizer(), EngineConfig(execution="padded")), -1)
@@ -116,19 +107,6 @@ async def test_steps_of_several_passes_are_seen_whole():
         assert starts == sorted(set(starts)) and len(thread.engine.trace.passes) == 2
         tokens = [row.new_tokens for _, seen in thread.seen for one in seen.passes for row in one.row_steps]
         assert sum(tokens) == 15
-
-
-@in_loop
-async def test_a_thread_with_nothing_to_do_makes_no_steps():
-    async with running() as thread:
-        await texts(await submit(thread))
-        steps, rounds, empty_inbox = thread.engine.steps, [], thread._empty_inbox
-        thread._empty_inbox = lambda wait: rounds.append(wait) or empty_inbox(wait)
-        for number in range(3):
-            thread._inbox.put(lambda: None)  # wakes the thread
-            await wait_until(lambda number=number: len(rounds) > number)
-        assert thread.engine.steps == steps and set(rounds) == {True}, "it does not even poll its inbox"
-        assert len(rounds) <= 4, "one per task; the thread may not yet have waited when the first one came"
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------

@@ -1,15 +1,17 @@
 """Every model family, on the installed transformers: in a batch, each request gets the tokens that it gets alone.
 
 `make test` runs these tests on the newest transformers, `make test-oldest` on the oldest that the course supports. They
-also run on the GPU, if there is one. The families are in families.py, and SUPPORT.md shows the results.
+also run on the GPU, if there is one. The families are in families.yaml, and SUPPORT.md shows the results.
 """
 
 import functools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
+import yaml
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from helpers import (
@@ -143,80 +145,12 @@ def test_a_model_without_its_feature_gives_other_logits(family, feature):
     assert family.features[feature](family)
 
 
-def test_names_of_families_are_unique():
-    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
-
-
 # --- what cannot be exact is refused ----------------------------------------------------------------------------------
 
-SMALL = {
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-MAMBA = {"state_size": 8, "conv_kernel": 4, "expand": 2}
-MAMBA_HEADS = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
-DECODER = {
-    "d_model": 64,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-}
-NO_CACHE = "does not keep keys and values for every token in every layer"
-COUNTS_PADS = "counts the padding as positions"
+REASONS = yaml.safe_load(Path(families.__file__).with_name("refused_models.yaml").read_text("utf-8"))
+SMALL = REASONS.pop("all")
 REFUSED = {
-    "mamba": (NO_CACHE, MAMBA),
-    "mamba2": (NO_CACHE, MAMBA | {"num_heads": 8, "head_dim": 16, "n_groups": 1}),
-    "falcon_mamba": (NO_CACHE, MAMBA),
-    "rwkv": (NO_CACHE, {"attention_hidden_size": 64}),
-    "xlstm": (NO_CACHE, {"num_heads": 4, "num_blocks": 2}),
-    "recurrent_gemma": (NO_CACHE, {"head_dim": 16, "lru_width": 64, "block_types": ["recurrent", "attention"]}),
-    "jamba": (NO_CACHE, {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False, "num_experts": 2}),
-    "bamba": (NO_CACHE, MAMBA_HEADS | {"attn_layer_indices": [1]}),
-    "falcon_h1": (NO_CACHE, MAMBA_HEADS | {"mamba_d_ssm": 128}),
-    "zamba2": (
-        NO_CACHE,
-        {"mamba_d_state": 8, "n_mamba_heads": 4, "mamba_headdim": 32, "layers_block_type": ["mamba", "hybrid"]},
-    ),
-    "nemotron_h": (
-        NO_CACHE,
-        {"hybrid_override_pattern": "M*", "mamba_num_heads": 4, "mamba_head_dim": 32, "head_dim": 16},
-    ),
-    "granitemoehybrid": (NO_CACHE, MAMBA_HEADS | {"layer_types": ["mamba", "attention"], "num_local_experts": 2}),
-    "lfm2": (NO_CACHE, {"layer_types": ["conv", "full_attention"]}),
-    "minimax": (NO_CACHE, {"layer_types": ["linear_attention", "full_attention"], "head_dim": 16}),
-    "qwen3_next": (
-        NO_CACHE,
-        {
-            "layer_types": ["linear_attention", "full_attention"],
-            "head_dim": 16,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "num_experts": 2,
-            "num_experts_per_tok": 1,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 32,
-        },
-    ),
-    "openai-gpt": (NO_CACHE, {"n_embd": 64, "n_layer": 2, "n_head": 4}),
-    "xlnet": (NO_CACHE, {"d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 64}),
-    "bart": (COUNTS_PADS, DECODER),
-    "mbart": (COUNTS_PADS, DECODER),
-    "trocr": (COUNTS_PADS, DECODER),
-    "whisper": (COUNTS_PADS, DECODER),
-    "roformer": (COUNTS_PADS, {"is_decoder": True}),
-    "git": (COUNTS_PADS, {"vision_config": SMALL | {"image_size": 8, "patch_size": 4}}),
+    model_type: (reason, settings) for reason, models in REASONS.items() for model_type, settings in models.items()
 }
 
 
@@ -236,7 +170,8 @@ def test_a_model_that_cannot_be_batched_exactly_is_refused(model_type):
 
 
 @pytest.mark.parametrize(
-    "settings", [DECODER | {"model_type": "bart"}, {"model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 64}]
+    "settings",
+    [REFUSED["bart"][1] | {"model_type": "bart"}, {"model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 64}],
 )
 def test_an_encoder_decoder_is_refused_by_name_and_by_model(settings, tmp_path):
     config = AutoConfig.for_model(**SMALL | {"num_layers": 2, "num_heads": 4} | settings)

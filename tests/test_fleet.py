@@ -78,10 +78,8 @@ def test_a_stretch_leaves_what_its_iterations_would_leave_one_by_one(workload):
 def test_a_replica_has_the_times_of_the_simulator(workload):
     config, requests = workload
     result = simulate_fleet(requests, config, COST, 1, RoundRobin())
-
     arrivals = [request.arrival for request in requests]
     trace = simulate([request[1:] for request in requests], config, arrivals, COST)
-
     expected = request_metrics(trace, dict(enumerate(arrivals)))
     times = (sorted((one.ttft, one.e2e, one.tpot or 0.0) for one in run) for run in (result.requests, expected))
     assert next(times) == next(times)
@@ -116,7 +114,6 @@ def test_a_router_sees_the_same_loads_and_rows_with_and_without_stretches(router
         simulate_fleet(requests_at(30.0), config, COST, 3, one, skip)
         for one, skip in zip(watching, (True, False), strict=True)
     ]
-
     first, second = watching
     assert (first.loads, first.free_rows, first.choices) == (second.loads, second.free_rows, second.choices)
     assert min(map(min, first.free_rows)) < 0 < max(map(max, first.free_rows))
@@ -131,34 +128,8 @@ def test_most_iterations_of_long_outputs_are_not_planned_one_by_one():
     for number in range(8):
         replica.add(number, 0.0, [0] * 100, 400)
     replica.advance()
-
     assert replica.iterations > 400
     assert replica.planned < 20
-
-
-def test_a_router_sees_the_loads_at_the_time_of_the_arrival():
-    seen = []
-
-    class Watching(RoundRobin):
-        def choose(self, prompt_token_ids, replicas):
-            seen.append([replica.outstanding_tokens for replica in replicas])
-            return super().choose(prompt_token_ids, replicas)
-
-    requests = [TimedRequest(0.0, 1, 9), TimedRequest(0.0, 1, 3), TimedRequest(3.5, 1, 1), TimedRequest(20.0, 1, 1)]
-    simulate_fleet(requests, EngineConfig(max_batch_size=2), CostModel(iterations=1.0), 2, Watching())
-
-    assert seen == [[0, 0], [10, 0], [5, 0], [0, 0]]
-
-
-@pytest.mark.parametrize("time, free_rows", [(0.5, 0), (2.0, 0), (2.5, 1), (8.0, 1), (8.5, 2)])
-def test_a_row_is_free_once_the_iteration_with_the_last_token_has_begun(time, free_rows):
-    requests, router = (
-        [TimedRequest(0.0, 1, 9), TimedRequest(0.0, 1, 3), TimedRequest(time, 1, 1)],
-        Watching(RoundRobin()),
-    )
-    simulate_fleet(requests, EngineConfig(max_batch_size=2), CostModel(iterations=1.0), 1, router)
-
-    assert router.free_rows == [[2], [1], [free_rows]]
 
 
 @settings(max_examples=60, phases=[Phase.generate])
@@ -169,13 +140,11 @@ def test_a_simulated_fleet_routes_as_replicas_in_lock_step_do(workload, router):
     config = replace(config, num_blocks=None, prefix_caching=False)
     steps = [int(100 * request.arrival) for request in requests]
     fleet, lockstep = Watching(FreeRowsFirst(router())), Watching(FreeRowsFirst(router()))
-
     at_steps = [request._replace(arrival=float(step)) for request, step in zip(requests, steps, strict=True)]
     simulate_fleet(at_steps, config, CostModel(iterations=1.0), 2, fleet)
     replicas = LockstepReplicas([Simulator(config) for _ in range(2)], lockstep)
     prompts, params = [one.prompt for one in requests], [SamplingParams(one.output_tokens) for one in requests]
     replicas.generate(prompts, params, steps)
-
     assert fleet.free_rows == lockstep.free_rows
     assert fleet.loads == lockstep.loads
     assert fleet.choices == lockstep.choices
@@ -194,7 +163,6 @@ def test_a_router_sees_the_blocks_that_a_replica_has_cached_so_far():
     for skip in (True, False):
         seen.append([])
         results.append(simulate_fleet(requests, config, CostModel(iterations=0.01), 2, Watching(0), skip))
-
     assert seen[0] == seen[1] == [[0, 0], [64, 0]]
     assert results[0] == results[1]
 
@@ -202,7 +170,6 @@ def test_a_router_sees_the_blocks_that_a_replica_has_cached_so_far():
 def test_goodput_counts_the_requests_within_all_limits():
     config, cost = EngineConfig(max_batch_size=1), CostModel(iterations=1.0)
     result = simulate_fleet([TimedRequest(0.0, 1, 4), TimedRequest(1.0, 1, 1)], config, cost, 1, RoundRobin())
-
     assert [(one.ttft, one.tpot, one.e2e) for one in result.requests] == [(1.0, 1.0, 4.0), (4.0, None, 4.0)]
     assert result.seconds == 5.0
     assert result.goodput(ttft=1.0) == result.goodput(ttft=1.0, tpot=1.0) == 1 / 5

@@ -270,17 +270,6 @@ def test_small_layers_are_packed_for_the_one_call(calls, monkeypatch):
 # --- copies and changes -----------------------------------------------------------------------------------------------
 
 
-def test_the_copy_of_an_engine_has_addresses_of_its_own(calls, monkeypatch):
-    engine = make_engine(prefix_caching=False)
-    expected = run(engine, monkeypatch)
-    other = copy.deepcopy(engine)
-    calls.clear()
-    with torch.no_grad():  # of the original only
-        for parameter in engine.runner.model.transformer.h.parameters():
-            parameter.zero_()
-    assert are_equal(run(other, monkeypatch), expected) and calls
-
-
 def write_a_weight(block) -> None:
     block.mlp.c_fc.weight.mul_(2)
 

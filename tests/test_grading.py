@@ -1,10 +1,7 @@
 """Grading, piece by piece: which cells of a notebook count, and what a submission's process may send."""
 
 import json
-import os
 import pickle
-import threading
-from concurrent.futures import ThreadPoolExecutor, wait
 from random import Random
 
 import nbformat
@@ -12,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 from answers import RIGHT
-from grading import encoding, worker_process
+from grading import encoding
 from grading.encoding import decode, encode
 from grading.submissions import GradingError, Submission, cells_of, release_of
-from grading.worker_process import Limits, WorkerProcess
 from handing_in import ONE, answers_of, hand_in, notebook
 
 from helpers import kv_cache
@@ -40,7 +36,6 @@ def test_the_release_s_own_cells_are_taken_from_the_release(tmp_path):
         if cell.metadata.get("nbgrader", {}).get("locked"):
             cell.source = "check = lambda *arguments: True"
     cells = submitted(tmp_path, nb)
-
     own = [cell for cell in release_of(ONE) if "NotImplementedError" not in cell.source]
     assert [cell for cell in cells if not cell.is_students] == own
     assert not any(cell.is_added for cell in cells)
@@ -52,7 +47,6 @@ def test_deleted_cells_of_the_release_are_put_back_in_their_places(tmp_path):
     whole = submitted(tmp_path, nb)
     locked = [cell for cell in nb.cells if cell.metadata.get("nbgrader", {}).get("locked")]
     nb.cells = [cell for cell in nb.cells if cell not in locked or "stop" in cell.source]
-
     assert submitted(tmp_path, nb) == whole
 
 
@@ -63,7 +57,6 @@ def test_a_student_cannot_make_check_cells_or_change_their_points(tmp_path):
     other = nbformat.from_dict(check) | {"id": "other"}
     other["metadata"] = {"nbgrader": dict(check.metadata.nbgrader) | {"grade_id": "other"}}
     nb.cells += [check, nbformat.from_dict(other), nbformat.v4.new_code_cell("1", metadata={"nbgrader": [7]})]
-
     points = {cell.task: cell.points for cell in submitted(tmp_path, nb) if cell.points}
     assert points == {cell.task: cell.points for cell in release_of(ONE) if cell.points}  # of two copies, one counts
 
@@ -74,7 +67,6 @@ def test_an_older_notebook_is_read_as_colab_writes_it(tmp_path):
     for cell in nb.cells:
         del cell["id"]
     nb.nbformat_minor = 0
-
     assert submitted(tmp_path, nb) == whole
 
 
@@ -124,7 +116,6 @@ def test_a_right_answer_passes_when_its_results_are_sent(task):
 )
 def test_a_result_arrives_as_it_was(value):
     outcome = decode(encode(Outcome(value, (value,))))
-
     assert type(outcome.result) is type(value)
     assert difference(outcome.result, value) is None
     assert type(outcome.arguments) is tuple
@@ -149,7 +140,6 @@ def test_a_failure_arrives_as_it_was():
 @pytest.mark.parametrize("value", [(n for n in "ab"), object(), len, 1j, torch.empty(2, device="meta")])
 def test_what_has_no_encoding_keeps_its_type_s_name_and_is_equal_to_nothing(value):
     result = decode(encode(Outcome(value))).result
-
     assert type(result).__name__ == type(value).__name__
     assert difference(result, [1]) is not None and result != value
 
@@ -199,28 +189,3 @@ DOUBLED = ["list", [["list", [1]], *(["list", [["same", n], ["same", n]]] for n 
 def test_whatever_else_a_process_sends_is_refused(data):
     with pytest.raises(ValueError, match="not an outcome"):
         decode(data)
-
-
-def test_output_that_the_watch_has_just_read_belongs_to_the_cell_that_printed_it(monkeypatch):
-    worker = WorkerProcess.__new__(WorkerProcess)  # without a process
-    worker.limits, worker._printed, worker._lock = Limits(), bytearray(), threading.Lock()
-    worker._output, printing = os.pipe()
-    os.write(printing, b"hello")
-    has_read, proceed, read = threading.Event(), threading.Event(), os.read
-
-    def slow_read(*arguments):
-        data = read(*arguments)
-        has_read.set()
-        proceed.wait(60)
-        return data
-
-    monkeypatch.setattr(worker_process.os, "read", slow_read)
-    with ThreadPoolExecutor() as threads:
-        threads.submit(worker._read)  # as the watch does
-        has_read.wait(60)
-        printed = threads.submit(worker.printed)
-        wait([printed], timeout=0.2)
-        proceed.set()
-        assert printed.result() == "hello"
-    os.close(worker._output)
-    os.close(printing)

@@ -17,7 +17,6 @@ spec.loader.exec_module(draw)
 def test_a_committed_figure_shows_what_its_script_would_draw_now(name):
     committed = (IMAGES / f"{name}.svg").read_text()
     title = unescape(re.search(r"<title>(.*?)</title>", committed, re.S)[1])
-
     # The text names all counts, which are the same on every machine; the drawing itself depends on fonts.
     assert title == draw.FIGURES[name]().alt
 

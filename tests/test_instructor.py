@@ -122,7 +122,6 @@ def test_the_site_has_neither_the_instructor_s_page_nor_a_link_to_it():
 def test_a_copy_for_students_collects_the_tests_that_need_no_solutions(handed_out):
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", ""]
     done = subprocess.run(command, cwd=handed_out, capture_output=True, text=True)
-
     assert done.returncode == 0, done.stdout[-2000:]
     assert "test_engine.py" in done.stdout and "test_grading.py" not in done.stdout
     done = subprocess.run([*command[:3], "-q", "-k", "link_leads", "tests/test_readme.py"], cwd=handed_out)

@@ -4,7 +4,6 @@ test_ragged_exactness.py shows that they change no token while requests arrive, 
 """
 
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -74,16 +73,6 @@ def test_strides_do_not_matter(dtype, tolerance):
     assert not (weight.is_contiguous() or x.is_contiguous() or bias.is_contiguous())
     expected = linear(x.float(), weight.float(), bias.float()).to(dtype)
     torch.testing.assert_close(kernels.linear(x, kernels.pack(weight), bias), expected, rtol=0.02, atol=tolerance)
-
-
-@needs_kernels
-@in_both_dtypes
-def test_the_result_of_a_row_does_not_depend_on_the_other_rows(dtype, tolerance):
-    weight, x = torch.randn(100, 64).to(dtype), torch.randn(37, 64).to(dtype)
-    packed = kernels.pack(weight)
-    together = kernels.linear(x, packed, None)
-    for row in range(37):
-        assert torch.equal(kernels.linear(x[row : row + 1], packed, None), together[row : row + 1])
 
 
 @needs_kernels
@@ -213,16 +202,6 @@ def test_scores_of_minus_infinity_and_nan_give_what_they_give_in_pytorch(dtype, 
     torch.testing.assert_close(output[0], expected[0, :, 0], rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-@needs_kernels
-def test_the_result_of_a_decode_does_not_depend_on_other_decodes_or_on_its_blocks():
-    keys, values, query = torch.randn(2, 64, 8), torch.randn(2, 64, 8), torch.randn(2, 3, 8)
-    keys[:, 40:50], values[:, 40:50] = keys[:, 8:18], values[:, 8:18]
-    alone = attention(query, keys, values, Segments([1], [1], [10], [[2, 3, 4]], 4), 1.0)
-    others = Segments([0, 1, 2], [1, 1, 1], [20, 10, 3], [[7, 6, 5, 4, 3], [10, 11, 12], [0]], 4)
-    together = attention(query, keys, values, others, 1.0)
-    assert torch.equal(alone[1], together[1])
-
-
 def test_unsupported_queries_keys_and_values_are_recognised():
     def vectors(dim, dtype=torch.float32):
         return torch.ones(2, 3, dim, dtype=dtype)
@@ -239,11 +218,6 @@ def test_unsupported_queries_keys_and_values_are_recognised():
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif("CI_KERNELS" not in os.environ, reason="a machine may have no compiler")
-def test_the_kernels_are_available():
-    assert kernels.unavailable() is None
 
 
 def test_other_dtypes_and_devices_have_no_kernels():
@@ -274,19 +248,6 @@ def test_a_library_that_cannot_be_loaded_is_a_reason_and_not_a_crash(fresh, tmp_
     assert "undefined symbol: nowhere" in kernels.unavailable()
 
 
-@needs_kernels
-def test_kernels_are_compiled_once_and_again_when_a_flag_changes(fresh):
-    forget()
-    first = compiled.library()._name
-    forget()
-    fresh.setattr(compiled.subprocess, "run", refuse_to_compile(subprocess.run))
-    assert compiled.library()._name == first
-    forget()
-    fresh.setattr(compiled, "FLAGS", [*compiled.FLAGS, "-DNDEBUG"])
-    with pytest.raises(AssertionError, match="compiles"):
-        compiled.library()
-
-
 # In a process of its own: loading a damaged library could end the process with a bus error.
 COMPILING = f"""
 import pathlib, sys
@@ -305,14 +266,6 @@ def test_a_damaged_library_is_not_loaded_but_compiled_again(fresh):
     done = subprocess.run([sys.executable, "-c", COMPILING, compiled.SOURCES], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{path}\n"), done.stderr
     assert list(path.parent.iterdir()) == [path] and path.read_bytes() == whole
-
-
-def refuse_to_compile(run):
-    def call(command, **options):
-        assert "-E" in command, "compiles"
-        return run(command, **options)
-
-    return call
 
 
 @needs_kernels

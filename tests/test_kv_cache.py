@@ -86,7 +86,6 @@ def test_an_operation_leaves_its_argument_unchanged_and_both_can_grow_apart(name
     cache = make_cache([1, 2], [3, 4])
     result = OPERATIONS[name](cache)
     assert contents(cache) == expected([1, 2], [3, 4])
-
     # A model that grows one of them in place must not change the other.
     before = contents(result)
     cache.update(torch.ones(2, 1, 1, 1), torch.ones(2, 1, 1, 1), 0)

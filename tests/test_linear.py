@@ -103,18 +103,6 @@ def test_the_backend_follows_the_number_of_rows(monkeypatch):
     assert called == [f"for {rows} rows" for rows in used]
 
 
-@torch.no_grad()
-@by_all
-def test_logits_in_bfloat16_are_as_close_as_rounding_allows(pair, backend):
-    if backend not in available_backends(torch.bfloat16):
-        pytest.skip(f"{backend} does not compute bfloat16 here")
-    model = pair[0]
-    ids = torch.arange(1, 31).view(3, 10)
-    exact, half = model(ids).logits, copy.deepcopy(model).to(torch.bfloat16)
-    error, fast_error = ((m(ids).logits.float() - exact).abs().max() for m in (half, fast(half, backend)))
-    assert 0 < fast_error < 2 * error
-
-
 @needs_onednn
 @torch.no_grad()
 def test_the_original_model_stays_unchanged(pair):
@@ -123,28 +111,14 @@ def test_the_original_model_stays_unchanged(pair):
     modules = dict(model.named_modules())
     weights, logits = copy.deepcopy(model.state_dict()), model(ids).logits
     addresses = {name: weight.data_ptr() for name, weight in model.state_dict().items()}
-
     replaced = fast(model)
     replaced(ids)
-
     assert dict(model.named_modules()) == modules
     assert torch.equal(model(ids).logits, logits)
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, weights[name]) and weight.data_ptr() == addresses[name]
     own = {parameter.data_ptr() for parameter in replaced.parameters()}
     assert own == {parameter.data_ptr() for parameter in model.parameters()}, "a fast model has no other parameters"
-
-
-@needs_onednn
-@torch.no_grad()
-def test_a_head_tied_to_the_embedding_is_replaced_and_the_embedding_stays():
-    model = copy.deepcopy(load_model()[0]).to("cpu")
-    replaced = fast(model)
-    assert type(replaced.lm_head) is FastLinear
-    assert type(replaced.transformer.wte) is nn.Embedding
-    assert replaced.lm_head.weight is replaced.transformer.wte.weight is model.transformer.wte.weight
-    ids = torch.tensor([[5, 6, 7]])
-    assert torch.equal(replaced.transformer.wte(ids), model.transformer.wte(ids))
 
 
 class TwoParents(nn.Module):
@@ -213,25 +187,15 @@ def test_gradients_are_those_of_the_original_layer():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", KINDS)
 @by_all
-def test_a_weight_that_has_changed_is_followed(kind, backend):
-    original = layer_of(kind)
-    replaced = fast(original, backend)
-    x = torch.randn(8, 24)
-    before = replaced(x)
-    original[0].weight.mul_(2)  # as training the original does, whose tensors the clone shares
-    assert not torch.allclose(replaced(x), before)
-    torch.testing.assert_close(replaced(x), original(x))
-
-
-@torch.no_grad()
-@by_all
-@pytest.mark.parametrize("change", ["weight", "bias", "data", "dtype"])
-def test_a_parameter_that_has_been_exchanged_or_moved_is_followed(backend, change):
+@pytest.mark.parametrize("change", ["in place", "weight", "bias", "data", "dtype"])
+def test_a_parameter_that_has_been_changed_exchanged_or_moved_is_followed(backend, change):
     model = layer_of("Linear with bias")
     replaced, layer = FastLinear(model[0], [backend] * len(ROWS)), model[0]
-    if change == "bias":
+    replaced(torch.randn(8, 24))
+    if change == "in place":  # as training the original does, whose tensors the clone shares
+        layer.weight.mul_(2)
+    elif change == "bias":
         layer.bias = nn.Parameter(torch.randn(40))
     elif change == "weight":
         layer.weight = nn.Parameter(torch.randn(40, 24))
@@ -240,23 +204,7 @@ def test_a_parameter_that_has_been_exchanged_or_moved_is_followed(backend, chang
     else:
         layer.weight.data = torch.randn(40, 24)
     x = torch.randn(3, 24, dtype=layer.weight.dtype)
-
     torch.testing.assert_close(replaced(x), layer(x))
-
-
-@torch.no_grad()
-@needs_onednn
-def test_backends_can_be_chosen_a_second_time(pair):
-    model, _ = pair
-    replaced = fast(model)
-    ids = torch.arange(1, 9)[None]
-    expected = model(input_ids=ids, use_cache=False).logits
-
-    choose_linear_backends(replaced, "onednn")
-
-    assert {tuple(set(one.backends)) for one in replaced.modules() if isinstance(one, FastLinear)} == {("onednn",)}
-    assert not any(isinstance(one.layer, FastLinear) for one in replaced.modules() if isinstance(one, FastLinear))
-    check(lambda ids: replaced(input_ids=ids, use_cache=False).logits, lambda ids: expected, ids, 1e-4)
 
 
 @by_all
@@ -334,16 +282,6 @@ def test_a_layer_with_a_hook_stays_as_it_is():
     with torch.no_grad():
         model(torch.randn(2, 24))
     assert calls == ["after", "before"]
-
-
-@needs_onednn
-def test_a_replaced_layer_has_the_attributes_of_the_original():
-    original = layer_of("Linear with bias")
-    replaced = fast(original)[0]
-    assert replaced.weight is original[0].weight and replaced.bias is original[0].bias
-    assert (replaced.in_features, replaced.out_features) == (24, 40)
-    with pytest.raises(AttributeError):
-        _ = replaced.no_such_attribute
 
 
 @pytest.mark.parametrize("name", ["mkl", "", "Compiled"])

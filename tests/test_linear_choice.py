@@ -107,17 +107,6 @@ def test_a_shape_is_timed_once_however_many_layers_have_it(calls):
     assert {rows for _, rows in calls} == set(ROWS)
 
 
-def test_no_backend_reads_weights_from_the_cache(calls, monkeypatch):
-    monkeypatch.setattr(linear_choice, "evictor", lambda num_bytes: lambda: calls.append("evict"))
-    monkeypatch.setitem(linear_backends.BACKENDS, "onednn", linear_backends.BACKENDS["pytorch"])  # the own weight, too
-    measure({"shape": nn.Linear(24, 24)}, ["pytorch", "onednn", "onednn_packed"], 0)
-    own, copy = ("pytorch", 1), ("onednn_packed", 1)
-    assert calls[:8] == [own, own, copy, "evict", own, "evict", own, copy], "three calls warm up"
-    second = calls[8 * len(ROWS) :]
-    assert second[:5] == ["evict", copy, own, "evict", own]
-    assert second[5 * len(ROWS) :][:5] == ["evict", copy, own, "evict", own]
-
-
 @pytest.mark.parametrize("milliseconds, numbers", [(1, 6), (20, 4), (60, 4)])
 def test_many_rows_are_timed_if_the_budget_allows_it(monkeypatch, milliseconds, numbers):
     """A row of the small layer takes a millisecond. The larger layer does not take its time away."""
@@ -136,15 +125,6 @@ def test_many_rows_are_timed_if_the_budget_allows_it(monkeypatch, milliseconds, 
     assert [len(times[shape].seconds["pytorch"]) for shape in ("small", "large")] == [6, numbers]
 
 
-def test_without_time_left_few_rows_are_timed_in_one_round_and_many_not_at_all(calls, monkeypatch):
-    monkeypatch.setattr(linear_choice, "BUDGET", 0.0)
-    model = layers()
-    times = times_of(list(model), ["pytorch", "onednn_packed"])
-    few = [rows for rows in ROWS if rows <= linear_choice.FEW]
-    assert len(calls) == 2 * 2 * len(few) * 2
-    assert all(len(seconds) == len(few) for one in times.values() for seconds in one.seconds.values())
-
-
 @pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
 @pytest.mark.parametrize("copies, expected", [(True, "compiled"), (False, "compiled_unpacked")])
 def test_the_kernel_for_the_own_weight_is_only_chosen_where_no_copy_may_be_kept(monkeypatch, copies, expected):
@@ -156,11 +136,6 @@ def test_the_kernel_for_the_own_weight_is_only_chosen_where_no_copy_may_be_kept(
     model = nn.Sequential(nn.Linear(600, 900))
     choose_linear_backends(model, copies=copies)
     assert model[0].backends == [expected] * len(ROWS)
-
-
-def test_copies_are_not_made_if_they_are_not_wanted(calls):
-    choose_linear_backends(layers(), copies=False)
-    assert not calls, "there is nothing to choose from"
 
 
 def test_small_layers_and_small_models_are_not_measured(calls, monkeypatch):
@@ -285,14 +260,6 @@ def test_times_are_used_but_not_kept_if_other_programs_took_a_core(calls, cache,
     assert len(list(cache.iterdir())) == kept
 
 
-def test_the_time_of_other_programs_leaves_out_this_one(monkeypatch, tmp_path):
-    (tmp_path / "stat").write_text("cpu  100 20 30 9999 9999 5 6 7 0 0\ncpu0 1 2 3\n")
-    monkeypatch.setattr(linear_choice, "Path", lambda path: tmp_path / "stat")
-    monkeypatch.setattr(linear_choice.os, "sysconf", lambda name: 100)
-    monkeypatch.setattr(linear_choice.time, "process_time", lambda: 0.5)
-    assert linear_choice.busy_elsewhere() == pytest.approx(1.68 - 0.5)
-
-
 # --- on this and other machines ---------------------------------------------------------------------------------------
 
 
@@ -317,32 +284,6 @@ def test_the_choice_falls_back_to_what_the_machine_has(monkeypatch, dtype, lacki
     assert not used & forbidden[lacking]
 
 
-def test_without_proc_and_sys_the_processor_has_a_name_and_the_cache_a_size(monkeypatch):
-    class Missing:
-        def __init__(self, path):
-            pass
-
-        def glob(self, pattern):
-            return []
-
-        def read_text(self):
-            raise FileNotFoundError
-
-    monkeypatch.setattr(linear_choice, "Path", Missing)
-    assert linear_choice.processor()
-    assert linear_choice.last_level_cache() == 32 * 2**20
-    assert linear_choice.busy_elsewhere() == 0
-
-
-def test_the_report_shows_each_rate_and_marks_the_choice():
-    times = {"Linear 50x20": Times({"pytorch": [2e-6, 4e-6], "compiled": [1e-6, 8e-6]})}
-    lines = linear_report.table(times, {"Linear 50x20": 4000}, ["pytorch", "compiled"], bandwidth=8e9)
-    assert [line.split() for line in lines[1:]] == [
-        ["Linear", "50x20", "1", "2.0", "4.0*", "50%"],
-        ["Linear", "50x20", "4", "1.0*", "0.5", "12%"],
-    ]
-
-
 def test_the_command_measures_and_prints_a_table(capsys, calls, monkeypatch):
     monkeypatch.setattr(linear_report, "available_backends", lambda *kind: ["pytorch", "onednn_packed"])
     monkeypatch.setattr(linear_report, "memory_bandwidth", lambda: 2e10)
@@ -357,7 +298,5 @@ def test_choosing_draws_no_random_numbers_that_a_program_would_draw():
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-
     measure(examples, available_backends(torch.float32), 1000)
-
     assert torch.equal(torch.rand(3), expected)

@@ -1,12 +1,8 @@
 """The events of the page: one stream of frames for all listeners, and what they say about finished requests."""
 
-import asyncio
-import contextlib
-
 import httpx
 import pytest
 
-from helpers.server import live_view
 from helpers.server.live_view import MAX_LISTENERS, TOGETHER, LiveView
 from tests.support.gated_thread import in_loop, running, submit, texts
 from tests.support.gated_thread import wait_until as wait_in_loop
@@ -23,24 +19,6 @@ def iterations_until(server, num_finished: int) -> list[int]:
             messages.append(message)
             if sum(len(one["finished"]) for one in messages) >= num_finished:
                 return [one["n"] for message in messages for one in message["iterations"]]
-
-
-@in_loop
-async def test_a_frame_is_formatted_once_for_all_listeners(monkeypatch):
-    formatted, format_event = [], live_view.server_sent_event
-    monkeypatch.setattr(live_view, "server_sent_event", lambda data: formatted.append(1) or format_event(data))
-    async with running(shut=True) as thread:
-        view = LiveView(thread)
-        with contextlib.ExitStack() as listening:
-            for _ in range(8):
-                listening.enter_context(view.listen())
-            listeners = [view.events() for _ in range(8)]
-            stream = await submit(thread, "a", 5)
-            for number in range(1, 6):
-                events = await asyncio.gather(*[anext(one) for one in listeners])
-                assert len(set(events)) == 1 and len(formatted) == number
-                thread.model.allowed.release()
-        assert await texts(stream) == {0: "bcdef"}
 
 
 def test_a_listener_that_comes_later_gets_the_last_iterations_and_then_new_ones_without_a_gap():
@@ -124,15 +102,3 @@ async def test_with_static_batching_a_finished_request_keeps_its_row_until_its_b
             *[[("short", "finished"), ("long", "decode"), None]] * 3,
             [("next", "prefill"), None, None],
         ]
-
-
-@in_loop
-async def test_with_continuous_batching_the_row_of_a_finished_request_is_empty():
-    async with running() as thread:
-        view = LiveView(thread)
-        short, long = [await submit(thread, "a", tokens, f"{tokens}") for tokens in (2, 9)]
-        await texts(short)
-        await texts(long)
-        view._make_frame()
-        assert {row[1] for one in view._iterations for row in one["slots"] if row} == {"prefill", "decode"}
-        assert None in view._iterations[-1]["slots"]

@@ -160,42 +160,6 @@ def test_a_request_that_an_engine_refuses_leaves_nothing_behind():
     assert [state.outstanding_tokens for state in replicas.dispatcher.replicas.values()] == [0, 0]
 
 
-def test_tokens_that_a_lost_replica_had_not_delivered_are_computed_again(embedded):
-    replicas = LockstepReplicas(engines(embedded, 2), RoundRobin())
-    replicas.add_request(PROMPTS[0], SamplingParams(max_tokens=10, ignore_eos=True), "a")
-    received = [output for _ in range(4) for output in replicas.step()]
-    for _ in range(3):
-        replicas.engines[0].step()  # these outputs are lost with the replica
-    assert replicas.kill(0) == ["a"]
-    while replicas.has_unfinished_requests():
-        received += replicas.step()
-    whole = OutputDelta.join(received)
-    (expected,) = engines(embedded, 1)[0].generate(PROMPTS[0], SamplingParams(max_tokens=10, ignore_eos=True))
-    assert (whole.new_token_ids, whole.new_text) == (expected.token_ids, expected.text)
-
-
-def test_a_request_outlives_all_replicas_that_it_began_on(embedded):
-    replicas = LockstepReplicas(engines(embedded, 1), LeastOutstandingTokens())
-    replicas.add_request(PROMPTS[1], SamplingParams(max_tokens=30, ignore_eos=True), "a")
-    request, received = replicas.dispatcher.requests["a"], []
-    names = [request.replica]
-    for num_tokens in (1, 2, 13):
-        while len(received) < num_tokens:
-            received += replicas.step()
-        replicas.add_replica(engines(embedded, 1)[0])
-        replicas.kill(replicas.alive[0])
-        names.append(request.replica)
-    while replicas.has_unfinished_requests():
-        received += replicas.step()
-    assert names == [0, 1, 2, 3]
-    assert OutputDelta.join(received).new_token_ids == alone_ignoring_eos(embedded, PROMPTS[1], 30)
-
-
-def alone_ignoring_eos(pair, prompt: str, max_tokens: int) -> list[int]:
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    return engines(pair, 1)[0].generate(prompt, params)[0].token_ids
-
-
 def test_the_last_replica_cannot_be_killed_nor_one_twice():
     replicas = LockstepReplicas(simulators(2), RoundRobin())
     replicas.kill(0)

@@ -68,19 +68,6 @@ def test_continuous_batching_does_the_same_work_in_a_third_of_the_forward_passes
     assert trace.work.total() == 1056
 
 
-def test_one_request_at_a_time_every_forward_pass_yields_a_token(race):
-    requests, _, *pair = race
-    trace = generate_alone(requests, *pair).trace
-    assert trace.forward_passes == trace.slot_steps == trace.output_tokens == 680
-    assert trace.work == {"prefill": 32, "decode": 648}
-
-
-def test_requests_of_one_token_need_only_prefills(letters):
-    trace = generate_continuous([("ab", 1), ("c", 1), ("def", 1)], 2, *letters).trace
-    assert trace.forward_passes == 2
-    assert trace.work == {"prefill": 3, "empty": 1}
-
-
 def test_at_most_as_many_requests_run_at_once_as_there_are_rows(random_pairs):
     requests = [(prompt, 3 + row) for row, prompt in enumerate(PROMPTS)]
     for loop in (generate_static, generate_continuous):

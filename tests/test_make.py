@@ -27,7 +27,6 @@ def test_make_lab_as_root_says_what_to_do(tmp_path):
         (tmp_path / ".venv" / "bin" / name).chmod(0o755)
     command = ["make", "--no-print-directory", "-C", tmp_path, "-o", ".venv/.set-up", "lab"]
     (tmp_path / ".venv" / ".set-up").touch()
-
     refused, started = run(*command), run(*command, "ARGS=--allow-root")
     assert refused.returncode and "say make lab ARGS=--allow-root" in refused.stderr and "started" not in refused.stdout
     assert "started lab --allow-root" in started.stdout
@@ -46,7 +45,6 @@ def test_the_link_to_the_package_needs_no_network_and_leaves_copies_of_the_packa
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = run(python, "-m", "pip", "install", "--no-index", *link.split(), cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
-
     found = run(python, "-c", "import helpers; print(helpers.__file__)", cwd="/", env=environment)
     assert found.stdout.strip() == str(tmp_path / "helpers" / "__init__.py")
     (tmp_path / "copy").mkdir()

@@ -100,29 +100,6 @@ def test_a_plan_runs_as_decodes_then_beginning_prompts_then_the_other_chunks():
     assert a.token_ids == [1, 2, 3, 4, 5, 6] and b.token_ids == list(range(1, 10))
 
 
-@pytest.mark.parametrize("fault", [0, 1, 2])
-def test_a_pass_that_fails_changes_nothing(fault, monkeypatch):
-    run = Run()
-    a, b, c = run.sequences("ab", "abcdefgh", "cde")
-    run((a, 2), (b, 3))
-    passes, plain = iter(range(9)), CountingModel.forward
-
-    def forward(self, input_ids, position_ids, attention_mask, past_key_values):
-        output = plain(self, input_ids, position_ids, attention_mask, past_key_values)  # extends the cache it is given
-        if next(passes) == fault:
-            raise RuntimeError("on purpose")
-        return output
-
-    with monkeypatch.context() as patch:
-        patch.setattr(CountingModel, "forward", forward)
-        assert len(run((a, 1), (b, 2), (c, 3))) == fault
-        assert isinstance(run.error, RuntimeError)
-    assert run.places() == {"decoding": {"ab", "cde"} if fault == 2 else {"ab"}, "prefilling": {"abcdefgh"}}
-    in_order_of_passes = [(a, 1), (c, 3), (b, 2)]
-    run(*in_order_of_passes[fault:])  # those that were not computed
-    assert [sequence.token_ids for sequence in (a, c)] == [[1, 2, 3, 4], [3, 4, 5, 6]] and b.computed == 5
-
-
 def test_random_plans_leave_every_cache_right():
     # Chunks of any length, rows left out, released and begun anew; `Run` checks caches and tokens after every plan.
     for seed in range(15):

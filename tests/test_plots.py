@@ -5,9 +5,11 @@ import functools
 import json
 import re
 from itertools import combinations
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from matplotlib import rcParams
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
@@ -145,49 +147,7 @@ PICTURES |= {
     )
 }
 OF_FILLS = [color.lower() for color in (plots.GRAY, plots.colors.DARK, plots.colors.BRIGHT)]
-# What the text of a picture says, as a regular expression.
-TEXTS = {
-    "bars": "Bar chart, probability: frog 0.09, hare 0.06, mole under 0.01.",
-    "bars of counts": "64 blocks 1,364, 80 364.",
-    "lines": "Line plot of gap over token: flat from 4 to 5; peak from 4 to 5, at most 90.",
-    "lines through medians": "noisy from 2 to 3",
-    "batches": r"request \d+ with 3 pads, request \d+ with 0 pads",
-    "batches without rows": "no rows",
-    "compare": "keys: row 1, column 0: expected 3, got a pad",
-    "compare the same": "no difference",
-    "compare unequal widths": "row 0, column 0: expected 1, got nothing; row 1, column 1: expected nothing, got 9",
-    "slot_timeline": "4 forward passes on 2 rows.*2 decode, 1 empty, 1 finished, 3 prefill, 1 stalled",
-    "waiting_requests": "fair, short: 1 to 6, median 2; fair, long: 9 to 9, median 9.",
-    "tokens_read": "run: at most 7 per pass, passes with prompt tokens: 2",
-    "tokens_read of some passes": "run: at most 1 per pass, passes with prompt tokens: 0",
-    "token_row": r"first: x has columns 0:1 \(a\), from position 0, .*second: y has columns 0:1 \(c\), from position 1",
-    "visible_keys": "causal: 3 of 4 pairs attend, 1 of them across requests; split: 2 of 4",
-    "memory_timeline": "room for 10 tokens.*reserve: 2 iterations, 25% of the allocated.*paged: 2 iterations, 67%",
-    "memory_timeline of many iterations": "long: 1,200 iterations",
-    "memory_shares": "a from iteration 0 to 4, at most 2; b from iteration 0 to 1, 3 to 4, at most 3.",
-    "attention_step": "The query of the newest one, lazy, .* fox 31%.* The cache holds 7 of the 8 keys and values.",
-    "block_tables": r"now: a has \[0, 2\], b has \[0, 1\]\.",
-    "probability_strips": "owl 0.25, draws owl; mask: fox 0.40, owl 0.60, draws owl; rare: .*another.$",
-    "probability_strips of a rule": "^Probabilities side by side. all: fox 0.60, owl 0.40; top-k 1: fox 1.00.$",
-    "constrained_text": "25 tokens, 10 of them chosen from several.*'na' 30",
-    "token_budget": "a pass of 104 tokens.*chunks of 30, 30, 30, 10,",
-    "verified_draft": "2 of 3 draft tokens are accepted. The output gains ' to', ' a', ' field'.",
-    "draft_staircase": "3 passes yield 8 tokens: of 8 draft tokens, 5 are accepted and 3 are rejected.",
-    "draft_timeline": "yield 6 tokens: 4 draft tokens are verified, 2 of them accepted.",
-    "rounding_levels": "all: 1 scale, mean error 0.013; two: 2 scales, mean error 0.000.",
-    "weight_path": "-3 and 5 share 1 byte; with a scale of 0.1000, they become -0.300 and 0.500 in registers.",
-    "agreement": "int4: 2 of 3 texts change.",
-    "prefix_map": "all: 3 filled cells; requests per replica 4, 2. one: 2 filled cells; requests per replica 5, 1.",
-    "replica_work": "herd: 2 iterations; tokens per replica 25, 1.",
-    "resumed_streams": "replica 0 before iteration 1. a: 3 tokens from replica 0 and then 2; b: 1 tokens from",
-    "missed_requests": "load: smallest fleets 2 for 90.0%, 3 for 99.0%, 4 for 99.9%.",
-    "virtual_clock": "request b at 4. 3 iterations end at 2, 3, 6. The clock jumps from 3 to 4.$",
-    "separate_phases": "request 0 gets 10 tokens in 10 units",
-    "static_and_continuous": "13 forward passes on 2 rows; 12 decode, 8 finished.*10 forward .*12 decode, 2 empty",
-    "block_lookup": r"in slot 29\.",
-    "block_lookup of the first": r"in slot 0\.",
-    "system_map": r"Scheduler \(lessons 3, 4, 5, 18\)",
-}
+TEXTS = yaml.safe_load(Path(__file__).with_name("support").joinpath("picture_texts.yaml").read_text("utf-8"))
 
 
 @functools.cache
@@ -233,7 +193,6 @@ WITHOUT_AXES = re.compile(
 def test_a_picture_says_what_it_shows_and_no_label_covers_another_one_or_leaves_it(name):
     picture = drawn(name)
     data, metadata = picture._repr_mimebundle_()
-
     assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
     assert metadata["image/png"]["alt"] == picture.alt
     assert re.search(TEXTS.get(name, ".{20}"), picture.alt)
@@ -245,7 +204,6 @@ def test_a_picture_says_what_it_shows_and_no_label_covers_another_one_or_leaves_
 def test_the_same_picture_is_saved_as_the_same_bytes_and_follows_a_dark_page(tmp_path):
     for name in ("one.svg", "two.svg"):
         plots.slot_timeline({"run": TRACE}).save(tmp_path / name)
-
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     assert "prefers-color-scheme:dark" in (tmp_path / "one.svg").read_text()
 
@@ -255,15 +213,9 @@ def test_the_svg_of_a_picture_has_its_text_and_no_neutral_color_that_a_dark_page
     svg = drawn(name).svg()
     root = ElementTree.fromstring(svg)
     fixed = re.findall(r'(?:fill|stroke)(?:: |=")(#\w+)', svg)
-
     assert root.get("aria-label") == drawn(name).alt
     assert {color for color in fixed if len(set(color[1::2])) == 1 and color not in OF_FILLS} == set()
     assert set(re.findall(r"url\(#(\w+)\)", svg)) <= set(re.findall(r' id="(\w+)"', svg))
-
-
-def test_two_pictures_on_a_page_have_no_name_in_common():
-    names = [set(re.findall(r' id="(\w+)"', drawn(name).svg())) for name in ("batches", "slot_timeline")]
-    assert all(names) and not names[0] & names[1]
 
 
 def test_drawing_leaves_the_settings_of_matplotlib_alone():
@@ -305,81 +257,74 @@ def test_letters_have_enough_contrast_with_every_color_of_a_request(share):
 def test_equal_latencies_are_stacked():
     (ax,) = plots.waiting_requests({"all the same": latencies(5, 5, 5)}, {"any": {0, 1, 2}}).figure.axes
     dots = {(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines if line.get_marker() == "o"}
-
     assert len(dots) == 3 and {x for x, _ in dots} == {5}
 
 
-def test_the_tokens_read_are_those_of_the_trace_pads_left_out():
+def tops_of_bars(axes):
     tops = {}
-    for bar in axes_of("tokens_read")[0].patches:
-        pass_number = round(bar.get_x() + bar.get_width() / 2)
-        tops[pass_number] = max(tops.get(pass_number, 0), bar.get_y() + bar.get_height())
-
-    assert tops == {0: 7, 1: 4, 2: 1, 3: 1}
-
-
-def test_the_staircase_begins_each_pass_at_the_token_that_the_pass_before_it_chose():
-    cells = [(round(patch.get_x()), round(patch.get_y())) for patch in axes_of("draft_staircase")[0].patches]
-
-    assert [min(x for x, y in cells if y == row) for row in range(3)] == [0, 5, 7]
-    assert [sum(y == row for _, y in cells) for row in range(3)] == [5, 5, 1]
+    for bar in axes[0].patches:
+        place = round(bar.get_x() + bar.get_width() / 2)
+        tops[place] = max(tops.get(place, 0), bar.get_y() + bar.get_height())
+    return tops
 
 
-def test_a_timeline_of_drafts_is_as_tall_as_the_tokens_gained():
-    heights = [patch.get_height() for patch in axes_of("draft_timeline")[0].patches]
-
-    # Two prefills; three tokens gained; one gained and two rejected.
-    assert [round(3 * height / max(heights)) for height in heights] == [3, 3, 3, 1, 2]
-
-
-def test_the_levels_end_at_the_largest_integer_and_errors_lead_to_the_nearest_level():
-    ax = axes_of("rounding_levels")[1]
-    levels, errors = ax.collections[0], ax.lines
-
-    assert [round(segment[0][1], 2) for segment in levels.get_segments()] == [-0.3, -0.2, -0.1, 0, 0.1, 0.2, 0.3]
-    assert [line.get_ydata()[1] for line in errors[:3]] == pytest.approx([0.3, -0.2, 0.05])
+def cells_per_row(axes):
+    """Return the first cell of each of three rows, and how many there are."""
+    cells = [(round(patch.get_x()), round(patch.get_y())) for patch in axes[0].patches]
+    rows = [[x for x, y in cells if y == row] for row in range(3)]
+    return [(min(row), len(row)) for row in rows]
 
 
-def test_a_weight_of_4_bits_is_an_eighth_as_wide_as_a_float():
-    widths = [round(patch.get_width() + 0.06, 2) for patch in axes_of("weight_path")[0].patches if patch.get_x() < 8]
-    assert widths == [4, 4, 0.5, 0.5]
+def relative_heights(axes):
+    heights = [patch.get_height() for patch in axes[0].patches]
+    return [round(3 * height / max(heights)) for height in heights]
 
 
-def test_agreement_ends_at_the_first_other_token_also_where_a_text_is_longer():
-    bars = [(patch.get_x(), patch.get_width()) for patch in axes_of("agreement")[0].patches]
-    assert bars == [(0, 1), (2, 2), (1, 1), (0, 2), (3, 0), (2, 1), (0, 2)]
+def levels_and_errors(axes):
+    levels = [round(segment[0][1], 2) for segment in axes[1].collections[0].get_segments()]
+    return levels, [round(float(line.get_ydata()[1]), 2) for line in axes[1].lines[:3]]
 
 
-def test_a_prefix_is_filled_on_the_replicas_that_got_requests_with_it():
-    # A color for each of two replicas, and one for the empty cells.
-    assert [len({patch.get_facecolor() for patch in ax.patches}) for ax in axes_of("prefix_map")] == [3, 3]
+def heights_of_lanes(axes):
+    """Return the heights of all lanes, in percent of the first one."""
+    ends = [[y for path in lane.get_paths() for y in path.vertices[:, 1]] for ax in axes for lane in ax.collections]
+    heights = [max(each) - min(each) for each in ends]
+    return [round(100 * height / heights[0]) for height in heights]
 
 
-def test_a_full_lane_is_the_stated_number_of_tokens_or_more():
-    heights = []
-    for ax in axes_of("replica_work"):
-        for lane in ax.collections:
-            ends = [y for path in lane.get_paths() for y in path.vertices[:, 1]]
-            heights.append(max(ends) - min(ends))
-
-    assert [height / heights[0] for height in heights] == pytest.approx([1, 0.1, 0.5, 0.5])
+@pytest.mark.parametrize(
+    ("name", "read", "expected"),
+    [
+        ("tokens_read", tops_of_bars, {0: 7, 1: 4, 2: 1, 3: 1}),  # without pads
+        ("draft_staircase", cells_per_row, [(0, 5), (5, 5), (7, 1)]),  # from the token that the pass before chose
+        ("draft_timeline", relative_heights, [3, 3, 3, 1, 2]),  # prefills; three gained; one gained and two rejected
+        ("rounding_levels", levels_and_errors, ([-0.3, -0.2, -0.1, 0, 0.1, 0.2, 0.3], [0.3, -0.2, 0.05])),
+        (
+            "agreement",  # ends at the first other token, also where a text is longer
+            lambda axes: [(patch.get_x(), patch.get_width()) for patch in axes[0].patches],
+            [(0, 1), (2, 2), (1, 1), (0, 2), (3, 0), (2, 1), (0, 2)],
+        ),
+        # A color for each of two replicas, and one for the empty cells.
+        ("prefix_map", lambda axes: [len({patch.get_facecolor() for patch in ax.patches}) for ax in axes], [3, 3]),
+        ("replica_work", heights_of_lanes, [100, 10, 50, 50]),
+        (
+            "missed_requests",  # a ring marks the smallest fleet that keeps a promise
+            lambda axes: [line.get_xdata()[0] for line in axes[0].lines if line.get_markersize() == 12],
+            [2, 3, 4],
+        ),
+        ("virtual_clock", lambda axes: "jumps" in texts_of(axes[0]), True),
+        ("compare", lambda axes: texts_of(axes[1]).count("≠"), 1),
+        ("throughput_latency", lambda axes: [*axes[0].lines[0].get_xdata()], [10, 20, 30]),
+    ],
+)
+def test_what_is_drawn_is_what_was_given(name, read, expected):
+    assert read(axes_of(name)) == expected
 
 
 def test_a_resumed_stream_changes_its_color_with_the_replica():
     patches = axes_of("resumed_streams")[0].patches
     first, second, other = [patch.get_facecolor() for patch in patches if patch.get_width() < 0.9]
-
     assert first != second == other
-
-
-def test_a_ring_marks_the_smallest_fleet_that_keeps_a_promise():
-    lines = axes_of("missed_requests")[0].lines
-    assert [line.get_xdata()[0] for line in lines if line.get_markersize() == 12] == [2, 3, 4]
-
-
-def test_distances_and_differences_are_marked():
-    assert "jumps" in texts_of(axes_of("virtual_clock")[0])
-    assert texts_of(axes_of("compare")[1]).count("≠") == 1
 
 
 def test_a_request_keeps_its_color_from_row_to_row():
@@ -391,7 +336,6 @@ def test_block_tables_color_a_block_by_its_request_and_a_shared_one_gray():
     tables, memory = axes_of("block_tables")
     slots = [patch.get_facecolor()[:3] for patch in memory.patches]
     gray, white, of_a, of_b = map(to_rgb, (plots.GRAY, "white", plots.SKY, plots.ORANGE))
-
     assert texts_of(tables) == ["0", "2", "0", "1"]
     assert slots == [*[gray] * 4, of_b, *[white] * 3, of_a, of_a, *[white] * 6]
 
@@ -406,22 +350,15 @@ def test_block_tables_leave_room_for_as_many_entries_as_asked_for():
 def test_a_request_has_its_number_and_the_same_color_in_every_panel_of_a_timeline():
     upper, lower = plots.slot_timeline({"run": TRACE}, zoom=(0, 1)).figure.axes
     colors = {to_rgb(bar.get_facecolor()[0]) for bar in upper.collections if len(bar.get_facecolor())}
-
     assert to_rgb(plots.SKY) in colors  # decodes of request 0
     assert set(texts_of(upper)) == {"0", "1", "2"}
     assert lower.get_xlim() == (0, 2)
-
-
-def test_latency_is_drawn_against_throughput():
-    line = axes_of("throughput_latency")[0].lines[0]
-    assert [*line.get_xdata()] == [10, 20, 30] and [*line.get_ydata()] == [1, 1.5, 2]
 
 
 def test_slot_steps_that_yield_several_tokens_count_once_as_useful():
     drafts = RowStep("decode", 0, 4, 0, 4, drafted=3, accepted=3)
     trace = trace_of(2, (RowStep("prefill", 0, 3, 0, 1), RowStep()), (drafts, RowStep()))
     (ax,) = plots.slot_timeline({"run": trace}).figure.axes
-
     assert ax.get_title(loc="left") == "run: 2 forward passes, 2 of 4 slot-steps useful (50%)"
 
 
@@ -429,15 +366,9 @@ def test_slot_steps_that_yield_several_tokens_count_once_as_useful():
 def test_the_map_of_each_lesson_frames_what_it_builds_and_nothing_overlaps(lesson):
     picture = plots.system_map(lesson)
     framed = [patch for patch in picture.figure.axes[0].patches if patch.get_linewidth() > 2]
-
     assert overlapping_texts(picture) == []
     assert re.search(rf"Lesson {lesson}: .* It builds: ", picture.alt)
     assert len(framed) == picture.alt.split("It builds: ")[1].count(" (") >= 1
-
-
-def test_a_part_of_the_map_that_a_later_lesson_builds_says_which():
-    texts = texts_of(plots.system_map(1).figure.axes[0])
-    assert set(texts) >= {f"lesson {number}" for number in (2, 7, 9, 13, 14, 17)}
 
 
 @pytest.mark.parametrize(
@@ -460,7 +391,6 @@ def test_what_cannot_be_drawn_is_an_error_with_the_value(draw, message):
 def test_the_player_holds_a_frame_for_every_iteration_and_fetches_nothing():
     page = plots.play(TRACE)._repr_html_()
     frames = json.loads(re.search(r"frames = (\[\[.*?\]\]\]), fills", page)[1])
-
     assert len(frames) == 4
     assert frames[2] == [["0", WORK.index("decode"), 2], ["2", WORK.index("finished"), 1]]
     assert not re.search(r"""(src|href)="(?!data:)|import\(|fetch\(|url\((?!#)""", page)
@@ -472,7 +402,6 @@ def test_the_player_holds_a_frame_for_every_iteration_and_fetches_nothing():
 def test_without_scripts_a_player_is_a_still_picture_and_a_line_that_says_what_to_do():
     for moving in (plots.play(TRACE), plots.flip_book([drawn("block_lookup")], ["One."], "Title")):
         page = re.sub(r"<script>.*?</script>", "", moving._repr_html_(), flags=re.S)
-
         assert re.search(r'<img src="data:image/(png|svg\+xml);base64,[\w+/=]{500,}" alt="[^"]{20,}"', page)
         assert "Run the cell to" in page
         assert not re.search("<(button|input|svg|text)", page)  # a notebook that is not trusted would keep them
@@ -482,6 +411,5 @@ def test_without_scripts_a_player_is_a_still_picture_and_a_line_that_says_what_t
 def test_flip_books_show_each_step_once():
     leaves = [leaf.alt for leaf in plots.cache_growth_steps(7, 3).pictures]
     computed = [re.search(r"(\d+) tokens without a cache; (\d+) with one", leaf).groups() for leaf in leaves]
-
     assert computed == [("7", "7"), ("15", "8"), ("24", "9")]
     assert plots.block_lookup_steps()._repr_html_().count('class=\\"leaf\\"') > 2

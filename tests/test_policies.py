@@ -39,34 +39,6 @@ def test_the_order_in_which_requests_get_the_only_row(policy, expected):
     assert "".join(simulation.run()) == expected
 
 
-def test_with_a_long_request_among_short_ones_longest_first_needs_the_fewest_iterations():
-    steps = {}
-    for policy in POLICIES:
-        simulation = Simulation(policy, rows=2)
-        for name, max_tokens in enumerate([2, 3, 2, 3, 10]):
-            simulation.add(4 + name, max_tokens, name)
-        simulation.run()
-        steps[policy] = len(simulation.plans)
-    # 20 tokens on 2 rows take at least 10 iterations, and the long request alone takes 10.
-    assert steps["longest_first"] == 10
-    assert steps["fcfs"] == 14 and steps["static"] == 3 + 3 + 10 and steps["shortest_first"] == 15
-
-
-def test_static_batching_admits_no_request_before_all_rows_are_free():
-    simulation = Simulation("static", rows=2)
-    for name, max_tokens in zip("abcd", (1, 4, 2, 1), strict=True):
-        simulation.add(3, max_tokens, name)
-    simulation.run()
-    assert simulation.plans == [
-        [("a", 3), ("b", 3)],
-        [("b", 1)],
-        [("b", 1)],
-        [("b", 1)],
-        [("c", 3), ("d", 3)],
-        [("c", 1)],
-    ]
-
-
 def test_balanced_admits_when_enough_requests_wait_or_the_first_has_waited_too_long():
     def admits(waiting: int, running: int, waited: int, **limits) -> bool:
         queue = queue_of(Sequence(n, [0] * 3, 5, waited=waited if n == 0 else 0) for n in range(waiting))
@@ -106,11 +78,6 @@ def test_a_waiting_request_becomes_more_urgent_so_that_none_starves(aging, level
     # arrived before them. At most one request of its level arrived earlier, since one arrives and one ends at a time.
     waited = iterations_until_finished(Priority(aging=aging), 1000, level)
     assert aging * (level - 1) < waited <= aging * level + 1
-
-
-def test_without_aging_a_request_that_is_not_urgent_does_starve():
-    # So the bound above is the merit of aging, not of the workload.
-    assert iterations_until_finished(Priority(aging=10**9), 300, 1) is None
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "balanced", "static"])

@@ -22,10 +22,10 @@ from transformers.pytorch_utils import Conv1D
 from helpers import Engine, EngineConfig, Request, SamplingParams, dequantized, generate_continuous, load_model
 from helpers.fast import kernels, linear
 from helpers.fast.linear import choose_linear_backends
-from helpers.fast.linear_choice import ROWS, Times, shape_of
+from helpers.fast.linear_choice import ROWS
 from helpers.fast.quantized_linear import multiply_quantized
-from helpers.models import quantization, quantize
-from helpers.models.quantization import FORMATS, GROUP, QuantizedLinear, pack, round_to_integers, unpack
+from helpers.models import quantize
+from helpers.models.quantization import FORMATS, GROUP, QuantizedLinear, round_to_integers
 from tests.support.families import (
     FAMILIES,
     LEAD,
@@ -70,20 +70,6 @@ def layer_of(inputs=40, outputs=70, kind="Linear", dtype=torch.float32):
 
 
 @in_both_formats
-@pytest.mark.parametrize("kind", ["Linear", "Linear without bias", "Conv1D"])
-def test_no_weight_changes_by_more_than_half_a_scale(kind, weights):
-    layer = layer_of(kind=kind)
-    quantized = QuantizedLinear(layer, weights)
-    exact = layer.weight.T if kind == "Conv1D" else layer.weight
-    assert quantized.weight.shape == exact.shape == (70, 40)
-    scales = quantized.scales.float().transpose(1, 2).flatten(0, 1)[:70]
-    per_weight = scales.repeat_interleave(GROUP if weights == "int4" else 64, dim=1)[:, :40]
-    change = (quantized.weight - exact).abs()
-    assert (change <= 0.5001 * per_weight).all()
-    assert change.max() > 0.4 * per_weight.min(), "something was rounded"
-
-
-@in_both_formats
 def test_the_largest_weight_of_a_group_gets_the_largest_integer_and_zero_stays_zero(weights):
     weight = torch.zeros(32, 64)
     weight[0, 5], weight[0, 40], weight[1, 0] = -3.0, 1.5, 1e-44  # the last is below the smallest normal number
@@ -101,33 +87,6 @@ def test_a_weight_without_a_nearest_integer_is_refused_by_name(weights, number):
     model[1].weight.data[3, 3] = number
     with pytest.raises(ValueError, match="Sequential cannot be quantized: 1: A weight is infinite or not a number"):
         quantize(model, weights)
-
-
-def test_a_weight_that_is_infinite_in_float32_is_refused():
-    layer = layer_of(dtype=torch.float64)
-    layer.weight.data[3, 3] = 1e300
-    with pytest.raises(ValueError, match="A weight is infinite"):
-        QuantizedLinear(layer, "int8")
-
-
-@in_both_formats
-def test_slabs_make_no_difference(monkeypatch, weights):
-    x, results = torch.randn(3, 40), []
-    for size, expected_slabs in (quantization.SLAB, 1), (1, 3):  # the least is a panel of 32 outputs
-        monkeypatch.setattr(quantization, "SLAB", size)
-        layer = QuantizedLinear(layer_of(), weights)
-        assert len(list(layer._rounded_slabs())) == expected_slabs
-        results.append((layer.words, layer.scales, layer.weight, layer.multiply_dequantized(x)))
-    torch.testing.assert_close(*results)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_packed_integers_come_back_in_their_places(bits):
-    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
-    integers = torch.randint(low, high, (64, 96), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
-    words = pack(integers, bits)
-    assert words.shape == (2, 96 * bits // 32, 32) and words.dtype is torch.int32
-    assert torch.equal(unpack(words, bits), integers.int())
 
 
 # --- a layer's error --------------------------------------------------------------------------------------------------
@@ -392,29 +351,6 @@ def test_the_kernel_joins_the_choice_by_measurement(monkeypatch, tmp_path, weigh
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
 
 
-@needs_kernels
-def test_the_fastest_backend_is_chosen_for_each_number_of_rows(monkeypatch):
-    measured = Times({"pytorch": [2.0] * 5 + [1.0], "compiled": [1.0] * 5 + [2.0]})
-    monkeypatch.setattr(linear, "times_of", lambda layers, backends: {shape_of(layer): measured for layer in layers})
-    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
-    monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 0)
-    model = nn.Sequential(QuantizedLinear(layer_of(), "int8"))
-    choose_linear_backends(model)
-    assert model[0].backends == ["compiled"] * 5 + ["pytorch"]
-
-
-@needs_kernels
-@torch.no_grad()
-def test_each_number_of_rows_uses_its_backend():
-    quantized = QuantizedLinear(layer_of(), "int8")
-    layer = linear.FastQuantizedLinear(quantized, ["compiled"] * 5 + ["pytorch"])
-    assert len(ROWS) == 6
-    for rows, product in ((1, multiply_quantized), (16, multiply_quantized), (300, quantized.multiply_dequantized)):
-        x = torch.randn(rows, 40)
-        expected = product(x) if rows == 300 else product(quantized, x)
-        assert torch.equal(layer(x), expected)
-
-
 IMPORTING = """
 import torch
 from helpers.models.quantization import QuantizedLinear
@@ -443,13 +379,6 @@ def test_a_copied_or_cast_layer_still_multiplies_by_its_integers():
     torch.testing.assert_close(half(x.half()), fast(x).half(), rtol=0.01, atol=0.01)
 
 
-def test_without_a_compiler_pytorch_multiplies_by_the_dequantized_weight(pair, no_kernels):
-    engine = Engine(*pair, EngineConfig(weights="int8"))
-    (output,) = engine.generate(["The quick brown fox"], SamplingParams(max_tokens=8))
-    prompt = pair[1]("The quick brown fox")["input_ids"]
-    assert greedy_or_nearly_tied(dequantized(pair[0], "int8"), prompt, output.token_ids) == 0
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -458,12 +387,6 @@ def test_without_a_compiler_pytorch_multiplies_by_the_dequantized_weight(pair, n
 def test_an_unknown_format_is_an_error_that_lists_the_known_ones(call):
     with pytest.raises(ValueError, match=r'weights must be "int8"(,| or) "int4".* not \'int3\''):
         call()
-
-
-def test_quantizing_twice_in_different_formats_is_an_error(pair):
-    model, tokenizer = load_model(device="cpu", weights="int8")
-    with pytest.raises(ValueError, match="The weights are int8 already, not int4: load the model anew"):
-        Engine(model, tokenizer, EngineConfig(weights="int4"))
 
 
 def test_a_model_without_linear_layers_is_refused():
@@ -479,12 +402,6 @@ def test_layers_that_do_more_or_are_narrow_stay_as_they_are():
     hooked.register_forward_hook(lambda *_: None)
     model = quantize(nn.Sequential(Special(64, 64), hooked, nn.Linear(64, 8), nn.Linear(64, 64)), "int8")
     assert quantized_layers(model) == ["3"]
-
-
-def test_a_layer_with_several_parents_is_quantized_once():
-    shared = nn.Linear(64, 64)
-    model = quantize(nn.Sequential(shared, nn.ReLU(), shared), "int8")
-    assert isinstance(model[0], QuantizedLinear) and model[0] is model[2]
 
 
 @needs_kernels

@@ -183,17 +183,6 @@ def test_another_scheme_is_refused_with_the_list_of_supported_ones(problem, save
         load_model(tmp_path)
 
 
-def test_a_folder_without_one_of_its_tensors_is_refused(saved, tmp_path):
-    for file in saved.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    tensors = load_file(saved / "model.safetensors")
-    del tensors["model.layers.1.mlp.up_proj.weight_packed"]
-    (tmp_path / "model.safetensors").unlink()
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"it has no tensor for model.layers.1.mlp.up_proj.weight"):
-        load_model(tmp_path)
-
-
 QUANTIZATIONS = {
     "no config_groups": {"config_groups": None},
     "a group without weights": {"config_groups": {"group_0": {}}},
@@ -202,6 +191,7 @@ QUANTIZATIONS = {
 }
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 TENSORS = {
+    "no weight_packed": {"weight_packed": None},
     "no weight_scale": {"weight_scale": None},
     "no weight_shape": {"weight_shape": None},
     "a weight_shape of one number": {"weight_shape": torch.tensor([64])},

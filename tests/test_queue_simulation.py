@@ -33,7 +33,6 @@ def test_rows_behind_a_queue_are_full_and_never_more_than_full():
     arrivals = list(accumulate(draw.expovariate(10) for _ in range(300)))
     requests = simulate_queue(BoundedQueue(4, 6), arrivals, tokens=5, step=0.1)
     running = [(times[0] - 0.1, times[-1]) for _, times in requests if times]
-
     assert [sent for sent, _ in requests] == arrivals
     assert all(len(times) in (0, 5) and all(time > sent for time in times) for sent, times in requests)
     assert max(sum(begin <= now < end for begin, end in running) for now, _ in running) == 4
@@ -51,7 +50,6 @@ def test_a_long_queue_serves_as_many_and_hardly_any_in_time():
         seconds = max(times[-1] for _, times in requests)
         served[max_queue] = len(requests) / seconds
         in_time[max_queue] = sum(times[0] - sent <= 1 for sent, times in requests) / seconds
-
     assert served[0] < 7 < 7.5 < served[4] < served[64] < served[600] < 8
     assert math.isclose(in_time[4], served[4]) and math.isclose(in_time[0], served[0])
     assert in_time[64] < 0.5 and in_time[600] < 0.5

@@ -20,7 +20,6 @@ from transformers import (
 )
 
 from helpers import Engine, EngineConfig, SamplingParams
-from helpers.detokenizer import text_of
 from helpers.engine import ModelInfo
 from helpers.features.token_rules import TokenRules, TokenRulesMaker
 from helpers.features.token_rules.logits import TokenScores
@@ -230,17 +229,6 @@ def test_a_stop_string_that_begins_before_min_tokens_counts_if_it_ends_later():
 # --- bad words ------------------------------------------------------------------------------------------------------
 
 
-def test_bad_words_never_appear_at_the_beginning_or_after_a_space(embedded):
-    model, tokenizer = embedded
-    prompt = "Once upon a time"
-    (free,) = Engine(model, tokenizer).generate(prompt, SamplingParams(40))
-    words = ["there", "named", "owl", "a", "was"]
-    assert any(f" {word}" in free.text for word in words)
-    (output,) = Engine(model, tokenizer).generate(prompt, SamplingParams(40, bad_words=words))
-    assert not {word for word in words if word in output.text.split()}
-    assert output.text != free.text
-
-
 def test_a_bad_word_is_spelled_with_and_without_a_space_before_it(embedded):
     tokenizer = embedded[1]
     make = TokenRulesMaker(tokenizer, ModelInfo(len(tokenizer))).make
@@ -252,12 +240,6 @@ def test_a_bad_word_is_spelled_with_and_without_a_space_before_it(embedded):
     bytes_ = byte_tokenizer()
     rules = TokenRulesMaker(bytes_, ModelInfo(len(bytes_))).make(SamplingParams(bad_words=["ab"]))
     assert [bytes_.decode(list(word)) for word in rules.bad_words] == ["ab"]
-
-
-def test_a_bad_word_is_only_looked_for_in_the_output():
-    # The prompt ends with "a". The word "ab" would begin in the prompt, so "b" may follow.
-    (output,) = letters_engine().generate("a", SamplingParams(3, bad_words=["ab", "cd"]))
-    assert output.token_ids[:2] == [2, 3] and output.token_ids[2] != 4
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -334,13 +316,3 @@ def test_token_ids_and_biases_may_come_from_json_or_numpy_and_are_copied():
     assert SamplingParams(logit_bias={}) == SamplingParams() == SamplingParams(stop_token_ids=None, bad_words=None)
     assert {SamplingParams(logit_bias={1: 1}): "found"}[SamplingParams(logit_bias={1: 1.0})] == "found"
     assert replace(params, n=1) == params
-
-
-def test_the_text_of_an_output_never_contains_a_stop_token(embedded):
-    model, tokenizer = embedded
-    (free,) = Engine(model, tokenizer).generate("Once upon a time", SamplingParams(30))
-    stop = free.token_ids[12]
-    (output,) = Engine(model, tokenizer).generate("Once upon a time", SamplingParams(30, stop_token_ids=[stop]))
-    end = free.token_ids.index(stop)
-    assert output.token_ids == free.token_ids[: end + 1]
-    assert output.text == text_of(free.token_ids[:end], tokenizer)

@@ -11,13 +11,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
 import grade
 import psutil
 import pytest
+import yaml
 from grading import sandbox
 from grading.examiners import Options
 from grading.submissions import ASSIGNMENTS
@@ -48,229 +48,11 @@ pytestmark = [
 LIMITS = Limits(seconds=25, memory=2 * 2**30)
 LISTENER = socket.create_server(("127.0.0.1", 0))
 
-# Every attack is finite and harmless to a machine whose sandbox is broken: none deletes files, and none forks forks.
-FORKS = """
-import os, time
-started = 0
-try:
-    for _ in range(150):
-        if os.fork() == 0:
-            time.sleep(30)
-            os._exit(0)
-        started += 1
-finally:
-    print("STARTED", started)
-"""
-
-# What a hostile submission writes in the place of `stop`, which is worth 2 points, and a piece of the note. The other
-# tasks are answered right.
-ATTACKS = {
-    "imports_the_reference": (
-        "from helpers.checks.exercises import lesson_1_next_token\nstop = lesson_1_next_token.stop.solution",
-        "stop: no cell defines `stop`",
-    ),
-    "looks_for_solutions": (
-        f"""
-        from pathlib import Path
-        root = Path({str(ROOT)!r})
-        places = ["notebooks/exercises/source", "notebooks/exercises/release", "tests", ".git", "build"]
-        places += ["helpers/checks/exercises/lesson_1.py", {str(Path.home() / ".bashrc")!r}, "/etc/passwd", "/home"]
-        print("FOUND", [place for place in places if (root / place).exists()])
-        found = [path for folder in (root, Path("/tmp")) for path in folder.rglob("*.ipynb")]
-        print("REST", [path.name for path in found if "site-packages" not in path.parts])
-        """,
-        "stop: no cell defines `stop`",
-    ),
-    "rewrites_the_checks_on_disk": (
-        """
-        import helpers
-        from pathlib import Path
-        for path in Path(helpers.__file__).parent.rglob("*.py"):
-            try:
-                open(path, "a").close()
-                print("WRITABLE", path)
-            except OSError:
-                pass
-        def stop(*arguments): return True
-        """,
-        "stop: the result should be 2 values",
-    ),
-    "rewrites_the_checks_in_memory": (
-        """
-        import helpers.checks
-        from helpers.checks import calling, examining
-        helpers.checks.check = check = assert_ = lambda *arguments, **options: True
-        passed = examining.Verdict(True, "passed")
-        calling.answer = lambda question, function: calling.Outcome(passed, question.arguments)
-        examining.examine = lambda *arguments: passed
-        def stop(*arguments): raise NotImplementedError
-        """,
-        "stop: ",
-    ),
-    "forges_scores": (
-        """
-        import os
-        for name in ("grades.csv", "feedback.html"):
-            open(name, "w").write("stop 2/2")
-            os.symlink("/", f"/tmp/{name}.link")
-        os.write(1, b'{"passed": true, "score": 2}')
-        print("stop: passed. <script>alert(1)</script><h2>stop: 2 of 2 points</h2>")
-        """,
-        "stop: no cell defines `stop`",
-    ),
-    "forks": (FORKS, "stop: "),
-    "fills_the_disk": (
-        """
-        for number in range(10):
-            with open(f"/tmp/{number}", "wb") as file:
-                file.write(bytes(10**8))
-        """,
-        "stop: no cell defines `stop`",
-    ),
-    "sleeps": ("import time\ntime.sleep(10**6)", "stop: A cell took longer than 25 s"),
-    "never_ends": (
-        """
-        def stop(*arguments):
-            while True:
-                try:
-                    while True: pass
-                except Exception: pass
-        """,
-        "stop: did not finish within 10 seconds",
-    ),
-    "allocates_at_once": ("import torch\ntorch.ones(25 * 10**9)", "stop: A cell used more than 2 GB of memory"),
-    "allocates_in_pieces": (
-        """
-        import mmap, time
-        kept = []
-        for _ in range(30):
-            kept.append(mmap.mmap(-1, 10**8))
-            kept[-1].write(bytes(10**8))
-            time.sleep(0.1)
-        """,
-        "stop: A cell used more than 2 GB of memory",
-    ),
-    "opens_sockets": (
-        f"""
-        import socket
-        for place in [("127.0.0.1", {LISTENER.getsockname()[1]}), ("192.0.2.1", 80)]:
-            try:
-                socket.create_connection(place, timeout=5).send(b"hello")
-                print("CONNECTED")
-            except OSError as error:
-                print(type(error).__name__)
-        """,
-        "stop: no cell defines `stop`",
-    ),
-    "prints_200_MB": (
-        "import os\nprint('<b>' * 70_000_000)\nos.write(2, b'&' * 10**7)",
-        "stop: no cell defines `stop`",
-    ),
-    "course_s_own_verb": (
-        """
-        import helpers.batching
-        def stop(*arguments): return helpers.batching.init_batch([])
-        """,
-        "stop: ",
-    ),
-    "ends_the_process": ("import os\nos._exit(0)", "stop: A cell ended the process (a crash in a library, a kill or"),
-    "kills_its_parent": (
-        """
-        import os, signal
-        os.kill(os.getppid(), signal.SIGKILL)
-        """,
-        "stop: ",
-    ),
-    "dies_when_examined": ("import os\ndef stop(*arguments): os._exit(0)", "stop: ended the process"),
-    "interrupts": ("def stop(*arguments): raise KeyboardInterrupt", "stop: stopped with KeyboardInterrupt"),
-    "writes_into_the_pipe": (
-        """
-        import os
-        def stop(*arguments):
-            for fd in range(3, 200):
-                try: os.write(fd, b"\\0\\0\\0\\x02{}" * 1000)
-                except OSError: pass
-        """,
-        "stop: sent the grader what is no result",
-    ),
-    "closes_the_pipe": ("import os\nos.closerange(0, 300)", "stop: A cell "),
-    "sends_a_pickle": (
-        """
-        import os, pickle
-        from grading import encoding
-        class Bomb:
-            def __reduce__(self): return os.system, ("touch /tmp/bombed-by-a-submission",)
-        encoding.encode = lambda outcome: pickle.dumps(Bomb())
-        def stop(*arguments): return Bomb()
-        """,
-        "stop: sent the grader what is no result",
-    ),
-    "equal_to_everything": (
-        """
-        class Right(tuple):
-            def __eq__(self, other): return True
-            __hash__ = tuple.__hash__
-            def __len__(self): return 2
-        def stop(*arguments): return Right((Right(), Right()))
-        """,
-        "stop: ",
-    ),
-    "goes_on_in_threads": (
-        """
-        import threading
-        def noise():
-            while True: print("noise" * 100)
-        threading.Thread(target=noise).start()
-        """,
-        "stop: no cell defines `stop`",
-    ),
-}
+TEXT = Path(__file__).with_name("support").joinpath("attacks.yaml").read_text("utf-8")
+PLACES = {"ROOT": str(ROOT), "HOME": str(Path.home()), "PORT": str(LISTENER.getsockname()[1])}
+HOSTILE = yaml.safe_load(re.sub(r"\b(ROOT|HOME|PORT)\b", lambda found: PLACES[found[0]], TEXT))
+ATTACKS, EARLY, CHEATS = HOSTILE["attacks"], HOSTILE["early"], HOSTILE["cheats"]
 SPOIL_THEIR_OWN_PROCESS = ("rewrites_the_checks_in_memory", "sends_a_pickle")
-# Attacks in the first cell, before anything is answered: what the notebook would then say must not count.
-EARLY = {
-    "input_transformers": "get_ipython().input_transformers_cleanup.append(lambda lines: ['pass\\n'])",
-    "ast_transformers": """
-        import ast
-        class Nothing(ast.NodeTransformer):
-            def visit_Assert(self, node): return ast.Pass()
-        get_ipython().ast_transformers.append(Nothing())
-        """,
-    "run_cell": "get_ipython().run_cell = lambda *arguments, **options: None\n__builtins__['assert'] = None",
-}
-
-
-# Engines for the capstone, which is worth 12 points: what they write behind the solution or in its place.
-CHEATS = {
-    "forges_costs": """
-        from helpers.checks import capstone, engine_calls, engine_run
-        none = dict.fromkeys(("forward passes", "prompt tokens", "wasted slot-steps", "computed tokens", "stalls"), 0)
-        engine_run.Run.measures = property(lambda run: none)
-        capstone.judge = lambda milestone: lambda function, seed: None
-        engine_calls.drive = lambda *arguments: None
-        """,
-    "runs_its_own_model": """
-        from helpers import load_model
-        class MyEngine:
-            def __init__(self, *arguments): self.requests = []
-            def add_request(self, *request): self.requests.append(request)
-            def step(self):
-                import torch
-                outputs = {}
-                for name, prompt, most in self.requests:
-                    ids = load_model()[0].generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False)
-                    outputs[name] = ids[0, len(prompt):].tolist()
-                return outputs
-        """,
-    "asks_for_the_future": """
-        class MyEngine:
-            def __init__(self, model, *arguments): self.model = model
-            def add_request(self, *request): pass
-            def step(self):
-                for name in range(20): self.model._serve(("finished", {name: [1]}))
-                for _ in range(100): self.model._serve(("arrivals",))
-                return {}
-        """,
-}
 UNTOUCHED = (ONE, EVICTION, MEMO)
 
 
@@ -291,16 +73,16 @@ def graded(tmp_path_factory):
     """The table's rows, and the folder with the pages."""
     folder, out = tmp_path_factory.mktemp("submitted"), tmp_path_factory.mktemp("grades")
     before, right = state_of_the_checkout(), answers_of(ONE)
-    for name, (attack, _) in ATTACKS.items():
-        hand_in(folder / name / f"{ONE}.ipynb", notebook(ONE, right | {"stop": textwrap.dedent(attack)}))
+    for name, attack in ATTACKS.items():
+        hand_in(folder / name / f"{ONE}.ipynb", notebook(ONE, right | {"stop": attack["code"]}))
     for name, attack in EARLY.items():
-        hand_in(folder / name / f"{ONE}.ipynb", notebook(ONE, {"greedy_step": textwrap.dedent(attack)}))
+        hand_in(folder / name / f"{ONE}.ipynb", notebook(ONE, {"greedy_step": attack}))
     for assignment in ASSIGNMENTS:
         hand_in(folder / "zoe" / f"{assignment}.ipynb", notebook(assignment, answers_of(assignment)))
     for assignment in UNTOUCHED:
         hand_in(folder / "untouched" / f"{assignment}.ipynb", notebook(assignment, {}))
     for name, cheat in CHEATS.items():
-        source = answers_of(CAPSTONE)["MyEngine"] + textwrap.dedent(cheat)
+        source = answers_of(CAPSTONE)["MyEngine"] + "\n" + cheat
         hand_in(folder / name / f"{CAPSTONE}.ipynb", notebook(CAPSTONE, {"MyEngine": source}))
     half = {task: answer for task, answer in answers_of(TWO).items() if task in ("batch_costs", "left_pad")}
     hand_in(folder / "half" / f"{TWO}.ipynb", notebook(TWO, half))
@@ -319,7 +101,7 @@ def test_an_attack_earns_nothing_for_its_task_and_costs_no_other(graded, name):
     if name in SPOIL_THEIR_OWN_PROCESS:
         earned["cached_loop"] = "0/3"
     assert dict(part.split() for part in row["tasks"].split(", ")) == earned
-    assert row["note"].startswith(ATTACKS[name][1])
+    assert row["note"].startswith(ATTACKS[name]["note"])
 
 
 @pytest.mark.parametrize("name", CHEATS)
@@ -407,7 +189,6 @@ def test_without_the_sandbox_a_process_that_dies_still_costs_its_own_task_only(t
     hand_in(tmp_path / f"dan_{ONE}.ipynb", notebook(ONE, answers))
     command = [sys.executable, grade.__file__, "grade", "--no-sandbox", "--out", tmp_path / "out", tmp_path]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-
     assert "6 of 8  stop: A cell ended the process" in done.stdout
     assert "To repeat the grades: --seed " in done.stdout
 
@@ -416,7 +197,7 @@ def test_the_kernel_limits_the_number_of_processes_whoever_runs_the_grader():
     """The watch is too slow for a process that forks without end: the limit has to be the kernel's."""
     worker = WorkerProcess(replace(LIMITS, processes=20, memory=16 * 2**30), True, float("inf"))
     try:
-        printed = worker.run(FORKS)
+        printed = worker.run(ATTACKS["forks"]["code"])
     except WorkerLostError as lost:
         printed = str(lost)
     finally:
@@ -444,7 +225,6 @@ def test_the_sandbox_shows_what_it_should_and_no_more():
     code = "import os; print(sorted(os.listdir('/')), os.listdir(os.environ['HOME']), os.cpu_count() > 0, *os.environ)"
     command = sandbox.sandboxed([*sandbox.python_command(), "-c", code])
     shown = subprocess.run(command, env=sandbox.environment(1), stdout=subprocess.PIPE, text=True, check=True).stdout
-
     assert "'home'" not in shown and "'var'" not in shown and "'usr'" in shown
     assert "TOKEN" not in shown and "SSH" not in shown
 

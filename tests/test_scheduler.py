@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 
 from helpers.engine import (
     POLICIES,
-    BlockManager,
-    EngineConfig,
     FirstComeFirstServed,
-    Scheduler,
-    Sequence,
     UnlimitedMemory,
 )
 from tests.simulation import Simulation, TokenMemory, operations, run_without_a_model
@@ -113,19 +109,6 @@ def test_the_newest_sequence_loses_its_memory_is_computed_anew_and_finishes():
     assert simulation.num_preemptions == 1 and c.generated == 4
 
 
-def test_a_preempted_sequence_returns_to_its_place_and_none_that_waits_overtakes_it():
-    simulation = Simulation("fcfs", rows=2, tokens=16, memory=TokenMemory(8))
-    simulation.add(4, 5, "a"), simulation.add(4, 2, "b"), simulation.add(1, 1, "c")
-    simulation.step()
-    assert [one.request_id for one in simulation.step().preempted] == ["b"]
-    assert [one.request_id for one in simulation.scheduler.waiting] == ["b", "c"]
-    # There is memory for c, and none for b, which has 5 tokens by now. If c overtook, b could wait forever.
-    assert [simulation.plans[-1] for _ in range(3) if simulation.step()] == [[("a", 1)]] * 3
-    assert [one.request_id for one in simulation.finished] == ["a"]
-    simulation.step()
-    assert simulation.plans[-1] == [("b", 5), ("c", 1)]
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_sequence_for_which_there_is_no_memory_is_not_overtaken_by_one_that_fits(policy):
     memory = TokenMemory(10)
@@ -154,18 +137,9 @@ def start(scheduler, computed):
         scheduler.running.append(sequence)
 
 
-def test_a_preempted_sequence_loses_the_chunk_that_it_had_in_the_same_plan():
-    # b decodes first, since decodes are never delayed. Then a, which is older and still in its prefill, needs memory.
-    simulation = Simulation("fcfs", rows=2, tokens=8, memory=TokenMemory(13))
-    a, b = simulation.add(12, 2, "a"), simulation.add(3, 9, "b")
-    start(simulation.scheduler, {a: 8, b: 3})
-    b.token_ids.append(0)
-    plan = simulation.step()
-    assert plan.preempted == [b] and chunks(plan) == [(a, 4)]
-
-
 def test_the_tokens_of_a_preempted_sequence_return_to_the_budget_of_the_same_plan():
-    # As above. c, which is also in its prefill, gets the token that b would have computed.
+    # b decodes first, since decodes are never delayed. Then a, which is older and still in its prefill, needs memory.
+    # c, which is also in its prefill, gets the token that b would have computed.
     simulation = Simulation("fcfs", rows=3, tokens=8, memory=TokenMemory(20))
     a, c, b = simulation.add(12, 2, "a"), simulation.add(9, 2, "c"), simulation.add(6, 9, "b")
     start(simulation.scheduler, {a: 8, c: 2, b: 6})
@@ -210,34 +184,7 @@ def test_chunks_fill_an_iteration_and_unmixed_prefills_and_decodes_take_turns(mi
     assert [" ".join(f"{name}{tokens}" for name, tokens in plan) for plan in simulation.plans] == plans
 
 
-def test_unmixed_prompts_are_computed_one_after_the_other_while_no_sequence_can_decode():
-    simulation = Simulation("fcfs", rows=2, tokens=4, mixed=False)
-    simulation.add(9, 2, "a"), simulation.add(2, 1, "b")
-    simulation.run()
-    assert simulation.plans == [[("a", 4)], [("a", 4)], [("a", 1), ("b", 2)], [("a", 1)]]
-
-
-def test_what_fits_is_admitted_as_soon_as_the_request_before_it_is():
-    simulation = Simulation("fcfs", rows=3, tokens=8, chunked=False)
-    simulation.add(5, 2, "a"), simulation.add(6, 2, "b"), simulation.add(1, 1, "c")
-    simulation.run()
-    assert simulation.plans[:2] == [[("a", 5)], [("a", 1), ("b", 6), ("c", 1)]]
-
-
 # --- requests arrive and end ------------------------------------------------------------------------------------------
-
-
-def test_samples_wait_until_the_prompt_that_they_share_is_computed():
-    simulation = Simulation("fcfs", rows=3, tokens=4)
-    first = simulation.add(6, 9, "request")
-    second, third = (simulation.add(6, 9, "request", parent=first) for _ in range(2))
-    scheduler = simulation.scheduler
-    assert list(scheduler.waiting) == [first] and list(scheduler.unfinished) == [first, second, third]
-    simulation.step()
-    assert list(scheduler.waiting) == []
-    simulation.step()
-    assert list(scheduler.waiting) == [second, third]
-    assert scheduler.requests == {"request": [first, second, third]}
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
@@ -251,21 +198,6 @@ def test_samples_of_a_prompt_that_is_never_computed_join_the_queue_when_it_ends(
     assert list(simulation.scheduler.waiting) == [second]
     simulation.run()
     assert second.generated == 2 and simulation.scheduler.requests == {}
-
-
-def test_samples_whose_parent_is_preempted_wait_until_its_prompt_is_computed_again():
-    simulation = Simulation("fcfs", rows=2, memory=TokenMemory(16))
-    simulation.add(4, 9, "old")
-    first = simulation.add(6, 9, "request")
-    second = simulation.add(6, 9, "request", parent=first)
-    scheduler = simulation.scheduler
-    simulation.step()
-    assert list(scheduler.waiting) == [second], "the prompt is computed"
-    while first in scheduler.running:
-        simulation.step()
-    assert list(scheduler.waiting) == [first], "there is nothing that the second sample could share"
-    simulation.run()
-    assert second.generated == 9
 
 
 @pytest.mark.parametrize("which", ["a running sequence", "a sequence twice"])
@@ -282,15 +214,6 @@ def test_a_policy_must_admit_waiting_sequences_once_each(which):
         simulation.add(3, 9, "two")
     with pytest.raises(ValueError, match="The policy admits sequence 'one', which is not waiting"):
         simulation.scheduler.schedule()
-
-
-def test_a_sample_that_is_not_in_the_queue_yet_can_end():
-    simulation = Simulation("fcfs", rows=2)
-    first = simulation.add(6, 2, "request")
-    second, third = (simulation.add(6, 2, "request", parent=first) for _ in range(2))
-    simulation.scheduler.finish(second, "abort")
-    simulation.run()
-    assert simulation.finished == [first, third] and second.finish_reason == "abort"
 
 
 def test_a_sample_has_waited_since_its_request_was_added_so_that_later_requests_do_not_overtake_it():
@@ -316,23 +239,6 @@ def test_a_runner_is_told_once_of_every_sequence_that_lost_its_row():
     simulation.scheduler.finish(c, "abort")
     assert simulation.step().released == [a, c]
     assert simulation.step().released == [] and not simulation.scheduler.unfinished
-
-
-def test_when_nothing_waits_or_no_row_is_free_the_policy_is_not_asked():
-    class Refusing(FirstComeFirstServed):
-        def order(self, waiting, running):
-            raise LookupError("no order")
-
-    scheduler = Scheduler(EngineConfig(max_batch_size=1, policy=Refusing()))
-    assert scheduler.schedule().chunks == []
-    scheduler.add(Sequence("a", [1], 3))
-    with pytest.raises(LookupError):
-        scheduler.schedule()
-    scheduler.policy = FirstComeFirstServed()
-    scheduler.schedule()
-    scheduler.policy = Refusing()
-    scheduler.add(Sequence("b", [1], 3))
-    assert [one.request_id for one in scheduler.running] == ["a"] and scheduler.schedule()
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
@@ -367,12 +273,3 @@ def test_an_iteration_costs_no_more_when_ten_thousand_sequences_wait(policy):
     few, many = cost(20), cost(10_000)
     assert many[0] == few[0], "no row is free"
     assert many[1] <= 1.5 * few[1], "one sequence is admitted, which takes binary searches"
-
-
-def test_an_iteration_costs_no_more_with_a_hundred_thousand_blocks():
-    def cost(num_blocks: int) -> int:
-        simulation = busy("fcfs", 20, BlockManager(num_blocks, block_size=1))
-        iteration(simulation)
-        return operations(lambda: iteration(simulation))
-
-    assert cost(100_000) == cost(100)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import PROMPTS, CountingModel, letter_tokenizer, random_pair
+from conftest import PROMPTS, random_pair
 
 from helpers import Engine, EngineConfig, SamplingParams
 
@@ -102,15 +102,6 @@ def test_a_prompt_that_is_preempted_while_it_is_scored_is_scored_completely(rand
     assert len(first.token_ids) == 30 and engine.block_manager.used == 0
 
 
-def test_batch_invariant_scores_are_the_same_bits_in_any_company(embedded):
-    alone = Engine(*embedded, EngineConfig(batch_invariant=True)).generate(PROMPTS[3], SCORE)[0]
-    config = EngineConfig(batch_invariant=True, max_tokens_per_step=11, max_batch_size=3)
-    outputs = Engine(*embedded, config).generate(
-        [PROMPTS[0], PROMPTS[3], PROMPTS[1]], [SamplingParams(9), SCORE, SCORE]
-    )
-    assert outputs[1].prompt_logprobs == alone.prompt_logprobs
-
-
 def test_a_prompt_may_fill_the_context_if_nothing_follows_and_may_be_one_token():
     pair = random_pair("llama")
     whole, one = Engine(*pair).generate([[5, 6] * 64, [7]], SCORE)
@@ -118,17 +109,6 @@ def test_a_prompt_may_fill_the_context_if_nothing_follows_and_may_be_one_token()
     assert one.finish_reason == "length" and one.token_ids == []
     with pytest.raises(ValueError, match="context is 128"):
         Engine(*pair).generate([[5, 6] * 64], SamplingParams(1, prompt_logprobs=3))
-
-
-def test_an_engine_without_logits_to_select_scores_too():
-    engine = Engine(CountingModel(40), letter_tokenizer())
-    (output,) = engine.generate("abde", SamplingParams(2, prompt_logprobs=1))
-    expected, other = (math.log(math.exp(n) / (math.e + 9)) for n in (1, 0))
-    assert output.prompt_logprobs[0] is None
-    assert output.prompt_logprobs[1:] == [
-        pytest.approx(wanted) for wanted in ({2: expected}, {4: other, 3: expected}, {5: expected})
-    ]
-    assert output.text == "fg"
 
 
 def test_a_cancelled_request_ends_with_the_scores_that_it_has(random_pairs):

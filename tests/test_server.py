@@ -196,7 +196,6 @@ def test_logprobs_of_a_completion(client, embedded):
     none_best = greedy(client, "Once upon a time", 3, logprobs=0).choices[0].logprobs
     assert [[token] for token in none_best.tokens] == [list(top) for top in none_best.top_logprobs]
     assert greedy(client, "Once upon a time", 3).choices[0].logprobs is None
-
     pieces = [chunk.choices[0].logprobs for chunk in greedy(client, "Once upon a time", 10, logprobs=3, stream=True)]
     assert [piece.tokens for piece in pieces] == [[token] for token in spelled]
     assert [piece.token_logprobs[0] for piece in pieces] == pytest.approx(chosen, abs=1e-4)

@@ -1,9 +1,7 @@
 """Operating the server: its addresses, keys, metrics, events, slow motion, and the command line."""
 
-import asyncio
 import itertools
 import socket
-import sys
 import threading
 import warnings
 
@@ -15,9 +13,8 @@ from fastapi.testclient import TestClient
 
 from helpers import Engine, EngineConfig
 from helpers.command_line import parse
-from helpers.models.quantization import QuantizedLinear
 from helpers.server import __main__ as command
-from helpers.server import launch, live_view
+from helpers.server import launch
 from tests.support.serving import FOX, OWL, body, embedded_engine, events_of, expected, post, serving, text_of_response
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,9 +37,6 @@ def keyed(one_thread):
     engine = Engine(*random_pair("llama"), EngineConfig(max_batch_size=3, trace_length=1000))
     with serving(engine, model_name="mine", api_key="schlüssel") as server:
         yield server
-
-
-KEY = {"Authorization": "Bearer schlüssel".encode()}
 
 
 # --- models, addresses, keys ----------------------------------------------------------------------------------------
@@ -110,15 +104,6 @@ def test_without_the_key_every_guarded_address_is_401(keyed, method, path):
         response = httpx.request(method, keyed.url + path, headers=headers, **sent)
         assert response.status_code == 401, header
         assert response.json()["error"]["code"] == "invalid_api_key"
-
-
-def test_with_the_key_every_address_responds(keyed):
-    with httpx.Client(base_url=keyed.url, headers=KEY) as client:
-        assert client.get("/v1/models").json()["data"][0]["id"] == "mine"
-        assert client.post("/v1/completions", json=body(max_tokens=2)).status_code == 200
-        assert client.get("/metrics").status_code == 200
-    assert httpx.get(keyed.url + "/health").json() == {"status": "ok"}, "a health check needs no key"
-    assert httpx.get(keyed.url + "/").status_code == 200
 
 
 def test_the_official_client_sends_its_key_which_is_compared_in_constant_time(monkeypatch):
@@ -221,15 +206,6 @@ def test_the_events_have_every_iteration_without_gaps(server):
             assert ends[name]["reason"] == choice["finish_reason"] and ends[name]["tokens"] == tokens[name]
 
 
-def test_an_idle_server_sends_events_too(server, monkeypatch):
-    monkeypatch.setattr(live_view, "MAX_INTERVAL", 0.2)
-    with httpx.stream("GET", server.url + "/events") as watched:
-        messages = events_of(watched.iter_lines())
-        next(messages)
-        quiet = next(messages)
-    assert (quiet["iterations"], quiet["finished"], quiet["running_count"], quiet["waiting"]) == ([], [], 0, [])
-
-
 def test_slow_motion(server):
     try:
         assert httpx.post(server.url + "/pace", json={"seconds": 0.1}).json() == {"seconds": 0.1}
@@ -256,23 +232,6 @@ def test_a_taken_port_is_noticed_before_a_model_is_loaded(monkeypatch):
         port = str(other.getsockname()[1])
         with pytest.raises(SystemExit, match=f"cannot listen on 127.0.0.1:{port} .* Choose another --port"):
             command.main(["--port", port])
-
-
-def test_responses_are_sent_without_delay():
-    """With Nagle's algorithm, each response on a connection that is kept alive would take 40 ms longer."""
-
-    async def delays() -> bool:
-        accepted = asyncio.get_running_loop().create_future()
-
-        def accept(_, writer):
-            accepted.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 0)
-            writer.close()
-
-        async with await asyncio.start_server(accept, sock=command._bound_socket("127.0.0.1", 0)) as server:
-            with socket.create_connection(server.sockets[0].getsockname()):
-                return await accepted
-
-    assert not asyncio.run(asyncio.wait_for(delays(), 60))
 
 
 def test_the_thread_that_loads_the_model_runs_the_engine(monkeypatch):
@@ -334,43 +293,12 @@ def test_options_outside_their_range_are_refused_in_one_line_before_a_model_is_l
     assert caught.value.code == 2 and error.startswith("python -m helpers.server: ") and message in error
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_program_with_the_reason():
-    with pytest.raises(SystemExit, match="no/such/folder"):
-        command.main(["--port", "0", "--model", "no/such/folder/anywhere"])
-
-
-def test_the_server_stores_weights_as_the_option_says(monkeypatch):
-    served = []
-    monkeypatch.setattr(command, "make_app", lambda engine, **_: served.append(engine) or sys.exit())
-    with pytest.raises(SystemExit):
-        command.main(["--port", "0", "--weights", "int4"])
-    assert {layer.weights for layer in served[0].model.modules() if isinstance(layer, QuantizedLinear)} == {"int4"}
-
-
 def test_a_server_that_does_not_start_says_why(tmp_path, monkeypatch):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho starting\necho 'no torch here' >&2\n")
     python.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(python))
     with pytest.raises(RuntimeError, match=r"did not start:\nno torch here"), launch("--rows", "8"):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("environment", "options", "policy"),
-    [(None, {}, "PASSIVE"), (None, {"shares_cores": False}, None), ("ACTIVE", {}, "ACTIVE")],
-    ids=["shares cores", "has the cores", "chosen by the user"],
-)
-def test_the_idle_threads_of_a_server_wait_passively_if_it_shares_cores(monkeypatch, environment, options, policy):
-    def refuse(command, env, **_):
-        assert env.get("OMP_WAIT_POLICY") == policy
-        raise ZeroDivisionError("on purpose")
-
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if environment is not None:
-        monkeypatch.setenv("OMP_WAIT_POLICY", environment)
-    monkeypatch.setattr("subprocess.Popen", refuse)
-    with pytest.raises(ZeroDivisionError), launch(**options):
         pass
 
 

@@ -7,7 +7,6 @@ import httpx
 import pytest
 import torch
 
-from helpers import SamplingParams
 from helpers.server.text_offsets import EchoedPrompt
 from tests.conftest import byte_tokenizer
 from tests.support.serving import FOX, MILLER, OWL, embedded_engine, events_of, expected, post, serving
@@ -93,27 +92,6 @@ def test_only_to_score_costs_no_tokens_and_needs_no_log_probabilities(server):
     assert server.engine.steps > generated
     metrics = httpx.get(server.url + "/metrics").text
     assert 'engine_sequences_finished_total{reason="length"}' in metrics
-
-
-def test_the_parameters_of_an_echo_are_checked_as_often_whatever_the_number_of_prompts(server, monkeypatch):
-    checks, check = [], SamplingParams.__post_init__
-    monkeypatch.setattr(SamplingParams, "__post_init__", lambda params: checks.append(params) or check(params))
-
-    def num_checks(num_prompts: int) -> int:
-        checks.clear()
-        complete(server, prompt=[FOX] * num_prompts, max_tokens=0, echo=True)
-        return len(checks)
-
-    assert num_checks(20) == num_checks(1) > 0
-
-
-def test_token_ids_are_echoed_as_their_text(server, embedded):
-    ids = embedded[1](OWL)["input_ids"]
-    (choice,) = complete(server, prompt=ids, max_tokens=2, echo=True, logprobs=0)
-    assert choice["text"] == OWL + expected(OWL, 2).text
-    assert [list(top) for top in choice["logprobs"]["top_logprobs"][1:]] == [
-        [t] for t in choice["logprobs"]["tokens"][1:]
-    ]
 
 
 def test_prompt_log_probabilities_come_in_the_format_of_vllm(server, embedded):

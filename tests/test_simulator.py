@@ -35,9 +35,7 @@ def test_a_simulator_plans_what_an_engine_plans_for_500_workloads(workload):
 
 def test_a_trace_of_requests_with_lengths_has_their_tokens_on_the_clock_of_their_arrivals():
     config = EngineConfig(max_batch_size=2)
-
     trace = simulate([([5, 6, 7], 3), ([8], 2), ([9, 9], 1)], config, arrivals=[10.0, 0.0, 1.5])
-
     assert trace.token_times == {1: [1.0, 2.0], 2: [3.0], 0: [11.0, 12.0, 13.0]}
     assert trace.prompt_tokens == 6
 
@@ -71,9 +69,7 @@ def test_the_trace_of_simulate_is_that_of_a_simulator_with_texts_and_outputs(see
         simulator.run_until(arrival)
         simulator.add_request(prompt, SamplingParams(length, ignore_eos=True), number)
     simulator.run_until()
-
     trace = simulate(requests, config, arrivals, seconds)
-
     assert trace.passes == simulator.trace.passes
     assert len(trace.token_times) == len(requests)
 
@@ -108,7 +104,6 @@ def test_requests_that_cannot_be_simulated_are_refused_before_any_runs():
 
 def test_a_simulator_refuses_text_and_requests_beyond_the_context():
     simulator = Simulator(context_length=8)
-
     with pytest.raises(ValueError, match="give the prompt as token ids, not as the text 'Once'"):
         simulator.generate(["Once"], SamplingParams(2))
     with pytest.raises(ValueError, match="8"):

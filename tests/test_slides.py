@@ -40,7 +40,6 @@ def test_a_deck_has_every_picture_and_prediction_of_its_lesson_and_no_answer_and
     outputs = [(cell, output) for cell in nb.cells if cell.cell_type == "code" for output in cell.outputs]
     pictures = [output for _, output in outputs if is_picture(output)]
     titles = re.findall(r"<h1[^>]*>", page)
-
     assert len(titles) == 1 and len(re.findall(r'class="jp-Rendered(?:Image|HTML)', page)) >= len(pictures)
     told = [data["alt"] for output in pictures for data in output.metadata.values() if "alt" in data]
     assert [alt for alt in told if alt not in tags.pictures] == [], "a picture lacks its text"
@@ -59,7 +58,6 @@ def test_a_deck_has_every_picture_and_prediction_of_its_lesson_and_no_answer_and
 def test_a_deck_asks_the_class_the_question_of_the_lesson_s_script():
     questions = build_slides.questions_for_the_class()
     (path,) = (ROOT / "notebooks").glob("1_*.ipynb")
-
     assert questions["1"].endswith("?") and questions["1"] in unescape(build_slides.deck(path))
     assert set(questions) <= {path.name.partition("_")[0] for path in LESSONS if path.name[0].isdigit()}
 
@@ -73,7 +71,6 @@ def test_badges_and_links_of_a_lesson_are_left_out_and_a_prediction_keeps_the_pa
         nbformat.v4.new_markdown_cell("## Try it\n\n1. First?\n\n<details>one</details>\n\n2. Second?"),
     ]
     texts = [cell.source.split() for cell in build_slides.slides(nbformat.v4.new_notebook(cells=cells), "Why?")]
-
     assert [" ".join(words) for words in texts] == [
         "# 7. Title The idea (paper).",
         "### Part Close by. **Predict:** how many?",
@@ -86,7 +83,6 @@ def test_badges_and_links_of_a_lesson_are_left_out_and_a_prediction_keeps_the_pa
 def test_without_npm_it_says_what_to_do(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("npm_package.shutil.which", lambda name: None)
     monkeypatch.setattr(build_slides, "REVEAL", "0.0.0")
-
     assert build_slides.main(out=tmp_path) == 1
     assert "npm is not installed. Install npm" in capsys.readouterr().out and not any(tmp_path.iterdir())
 
@@ -114,5 +110,4 @@ def test_every_slide_fits_on_a_screen_of_1280_by_720_and_opens_from_a_file_witho
             page.evaluate("number => Reveal.slide(number)", number)
             wrong += [f"{path.stem}, slide {number + 1}: {part}" for part in page.evaluate(OUTSIDE)]
     context.close()
-
     assert len(list(tmp_path.glob("*.html"))) == len(LESSONS) and wrong == []

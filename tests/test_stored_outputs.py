@@ -62,7 +62,6 @@ def test_the_best_token_of_a_stored_output_leads_clearly_at_every_step(requests)
     model, tokenizer = load_model()
     outputs = generate_continuous(requests, 16).outputs
     leads = {output.prompt: lead(model, tokenizer(output.prompt)["input_ids"], output.token_ids) for output in outputs}
-
     assert {prompt: smallest for prompt, smallest in leads.items() if smallest < CLEAR} == {}
 
 
@@ -82,7 +81,6 @@ def test_lesson_14_stores_no_near_tie_of_the_model_or_of_its_quantized_versions(
     for output in [*own, *clear_stories()]:
         smallest = lead(model, tokenizer(output.prompt)["input_ids"], output.token_ids)
         tight[output.prompt] = min(tight.get(output.prompt, 9), smallest)
-
     assert {prompt: smallest for prompt, smallest in tight.items() if smallest < CLEAR_ENOUGH} == {}
 
 
@@ -121,5 +119,4 @@ def test_a_lesson_that_draws_prints_the_same_with_slightly_different_logits(path
             text, value = printed(shell, cell.source)
             if (text, value) != (stored, values):
                 different.append((cell.id, text, stored, value, values))
-
     assert different == []

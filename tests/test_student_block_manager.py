@@ -14,7 +14,6 @@ def test_a_student_s_blocks_run_the_engine_and_change_no_token(blocks, passes):
     engine = engine_with(solutions.grow, solutions.release, solutions.slices_of, config)
     params = [SamplingParams(max_tokens=one.max_tokens) for one in requests]
     outputs = engine.generate([one.prompt for one in requests], params)
-
     assert [one.token_ids for one in outputs] == [one.token_ids for one in generate_continuous(requests).outputs]
     assert engine.trace.forward_passes == passes
     assert sorted(engine.block_manager.free_blocks) == list(range(blocks)), "all of them are free again"

@@ -19,7 +19,6 @@ def test_a_student_s_row_changes_no_token():
     first, second = (tokenizer(text)["input_ids"] for text in ("The quick brown fox", "What comes up must come"))
     reader.read({"first": first[:-1], "second": second[:2]})
     logits = reader.read({"second": second[2:], "first": first[-1:], "third": second[:1]})
-
     for name, text in {"first": first, "second": second, "third": second[:1]}.items():
         torch.testing.assert_close(logits[name], logits_alone(model, text), rtol=0, atol=1e-4)
     assert reader.columns == [5, 1 + len(second) - 2 + 1]
@@ -33,6 +32,5 @@ def test_a_student_s_row_runs_a_model_whose_heads_share_keys():
     reader = Reader(solutions.pack, solutions.attend_row, model)
     reader.read({"a": [3, 4, 5], "b": [6]})
     logits = reader.read({"b": [7, 8], "a": [9]})
-
     for name, text in {"a": [3, 4, 5, 9], "b": [6, 7, 8]}.items():
         torch.testing.assert_close(logits[name], logits_alone(model, text), rtol=0, atol=1e-4)

@@ -31,7 +31,6 @@ def longest_run(ids, size=4):
 
 def test_the_prompts_are_not_in_the_corpus():
     text = "\n\n".join(corpus.documents(8_000, seed=0))
-
     assert "Once upon a time, a " in text
     assert [prompt for prompt in corpus.unseen_prompts(200, seed=1) if prompt in text] == []
 
@@ -44,7 +43,6 @@ def test_the_corpus_depends_only_on_its_seed():
 @pytest.mark.slow
 def test_texts_end_by_themselves_differ_in_length_and_do_not_loop(outputs):
     short, long = np.percentile([len(output.token_ids) for output in outputs], [10, 90])
-
     assert sum(output.finish_reason == "stop" for output in outputs) >= 0.95 * len(outputs)
     assert long >= 5 * short
     assert longest_run([1, 2, 3, 4] * 3 + [5]) == 3  # tests the measure itself
@@ -67,7 +65,6 @@ def test_well_known_sentences_continue_as_expected(prompt, rest):
 def test_any_engine_that_reads_hugging_face_folders_can_load_it():
     """No code of the course is needed, and no class that only one release of transformers has."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(EMBEDDED), AutoTokenizer.from_pretrained(EMBEDDED)
-
     assert model.config.architectures == ["GPT2LMHeadModel"]
     assert model.config.n_embd // model.config.n_head in (32, 64)
     assert model.config.max_position_embeddings >= 512
@@ -81,6 +78,5 @@ def test_any_engine_that_reads_hugging_face_folders_can_load_it():
 def test_every_output_of_the_race_reaches_max_tokens_after_a_prompt_of_seven_tokens():
     requests = workloads.race()
     _, tokenizer = load_model()
-
     assert {len(tokenizer(request.prompt)["input_ids"]) for request in requests} == {7}
     assert {output.finish_reason for output in generate_continuous(requests, 8).outputs} == {"length"}

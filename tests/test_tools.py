@@ -112,11 +112,6 @@ def test_the_embedded_model_answers_questions_and_makes_the_call_that_is_require
     jsonschema.validate(json.loads(call.function.arguments), WEATHER)
 
 
-def test_a_model_may_have_several_templates(embedded):
-    tokenizer = with_template(embedded[1], {"default": HERMES, "tool_use": HERMES})
-    assert find_notation(tokenizer) == NOTATIONS["Hermes"]
-
-
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -155,22 +150,6 @@ def test_a_required_call_is_valid_whatever_the_model(client):
         for call in choice.message.tool_calls:
             check_call(call)
     assert names == set(SCHEMAS)
-
-
-def test_a_named_tool_is_called_exactly_once(client):
-    choice = {"type": "function", "function": {"name": "get_weather"}}
-    response = client.chat.completions.create(**CHAT, tools=TOOLS, tool_choice=choice, n=2, seed=2)
-    for one in response.choices:
-        (call,) = one.message.tool_calls
-        check_call(call)
-        assert call.function.name == "get_weather"
-        assert one.finish_reason == "stop", "as OpenAI's for a call that the request names"
-
-
-def test_without_parallel_calls_there_is_one(client):
-    settings = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "n": 3, "seed": 3}
-    response = client.chat.completions.create(**CHAT, **settings)
-    assert [len(choice.message.tool_calls) for choice in response.choices] == [1] * 3
 
 
 def test_a_model_may_answer_or_call(client):

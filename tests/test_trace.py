@@ -166,23 +166,6 @@ def test_what_an_engine_records_is_assigned_to_rows():
     assert trace.token_times == {"a": [1.0, 2.0], "b": [3.0, 4.0]}
 
 
-def test_a_preempted_request_gives_up_its_row_and_returns_to_any_row():
-    trace = Trace(rows=2)
-    trace.add([prefill("a", 2), prefill("b", 3)], 0.0, 1.0, step=0)
-    trace.free(["a"])  # preempted
-    trace.add([decode("b"), prefill("c", 1)], 1.0, 1.0, step=1)
-    trace.free(["b"])
-    trace.add([decode("c"), prefill("a", 4)], 2.0, 1.0, step=2)
-    trace.add([decode("c"), decode("a")], 3.0, 1.0, step=3)
-    assert rows(trace) == [
-        [("a", "prefill"), ("b", "prefill")],
-        [("c", "prefill"), ("b", "decode")],
-        [("c", "decode"), ("a", "prefill")],
-        [("c", "decode"), ("a", "decode")],
-    ]
-    assert trace.prompt_tokens == 2 + 3 + 1 + 4  # recomputed tokens are counted again
-
-
 def test_an_id_that_is_used_again_is_a_new_request():
     trace = Trace(rows=2)
     trace.add([prefill("a", 2), prefill("b", 1)], 0.0, 1.0, step=0)

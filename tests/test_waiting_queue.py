@@ -61,12 +61,6 @@ def test_every_order_is_that_of_sorting_the_whole_list(actions):
             check(queue, waiting, added_at)
 
 
-def test_a_sequence_with_the_number_of_another_is_not_in_the_queue():
-    queue = queue_of([sequence(0)])
-    assert sequence(0) not in queue and sequence(1) not in queue
-    assert next(iter(queue)) in queue
-
-
 def test_a_sequence_that_has_ended_leaves_nothing_behind():
     queue = WaitingQueue()
     queue.grouped_by("max_tokens")

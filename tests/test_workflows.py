@@ -39,7 +39,6 @@ def test_a_python_without_the_tested_packages_is_refused_before_anything_is_inst
     other.chmod(0o755)
     command = ["make", "-f", ROOT / "Makefile", "lab", f"PYTHON={other}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-
     assert done.returncode != 0
     assert "needs Python 3.11 to 3.14" in done.stderr and "make PYTHON=python3.12" in done.stderr
     assert not (tmp_path / ".venv").exists()

@@ -1,8 +1,5 @@
 """How much code a reader has to read: lines of files, and what a call runs through in `helpers/`.
 
-    python -m tests.support.core_size                              a plain greedy request
-    python -m tests.support.core_size helpers/engine/*.py          files
-
 A line of code has a token other than a comment, and is no part of a docstring. A call is followed with
 `sys.setprofile`: the functions of `helpers/` that it enters count, with the files in which they are. What runs only
 while the engine is made, or in another thread, does not count. A function inside another one is a part of that one.
@@ -12,7 +9,7 @@ import ast
 import io
 import sys
 import tokenize
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -106,14 +103,6 @@ def _functions(path: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     return [node for node in ast.walk(tree) if isinstance(node, FUNCTION)]  # breadth first
 
 
-def plain_greedy_request() -> Calls:
-    """Return what a greedy request without kernels runs, on an engine made before."""
-    from helpers import Engine, EngineConfig, SamplingParams
-
-    engine = Engine(config=EngineConfig(kernels=False, linear_backend="pytorch"))
-    return calls_of(lambda: engine.generate("The quick brown fox", SamplingParams(max_tokens=8)))
-
-
 def table(calls: Calls) -> str:
     """Return the files with the lines of code that were called, the most first."""
     lines = [f"{'functions':>9} {'lines':>6} {'of file':>8}"]
@@ -123,17 +112,3 @@ def table(calls: Calls) -> str:
     totals = calls.num_functions, calls.lines_of_functions, calls.lines_of_files, len(calls.lines)
     lines.append("{:9} {:6} {:8}  {} files".format(*totals))
     return "\n".join(lines)
-
-
-def main(arguments: Iterable[str]) -> None:
-    """Print the lines of code of files, or of a plain greedy request."""
-    if paths := [Path(argument) for argument in arguments]:
-        for path in paths:
-            print(f"{len(lines_of_code(path)):6} {path}")
-        print(f"{sum(len(lines_of_code(path)) for path in paths):6} in all")
-    else:
-        print(table(plain_greedy_request()))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

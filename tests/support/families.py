@@ -5,7 +5,7 @@ matter: windows are shorter than the texts, there are fewer kv heads than query 
 check of each one, which takes the feature away and compares the logits. A row whose feature made no difference would
 prove nothing.
 
-SUPPORT.md is written from this list (`make support-matrix`).
+The rows are in families.yaml. SUPPORT.md is written from them (`make support-matrix`).
 """
 
 import copy
@@ -14,8 +14,10 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+import yaml
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from helpers import (
@@ -413,24 +415,7 @@ def offset_of_two(family: Family) -> bool:
 
 # --- the matrix -------------------------------------------------------------------------------------------------------
 
-SIZE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
-FALCON = SIZE | {"max_position_embeddings": CONTEXT}
-OPT = FALCON | {"ffn_dim": 128}
-PLAIN = FALCON | {"intermediate_size": 128}
-SHARED = PLAIN | {"num_key_value_heads": 2}
-GROUPED = SHARED | {"head_dim": 16}
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
-NO_WINDOW = 10 * CONTEXT
-LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA3_ROPE |= {"original_max_position_embeddings": 16}
-DEEPSEEK = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
-DEEPSEEK |= {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
-
-no_window, other_window = other_config(sliding_window=None), other_config(sliding_window=NO_WINDOW)
-fewer_experts = other_config(num_experts_per_tok=1)
-fully_rotary = other_config(partial_rotary_factor=1.0)
-sequential_block = other_config(use_parallel_residual=False)
+no_alibi = other_model(without_alibi)
 
 
 def without(name: str):
@@ -438,297 +423,27 @@ def without(name: str):
     return other_modules(name, lambda _: torch.nn.Identity())
 
 
-def without_sinks(model) -> None:
+@other_model
+def no_sinks(model) -> None:
     for layer in model.model.layers:
         layer.self_attn.sinks.fill_(-1e4)
 
 
-def family(name: str, stands_for: str, features: dict, base: dict, **settings) -> Family:
-    """Return a row of the matrix; its settings are added to those of the base."""
-    return Family(name, stands_for, features, {"model_type": name.split(" ")[0]} | base | settings)
+def check_of(described: str | dict) -> Callable[[Family], bool]:
+    """Return the check that families.yaml describes: a name of this file, or one with its argument or settings."""
+    if isinstance(described, str):
+        return globals()[described]
+    ((name, argument),) = described.items()
+    return globals()[name](**argument) if isinstance(argument, dict) else globals()[name](argument)
 
 
-FAMILIES = [
-    family(
-        "gpt2",
-        "GPT-2, DistilGPT2, DialoGPT, the embedded model",
-        {"learned positions": absolute_positions, "tied LM head": tied_head},
-        GPT,
-    ),
-    family(
-        "gpt_bigcode",
-        "StarCoder, SantaCoder",
-        {"multi-query attention": fewer_kv_heads, "learned positions": absolute_positions},
-        GPT,
-        multi_query=True,
-    ),
-    family(
-        "starcoder2",
-        "StarCoder2",
-        {"sliding window": no_window, "grouped-query attention": fewer_kv_heads},
-        SHARED,
-        sliding_window=WINDOW,
-    ),
-    family(
-        "gpt_neo",
-        "GPT-Neo, TinyStories",
-        {
-            "sliding window in every other layer": other_config(attention_types=[[["global"], 2]]),
-            "learned positions": absolute_positions,
-        },
-        {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "max_position_embeddings": CONTEXT},
-        attention_types=[[["global", "local"], 1]],
-        window_size=WINDOW,
-    ),
-    family(
-        "gpt_neox",
-        "GPT-NeoX, Pythia, Dolly 2, RedPajama-INCITE",
-        {"partial RoPE": other_config(rotary_pct=1.0), "parallel block": sequential_block},
-        PLAIN,
-        rotary_pct=0.25,
-    ),
-    family(
-        "gptj",
-        "GPT-J",
-        {"partial RoPE, interleaved": other_config(rotary_dim=16), "untied LM head": untied_head},
-        GPT,
-        rotary_dim=8,
-    ),
-    family("codegen", "CodeGen", {"partial RoPE, interleaved": other_config(rotary_dim=16)}, GPT, rotary_dim=8),
-    family("opt", "OPT, Galactica", {"positions offset by two": offset_of_two}, OPT, word_embed_proj_dim=64),
-    family(
-        "opt (350m)",
-        "OPT-350M",
-        {"norms after the blocks": other_config(do_layer_norm_before=True), "narrower embeddings": absolute_positions},
-        OPT,
-        word_embed_proj_dim=32,
-        do_layer_norm_before=False,
-    ),
-    family("bloom", "BLOOM, BLOOMZ", {"ALiBi": other_model(without_alibi)}, {"hidden_size": 64}, n_layer=2, n_head=4),
-    family(
-        "mpt", "MPT", {"ALiBi": other_model(without_alibi)}, {"d_model": 64}, n_layers=2, n_heads=4, max_seq_len=CONTEXT
-    ),
-    family(
-        "falcon",
-        "Falcon-7B",
-        {
-            "multi-query attention": fewer_kv_heads,
-            "RoPE": relative_positions,
-            "parallel block": other_config(parallel_attn=False),
-        },
-        FALCON | {"multi_query": True, "parallel_attn": True, "bias": False},
-    ),
-    family(
-        "falcon (40b)",
-        "Falcon-40B, Falcon-180B",
-        {"two norms before each block": without("ln_mlp")},
-        FALCON | {"num_kv_heads": 2, "new_decoder_architecture": True},
-    ),
-    family(
-        "falcon (rw)",
-        "Falcon-RW",
-        {"ALiBi": other_config(alibi=False)},
-        FALCON | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
-    ),
-    family(
-        "llama",
-        "LLaMA, Llama 2, CodeLlama, Solar, Magicoder, Vicuna, Yi, TinyLlama",
-        {"RoPE": relative_positions, "grouped-query attention": fewer_kv_heads, "untied LM head": untied_head},
-        GROUPED,
-    ),
-    family(
-        "llama (3.1)",
-        "Llama 3.1 to 3.3",
-        {"RoPE scaled by frequency": other_config(rope_scaling=None), "tied LM head": tied_head},
-        GROUPED | {"rope_scaling": LLAMA3_ROPE, "tie_word_embeddings": True},
-    ),
-    family(
-        "llama4_text",
-        "Llama 4 Scout and Maverick, each up to 8,191 tokens",
-        {
-            "chunked attention": other_config(attention_chunk_size=NO_WINDOW),
-            "no RoPE in every fourth layer": other_config(no_rope_layers=[1, 1, 1, 1]),
-            "mixture of experts": other_config(num_experts_per_tok=2),
-        },
-        GROUPED | {"num_hidden_layers": 4, "intermediate_size_mlp": 128, "attention_chunk_size": WINDOW},
-        no_rope_layers=[1, 1, 1, 0],
-        num_local_experts=4,
-        num_experts_per_tok=1,
-    ),
-    family(
-        "mistral",
-        "Mistral-7B, Neural-Chat, Zephyr",
-        {"sliding window": no_window, "grouped-query attention": fewer_kv_heads},
-        GROUPED,
-        sliding_window=WINDOW,
-    ),
-    family(
-        "mixtral",
-        "Mixtral",
-        {"mixture of experts": fewer_experts, "sliding window": no_window},
-        GROUPED | {"sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
-    ),
-    family(
-        "qwen2",
-        "Qwen1.5, Qwen2, Qwen2.5",
-        {
-            "sliding window in the upper layers": other_config(use_sliding_window=False),
-            "grouped-query attention": fewer_kv_heads,
-        },
-        SHARED | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
-    ),
-    family(
-        "qwen2_moe",
-        "Qwen1.5-MoE, Qwen2-MoE",
-        {"mixture of experts with a shared expert": fewer_experts},
-        SHARED | {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
-        num_experts=4,
-        num_experts_per_tok=2,
-    ),
-    family("qwen3", "Qwen3", {"normalized queries and keys": without("q_norm")}, GROUPED),
-    family(
-        "qwen3_moe",
-        "Qwen3-MoE, Qwen3-Coder",
-        {"mixture of experts": fewer_experts},
-        GROUPED | {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},
-    ),
-    family("phi", "Phi-1, Phi-1.5, Phi-2", {"partial RoPE": fully_rotary}, PLAIN, partial_rotary_factor=0.5),
-    family(
-        "phi3",
-        "Phi-3 (4k), Phi-4",
-        {"sliding window": no_window, "grouped-query attention": fewer_kv_heads},
-        SHARED | {"sliding_window": WINDOW, "original_max_position_embeddings": CONTEXT},
-    ),
-    family(
-        "phi3 (longrope)",
-        "Phi-3 (128k), Phi-3.5, Phi-4-mini, each up to its original context of 4,096 tokens",
-        {"a different RoPE beyond the original context": other_config(original_max_position_embeddings=16)},
-        SHARED | {"max_position_embeddings": 4 * CONTEXT, "original_max_position_embeddings": CONTEXT},
-        rope_scaling={"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8},
-    ),
-    family(
-        "stablelm",
-        "StableLM",
-        {"partial RoPE": fully_rotary, "parallel block": sequential_block},
-        SHARED | {"partial_rotary_factor": 0.25, "use_parallel_residual": True},
-    ),
-    family(
-        "gemma",
-        "Gemma, CodeGemma",
-        {"multi-query attention": fewer_kv_heads, "tied LM head": tied_head},
-        GROUPED | {"num_key_value_heads": 1, "head_dim": 32},
-    ),
-    family(
-        "gemma2",
-        "Gemma 2",
-        {
-            "soft-capped attention": other_config(attn_logit_softcapping=None),
-            "soft-capped logits": other_config(final_logit_softcapping=None),
-            "sliding window in every other layer": other_window,
-        },
-        GROUPED | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 2.0, "query_pre_attn_scalar": 16},
-        sliding_window=WINDOW,
-        attn_implementation="eager",  # SDPA has no soft cap, and transformers 4 drops it without a warning (#31887)
-    ),
-    family(
-        "gemma3_text",
-        "Gemma 3",
-        {"sliding window in most layers": other_window, "normalized queries and keys": without("q_norm")},
-        GROUPED | {"num_hidden_layers": 3, "layer_types": [LOCAL, LOCAL, GLOBAL], "query_pre_attn_scalar": 16},
-        sliding_window=WINDOW,
-    ),
-    family(
-        "gemma3n_text",
-        "Gemma 3n",
-        {"last layers reuse the keys of earlier layers": shared_keys, "sliding window in most layers": other_window},
-        GROUPED | {"num_hidden_layers": 4, "layer_types": [LOCAL, GLOBAL] * 2, "num_kv_shared_layers": 2},
-        vocab_size_per_layer_input=...,  # the tokenizer's size
-        hidden_size_per_layer_input=16,
-        laurel_rank=8,
-        activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0],
-        sliding_window=WINDOW,
-    ),
-    family(
-        "gemma4_text",
-        "Gemma 4",
-        {
-            "last layers reuse the keys of earlier layers": shared_keys,
-            "sliding window in every other layer": other_window,
-        },
-        GROUPED | {"num_hidden_layers": 4, "layer_types": [LOCAL, GLOBAL] * 2, "num_kv_shared_layers": 2},
-        vocab_size_per_layer_input=...,  # the tokenizer's size
-        hidden_size_per_layer_input=16,
-        global_head_dim=32,
-        sliding_window=WINDOW,
-    ),
-    family(
-        "gpt_oss",
-        "gpt-oss",
-        {
-            "attention sinks": other_model(without_sinks),
-            "sliding window in every other layer": other_window,
-            "mixture of experts": fewer_experts,
-        },
-        GROUPED | {"layer_types": [LOCAL, GLOBAL], "sliding_window": WINDOW},
-        num_local_experts=4,
-        num_experts_per_tok=2,
-    ),
-    family("olmo2", "OLMo 2", {"norms after the layers": without("post_attention_layernorm")}, SHARED),
-    family(
-        "smollm3",
-        "SmolLM3",
-        {"no RoPE in every fourth layer": other_config(no_rope_layers=[1, 1, 1, 1])},
-        SHARED | {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
-    ),
-    family(
-        "glm",
-        "GLM-4 (9B), GLM-Edge (the successors of ChatGLM)",
-        {"partial RoPE, interleaved": fully_rotary, "grouped-query attention": fewer_kv_heads},
-        GROUPED,
-        partial_rotary_factor=0.5,
-    ),
-    family(
-        "glm4",
-        "GLM-4-0414, GLM-Z1",
-        {
-            "partial RoPE, interleaved": fully_rotary,
-            "norms around the layers": without("post_self_attn_layernorm"),
-        },
-        GROUPED,
-        partial_rotary_factor=0.5,
-    ),
-    family(
-        "deepseek_v3",
-        "DeepSeek-V3, DeepSeek-R1",
-        {"latent attention, values narrower than keys": narrower_values, "mixture of experts": fewer_experts},
-        PLAIN | DEEPSEEK | {"num_key_value_heads": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2},
-    ),
-    family(
-        "cohere",
-        "Command R",
-        {"scaled logits": other_config(logit_scale=1.0), "RoPE, interleaved": relative_positions},
-        SHARED,
-    ),
-    family(
-        "cohere2",
-        "Command R7B, Command A",
-        {"sliding window in most layers": other_window},
-        SHARED | {"num_hidden_layers": 4, "layer_types": [LOCAL, LOCAL, LOCAL, GLOBAL], "sliding_window": WINDOW},
-    ),
-    family(
-        "granite",
-        "Granite 3",
-        {"scaled residuals": other_config(residual_multiplier=1.0)},
-        SHARED,
-        residual_multiplier=0.3,
-    ),
-    family(
-        "xglm",
-        "XGLM",
-        {"sinusoidal positions, offset by two": absolute_positions},
-        {"d_model": 64, "ffn_dim": 128, "num_layers": 2, "attention_heads": 4, "max_position_embeddings": CONTEXT},
-    ),
-]
+def family(name: str, stands_for: str, features: dict, config: dict) -> Family:
+    """Return a row of the matrix from an entry of families.yaml."""
+    checks = {feature: check_of(described) for feature, described in features.items()}
+    return Family(name, stands_for, checks, {"model_type": name.split(" ")[0]} | config)
+
+
+FAMILIES = [family(**entry) for entry in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))]
 
 REMOTE_CODE = {
     "ChatGLM-6B, ChatGLM2-6B, ChatGLM3-6B": "their successors are `glm` and `glm4`",
