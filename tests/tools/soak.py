@@ -61,6 +61,7 @@ DESCRIBED = (  # a comment or a title makes them new to the server, and changes 
     {"grammar": 'start: "the " word+ // %s\nword: /[a-z]{1,9}/ " "'},
 )
 GAUGES = ("rows_used", "queue_length", "sequences_unfinished", "blocks_used")
+PIPES = 4  # to the two processes that compile descriptions
 MAX_GROWTH = 32  # MiB of memory that a warm server may gain from the same traffic again
 
 
@@ -117,7 +118,7 @@ class RestartingServer:
         options["max-connections"] = MAX_CONNECTIONS
         self._launching = launch(*[f"--{name}={value}" for name, value in options.items()])
         self.process = psutil.Process(self._launching.__enter__().process.pid)
-        self.descriptors = self.process.num_fds()  # of a server that has no client yet
+        self.descriptors = self.process.num_fds() + PIPES  # of a server that has no client yet
 
     def kill_and_restart(self) -> None:
         self.process.kill()
