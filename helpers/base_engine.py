@@ -77,7 +77,10 @@ class BaseEngine(EngineCore):
                             ended[place_of[output.request_id], output.index] = output
                             bar.update()
         finally:
-            self.leave_all(undelivered)  # cancels unfinished ones, if an exception ends this call
+            try:
+                self.leave_all(undelivered)  # cancels unfinished ones, if an exception ends this call
+            finally:
+                self.leave_all(undelivered)  # an interrupt may have ended the first call before it could defer it
         return [ended[place] for place in sorted(ended)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -100,7 +103,10 @@ class BaseEngine(EngineCore):
                     else:
                         self.iterate()
             finally:
-                self.leave_all(undelivered)
+                try:
+                    self.leave_all(undelivered)
+                finally:
+                    self.leave_all(undelivered)  # as above
 
         stream = outputs()
         next(stream)

@@ -68,12 +68,12 @@ class Engine(BaseEngine):
         """
         versions = [weight._version for weight in self._weights]
         if versions != self._versions:
-            self._versions = versions
             self._forget_computed()
+            self._versions = versions
         super().iterate()
 
     def _forget_computed(self) -> None:
-        with self._undisturbed():
+        with self.undisturbed():
             for sequence in reversed(list(self.scheduler.running)):
                 self.scheduler.preempt(sequence)
                 self.trace.free([sequence.label])

@@ -246,6 +246,23 @@ def test_an_interrupted_search_leaves_nothing_behind_and_loses_no_output_of_othe
         check_nothing_is_left(caller.engine)
 
 
+def test_an_interrupt_between_two_rounds_waits_until_all_blocks_of_a_fork_are_counted():
+    for interrupted in range(20):
+        caller = caller_of(20)
+        refer, calls = caller.engine.block_manager._refer, itertools.count()
+
+        def refer_or_interrupt(block, refer=refer, calls=calls, interrupted=interrupted):
+            if next(calls) == interrupted:
+                signal.raise_signal(signal.SIGINT)
+            return refer(block)
+
+        caller.engine.block_manager._refer = refer_or_interrupt
+        with pytest.raises(KeyboardInterrupt):
+            search(caller, [3, 4, 1, 2, 5], 3, 6, 1.0, "never")
+        check_state(caller.engine)
+        check_nothing_is_left(caller.engine)
+
+
 def test_a_failed_pass_ends_the_search_and_no_request_outside_of_that_pass(random_pairs):
     engine = Engine(*random_pairs, EngineConfig(max_batch_size=4))
     passes = itertools.count()

@@ -121,3 +121,20 @@ def test_a_router_hears_that_cached_blocks_are_gone():
     gone = {digest for digest, registered in engine.block_manager.take_cache_events() if not registered}
     assert known and gone == known
     assert engine.block_manager.cached == 0
+
+
+def test_an_interrupt_does_not_let_an_engine_take_old_prefixes_for_new_ones():
+    model, tokenizer = own_pair("gpt2")
+    engine = Engine(model, tokenizer, EngineConfig(num_blocks=40, **SETTINGS))
+    engine.generate(PROMPTS[-1], SamplingParams(2))
+    change(model, 1)
+    forget, engine._forget_computed = engine._forget_computed, interrupt
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPTS[-1], SamplingParams(LIMIT))
+    engine._forget_computed = forget
+    (output,) = engine.generate(PROMPTS[-1], SamplingParams(LIMIT, ignore_eos=True))
+    assert output.token_ids == continuation((model, tokenizer), PROMPTS[-1], [])
+
+
+def interrupt():
+    raise KeyboardInterrupt

@@ -10,6 +10,7 @@ from conftest import random_pair
 from helpers import Engine, EngineConfig
 from helpers.server.chat import PER_MESSAGE, ChatPrompt, Message
 from helpers.server.prompt_tokenizer import LONG
+from helpers.server.tools import Tool
 from tests.support.gated_thread import in_loop, is_empty, running, submit, texts
 from tests.support.gated_thread import wait_until as wait_in_loop
 from tests.support.serving import (
@@ -57,6 +58,20 @@ def test_a_chat_of_many_short_messages_is_as_long_as_one_of_long_messages():
     messages = [Message(role="user", content="12345"), Message(role="assistant", content=parts)]
     assert len(ChatPrompt(messages, None, print)) - len(ChatPrompt(messages[:1], None, print)) == 3 + PER_MESSAGE
     assert len(ChatPrompt([Message(role="user", content="")] * 1000, None, print)) > LONG, "a template adds to each"
+
+
+def test_a_chat_is_as_long_as_its_tools_and_calls_and_names():
+    long = "x" * LONG
+    function = {"name": "f", "description": long}
+    tools = [Tool(type="function", function=function)]
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": long}}]
+    for message in (
+        {"role": "user", "content": "", "name": long},
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "content": "", "tool_call_id": long},
+    ):
+        assert len(ChatPrompt([Message(**message)], None, print)) > LONG
+    assert len(ChatPrompt([Message(role="user", content="")], None, print, tools)) > LONG
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
@@ -122,41 +137,45 @@ def endless_compilation(monkeypatch, tmp_path):
 DESCRIBED = body(OWL, 2, structured_outputs={"json": {"type": "integer"}})
 
 
-def worker_of(server):
+def compiler_of(server):
     tokenizer = server.thread.prompt_tokenizer
     (feature,) = tokenizer._compilers()
-    return feature.compiler.worker
+    return feature.compiler
 
 
-def test_compilation_delays_no_other_request_and_ends_with_its_client(endless_compilation):
+def is_compiling(server) -> bool:
+    return server.thread.prompt_tokenizer._slow._work_queue.empty() and compiler_of(server).worker._lock.locked()
+
+
+def test_compilation_delays_no_other_request_and_a_client_that_leaves_gives_up_its_place(endless_compilation):
     with serving() as server:
         leaving = RawConnection.posting(server, DESCRIBED, "/v1/completions")
-        wait_until(lambda: worker_of(server)._checked is not None)
+        wait_until(lambda: is_compiling(server))
         assert post(server, **body(OWL, 2)).status_code == 200
         leaving.close()
-        wait_until(lambda: worker_of(server)._checked is None)
         server.assert_empty()
 
 
-def test_small_and_known_descriptions_do_not_wait_for_compilation(endless_compilation, monkeypatch):
-    known = {"structured_outputs": {"json": {"type": "boolean"}}}
+def test_what_is_compiled_in_a_moment_waits_for_nothing_that_takes_long(endless_compilation, monkeypatch):
+    known, quick, small = ({"json": {"type": "boolean"}}, {"json": {"type": "null"}}, {"choice": ["a", "b"]})
     with serving() as server:
         with monkeypatch.context() as patch:
-            patch.setattr(worker_of(server), "check", lambda *_, owner: None)
-            assert post(server, **body(OWL, 2, **known)).status_code == 200
-        leaving = RawConnection.posting(server, DESCRIBED, "/v1/completions")
-        wait_until(lambda: worker_of(server)._checked is not None)
-        for described in (known, {"structured_outputs": {"choice": ["a", "b"]}}):
-            assert post(server, **body(OWL, 2, **described)).status_code == 200
-        leaving.close()
-        wait_until(lambda: worker_of(server)._checked is None)
+            patch.setattr(compiler_of(server).quick_worker, "check", lambda *_: True)
+            assert post(server, **body(OWL, 2, structured_outputs=known)).status_code == 200
+        leaving = [RawConnection.posting(server, DESCRIBED, "/v1/completions") for _ in range(3)]
+        wait_until(lambda: is_compiling(server))
+        monkeypatch.setattr(compiler_of(server).quick_worker, "check", lambda *_: True)
+        for described in (known, quick, small):
+            assert post(server, **body(OWL, 2, structured_outputs=described)).status_code == 200
+        for connection in leaving:
+            connection.close()
 
 
 def test_compilation_does_not_delay_the_end_of_a_server(endless_compilation):
     with serving() as server:
         staying = [BackgroundRequest(server, **DESCRIBED) for _ in range(2)]
-        wait_until(lambda: worker_of(server)._checked is not None)
-        worker = worker_of(server)
+        wait_until(lambda: compiler_of(server).worker._lock.locked())
+        worker = compiler_of(server).worker
         server.end()
         assert worker._process is None or worker._process.poll() is not None
         for request in staying:

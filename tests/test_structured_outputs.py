@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers import Engine, EngineConfig, SamplingParams, StructuredOutputs
 from helpers.engine import ModelInfo
-from helpers.features.structured_outputs.description import MAX_LENGTH, RULE
+from helpers.features.structured_outputs.description import MAX_CHOICE, MAX_LENGTH, RULE
 from helpers.features.structured_outputs.grammar import GrammarCompiler
 from helpers.features.structured_outputs.grammar_state import GrammarState
 from helpers.features.structured_outputs.schema_recursion import can_end
@@ -613,7 +613,7 @@ def test_the_worker_starts_late_is_reused_and_ends_with_its_compiler():
     for length in (2, 3):
         compiler.compile(StructuredOutputs(json={"type": "string", "maxLength": length}))
         process = compiler.worker._process
-    assert process.poll() is None and process is compiler.worker._process
+    assert process.poll() is None and process is compiler.worker._process and compiler.quick_worker._process is None
     del compiler
     gc.collect()
     assert process.poll() is not None
@@ -630,26 +630,57 @@ def test_a_check_has_a_deadline_and_the_next_one_gets_a_new_worker(compiler, mon
     assert compiler.compile(StructuredOutputs(json={"type": "null"}))
 
 
-def test_a_check_that_is_cancelled_ends_at_once(compiler, monkeypatch):
-    monkeypatch.setattr("helpers.features.structured_outputs.compilation.DEADLINE", 600)
+def test_what_takes_long_is_given_up_after_a_moment_and_its_worker_goes_on(compiler):
+    assert compiler.compile_quickly(StructuredOutputs(json={"type": "string", "maxLength": 31}))
+    process, description = compiler.quick_worker._process, StructuredOutputs(json=MULTIPLE)
+    for _ in range(5):
+        assert not compiler.compile_quickly(description)
+    assert process is compiler.quick_worker._process and process.poll() is None
+    assert compiler.compile_quickly(StructuredOutputs(json={"type": "string", "maxLength": 32}))
+
+
+def test_the_answer_to_an_interrupted_check_is_not_read_as_that_to_the_next(compiler, monkeypatch):
     compiler.compile(StructuredOutputs(json={"type": "null"}))
-    description = StructuredOutputs(json=MULTIPLE)
-    process = compiler.worker._process
-    monkeypatch.setattr(process.stdin, "flush", lambda: compiler.worker.cancel(description))
-    with pytest.raises(ValueError, match="compiling it takes"):
-        compiler.compile(description)
-    assert process.poll() is not None
+    stdin = compiler.worker._process.stdin
+    flush = stdin.flush
 
+    def interrupted():
+        flush()
+        raise KeyboardInterrupt
 
-def test_a_cancellation_that_comes_too_late_does_not_end_the_next_check(compiler, monkeypatch):
-    compiler.compile(StructuredOutputs(json={"type": "null"}))
-    worker, process, before = compiler.worker, compiler.worker._process, object()
-
-    def cancel_the_check_before():
-        checked, worker._checked = worker._checked, before  # as a client's thread has seen it
-        worker.cancel(before)
-        worker._checked = checked
-
-    monkeypatch.setattr(process.stdin, "flush", cancel_the_check_before)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(stdin, "flush", interrupted)
+        compiler.compile(StructuredOutputs(json={"type": "unknown"}))
     assert compiler.compile(StructuredOutputs(json={"type": "string", "maxLength": 7}))
-    assert process.poll() is not None
+
+
+def test_an_interrupt_leaves_no_grammar_to_the_next_description_with_the_same_identity(compiler, monkeypatch):
+    description = StructuredOutputs(choice=["a"])
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("helpers.features.structured_outputs.grammar.weakref.finalize", interrupted)
+        compiler.compile(description)
+    assert id(description) not in compiler._kept
+
+
+LONG = ["b" + "".join(chr(97 + place * number % 26) for place in range(MAX_CHOICE - 1)) for number in range(1, 60)]
+
+
+def test_the_longest_choices_that_are_allowed_never_become_too_complex(compiler):
+    grammar = compiler.compile(StructuredOutputs(choice=["a", *LONG]))
+    for choice in LONG[::10]:
+        state, text = GrammarState(grammar, 0), []
+        for character in choice:
+            scores = torch.zeros(compiler.model.vocab_size)
+            state.change(text, scores)
+            text.append(compiler.tokenizer(character)["input_ids"][0])
+            assert scores[text[-1]] == 0
+        assert state.allows(text, 0)
+
+
+def test_a_longer_choice_is_refused():
+    with pytest.raises(ValueError, match="has 1025 characters, and at most 1024"):
+        StructuredOutputs(choice=["a", "b" * (MAX_CHOICE + 1)])

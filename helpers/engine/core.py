@@ -98,7 +98,7 @@ class EngineCore:
 
     def iterate(self) -> None:
         """Run one iteration and queue its outputs."""
-        with self._undisturbed():
+        with self.undisturbed():
             self.steps += 1
             plan = None
             try:
@@ -115,7 +115,7 @@ class EngineCore:
             self.outputs.collect(plan, finished)
 
     @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
+    def undisturbed(self) -> Iterator[None]:
         """Defer interrupts, and requests whose readers leave: Python may close a dropped stream at any time."""
         with deferred():
             self._is_busy = True
@@ -182,7 +182,7 @@ class EngineCore:
             sequence.detokenizer = IncrementalDetokenizer(self.tokenizer, params.stop, params.min_tokens)
         for feature in request.features:
             feature.begin(request)
-        with self._undisturbed():
+        with self.undisturbed():
             self.outputs.add(request.sequences)
             for sequence in request.sequences:
                 self.scheduler.add(sequence)
@@ -211,7 +211,7 @@ class EngineCore:
         Returns:
             Whether an unfinished request has this id.
         """
-        with self._undisturbed():
+        with self.undisturbed():
             sequences = list(self.scheduler.requests.get(request_id, ()))
             self._end(sequences, "abort")
             return bool(sequences)

@@ -147,7 +147,10 @@ def beam_search(
         rules = BeamRules(beam_width, sequences[0].max_tokens, length_penalty, early_stopping, eos_token_ids)
         _run_rounds(engine, sequences, rules)
     finally:
-        engine.leave_all(no_reader)
+        try:
+            engine.leave_all(no_reader)
+        finally:
+            engine.leave_all(no_reader)  # an interrupt may have ended the first call before it could defer it
     texts = (text_of([id for id in ids if id not in eos_token_ids], engine.tokenizer) for _, ids in rules.finished)
     return [BeamOutput(ids, text, score) for (score, ids), text in zip(rules.finished, texts, strict=True)]
 
@@ -157,15 +160,16 @@ def _run_rounds(engine: EngineCore, sequences: list[Sequence], rules: BeamRules)
     beams, length = sequences[:1], 0
     while beams:
         engine.iterate()
-        for sequence in sequences:
-            if sequence.error is not None:
-                raise RuntimeError(f"The beam search failed: {sequence.error}")
-            if sequence.generated > length and sequence.finish_reason is None:
-                engine.scheduler.hold(sequence)  # until all beams have a new token
-        if all(sequence.generated > length for sequence in beams):
-            generated = [sequence.token_ids[sequence.prompt_tokens : -1] for sequence in beams]
-            extensions = rules.extend(generated, [sequence.logprobs[-1] for sequence in beams])
-            beams, length = _extend(engine, sequences, beams, extensions), length + 1
+        with engine.undisturbed():
+            for sequence in sequences:
+                if sequence.error is not None:
+                    raise RuntimeError(f"The beam search failed: {sequence.error}")
+                if sequence.generated > length and sequence.finish_reason is None:
+                    engine.scheduler.hold(sequence)  # until all beams have a new token
+            if all(sequence.generated > length for sequence in beams):
+                generated = [sequence.token_ids[sequence.prompt_tokens : -1] for sequence in beams]
+                extensions = rules.extend(generated, [sequence.logprobs[-1] for sequence in beams])
+                beams, length = _extend(engine, sequences, beams, extensions), length + 1
 
 
 def _extend(

@@ -79,7 +79,9 @@ class ChatPrompt:
 
     def __len__(self) -> int:
         """Return about how many characters the prompt has, without making it."""
-        return sum(len(message.text) + PER_MESSAGE for message in self.messages)
+        texts = sum(len(message.text) + PER_MESSAGE for message in self.messages)
+        others = [one for one in self.messages if one.tool_calls or one.tool_call_id or one.name]
+        return texts + sum(len(repr(one)) for one in (*others, *(self.tools or ())))
 
     def __call__(self) -> str | list[int]:
         """Make the prompt, which takes a while.

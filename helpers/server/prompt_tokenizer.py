@@ -3,8 +3,11 @@
 A prompt with too many characters for the model's context is refused before it is tokenized (`engine/validation.py`).
 Other long prompts still take a while, and short requests would wait behind them. With a thread of their own, short
 requests wait only behind each other, because the tokenizers library can run on both threads at once. Each thread
-takes its prompts in the order in which they arrive, so no prompt waits forever. Requests with structured outputs have
-a third thread, because compiling their descriptions may take seconds, unless these are small or were compiled lately.
+takes its prompts in the order in which they arrive, so no prompt waits forever.
+
+The descriptions of structured outputs are compiled before, unless they are small or were compiled lately. That takes a
+millisecond for most, and seconds for some. So a third thread gives each a tenth of a second, and one that needs more
+is compiled on a fourth. A description therefore waits for others in proportion to the time that it takes itself.
 """
 
 import asyncio
@@ -28,9 +31,8 @@ class PromptTokenizer:
 
     def __init__(self, engine: EngineCore):
         self._engine = engine
-        self._short, self._long, self._structured = (
-            ThreadPoolExecutor(1, f"tokenizer-{kind}") for kind in ("short", "long", "structured")
-        )
+        self._threads = [ThreadPoolExecutor(1, f"tokenizer-{kind}") for kind in ("short", "long", "quick", "slow")]
+        self._short, self._long, self._quick, self._slow = self._threads
 
     async def validate(self, prompts: list[PromptSource], params: SamplingParams) -> list[tuple[list[int], int]]:
         """Return the token ids of each prompt, and how many tokens it may get.
@@ -38,15 +40,11 @@ class PromptTokenizer:
         Raises:
             ValueError: a prompt that can never run with these parameters.
         """
-        if params.structured_outputs is None or all(feature.is_ready(params) for feature in self._compilers()):
-            thread = self._thread_for(prompts, PER_WORD * len(params.bad_words))
-            return await self._run(thread, self._validate, prompts, params)
-        try:
-            return await self._run(self._structured, self._validate, prompts, params)
-        except asyncio.CancelledError:  # the client has left
-            for feature in self._compilers():
-                feature.cancel(params)
-            raise
+        for feature in self._compilers() if params.structured_outputs is not None else ():
+            if not feature.is_ready(params) and not await self._run(self._quick, feature.check_quickly, params):
+                await self._run(self._slow, feature.check, params)
+        thread = self._thread_for(prompts, PER_WORD * len(params.bad_words))
+        return await self._run(thread, self._validate, prompts, params)
 
     async def tokenize(self, prompt: PromptSource) -> list[int]:
         """Return the token ids of a prompt that is not to be continued.
@@ -81,10 +79,9 @@ class PromptTokenizer:
 
     def shutdown(self) -> None:
         """End the threads once they have validated what they have begun with; compilation is cancelled."""
-        threads = self._short, self._long, self._structured
-        for thread in threads:
+        for thread in self._threads:
             thread.shutdown(wait=False, cancel_futures=True)
         for feature in self._compilers():
             feature.end()
-        for thread in threads:
+        for thread in self._threads:
             thread.shutdown()

@@ -57,7 +57,7 @@ class Client:
     def __init__(self, session: aiohttp.ClientSession, plan: dict, chance: random.Random):
         self.session, self.chance, self.client_timeout = session, chance, plan["client_timeout"]
         self.url = plan["url"] + "/v1/completions"
-        self.prompt, self.max_tokens, self.text, self.num_tokens = chance.choice(plan["pool"])
+        self.prompt, self.max_tokens, self.described, self.text, self.num_tokens = chance.choice(plan["pool"])
         self.stream, self.attempts = chance.random() < 0.5, 1
 
     async def run(self, kind: str) -> dict:
@@ -98,7 +98,10 @@ class Client:
         settings = {"prompt": self.prompt, "max_tokens": self.max_tokens, "temperature": 0, "stream": self.stream}
         if self.stream:
             settings["stream_options"] = {"include_usage": True}
-        if self.chance.random() < LONG_STOPS:  # each begins as the text does, so it might end the text for a while
+        if self.described is not None:
+            new = json.dumps(self.described).replace("%s", str(self.chance.random()))
+            settings["structured_outputs"] = json.loads(new)
+        elif self.chance.random() < LONG_STOPS:  # each begins as the text does, so it might end the text for a while
             settings["stop"] = [(self.text[:number] + "#" * MAX_STOP_LENGTH)[:MAX_STOP_LENGTH]
                                 for number in range(MAX_STOP_STRINGS)]  # fmt: skip
         async with self.session.post(self.url, json=settings) as response:
@@ -199,6 +202,17 @@ class Client:
         choices = [choice for part in parts for choice in json.loads(part.removeprefix(b"data: "))["choices"]]
         num_tokens = sum(len(choice["logprobs"]["tokens"]) for choice in choices)
         return "completed" if num_tokens == 4 * 300 else f"{num_tokens} tokens for a client that reads slowly"
+
+    async def describe(self) -> str:
+        """Describe an output that takes too long to compile."""
+        schema = {"type": "integer", "multipleOf": self.chance.randrange(10**7 + 1, 10**8, 2)}
+        try:
+            settings = {"prompt": self.prompt, "structured_outputs": {"json": schema}}
+            async with self.session.post(self.url, json=settings) as response:
+                is_explained = response.status in (400, 429, 503)
+                return "refused" if is_explained else f"a description that takes too long got {response.status}"
+        except (aiohttp.ClientError, ConnectionError):
+            return "cut off"  # its server may have been killed
 
     async def flood(self) -> str:
         """Open many connections at once, of which each sends slowly, or asks for a file and reads none of it."""

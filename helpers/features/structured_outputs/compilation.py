@@ -1,11 +1,13 @@
 """Compiles descriptions with llguidance. The same code runs in the engine's process, and as the program of a worker.
 
 As a program, it reads a line of JSON per description and answers with one (`worker.py`). It imports nothing of the
-package, so it starts in about a third of a second.
+package, so it starts in about a third of a second. Each description is compiled in a fork of it, whose end costs
+nothing: a new process would have to read the vocabulary.
 """
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -21,7 +23,8 @@ LIMITS = dict(initial_lexer_fuel=200_000, step_lexer_fuel=50_000, step_max_items
 # max_tokens. A schema can ask for other white space with llguidance's own keyword, "x-guidance".
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 NUM_PROBED = 16  # tokens
-DEADLINE = 3.0  # seconds for one description; most take a millisecond
+SLICE = 0.1  # seconds of processor time in which a server compiles a description before others get a turn
+DEADLINE = 3.0  # the most seconds for one description; most take a millisecond
 MEMORY = 128 * 2**20  # bytes that a worker may take for descriptions
 STACK = 2**20  # bytes; threads of an engine's process have more, so what a worker compiles cannot overflow there
 
@@ -96,25 +99,40 @@ def _probe(matcher: "LLMatcher", eos_token_ids: frozenset[int], kind: str) -> No
 
 
 def _serve(lines: TextIO, answers: TextIO) -> None:
-    """Compile one description after the other, and answer what is wrong with it, or null."""
+    """Compile one description after the other.
+
+    Answer what is wrong with it, null, or false if compiling it exceeds a limit.
+    """
     tokenizer_json, size, eos_token_ids = json.loads(lines.readline())
     tokens = vocabulary(tokenizer_json, size, eos_token_ids)
     _limit_memory()
     print("ready", file=answers, flush=True)
     for line in lines:
-        _end_after(DEADLINE + 1)  # even if the process that would kill this one has ended
-        try:
-            compile_text(tokens, frozenset(eos_token_ids), *json.loads(line))
-            error = None
-        except Exception as caught:
-            error = str(caught) or type(caught).__name__
-        _end_after(0)
-        print(json.dumps(error), file=answers, flush=True)
+        seconds, *description = json.loads(line)
+        if hasattr(os, "fork"):
+            if (child := os.fork()) == 0:
+                try:
+                    signal.setitimer(signal.ITIMER_PROF, seconds)  # ends the fork
+                    _answer(answers, tokens, eos_token_ids, *description)
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            if os.waitpid(child, 0)[1]:
+                print("false", file=answers, flush=True)
+        else:  # Windows: the other process ends this one after a while
+            _answer(answers, tokens, eos_token_ids, *description)
 
 
-def _end_after(seconds: float) -> None:
-    if hasattr(signal, "setitimer"):  # not on Windows
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+def _answer(answers: TextIO, tokens: "LLTokenizer", eos_token_ids: list[int], kind: str, text: str) -> None:
+    try:
+        compile_text(tokens, frozenset(eos_token_ids), kind, text)
+        is_endless = kind == "json" and not can_end(json.loads(text))
+        error = "No finite text matches json: a part that it requires always contains itself." if is_endless else None
+    except Exception as caught:
+        error = str(caught) or type(caught).__name__
+    if hasattr(os, "fork"):
+        signal.setitimer(signal.ITIMER_PROF, 0)  # an answer is never cut off
+    print(json.dumps(error), file=answers, flush=True)
 
 
 def _limit_memory() -> None:
@@ -129,6 +147,8 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
+    from schema_recursion import can_end  # beside this file
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which ends its workers
     threading.stack_size(STACK)
     thread = threading.Thread(target=_serve, args=(sys.stdin, sys.stdout))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 MAX_LENGTH = 2**16  # characters of a description, which bounds the time to compile it
+MAX_CHOICE = 1024  # characters of a choice: a token takes as long as what must follow it, and too much is an error
 # llguidance calls itself for each rule in a chain of rules, and for each bracket within another one.
 MAX_RULES, MAX_DEPTH = 500, 100
 # Every part is possessive, and no two of them can match the same white space, so the search takes linear time.
@@ -28,7 +29,7 @@ class StructuredOutputs:
     Attributes:
         json: a JSON schema, as a dictionary or as JSON text. Kept as JSON text. `{"type": "object"}` is any object.
         regex: a regular expression for the whole text, without look-around and backreferences.
-        choice: the text is one of these.
+        choice: the text is one of these, of at most `MAX_CHOICE` characters each.
         grammar: a context-free grammar in the notation of Lark, or in that of llama.cpp (GBNF).
 
     Raises:
@@ -112,4 +113,6 @@ def _choices(choices: Iterable[str]) -> tuple[str, ...]:
     choices = tuple(dict.fromkeys(choices))
     if not choices or not all(isinstance(text, str) and text for text in choices):
         raise ValueError(f"choice must be one or more non-empty texts, not {list(choices)!r}.")
+    if (longest := max(map(len, choices))) > MAX_CHOICE:
+        raise ValueError(f"A choice has {longest} characters, and at most {MAX_CHOICE} are allowed: shorten it.")
     return choices

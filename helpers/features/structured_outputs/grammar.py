@@ -9,15 +9,14 @@ small before the engine's process does (`worker.py`).
 """
 
 import functools
-import json
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...engine import ModelInfo
+from . import compilation
 from .compilation import compile_text, vocabulary
 from .description import StructuredOutputs
-from .schema_recursion import can_end
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -53,7 +52,8 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer, model: ModelInfo):
         self.tokenizer, self.model = tokenizer, model
-        self.worker = Worker(self._vocabulary_arguments)
+        # A description that takes long must not delay those that do not, so it has a worker of its own.
+        self.quick_worker, self.worker = Worker(self._vocabulary_arguments), Worker(self._vocabulary_arguments)
         self._cached: dict[StructuredOutputs, Grammar] = {}  # the newest last
         self._kept: dict[int, Grammar] = {}  # by the identity of a description, for as long as it lives
 
@@ -67,10 +67,22 @@ class GrammarCompiler:
                 constrained.
         """
         if (grammar := self._known(structured_outputs)) is None:
-            grammar = self._keep(structured_outputs, self._compile(structured_outputs))
-            for old in list(self._cached)[:-NUM_CACHED]:
-                self._cached.pop(old, None)
+            if not self._compile(structured_outputs, self.worker, compilation.DEADLINE):
+                raise ValueError(
+                    f"{structured_outputs.kind} is too complex: compiling it takes more than "
+                    f"{compilation.DEADLINE:g} seconds, {compilation.MEMORY // 2**20} MiB or the stack. Simplify it."
+                )
+            grammar = self._known(structured_outputs)
         return grammar
+
+    def compile_quickly(self, structured_outputs: StructuredOutputs) -> bool:
+        """Compile a description if that takes less than `SLICE`, and return whether it is compiled.
+
+        Raises:
+            ValueError: as for `compile`.
+        """
+        known = self._known(structured_outputs) is not None
+        return known or self._compile(structured_outputs, self.quick_worker, compilation.SLICE)
 
     def is_ready(self, structured_outputs: StructuredOutputs) -> bool:
         """Return whether compiling a description takes a few milliseconds at most, since it is known or small."""
@@ -86,20 +98,23 @@ class GrammarCompiler:
 
     def _keep(self, structured_outputs: StructuredOutputs, grammar: Grammar) -> Grammar:
         key = id(structured_outputs)
-        self._kept[key] = grammar
+        # First, so that no interrupt leaves a grammar to the next object with this identity.
         weakref.finalize(structured_outputs, self._kept.pop, key, None).atexit = False
+        self._kept[key] = grammar
         self._cached.pop(structured_outputs, None)
         self._cached[structured_outputs] = grammar
+        for old in list(self._cached)[:-NUM_CACHED]:
+            self._cached.pop(old, None)
         return grammar
 
-    def _compile(self, structured_outputs: StructuredOutputs) -> Grammar:
+    def _compile(self, structured_outputs: StructuredOutputs, worker: Worker, seconds: float) -> bool:
+        """Compile a description and keep its grammar; return whether a worker can do that within limits."""
         tokens, kind, text = self._vocabulary, structured_outputs.kind, structured_outputs.text
-        if not _is_small(kind, text):
-            self.worker.check(kind, text, owner=structured_outputs)
+        if not _is_small(kind, text) and not worker.check(kind, text, seconds):
+            return False
         start = compile_text(tokens, self.model.eos_token_ids, kind, text)
-        if kind == "json" and not can_end(json.loads(text)):
-            raise ValueError("No finite text matches json: a part that it requires always contains itself.")
-        return Grammar(start, self.model.eos_token_ids)
+        self._keep(structured_outputs, Grammar(start, self.model.eos_token_ids))
+        return True
 
     @functools.cached_property
     def _vocabulary(self) -> "LLTokenizer":

@@ -1,14 +1,15 @@
 """A process that compiles descriptions first: one that crashes, never ends or takes too much memory harms only it.
 
-A compiled grammar cannot be sent between processes. So the worker shows that a description compiles within the limits
-of `compilation.py`, and then the engine's process compiles it again. Compilation is deterministic, so that takes no
-more time, memory or stack than it took there.
+A compiled grammar cannot be sent between processes. So the worker shows that a description compiles within limits, and
+then the engine's process compiles it again. Compilation is deterministic, so that takes no more time, memory or stack
+than it took there.
 """
 
 import contextlib
 import copy
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -39,55 +40,37 @@ class Worker:
     def _begin(self) -> None:
         self._owner, self._lock, self._end = os.getpid(), threading.Lock(), None
         self._process: subprocess.Popen | None = None
-        self._checked: Any = None  # what is being checked
-        self._cancelled: Any = None  # what was cancelled, until a check has noticed
 
     def __deepcopy__(self, memo: dict) -> "Worker":
         return Worker(copy.deepcopy(self._vocabulary, memo))  # a copy of an engine has a process of its own
 
-    def check(self, kind: str, text: str, owner: Any = None) -> None:
-        """Return if a description can be compiled.
+    def check(self, kind: str, text: str, seconds: float) -> bool:
+        """Return whether a description can be compiled within so many seconds of processor time, and other limits.
 
         Args:
             kind, text: see `compilation.compile_text`.
-            owner: names the description for `cancel`.
+            seconds: after them, the attempt ends.
 
         Raises:
-            ValueError: it cannot be compiled, or not within the limits; or it was cancelled.
+            ValueError: it cannot be compiled.
         """
         if self._owner != os.getpid():
             self._begin()
         with self._lock:
-            self._checked = owner
             try:
-                answer = self._answer(kind, text)
-                cancelled, self._cancelled = self._cancelled, None
-                if answer is None and cancelled is not None and cancelled is not owner:  # meant the check before
-                    answer = self._answer(kind, text)
-            finally:
-                self._checked = None
-        if answer is None:
-            raise ValueError(
-                f"{kind} is too complex: compiling it takes more than {compilation.DEADLINE:g} seconds, "
-                f"{compilation.MEMORY // 2**20} MiB or the stack. Simplify it."
-            )
-        if (error := json.loads(answer)) is not None:
+                self._start()
+                answer = self._ask([seconds, kind, text], 2 * seconds + 1 if hasattr(os, "fork") else seconds)
+            except BaseException:  # Ctrl-C: the answer would be read as that to the next description
+                self.end()
+                raise
+        if isinstance(error := json.loads(answer or "false"), str):
             raise ValueError(error)
-
-    def cancel(self, owner: Any) -> None:
-        """End the check of a description if it is being checked."""
-        if owner is not None and self._checked is owner:
-            self._cancelled = owner
-            self.end()
+        return error is None
 
     def end(self) -> None:
         """End the process; a further description starts another one."""
         if self._end is not None:
             self._end()
-
-    def _answer(self, kind: str, text: str) -> str | None:
-        self._start()
-        return self._ask([kind, text], compilation.DEADLINE)
 
     def _start(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -102,6 +85,7 @@ class Worker:
             stderr=subprocess.DEVNULL,
             env=settings,
             encoding="utf-8",
+            start_new_session=True,  # so that `_kill` reaches its forks
         )
         self._end = weakref.finalize(self, _end, self._process, self._owner)
         if self._ask(self._vocabulary(), START_LIMIT) is None:
@@ -110,7 +94,7 @@ class Worker:
     def _ask(self, message: Any, limit: float) -> str | None:
         """Return the answer; None if the process has ended, which it does after a time limit in seconds."""
         process = self._process
-        timer = threading.Timer(limit, process.kill)
+        timer = threading.Timer(limit, _kill, [process])
         timer.daemon = True
         timer.start()
         try:
@@ -125,8 +109,14 @@ class Worker:
 
 def _end(process: subprocess.Popen, owner: int) -> None:
     if os.getpid() == owner:  # a forked child does not end its parent's worker
-        process.kill()
+        _kill(process)
         process.wait()
         process.stdout.close()
         with contextlib.suppress(OSError):
             process.stdin.close()
+
+
+def _kill(process: subprocess.Popen) -> None:
+    """End a worker, and the fork that it waits for."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
