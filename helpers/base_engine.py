@@ -5,6 +5,7 @@ import warnings
 from collections import deque
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from .engine import EngineCore, Prompt, RequestOutput, SamplingParams
 from .interrupts import deferred
@@ -22,6 +23,7 @@ class BaseEngine(EngineCore):
         params: SamplingParams | Seq[SamplingParams] | None = None,
         arrivals: Seq[int] | None = None,
         progress: bool = False,
+        **options,
     ) -> list[RequestOutput]:
         """Run requests until all are finished.
 
@@ -30,14 +32,16 @@ class BaseEngine(EngineCore):
             params: one for all prompts, or one for each; greedy if omitted.
             arrivals: for each prompt, the iteration of this call before which its request arrives; 0 if omitted.
             progress: show a bar that counts finished outputs.
+            options: what features take beyond parameters, such as `adapter`: one value for all prompts, or a list with
+                one for each.
 
         Returns:
             The outputs in the order of the prompts, with the `n` outputs of a request next to each other. A failed
             output has finish reason "error" and causes a warning.
 
         Raises:
-            ValueError: a request can never run, or the numbers of prompts, params and arrivals differ. No request has
-                then been added.
+            ValueError: a request can never run, or the numbers of prompts, params, arrivals and options differ. No
+                request has then been added.
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         params = list(params) if isinstance(params, list | tuple) else [params or SamplingParams()] * len(prompts)
@@ -46,15 +50,31 @@ class BaseEngine(EngineCore):
             raise ValueError(
                 f"{len(prompts)} prompts, but {len(params)} params and {len(arrivals)} arrivals: give one for each."
             )
+        options = self._options_of_each(len(prompts), options)
         for prompt, its_params in zip(prompts, params, strict=True):
             self.validator.validate(prompt, its_params)
-        outputs = self._run_to_end(prompts, params, arrivals, progress)
+        outputs = self._run_to_end(prompts, params, arrivals, progress, options)
         failed = [output for output in outputs if output.error]
         if failed:
             warnings.warn(f"{len(failed)} of {len(outputs)} outputs failed: {failed[0].error}", stacklevel=2)
         return outputs
 
-    def _run_to_end(self, prompts, params, arrivals, progress) -> list[RequestOutput]:
+    def _options_of_each(self, count: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the options of each of this many requests. Raise a ValueError if one can never run with its own."""
+        for name, value in options.items():
+            if isinstance(value, list | tuple) and len(value) != count:
+                raise ValueError(f"{count} prompts, but {len(value)} values of {name}: give one for each, or for all.")
+        shares = [
+            {name: value[place] if isinstance(value, list | tuple) else value for name, value in options.items()}
+            for place in range(count)
+        ]
+        shares = [{name: value for name, value in share.items() if value is not None} for share in shares]
+        for share in shares:
+            for feature in self.validator.features_for(SamplingParams(), share):
+                feature.check_options(share)
+        return shares
+
+    def _run_to_end(self, prompts, params, arrivals, progress, options) -> list[RequestOutput]:
         from tqdm.auto import tqdm  # only here: an engine that steps needs nothing but Python, and runs in a browser
 
         arriving = deque(sorted(range(len(prompts)), key=arrivals.__getitem__))
@@ -67,7 +87,8 @@ class BaseEngine(EngineCore):
                 for iteration in itertools.count():
                     while arriving and arrivals[arriving[0]] <= iteration:
                         place = arriving.popleft()
-                        place_of[self.add_subscribed(undelivered, prompts[place], params[place])] = place
+                        request_id = self.add_subscribed(undelivered, prompts[place], params[place], **options[place])
+                        place_of[request_id] = place
                     if len(ended) == expected:
                         break
                     self.iterate()
@@ -83,17 +104,18 @@ class BaseEngine(EngineCore):
                 self.leave_all(undelivered)  # an interrupt may have ended the first call before it could defer it
         return [ended[place] for place in sorted(ended)]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options) -> Iterator[RequestOutput]:
         """Run a request and yield an output after each iteration that adds to it, until it is finished.
 
-        The request is added before the first output is read. Closing the iterator cancels it.
+        The request is added before the first output is read. Closing the iterator cancels it. The options are those of
+        `add_request`.
         """
         params, undelivered = params or SamplingParams(), deque()
 
         def outputs() -> Iterator[RequestOutput]:
             unfinished = params.n
             try:
-                self.add_subscribed(undelivered, prompt, params)
+                self.add_subscribed(undelivered, prompt, params, **options)
                 yield None  # read below: closing a generator runs its `finally` only if it has started
                 while unfinished:
                     if undelivered:

@@ -1,15 +1,17 @@
 """`Engine`: a `BaseEngine` that chooses a runner for a model, and finds out what the core needs to know about it."""
 
 import copy
+import os
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
 from .base_engine import BaseEngine
-from .engine import EngineConfig, ModelInfo, Prompt
-from .models import clone_sharing_weights, context_length, default_pair, eos_token_ids, quantize
+from .engine import EngineConfig, EngineRequest, ModelInfo, Prompt, Sequence
+from .models import WeightUpdate, clone_sharing_weights, context_length, default_pair, eos_token_ids, quantize
 from .runners import PaddedRunner, RaggedRunner, make_runner
 
 
@@ -54,6 +56,9 @@ class Engine(BaseEngine):
         runner = self.make_runner(model, tokenizer, config)
         self._weights = [weight for weight in model.parameters() if not weight.is_inference()]  # these have no version
         self._versions = [weight._version for weight in self._weights]
+        self._pending_update: WeightUpdate | None = None
+        self._old_requests: set[EngineRequest] = set()  # with the old weights, while an update is pending
+        self._held_back: list[Sequence] = []
         super().__init__(runner, tokenizer, info, config, clock)
 
     def iterate(self) -> None:
@@ -66,13 +71,59 @@ class Engine(BaseEngine):
         itself, under `torch.no_grad()`. With `EngineConfig(dtype=...)` or `weights=...`, the engine has weights of its
         own: those of `engine.model`.
         """
-        versions = [weight._version for weight in self._weights]
-        if versions != self._versions:
+        if self._pending_update is not None:
+            self._finish_update()
+        if [weight._version for weight in self._weights] != self._versions:
             self._forget_computed()
-            self._versions = versions
         super().iterate()
 
+    def update_weights(self, weights, running: str = "recompute") -> None:
+        """Write new weights into `engine.model`, between two iterations; adapters stay as they are.
+
+        Cached prefixes are forgotten, and all copies of the weights (reordered, quantized) are made anew. A model that
+        was given to the engine shares these tensors, unless the configuration has a `dtype`; with quantized weights,
+        it shares all but those of the linear layers.
+
+        Args:
+            weights: a model of the same kind, or its `state_dict`, with all weights. Other dtypes are cast.
+            running: "recompute" lets unfinished requests go on with the new weights: they compute the keys and values
+                of their tokens again, and get the tokens that an engine made now would give them after these. "finish"
+                lets requests that run, or that have tokens already, finish with the old weights. Meanwhile, all others
+                wait. A later call takes the place of one that still waits.
+
+        Raises:
+            ValueError: a name is unknown, or a weight is missing or has another shape. Nothing has then changed.
+        """
+        if running not in ("recompute", "finish"):
+            raise ValueError(f'running must be "recompute" or "finish", not {running!r}.')
+        update, old = WeightUpdate(self.model, weights), set()
+        if running == "finish":
+            running_now = set(self.scheduler.running)
+            begun = (one for one in self.scheduler.unfinished if one in running_now or one.generated)
+            old = {sequence.request for sequence in begun}
+        if old:
+            update.snapshot()
+        self._pending_update, self._old_requests = update, old
+        self._finish_update()
+
+    def _finish_update(self) -> None:
+        """Write the pending weights, or hold new requests back while old ones run."""
+        if any(sequence.request in self._old_requests for sequence in self.scheduler.unfinished):
+            for sequence in list(self.scheduler.waiting):
+                if sequence.request not in self._old_requests:
+                    self._held_back.append(sequence)  # first: an interrupt after the next line would lose it
+                    self.scheduler.hold(sequence)
+            return
+        with self.undisturbed():
+            self._pending_update.write()
+            self._pending_update = None
+            while self._held_back:
+                self.scheduler.resume(self._held_back.pop())
+            self._forget_computed()
+
     def _forget_computed(self) -> None:
+        """Use nothing any more that was computed with other weights."""
+        versions = [weight._version for weight in self._weights]
         with self.undisturbed():
             for sequence in reversed(list(self.scheduler.running)):
                 self.scheduler.preempt(sequence)
@@ -82,6 +133,7 @@ class Engine(BaseEngine):
                     feature.weights_changed(sequence.request)
             if self.block_manager is not None:
                 self.block_manager.forget_cached()
+            self._versions = versions
 
     @staticmethod
     def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | RaggedRunner:
@@ -103,6 +155,36 @@ class Engine(BaseEngine):
                 f"{config.linear_backend!r} needs helpers/fast, which is missing: leave out what is not the default."
             )
         return runner
+
+    def load_adapter(self, name: str, folder: str | os.PathLike) -> None:
+        """Load a LoRA adapter, with which requests then run that name it: `add_request(..., adapter=name)`.
+
+        All adapters share the model's weights and every forward pass. Except for near ties, and in float32, a request
+        gets the tokens of the model with its adapter merged. It shares no cached prefix with another adapter.
+
+        Args:
+            name: a name that no loaded adapter has.
+            folder: has `adapter_config.json` and `adapter_model.safetensors`, as the library PEFT writes them.
+
+        Raises:
+            ValueError: the adapter cannot be read, is for another model, changes more than linear layers, or has a name
+                that is in use; the model runs padded, or batch-invariant. Nothing has then changed.
+        """
+        self._adapters("load_adapter").load(name, folder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Let no new request use an adapter. Those that have it finish with it; then its memory is freed.
+
+        Raises:
+            ValueError: no adapter of this name is loaded.
+        """
+        self._adapters("unload_adapter").unload(name)
+
+    def _adapters(self, method: str) -> Any:
+        for feature in self.validator.features:
+            if feature.name == "adapters":
+                return feature
+        raise ValueError(f"{method} needs helpers/features/adapters, which is missing.")
 
     def beam_search(self, prompt: Prompt, *args, **settings):
         """Search for the most probable continuations of a prompt; see `features/beam_search.py`."""

@@ -39,6 +39,13 @@ class Feature:
             ValueError: it says what to do.
         """
 
+    def check_options(self, options: dict[str, Any]) -> None:
+        """Refuse options with which a request can never run, before it is added; `prepare` refuses them, too.
+
+        Raises:
+            ValueError: it says what to do.
+        """
+
     def prepare(self, request: EngineRequest) -> None:
         """Complete a new request, which has no sequences yet: its `indices`, `end_token_ids`, `notes`, `salt`.
 

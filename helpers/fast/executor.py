@@ -31,12 +31,14 @@ class Executor:
         settings: what each layer asks of attention.
         plain: computes the blocks in many calls.
         fused: computes them in one call; made for the first pass that may be one, or by a measurement.
+        calls_layers: whether every linear layer must be called, because something is added to what it returns.
     """
 
     def __init__(self, model, decoder: Decoder, compiled: bool, usual: Callable[..., torch.Tensor]):
         self.decoder, self.settings, self._usual = decoder, [], usual
         self.plain = PlainExecutor(decoder, self.settings, compiled)
         self.fused: FusedExecutor | None = None
+        self.calls_layers = False
         self._hooks = [one for module in model.modules() for one in (module._forward_hooks, module._forward_pre_hooks)]
 
     def is_hooked(self) -> bool:
@@ -73,10 +75,16 @@ class Executor:
 
     def _executor(self, hidden: torch.Tensor, row: AttentionMetadata) -> FusedExecutor | PlainExecutor:
         """Return what computes the blocks for this row: in one call, if possible."""
-        if not self.plain.compiled or len(row.pool.layers) < len(self.decoder.blocks):  # no keys have been written yet
+        if self.calls_layers or not self.plain.compiled:
+            return self.plain
+        if len(row.pool.layers) < len(self.decoder.blocks):  # no keys have been written yet
             return self.plain
         if self.fused is None:
             self.fused = FusedExecutor(self.decoder, self.settings, row.pool)
         if self.fused.pool is not row.pool:
             self.fused.use(row.pool)
+        if not self.fused.can_compute(hidden, row):
+            if len(hidden) > self.fused.max_rows or not self.fused.is_outdated():
+                return self.plain
+            self.fused = self.fused.renewed()
         return self.fused if self.fused.can_compute(hidden, row) else self.plain

@@ -80,6 +80,19 @@ class FusedExecutor:
         """Describe the copied blocks and pool: addresses cannot be copied."""
         return type(self)(*(copy.deepcopy(one, memo) for one in (self.decoder, self.settings, self.pool)), self._wanted)
 
+    def is_outdated(self) -> bool:
+        """Return whether weights have changed since they were packed, and can be packed anew.
+
+        They can once every layer has made its products anew, which it does when it is called for the first time.
+        """
+        if self._parameters.are_unchanged():
+            return False
+        return all(layer.is_unchanged() for layer in self._packed if isinstance(layer, FastLinear))
+
+    def renewed(self) -> "FusedExecutor":
+        """Return the same with the weights as they are now."""
+        return type(self)(self.decoder, self.settings, self.pool, self._wanted)
+
     def can_compute(self, hidden: torch.Tensor, row: AttentionMetadata) -> bool:
         """Return whether one call can compute this row. It cannot once a parameter has been replaced.
 

@@ -5,6 +5,7 @@ beam_search.py         the most probable continuations, found side by side
 token_rules/           stop tokens, bad words, allowed tokens, biases and penalties
 structured_outputs/    outputs that match a JSON schema, a regular expression, a list of choices or a grammar
 prompt_scoring.py      log-probabilities of the tokens of prompts
+adapters/              many fine-tuned models in one batch
 speculation/           several guessed tokens, verified in one pass
 resumption.py          continues outputs that another engine has begun
 

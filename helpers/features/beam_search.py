@@ -105,6 +105,7 @@ def beam_search(
     max_tokens: int | None = None,
     length_penalty: float = 1.0,
     early_stopping: bool | str = False,
+    **options,
 ) -> list[BeamOutput]:
     """Search for the most probable continuations of a prompt, while all other requests go on.
 
@@ -119,6 +120,7 @@ def beam_search(
             are the scores of long outputs.
         early_stopping: when to stop once `beam_width` beams have finished. True stops at once. False stops if no
             running beam has a better score at its present length; "never", if none can have one at any length.
+        options: what other features take beyond parameters, such as `adapter`.
 
     Returns:
         The `beam_width` best outputs, best first.
@@ -142,7 +144,7 @@ def beam_search(
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, logprobs=num_logprobs)
     no_reader = deque(maxlen=0)  # single beams have none
     try:
-        request_id = engine.add_subscribed(no_reader, prompt, params, beam_width=beam_width)
+        request_id = engine.add_subscribed(no_reader, prompt, params, beam_width=beam_width, **options)
         sequences = list(engine.scheduler.requests[request_id])
         rules = BeamRules(beam_width, sequences[0].max_tokens, length_penalty, early_stopping, eos_token_ids)
         _run_rounds(engine, sequences, rules)

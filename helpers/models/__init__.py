@@ -8,6 +8,7 @@ quantization.py        linear layers that store integers
 assembly.py            a model from a file of integers, without its float weights
 compressed_tensors.py  folders of quantized weights
 gguf_file.py           the files of llama.cpp
+weight_update.py       new weights, all or none
 """
 
 from .capabilities import (
@@ -24,3 +25,4 @@ from .compressed_tensors import save_quantized
 from .loading import EMBEDDED, default_pair, load_model
 from .quantization import dequantized, quantize
 from .running import run_model
+from .weight_update import WeightUpdate

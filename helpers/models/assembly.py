@@ -51,6 +51,7 @@ def assemble(config: PretrainedConfig, checkpoint: Checkpoint, dtype: torch.dtyp
                 quantized = QuantizedLinear.from_integers(*found, layer.bias, dtype)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
+            quantized.is_transposed = isinstance(layer, Conv1D)
             model.set_submodule(path, quantized)
     names: dict[torch.Tensor, list[str]] = {}  # several, if an LM head is tied to the embedding
     for name, tensor in model.state_dict(keep_vars=True).items():

@@ -95,15 +95,21 @@ class QuantizedLinear(nn.Module):
         scales: [panels, groups, PANEL].
         bias: [out] or None.
         dtype: of the layer's inputs and outputs.
+        is_transposed: whether the model's checkpoints store the weight as [in, out], like GPT-2's `Conv1D`.
     """
+
+    is_transposed = False
 
     def __init__(self, layer: nn.Linear | Conv1D, weights: str):
         super().__init__()
-        self.weights, self.format = weights, FORMATS[weights]
+        self.weights, self.format, self.is_transposed = weights, FORMATS[weights], isinstance(layer, Conv1D)
         weight = weight_of(layer)
         self.out_features, self.in_features = weight.shape
-        slabs = (self._quantize(slab) for slab in weight.split(self._panels_per_slab() * PANEL))
-        self._store(slabs, layer.bias, layer.weight.dtype, weight.device)
+        self._store(self._quantized_slabs(weight), layer.bias, layer.weight.dtype, weight.device)
+
+    def requantize(self, weight: torch.Tensor) -> None:
+        """Quantize another weight [out, in], of finite numbers, into the tensors of the old one."""
+        self._fill(self._quantized_slabs(weight.to(self.words.device)), self.words, self.scales)
 
     @classmethod
     def from_integers(
@@ -152,16 +158,23 @@ class QuantizedLinear(nn.Module):
         shape = panels, inputs * self.format.bits // 32, PANEL
         words = self.allocate(shape, dtype=torch.int32, device=device)
         scales = torch.empty(panels, groups, PANEL, dtype=self.format.scale_dtype, device=device)
-        n = self._panels_per_slab()
+        self._fill(slabs, words, scales)
+        self.register_buffer("words", words)
+        self.register_buffer("scales", scales)
+
+    def _fill(self, slabs: Iterable, words: torch.Tensor, scales: torch.Tensor) -> None:
+        n, inputs = self._panels_per_slab(), -(-self.in_features // GROUP) * GROUP
         for (integers, own), some_words, some_scales in zip(slabs, words.split(n), scales.split(n), strict=True):
             rows = (0, -len(integers) % PANEL)
             some_words.copy_(pack(pad(integers, (0, inputs - integers.shape[1], *rows)), self.format.bits))
             some_scales.copy_(pad(own, (0, 0, *rows)).unflatten(0, (-1, PANEL)).transpose(1, 2))
-        self.register_buffer("words", words)
-        self.register_buffer("scales", scales)
 
     def _panels_per_slab(self) -> int:
         return max(1, SLAB // (PANEL * self.in_features))
+
+    def _quantized_slabs(self, weight: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield integers and scales, a slab of outputs at a time."""
+        return (self._quantize(slab) for slab in weight.split(self._panels_per_slab() * PANEL))
 
     @torch.no_grad()
     def _quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

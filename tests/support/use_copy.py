@@ -8,11 +8,13 @@ This runs as a process of its own, so that `helpers` is the copy. torch is impor
 import json
 import os
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
 import torch
 import transformers  # noqa: F401 - imported before the process is divided
+from safetensors.torch import save_file
 
 PROMPT = "The quick brown fox"
 START = "Once upon a time there was a fox who lived in a den"
@@ -92,9 +94,23 @@ def with_config(**settings) -> str:
     return attempt(lambda: Engine(config=config).generate(PROMPT, SamplingParams(max_tokens=4)))
 
 
+def adapter_folder() -> str:
+    """Return a new folder with an adapter of the embedded model that changes one layer, by nothing."""
+    from helpers import load_model
+
+    layer, folder = "transformer.h.0.attn.c_attn", tempfile.mkdtemp(dir=".")
+    inputs, outputs = load_model()[0].get_submodule(layer).weight.shape
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": [layer]}
+    Path(folder, "adapter_config.json").write_text(json.dumps(config))
+    shapes = {"A": (1, inputs), "B": (outputs, 1)}
+    tensors = {f"base_model.model.{layer}.lora_{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}
+    save_file(tensors, Path(folder, "adapter_model.safetensors"))
+    return folder
+
+
 def report(is_bare: bool) -> dict:
     """Return everything about one copy."""
-    from helpers import Engine, EngineConfig
+    from helpers import Engine, EngineConfig, SamplingParams
 
     torch.set_num_threads(1)
     found = {execution: plain_requests(execution) for execution in ("ragged", "padded")}
@@ -103,6 +119,8 @@ def report(is_bare: bool) -> dict:
     found["speculative"] = with_config(speculative="ngram")
     found["beam_search"] = attempt(lambda: engine.beam_search(PROMPT, 2, 4) and [])
     found["generated"] = attempt(lambda: [engine.add_request(PROMPT, generated={0: [5]})] and engine.step())
+    found["load_adapter"] = attempt(lambda: engine.load_adapter("adapter", adapter_folder()) or [])
+    found["adapter"] = attempt(lambda: engine.generate(PROMPT, SamplingParams(max_tokens=4), adapter="adapter"))
     if is_bare:
         for setting in FAST:
             found[str(setting)] = with_config(**setting)

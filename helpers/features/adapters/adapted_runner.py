@@ -1,0 +1,203 @@
+"""A runner whose model adds the products of adapters, in the rows of the sequences that have one.
+
+The linear layers of the runner's model are called as usual, whatever product was chosen for them and however their
+weights are stored, and then the small products are added to what they return. A pass without adapters is not changed:
+it may compute all decoder blocks in one call (`fast/fused_executor.py`), which a pass with adapters may not.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from ...engine import Chunk, Plan, RunnerOutput
+from ...engine.plan import Clock
+from ...models.quantization import QuantizedLinear
+from ...runners import RaggedRunner
+from ...runners.kv_pool import KVPool
+from ...runners.trial import BLOCK_SIZE, NUM_BLOCKS, trial_passes
+from .grouped_products import AdapterStack, RowGroups
+from .peft_folder import Adapter, LayerInfo
+
+
+class AdaptedRunner:
+    """A `Runner` that runs another one, and adds the products of adapters meanwhile.
+
+    Args:
+        runner: a ragged runner, which is changed: its linear layers call this object.
+        model: the model whose clone it runs.
+
+    Attributes:
+        layers: the linear layers that an adapter may change, by their paths in the model.
+    """
+
+    def __init__(self, runner: RaggedRunner, model: nn.Module):
+        self.runner = runner
+        self.layers = _adaptable_layers(runner, model)
+        self._adapted: dict[str, _AdaptedLayer] = {}
+        self._slots: list[Adapter | None] = []
+        self._rank = 0
+
+    def __getattr__(self, name: str):
+        if name == "runner":  # not set yet, while a copy is made
+            raise AttributeError(name)
+        return getattr(self.runner, name)
+
+    def run(self, plan: Plan, clock: Clock) -> RunnerOutput:
+        """Compute a plan's chunks, each with its sequence's adapter."""
+        adapters = [chunk.sequence.request.notes.get("adapters") for chunk in plan.chunks]
+        if not any(adapters):
+            return self.runner.run(plan, clock)
+        rows = self._group(plan.chunks, adapters)
+        with _calling_layers(self.runner):
+            try:
+                for layer in self._adapted.values():
+                    layer.rows = rows
+                return self.runner.run(plan, clock)
+            finally:
+                for layer in self._adapted.values():
+                    layer.rows = None
+
+    def adapt(self, adapter: Adapter) -> None:
+        """Let the layers that an adapter changes ask for its products."""
+        for path in adapter.matrices:
+            if path not in self._adapted:
+                self._adapted[path] = _AdaptedLayer(self.runner.model.get_submodule(path), self.layers[path])
+
+    def forget(self, adapter: Adapter) -> None:
+        """Free the memory that an adapter takes here; the other adapters are stacked anew when they run."""
+        if adapter in self._slots:
+            self._slots = []
+            for layer in self._adapted.values():
+                layer.stack = None
+
+    # --- slots ------------------------------------------------------------------------------------------------------
+
+    def _group(self, chunks: list[Chunk], adapters: list[Adapter | None]) -> RowGroups:
+        """Give each adapter of a pass a slot, and group the rows by slots."""
+        wanted = dict.fromkeys(adapter for adapter in adapters if adapter is not None)
+        rank, missing = max(adapter.rank for adapter in wanted), wanted.keys() - set(self._slots)
+        if missing:
+            free = [slot for slot, adapter in enumerate(self._slots) if adapter not in wanted]
+            if rank > self._rank or len(missing) > len(free):
+                self._restack(list(wanted))
+            else:
+                for slot, adapter in zip(free, (one for one in wanted if one in missing), strict=False):
+                    self._put(slot, adapter)
+        slot_of = {adapter: slot for slot, adapter in enumerate(self._slots) if adapter is not None}
+        parts = [(slot_of.get(adapter), chunk.tokens) for chunk, adapter in zip(chunks, adapters, strict=True)]
+        return RowGroups(parts, rank, self.runner.model.device)
+
+    def _restack(self, wanted: list[Adapter]) -> None:
+        """Make stacks for the adapters of a pass: with twice the slots, if there were too few for them."""
+        self._rank = max(adapter.rank for adapter in wanted)
+        num_slots = max(len(self._slots), 1)
+        while num_slots < len(wanted):
+            num_slots *= 2
+        self._slots = [None] * num_slots
+        for layer in self._adapted.values():
+            layer.stack = AdapterStack(layer.info, num_slots, self._rank)
+        for slot, adapter in enumerate(wanted):
+            self._put(slot, adapter)
+
+    def _put(self, slot: int, adapter: Adapter) -> None:
+        self._slots[slot] = adapter
+        for path, layer in self._adapted.items():
+            if layer.stack is None:  # adapted since the others were stacked
+                layer.stack = AdapterStack(layer.info, len(self._slots), self._rank)
+            layer.stack.put(slot, adapter.matrices.get(path))
+
+
+class _AdaptedLayer:
+    """Takes the place of a linear layer's `forward`, and adds the products of adapters to its outputs.
+
+    Attributes:
+        stack: the matrices of the adapters; None while no pass has needed them.
+        rows: which rows have which adapter; None outside of passes with adapters.
+    """
+
+    def __init__(self, layer: nn.Module, info: LayerInfo):
+        self.info, self.stack, self.rows = info, None, None
+        self._usual: Callable[[torch.Tensor], torch.Tensor] = layer.forward
+        layer.forward = self.forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's outputs [..., out] for inputs [..., in]."""
+        y = self._usual(x)
+        if self.rows is None or self.stack is None or self.stack.filled.isdisjoint(self.rows.slots):
+            return y
+        inputs, y = x.reshape(-1, x.shape[-1]), y.contiguous()
+        if len(inputs) != self.rows.num_rows:
+            raise RuntimeError(f"A layer was called with {len(inputs)} of {self.rows.num_rows} rows.")
+        self.stack.add_products(inputs, y.view(-1, y.shape[-1]), self.rows)
+        return y
+
+
+@contextmanager
+def _calling_layers(runner: RaggedRunner) -> Iterator[None]:
+    """Let the written-out forward pass, if there is one, call every linear layer while the block lasts."""
+    executor = runner.call_model
+    if not hasattr(executor, "calls_layers"):  # transformers' modules always do
+        yield
+        return
+    executor.calls_layers = True
+    try:
+        yield
+    finally:
+        executor.calls_layers = False
+
+
+# --- which layers can be adapted --------------------------------------------------------------------------------------
+
+
+def _adaptable_layers(runner: RaggedRunner, model: nn.Module) -> dict[str, LayerInfo]:
+    """Return the linear layers that are called with all rows of a pass, in their order, by path.
+
+    A layer with other inputs, such as an expert to which only some tokens are routed, could not tell whose they are. A
+    layer that is never called, because other code reads its weight, could not add anything. A trial shows both.
+    """
+    kinds = (nn.Linear, Conv1D, QuantizedLinear)
+    paths = [path for path, layer in model.named_modules() if type(layer) in kinds]
+    candidates = {path: runner.model.get_submodule(path) for path in paths}
+    candidates = {path: layer for path, layer in candidates.items() if "forward" not in vars(layer)}  # replaced
+    calls = {path: [] for path in candidates}
+    pass_sizes: list[int] = []
+    trial = copy.copy(runner)
+    trial.pool, trial.block_size = KVPool(NUM_BLOCKS, BLOCK_SIZE), BLOCK_SIZE
+
+    def note_size(token_ids: torch.Tensor, *others) -> torch.Tensor:
+        pass_sizes.append(len(token_ids))
+        return runner.call_model(token_ids, *others)
+
+    def note_call(path: str, usual: Callable, x: torch.Tensor) -> torch.Tensor:
+        calls[path].append((len(pass_sizes), x.numel() // x.shape[-1]))
+        return usual(x)
+
+    trial.call_model = note_size
+    for path, layer in candidates.items():
+        layer.forward = partial(note_call, path, layer.forward)
+    try:
+        with _calling_layers(runner):
+            for _ in trial_passes(trial.forward):
+                pass
+    finally:
+        for layer in candidates.values():
+            del layer.forward
+    return {path: _info(model.get_submodule(path)) for path in candidates if _saw_all(calls[path], pass_sizes)}
+
+
+def _saw_all(calls: Collection[tuple[int, int]], pass_sizes: list[int]) -> bool:
+    """Return whether a layer was called in every pass, and always with as many rows as the pass has tokens."""
+    passes = {number for number, _ in calls}
+    return len(passes) == len(pass_sizes) and all(rows == pass_sizes[number - 1] for number, rows in calls)
+
+
+def _info(layer: nn.Linear | Conv1D | QuantizedLinear) -> LayerInfo:
+    if isinstance(layer, QuantizedLinear):
+        return LayerInfo(layer.in_features, layer.out_features, layer.dtype, layer.words.device)
+    inputs, outputs = layer.weight.shape if isinstance(layer, Conv1D) else layer.weight.shape[::-1]
+    return LayerInfo(inputs, outputs, layer.weight.dtype, layer.weight.device)

@@ -1,0 +1,233 @@
+"""Folders in PEFT's format: what is read, what is refused and why, and that the library PEFT computes the same."""
+
+import copy
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import PROMPTS, alone, random_pair
+from safetensors.torch import load_file, save_file
+
+from helpers import Engine, EngineConfig, SamplingParams
+from helpers.features.adapters import peft_folder
+from tests.support.adapters import merged, write_adapter
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+FIRST = "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine(*random_pair("gpt2"), EngineConfig(max_batch_size=2))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_adapter(tmp_path / "adapter", random_pair("gpt2")[0], ["c_attn"], rank=4)
+
+
+def set_config(folder: Path, **changes) -> None:
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | changes))
+
+
+def set_tensors(folder: Path, **changes) -> None:
+    """Add tensors, or remove those that are None."""
+    tensors = load_file(folder / WEIGHTS) | changes
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / WEIGHTS)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+CONFIGS = {
+    "modules_to_save": ({"modules_to_save": ["lm_head"]}, "modules_to_save .* trained copies of whole modules"),
+    "DoRA": ({"use_dora": True}, "is a DoRA"),
+    "bias": ({"bias": "lora_only"}, "sets bias to 'lora_only': only adapters without biases"),
+    "lora_bias": ({"lora_bias": True}, "it changes biases"),
+    "another type": ({"peft_type": "IA3"}, "must describe a LoRA, .* not 'IA3'"),
+    "tokens": ({"trainable_token_indices": [1]}, "it changes embeddings"),
+    "parameters": ({"target_parameters": ["x"]}, "parameters outside of linear layers"),
+    "an unknown setting": ({"use_magic": True}, "use_magic to True, .* not known here"),
+    "another start": ({"init_lora_weights": "pissa"}, "PEFT changes the base model, too"),
+    "no rank": ({"r": 0}, "r to an integer from 1 to 512, not 0"),
+    "too large a rank": ({"r": 513}, "r to an integer from 1 to 512, not 513"),
+    "a rank that is true": ({"r": True}, "r to an integer"),
+    "no alpha": ({"lora_alpha": None}, "lora_alpha to a number"),
+    "an endless alpha": ({"lora_alpha": float("inf")}, "lora_alpha to a number"),
+    "no targets": ({"target_modules": None}, "must have target_modules"),
+    "long targets": ({"target_modules": "x" * 1001}, "at most 1000 characters"),
+    "a wrong pattern": ({"target_modules": "(c_attn"}, "has a wrong regular expression"),
+    "missing modules": ({"target_modules": ["c_attn", "c_fc"]}, r"no matrices for transformer\.h\.0\.mlp\.c_fc"),
+    "another rank": ({"r": 8}, r"have the shapes \(\(4, 32\), \(96, 4\)\), and with rank 8 this layer needs"),
+    "a rank pattern": ({"rank_pattern": {"c_attn": 2}}, "with rank 2 this layer needs"),
+    "patterns in a list": ({"alpha_pattern": [1]}, "must map names of modules to numbers"),
+    "a pattern to a text": ({"alpha_pattern": {"a": "b"}}, r"alpha_pattern\['a'\] to a number"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), CONFIGS.values(), ids=CONFIGS)
+def test_a_setting_that_is_not_supported_is_refused_with_the_reason(engine, folder, changes, message):
+    set_config(folder, **changes)
+    with pytest.raises(ValueError, match=message):
+        engine.load_adapter("a", folder)
+    check_nothing_is_loaded(engine)
+
+
+def of(shape, value=0.1):
+    return torch.full(shape, value)
+
+
+PREFIX = "base_model.model.transformer."
+TENSORS = {
+    "an embedding": ({PREFIX + "wte.weight": of((257, 32))}, "a trained copy of a weight that all rows share"),
+    "a norm": ({PREFIX + "ln_f.weight": of((32,))}, "a trained copy of a weight"),
+    "a bias": ({PREFIX + "h.0.attn.c_attn.lora_B.bias": of((96,))}, "a bias, which all rows share"),
+    "DoRA": ({PREFIX + "h.0.attn.c_attn.lora_magnitude_vector": of((96,))}, "belongs to a DoRA"),
+    "an adapted embedding": ({PREFIX + "wte.lora_embedding_A": of((4, 257))}, "changes an embedding"),
+    "the head": (
+        {"base_model.model.lm_head.lora_A.weight": of((4, 32)), "base_model.model.lm_head.lora_B.weight": of((257, 4))},
+        "changes lm_head, which all rows share, since it decides about the vocabulary",
+    ),
+    "another model": (
+        {f"base_model.model.model.layers.0.q_proj.lora_{kind}.weight": of((4, 4)) for kind in "AB"},
+        r"model\.layers\.0\.q_proj, which GPT2LMHeadModel does not have: it was trained on another model",
+    ),
+    "other inputs": ({FIRST: of((4, 64))}, r"shapes \(\(4, 64\), \(96, 4\)\), .* trained on another model"),
+    "A without B": ({FIRST.replace("_A", "_B"): None}, "only one of the two matrices"),
+    "a missing module": ({FIRST: None, FIRST.replace("_A", "_B"): None}, r"no matrices for transformer\.h\.0\.attn"),
+    "NaN": ({FIRST: of((4, 32), float("nan"))}, "infinite or NaN"),
+    "infinity": ({FIRST: of((4, 32), float("inf"))}, "infinite or NaN"),
+    "integers": ({FIRST: torch.ones(4, 32, dtype=torch.int64)}, "not floating-point numbers"),
+    "a name without the prefix": ({"lora_A.weight": of((4, 32))}, "which no LoRA of linear layers has"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), TENSORS.values(), ids=TENSORS)
+def test_a_tensor_that_does_not_fit_is_refused_with_the_reason(engine, folder, changes, message):
+    set_tensors(folder, **changes)
+    with pytest.raises(ValueError, match=message):
+        engine.load_adapter("a", folder)
+    check_nothing_is_loaded(engine)
+
+
+def check_nothing_is_loaded(engine) -> None:
+    with pytest.raises(ValueError, match="no adapter 'a'"):
+        engine.unload_adapter("a")
+
+
+def no_tensors(folder):
+    save_file({}, folder / WEIGHTS)
+
+
+def cut_off(folder):
+    path = folder / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def pipe(folder):
+    (folder / WEIGHTS).unlink()
+    os.mkfifo(folder / WEIGHTS)
+
+
+def pickle_alone(folder):
+    (folder / WEIGHTS).rename(folder / "adapter_model.bin")
+
+
+def deep(folder):
+    (folder / CONFIG).write_text("[" * 100_000)
+
+
+FILES = {
+    "no configuration": (lambda folder: (folder / CONFIG).unlink(), "There is no file .*adapter_config.json"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "There is no file .*safetensors"),
+    "pickled weights": (pickle_alone, "could run any code"),
+    "no JSON": (lambda folder: (folder / CONFIG).write_text("{"), "is not valid JSON"),
+    "no text": (lambda folder: (folder / CONFIG).write_bytes(b"\xff\xfe\x00"), "is not valid JSON"),
+    "deep JSON": (deep, "is not valid JSON"),
+    "a list": (lambda folder: (folder / CONFIG).write_text("[]"), "must describe a LoRA"),
+    "a large configuration": (
+        lambda folder: (folder / CONFIG).write_text(" " * (2**20 + 1)),
+        "more than 1048576 bytes",
+    ),
+    "no tensors": (no_tensors, "has no tensors"),
+    "weights cut off": (cut_off, "is damaged"),
+    "no safetensors": (lambda folder: (folder / WEIGHTS).write_bytes(b"\xff" * 100), "is damaged"),
+    "a pipe": (pipe, "There is no file"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), FILES.values(), ids=FILES)
+def test_a_file_that_cannot_be_read_is_refused_with_the_reason(engine, folder, change, message):
+    change(folder)
+    with pytest.raises(ValueError, match=message):
+        engine.load_adapter("a", folder)
+    check_nothing_is_loaded(engine)
+
+
+def test_large_weights_are_refused(engine, folder, monkeypatch):
+    monkeypatch.setattr(peft_folder, "MAX_WEIGHTS_BYTES", 1000)
+    with pytest.raises(ValueError, match="more than 1000 bytes"):
+        engine.load_adapter("a", folder)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", None, 3, ["a"]], ids=repr)
+def test_a_name_that_is_no_name_is_refused(engine, folder, name):
+    with pytest.raises(ValueError, match="name must be a text"):
+        engine.load_adapter(name, folder)
+
+
+def test_a_name_in_use_is_refused_and_keeps_its_adapter(engine, folder, tmp_path):
+    model, tokenizer = random_pair("gpt2")
+    engine.load_adapter("twice", folder)
+    with pytest.raises(ValueError, match="'twice' is loaded already"):
+        engine.load_adapter("twice", write_adapter(tmp_path / "other", model, ["c_fc"], seed=1))
+    (output,) = engine.generate(PROMPTS[0], SamplingParams(12), adapter="twice")
+    assert output.token_ids == alone(merged(model, folder), tokenizer, PROMPTS[0], 12)
+    engine.unload_adapter("twice")
+
+
+@pytest.mark.parametrize("name", ["x", None, 3, ["a"]], ids=repr)
+def test_an_adapter_that_is_not_loaded_cannot_be_unloaded(engine, name):
+    with pytest.raises(ValueError, match="There is no adapter"):
+        engine.unload_adapter(name)
+
+
+# --- what the library PEFT writes and computes ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"r": 3, "lora_alpha": 5, "use_rslora": True},
+        {"target_modules": "all-linear"},
+        {"r": 4, "rank_pattern": {"0.*": 2}, "alpha_pattern": {"1.*": 9}, "target_modules": "all-linear"},
+        {"layers_to_transform": [1]},
+        {"init_lora_weights": "gaussian"},
+        {"target_modules": r".*\.1\.(attn|self_attn)\.(c_attn|q_proj)"},
+    ],
+    ids=str,
+)
+def test_an_adapter_that_peft_has_written_gives_the_tokens_that_peft_gives(family, settings, tmp_path):
+    peft = pytest.importorskip("peft")
+    model, tokenizer = random_pair(family)
+    targets = {"gpt2": ["c_attn", "mlp.c_proj"], "llama": ["q_proj", "v_proj", "down_proj"]}[family]
+    wrapped = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(**{"target_modules": targets} | settings))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in wrapped.named_parameters():
+            if "lora_B" in name:
+                weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    wrapped.save_pretrained(tmp_path)
+    engine = Engine(model, tokenizer, EngineConfig(max_batch_size=2))
+    engine.load_adapter("a", tmp_path)
+    outputs = engine.generate(PROMPTS[:4], SamplingParams(20), adapter="a")
+    wrapped.eval()
+    expected = [alone(wrapped, tokenizer, prompt, 20) for prompt in PROMPTS[:4]]
+    assert [output.token_ids for output in outputs] == expected
+    base = engine.generate(PROMPTS[:4], SamplingParams(20))
+    assert [output.token_ids for output in base] != expected
