@@ -119,6 +119,8 @@ def _make_app(options: ServerOptions) -> FastAPI:
 def _load_engine(options: ServerOptions) -> Engine:
     model, tokenizer = load_model(options.model, dtype=getattr(torch, options.dtype), weights=options.weights)
     engine = Engine(model, tokenizer, options.engine_config)
+    for name, folder in options.folder_of_adapters.items():
+        engine.load_adapter(name, folder)
     _warn_if_memory_is_small(engine)
     return engine
 

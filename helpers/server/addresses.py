@@ -14,6 +14,7 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from ..features.structured_outputs import StructuredOutputs
+from . import adapters
 from .chat import ChatPrompt
 from .formats import ChatFormatter, CompletionFormatter
 from .http_errors import APIError
@@ -38,6 +39,8 @@ def add_addresses(app: FastAPI) -> None:
     # vLLM's
     app.post("/tokenize", responses=documented(400, 401, 404, 413))(tokenize)
     app.get("/version", responses=documented(401))(server_version)
+    if app.state.adapter_folder is not None:
+        adapters.add_addresses(app, documented(400, 401, 404, 413, 500))
     # for operation
     app.get("/health", responses=documented(503))(health)
     app.get("/metrics", response_class=Response, responses=documented(401))(prometheus_metrics)
@@ -79,7 +82,8 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 def _about(request: Request, body: CompletionRequest | ChatRequest, kind: str) -> tuple:
     """Return the arguments of a formatter, with a new id for the response."""
     state = request.app.state
-    return f"{kind}-{uuid.uuid4().hex}", state.model_name, state.engine.tokenizer, body.num_logprobs
+    name = body.model or state.model_name
+    return f"{kind}-{uuid.uuid4().hex}", name, state.engine.tokenizer, body.num_logprobs
 
 
 async def generate(
@@ -91,11 +95,11 @@ async def generate(
 ) -> Response:
     """Hand the prompts to the engine, and respond with its outputs."""
     state = request.app.state
-    check_model(request, body.model)
+    adapter = find_adapter(request, body.model)
     seconds = state.deadline if body.deadline is None else body.deadline
     try:
         params = replace(body.params, structured_outputs=structured) if structured else body.params
-        submitting = state.engine_client.submit(formatter.id, prompts, params, body.priority, seconds)
+        submitting = state.engine_client.submit(formatter.id, prompts, params, body.priority, seconds, adapter)
         stream, token_ids = await while_connected(request, submitting)
     except ValueError as error:
         raise APIError(400, str(error)) from error
@@ -109,31 +113,42 @@ async def generate(
 
 
 async def models(request: Request) -> dict[str, Any]:
-    """List the one model that this server runs."""
-    return {"object": "list", "data": [_model_card(request)]}
+    """List the model that this server runs, and its adapters, which have it as their `parent`."""
+    state = request.app.state
+    names = [state.model_name, *adapters.adapter_names(state.engine)]
+    return {"object": "list", "data": [_model_card(request, name) for name in names]}
 
 
 async def model(name: str, request: Request) -> dict[str, Any]:
-    """Describe the model with this name."""
-    check_model(request, name)
-    return _model_card(request)
+    """Describe the model or the adapter with this name."""
+    find_adapter(request, name)
+    return _model_card(request, name)
 
 
-def _model_card(request: Request) -> dict[str, Any]:
+def _model_card(request: Request, name: str) -> dict[str, Any]:
     state = request.app.state
-    return {"id": state.model_name, "object": "model", "created": state.started, "owned_by": "this-server"}
+    card = {"id": name, "object": "model", "created": state.started, "owned_by": "this-server"}
+    return card if name == state.model_name else card | {"parent": state.model_name}
 
 
-def check_model(request: Request, name: str | None) -> None:
-    """Raise an APIError if a request names another model than the one that this server runs."""
+def find_adapter(request: Request, name: str | None) -> str | None:
+    """Return the adapter that a request names as its model; None for the model itself.
+
+    Raises:
+        APIError: there is no such model.
+    """
     own = request.app.state.model_name
-    if name not in (None, own):
-        raise APIError(404, f"There is no model {name!a}; this server runs {own!a}.", "model", "model_not_found")
+    if name in (None, own):
+        return None
+    if name not in (names := adapters.adapter_names(request.app.state.engine)):
+        known = " and ".join(map(ascii, [own, *names[:10]]))
+        raise APIError(404, f"There is no model {name!a}; this server runs {known}.", "model", "model_not_found")
+    return name
 
 
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     """Return the tokens of a prompt or a chat."""
-    check_model(request, body.model)
+    find_adapter(request, body.model)
     state = request.app.state
     tokenizer, validator = state.engine.tokenizer, state.engine.validator
     prompt = body.prompt or ChatPrompt(body.messages, tokenizer, partial(check_length, validator))

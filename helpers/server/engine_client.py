@@ -85,8 +85,10 @@ class EngineClient(ABC):
         return "The server takes no requests." if self.draining or not self.alive else None
 
     @abstractmethod
-    def _send(self, engine_id: str, token_ids: list[int], params: SamplingParams, priority: int) -> None:
-        """Hand a request to the engine, which answers with outputs."""
+    def _send(
+        self, engine_id: str, token_ids: list[int], params: SamplingParams, priority: int, **options: Any
+    ) -> None:
+        """Hand a request to the engine, which answers with outputs. The options are those of `add_request`."""
 
     @abstractmethod
     def _send_abort(self, engine_id: str) -> None:
@@ -101,6 +103,7 @@ class EngineClient(ABC):
         params: SamplingParams,
         priority: int = 0,
         deadline: float | None = None,
+        adapter: str | None = None,
     ) -> tuple[ResponseStream, list[list[int]]]:
         """Accept an HTTP request with all of its prompts, or refuse it.
 
@@ -110,6 +113,7 @@ class EngineClient(ABC):
             params: how to continue each prompt.
             priority: the smaller, the more urgent.
             deadline: seconds that the request may take; None for no limit.
+            adapter: the adapter whose model continues the prompts; None for the model itself.
 
         Returns:
             The stream of its outputs, and the token ids of its prompts.
@@ -136,6 +140,7 @@ class EngineClient(ABC):
             self.num_in_flight -= num_sequences
             raise
 
+        options = {} if adapter is None else {"adapter": adapter}
         engine_ids = engine_request_ids(response_id, len(prompts), params.n)
         stream = ResponseStream(engine_ids, params.n, accepted, deadline, self.cancel)
         stream.on_close = weakref.finalize(
@@ -145,7 +150,7 @@ class EngineClient(ABC):
         for number, (engine_id, token_ids) in enumerate(zip(engine_ids, prompt_token_ids, strict=True)):
             self._streams[engine_id], self._num_unfinished[engine_id] = stream, params.n
             try:
-                self._send(engine_id, token_ids, params, priority)
+                self._send(engine_id, token_ids, params, priority, **options)
             except BaseException:  # the engine has the prompts before this one only
                 del self._num_unfinished[engine_id]
                 self.num_in_flight -= (len(prompts) - number) * params.n

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 from ..engine import EngineCore, RequestOutput, SamplingParams
 from ..server.output_delta import OutputDelta
 from .engine_client import EngineClient
+from .errors import EngineFailed
 from .snapshot import take_snapshot
 from .worker_thread import WorkerThread
 
@@ -63,8 +65,32 @@ class EngineThread(EngineClient):
         self.engine.outputs.output_type = RequestOutput
         self.prompt_tokenizer.shutdown()
 
-    def _send(self, engine_id: str, token_ids: list[int], params: SamplingParams, priority: int) -> None:
-        self._inbox.put(partial(self._add_request, token_ids, params, engine_id, priority))
+    async def run(self, function: Callable[[], None]) -> None:
+        """Run a function on the engine's thread, between two iterations.
+
+        Raises:
+            Exception: that of the function.
+            EngineFailed: the engine has stopped.
+        """
+        done: Future = Future()
+
+        def task() -> None:
+            try:
+                done.set_result(function())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._inbox.put(task)
+        while not done.done():
+            if not self.alive:
+                raise EngineFailed("The engine has stopped, and the server must be restarted.")
+            await asyncio.wait([asyncio.wrap_future(done)], timeout=1)
+        done.result()
+
+    def _send(
+        self, engine_id: str, token_ids: list[int], params: SamplingParams, priority: int, **options: Any
+    ) -> None:
+        self._inbox.put(partial(self._add_request, token_ids, params, engine_id, priority, **options))
 
     def _send_abort(self, engine_id: str) -> None:
         self._inbox.put(partial(self.engine.abort_request, engine_id))
@@ -98,9 +124,10 @@ class EngineThread(EngineClient):
         engine_id: str,
         priority: int,
         generated: Mapping[int, Seq[int]] | None = None,
+        **options: Any,
     ) -> None:
         try:
-            self.engine.add_request(token_ids, params, engine_id, priority, generated=generated)
+            self.engine.add_request(token_ids, params, engine_id, priority, generated=generated, **options)
         except Exception as error:
             self._end(engine_id, generated or range(params.n), "error", error)
 

@@ -28,6 +28,8 @@ class ServerOptions(EngineOptions, ConnectionOptions):
         served_model_name: what clients call the model; the name of its folder or file if omitted.
         dtype: the type of the weights.
         weights: store linear layers as integers of 8 or 4 bits.
+        adapters: LoRA adapters to load, each as NAME=FOLDER; clients choose one by its name in `model`.
+        adapter_folder: a folder below which clients may load more adapters while the server runs; none if omitted.
         host: the address to listen on; the default is for this machine only.
         port: the port to listen on, 0 for a free one.
         api_key: the key that clients must send; the environment's COURSE_API_KEY, if any, if omitted.
@@ -48,6 +50,8 @@ class ServerOptions(EngineOptions, ConnectionOptions):
     served_model_name: Annotated[str | None, Parameter(name=("--served-model-name", "--name"), group=MODEL)] = None
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Parameter(group=MODEL)] = "float32"
     weights: Annotated[Literal["int8", "int4"] | None, Parameter(group=MODEL)] = None
+    adapters: Annotated[list[str] | None, Parameter(group=MODEL, consume_multiple=True, negative_iterable=())] = None
+    adapter_folder: Annotated[str | None, Parameter(group=MODEL)] = None
     host: Annotated[str, Parameter(group=ACCESS)] = "127.0.0.1"
     port: Annotated[int, Parameter(group=ACCESS)] = 8000
     api_key: Annotated[str | None, Parameter(group=ACCESS)] = field(
@@ -75,12 +79,33 @@ class ServerOptions(EngineOptions, ConnectionOptions):
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < math.inf:
                 raise ValueError(f"--{name} must be a number of seconds, not {seconds}.")
-        _ = self.engine_config, self.connection_limits  # what they refuse is refused before a model is loaded
+        if self.adapter_folder is not None and not Path(self.adapter_folder).is_dir():
+            raise ValueError(f"--adapter-folder {self.adapter_folder} is no folder.")
+        # What these refuse is refused before a model is loaded.
+        _ = self.engine_config, self.connection_limits, self.folder_of_adapters
 
     @property
     def engine_config(self) -> EngineConfig:
         """The settings of the engine."""
         return EngineConfig(**fields_of(EngineOptions, self), trace_length=TRACE_LENGTH)
+
+    @property
+    def folder_of_adapters(self) -> dict[str, str]:
+        """The folders of the adapters to load, by name."""
+        folders: dict[str, str] = {}
+        for text in self.adapters or ():
+            name, equals, folder = text.partition("=")
+            if not (name and equals and folder):
+                raise ValueError(f"--adapters takes names and folders, as in story=path/to/folder, not {text!r}.")
+            if name in folders or name == self.model_name:
+                raise ValueError(f"--adapters needs a name of its own for each adapter, and {name!r} is taken.")
+            folders[name] = folder
+        return folders
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.served_model_name or name_of(self.model or os.environ.get("COURSE_MODEL"))
 
     @property
     def connection_limits(self) -> ConnectionLimits:
@@ -90,8 +115,8 @@ class ServerOptions(EngineOptions, ConnectionOptions):
     @property
     def app_options(self) -> dict[str, Any]:
         """The options of `make_app`."""
-        return {name: getattr(self, name) for name in ("max_queue", "deadline", "api_key", "pace")} | {
-            "model_name": self.served_model_name or name_of(self.model or os.environ.get("COURSE_MODEL")),
+        names = ("model_name", "max_queue", "deadline", "api_key", "pace", "adapter_folder")
+        return {name: getattr(self, name) for name in names} | {
             "allowed_hosts": allowed_hosts(self.host, self.allowed_host),
             "allowed_origins": self.allowed_origin or [],
         }

@@ -49,7 +49,7 @@ class StreamOptions(Strict):
 class _Request(Strict):
     """The parameters of both kinds of request. None stands for the default, as in OpenAI's requests."""
 
-    model: str | None = Field(None, description="The model that this server runs; may be left out.")
+    model: str | None = Field(None, description="The model of this server, or one of its adapters; may be left out.")
     max_tokens: int | None = _bounded(
         "max_tokens",
         description="Tokens per choice; 16 if left out. 0 only scores the prompt, with `echo` or `prompt_logprobs`.",
@@ -260,7 +260,7 @@ class ChatRequest(_Request):
 class TokenizeRequest(Strict):
     """`POST /tokenize`, in vLLM's format: the tokens of a prompt or a chat."""
 
-    model: str | None = Field(None, description="The model that this server runs; may be left out.")
+    model: str | None = Field(None, description="The model of this server, or one of its adapters; may be left out.")
     prompt: Text | None = Field(None, description="The text.")
     messages: Several[Message] | None = Field(None, description="A chat, instead of a prompt.")
     return_token_strs: bool = Field(False, description="Return the tokens as the vocabulary spells them, too.")
