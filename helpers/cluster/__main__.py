@@ -84,8 +84,8 @@ class ClusterOptions(ServerOptions):
             raise ValueError(f"--replica-cpus must be at least 1, not {self.replica_cpus}.")
         if self.replica_gpus < 0:
             raise ValueError(f"--replica-gpus must be at least 0, not {self.replica_gpus}.")
-        if self.adapters or self.adapter_folder:
-            raise ValueError("--adapters and --adapter-folder are for a single server: leave them out.")
+        if self.adapter_folder is not None:
+            raise ValueError("--adapter-folder is for a single server: name the replicas' adapters in --adapters.")
         for name in ("target", "autoscale_interval"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ValueError(f"--{name.replace('_', '-')} must be a number above 0, not {value}.")
@@ -99,7 +99,7 @@ class ClusterOptions(ServerOptions):
     def _refuse_for_vllm(self) -> None:
         """Refuse an option that has no counterpart in vLLM."""
         default = ServerOptions()
-        for name in ("weights", "block_size", "speculative", "num_speculative_tokens", "draft_model"):
+        for name in ("weights", "block_size", "speculative", "num_speculative_tokens", "draft_model", "adapters"):
             if getattr(self, name) != getattr(default, name):
                 option = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{option} is for the course's engine: set vLLM's own in --engine-args.")
@@ -149,6 +149,7 @@ def _make_app(started: list, options: ClusterOptions):
         options.replica_gpus,
         options.engine_args or {} if options.engine == "vllm" else None,
         options.python,
+        {name: os.path.abspath(folder) for name, folder in options.folder_of_adapters.items()},
     )
     least, most = options.replicas
     print("Starting Ray.", file=sys.stderr, flush=True)

@@ -50,10 +50,10 @@ async def serve_replica(replica: Replica, host: str) -> ReplicaAddress:
                 return
             server.close()
             while True:
-                method, *arguments = await _receive(reader)
+                method, arguments, options = await _receive(reader)
                 if method == "next_report":
                     arguments = [lambda report: writer.write(_message(report))]
-                getattr(replica, method)(*arguments)
+                getattr(replica, method)(*arguments, **options)
 
     server = await asyncio.start_server(serve, host, 0, limit=LIMIT)
     address = ReplicaAddress(*server.sockets[0].getsockname()[:2])
@@ -98,8 +98,8 @@ class ReplicaConnection:
         self._writer: asyncio.StreamWriter | None = None
         self._unsent: list[bytes] | None = []  # the calls that wait; None once there is a connection
 
-    def add(self, *request) -> None:
-        self._call("add", *request)
+    def add(self, *request, **options) -> None:
+        self._call("add", *request, **options)
 
     def abort(self, engine_id: str) -> None:
         self._call("abort", engine_id)
@@ -124,8 +124,8 @@ class ReplicaConnection:
         if self._writer is not None:
             self._writer.close()
 
-    def _call(self, method: str, *arguments) -> None:
-        message = _message((method, *arguments))
+    def _call(self, method: str, *arguments, **options) -> None:
+        message = _message((method, arguments, options))
         if self._unsent is None:
             self._writer.write(message)
         else:

@@ -1,11 +1,12 @@
 """All replicas as one engine, as far as the server needs it: what can be asked of them. It runs nothing."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 from ..engine import EngineConfig, Prompt, SamplingParams
 from ..engine.block_manager import BlockManager
-from ..engine.hooks import installed_features
+from ..engine.hooks import Feature, installed_features
 from ..engine.sequence import GREEDY
 from ..engine.validation import RequestValidator
 from .replica import ReplicaInfo
@@ -30,6 +31,15 @@ class ResumableValidator(RequestValidator):
         max_tokens = super().check_counts(prompt_tokens, params)
         self.check_recomputation(prompt_tokens, max_tokens)
         return max_tokens
+
+
+class FleetAdapters(Feature):
+    """Names the adapters that all replicas have loaded."""
+
+    name, options = "adapters", frozenset({"adapter"})
+
+    def __init__(self, loaded: Mapping[str, bytes]):
+        self.loaded = loaded
 
 
 class FleetDescription:
@@ -65,4 +75,5 @@ class FleetDescription:
         )
         attached = (attach(unrun) for attach in installed_features())
         self.validator.features = tuple(feature for feature in attached if feature is not None)
+        self.validator.features += (FleetAdapters(info.adapters),) if info.adapters else ()
         self.block_manager = blocks and _AllBlocks(num_replicas * info.num_blocks)

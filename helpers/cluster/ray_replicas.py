@@ -13,8 +13,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class ReplicaSettings:
         num_gpus: the GPUs that Ray reserves for the replica.
         vllm: further arguments of vLLM's engine (vllm_replica.py); None for the course's engine.
         python: the interpreter of the replica; None for the one of this process.
+        adapters: the folders of the adapters to load, by name.
     """
 
     model: str | None
@@ -58,6 +59,7 @@ class ReplicaSettings:
     num_gpus: int = 0
     vllm: dict[str, Any] | None = None
     python: str | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def runtime_env(self) -> dict[str, Any]:
@@ -81,7 +83,10 @@ class ReplicaSettings:
         from ..models import load_model
 
         torch.set_num_threads(self.num_cpus)
-        return Engine(*load_model(self.model, dtype=self.dtype, weights=self.weights), self.config)
+        engine = Engine(*load_model(self.model, dtype=self.dtype, weights=self.weights), self.config)
+        for name, folder in self.adapters.items():
+            engine.load_adapter(name, folder)
+        return engine
 
 
 class ReplicaActor:

@@ -35,6 +35,7 @@ class ReplicaInfo:
         num_blocks, block_size: of its KV cache; None if a sequence needs only a row.
         node_id: Ray's id of the node that it runs on; a machine can have several.
         unsupported: the sampling parameters that its engine does not have.
+        adapters: the names of its adapters, each with the salt of the hashes of its blocks.
     """
 
     pid: int
@@ -46,6 +47,7 @@ class ReplicaInfo:
     block_size: int | None
     node_id: str | None = None
     unsupported: tuple[str, ...] = ()
+    adapters: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass
@@ -103,6 +105,12 @@ class Replica(EngineThread):
             blocks and blocks.num_blocks,
             blocks and blocks.block_size,
             unsupported=getattr(engine, "unsupported", ()),
+            adapters={
+                name: adapter.digest
+                for feature in getattr(engine.validator, "features", ())
+                if feature.name == "adapters"
+                for name, adapter in feature.loaded.items()
+            },
         )
 
     def add(
@@ -112,9 +120,10 @@ class Replica(EngineThread):
         params: SamplingParams,
         priority: int,
         generated: Mapping[int, Seq[int]],
+        **options: Any,
     ) -> None:
         """Add a request to the engine, which continues after the tokens `generated`."""
-        add = partial(self._add_request, token_ids, params, engine_id, priority, generated)
+        add = partial(self._add_request, token_ids, params, engine_id, priority, generated, **options)
         if params.structured_outputs is None:
             self._inbox.put(add)
             return

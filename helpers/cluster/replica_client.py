@@ -125,13 +125,19 @@ class ReplicaClient(EngineClient):
         for handle in self.replicas.values():
             handle.set_pace(seconds)
 
-    def _send(self, engine_id: str, token_ids: list[int], params: SamplingParams, priority: int) -> None:
+    def _send(
+        self, engine_id: str, token_ids: list[int], params: SamplingParams, priority: int, adapter: str | None = None
+    ) -> None:
         max_tokens, context = params.max_tokens, self.engine.validator.model.context_length
         if max_tokens is None:  # the validator has made sure that there is a limit
             limits = self.engine.config.max_output_tokens, context and context - len(token_ids)
             max_tokens = min(limit for limit in limits if limit is not None)
         self._dispatch_waiting()  # they arrived before
-        self._dispatch(DispatchedRequest(engine_id, token_ids, params, max_tokens, priority, next(self._arrivals)))
+        salt = b"" if adapter is None else self.engine.info.adapters[adapter]
+        arrival = next(self._arrivals)
+        self._dispatch(
+            DispatchedRequest(engine_id, token_ids, params, max_tokens, priority, arrival, adapter=adapter, salt=salt)
+        )
 
     def _send_abort(self, engine_id: str) -> None:
         if (request := self.dispatcher.requests.get(engine_id)) is None:
@@ -180,9 +186,10 @@ class ReplicaClient(EngineClient):
             insort(self._waiting, request, key=self._rank)
             return None
         generated = {index: list(token_ids) for index, token_ids in request.generated.items()}
+        options = {} if request.adapter is None else {"adapter": request.adapter}
         try:
             self.replicas[name].add(
-                request.request_id, request.prompt_token_ids, request.params, request.priority, generated
+                request.request_id, request.prompt_token_ids, request.params, request.priority, generated, **options
             )
         except BaseException:
             self.dispatcher.forget(request)
