@@ -121,7 +121,9 @@ class PromptOutputs:
         return len(self.finished) >= self.num_outputs
 
 
-def generate(engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: bool, as_json: bool) -> bool:
+def generate(
+    engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: bool, as_json: bool, **options: Any
+) -> bool:
     """Print the outputs for all lines in order, and return whether none failed. Ctrl-C prints the finished ones.
 
     Args:
@@ -130,13 +132,14 @@ def generate(engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: 
         defaults: the settings of prompts without settings of their own.
         is_jsonl: whether each line is a JSON object (see `parse_json`).
         as_json: whether to print a JSON object per output; otherwise the prompt and its continuation are printed.
+        options: those of `add_request`, for all prompts.
     """
     prompts = [PromptOutputs(place, line) for place, line in lines.items()]
     for number, one in enumerate(prompts):
         try:
             one.prompt, settings = parse_json(one.prompt) if is_jsonl else (one.prompt, {})
             params = with_settings(defaults, settings)
-            engine.add_request(one.prompt, params, number)
+            engine.add_request(one.prompt, params, number, **options)
             one.num_outputs = params.n
         except ValueError as error:
             one.finished.append(RequestOutput(number, one.prompt, "", [], "error", error=str(error)))
@@ -225,6 +228,7 @@ def prepare(
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     weights: Literal["int8", "int4"] | None = None,
     device: str | None = None,
+    adapter: str | None = None,
     json_schema: Annotated[str | None, STRUCTURED] = None,
     regex: Annotated[str | None, STRUCTURED] = None,
     choice: Annotated[list[str] | None, STRUCTURED] = None,
@@ -244,6 +248,7 @@ def prepare(
         dtype: the precision of the weights and of the computation.
         weights: store the weights of linear layers as integers of 8 or 4 bits, so that decoding reads fewer bytes.
         device: cpu, cuda, ...; cuda where available if omitted.
+        adapter: a folder with a LoRA adapter of the model, in PEFT's format, for all prompts.
         json_schema: a file with a JSON schema that every text must match.
         regex: a regular expression that every text must match.
         choice: every text is one of these; give the option once for each.
@@ -272,7 +277,11 @@ def prepare(
     except Exception as error:  # each kind of missing device has its own exception
         raise ValueError(f"Device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
     engine = Engine(*load_model(model, device, getattr(torch, dtype), weights), config)
-    return lambda: generate(engine, lines, sampling, is_jsonl, as_json)
+    options = {}
+    if adapter is not None:
+        options["adapter"] = "adapter"
+        engine.load_adapter(options["adapter"], adapter)
+    return lambda: generate(engine, lines, sampling, is_jsonl, as_json, **options)
 
 
 def main(argv: list[str] | None = None) -> int:

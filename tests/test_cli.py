@@ -22,6 +22,7 @@ from conftest import PROMPTS
 from helpers import Engine, EngineConfig, SamplingParams, model_engine, models
 from helpers.__main__ import SamplingOptions, command, main
 from helpers.runners.sampling import BatchSampler
+from tests.support.adapters import merged, write_adapter
 
 ROOT = Path(__file__).parents[1]
 TOO_LONG = "word " * 600
@@ -73,6 +74,15 @@ def test_prompts_in_the_arguments_get_the_engines_outputs_in_their_order(embedde
     printed = capsys.readouterr()
     assert printed.out == "".join(f"{output.prompt}{output.text}\n" for output in outputs)
     assert printed.err == ""
+
+
+def test_an_adapter_continues_all_prompts_or_is_refused_with_the_reason(embedded, tmp_path, capsys):
+    folder = write_adapter(tmp_path / "adapter", embedded[0], ["c_attn", "c_fc"])
+    assert main([*PROMPTS[:3], "--max-tokens", "12", "--adapter", str(folder)]) == 0
+    outputs = Engine(merged(embedded[0], folder), embedded[1]).generate(PROMPTS[:3], SamplingParams(max_tokens=12))
+    assert capsys.readouterr().out == "".join(f"{output.prompt}{output.text}\n" for output in outputs)
+    assert main([*PROMPTS[:3], "--adapter", str(tmp_path)]) == 2
+    assert "There is no file" in capsys.readouterr().err
 
 
 def test_settings_reach_the_model_and_the_engine(embedded, monkeypatch, capsys):
