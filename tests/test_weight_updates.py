@@ -134,6 +134,32 @@ def test_samples_of_one_request_all_finish_with_the_old_weights():
         assert [outputs[request_id, index] for index in range(3)] == [output.token_ids for output in wanted]
 
 
+def test_a_preempted_request_finishes_with_the_old_weights_too():
+    model, tokenizer = own_pair("llama")
+    engine = Engine(model, tokenizer, EngineConfig(execution="ragged", **SETTINGS))
+    engine.add_request(PROMPTS[0], PARAMS)
+    for _ in range(3):
+        engine.step()
+    engine.scheduler.preempt(engine.scheduler.running[0])
+    expected = continuation((copy.deepcopy(model), tokenizer), PROMPTS[0], [])
+    engine.update_weights(updated("llama", 1), running="finish")
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+    assert outputs[-1].token_ids == expected
+
+
+def test_weights_that_count_no_writes_are_updated_too():
+    """Those that were made in inference mode have no version, so nothing but the call says that they have changed."""
+    with torch.inference_mode():
+        model, tokenizer = own_pair("llama")
+    assert all(weight.is_inference() for weight in model.parameters())
+    engine = Engine(model, tokenizer, EngineConfig(execution="ragged", **SETTINGS))
+    engine.generate(PROMPTS[-1], PARAMS)
+    engine.update_weights(updated("llama", 1))
+    (output,) = engine.generate(PROMPTS[-1], PARAMS)
+    assert output.token_ids == continuation((updated("llama", 1), tokenizer), PROMPTS[-1], [])
+
+
 def test_an_update_at_once_takes_the_place_of_one_that_waits():
     model, tokenizer = own_pair("gpt2")
     engine = Engine(model, tokenizer, EngineConfig(execution="ragged", **SETTINGS))
