@@ -3,6 +3,7 @@
 import copy
 import gc
 import random
+import statistics
 import weakref
 from collections import Counter
 
@@ -217,6 +218,23 @@ def test_scores_and_continued_outputs_are_those_of_the_merged_model(company):
     while engine.has_unfinished_requests():
         outputs = engine.step()
     assert outputs[-1].token_ids == whole
+
+
+def test_in_bfloat16_scores_are_close_to_those_of_the_merged_model(company):
+    """Rounding moves them; the scores of another adapter differ by much more."""
+    engine, names, params = (
+        company.engine(dtype=torch.bfloat16),
+        company.names[1:5],
+        SamplingParams(0, prompt_logprobs=0),
+    )
+    outputs = engine.generate([PROMPTS[3]] * 4, params, adapter=names)
+    scores = [[next(iter(one.values())) for one in output.prompt_logprobs[1:]] for output in outputs]
+    for number, name in enumerate(names):
+        (expected,) = merged_engine(company, name, dtype=torch.bfloat16).generate(PROMPTS[3], params)
+        own = [next(iter(one.values())) for one in expected.prompt_logprobs[1:]]
+        differences = [statistics.mean(abs(a - b) for a, b in zip(one, own, strict=True)) for one in scores]
+        assert differences.index(min(differences)) == number
+        assert min(differences) < 0.2 * sorted(differences)[1]
 
 
 def test_a_stream_runs_with_an_adapter(company):
