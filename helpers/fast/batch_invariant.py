@@ -81,17 +81,17 @@ class InvariantExecutor(Executor):
             raise ValueError("Batch-invariant execution calls no hooks, and one is registered on the model: remove it.")
         return super().__call__(*row)
 
-    def _cos_and_sin(self, hidden: torch.Tensor, positions: torch.Tensor) -> Rotary:
+    def cos_and_sin(self, hidden: torch.Tensor, positions: torch.Tensor) -> Rotary:
         last = int(positions.max())
         while not self._table or len(self._table[0]) <= last:
             start = len(self._table[0]) if self._table else 0
-            rows = super()._cos_and_sin(hidden, torch.arange(start, start + POSITIONS, device=hidden.device))
+            rows = super().cos_and_sin(hidden, torch.arange(start, start + POSITIONS, device=hidden.device))
             self._table = [torch.cat(pair) for pair in zip(self._table, rows, strict=True)] if self._table else [*rows]
         cos, sin = self._table
         return cos[positions], sin[positions]
 
     def _executor(self, hidden, row) -> PlainExecutor:
-        return self._plain
+        return self.plain
 
 
 def _complete(kernel: Callable) -> Callable:

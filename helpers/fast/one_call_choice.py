@@ -19,7 +19,7 @@ from ..runners.kv_pool import KVPool
 from .attention import attend_with_kernel
 from .executor import Executor
 from .fused_executor import FusedExecutor
-from .linear import MIN_MODEL_BYTES
+from .linear import MIN_MODEL_BYTES, FastLinear, is_plain
 from .linear_backends import bytes_of
 from .linear_choice import BUDGET, MIN_SAVING, ROUNDS, ROWS, Times, kept_or_measured
 
@@ -34,7 +34,9 @@ def measure_one_call(executor: Executor) -> None:
     rows: otherwise the second copy of the weights is not worth its memory.
     """
     linears = [layer for block in executor.decoder.blocks for layer in block.linears]
-    if not executor.plain.compiled or sum(map(bytes_of, linears)) < MIN_MODEL_BYTES:
+    if not executor.plain.compiled or not all(type(layer) is FastLinear or is_plain(layer) for layer in linears):
+        return  # a layer whose weight the kernel cannot read, such as a quantized one
+    if sum(map(bytes_of, linears)) < MIN_MODEL_BYTES:
         return
     backends = [getattr(layer, "backends", ["pytorch"]) for layer in linears]
     if all(set(one) == {"compiled"} for one in backends):
