@@ -25,6 +25,7 @@ class RowGroups:
         device: where the indices are kept.
 
     Attributes:
+        rank: see above.
         slots: those that occur.
         num_rows: of the pass.
         long_chunks: (slot, first row, row after the last) of long chunks.
