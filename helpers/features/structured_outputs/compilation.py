@@ -6,6 +6,7 @@ nothing: a new process would have to read the vocabulary.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -147,8 +148,7 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    from schema_recursion import can_end  # beside this file
-
+    can_end = importlib.import_module("schema_recursion").can_end  # a program imports what is beside it by its name
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which ends its workers
     threading.stack_size(STACK)
     thread = threading.Thread(target=_serve, args=(sys.stdin, sys.stdout))
