@@ -107,6 +107,17 @@ def test_a_shape_is_timed_once_however_many_layers_have_it(calls):
     assert {rows for _, rows in calls} == set(ROWS)
 
 
+def test_no_backend_reads_weights_from_the_cache(calls, monkeypatch):
+    monkeypatch.setattr(linear_choice, "evictor", lambda num_bytes: lambda: calls.append("evict"))
+    monkeypatch.setitem(linear_backends.BACKENDS, "onednn", linear_backends.BACKENDS["pytorch"])  # the own weight, too
+    measure({"shape": nn.Linear(24, 24)}, ["pytorch", "onednn", "onednn_packed"], 0)
+    own, copy = ("pytorch", 1), ("onednn_packed", 1)
+    assert calls[:8] == [own, own, copy, "evict", own, "evict", own, copy], "three calls warm up"
+    second = calls[8 * len(ROWS) :]
+    assert second[:5] == ["evict", copy, own, "evict", own]
+    assert second[5 * len(ROWS) :][:5] == ["evict", copy, own, "evict", own]
+
+
 @pytest.mark.parametrize("milliseconds, numbers", [(1, 6), (20, 4), (60, 4)])
 def test_many_rows_are_timed_if_the_budget_allows_it(monkeypatch, milliseconds, numbers):
     """A row of the small layer takes a millisecond. The larger layer does not take its time away."""
