@@ -271,6 +271,14 @@ def test_times_are_used_but_not_kept_if_other_programs_took_a_core(calls, cache,
     assert len(list(cache.iterdir())) == kept
 
 
+def test_the_time_of_other_programs_leaves_out_this_one(monkeypatch, tmp_path):
+    (tmp_path / "stat").write_text("cpu  100 20 30 9999 9999 5 6 7 0 0\ncpu0 1 2 3\n")
+    monkeypatch.setattr(linear_choice, "Path", lambda path: tmp_path / "stat")
+    monkeypatch.setattr(linear_choice.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(linear_choice.time, "process_time", lambda: 0.5)
+    assert linear_choice.busy_elsewhere() == pytest.approx(1.68 - 0.5)
+
+
 # --- on this and other machines ---------------------------------------------------------------------------------------
 
 
@@ -293,6 +301,23 @@ def test_the_choice_falls_back_to_what_the_machine_has(monkeypatch, dtype, lacki
     forbidden = {"a compiler": kernel, "oneDNN": onednn, "nothing": set(), "both": kernel | onednn}
     used = {name for layer in model if isinstance(layer, FastLinear) for name in layer.backends}
     assert not used & forbidden[lacking]
+
+
+def test_without_proc_and_sys_the_processor_has_a_name_and_the_cache_a_size(monkeypatch):
+    class Missing:
+        def __init__(self, path):
+            pass
+
+        def glob(self, pattern):
+            return []
+
+        def read_text(self):
+            raise FileNotFoundError
+
+    monkeypatch.setattr(linear_choice, "Path", Missing)
+    assert linear_choice.processor()
+    assert linear_choice.last_level_cache() == 32 * 2**20
+    assert linear_choice.busy_elsewhere() == 0
 
 
 def test_the_command_measures_and_prints_a_table(capsys, calls, monkeypatch):
