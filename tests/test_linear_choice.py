@@ -107,6 +107,17 @@ def test_a_shape_is_timed_once_however_many_layers_have_it(calls):
     assert {rows for _, rows in calls} == set(ROWS)
 
 
+def test_no_backend_reads_weights_from_the_cache(calls, monkeypatch):
+    monkeypatch.setattr(linear_choice, "evictor", lambda num_bytes: lambda: calls.append("evict"))
+    monkeypatch.setitem(linear_backends.BACKENDS, "onednn", linear_backends.BACKENDS["pytorch"])  # the own weight, too
+    measure({"shape": nn.Linear(24, 24)}, ["pytorch", "onednn", "onednn_packed"], 0)
+    own, copy = ("pytorch", 1), ("onednn_packed", 1)
+    assert calls[:8] == [own, own, copy, "evict", own, "evict", own, copy], "three calls warm up"
+    second = calls[8 * len(ROWS) :]
+    assert second[:5] == ["evict", copy, own, "evict", own]
+    assert second[5 * len(ROWS) :][:5] == ["evict", copy, own, "evict", own]
+
+
 @pytest.mark.parametrize("milliseconds, numbers", [(1, 6), (20, 4), (60, 4)])
 def test_many_rows_are_timed_if_the_budget_allows_it(monkeypatch, milliseconds, numbers):
     """A row of the small layer takes a millisecond. The larger layer does not take its time away."""
@@ -260,6 +271,14 @@ def test_times_are_used_but_not_kept_if_other_programs_took_a_core(calls, cache,
     assert len(list(cache.iterdir())) == kept
 
 
+def test_the_time_of_other_programs_leaves_out_this_one(monkeypatch, tmp_path):
+    (tmp_path / "stat").write_text("cpu  100 20 30 9999 9999 5 6 7 0 0\ncpu0 1 2 3\n")
+    monkeypatch.setattr(linear_choice, "Path", lambda path: tmp_path / "stat")
+    monkeypatch.setattr(linear_choice.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(linear_choice.time, "process_time", lambda: 0.5)
+    assert linear_choice.busy_elsewhere() == pytest.approx(1.68 - 0.5)
+
+
 # --- on this and other machines ---------------------------------------------------------------------------------------
 
 
@@ -282,6 +301,23 @@ def test_the_choice_falls_back_to_what_the_machine_has(monkeypatch, dtype, lacki
     forbidden = {"a compiler": kernel, "oneDNN": onednn, "nothing": set(), "both": kernel | onednn}
     used = {name for layer in model if isinstance(layer, FastLinear) for name in layer.backends}
     assert not used & forbidden[lacking]
+
+
+def test_without_proc_and_sys_the_processor_has_a_name_and_the_cache_a_size(monkeypatch):
+    class Missing:
+        def __init__(self, path):
+            pass
+
+        def glob(self, pattern):
+            return []
+
+        def read_text(self):
+            raise FileNotFoundError
+
+    monkeypatch.setattr(linear_choice, "Path", Missing)
+    assert linear_choice.processor()
+    assert linear_choice.last_level_cache() == 32 * 2**20
+    assert linear_choice.busy_elsewhere() == 0
 
 
 def test_the_command_measures_and_prints_a_table(capsys, calls, monkeypatch):
