@@ -3,13 +3,14 @@
 import inspect
 from collections import deque
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import NamedTuple
 
 from .comparing import kind
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True)  # a tuple would come back from the sandbox without its names
+class Step:
     """What a queue did when a request was offered or left."""
 
     event: str  # "offer" or "leave"; "" for a new queue
