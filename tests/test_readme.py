@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from helpers import Engine
+from helpers import Engine, load_model
 from helpers.server.app import make_app
 from helpers.server.protocol import ChatRequest, CompletionRequest
+from tests.support.adapters import write_adapter
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,8 +31,8 @@ def table(title: str) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def app():
-    return make_app(Engine())
+def app(tmp_path_factory):
+    return make_app(Engine(), adapter_folder=str(tmp_path_factory.mktemp("adapters")))
 
 
 def test_the_table_of_addresses_has_every_address_of_the_server(app):
@@ -70,10 +71,13 @@ def examples(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [name for name, text in TEXTS.items() if examples(text)])
-def test_the_examples_of_a_page_run_one_after_another(page):
+def test_the_examples_of_a_page_run_one_after_another(page, tmp_path):
+    for seed, name in enumerate(("story", "recipe")):
+        write_adapter(tmp_path / name, load_model()[0], ["c_attn"], seed)
     namespace = {}
     for block in examples(TEXTS[page]):
-        exec(block.replace("path/to/folder", str(ROOT / "helpers" / "tiny_model")), namespace)
+        block = block.replace("path/to/folder", str(ROOT / "helpers" / "tiny_model"))
+        exec(block.replace('"adapters/', f'"{tmp_path}/'), namespace)
 
 
 def test_the_readme_is_short_and_says_how_many_hours_the_course_takes():
