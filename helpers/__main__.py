@@ -277,11 +277,10 @@ def prepare(
     except Exception as error:  # each kind of missing device has its own exception
         raise ValueError(f"Device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
     engine = Engine(*load_model(model, device, getattr(torch, dtype), weights), config)
-    options = {}
     if adapter is not None:
-        options["adapter"] = "adapter"
-        engine.load_adapter(options["adapter"], adapter)
-    return lambda: generate(engine, lines, sampling, is_jsonl, as_json, **options)
+        engine.load_adapter("adapter", adapter)
+    name = None if adapter is None else "adapter"
+    return lambda: generate(engine, lines, sampling, is_jsonl, as_json, adapter=name)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -40,6 +40,13 @@ def set_tensors(folder: Path, **changes) -> None:
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / WEIGHTS)
 
 
+def check_refused(engine, folder: Path, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        engine.load_adapter("a", folder)
+    with pytest.raises(ValueError, match="no adapter 'a'"):
+        engine.unload_adapter("a")
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 CONFIGS = {
@@ -71,9 +78,7 @@ CONFIGS = {
 @pytest.mark.parametrize(("changes", "message"), CONFIGS.values(), ids=CONFIGS)
 def test_a_setting_that_is_not_supported_is_refused_with_the_reason(engine, folder, changes, message):
     set_config(folder, **changes)
-    with pytest.raises(ValueError, match=message):
-        engine.load_adapter("a", folder)
-    check_nothing_is_loaded(engine)
+    check_refused(engine, folder, message)
 
 
 def of(shape, value=0.1):
@@ -108,14 +113,7 @@ TENSORS = {
 @pytest.mark.parametrize(("changes", "message"), TENSORS.values(), ids=TENSORS)
 def test_a_tensor_that_does_not_fit_is_refused_with_the_reason(engine, folder, changes, message):
     set_tensors(folder, **changes)
-    with pytest.raises(ValueError, match=message):
-        engine.load_adapter("a", folder)
-    check_nothing_is_loaded(engine)
-
-
-def check_nothing_is_loaded(engine) -> None:
-    with pytest.raises(ValueError, match="no adapter 'a'"):
-        engine.unload_adapter("a")
+    check_refused(engine, folder, message)
 
 
 def no_tensors(folder):
@@ -162,15 +160,12 @@ FILES = {
 @pytest.mark.parametrize(("change", "message"), FILES.values(), ids=FILES)
 def test_a_file_that_cannot_be_read_is_refused_with_the_reason(engine, folder, change, message):
     change(folder)
-    with pytest.raises(ValueError, match=message):
-        engine.load_adapter("a", folder)
-    check_nothing_is_loaded(engine)
+    check_refused(engine, folder, message)
 
 
 def test_large_weights_are_refused(engine, folder, monkeypatch):
     monkeypatch.setattr(peft_folder, "MAX_WEIGHTS_BYTES", 1000)
-    with pytest.raises(ValueError, match="more than 1000 bytes"):
-        engine.load_adapter("a", folder)
+    check_refused(engine, folder, "more than 1000 bytes")
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", None, 3, ["a"]], ids=repr)

@@ -37,6 +37,45 @@ def continuation(pair, prompt: str, generated: list[int]) -> list[int]:
     return outputs[-1].token_ids
 
 
+def check_weights_of_its_time(engine, tokenizer, draw, moments: list[int], change_weights) -> None:
+    """Check that every token of an engine is that of a new engine with the weights of its time.
+
+    Args:
+        engine: an engine without requests.
+        draw: chooses the prompts of requests that join at the start and after each change.
+        moments: the iterations before which the weights change.
+        change_weights: takes an iteration, changes the weights, and returns the model of the reference.
+    """
+    shared = PROMPTS[-1]  # the longest: its blocks are cached, and come again after each change
+    prompts, tokens, expected = {}, {}, {}
+    for step in range(200):
+        if step in (0, 3, *(moment + 1 for moment in moments)):
+            for prompt in (shared, draw.choice(PROMPTS)):
+                prompts[request_id := len(prompts)] = prompt
+                tokens[request_id] = []
+                engine.add_request(prompt, SamplingParams(LIMIT, ignore_eos=True), request_id)
+        if step in moments:
+            pair = change_weights(step), tokenizer
+            expected = {
+                request: continuation(pair, prompts[request], known)
+                for request, known in tokens.items()
+                if len(known) < LIMIT
+            }
+        for output in engine.step():
+            tokens[output.request_id] = output.token_ids
+        if step in moments:  # the first token after the change already is one of the new weights
+            for request, known in tokens.items():
+                assert request not in expected or known == expected[request][: len(known)]
+        if step > max(moments) + 1 and not engine.has_unfinished_requests():
+            break
+    for request, prompt in prompts.items():
+        if request in expected:
+            assert tokens[request] == expected[request]
+        elif len(prompts) - request <= 2:  # added after the last change
+            assert tokens[request] == continuation(pair, prompt, [])
+    assert engine.block_manager is None or engine.block_manager.used == 0
+
+
 @pytest.mark.parametrize(
     ("family", "execution", "seed"),
     [
@@ -51,33 +90,12 @@ def test_every_token_is_that_of_the_weights_of_its_time(family, execution, seed)
     model, tokenizer = own_pair(family)
     draw = random.Random(seed)
     engine = Engine(model, tokenizer, EngineConfig(execution=execution, num_blocks=40, **SETTINGS))
-    moments = sorted(draw.sample(range(1, 30), 3))
-    shared = PROMPTS[-1]  # the longest: its blocks are cached, and come again after each change
-    prompts, tokens = {}, {}
-    for step in range(200):
-        if step in (0, 3, *(moment + 1 for moment in moments)):
-            for prompt in (shared, draw.choice(PROMPTS)):
-                prompts[request_id := len(prompts)] = prompt
-                tokens[request_id] = []
-                engine.add_request(prompt, SamplingParams(LIMIT, ignore_eos=True), request_id)
-        if step in moments:
-            change(model, step)
-            pair = copy.deepcopy(model), tokenizer
-            expected = {request: continuation(pair, prompts[request], known) for request, known in tokens.items()
-                        if len(known) < LIMIT}  # fmt: skip
-        for output in engine.step():
-            tokens[output.request_id] = output.token_ids
-        if step in moments:  # the first token after the change already is one of the new weights
-            for request, known in tokens.items():
-                assert request not in expected or known == expected[request][: len(known)]
-        if step > max(moments) + 1 and not engine.has_unfinished_requests():
-            break
-    for request, prompt in prompts.items():
-        if request in expected:
-            assert tokens[request] == expected[request]
-        elif len(prompts) - request <= 2:  # added after the last change
-            assert tokens[request] == continuation((model, tokenizer), prompt, [])
-    assert engine.block_manager is None or engine.block_manager.used == 0
+
+    def change_in_place(step: int):
+        change(model, step)
+        return copy.deepcopy(model)
+
+    check_weights_of_its_time(engine, tokenizer, draw, sorted(draw.sample(range(1, 30), 3)), change_in_place)
 
 
 def test_a_cached_prefix_is_used_until_the_weights_change_and_forgotten_then():

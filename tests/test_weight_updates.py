@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from conftest import PROMPTS
-from test_changed_weights import LIMIT, SETTINGS, change, continuation, own_pair
+from test_changed_weights import LIMIT, SETTINGS, change, check_weights_of_its_time, continuation, own_pair
 
 from helpers import Engine, EngineConfig, SamplingParams, dequantized
 from helpers.fast import kernels
@@ -53,35 +53,13 @@ def test_under_random_updates_every_token_is_that_of_the_weights_of_its_time(fam
     draw = random.Random(f"{family} {settings}")
     engine = Engine(model, tokenizer, EngineConfig(**SETTINGS | {"num_blocks": 40} | settings))
     moments = sorted(draw.sample(range(2, 26), 3))
-    prompts, tokens, expected = {}, {}, {}
-    for step in range(200):
-        if step in (0, 3, *(moment + 1 for moment in moments)):
-            for prompt in (PROMPTS[-1], draw.choice(PROMPTS)):
-                prompts[request_id := len(prompts)] = prompt
-                tokens[request_id] = []
-                engine.add_request(prompt, PARAMS, request_id)
-        if step in moments:
-            new = updated(family, moments.index(step) + 1)
-            engine.update_weights(new if step % 2 else new.state_dict())
-            pair = reference(new, settings), tokenizer
-            expected = {
-                request: continuation(pair, prompts[request], known)
-                for request, known in tokens.items()
-                if len(known) < LIMIT
-            }
-        for output in engine.step():
-            tokens[output.request_id] = output.token_ids
-        if step in moments:  # the first token after the update already is one of the new weights
-            for request, known in tokens.items():
-                assert request not in expected or known == expected[request][: len(known)]
-        if step > max(moments) + 1 and not engine.has_unfinished_requests():
-            break
-    for request, prompt in prompts.items():
-        if request in expected:
-            assert tokens[request] == expected[request]
-        elif len(prompts) - request <= 2:  # added after the last update
-            assert tokens[request] == continuation(pair, prompt, [])
-    assert engine.block_manager is None or engine.block_manager.used == 0
+
+    def update(step: int):
+        new = updated(family, moments.index(step) + 1)
+        engine.update_weights(new if step % 2 else new.state_dict())
+        return reference(new, settings)
+
+    check_weights_of_its_time(engine, tokenizer, draw, moments, update)
 
 
 @pytest.mark.parametrize("settings", [RUNNERS[name] for name in ("ragged", "padded", "int8")], ids=str)

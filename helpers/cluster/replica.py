@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from ..engine import EngineConfig, EngineCore, ModelInfo, SamplingParams
+from ..server.adapters import loaded_adapters
 from ..server.engine_thread import EngineThread
 from ..server.output_delta import OutputDelta
 from ..server.snapshot import Snapshot
@@ -105,12 +106,7 @@ class Replica(EngineThread):
             blocks and blocks.num_blocks,
             blocks and blocks.block_size,
             unsupported=getattr(engine, "unsupported", ()),
-            adapters={
-                name: adapter.digest
-                for feature in getattr(engine.validator, "features", ())
-                if feature.name == "adapters"
-                for name, adapter in feature.loaded.items()
-            },
+            adapters={name: adapter.digest for name, adapter in loaded_adapters(engine).items()},
         )
 
     def add(
