@@ -34,6 +34,14 @@ def test_a_plan_is_counted_in_six_ways():
     assert CostModel(**COEFFICIENTS)(plan) == pytest.approx(0.004 + 0.001 + 21 * 2e-5 + 2e-4 + 131e-6 + 410e-8)
 
 
+def test_each_adapter_of_an_iteration_is_read_once():
+    chunks = [decode(100) for _ in range(4)]
+    for chunk, adapter in zip(chunks, ["a", "b", "a"], strict=False):
+        chunk.sequence.request.notes["adapters"] = adapter
+    assert CostModel(iterations=1, adapters=0.25)(Plan(chunks)) == 1 + 2 * 0.25
+    assert estimate(1e9, 2, 1, 1, 1e12, 1e12, adapter_bytes=4e9).adapters == 4e-3
+
+
 def test_the_first_tokens_of_an_iteration_can_be_free():
     cost = CostModel(iterations=1.0, tokens=0.5, free_tokens=8)
     assert [cost.of(1, 0, tokens, 1, 0, 0) for tokens in (1, 8, 9, 10)] == [1.0, 1.0, 1.5, 2.0]
@@ -79,6 +87,7 @@ def test_a_saved_model_is_read_again_with_what_it_describes(tmp_path):
         ('{"seconds": 1}', "seconds"),
         ('{"tokens": -1}', "'tokens' must be a number from 0 to 1e\\+09, not -1"),
         ('{"tokens": "1"}', "must be a number"),
+        ('{"adapters": -1}', "'adapters' must be a number"),
         ('{"tokens": 1, "free_tokens": -1}', "'free_tokens' must be an integer of at least 0, not -1"),
         ("{}", "All coefficients are 0"),
     ],

@@ -164,6 +164,15 @@ def test_a_folder_without_a_model_is_named_in_the_error(tmp_path):
         load_model(tmp_path)
 
 
+def test_a_model_that_needs_code_from_its_folder_is_refused_without_a_question_and_the_code_does_not_run(tmp_path):
+    settings = {"model_type": "chatglm", "auto_map": {"AutoConfig": "configuration_chatglm.ChatGLMConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "configuration_chatglm.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(ValueError, match=r"needs code from its own folder, .*SUPPORT\.md"):
+        load_model(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize("missing", ["lm_head.weight", "model.layers.1.self_attn.q_proj.weight"])
 def test_a_folder_without_one_of_the_weights_is_refused_since_transformers_would_draw_it_at_random(tmp_path, missing):
     save(random_pair("llama")[0], tmp_path)

@@ -7,7 +7,7 @@ from helpers import Engine, EngineConfig, SamplingParams
 from helpers.cluster.dispatcher import DispatchedRequest, Dispatcher
 from helpers.cluster.replica import Replica
 from helpers.cluster.replica_state import ReplicaState
-from helpers.cluster.routing import PrefixAware
+from helpers.cluster.routing import PrefixAware, with_salt
 from tests.support import local_replicas
 from tests.support.adapters import merged, write_adapter
 from tests.support.gated_thread import in_loop, wait_until
@@ -88,8 +88,10 @@ def test_cached_tokens_are_counted_within_a_salt():
     state = ReplicaState(block_size=4)
     state.add("one", PROMPT, 5, salt=b"a")
     assert state.cached_tokens(PROMPT, b"a") == 28 and state.cached_tokens(PROMPT) == 0
-    assert state.with_salt(b"a").cached_tokens(PROMPT) == 28 and state.with_salt(b"b").cached_tokens(PROMPT) == 0
-    assert state.with_salt(b"") is state and state.with_salt(b"a").free_rows == state.free_rows
+    for salt, cached in ((b"a", 28), (b"b", 0), (b"", 0)):
+        (view,) = with_salt([state], salt)
+        assert view.cached_tokens(PROMPT) == cached
+        assert (view.free_rows, view.outstanding_tokens) == (state.free_rows, state.outstanding_tokens)
 
 
 def test_a_dispatcher_looks_for_the_prefix_of_the_requests_own_adapter():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ..engine import SamplingParams
 from ..server.output_delta import OutputDelta
 from .replica_state import ReplicaState
-from .routing import Router
+from .routing import Router, with_salt
 
 
 class NoReplicas(Exception):
@@ -100,7 +100,7 @@ class Dispatcher:
         names, token_ids = [name for name in self.replicas if name not in avoided], request.token_ids
         if not names:
             raise NoReplicas(f"Of the replicas {list(self.replicas)}, none can take the request.")
-        seen = [self.replicas[name].with_salt(request.salt) for name in names]
+        seen = with_salt([self.replicas[name] for name in names], request.salt)
         name = names[self.router.choose(token_ids, seen)]
         self.replicas[name].add(
             request.request_id, token_ids, request.max_new_tokens, len(request.generated), request.salt

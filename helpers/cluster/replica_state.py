@@ -49,10 +49,6 @@ class ReplicaState:
         """How many requests it has not finished."""
         return len(self._requests)
 
-    def with_salt(self, salt: bytes) -> "ReplicaState | SaltedView":
-        """Return what a router reads of the replica for a request whose blocks have this salt."""
-        return SaltedView(self, salt) if salt else self
-
     def cached_tokens(self, prompt_token_ids: Seq[int], salt: bytes = b"") -> int:
         """Return how many tokens of a prompt, from the first, need not be computed: at most all but the last one."""
         if self.block_size is None:
@@ -118,22 +114,3 @@ class ReplicaState:
                 self._registered.add(digest)
             else:
                 self._registered.discard(digest)
-
-
-@dataclass(frozen=True)
-class SaltedView:
-    """A replica as a router sees it for a request whose blocks have a salt; a `routing.RoutableReplica`."""
-
-    state: ReplicaState
-    salt: bytes
-
-    @property
-    def outstanding_tokens(self) -> int:
-        return self.state.outstanding_tokens
-
-    @property
-    def free_rows(self) -> int:
-        return self.state.free_rows
-
-    def cached_tokens(self, prompt_token_ids: Seq[int]) -> int:
-        return self.state.cached_tokens(prompt_token_ids, self.salt)

@@ -15,6 +15,7 @@ considers only the cache sends all requests with a popular prefix to one replica
 import itertools
 import random
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -31,6 +32,35 @@ class RoutableReplica(Protocol):
 
     def cached_tokens(self, prompt_token_ids: Seq[int]) -> int:
         """Return how many tokens of a prompt, from the first, the replica need not compute."""
+
+
+class SaltableReplica(RoutableReplica, Protocol):
+    """A replica whose cache also knows blocks of requests with a salt, such as those of an adapter."""
+
+    def cached_tokens(self, prompt_token_ids: Seq[int], salt: bytes = b"") -> int:
+        """Return the same for a request whose blocks have this salt."""
+
+
+@dataclass(frozen=True)
+class _SaltedView:
+    replica: SaltableReplica
+    salt: bytes
+
+    @property
+    def outstanding_tokens(self) -> int:
+        return self.replica.outstanding_tokens
+
+    @property
+    def free_rows(self) -> int:
+        return self.replica.free_rows
+
+    def cached_tokens(self, prompt_token_ids: Seq[int]) -> int:
+        return self.replica.cached_tokens(prompt_token_ids, self.salt)
+
+
+def with_salt(replicas: Seq[SaltableReplica], salt: bytes) -> Seq[RoutableReplica]:
+    """Return what a router reads of replicas for a request whose blocks have this salt."""
+    return [_SaltedView(replica, salt) for replica in replicas] if salt else replicas
 
 
 class Router(Protocol):

@@ -159,7 +159,7 @@ def _load_config(name: str) -> PretrainedConfig:
     if not folder.is_dir() and (folder.is_absolute() or name.startswith((".", "~"))):
         raise ValueError(f"Cannot load {name!r}: there is no such folder. {HINT}")
     try:
-        return AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers and huggingface_hub check a file's values with errors of their own
         if folder.is_dir():
             advice = "Correct it, or copy the folder again."
@@ -174,7 +174,7 @@ def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     path = Path(name)
     source, options = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (name, {})
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", **options)
+        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", trust_remote_code=False, **options)
         if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):  # what transformers makes of no files at all
             raise ValueError("there are no tokens")
     except Exception as error:  # the tokenizers library raises plain exceptions
@@ -186,6 +186,11 @@ def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def _refusal(name: str, problem: str, error: Exception, advice: str = HINT) -> ValueError:
+    if "trust_remote_code" in str(error):
+        return ValueError(
+            f"Cannot load {name!r}: it needs code from its own folder, which is not run here. Take a model whose "
+            f"family transformers has, such as a successor: SUPPORT.md lists them."
+        )
     is_bare = isinstance(error, LookupError | TypeError | AttributeError)  # their texts alone say too little
     reason = " ".join((f"{type(error).__name__}: {error}" if is_bare else str(error)).split())
     return ValueError(f"Cannot load {name!r}{problem} ({reason[:300].rstrip('.')}). {advice}")

@@ -7,18 +7,20 @@
     keys        the keys that attention reads, one set per sequence: a decode's whole context
     pairs       the pairs of a token and an earlier one in prefills: their attention grows with the square of the prompt
 
-The seconds are the sum of these counts, each times its coefficient. The first few tokens of an iteration can be free:
-their arithmetic takes less time than reading the weights (the roofline model; Williams et al., CACM 2009). The
-coefficients of a machine are measured (`fit.py`) and kept in a small JSON file. For a machine that cannot be measured,
-`estimate` computes them from data sheets.
+The seconds are the sum of these counts, each times its coefficient. Adapters add a seventh: each one of an iteration is
+read once, however many rows have it. The first few tokens of an iteration can be free: their arithmetic takes less time
+than reading the weights (the roofline model; Williams et al., CACM 2009). The coefficients of a machine are measured
+(`fit.py`) and kept in a small JSON file. For a machine that cannot be measured, `estimate` computes them from data
+sheets.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..engine import Plan
+from ..engine import Plan, Sequence
 
 FEATURES = ("iterations", "prefills", "tokens", "sequences", "keys", "pairs")
 MACHINES = {file.stem: file for file in sorted(Path(__file__).with_name("machines").glob("*.json"))}
@@ -37,6 +39,11 @@ def features(plan: Plan) -> tuple[float, ...]:
     return bool(plan.chunks), pairs > 0, tokens, len(plan.chunks), keys, pairs
 
 
+def count_adapters(sequences: Iterable[Sequence]) -> int:
+    """Return how many different adapters sequences have."""
+    return len({sequence.request.notes.get("adapters") for sequence in sequences} - {None})
+
+
 @dataclass(frozen=True)
 class CostModel:
     """The seconds that each unit of each count takes; a callable for `Simulator(seconds=...)`.
@@ -44,6 +51,7 @@ class CostModel:
     Attributes:
         iterations, prefills, tokens, sequences, keys, pairs: seconds per unit, from 0 to MOST_SECONDS.
         free_tokens: how many tokens of an iteration take no time of their own.
+        adapters: seconds per adapter of an iteration. A fit leaves it at 0: its requests have no adapters.
         about: what the model describes: the machine, the model, the errors of the fit, ...
 
     Raises:
@@ -58,10 +66,12 @@ class CostModel:
     keys: float = 0.0
     pairs: float = 0.0
     free_tokens: int = 0
+    adapters: float = 0.0
     about: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self):
-        for name, coefficient in zip(FEATURES, self.coefficients, strict=True):
+        for name in (*FEATURES, "adapters"):
+            coefficient = getattr(self, name)
             if not isinstance(coefficient, int | float) or not 0 <= coefficient <= MOST_SECONDS:
                 raise ValueError(
                     f"The seconds per unit of {name!r} must be a number from 0 to {MOST_SECONDS:g}, not "
@@ -81,9 +91,12 @@ class CostModel:
 
     def __call__(self, plan: Plan) -> float:
         """Return the seconds of an iteration, given its plan."""
-        return self.of(*features(plan))
+        adapters = count_adapters(chunk.sequence for chunk in plan.chunks) if self.adapters else 0
+        return self.of(*features(plan), adapters)
 
-    def of(self, iterations: int, prefills: int, tokens: int, sequences: int, keys: int, pairs: int) -> float:
+    def of(
+        self, iterations: int, prefills: int, tokens: int, sequences: int, keys: int, pairs: int, adapters: int = 0
+    ) -> float:
         """Return the seconds of these counts."""
         return (
             self.iterations * iterations
@@ -92,6 +105,7 @@ class CostModel:
             + self.sequences * sequences
             + self.keys * keys
             + self.pairs * pairs
+            + self.adapters * adapters
         )
 
     def save(self, path: str | Path) -> None:
@@ -124,6 +138,7 @@ def estimate(
     attention_width: float,
     bytes_per_second: float,
     operations_per_second: float,
+    adapter_bytes: float = 0.0,
 ) -> CostModel:
     """Return a cost model from data sheets, without any overhead: a real iteration takes longer.
 
@@ -138,10 +153,12 @@ def estimate(
         attention_width: the number of layers times the width of all query heads together.
         bytes_per_second: how fast the device reads memory.
         operations_per_second: how fast it multiplies and adds.
+        adapter_bytes: the matrices of an adapter in all layers.
     """
     return CostModel(
         iterations=parameters * bytes_per_parameter / bytes_per_second,
         tokens=2 * parameters / operations_per_second,
         keys=kv_bytes_per_token / bytes_per_second,
         pairs=4 * attention_width / operations_per_second,
+        adapters=adapter_bytes / bytes_per_second,
     )

@@ -446,7 +446,7 @@ def family(name: str, stands_for: str, features: dict, config: dict) -> Family:
 FAMILIES = [family(**entry) for entry in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))]
 
 REMOTE_CODE = {
-    "ChatGLM-6B, ChatGLM2-6B, ChatGLM3-6B": "their successors are `glm` and `glm4`",
-    "Baichuan, Baichuan 2": "",
-    "Qwen (1)": "its successors are `qwen2` and `qwen3`",
+    "ChatGLM-6B, ChatGLM2-6B, ChatGLM3-6B": "take a successor: `glm` or `glm4`",
+    "Baichuan, Baichuan 2": "transformers has no successor: take `qwen2` or `llama`",
+    "Qwen (1)": "take a successor: `qwen2` or `qwen3`",
 }
