@@ -42,7 +42,7 @@ bench: export THP_MEM_ALLOC_ENABLE := 1
 test test-slow soak test-oldest: export COURSE_MODEL :=
 
 .DEFAULT_GOAL := help
-.PHONY: help course site slides lab serve cluster test test-slow soak test-oldest support-matrix bench notebooks images release handout grade colab tiny-model clean
+.PHONY: help course site slides lab serve cluster test test-slow soak test-oldest support-matrix bench notebooks images release handout grade colab tiny-model tiny-adapters clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -134,6 +134,9 @@ colab: $(STAMP)  ## write the repository's name and Colab badges into all notebo
 
 tiny-model: $(STAMP)  ## retrain the embedded model, which takes under half an hour on two cores
 	$(RUN) -m helpers.tiny_model.train $(ARGS)
+
+tiny-adapters: $(STAMP)  ## retrain the adapters of the embedded model, which takes under ten minutes
+	$(RUN) -m helpers.tiny_model.train_adapters $(ARGS)
 
 # Matplotlib lists the fonts of a machine once. It warns if that takes more than 5 s, and a lesson may not print warnings.
 build/cache: | $(STAMP)

@@ -23,6 +23,7 @@ _HOME = {
     "load_model": "models",
     "merge_batches": "batching",
     "save_quantized": "models",
+    "tiny_adapter": "tiny_model",
 }
 
 __all__ = sorted(_HOME)

@@ -5,6 +5,7 @@ them when they are the last expression of a cell. All carry a text that describe
 sentence what the picture shows.
 """
 
+from .adapted_pass import merged_and_adapted
 from .attention_step import attention_step
 from .charts import bars, grouped_bars, lines, throughput_latency, tradeoff
 from .colors import BLUE, GRAY, INK, ORANGE, PURPLE, REQUEST_COLORS, SKY
@@ -63,6 +64,7 @@ __all__ = [
     "load_sweep",
     "memory_shares",
     "memory_timeline",
+    "merged_and_adapted",
     "missed_requests",
     "padded_and_ragged",
     "play",

@@ -22,6 +22,7 @@ IDEAS = {
     12: "a grammar is a mask over the vocabulary",
     13: "one forward pass verifies several guessed tokens",
     14: "decoding waits for bytes, so read fewer",
+    15: "many fine-tuned models share a batch, and weights may change",
     17: "a router spreads requests over replicas",
     18: "a cost model plays the fleet before you buy it",
 }
@@ -38,7 +39,7 @@ PARTS = {
     "Batch": (2, 2, {2: "left-padded rows", 3: "merge, filter", 6: "tokens, no pads"}),
     "Drafts": (0, 3, {13: "guesses to verify"}),
     "KV cache": (1, 3, {1: "keys and values", 7: "in blocks"}),
-    "Weights": (2, 3, {14: "quantized"}),
+    "Weights": (2, 3, {14: "quantized", 15: "adapters, updates"}),
 }
 # What flows from part to part: a request's path first, then what the forward pass reads.
 ARROWS = (

@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -77,12 +78,15 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def packed_rows(tokenizer, seed: int):
-    """Yield rows (token_ids, position_ids, labels) of CONTEXT tokens each, filled with whole documents, without end."""
+def packed_rows(tokenizer, seed: int, rewrite: Callable[[str], str] = str):
+    """Yield rows (token_ids, position_ids, labels) of CONTEXT tokens each, filled with whole documents, without end.
+
+    Each document is rewritten first; by default, it stays as it is.
+    """
     texts = itertools.chain.from_iterable(corpus.documents(1000, seed) for seed in itertools.count(seed * 1_000_000))
     ids, positions = [], []
     for text in texts:
-        document = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+        document = [*tokenizer(rewrite(text))["input_ids"], tokenizer.eos_token_id]
         if len(document) > CONTEXT:
             continue  # a story of many chapters: about one document in ten thousand
         if len(ids) + len(document) > CONTEXT:
@@ -95,9 +99,9 @@ def packed_rows(tokenizer, seed: int):
         positions += range(len(document))
 
 
-def batches(tokenizer, seed: int):
+def batches(tokenizer, seed: int, rewrite: Callable[[str], str] = str):
     """Yield token ids, position ids and labels, [ROWS, CONTEXT] each, without end."""
-    rows = packed_rows(tokenizer, seed)
+    rows = packed_rows(tokenizer, seed, rewrite)
     while True:
         yield torch.tensor([next(rows) for _ in range(ROWS)]).unbind(1)
 
@@ -130,16 +134,17 @@ def loss_of(model, batch) -> torch.Tensor:
     return model(input_ids=ids, position_ids=positions, labels=labels, use_cache=False).loss
 
 
-def held_out_loss(model, tokenizer, steps: int = 20) -> float:
+def held_out_loss(model, tokenizer, steps: int = 20, rewrite: Callable[[str], str] = str) -> float:
     """Return the loss on documents from a seed that training never uses."""
+    held_out = itertools.islice(batches(tokenizer, 999, rewrite), steps)
     with torch.no_grad():
-        return (
-            sum(loss_of(model, batch).item() for batch in itertools.islice(batches(tokenizer, seed=999), steps)) / steps
-        )
+        return sum(loss_of(model, batch).item() for batch in held_out) / steps
 
 
-def train(model, tokenizer, seed: int, steps: int, peak_learning_rate: float) -> None:
-    """Train the model for this many optimizer steps."""
+def train(
+    model, tokenizer, seed: int, steps: int, peak_learning_rate: float, rewrite: Callable[[str], str] = str
+) -> None:
+    """Train the model for this many optimizer steps. Parameters that need no gradient stay as they are."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW(
@@ -156,7 +161,7 @@ def train(model, tokenizer, seed: int, steps: int, peak_learning_rate: float) ->
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     model.train()
-    bar = tqdm(itertools.islice(batches(tokenizer, seed), steps), total=steps, desc="train", unit="step")
+    bar = tqdm(itertools.islice(batches(tokenizer, seed, rewrite), steps), total=steps, desc="train", unit="step")
     for batch in bar:
         with torch.autocast("cpu", dtype=torch.bfloat16):  # twice as fast on a CPU with bf16 instructions
             loss = loss_of(model, batch)
