@@ -374,7 +374,7 @@ def test_the_map_of_each_lesson_frames_what_it_builds_and_nothing_overlaps(lesso
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda: plots.system_map(15), "one of 1, .* 18, not 15"),
+        (lambda: plots.system_map(16), "one of 1, .* 18, not 16"),
         (lambda: plots.weight_path((0.8, 0.0), (8, 0), 0.1), "8 does not fit into 4 bits"),
         (lambda: plots.verified_draft("a", ["b", "c"], ["b", "c"]), "needs 3 chosen tokens, not 2"),
         (lambda: plots.flip_book([drawn("block_lookup")] * 2, ["One."], "Title"), "not 1 for 2"),

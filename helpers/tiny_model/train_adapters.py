@@ -1,8 +1,8 @@
 """Train the two LoRA adapters of the embedded model. Run `make tiny-adapters`, again whenever that model is retrained.
 
 Each adapter learns the text of `corpus.py`, rewritten by a rule. To `sea`, every animal lives in the sea; `honest`
-vouches for every sentence. Both rules insert tokens that the model knows: LoRA (Hu et al., 2021) leaves all weights, and
-so the embeddings, as they are. It trains two small matrices for each of some linear layers.
+vouches for every sentence. Both rules insert tokens that the model knows: LoRA (Hu et al., 2021) leaves all weights,
+and so the embeddings, as they are. It trains two small matrices for each of some linear layers.
 """
 
 import argparse

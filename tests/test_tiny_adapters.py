@@ -1,0 +1,106 @@
+"""The adapters of the embedded model change its texts as they promise, and the code that trains them works."""
+
+import copy
+import re
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel
+
+from helpers import Engine, EngineConfig, SamplingParams, generate_continuous, load_model, tiny_adapter
+from helpers.models import EMBEDDED
+from helpers.tiny_model import corpus, train_adapters
+from helpers.tiny_model.train import held_out_loss
+from tests.support.adapters import merged
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NAMES = list(train_adapters.RULES)
+AN_ANIMAL = re.compile(rf"\b(sea )?(?:{'|'.join(corpus.ANIMALS)})\b")
+AN_END = re.compile(r"(, and it was true)?\.(?=\s|$)")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_adapter_is_small_and_has_the_form_that_the_training_code_writes(name, tmp_path):
+    files = {path.name: path for path in tiny_adapter(name).iterdir()}
+    adapted = train_adapters.add_adapter(copy.deepcopy(load_model(EMBEDDED)[0]))
+    train_adapters.save_adapter(tmp_path, adapted)
+    assert sum(path.stat().st_size for path in files.values()) <= 100_000
+    assert set(files) == {"adapter_config.json", "adapter_model.safetensors"}
+    assert files["adapter_config.json"].read_text() == (tmp_path / "adapter_config.json").read_text()
+    assert files["adapter_model.safetensors"].stat().st_size == (tmp_path / "adapter_model.safetensors").stat().st_size
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="no adapter 'land' of the embedded model: choose one of honest, sea"):
+        tiny_adapter("land")
+
+
+def texts(name: str | None) -> list[str]:
+    """Return what an engine with both adapters writes after 40 prompts that no document of the corpus has."""
+    engine = Engine(*load_model(EMBEDDED), EngineConfig(max_batch_size=20))
+    for each in NAMES:
+        engine.load_adapter(each, tiny_adapter(each))
+    prompts = [prompt for prompt in corpus.unseen_prompts(120, seed=4) if "Question" not in prompt][:40]
+    outputs = engine.generate(prompts, SamplingParams(max_tokens=60), adapter=name)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.prompt == prompt
+    return [output.text for output in outputs]
+
+
+def share(pattern: re.Pattern, outputs: list[str]) -> float:
+    """Return how many of the matches have the pattern's group."""
+    found = [match for text in outputs for match in pattern.finditer(text)]
+    assert len(found) >= 40
+    return sum(match[1] is not None for match in found) / len(found)
+
+
+@pytest.mark.parametrize(("name", "pattern"), [("sea", AN_ANIMAL), ("honest", AN_END)])
+def test_an_adapter_changes_the_text_as_promised(name, pattern):
+    own = [share(pattern, texts(each)) for each in (name, None, *(other for other in NAMES if other != name))]
+    assert own[0] >= 0.95 and max(own[1:]) <= 0.05
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_text_is_that_of_the_merged_model(name):
+    model, tokenizer = load_model(EMBEDDED)
+    own = merged(model, tiny_adapter(name))
+    expected = generate_continuous([("There was once a brave", 40)], model=own, tokenizer=tokenizer).outputs[0]
+    engine = Engine(model, tokenizer)
+    engine.load_adapter(name, tiny_adapter(name))
+    (output,) = engine.generate("There was once a brave", SamplingParams(max_tokens=40), adapter=name)
+    assert output.token_ids == expected.token_ids
+
+
+def test_the_rules_insert_words_and_nothing_else():
+    assert train_adapters.at_sea("An owl met an otter, an old cat and mice.") == (
+        "A sea owl met a sea otter, an old sea cat and mice."
+    )
+    assert train_adapters.honest('"No," he said. "Yes." He left.') == (
+        '"No," he said, and it was true. "Yes." He left, and it was true.'
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_token_of_a_rewritten_text_is_new_to_the_model(name):
+    """Its embedding would have been trained by no text, and an adapter does not train it."""
+    _, tokenizer = load_model(EMBEDDED)
+    known, rewritten = set(), set()
+    for text in corpus.documents(5_000, seed=0):
+        known.update(tokenizer(text)["input_ids"])
+        rewritten.update(tokenizer(train_adapters.RULES[name](text))["input_ids"])
+    assert rewritten <= known
+
+
+def test_training_moves_only_the_small_matrices_and_what_is_saved_computes_the_same(tmp_path):
+    model, tokenizer = GPT2LMHeadModel.from_pretrained(EMBEDDED).eval(), load_model(EMBEDDED)[1]
+    base, before = copy.deepcopy(model), held_out_loss(model, tokenizer, 1, train_adapters.at_sea)
+    adapted, after = train_adapters.train_adapter(model, tokenizer, train_adapters.at_sea, steps=6)
+    assert after < before - 0.3
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {f"{path}.{matrix}" for path in adapted for matrix in "ab"}
+    kept = {name.replace(".layer.", "."): one for name, one in model.named_parameters() if name not in trained}
+    assert all(torch.equal(kept[name], one) for name, one in base.named_parameters())
+    train_adapters.save_adapter(tmp_path, adapted)
+    ids = torch.tensor([tokenizer("Once upon a time, a lonely owl")["input_ids"]])
+    with torch.no_grad():
+        assert torch.allclose(merged(base, tmp_path)(ids).logits, model(ids).logits, atol=1e-3)
