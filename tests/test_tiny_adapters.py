@@ -36,14 +36,13 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
 
 
 def texts(name: str | None) -> list[str]:
-    """Return what an engine with both adapters writes after 40 prompts that no document of the corpus has."""
+    """Return what an engine with both adapters writes after openings of stories that no document of the corpus has."""
     engine = Engine(*load_model(EMBEDDED), EngineConfig(max_batch_size=20))
     for each in NAMES:
         engine.load_adapter(each, tiny_adapter(each))
-    prompts = [prompt for prompt in corpus.unseen_prompts(120, seed=4) if "Question" not in prompt][:40]
-    outputs = engine.generate(prompts, SamplingParams(max_tokens=60), adapter=name)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        assert output.prompt == prompt
+    openings = [prompt for prompt in corpus.unseen_prompts(200, seed=4) if "once" in prompt.lower()]
+    prompts = [prompt for prompt in openings if not AN_ANIMAL.search(prompt)]  # it would be named again
+    outputs = engine.generate(prompts, SamplingParams(max_tokens=150), adapter=name)
     return [output.text for output in outputs]
 
 

@@ -96,6 +96,9 @@ def save_adapter(folder: Path, adapted: dict[str, LowRankLayer]) -> None:
         "task_type": "CAUSAL_LM",
         "r": RANK,
         "lora_alpha": ALPHA,
+        "use_rslora": False,
+        "rank_pattern": {},
+        "alpha_pattern": {},
         "target_modules": [target.rpartition(".")[2] for target in TARGETS],
         "fan_in_fan_out": True,  # GPT-2 stores a weight as [inputs, outputs]
         "bias": "none",
