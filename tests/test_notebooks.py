@@ -197,6 +197,7 @@ GIVEN = {
         **dict.fromkeys(("110", "50"), "workloads.clear_stories"),
         "128": "127 + 1",
     },
+    "15_adapters_and_live_weights": {"84": "docs/planning.md"},
     "17_many_replicas": {"512": "256 / 0.5"},
     "18_planning_capacity": {
         **dict.fromkeys(("21", "39"), "benchmarks/results/predicted_times.md"),
