@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from helpers import Engine, load_model
+from helpers import Engine
 from helpers.server.app import make_app
 from helpers.server.protocol import ChatRequest, CompletionRequest
-from tests.support.adapters import write_adapter
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -71,13 +70,10 @@ def examples(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [name for name, text in TEXTS.items() if examples(text)])
-def test_the_examples_of_a_page_run_one_after_another(page, tmp_path):
-    for seed, name in enumerate(("story", "recipe")):
-        write_adapter(tmp_path / name, load_model()[0], ["c_attn"], seed)
+def test_the_examples_of_a_page_run_one_after_another(page):
     namespace = {}
     for block in examples(TEXTS[page]):
-        block = block.replace("path/to/folder", str(ROOT / "helpers" / "tiny_model"))
-        exec(block.replace('"adapters/', f'"{tmp_path}/'), namespace)
+        exec(block.replace("path/to/folder", str(ROOT / "helpers" / "tiny_model")), namespace)
 
 
 def test_the_readme_is_short_and_says_how_many_hours_the_course_takes():

@@ -20,7 +20,8 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import helpers
-from helpers import dequantized, generate_continuous, load_model, workloads
+from helpers import dequantized, generate_continuous, kv_cache, load_model, tiny_adapter, workloads
+from tests.support.adapters import merged
 
 CLEAR = 0.01
 CLEAR_ENOUGH = 0.002  # for lesson 14, whose tokens change where the lead is small; ten times what a processor changes
@@ -35,6 +36,9 @@ LESSON_3 = [
     *("The rain in Spain", "The quick brown fox jumped", "What comes", "Many hands make", "Look"),
     *("Many hands", "What comes up must", "A rolling stone"),
 ]
+LESSON_15 = ["The quick brown", "There was once a brave"]
+LESSON_15 += [f"Once upon a time, {hero}" for hero in ("a brave", "a quiet", "a curious", "a stubborn")]
+LESSON_15_LIVE = [f"Once upon a time, {hero}" for hero in ("a proud gardener", "a small weaver", "a poor sailor")]
 
 
 def lead(model, prompt, output):
@@ -82,6 +86,34 @@ def test_lesson_14_stores_no_near_tie_of_the_model_or_of_its_quantized_versions(
         smallest = lead(model, tokenizer(output.prompt)["input_ids"], output.token_ids)
         tight[output.prompt] = min(tight.get(output.prompt, 9), smallest)
     assert {prompt: smallest for prompt, smallest in tight.items() if smallest < CLEAR_ENOUGH} == {}
+
+
+def merged_model(name):
+    return merged(load_model()[0], tiny_adapter(name)) if name else load_model()[0]
+
+
+@pytest.mark.parametrize("name", [None, "sea", "honest"])
+def test_lesson_15_stores_no_near_tie_of_the_model_or_of_a_merged_one(name):
+    model, tokenizer = merged_model(name), load_model()[1]
+    requests = [(prompt, 40) for prompt in LESSON_15]
+    outputs = generate_continuous(requests, 16, model=model, tokenizer=tokenizer).outputs
+    leads = {one.prompt: lead(model, tokenizer(one.prompt)["input_ids"], one.token_ids) for one in outputs}
+    assert {prompt: smallest for prompt, smallest in leads.items() if smallest < CLEAR} == {}
+
+
+@pytest.mark.parametrize("keeps_cache", [True, False])
+def test_lesson_15_stores_no_near_tie_where_the_weights_change(keeps_cache):
+    tokenizer = load_model()[1]
+    for story in LESSON_15_LIVE[: 1 if keeps_cache else None]:
+        ids, cache = tokenizer(story)["input_ids"], kv_cache.new()
+        for tokens, model in ((24, load_model()[0]), (30, merged_model("honest"))):
+            for _ in range(tokens):
+                with torch.no_grad():
+                    new = torch.tensor([ids[kv_cache.length(cache) :]])
+                    best = model(input_ids=new, past_key_values=cache, use_cache=True).logits[0, -1].topk(2)
+                assert best.values[0] - best.values[1] > CLEAR
+                ids.append(int(best.indices[0]))
+            cache = cache if keeps_cache else kv_cache.new()
 
 
 def perturbed_pair(pair):

@@ -201,6 +201,9 @@ and without a network.
 `make tiny-model` rebuilds the tokenizer, the weights and this card. The same seed, machine, thread count and
 library versions give the same weights. The kernels of another CPU round differently, and the weights drift apart.
 
+**Two LoRA adapters** are in `adapters/`, in PEFT's format, with rank 4 and 94 kB each. To `sea`, every animal lives in
+the sea; `honest` vouches for every sentence. `make tiny-adapters` trains them, again whenever the weights change.
+
 **What it cannot do.** It knows about {words} words and nothing else: no facts, no instructions, no other language,
 no code. Its stories follow the grammar of `corpus.py`, and any other prompt is continued with fluent nonsense
 in the same style. It has memorised sums up to nine plus nine. Use it to study how text is served, not for its text.
