@@ -36,7 +36,7 @@ def merged_and_adapted(adapters: Sequence[str | None] = ("sea", "honest", None, 
     last = 0.94 + 0.42 * len(named)
     for row in range(rows):
         _request(axes[1], last, row)
-    set_up_grid(axes[1], width, rows, "adapters: 1 forward pass, which reads all weights once, and each adapter once")
+    set_up_grid(axes[1], width, rows, "adapters: 1 forward pass reads all weights once, and each adapter once")
     ticks = [0.43, *(1.11 + 0.42 * number for number in range(len(named))), last + 0.14]
     axes[1].set_xticks(ticks, ["pass 1", *named, ""])
     for ax in axes:
