@@ -132,6 +132,7 @@ PICTURES = {
     "static_and_continuous": lambda: plots.static_and_continuous((6, 2, 3, 2, 4, 1), 2),
     "block_lookup": lambda: plots.block_lookup([4, 6, 7, 8], 9, 4, 12),
     "block_lookup of the first": lambda: plots.block_lookup([0], 0, 4, 2),
+    "merged_and_adapted": lambda: plots.merged_and_adapted(title=T),
     "system_map": lambda: plots.system_map(),
 }
 PICTURES |= {
@@ -143,7 +144,6 @@ PICTURES |= {
         "routed_fleet",
         "separate_phases",
         "shared_pass",
-        "merged_and_adapted",
         "with_and_without_cache",
     )
 }

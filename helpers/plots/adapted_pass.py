@@ -9,16 +9,17 @@ from .grids import set_up_grid
 from .picture import Picture, new_figure, write
 
 
-def merged_and_adapted(adapters: Sequence[str | None] = ("sea", "honest", None, "sea")) -> Picture:
+def merged_and_adapted(adapters: Sequence[str | None] = ("sea", "honest", None, "sea"), title: str = "") -> Picture:
     """Draw what is read for a token of each request: a merged model per adapter, or the base once and the adapters.
 
     Args:
         adapters: the adapter of each request; None for the base model alone.
+        title: the title of the picture.
     """
     rows, models = len(adapters), list(dict.fromkeys(adapters))
     named = [name for name in models if name is not None]
     width = 1.3 * len(models)
-    figure, axes = new_figure(0.72 * rows + 1.5, 2)
+    figure, axes = new_figure(0.72 * rows + 1.5 + 0.3 * bool(title), 2, title)
     for number, name in enumerate(models):
         own = f"all weights,\n{name}\nmerged in" if name else "all\nweights"
         _read(axes[0], 1.3 * number, 0.86, rows, own, GRAY)
@@ -26,7 +27,8 @@ def merged_and_adapted(adapters: Sequence[str | None] = ("sea", "honest", None, 
             _request(axes[0], 1.3 * number + 0.9, row)
     passes = f"merged: {len(models)} models, so {len(models)} forward passes, each of which reads all weights"
     set_up_grid(axes[0], width, rows, passes)
-    axes[0].set_xticks([1.3 * number + 0.55 for number in range(len(models))], _numbered(len(models)))
+    ticks = {1.3 * number + 0.55: f"pass {number + 1}" for number in range(len(models))}
+    axes[0].set_xticks(list(ticks), list(ticks.values()))
     _read(axes[1], 0, 0.86, rows, "all weights,\nonce", GRAY)
     for number, name in enumerate(named):
         left = 0.94 + 0.42 * number
@@ -52,10 +54,6 @@ def merged_and_adapted(adapters: Sequence[str | None] = ("sea", "honest", None, 
 
 def _rows_with(adapters: Sequence[str | None], name: str | None) -> list[int]:
     return [row for row, own in enumerate(adapters) if own == name]
-
-
-def _numbered(passes: int) -> list[str]:
-    return [f"pass {number + 1}" for number in range(passes)]
 
 
 def _read(ax, left: float, width: float, rows: int, text: str, color: str) -> None:
