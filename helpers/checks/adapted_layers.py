@@ -1,0 +1,50 @@
+"""Count what a student's function makes of a linear layer and of adapters: multiplications, and calls of each."""
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def with_multiplications(function: Callable, *arguments) -> dict:
+    """Return what a function returns, and the multiplications in its products of matrices."""
+    with FlopCounterMode(display=False) as counter:
+        outputs = function(*arguments)
+    return {"outputs": outputs, "multiplications": counter.get_total_flops() // 2}  # the others are additions
+
+
+def with_calls(
+    function: Callable,
+    x: Tensor,
+    weight: Tensor,
+    matrices: Mapping[str, tuple[Tensor, Tensor]],
+    names: Seq[str | None],
+) -> dict:
+    """Call a function of inputs, a base layer, adapters, and the name of each row's adapter.
+
+    The base layer and the adapters are functions of rows of inputs. Each call reads all of their matrices.
+
+    Args:
+        x: float [rows, inputs].
+        weight: float [outputs, inputs], of the base layer.
+        matrices: A [rank, inputs] and B [outputs, rank], scaling included, of each adapter.
+        names: of each row's adapter, or None.
+
+    Returns:
+        the function's outputs, and (what it called, with how many rows), sorted.
+    """
+    calls = []
+
+    def counted(name: str, *factors: Tensor) -> Callable[[Tensor], Tensor]:
+        def layer(rows: Tensor) -> Tensor:
+            calls.append((name, rows.numel() // x.shape[1]))
+            for factor in factors:
+                rows = rows @ factor.T
+            return rows
+
+        return layer
+
+    adapters = {name: counted(f"adapter {name}", *factors) for name, factors in matrices.items()}
+    outputs = function(x, counted("base", weight), adapters, names)
+    return {"outputs": outputs, "calls": sorted(calls)}
