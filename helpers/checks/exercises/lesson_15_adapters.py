@@ -160,6 +160,14 @@ add_edits(adapt_rows, {
         f"{OCCURRING} -> adapters",
 })  # fmt: skip
 
+
+@adapt_rows.rule
+def every_row_is_right(arguments, outcome, right):
+    off = (outcome.result["outputs"] - right.result["outputs"]).abs().amax(dim=1) > 1e-3
+    wrong = off.nonzero().flatten().tolist()
+    return f"returns wrong outputs for the rows {wrong}: count them from 0" if wrong else None
+
+
 cached_blocks = Exercise(
     "cached_blocks(events, block_size)",
     "keys depend on the weights that compute them, so a cached block belongs to its weights and to its tokens",
