@@ -50,6 +50,7 @@ add_edits(adapted_linear, {
     "divides alpha by the root of the rank, as rsLoRA does: this adapter was trained with alpha / rank.":
         "len(a) -> len(a) ** 0.5",
     "divides the rank by alpha: it is the other way around.": "alpha / len(a) -> len(a) / alpha",
+    "cuts off the fraction of the scale: an alpha below the rank would make it 0.": "alpha / len(a) -> alpha // len(a)",
     "divides alpha by the inputs or the outputs: the rank is the dimension that A and B share.":
         ["len(a) -> len(b)", "len(a) -> a.shape[1]"],
     "scales the base's product, too: only the adapter's part is scaled.":
@@ -256,6 +257,10 @@ add_edits(cached_blocks, {
         "cache.clear() -> cache = {key for key in cache if not key[0]}",
     "looks only at a block's own tokens: its keys depend on everything before it.":
         [f"*ids[:end] -> {OWN}", (f"*ids[:end] -> {OWN}", f"{COUNT} -> {LEADING}")],
+    "shares blocks only between equal prompts: an equal beginning is enough.":
+        "(files[name], *ids[:end]) -> (files[name], end, *ids)",
+    "leaves out a block that holds a prompt's last token: in this task, it counts.":
+        ["len(ids) + 1 -> len(ids)", f"{COUNT} -> min((len(ids) - 1) // block_size, {COUNT})"],
     "counts a block that is not full: it will get more tokens, so it cannot be shared yet.":
         "len(ids) + 1 -> len(ids) + block_size",
     "finds the blocks that the request itself has just computed.":
@@ -308,8 +313,11 @@ ALL, WHEN = "is_new, cached = True, [0] * len(requests)", '(running == "recomput
 RESTARTED = "[0 if n in begun else one for n, one in enumerate({})]"
 add_edits(live_update, {
     "keeps the keys of the old weights: later tokens would attend to a mixture of both.": f"{ALL} -> is_new = True",
-    "recomputes the prompts only: the keys of generated tokens are of the old weights, too.":
-        [f"{ALL} -> is_new, cached = True, [max(0, one - {less}) for one in done]" for less in (0, 1)],
+    "recomputes only the prompts, or only the generated tokens: the keys of both are of the old weights.":
+        [f"{ALL} -> is_new, cached = True, [{kept} if n in begun else 0 for n in range(len(requests))]"
+         for kept in ("done[n]", "done[n] - 1", "requests[n][1]")],
+    "leaves out the newest token at the update: it has no key yet, so the pass computes it with all others.":
+        f"{ALL} -> is_new, cached = True, [int(n in begun) for n in range(len(requests))]",
     "generates the tokens again: those of the old weights stay, and only their keys are recomputed.":
         [f"{ALL} -> {ALL}; done = {RESTARTED.format('done')}",
          f"{ALL} -> {ALL}; done = {RESTARTED.format('done')}; old = {RESTARTED.format('old')}"],
@@ -327,5 +335,7 @@ add_edits(live_update, {
     "computes every text anew in every pass: keys of the same weights stay in the cache.": " - cached[n] -> ",
     "counts no token for a decode: each pass computes the newest token of each request.":
         "cached[n] = prompt + done[n] -> cached[n] = prompt + done[n] + 1",
+    "counts only the tokens from before the update as old ones: with 'finish', some requests get old ones afterwards.":
+        "+= not is_new -> += len(passes) <= update",
     "counts the tokens of the new weights as old ones, too.": "+= not is_new -> += 1",
 })  # fmt: skip
