@@ -48,15 +48,21 @@ def in_numpy_with_scaled_inputs(x, weight, a, b, alpha):
 
 
 ALMOST["adapted_linear"] |= {
-    "`outputs` should be a tensor, but is a list": lambda result, *_: result.tolist(),
-    "has shape [10, 3], but should have [3, 10]": lambda result, *_: result.T,
+    "the result should be a tensor, but is a list": lambda result, *_: result.tolist(),
+    "has shape [12, 2], but should have [2, 12]": lambda result, *_: result.T,
     "changed its argument: `a`": lambda result, x, weight, a, b, alpha: (a.mul_(alpha), result)[1],
     "changed its argument: `weight`": lambda result, x, weight, a, b, alpha: (weight.add_(b @ a), result)[1],
-    "`multiplications` should be": lambda result, x, weight, *_: (x @ weight.T, x @ weight.T, result)[2],
 }
-# an adapter of one rank
 WRONG["adapted_linear"] |= {
     "expected": lambda x, weight, a, b, alpha: x @ weight.T + alpha / 2 * (x @ a.T @ b.T),
+    "multiplications, and 360 are enough": lambda x, weight, a, b, alpha: x @ (weight + alpha / len(a) * b @ a).T,
+    "computes 480 multiplications": lambda x, weight, a, b, alpha: linear(
+        x, weight + alpha / len(a) * sum(torch.outer(b[:, n], a[n]) for n in range(len(a)))
+    ),
+    "A product of B and A": lambda x, weight, a, b, alpha: x @ weight.T + x @ (b @ a).T * (alpha / len(a)),
+    "each adapter would need its own": lambda x, weight, a, b, alpha: torch.stack(
+        [(weight + alpha / len(a) * (b[:, :, None] * a).sum(1)) @ row for row in x]
+    ),
 }
 
 

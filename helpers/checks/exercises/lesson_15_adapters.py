@@ -20,8 +20,8 @@ def _(random):
     draw = torch.Generator().manual_seed(random.randrange(10**6))
     drawn = (2, random.randint(8, 12), random.randint(8, 12), 5, random.randint(6, 9))
     for rows, inputs, outputs, rank, alpha in [
-        (3, 6, 10, 2, 8), (1, 8, 8, 4, 2), (2, 12, 5, 3, 3), (4, 16, 16, 1, 16), (2, 6, 6, 6, 2),
-        (3, 24, 20, 4, 0.5), drawn,
+        (2, 8, 12, 2, 8), (1, 8, 8, 4, 2), (2, 12, 9, 3, 3), (3, 16, 16, 1, 16), (2, 8, 8, 8, 2), (3, 24, 20, 4, 0.5),
+        drawn,
     ]:  # fmt: skip
         shapes = (rows, inputs), (outputs, inputs), (rank, inputs), (outputs, rank)
         given = f"{rows} rows, {inputs} inputs, {outputs} outputs, rank {rank}, alpha {alpha}"
@@ -35,14 +35,25 @@ def beside_the_base(x, weight, a, b, alpha):
 
 
 @adapted_linear.ignoring
-def fewer_multiplications(result, arguments):
-    """Accept loops whose products are not counted."""
+def multiplications(result, arguments):
+    """Compare the outputs alone: a rule judges the multiplications."""
+    return result["outputs"]
+
+
+@adapted_linear.rule
+def does_not_merge(arguments, outcome, right):
     x, weight, a, b, _ = arguments
-    needed = len(x) * (weight.numel() + a.numel() + b.numel())
-    return result | {"multiplications": max(result["multiplications"], needed)}
+    scaled = len(x) * len(weight) + a.numel() + b.numel()  # whatever is multiplied by the scale
+    most, computed = right.result["multiplications"] + scaled, outcome.result["multiplications"]
+    if computed <= most:
+        return None
+    return (
+        f"computes {computed} multiplications, and {most} are enough. A product of B and A is as large as the weight, "
+        "and each adapter would need its own"
+    )
 
 
-BESIDE, SMALL, MERGED = "x @ weight.T + scale * (x @ a.T @ b.T)", "x @ a.T @ b.T", "(weight + scale * (b @ a))"
+BESIDE, SMALL = "x @ weight.T + scale * (x @ a.T @ b.T)", "x @ a.T @ b.T"
 add_edits(adapted_linear, {
     "forgets the scaling: what A and B add is multiplied by alpha / rank.": "alpha / len(a) -> 1",
     "multiplies by alpha alone: it is divided by the rank, so that another rank needs no other alpha.":
@@ -50,22 +61,18 @@ add_edits(adapted_linear, {
     "divides alpha by the root of the rank, as rsLoRA does: this adapter was trained with alpha / rank.":
         "len(a) -> len(a) ** 0.5",
     "divides the rank by alpha: it is the other way around.": "alpha / len(a) -> len(a) / alpha",
+    "divides by the rank, and leaves out alpha.": "alpha / len(a) -> 1 / len(a)",
     "cuts off the fraction of the scale: an alpha below the rank would make it 0.": "alpha / len(a) -> alpha // len(a)",
     "divides alpha by the inputs or the outputs: the rank is the dimension that A and B share.":
         ["len(a) -> len(b)", "len(a) -> a.shape[1]"],
-    "scales the base's product, too: only the adapter's part is scaled.":
-        f"{BESIDE} -> scale * (x @ weight.T + {SMALL})",
+    "scales the base's product: only the adapter's part is scaled.":
+        [f"{BESIDE} -> scale * (x @ weight.T + {SMALL})", f"{BESIDE} -> scale * (x @ weight.T) + {SMALL}"],
     "scales twice, once with A and once with B: once is enough.": "+ scale * -> + scale**2 *",
     "swaps A and B: A comes first and takes the inputs to the rank, B takes the rank to the outputs.":
         [f"{SMALL} -> x @ b @ a", f"{SMALL} -> x @ b.T @ a.T"],
     "gives A the base's outputs: an adapter starts from the layer's inputs.": f"{SMALL} -> x @ weight.T @ a.T @ b.T",
     "returns only what the adapter adds: the base's product is missing.": "x @ weight.T + -> ",
     "returns only the base's product.": f"{BESIDE} -> x @ weight.T",
-    "multiplies B by A: that product is as large as the weight, and each adapter would need its own. Multiply the "
-    "rows by A, and the result by B.":
-        [f"{SMALL} -> x @ (b @ a).T", f"{BESIDE} -> x @ {MERGED}.T",
-         f"{BESIDE} -> torch.stack([{MERGED} @ row for row in x])",
-         f"{BESIDE} -> torch.cat([row[None] @ {MERGED}.T for row in x])"],
 })  # fmt: skip
 
 adapt_rows = Exercise(
@@ -128,6 +135,8 @@ def of_neighbors(x, base, adapters, names):
 
 
 ADD, PRODUCTS, OCCURRING = "y[rows] += adapters[name](x[rows])", "adapters[name](x[rows])", "set(names) - {None}"
+PER_ROW = "base(x) -> torch.cat([base(row[None]) for row in x])"
+PRODUCTS_PER_ROW = f"{PRODUCTS} -> torch.cat([adapters[name](x[[row]]) for row in rows])"
 ORDERS = [f"{how}(names)" for how in ("in_groups", "last_without")] + ["in_groups(names, str)"]
 add_edits(adapt_rows, {
     "applies one row's adapter to all rows: each row has its own.":
@@ -140,7 +149,7 @@ add_edits(adapt_rows, {
     "sorts the rows a second time: to undo a sorting, each row goes back to where it was.":
         [f"return y -> return y[{order}][{order}]" for order in ORDERS],
     "calls the base again for each group: each call reads all of its weights, so one call has to serve all rows.":
-        ["base(x) -> once_per_group(base, x, names)", "base(x) -> torch.cat([base(row[None]) for row in x])",
+        ["base(x) -> once_per_group(base, x, names)", PER_ROW, (PER_ROW, PRODUCTS_PER_ROW),
          f"{ADD} -> y[rows] = base(x[rows]) + {PRODUCTS}"],
     "drops the outputs of rows without an adapter: the base's are theirs.":
         ["return y -> y[[name is None for name in names]] = 0; return y",
@@ -151,7 +160,7 @@ add_edits(adapt_rows, {
     "replaces the base's outputs by an adapter's products: these are added.": f"{ADD} -> y[rows] = {PRODUCTS}",
     "gives an adapter the base's outputs: it starts from the inputs.": "(x[rows]) -> (y[rows])",
     "calls an adapter again for each of its rows: each call reads its matrices.":
-        f"{PRODUCTS} -> torch.cat([adapters[name](x[[row]]) for row in rows])",
+        PRODUCTS_PER_ROW,
     "groups only neighbors: an adapter whose rows are apart is called again, and its matrices are read again.":
         of_neighbors,
     "computes an adapter's products for rows that have another one or none, and throws them away.":
@@ -206,6 +215,8 @@ cached_blocks.table([
     ([*LOADED, RED, *(("request", "red", tokens) for tokens in OTHERS), ("request", "blue", TEXT[:4])], 2),
     ([("request", None, TEXT[:end]) for end in (2, 4, 7, 7)], 2),
     ([("request", None, tokens) for tokens in ([1, 2, 1, 2], [1, 2, 3, 3], [3, 3, 1, 2], [5, 5, 1, 2])], 2),
+    ([("request", None, tokens) for tokens in ([1, 2, 3, 4, 9, 9], [8, 8, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])], 2),
+    ([("request", None, tokens) for tokens in ([1, 2, 9], [8, 2, 5, 7], [1, 2, 5, 7])], 1),
     # names that are other adapters' files, and files that continue like tokens
     ([("load", "A1", "B2"), ("load", "B2", "A1"), ("request", "A1", TEXT), ("request", "B2", TEXT), ("unload", "A1"),
       ("load", "A1", "A1"), ("request", "A1", TEXT)], 2),
@@ -232,13 +243,19 @@ def by_files(events, block_size):
 
 COUNT, LOAD = "sum(key in cache for key in keys)", 'if kind == "load":'
 OTHER = "An adapter changes keys, too."
-OWN, UPDATED = "*ids[end - block_size : end]", 'elif kind == "update":'
+UPDATED = 'elif kind == "update":'
+SEEN = [f"{place}*ids[{start} : end]" for place in ("", "end, ")
+        for start in ("end - block_size", "max(0, end - 2 * block_size)")]  # fmt: skip
 LEADING = "next((n for n, key in enumerate(keys) if key not in cache), len(keys))"
 FORGET = "cache = {key for key in cache if key[0] != files.get(rest[0])}"
 add_edits(cached_blocks, {
     f"shares blocks across adapters, and with the base model. {OTHER}": "(files[name], -> (0,",
     f"lets requests of an adapter use the base model's blocks. {OTHER}":
         'key in cache for -> key in cache or ("", *key[1:]) in cache for',
+    "recognizes blocks by their tokens alone, as in lesson 8: keys depend on all weights that compute them.":
+        ("(files[name], -> (0,", "cache.clear() -> pass"),
+    "recognizes blocks by their tokens and a name: other files and other weights would find old blocks.":
+        ("(files[name], -> (name,", "cache.clear() -> pass"),
     "recognizes an adapter by its name: other files under the same name would find the blocks of the old ones.":
         "(files[name], -> (name,",
     "keeps apart two names of the same files: these compute the same keys.": "(files[name], -> (files[name], name,",
@@ -255,8 +272,8 @@ add_edits(cached_blocks, {
         "cache.clear() -> cache = {key for key in cache if key[0]}",
     "forgets only the adapters' blocks at an update: the base model's are those of the old weights, too.":
         "cache.clear() -> cache = {key for key in cache if not key[0]}",
-    "looks only at a block's own tokens: its keys depend on everything before it.":
-        [f"*ids[:end] -> {OWN}", (f"*ids[:end] -> {OWN}", f"{COUNT} -> {LEADING}")],
+    "looks only at a block's own tokens, or back at one block more: keys depend on everything before them.":
+        [(f"*ids[:end] -> {seen}", f"{COUNT} -> {count}") for seen in SEEN for count in (COUNT, LEADING)],
     "shares blocks only between equal prompts: an equal beginning is enough.":
         "(files[name], *ids[:end]) -> (files[name], end, *ids)",
     "leaves out a block that holds a prompt's last token: in this task, it counts.":
@@ -312,7 +329,8 @@ def pass_by_pass(requests, update, running):
 ALL, WHEN = "is_new, cached = True, [0] * len(requests)", '(running == "recompute" or not begun)'
 RESTARTED = "[0 if n in begun else one for n, one in enumerate({})]"
 add_edits(live_update, {
-    "keeps the keys of the old weights: later tokens would attend to a mixture of both.": f"{ALL} -> is_new = True",
+    "keeps the keys of the old weights: later tokens would attend to a mixture of both.":
+        [f"{ALL} -> is_new = True", (f"{ALL} -> is_new = True", f"{WHEN} -> True")],
     "recomputes only the prompts, or only the generated tokens: the keys of both are of the old weights.":
         [f"{ALL} -> is_new, cached = True, [{kept} if n in begun else 0 for n in range(len(requests))]"
          for kept in ("done[n]", "done[n] - 1", "requests[n][1]")],
@@ -331,11 +349,14 @@ add_edits(live_update, {
     "lets requests begin with the new weights beside those that finish with the old ones: a pass has one set of "
     "weights.": ("waits = -> waits = False and", "+= not is_new -> += not is_new and arrival < update",
                  "< most] -> < most and arrival < update]", f"{ALL} -> {ALL} if running == 'recompute' else cached"),
-    "changes the weights one pass too late.": ("len(passes) >= -> len(passes) >", "update < -> update + 1 <"),
+    "changes the weights one pass too late or too early: they are new from pass `update` on.":
+        [("len(passes) >= -> len(passes) >", "update < -> update + 1 <"),
+         ("len(passes) >= -> len(passes) + 1 >=", "update < -> update <=")],
     "computes every text anew in every pass: keys of the same weights stay in the cache.": " - cached[n] -> ",
     "counts no token for a decode: each pass computes the newest token of each request.":
         "cached[n] = prompt + done[n] -> cached[n] = prompt + done[n] + 1",
     "counts only the tokens from before the update as old ones: with 'finish', some requests get old ones afterwards.":
         "+= not is_new -> += len(passes) <= update",
     "counts the tokens of the new weights as old ones, too.": "+= not is_new -> += 1",
+    "counts the tokens of the new weights: the task asks for those of the old ones.": "+= not is_new -> += is_new",
 })  # fmt: skip
