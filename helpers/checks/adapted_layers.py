@@ -31,9 +31,9 @@ def with_calls(
     x: Tensor,
     weight: Tensor,
     matrices: Mapping[str, tuple[Tensor, Tensor]],
-    names: Seq[str | None],
+    chunks: Seq[tuple[str | None, int]],
 ) -> dict:
-    """Call a function of inputs, a base layer, adapters, and the name of each row's adapter.
+    """Call a function of inputs, a base layer, adapters, and the chunks of the rows.
 
     The base layer and the adapters are functions of rows of inputs. Each call reads all of their matrices.
 
@@ -41,7 +41,7 @@ def with_calls(
         x: float [rows, inputs].
         weight: float [outputs, inputs], of the base layer.
         matrices: A [rank, inputs] and B [outputs, rank], scaling included, of each adapter.
-        names: of each row's adapter, or None.
+        chunks: the name of its adapter, or None, and the tokens of each.
 
     Returns:
         the function's outputs, and (what it called, with how many rows), sorted.
@@ -58,5 +58,5 @@ def with_calls(
         return layer
 
     adapters = {name: counted(f"adapter {name}", *factors) for name, factors in matrices.items()}
-    outputs = function(x, counted("base", weight), adapters, names)
+    outputs = function(x, counted("base", weight), adapters, chunks)
     return {"outputs": outputs, "calls": sorted(calls)}

@@ -67,7 +67,8 @@ WRONG["adapted_linear"] |= {
 
 
 @right("adapt_rows")
-def with_masks(x, base, adapters, names):
+def with_masks(x, base, adapters, chunks):
+    names = [name for name, tokens in chunks for _ in range(tokens)]
     y = base(x)
     for name in dict.fromkeys(names):
         if name in adapters:
@@ -77,46 +78,51 @@ def with_masks(x, base, adapters, names):
 
 
 @right("adapt_rows")
-def sorted_and_sorted_back(x, base, adapters, names):
-    order = sorted(range(len(names)), key=lambda row: names[row] or "")
-    there = base(x[order])
-    parts = []
+def sorted_and_sorted_back(x, base, adapters, chunks):
+    names = [name or "" for name, tokens in chunks for _ in range(tokens)]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    there, start, parts = base(x[order]), 0, []
     for name, rows in groupby(order, key=names.__getitem__):
         rows = list(rows)
-        part = there[[order.index(row) for row in rows]]
-        parts.append(part if name is None else part + adapters[name](x[rows]))
+        part = there[start : start + len(rows)]
+        parts.append(part + adapters[name](x[rows]) if name else part)
+        start += len(rows)
     return torch.cat(parts)[torch.tensor(order).argsort()]
 
 
 @right("adapt_rows")
-def with_index_add(x, base, adapters, names):
+def with_index_add(x, base, adapters, chunks):
     y, groups = base(x), defaultdict(list)
-    for row, name in enumerate(names):
-        groups[name].append(row)
-    groups.pop(None, None)
-    for name, rows in groups.items():
-        y = y.index_add(0, torch.tensor(rows), adapters[name](x[rows]))
+    for (name, _), rows in zip(chunks, torch.arange(len(x)).split([tokens for _, tokens in chunks]), strict=True):
+        groups[name].append(rows)
+    for name in groups.keys() - {None}:
+        rows = torch.cat(groups[name])
+        y = y.index_add(0, rows, adapters[name](x[rows]))
     return y
 
 
 @right("adapt_rows")
-def row_by_row_at_the_end(x, base, adapters, names):
-    groups = {name: [row for row, own in enumerate(names) if own == name] for name in names if name}
-    products = {name: iter(adapters[name](x[rows])) for name, rows in groups.items()}
-    return torch.stack([y + next(products[name]) if name else y for y, name in zip(base(x), names, strict=True)])
+def chunk_by_chunk_at_the_end(x, base, adapters, chunks):
+    sizes = [tokens for _, tokens in chunks]
+    parts, outputs, pieces = x.split(sizes), base(x).split(sizes), {}
+    for name in {name for name, _ in chunks if name}:
+        own = [number for number, (other, _) in enumerate(chunks) if other == name]
+        products = adapters[name](torch.cat([parts[number] for number in own]))
+        pieces |= dict(zip(own, products.split([sizes[number] for number in own]), strict=True))
+    return torch.cat([y + pieces[number] if number in pieces else y for number, y in enumerate(outputs)])
 
 
 ALMOST["adapt_rows"] |= {
     "`outputs` should be a tensor, but is a list": lambda y, *_: list(y),
     "has shape [1, 5,": lambda y, *_: y[None],
     "changed its argument: `x`": lambda y, x, *_: (x.zero_(), y)[1],
-    "changed its argument: `names`": lambda y, x, base, adapters, names: (names.sort(key=str), y)[1],
+    "changed its argument: `chunks`": lambda y, x, base, adapters, chunks: (chunks.pop(), y)[1],
     "('base', 5), ('base', 5)": lambda y, x, base, *_: (base(x), y)[1],
 }
 WRONG["adapt_rows"] |= {
-    "stopped with KeyError": lambda x, base, adapters, names: torch.stack([adapters[name](x) for name in names]),
-    "wrong outputs for the rows [0, 1, 2, 4]": lambda x, base, adapters, names: with_masks(
-        x, base, dict.fromkeys(adapters, base), names
+    "stopped with KeyError": lambda x, base, adapters, chunks: torch.stack([adapters[name](x) for name, _ in chunks]),
+    "wrong outputs for the rows [0, 1, 2, 4]": lambda x, base, adapters, chunks: with_masks(
+        x, base, dict.fromkeys(adapters, base), chunks
     ),
 }
 
