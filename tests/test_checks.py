@@ -213,7 +213,7 @@ def test_what_is_no_function_is_said_kindly(capsys):
 
 
 def test_an_unknown_task_is_an_error_that_lists_those_there_are():
-    with pytest.raises(ValueError, match=r"no exercise 'leftpad'\. There are: admitted, "):
+    with pytest.raises(ValueError, match=r"no exercise 'leftpad'\. There are: adapt_rows, "):
         check("leftpad", len)
 
 

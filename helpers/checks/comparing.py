@@ -268,13 +268,13 @@ def _grids(got, right, what: str) -> Grids | None:
     title = what.strip("`")
     if isinstance(right, torch.Tensor):
         if isinstance(got, torch.Tensor) and got.dim() == right.dim() == 4 and 0 not in (*got.shape, *right.shape):
-            got, right = got[:, 0, :, 0].round(decimals=3), right[:, 0, :, 0].round(decimals=3)
+            got, right = got[:, 0, :, 0], right[:, 0, :, 0]
             title += " (first head, first number)"
         if not isinstance(got, torch.Tensor) or got.dim() != 2 or right.dim() != 2 or max(right.numel(), 1) > 400:
             return None
         if got.device.type == "meta" or got.numel() > 400:
             return None
-        got, right = (one.long() if one.dtype == torch.bool else one for one in (got, right))
+        got, right = (one.double().round(decimals=3) if one.is_floating_point() else one.long() for one in (got, right))
         pads = (None, 0) if "mask" in title else (None,)
         return Grids(right.tolist(), got.tolist(), title, pads)
     return None

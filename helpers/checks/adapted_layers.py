@@ -1,0 +1,62 @@
+"""Count what a student's function makes of a linear layer and of adapters: multiplications, and calls of each."""
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+
+from torch import Tensor, ops
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def _twice_the_outputs(*shapes, out_shape, **settings) -> int:
+    return 2 * out_shape.numel()
+
+
+def _twice_the_matrix(*shapes, out_shape, **settings) -> int:
+    return 2 * max(shape.numel() for shape in shapes if hasattr(shape, "numel"))
+
+
+# Products that the counter leaves out, so that a matrix can't be made of vectors unnoticed.
+OTHERS = {ops.aten.mul: _twice_the_outputs, ops.aten.mul_: _twice_the_outputs, ops.aten.mv: _twice_the_matrix}
+
+
+def with_multiplications(function: Callable, *arguments) -> dict:
+    """Return what a function returns, and how many multiplications it computes in PyTorch."""
+    with FlopCounterMode(display=False, custom_mapping=OTHERS) as counter:
+        outputs = function(*arguments)
+    return {"outputs": outputs, "multiplications": counter.get_total_flops() // 2}  # the others are additions
+
+
+def with_calls(
+    function: Callable,
+    x: Tensor,
+    weight: Tensor,
+    matrices: Mapping[str, tuple[Tensor, Tensor]],
+    chunks: Seq[tuple[str | None, int]],
+) -> dict:
+    """Call a function of inputs, a base layer, adapters, and the chunks of the rows.
+
+    The base layer and the adapters are functions of rows of inputs. Each call reads all of their matrices.
+
+    Args:
+        x: float [rows, inputs].
+        weight: float [outputs, inputs], of the base layer.
+        matrices: A [rank, inputs] and B [outputs, rank], scaling included, of each adapter.
+        chunks: the name of its adapter, or None, and the tokens of each.
+
+    Returns:
+        the function's outputs, and (what it called, with how many rows), sorted.
+    """
+    calls = []
+
+    def counted(name: str, *factors: Tensor) -> Callable[[Tensor], Tensor]:
+        def layer(rows: Tensor) -> Tensor:
+            calls.append((name, rows.numel() // x.shape[1]))
+            for factor in factors:
+                rows = rows @ factor.T
+            return rows
+
+        return layer
+
+    adapters = {name: counted(f"adapter {name}", *factors) for name, factors in matrices.items()}
+    outputs = function(x, counted("base", weight), adapters, chunks)
+    return {"outputs": outputs, "calls": sorted(calls)}

@@ -1,0 +1,290 @@
+"""Answers to the exercises of lesson 15."""
+
+from collections import Counter, defaultdict
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch.nn.functional import linear
+
+from answers import ALMOST, WRONG, right
+
+
+@right("adapted_linear")
+def with_functional_linear(x, weight, a, b, alpha):
+    inner = linear(x, a) * (alpha / a.size(0))
+    return linear(x, weight) + linear(inner, b)
+
+
+@right("adapted_linear")
+def with_einsum(x, weight, a, b, alpha):
+    inner = torch.einsum("ti,ri->tr", x, a)
+    return torch.einsum("ti,oi->to", x, weight) + alpha / b.shape[1] * torch.einsum("tr,or->to", inner, b)
+
+
+@right("adapted_linear")
+def row_by_row(x, weight, a, b, alpha):
+    return torch.stack([weight @ row + b @ (a @ row) * alpha / len(a) for row in x])
+
+
+@right("adapted_linear")
+def stacked_below_the_weight(x, weight, a, b, alpha):
+    both = x @ torch.cat([weight, a]).T
+    return torch.addmm(both[:, : len(weight)], both[:, len(weight) :], b.T, alpha=alpha / len(a))
+
+
+@right("adapted_linear")
+def rank_by_rank_without_products(x, weight, a, b, alpha):
+    y = (x[:, None] * weight).sum(-1)
+    for one, other in zip(a, b.T, strict=True):
+        y = y + alpha / len(a) * (x * one).sum(-1, keepdim=True) * other
+    return y
+
+
+@right("adapted_linear")
+def in_numpy_with_scaled_inputs(x, weight, a, b, alpha):
+    x, weight, a, b = (one.numpy() for one in (x, weight, a, b))
+    return torch.from_numpy(x @ weight.T + (alpha / len(a) * x) @ a.T @ b.T).float()
+
+
+ALMOST["adapted_linear"] |= {
+    "the result should be a tensor, but is a list": lambda result, *_: result.tolist(),
+    "has shape [12, 2], but should have [2, 12]": lambda result, *_: result.T,
+    "changed its argument: `a`": lambda result, x, weight, a, b, alpha: (a.mul_(alpha), result)[1],
+    "changed its argument: `weight`": lambda result, x, weight, a, b, alpha: (weight.add_(b @ a), result)[1],
+}
+WRONG["adapted_linear"] |= {
+    "expected": lambda x, weight, a, b, alpha: x @ weight.T + alpha / 2 * (x @ a.T @ b.T),
+    "multiplications, and 360 are enough": lambda x, weight, a, b, alpha: x @ (weight + alpha / len(a) * b @ a).T,
+    "computes 480 multiplications": lambda x, weight, a, b, alpha: linear(
+        x, weight + alpha / len(a) * sum(torch.outer(b[:, n], a[n]) for n in range(len(a)))
+    ),
+    "A product of B and A": lambda x, weight, a, b, alpha: x @ weight.T + x @ (b @ a).T * (alpha / len(a)),
+    "each adapter would need its own": lambda x, weight, a, b, alpha: torch.stack(
+        [(weight + alpha / len(a) * (b[:, :, None] * a).sum(1)) @ row for row in x]
+    ),
+}
+
+
+@right("adapt_rows")
+def with_masks(x, base, adapters, chunks):
+    names = [name for name, tokens in chunks for _ in range(tokens)]
+    y = base(x)
+    for name in dict.fromkeys(names):
+        if name in adapters:
+            mask = torch.tensor([own == name for own in names])
+            y[mask] = y[mask] + adapters[name](x[mask])
+    return y
+
+
+@right("adapt_rows")
+def sorted_and_sorted_back(x, base, adapters, chunks):
+    names = [name or "" for name, tokens in chunks for _ in range(tokens)]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    there, start, parts = base(x[order]), 0, []
+    for name, rows in groupby(order, key=names.__getitem__):
+        rows = list(rows)
+        part = there[start : start + len(rows)]
+        parts.append(part + adapters[name](x[rows]) if name else part)
+        start += len(rows)
+    return torch.cat(parts)[torch.tensor(order).argsort()]
+
+
+@right("adapt_rows")
+def with_index_add(x, base, adapters, chunks):
+    y, groups = base(x), defaultdict(list)
+    for (name, _), rows in zip(chunks, torch.arange(len(x)).split([tokens for _, tokens in chunks]), strict=True):
+        groups[name].append(rows)
+    for name in groups.keys() - {None}:
+        rows = torch.cat(groups[name])
+        y = y.index_add(0, rows, adapters[name](x[rows]))
+    return y
+
+
+@right("adapt_rows")
+def chunk_by_chunk_at_the_end(x, base, adapters, chunks):
+    sizes = [tokens for _, tokens in chunks]
+    parts, outputs, pieces = x.split(sizes), base(x).split(sizes), {}
+    for name in {name for name, _ in chunks if name}:
+        own = [number for number, (other, _) in enumerate(chunks) if other == name]
+        products = adapters[name](torch.cat([parts[number] for number in own]))
+        pieces |= dict(zip(own, products.split([sizes[number] for number in own]), strict=True))
+    return torch.cat([y + pieces[number] if number in pieces else y for number, y in enumerate(outputs)])
+
+
+ALMOST["adapt_rows"] |= {
+    "`outputs` should be a tensor, but is a list": lambda y, *_: list(y),
+    "has shape [1, 5,": lambda y, *_: y[None],
+    "changed its argument: `x`": lambda y, x, *_: (x.zero_(), y)[1],
+    "changed its argument: `chunks`": lambda y, x, base, adapters, chunks: (chunks.pop(), y)[1],
+    "('base', 5), ('base', 5)": lambda y, x, base, *_: (base(x), y)[1],
+}
+WRONG["adapt_rows"] |= {
+    "stopped with KeyError": lambda x, base, adapters, chunks: torch.stack([adapters[name](x) for name, _ in chunks]),
+    "wrong outputs for the rows [0, 1, 2, 4]": lambda x, base, adapters, chunks: with_masks(
+        x, base, dict.fromkeys(adapters, base), chunks
+    ),
+}
+
+
+@right("cached_blocks")
+def with_a_dict_of_sets(events, block_size):
+    """One set for each content, cleared at an update, walked from the front."""
+    names, caches, counts = {}, defaultdict(set), []
+    for event in events:
+        match event:
+            case ("load", name, files):
+                names[name] = files
+            case ("update",):
+                caches.clear()
+            case ("request", name, ids):
+                cache = caches[names[name] if name else None]
+                full, count = len(ids) // block_size, 0
+                while count < full and tuple(ids[: (count + 1) * block_size]) in cache:
+                    count += 1
+                counts.append(count)
+                cache |= {tuple(ids[: n * block_size]) for n in range(1, full + 1)}
+    return counts
+
+
+@right("cached_blocks")
+def with_a_chain_of_hashes(events, block_size):
+    now, seen, salts, counts = 0, Counter(), {None: "no adapter"}, []
+    for event, *rest in events:
+        if event == "update":
+            now += 1
+        elif event == "load":
+            salts[rest[0]] = "files " + rest[1]
+        elif event == "unload":
+            del salts[rest[0]]
+        else:
+            key, keys = (now, salts[rest[0]]), []
+            for start in range(0, len(rest[1]) - block_size + 1, block_size):
+                key = hash((key, *rest[1][start : start + block_size]))
+                keys.append(key)
+            counts.append(sum(seen[key] > 0 for key in keys))
+            seen.update(keys)
+    return counts
+
+
+@right("cached_blocks")
+def by_comparing_all_earlier_requests(events, block_size):
+    loaded, earlier, counts = {None: None}, [], []
+    for kind, *rest in events:
+        if kind in ("load", "unload"):
+            loaded[rest[0]] = rest[-1]
+        elif kind == "update":
+            earlier = []
+        else:
+            best = 0
+            for files, ids in earlier:
+                if files == loaded[rest[0]]:
+                    n = 0
+                    while n < min(len(ids), len(rest[1])) and ids[n] == rest[1][n]:
+                        n += 1
+                    best = max(best, n // block_size)
+            counts.append(best)
+            earlier.append((loaded[rest[0]], rest[1]))
+    return counts
+
+
+def joined_texts(events, block_size):
+    """The files and the ids as one text, without anything between them."""
+    files, cache, counts = {None: ""}, set(), []
+    for kind, *rest in events:
+        if kind == "load":
+            files[rest[0]] = rest[1]
+        elif kind == "update":
+            cache = set()
+        elif kind == "request":
+            ends = range(block_size, len(rest[1]) + 1, block_size)
+            keys = [files[rest[0]] + "".join(map(str, rest[1][:end])) for end in ends]
+            counts.append(len(cache & set(keys)))
+            cache |= set(keys)
+    return counts
+
+
+ALMOST["cached_blocks"] |= {
+    "should be a list, but is a dict": lambda counts, *_: dict(enumerate(counts)),
+    "changed its argument: `events`": lambda counts, events, _: (events.clear(), counts)[1],
+    "sorted, and their order has a meaning": lambda counts, *_: sorted(counts),
+}
+WRONG["cached_blocks"] |= {"'A12'": joined_texts}
+
+
+@right("live_update")
+def one_request_after_another_for_each_version(requests, update, running):
+    """First when each request begins, and then what it computes, request by request."""
+    last_old = max((start + most for start, _, most in requests if start < update), default=0)
+    change = update if running == "recompute" else max(update, last_old)
+    if running == "recompute" and update >= max(start + most for start, _, most in requests):
+        change = float("inf")
+    starts = [start if start < update else max(start, change) for start, _, _ in requests]
+    old, computed = [], Counter()
+    for start, (_, prompt, most) in zip(starts, requests, strict=True):
+        for n in range(most):
+            computed[start + n] += prompt + n if n == 0 or start + n == change else 1
+        old.append(sum(start + n < change for n in range(most)))
+    return old, [computed[number] for number in range(max(computed) + 1)]
+
+
+@right("live_update")
+def with_objects(requests, update, running):
+    class Running:
+        def __init__(self, prompt, most):
+            self.todo, self.text, self.left, self.old = prompt, prompt, most, 0
+
+        def step(self, is_new):
+            done, self.todo, self.text, self.left = self.todo, 1, self.text + 1, self.left - 1
+            self.old += int(not is_new)
+            return done
+
+    every = [Running(prompt, most) for _, prompt, most in requests]
+    arrivals = list(zip([arrival for arrival, *_ in requests], every, strict=True))
+    active, is_new, passes = [], False, []
+    while arrivals or active:
+        if not is_new and len(passes) >= update and (not active or running == "recompute"):
+            is_new = True
+            for one in active:
+                one.todo = one.text
+        if is_new or len(passes) < update:
+            active += [one for arrival, one in arrivals if arrival <= len(passes)]
+            arrivals = [(arrival, one) for arrival, one in arrivals if arrival > len(passes)]
+        passes.append(sum(one.step(is_new) for one in active))
+        active = [one for one in active if one.left]
+    return [one.old for one in every], passes
+
+
+@right("live_update")
+def in_numpy(requests, update, running):
+    start, prompt, most = np.array(requests).T
+    generated, known, old, passes, change = 0 * most, 0 * most, 0 * most, [], None
+    while (generated < most).any():
+        now = len(passes)
+        has_begun = (generated > 0) & (generated < most)
+        if change is None and now >= update and (running == "recompute" or not has_begun.any()):
+            change, known = now, 0 * most
+        takes_part = (start <= now) & (generated < most)
+        if change is None and now >= update:
+            takes_part &= has_begun
+        passes.append(int((prompt + generated - known)[takes_part].sum()))
+        known[takes_part] = (prompt + generated)[takes_part]
+        generated += takes_part
+        old += takes_part & (change is None)
+    return old.tolist(), passes
+
+
+ALMOST["live_update"] |= {
+    "should be 2 values": lambda result, *_: (*result, 0),
+    "returns only the tokens of the old weights": lambda result, *_: result[0],
+    "changed its argument: `requests`": lambda result, requests, *_: (requests.pop(), result)[1],
+    "wrong order": lambda result, *_: result[::-1],
+}
+
+
+def forgets_those_that_arrive_with_the_weights(requests, update, running):
+    """With "finish", a request that arrives in the pass of the update is not held back."""
+    return in_numpy([(start - (start == update), *rest) for start, *rest in requests], update, running)
+
+
+WRONG["live_update"] |= {"should be": forgets_those_that_arrive_with_the_weights}
