@@ -18,7 +18,7 @@ def policy_gradient_step(rewards: Sequence[int] = (0, 1, 0, 0), lengths: Sequenc
     """
     mean, deviation, rows = fmean(rewards), pstdev(rewards), len(rewards)
     advantages = [(reward - mean) / deviation for reward in rewards]
-    figure, (ax,) = new_figure(3.4, title="What is better than its group becomes more probable")
+    figure, (ax,) = new_figure(3.4, title="What beats its group becomes more probable")
     ax.set_axis_off()
     heads = ((4.6, "the engine\nwrites rollouts"), (11.6, "the rule\nscores them"), (15.2, "advantage in\nthe group"))
     for x, text in (*heads, (20.4, "the trainer\nchanges weights")):
