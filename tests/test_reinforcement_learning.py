@@ -1,4 +1,4 @@
-"""The engine in a loop of reinforcement learning: rollouts are scored to the last bit, and a policy learns from them."""
+"""The engine in reinforcement learning: rollouts are scored to the last bit, and a policy learns from them."""
 
 import copy
 from pathlib import Path
@@ -14,7 +14,12 @@ from helpers.fast import kernels
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "extra" / "reinforcement_learning.ipynb"
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
-PROMPTS = ["Once upon a time, a proud miller met", "Why does ice float?", "Many hands", "Once upon a time, a proud baker"]
+PROMPTS = [
+    "Once upon a time, a proud miller met",
+    "Why does ice float?",
+    "Many hands",
+    "Once upon a time, a proud baker",
+]
 
 
 def rollouts(engine: Engine, seed: int, prompts: list[str] = PROMPTS):
