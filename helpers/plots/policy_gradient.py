@@ -43,7 +43,7 @@ def policy_gradient_step(rewards: Sequence[int] = (0, 1, 0, 0), lengths: Sequenc
     ax.add_patch(FancyArrowPatch((20.4, rows), (4.6, rows), linewidth=1.4, **back))
     box = {"facecolor": PAGE, "linewidth": 0, "pad": 2}
     write(ax, 12.5, rows + 1.0, "new weights; the engine forgets its cached blocks", SMALL, bbox=box)
-    ax.set(xlim=(-0.2, 22.6), ylim=(rows + 1.7, -1.5))
+    ax.set(xlim=(-0.2, 23.2), ylim=(rows + 1.7, -1.5))
     each = "; ".join(
         f"rollout {number}: reward {reward}, advantage {advantage:+.1f}"
         for number, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True))
