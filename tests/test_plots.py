@@ -141,6 +141,7 @@ PICTURES |= {
         "life_of_a_request",
         "attention_step",
         "padded_and_ragged",
+        "policy_gradient_step",
         "routed_fleet",
         "separate_phases",
         "shared_pass",
@@ -186,7 +187,8 @@ def overlapping_texts(picture):
 # These name their rows or their parts instead of their axes.
 WITHOUT_AXES = re.compile(
     "token_|batches|compare|constrained_text|tokens_over_states|verified_draft|weight_path|block_lookup|life_of_a_request"
-    "|attention_step|padded_and_ragged|routed_fleet|shared_pass|static_and|system_map|merged_and|with_and_without"
+    "|attention_step|padded_and_ragged|policy_gradient|routed_fleet|shared_pass|static_and|system_map|merged_and"
+    "|with_and_without"
 )
 
 

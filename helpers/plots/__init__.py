@@ -27,6 +27,7 @@ from .load_results import load_run, load_sweep, request_timeline
 from .memory import block_tables, memory_shares, memory_timeline
 from .picture import Picture
 from .player import flip_book, play
+from .policy_gradient import policy_gradient_step
 from .replicas import prefix_map, replica_work, resumed_streams
 from .rounding import agreement, rounding_levels, weight_path
 from .rows import slot_timeline, tokens_read, waiting_requests
@@ -68,6 +69,7 @@ __all__ = [
     "missed_requests",
     "padded_and_ragged",
     "play",
+    "policy_gradient_step",
     "prefix_map",
     "probability_strips",
     "replica_work",

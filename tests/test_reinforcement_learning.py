@@ -1,0 +1,96 @@
+"""The engine in reinforcement learning: rollouts are scored to the last bit, and a policy learns from them."""
+
+import copy
+from pathlib import Path
+from statistics import fmean
+
+import nbformat
+import pytest
+import torch
+from test_changed_weights import change, own_pair
+
+from helpers import Engine, EngineConfig, SamplingParams
+from helpers.fast import kernels
+
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "extra" / "reinforcement_learning.ipynb"
+needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
+PROMPTS = [
+    "Once upon a time, a proud miller met",
+    "Why does ice float?",
+    "Many hands",
+    "Once upon a time, a proud baker",
+]
+
+
+def rollouts(engine: Engine, seed: int, prompts: list[str] = PROMPTS):
+    params = [
+        SamplingParams(n=3, max_tokens=12, temperature=1.0, seed=seed + 10 * PROMPTS.index(prompt), logprobs=0)
+        for prompt in prompts
+    ]
+    return engine.generate(prompts, params)
+
+
+def reported(outputs) -> list[float]:
+    return [scores[id] for one in outputs for id, scores in zip(one.token_ids, one.logprobs, strict=True)]
+
+
+def rescored(engine: Engine, outputs) -> list[float]:
+    """Return the log-probability of each generated token, from one prefill of all texts."""
+    texts = [engine.tokenizer(one.prompt)["input_ids"] + one.token_ids for one in outputs]
+    scored = engine.generate(texts, SamplingParams(max_tokens=0, prompt_logprobs=0))
+    pairs = [
+        pair
+        for one, output in zip(scored, outputs, strict=True)
+        for pair in zip(output.token_ids, one.prompt_logprobs[-len(output.token_ids) :], strict=True)
+    ]
+    return [scores[id] for id, scores in pairs]
+
+
+@needs_kernels
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("seed", [0, 1000, 2000])
+def test_a_rollouts_log_probabilities_are_those_of_a_rescoring_pass_bit_for_bit(family, seed):
+    model, tokenizer = own_pair(family)
+    config = EngineConfig(5, max_tokens_per_step=9, block_size=4, batch_invariant=True)
+    engine = Engine(model, tokenizer, config)
+    kept = []
+    for update in (0, 1, 2):
+        if update:
+            new = copy.deepcopy(model)
+            change(new, seed + update)
+            engine.update_weights(new)
+        together = rollouts(engine, seed)
+        alone = [output for prompt in PROMPTS for output in rollouts(engine, seed, [prompt])]
+        assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+        assert reported(together) == reported(alone) == rescored(engine, together)
+        kept.append(reported(together))
+    assert kept[0] != kept[1] != kept[2]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The names of the notebook after its training and its engine with stale blocks."""
+    names = {}
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        if cell.cell_type == "code" and cell.id not in ("bootstrap", "loop", "reward-plot", "rounding", "headline"):
+            exec(compile(cell.source, f"cell {cell.id}", "exec"), names)
+    return names
+
+
+def test_the_notebooks_policy_learns_its_rule(trained):
+    history = trained["history"]
+    assert history[0] < 0.3
+    assert fmean(history[-4:]) > fmean(history[:2]) + 0.3  # 0.73 more where it was written
+
+
+def test_only_the_engine_with_stale_blocks_reports_what_the_policy_does_not_say(trained):
+    after, fresh, wrong = (trained["gaps"](trained[name]) for name in ("after", "fresh", "wrong"))
+    assert max(after.max(), fresh.max()) < 1e-3
+    assert (wrong > 1e-3).float().mean() > 0.05  # a quarter where it was written
+
+
+def test_a_rollout_of_average_reward_has_no_advantage(trained):
+    rewards = torch.tensor([[1.0, 0, 0, 0], [1.0, 1, 0, 0], [1.0, 1, 1, 1]])
+    expected = torch.tensor([[3**0.5, *[-(3**-0.5)] * 3], [1.0, 1, -1, -1], [0.0] * 4])
+    assert torch.allclose(trained["advantages"](rewards), expected, atol=1e-4)
