@@ -224,7 +224,7 @@ def test_the_first_example_plays_by_itself_and_needs_no_scrolling(playground_pag
     page = playground_page(reduced_motion="no-preference", viewport={"width": 1366, "height": 768})
     page.get_by_role("button", name="Pause").wait_for()
     page.wait_for_function("document.querySelectorAll('.pg-column').length > 2")
-    assert page.locator("#pg-panel-timeline").bounding_box()["y"] < 768
+    assert page.locator("#pg-panel-timeline").bounding_box()["y"] < 600
 
 
 def as_shown(result):
