@@ -162,7 +162,7 @@ add_edits(adapt_rows, {
     "adds an adapter's products to only one of its rows.": "rows = [row for -> rows = [names.index(name) for",
     "returns the rows in the order of the groups: they belong where their inputs are.":
         [f"return y -> return y[{order}]" for order in ORDERS],
-    "sorts the rows a second time: to undo a sorting, each row goes back to where it was.":
+    "sorts the rows once more: to undo a sorting, each row goes back to where it was.":
         [f"return y -> return y[{order}][{order}]" for order in ORDERS],
     "calls the base again for each group: each call reads all of its weights, so one call has to serve all rows.":
         ["base(x) -> once_per_group(base, x, names)", PER_ROW, (PER_ROW, PRODUCTS_PER_ROW),
