@@ -94,5 +94,4 @@ class Executor:
                 return self.plain
         if self.adapters is None:
             return self.fused
-        adapted = self.fused.adapters.rows_of(self.adapters)
-        return self.plain if adapted is None else partial(self.fused, adapted=adapted)
+        return partial(self.fused, adapted=self.fused.adapters.rows_of(self.adapters))
