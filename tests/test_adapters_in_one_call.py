@@ -183,6 +183,16 @@ def test_a_failed_call_leaves_no_adapters_behind(company, monkeypatch, calls):
     assert set(calls) == {0}
 
 
+def test_chunks_that_are_not_those_of_the_rows_are_an_error(company, monkeypatch, calls):
+    engine = warmed_up(company)
+    usual = engine.runner._begin_pass
+    monkeypatch.setattr(engine.runner, "_begin_pass", lambda chunks: usual(chunks and chunks * 2))
+    calls.clear()
+    with pytest.warns(UserWarning, match="38"):
+        engine.generate(PROMPTS[0], GREEDY, adapter=company.names[1])
+    assert not calls
+
+
 # --- while adapters and weights change --------------------------------------------------------------------------------
 
 

@@ -42,11 +42,15 @@ class AdapterTables:
         self._decoder, self._dtype = decoder, dtype
         self._tables: WeakKeyDictionary[Adapter, _Table] = WeakKeyDictionary()
 
-    def rows_of(self, chunks: Sequence[tuple[Adapter | None, int]]) -> list[kernels.AdaptedRows]:
+    def rows_of(self, chunks: Sequence[tuple[Adapter | None, int]], num_rows: int) -> list[kernels.AdaptedRows]:
         """Describe the rows of a pass that have adapters. The adapters must exist until the call ends.
 
         Args:
             chunks: the adapter and the number of tokens of each chunk, in the order of the rows.
+            num_rows: of the pass.
+
+        Raises:
+            RuntimeError: the chunks have another number of tokens, so the kernel would write beyond the rows.
         """
         adapted, row = [], 0
         for adapter, group in groupby(chunks, key=lambda chunk: chunk[0]):
@@ -56,6 +60,8 @@ class AdapterTables:
                     self._tables[adapter] = _Table(self._decoder, self._dtype, adapter.matrices)
                 table = self._tables[adapter]
                 adapted.append(kernels.AdaptedRows(addressof(table.blocks), begin, row, table.rank))
+        if row != num_rows:
+            raise RuntimeError(f"The pass has {num_rows} rows, but the chunks of its adapters have {row}.")
         return adapted
 
 

@@ -94,4 +94,4 @@ class Executor:
                 return self.plain
         if self.adapters is None:
             return self.fused
-        return partial(self.fused, adapted=self.fused.adapters.rows_of(self.adapters))
+        return partial(self.fused, adapted=self.fused.adapters.rows_of(self.adapters, len(hidden)))
