@@ -142,7 +142,11 @@ class Block:
 
 @dataclass
 class Decoder:
-    """The modules of a model, as `Family` names them, and its heads. The modules must not be replaced later."""
+    """The modules of a model, as `Family` names them, and its heads. The modules must not be replaced later.
+
+    Attributes:
+        paths: where the model has each linear layer of the blocks.
+    """
 
     family: Family
     embedding: nn.Module
@@ -154,6 +158,7 @@ class Decoder:
     heads: int
     kv_heads: int
     head_dim: int
+    paths: dict[nn.Module, str]
 
 
 def describe(model: nn.Module, family: Family) -> Decoder:
@@ -166,13 +171,16 @@ def describe(model: nn.Module, family: Family) -> Decoder:
 
     base, config = getattr(model, family.base), model.config
     heads = config.num_attention_heads
+    blocks = [Block(**parts(block, Block)) for block in getattr(base, family.blocks)]
+    path_of = {module: path for path, module in model.named_modules()}
     return Decoder(
         family,
-        blocks=[Block(**parts(block, Block)) for block in getattr(base, family.blocks)],
+        blocks=blocks,
         head=model.lm_head,
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        paths={layer: path_of[layer] for block in blocks for layer in block.linears},
         **parts(base, Decoder),
     )
 

@@ -7,12 +7,14 @@ An executor is used only for a model whose modules are known and whose logits it
 (`recognition.py`). All other models are called as usual.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch.nn.modules import module as all_modules
 
 from ..runners.attention import AttentionMetadata
+from .adapter_tables import Adapter
 from .decoder_blocks import Decoder
 from .fused_executor import FusedExecutor
 from .plain_executor import PlainExecutor, Rotary
@@ -31,14 +33,15 @@ class Executor:
         settings: what each layer asks of attention.
         plain: computes the blocks in many calls.
         fused: computes them in one call; made for the first pass that may be one, or by a measurement.
-        calls_layers: whether every linear layer must be called, because something is added to what it returns.
+        adapters: the adapter (or None) and the tokens of each chunk of the pass, in the order of its rows; None for a
+            pass without adapters. Where linear layers are called, their products are added by whoever calls this.
     """
 
     def __init__(self, model, decoder: Decoder, compiled: bool, usual: Callable[..., torch.Tensor]):
         self.decoder, self.settings, self._usual = decoder, [], usual
         self.plain = PlainExecutor(decoder, self.settings, compiled)
         self.fused: FusedExecutor | None = None
-        self.calls_layers = False
+        self.adapters: Sequence[tuple[Adapter | None, int]] | None = None
         self._hooks = [one for module in model.modules() for one in (module._forward_hooks, module._forward_pre_hooks)]
 
     def is_hooked(self) -> bool:
@@ -73,9 +76,9 @@ class Executor:
         cos, sin = self.decoder.rotary(hidden, positions[None])
         return cos[0], sin[0]
 
-    def _executor(self, hidden: torch.Tensor, row: AttentionMetadata) -> FusedExecutor | PlainExecutor:
+    def _executor(self, hidden: torch.Tensor, row: AttentionMetadata) -> Callable[..., torch.Tensor]:
         """Return what computes the blocks for this row: in one call, if possible."""
-        if self.calls_layers or not self.plain.compiled:
+        if not self.plain.compiled:
             return self.plain
         if len(row.pool.layers) < len(self.decoder.blocks):  # no keys have been written yet
             return self.plain
@@ -87,4 +90,8 @@ class Executor:
             if len(hidden) > self.fused.max_rows or not self.fused.is_outdated():
                 return self.plain
             self.fused = self.fused.renewed()
-        return self.fused if self.fused.can_compute(hidden, row) else self.plain
+            if not self.fused.can_compute(hidden, row):
+                return self.plain
+        if self.adapters is None:
+            return self.fused
+        return partial(self.fused, adapted=self.fused.adapters.rows_of(self.adapters, len(hidden)))

@@ -21,6 +21,7 @@ from ..models.quantization import weight_of
 from ..runners.attention import AttentionMetadata, AttentionSettings
 from ..runners.kv_pool import KVPool
 from . import kernels
+from .adapter_tables import AdapterTables
 from .attention import kernel_segments, kernel_wins_chunks
 from .decoder_blocks import Decoder, activation_kind, epsilon
 from .linear import FastLinear, is_plain
@@ -40,6 +41,7 @@ class FusedExecutor:
             linear layers anyway, which takes no further copies of their weights.
 
     Attributes:
+        adapters: describes those of a pass.
         max_rows: the most rows that one call computes; 0 if there are operations without a kernel.
     """
 
@@ -60,6 +62,7 @@ class FusedExecutor:
         if packed:
             norms = [norm for block in decoder.blocks for norm in block.norms.values()]
             self._parameters = _Parameters([getattr(layer, "layer", layer) for layer in linears], norms)
+            self.adapters = AdapterTables(decoder, packed[0].panels.dtype)
         self.use(pool)
 
     def use(self, pool: KVPool) -> None:
@@ -106,11 +109,20 @@ class FusedExecutor:
             return False
         return (len(row.segments) == rows or self._wins_chunks(hidden.dtype)) and self._parameters.are_unchanged()
 
-    def __call__(self, hidden: torch.Tensor, rotary: Rotary | None, row: AttentionMetadata) -> torch.Tensor:
-        """Add the updates of all blocks but the last to the hidden states [rows, size]; return the last update."""
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        rotary: Rotary | None,
+        row: AttentionMetadata,
+        adapted: Sequence[kernels.AdaptedRows] = (),
+    ) -> torch.Tensor:
+        """Add the updates of all blocks but the last to the hidden states [rows, size]; return the last update.
+
+        `adapted` describes the rows that have adapters.
+        """
         segments = kernel_segments(row, with_chunks=True)
         self._sizes.rotated = rotary[0].shape[1] if rotary else 0
-        return kernels.compute_blocks(self._blocks, self._sizes, hidden, rotary, row.slots, segments)
+        return kernels.compute_blocks(self._blocks, self._sizes, hidden, rotary, row.slots, segments, adapted)
 
     def _wins_chunks(self, dtype: torch.dtype) -> bool:
         return kernel_wins_chunks(self.decoder.heads, self.decoder.kv_heads, self.decoder.head_dim, dtype)

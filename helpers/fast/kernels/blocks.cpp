@@ -4,6 +4,9 @@
 // the operations take longer to call than to compute, and meanwhile no weights are read. Here the threads go through all
 // blocks together, and wait for each other only where one thread needs what the others have computed.
 //
+// The rows of an adapter also add its products to every linear layer. Between its two products the threads wait for each
+// other, because each needs all of the first one's results.
+//
 // The other kernels compute the numbers, so these are the same, bit for bit, as with one call after another.
 
 #include <cstring>
@@ -15,10 +18,21 @@ constexpr long FEW_ROWS = 8;  // the norms of so few rows take each thread less 
 // The parts of a block, as blocks.py describes them. Parts without a weight are missing.
 template <typename Number> struct Block {
   Norm<Number> attention_norm, query_norm, key_norm, mlp_norm;
-  Linear<Number> qkv[3], attention_output, mlp_inputs[2], mlp_output;
+  Linear<Number> qkv[3], attention_output[1], mlp_inputs[2], mlp_output[1];
   Number *keys, *values;  // [kv_heads, slots, dim]
   float scale;
   int window;
+};
+
+// Where an adapter's matrices for these layers are among those of the block.
+enum FirstLayer { QKV = 0, ATTENTION_OUTPUT = 3, MLP_INPUTS = 4, MLP_OUTPUT = 6, LAYERS = 7 };
+
+// The rows that have adapters, in their order; inner [3, rows of the pass, largest rank].
+template <typename Number> struct Adapters {
+  const AdaptedRows<Number>* runs;
+  long num_runs;
+  float* inner;
+  long rank;
 };
 
 struct Sizes {
@@ -26,17 +40,37 @@ struct Sizes {
   int activation, gated;
 };
 
-// Multiply by up to N layers, whose outputs follow each other in the rows of y. Return which outputs of the last one are
-// this thread's.
+// Multiply by up to N layers, whose outputs follow each other in the rows of y, and add the products of adapters, whose
+// matrices for the first of these layers are at `first`. Return which outputs of the last one are this thread's.
 template <int N, typename Number>
-static Range linear_shares(const Number* x, const Linear<Number> (&layers)[N], Number* y, long rows, long step) {
-  Range own = {};
-  for (const Linear<Number>& layer : layers) {
-    if (!layer.weight) break;
-    own = linear_share(x, layer, y, rows, step);
-    y += layer.out;
+static Range linear_shares(const Number* x, const Linear<Number> (&layers)[N], Number* y, long rows, long step,
+                           const Adapters<Number>& adapters, long first) {
+  Range own[N] = {};
+  int count = 0;
+  long task = 0;
+  auto for_adapted_rows = [&](int layer, auto compute) {
+    for (long i = 0; i < adapters.num_runs; i++) {
+      const AdaptedRows<Number>& run = adapters.runs[i];
+      const LowRank<Number>& matrices = run.layers[first + layer];
+      float* inner = adapters.inner + (layer * rows + run.begin) * adapters.rank;
+      if (matrices.a) compute(matrices, inner, run.begin, run.end - run.begin);
+    }
+  };
+  for (Number* outputs = y; count < N && layers[count].weight; outputs += layers[count++].out) {
+    own[count] = linear_share(x, layers[count], outputs, rows, step);
+    long in = layers[count].in;
+    for_adapted_rows(count, [&](const LowRank<Number>& matrices, float* inner, long begin, long run_rows) {
+      shrink_share(x + begin * in, matrices, inner, run_rows, in, task);
+    });
   }
-  return own;
+  if (adapters.num_runs) {
+#pragma omp barrier
+    for (int layer = 0; layer < count; y += layers[layer++].out)
+      for_adapted_rows(layer, [&](const LowRank<Number>& matrices, float* inner, long begin, long run_rows) {
+        expand_outputs(inner, matrices, y + begin * step, run_rows, layers[layer].out, step, own[layer]);
+      });
+  }
+  return own[count - 1];
 }
 
 // Norm and rotate this thread's share of the queries and keys of qkv [rows, heads and twice kv_heads, dim]; write keys and
@@ -59,7 +93,7 @@ static void place_heads(const Block<Number>& block, const Sizes& sizes, const lo
 
 template <typename Number>
 static void compute_blocks(const Block<Number>* blocks, long num_blocks, const Sizes& sizes, const Segments& segments,
-                           const long* slots, const Number* cos, const Number* sin, Number* hidden, Number* update,
+                           Adapters<Number> adapters, const long* slots, const Number* cos, const Number* sin, Number* hidden, Number* update,
                            Number* buffers, int threads) {
   long rows = sizes.rows, size = sizes.size, dim = sizes.dim, inner = sizes.inner, width = rows * size;
   long qkv_step = (sizes.heads + 2 * sizes.kv_heads) * dim, inner_step = sizes.gated ? 2 * inner : inner;
@@ -82,16 +116,17 @@ static void compute_blocks(const Block<Number>* blocks, long num_blocks, const S
     };
     for (const Block<Number>* block = blocks; block < blocks + num_blocks; block++) {
       norm(block == blocks ? nullptr : update, block->attention_norm);
-      linear_shares(x, block->qkv, qkv, rows, qkv_step);
+      long first = (block - blocks) * LAYERS;
+      linear_shares(x, block->qkv, qkv, rows, qkv_step, adapters, first + QKV);
 #pragma omp barrier
       place_heads(*block, sizes, slots, cos, sin, qkv);
 #pragma omp barrier
       attend_share<Number>(qkv, dim, qkv_step, block->keys, block->values, sizes.slots, segments, sizes.heads,
                            sizes.kv_heads, dim, block->window, block->scale, attended);
-      linear_share(attended, block->attention_output, update, rows, size);
+      linear_shares(attended, block->attention_output, update, rows, size, adapters, first + ATTENTION_OUTPUT);
 #pragma omp barrier
       norm(update, block->mlp_norm);
-      Range own = linear_shares(x, block->mlp_inputs, inputs, rows, inner_step);
+      Range own = linear_shares(x, block->mlp_inputs, inputs, rows, inner_step, adapters, first + MLP_INPUTS);
       if (sizes.gated && !block->mlp_inputs[1].weight) {  // one layer: this thread's gates may belong to others' inputs
 #pragma omp barrier
         own = share_of(inner);
@@ -102,7 +137,7 @@ static void compute_blocks(const Block<Number>* blocks, long num_blocks, const S
                      sizes.activation);
       }
 #pragma omp barrier
-      linear_share(activated, block->mlp_output, update, rows, size);
+      linear_shares(activated, block->mlp_output, update, rows, size, adapters, first + MLP_OUTPUT);
 #pragma omp barrier
     }
     if (few && omp_get_thread_num() == 0) memcpy(hidden, own_hidden, width * sizeof *hidden);
@@ -113,9 +148,10 @@ static void compute_blocks(const Block<Number>* blocks, long num_blocks, const S
 // buffers: [rows, heads and kv_heads * dim twice, up to three times `inner`, `size` twice for each thread].
 #define BLOCKS(dtype, Number)                                                                                            \
   extern "C" void blocks_##dtype(const Block<Number>* blocks, long num_blocks, const Sizes* sizes,                       \
-                                 const Segments* segments, const long* slots, const Number* cos, const Number* sin,      \
-                                 Number* hidden, Number* update, Number* buffers, int threads) {                         \
-    compute_blocks(blocks, num_blocks, *sizes, *segments, slots, cos, sin, hidden, update, buffers, threads);            \
+                                 const Segments* segments, const Adapters<Number>* adapters, const long* slots,          \
+                                 const Number* cos, const Number* sin, Number* hidden, Number* update, Number* buffers,  \
+                                 int threads) {                                                                          \
+    compute_blocks(blocks, num_blocks, *sizes, *segments, *adapters, slots, cos, sin, hidden, update, buffers, threads); \
   }
 
 BLOCKS(float32, float)

@@ -1,5 +1,6 @@
 """Compute all blocks of a decoder in one call: many operations are faster than a call of their own."""
 
+from collections.abc import Sequence
 from ctypes import Array, Structure, addressof, c_float, c_int, c_long, c_void_p
 
 import torch
@@ -8,7 +9,7 @@ from .compiled import address, function
 from .linear import PackedWeight
 from .paged_attention import Segments
 
-ARGUMENTS = (c_void_p, c_long, *(c_void_p,) * 8, c_int)
+ARGUMENTS = (c_void_p, c_long, *(c_void_p,) * 9, c_int)
 
 
 class Norm(Structure):
@@ -52,6 +53,40 @@ class Block(Structure):
     )
 
 
+class LowRank(Structure):
+    """An adapter's matrices for a linear layer, as shares.h describes them. It does not keep the tensors."""
+
+    _fields_ = (("a", c_void_p), ("b", c_void_p), ("rank", c_long))
+
+    @classmethod
+    def of(cls, a: torch.Tensor, b: torch.Tensor) -> "LowRank":
+        """Describe contiguous matrices a [rank, inputs] and b [rank, outputs]."""
+        return cls(address(a), address(b), len(a))
+
+
+class AdaptedBlock(Structure):
+    """An adapter's matrices for the linear layers of a `Block`. A layer that is not set stays as it is."""
+
+    _fields_ = (
+        ("qkv", LowRank * 3),
+        ("attention_output", LowRank),
+        ("mlp_inputs", LowRank * 2),
+        ("mlp_output", LowRank),
+    )
+
+
+class AdaptedRows(Structure):
+    """Neighboring rows with one adapter: its blocks, the first row, the row after the last, and the largest rank."""
+
+    _fields_ = (("blocks", c_void_p), ("begin", c_long), ("end", c_long), ("rank", c_long))
+
+
+class Adapters(Structure):
+    """The rows of a pass that have adapters, in their order, as in blocks.cpp. `rank` is the largest one."""
+
+    _fields_ = (("runs", c_void_p), ("num_runs", c_long), ("inner", c_void_p), ("rank", c_long))
+
+
 class Sizes(Structure):
     """What the blocks of a decoder have in common.
 
@@ -73,6 +108,7 @@ def compute_blocks(
     rotary: tuple[torch.Tensor, torch.Tensor] | None,
     slots: torch.Tensor,
     segments: Segments,
+    adapted: Sequence[AdaptedRows] = (),
 ) -> torch.Tensor:
     """Add the updates of all blocks but the last to the hidden states in place; return the last update [rows, size].
 
@@ -85,13 +121,17 @@ def compute_blocks(
         rotary: cos and sin of the rows' positions, [rows, rotated] each, if positions are rotary.
         slots: int64 [rows], to which the rows' keys and values are written.
         segments: those of the rows.
+        adapted: the rows that have adapters, in their order.
     """
     rows, threads = len(hidden), torch.get_num_threads()
     sizes.rows = rows
     heads = 2 * (sizes.heads + sizes.kv_heads) * sizes.dim
     buffers = hidden.new_empty(rows * (heads + 3 * sizes.inner + 2 * sizes.size * threads))
     (cos, sin), update = rotary or (None, None), torch.empty_like(hidden)
+    runs, rank = (AdaptedRows * len(adapted))(*adapted), max((run.rank for run in adapted), default=0)
+    inner = hidden.new_empty(3 * rows * rank, dtype=torch.float32)
+    adapters = Adapters(addressof(runs), len(adapted), address(inner), rank)
     tensors = [address(tensor) for tensor in (slots, cos, sin, hidden, update, buffers)]
-    described = addressof(sizes), addressof(segments.described)
+    described = addressof(sizes), addressof(segments.described), addressof(adapters)
     function("blocks", hidden.dtype, ARGUMENTS)(addressof(blocks), len(blocks), *described, *tensors, threads)
     return update

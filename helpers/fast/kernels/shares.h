@@ -32,6 +32,18 @@ template <typename Number> struct Linear {
   long in, out;
 };
 
+// What an adapter adds to the outputs of a linear layer for inputs x: x a^T b. a [rank, in]; b [rank, out]; null for nothing.
+template <typename Number> struct LowRank {
+  const Number *a, *b;
+  long rank;
+};
+
+// Neighboring rows that have one adapter, its matrices for the linear layers of all blocks, and their largest rank.
+template <typename Number> struct AdaptedRows {
+  const LowRank<Number>* layers;
+  long begin, end, rank;
+};
+
 // Sequence s has tokens[s] queries from columns[s] on, which are the last ones of its lengths[s] tokens, and its block
 // table in block_tables [s, table_size].
 struct Segments {
@@ -55,6 +67,17 @@ template <typename Number> void activate_row(const Number* x, const Number* fact
 
 // Multiply x [rows, in] by a layer; y has rows that begin `step` numbers apart. Return which outputs are this thread's.
 template <typename Number> Range linear_share(const Number* x, Linear<Number> layer, Number* y, long rows, long step);
+
+// --- low_rank.cpp -----------------------------------------------------------------------------------------------------
+
+// Multiply x [rows, in] by an adapter's first matrix: write [rows, rank] to inner. `task` counts the parts of all calls since
+// the threads last waited for each other, and each thread computes its share of them.
+template <typename Number>
+void shrink_share(const Number* x, LowRank<Number> matrices, float* inner, long rows, long in, long& task);
+
+// Add the products of inner [rows, rank] with an adapter's second matrix [rank, out] to these outputs of y.
+template <typename Number>
+void expand_outputs(const float* inner, LowRank<Number> matrices, Number* y, long rows, long out, long step, Range outputs);
 
 // --- paged_attention.cpp ----------------------------------------------------------------------------------------------
 

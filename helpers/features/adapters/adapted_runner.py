@@ -1,20 +1,19 @@
 """A runner whose model adds the products of adapters, in the rows of the sequences that have one.
 
-The linear layers of the runner's model are called as usual, whatever product was chosen for them and however their
-weights are stored, and then the small products are added to what they return. A pass without adapters is not changed:
-it may compute all decoder blocks in one call (`fast/fused_executor.py`), which a pass with adapters may not.
+Where all decoder blocks are computed in one call (`fast/fused_executor.py`), that call adds them. Elsewhere the linear
+layers are called as usual, whatever product was chosen for them and however their weights are stored, and then the
+small products are added to what they return.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from functools import partial
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from ...engine import Chunk, Plan, RunnerOutput
+from ...engine import Plan, RunnerOutput
 from ...engine.plan import Clock
 from ...models.quantization import QuantizedLinear
 from ...runners import RaggedRunner
@@ -41,6 +40,8 @@ class AdaptedRunner:
         self._adapted: dict[str, _AdaptedLayer] = {}
         self._slots: list[Adapter | None] = []
         self._rank = 0
+        self._chunks: list[tuple[Adapter | None, int]] | None = None  # the adapter and the tokens of each one of a pass
+        self._groups: RowGroups | None = None
 
     def __getattr__(self, name: str):
         if name == "runner":  # not set yet, while a copy is made
@@ -49,24 +50,26 @@ class AdaptedRunner:
 
     def run(self, plan: Plan, clock: Clock) -> RunnerOutput:
         """Compute a plan's chunks, each with its sequence's adapter."""
-        adapters = [chunk.sequence.request.notes.get("adapters") for chunk in plan.chunks]
-        if not any(adapters):
+        chunks = [(chunk.sequence.request.notes.get("adapters"), chunk.tokens) for chunk in plan.chunks]
+        if not any(adapter for adapter, _ in chunks):
             return self.runner.run(plan, clock)
-        rows = self._group(plan.chunks, adapters)
-        with _calling_layers(self.runner):
-            try:
-                for layer in self._adapted.values():
-                    layer.rows = rows
-                return self.runner.run(plan, clock)
-            finally:
-                for layer in self._adapted.values():
-                    layer.rows = None
+        try:
+            self._begin_pass(chunks)
+            return self.runner.run(plan, clock)
+        finally:
+            self._begin_pass(None)
+
+    def _begin_pass(self, chunks: list[tuple[Adapter | None, int]] | None) -> None:
+        self._chunks, self._groups = chunks, None
+        if hasattr(self.runner.call_model, "adapters"):  # the written-out forward pass
+            self.runner.call_model.adapters = chunks
 
     def adapt(self, adapter: Adapter) -> None:
         """Let the layers that an adapter changes ask for its products."""
         for path in adapter.matrices:
             if path not in self._adapted:
-                self._adapted[path] = _AdaptedLayer(self.runner.model.get_submodule(path), self.layers[path])
+                layer = self.runner.model.get_submodule(path)
+                self._adapted[path] = _AdaptedLayer(layer, self.layers[path], self._rows)
 
     def forget(self, adapter: Adapter) -> None:
         """Free the memory that an adapter takes here; the other adapters are stacked anew when they run."""
@@ -77,9 +80,15 @@ class AdaptedRunner:
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
-    def _group(self, chunks: list[Chunk], adapters: list[Adapter | None]) -> RowGroups:
+    def _rows(self) -> RowGroups | None:
+        """Return the rows of a pass with adapters, grouped when its first layer is called; None for other passes."""
+        if self._groups is None and self._chunks is not None:
+            self._groups = self._group(self._chunks)
+        return self._groups
+
+    def _group(self, chunks: list[tuple[Adapter | None, int]]) -> RowGroups:
         """Give each adapter of a pass a slot, and group the rows by slots."""
-        wanted = dict.fromkeys(adapter for adapter in adapters if adapter is not None)
+        wanted = dict.fromkeys(adapter for adapter, _ in chunks if adapter is not None)
         rank, missing = max(adapter.rank for adapter in wanted), wanted.keys() - set(self._slots)
         if missing:
             free = [slot for slot, adapter in enumerate(self._slots) if adapter not in wanted]
@@ -89,7 +98,7 @@ class AdaptedRunner:
                 for slot, adapter in zip(free, (one for one in wanted if one in missing), strict=False):
                     self._put(slot, adapter)
         slot_of = {adapter: slot for slot, adapter in enumerate(self._slots) if adapter is not None}
-        parts = [(slot_of.get(adapter), chunk.tokens) for chunk, adapter in zip(chunks, adapters, strict=True)]
+        parts = [(slot_of.get(adapter), tokens) for adapter, tokens in chunks]
         return RowGroups(parts, rank, self.runner.model.device)
 
     def _restack(self, wanted: list[Adapter]) -> None:
@@ -115,40 +124,28 @@ class AdaptedRunner:
 class _AdaptedLayer:
     """Takes the place of a linear layer's `forward`, and adds the products of adapters to its outputs.
 
+    Args:
+        rows: returns which rows have which adapter, or None outside of passes with adapters.
+
     Attributes:
         stack: the matrices of the adapters; None while no pass has needed them.
-        rows: which rows have which adapter; None outside of passes with adapters.
     """
 
-    def __init__(self, layer: nn.Module, info: LayerInfo):
-        self.info, self.stack, self.rows = info, None, None
+    def __init__(self, layer: nn.Module, info: LayerInfo, rows: Callable[[], RowGroups | None]):
+        self.info, self.stack, self._rows = info, None, rows
         self._usual: Callable[[torch.Tensor], torch.Tensor] = layer.forward
         layer.forward = self.forward
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's outputs [..., out] for inputs [..., in]."""
-        y = self._usual(x)
-        if self.rows is None or self.stack is None or self.stack.filled.isdisjoint(self.rows.slots):
+        y, rows = self._usual(x), self._rows()
+        if rows is None or self.stack is None or self.stack.filled.isdisjoint(rows.slots):
             return y
         inputs, y = x.reshape(-1, x.shape[-1]), y.contiguous()
-        if len(inputs) != self.rows.num_rows:
-            raise RuntimeError(f"A layer was called with {len(inputs)} of {self.rows.num_rows} rows.")
-        self.stack.add_products(inputs, y.view(-1, y.shape[-1]), self.rows)
+        if len(inputs) != rows.num_rows:
+            raise RuntimeError(f"A layer was called with {len(inputs)} of {rows.num_rows} rows.")
+        self.stack.add_products(inputs, y.view(-1, y.shape[-1]), rows)
         return y
-
-
-@contextmanager
-def _calling_layers(runner: RaggedRunner) -> Iterator[None]:
-    """Let the written-out forward pass, if there is one, call every linear layer while the block lasts."""
-    executor = runner.call_model
-    if not hasattr(executor, "calls_layers"):  # transformers' modules always do
-        yield
-        return
-    executor.calls_layers = True
-    try:
-        yield
-    finally:
-        executor.calls_layers = False
 
 
 # --- which layers can be adapted --------------------------------------------------------------------------------------
@@ -173,20 +170,17 @@ def _adaptable_layers(runner: RaggedRunner, model: nn.Module) -> dict[str, Layer
         pass_sizes.append(len(token_ids))
         return runner.call_model(token_ids, *others)
 
-    def note_call(path: str, usual: Callable, x: torch.Tensor) -> torch.Tensor:
-        calls[path].append((len(pass_sizes), x.numel() // x.shape[-1]))
-        return usual(x)
+    def note_call(path: str, _layer: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        calls[path].append((len(pass_sizes), inputs[0].numel() // inputs[0].shape[-1]))
 
     trial.call_model = note_size
-    for path, layer in candidates.items():
-        layer.forward = partial(note_call, path, layer.forward)
+    hooks = [layer.register_forward_pre_hook(partial(note_call, path)) for path, layer in candidates.items()]
     try:
-        with _calling_layers(runner):
-            for _ in trial_passes(trial.forward):
-                pass
+        for _ in trial_passes(trial.forward):
+            pass
     finally:
-        for layer in candidates.values():
-            del layer.forward
+        for hook in hooks:
+            hook.remove()
     return {path: _info(model.get_submodule(path)) for path in candidates if _saw_all(calls[path], pass_sizes)}
 
 

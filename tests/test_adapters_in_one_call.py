@@ -1,0 +1,268 @@
+"""A pass with adapters computes all blocks in one call, which adds the adapters' products to the right rows.
+
+The one call itself is compared with many calls in test_fused_executor.py.
+"""
+
+import copy
+import gc
+
+import pytest
+import torch
+from conftest import PROMPTS, alone, random_pair, spied
+from test_adapters import GREEDY, TINY, Company, check_random_company, merged_engine, token_ids
+from test_executor import RECOGNIZED
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from helpers import Engine, EngineConfig, Request, SamplingParams
+from helpers.fast import attention, kernels
+from helpers.fast.fused_executor import FusedExecutor
+from helpers.features.adapters.grouped_products import AdapterStack
+from tests.support.adapters import merged, write_adapter
+from tests.support.families import CountingScheduler, build, by_name, lead, tokenizer
+from tests.support.families import generate as generate_alone
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(bool(kernels.unavailable()), reason=f"there are no compiled kernels: {kernels.unavailable()}"),
+]
+COMPILED = {"linear_backend": "compiled", "num_blocks": 400}
+WIDE = {"max_batch_size": 16, "max_tokens_per_step": 1000}  # all prompts in one pass
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def company(request, tmp_path_factory):
+    return Company(request.param, tmp_path_factory.mktemp("adapters"))
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch) -> list[int]:
+    """How many groups of neighboring rows with one adapter each call for all blocks has. Calls compute chunks, too."""
+    calls, compute = [], FusedExecutor.__call__
+
+    def call(*args, adapted=()):
+        calls.append(len(adapted))
+        return compute(*args, adapted=adapted)
+
+    monkeypatch.setattr(attention, "_measure", lambda *_: True)
+    monkeypatch.setattr(FusedExecutor, "__call__", call)
+    return calls
+
+
+@pytest.fixture
+def stacked(monkeypatch) -> list[tuple]:
+    """The products that are added to the output of a layer that is called."""
+    stacked = []
+    monkeypatch.setattr(AdapterStack, "add_products", spied(AdapterStack.add_products, stacked))
+    return stacked
+
+
+def warmed_up(company, **config) -> Engine:
+    """Return an engine after its first pass, which writes the first keys and cannot be one call."""
+    engine = company.engine(**COMPILED | config)
+    engine.generate([[5, 6, 7]], SamplingParams(1))
+    return engine
+
+
+# --- exact ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_blocks": 40, "scheduler_cls": CountingScheduler},  # with preemption
+        {"prefix_caching": False, "max_tokens_per_step": 7},  # chunks
+        {"max_batch_size": 17, "max_tokens_per_step": 512},
+        {"speculative": "ngram"},
+    ],
+    ids=str,
+)
+def test_in_one_call_every_request_gets_the_tokens_of_its_merged_model(company, config, calls, stacked, always_drafts):
+    check_random_company(company, COMPILED | config)
+    assert max(calls) > 1
+    assert not stacked or len({id(rows) for *_, rows in stacked}) == 1, "of the pass that writes the first keys"
+
+
+@pytest.mark.parametrize("name", sorted(RECOGNIZED))
+def test_every_recognized_family_runs_adapters_of_all_its_layers_in_one_call(name, calls, tmp_path):
+    model = build(by_name(name))
+    engine = Engine(model, tokenizer(), EngineConfig(**TINY, linear_backend="compiled"))
+    folders = [write_adapter(tmp_path / str(seed), model, "all-linear", seed, 3 + 4 * seed, 0.3) for seed in (0, 1)]
+    for folder in folders:
+        engine.load_adapter(folder.name, folder)
+    names, models = [None, "0", "1"] * 2, [model, *(merged(model, folder) for folder in folders)] * 2
+    prompts = [tokenizer().decode(range(start, start + 11)) for start in range(40, 100, 10)]
+    expected = [generate_alone(one, Request(prompt, 12)) for one, prompt in zip(models, prompts, strict=True)]
+    outputs = engine.generate(prompts, SamplingParams(max_tokens=12), adapter=names)
+    is_clear = [lead(logits) > 1e-4 for _, logits in expected]
+    assert sum(is_clear) >= 4 and calls.count(4) + calls.count(3) > 4
+    for clear, output, (tokens, _) in zip(is_clear, outputs, expected, strict=True):
+        assert not clear or output.token_ids == tokens
+
+
+def test_sizes_that_fill_no_vector_are_multiplied_to_the_end(calls, tmp_path):
+    _, byte_tokenizer = random_pair("gpt2")
+    config = GPT2Config(
+        vocab_size=len(byte_tokenizer), n_positions=64, n_embd=20, n_inner=42, n_head=2, n_layer=2,
+        initializer_range=0.5, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(config).eval()
+    engine = Engine(model, byte_tokenizer, EngineConfig(**TINY, linear_backend="compiled"))
+    folder = write_adapter(tmp_path / "a", model, "all-linear", 0, 5, 0.7)
+    engine.load_adapter("a", folder)
+    outputs = engine.generate(PROMPTS[:3], GREEDY, adapter=["a", None, "a"])
+    models = merged(model, folder), model, merged(model, folder)
+    assert token_ids(outputs) == [
+        alone(one, byte_tokenizer, prompt, 20) for one, prompt in zip(models, PROMPTS[:3], strict=True)
+    ]
+    assert 2 in calls
+
+
+def scores(engine: Engine, names: list[str | None]) -> torch.Tensor:
+    """Return the log-probabilities [names, tokens] of a prompt's tokens."""
+    params = SamplingParams(0, prompt_logprobs=0)
+    outputs = engine.generate([PROMPTS[3]] * len(names), params, adapter=names)
+    return torch.tensor([[next(iter(one.values())) for one in output.prompt_logprobs[1:]] for output in outputs])
+
+
+def test_in_bfloat16_scores_are_closer_to_those_of_the_merged_model_than_to_any_others(company, calls):
+    names = company.names[:6]
+    actual = scores(warmed_up(company, dtype=torch.bfloat16, **WIDE), names)
+    assert max(calls) == 5
+    for number, name in enumerate(names):
+        expected = scores(merged_engine(company, name, dtype=torch.bfloat16), [None])
+        distances = (actual - expected).abs().mean(1)
+        assert distances.argmin() == number
+        assert distances[number] < 0.2 * distances.sort().values[1]
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_the_number_of_threads_changes_no_bit(company, threads, calls):
+    engine = warmed_up(company, prefix_caching=False, **WIDE)
+    expected = scores(engine, company.names[:9])
+    torch.set_num_threads(threads)  # a fixture sets it to one again
+    calls.clear()
+    for _ in range(20):
+        assert torch.equal(scores(engine, company.names[:9]), expected)
+    assert len(calls) >= 20
+
+
+# --- when it is made --------------------------------------------------------------------------------------------------
+
+
+def test_each_pass_with_adapters_is_one_call(company, calls, stacked):
+    engine, names = warmed_up(company, **WIDE), [company.names[number] for number in (1, 1, 2, 0, 3, 1)]
+    calls.clear()
+    engine.generate(PROMPTS[:6], SamplingParams(6, ignore_eos=True), adapter=names)
+    passes = len(engine.trace.passes) - 1
+    assert len(calls) == passes and not stacked
+    assert calls[-1] == 4, "neighboring rows of one adapter are multiplied together"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"kernels": False}, {"linear_backend": "pytorch"}, {"linear_backend": "auto", "weights": "int8"}],
+    ids=str,
+)
+def test_where_no_call_can_compute_all_blocks_layers_are_called(company, config, calls, stacked):
+    engine = warmed_up(company, **{"linear_backend": "pytorch"} | config)
+    outputs = engine.generate([PROMPTS[0]] * 2, GREEDY, adapter=company.names[:2])
+    assert not calls and stacked
+    if "weights" not in config:  # test_adapters.py compares those
+        assert token_ids(outputs) == [company.alone(name, PROMPTS[0], 20) for name in company.names[:2]]
+
+
+def test_a_failed_call_leaves_no_adapters_behind(company, monkeypatch, calls):
+    engine, name = warmed_up(company), company.names[1]
+    with monkeypatch.context() as context:
+        context.setattr(FusedExecutor, "__call__", lambda *_, **__: 1 / 0)
+        with pytest.warns(UserWarning, match="failed"):
+            engine.generate(PROMPTS[0], GREEDY, adapter=name)
+    assert token_ids(engine.generate(PROMPTS[0], GREEDY)) == [company.alone(None, PROMPTS[0], 20)]
+    assert set(calls) == {0}
+
+
+def test_chunks_that_are_not_those_of_the_rows_are_an_error(company, monkeypatch, calls):
+    engine = warmed_up(company)
+    usual = engine.runner._begin_pass
+    monkeypatch.setattr(engine.runner, "_begin_pass", lambda chunks: usual(chunks and chunks * 2))
+    calls.clear()
+    with pytest.warns(UserWarning, match="38"):
+        engine.generate(PROMPTS[0], GREEDY, adapter=company.names[1])
+    assert not calls
+
+
+# --- while adapters and weights change --------------------------------------------------------------------------------
+
+
+def test_nothing_reads_the_matrices_of_a_freed_adapter(company, calls):
+    """They are overwritten with NaN, and so is memory that new adapters might get."""
+    engine = warmed_up(company)
+    engine.generate(PROMPTS[:3], GREEDY, adapter=company.names[1:4])
+    tables = engine.runner.call_model.fused.adapters._tables
+    assert len(tables) == 3
+    old = [one for table in tables.values() for one in table._copies]
+    for name in company.names[1:4]:
+        engine.unload_adapter(name)
+    engine.generate(PROMPTS[0], GREEDY)  # the engine refers to the requests of the latest pass
+    gc.collect()
+    assert not tables
+    with torch.inference_mode():
+        for matrix in old:
+            matrix.fill_(torch.nan)
+    for name, other in zip(company.names[1:4], company.names[4:7], strict=True):
+        engine.load_adapter(name, company.folders[other])
+    calls.clear()
+    outputs = engine.generate(PROMPTS[:3], GREEDY, adapter=company.names[1:4])
+    expected = zip(company.names[4:7], PROMPTS[:3], strict=True)
+    assert token_ids(outputs) == [company.alone(name, prompt, 20) for name, prompt in expected]
+    assert 3 in calls
+
+
+def test_an_adapter_is_unloaded_while_its_requests_run_and_another_one_takes_its_name(company, calls):
+    engine, (name, other) = warmed_up(company, max_batch_size=16), company.names[1:3]
+    ids = [engine.add_request(prompt, GREEDY, adapter=name) for prompt in PROMPTS[:2]]
+    for _ in range(3):
+        engine.step()
+    engine.unload_adapter(name)
+    engine.load_adapter(name, company.folders[other])
+    ids += [engine.add_request(prompt, GREEDY, adapter=name) for prompt in PROMPTS[:2]]
+    outputs = {}
+    while engine.has_unfinished_requests():
+        outputs |= {output.request_id: output.token_ids for output in engine.step() if output.finish_reason}
+    expected = [company.alone(one, prompt, 20) for one in (name, other) for prompt in PROMPTS[:2]]
+    assert [outputs[id] for id in ids] == expected and 2 in calls
+
+
+@pytest.mark.parametrize("running", ["recompute", "finish"])
+def test_adapters_run_on_the_weights_of_their_iteration(company, running, calls):
+    """After an update, a running request goes on with the new weights, or finishes on the old ones."""
+    name, tokens = company.names[3], company.tokenizer
+    model, other = copy.deepcopy(company.model), copy.deepcopy(company.model)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight *= 0.9
+    engine = Engine(model, tokens, EngineConfig(**TINY | COMPILED))
+    engine.load_adapter(name, company.folders[name])
+    params = SamplingParams(16, ignore_eos=True)
+    engine.add_request(PROMPTS[1], params, adapter=name)
+    for _ in range(6):
+        engine.step()
+    new_model = merged(other, company.folders[name])
+    (sequence,) = engine.scheduler.running
+    begun = sequence.token_ids[-sequence.generated :]
+    engine.update_weights(other, running=running)
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+    if running == "recompute":
+        fresh = Engine(new_model, tokens, EngineConfig(**TINY))
+        fresh.add_request(PROMPTS[1], params, generated={0: begun})
+        while fresh.has_unfinished_requests():
+            expected = fresh.step()
+    else:
+        expected = merged_engine(company, name).generate(PROMPTS[1], params)
+    assert 0 < len(begun) < 16 and outputs[-1].token_ids == expected[-1].token_ids
+    after = engine.generate(PROMPTS[1], params, adapter=name)
+    assert token_ids(after) == token_ids(Engine(new_model, tokens, EngineConfig(**TINY)).generate(PROMPTS[1], params))
+    assert calls[-1] == 1
