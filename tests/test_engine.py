@@ -224,20 +224,6 @@ def test_waiting_and_running_requests_have_their_labels_in_the_trace():
     assert labels == {None, "a", "b", ("two", 0), ("two", 1)}
 
 
-def test_a_trace_can_be_limited_to_the_last_iterations():
-    short, whole = letters_engine(128, 99, trace_length=5), letters_engine(128, 99)
-    for engine in (short, whole):
-        for _ in range(3):
-            engine.generate(["ab", "cde", "f"], params(4, 9, 7))
-    assert len(whole.trace.passes) > 20 and short.steps == whole.steps
-    shown = [[one.row_steps for one in engine.trace.passes][-5:] for engine in (short, whole)]
-    assert shown[0] == shown[1] and len(short.trace.passes) == 5
-    assert short.trace.passes[-1].step == short.steps - 1
-    for wrong in (0, -1, 2.5):
-        with pytest.raises(ValueError, match="trace_length must be an integer of at least 1"):
-            EngineConfig(trace_length=wrong)
-
-
 # --- streams --------------------------------------------------------------------------------------------------------
 
 
@@ -365,6 +351,7 @@ def test_a_model_whose_context_has_no_end_needs_a_limit():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        *(({"trace_length": wrong}, "trace_length must be an integer of at least 1") for wrong in (0, -1, 2.5)),
         ({"max_batch_size": 0}, "max_batch_size must be an integer of at least 1, not 0"),
         ({"max_tokens_per_step": 7}, "8 rows that all decode compute 8 tokens per iteration, but .* is 7"),
         ({"policy": "sjf"}, "no policy 'sjf'"),
