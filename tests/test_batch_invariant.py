@@ -46,7 +46,7 @@ def model(request):
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, request.param)).eval()
 
 
-def observed(model, requests, **settings):
+def observed(model, requests, one_by_one=False, **settings):
     """Return for each request the logits of all its sampled tokens, from an engine with few tokens per iteration."""
     config = EngineConfig(
         execution="ragged", max_batch_size=4, block_size=4, scheduler_cls=CountingScheduler, **settings
@@ -62,12 +62,13 @@ def observed(model, requests, **settings):
         return logits
 
     engine.runner.forward = spy
-    ids = [
-        engine.add_request(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True)) for prompt, tokens in requests
-    ]
+    for prompt, tokens in requests:
+        engine.add_request(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True))
+        while one_by_one and engine.has_unfinished_requests():
+            engine.step()
     while engine.has_unfinished_requests():
         engine.step()
-    return [torch.stack(seen[id]) for id in ids], engine.scheduler
+    return [torch.stack(seen[id]) for id in range(len(requests))], engine.scheduler
 
 
 def requests_of(sizes):
@@ -81,7 +82,7 @@ def test_a_requests_logits_are_the_same_bits_alone_and_in_company(model, threads
     requests = requests_of([(37, 12), (5, 20), (60, 6), (1, 9), (18, 15), (44, 4)])
     torch.set_num_threads(threads)
     try:
-        alone = [observed(model, [request], batch_invariant=True)[0][0] for request in requests]
+        alone = observed(model, requests, one_by_one=True, batch_invariant=True)[0]
         # Prompts in chunks of any size, prompts whose beginning is cached, and too little memory for all.
         together, scheduler = observed(
             model, requests * 2, batch_invariant=True, max_tokens_per_step=23, num_blocks=24, prefix_caching=True
@@ -101,7 +102,7 @@ def test_a_large_model_is_invariant_without_copies_of_its_weights(model, monkeyp
     layers = [module for module in engine.runner.model.modules() if isinstance(module, FastLinear)]
     assert layers and {name for layer in layers for name in layer.backends} == {backend}
     requests = requests_of([(37, 12), (5, 20), (60, 6)])
-    alone = [observed(model, [request], batch_invariant=True)[0][0] for request in requests]
+    alone = observed(model, requests, one_by_one=True, batch_invariant=True)[0]
     together, _ = observed(model, requests, batch_invariant=True, max_tokens_per_step=23)
     assert all(torch.equal(own, other) for own, other in zip(alone, together, strict=True))
 
@@ -112,7 +113,7 @@ def test_without_the_setting_company_changes_bits(model):
         pytest.skip("rounding to bfloat16 hides most differences")
     requests = requests_of([(37, 12), (5, 20), (60, 6), (1, 9)])
     settings = {"kernels": False, "linear_backend": "pytorch"}
-    alone = [observed(model, [request], **settings)[0][0] for request in requests]
+    alone = observed(model, requests, one_by_one=True, **settings)[0]
     together, _ = observed(model, requests, max_tokens_per_step=23, **settings)
     assert not all(torch.equal(own, other) for own, other in zip(alone, together, strict=True))
 
@@ -126,7 +127,7 @@ def test_every_family_that_runs_ragged_is_invariant_or_refused(family):
         pytest.skip(f"runs padded: {reason}")
     model, requests = build(family), requests_of([(23, 6), (5, 8), (31, 3)])
     try:
-        alone = [observed(model, [request], batch_invariant=True)[0][0] for request in requests]
+        alone = observed(model, requests, one_by_one=True, batch_invariant=True)[0]
     except ValueError as error:
         assert "cannot run batch-invariant" in str(error)
         # Before version 5, transformers scaled Gemma's embeddings outside of the embedding.
@@ -194,7 +195,7 @@ def test_narrow_models_are_invariant_beside_prompts_of_any_length(kind, hidden, 
     torch.set_num_threads(threads)
     try:
         settings = {"batch_invariant": True, "num_blocks": 600}
-        alone = [observed(narrow, [request], max_tokens_per_step=2048, **settings)[0][0] for request in requests]
+        alone = observed(narrow, requests, one_by_one=True, max_tokens_per_step=2048, **settings)[0]
         for budget in (2048, 701):
             together, _ = observed(narrow, requests, max_tokens_per_step=budget, **settings)
             assert all(torch.equal(own, other) for own, other in zip(alone, together, strict=True))

@@ -14,7 +14,6 @@ from conftest import CountingModel, alone
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from helpers import Request, filter_batch, generate_next_token, init_batch, merge_batches
 from helpers.detokenizer import text_of
@@ -200,35 +199,6 @@ def test_an_eos_that_is_not_a_special_token_is_not_part_of_the_text_either(lette
 
 
 # --- text ---------------------------------------------------------------------------------------------------------
-
-
-class ScriptedModel(CountingModel):
-    """Continues a prompt of `prompt_tokens` tokens with the ids of a script."""
-
-    def __init__(self, script: list[int], prompt_tokens: int, vocabulary: int):
-        super().__init__(context=64)
-        self.script, self.prompt_tokens, self.vocabulary = script, prompt_tokens, vocabulary
-
-    def forward(self, input_ids, position_ids, past_key_values):
-        keys = input_ids[:, None, :, None].float()
-        past_key_values.update(keys, keys, 0)
-        steps = (position_ids + 1 - self.prompt_tokens) % len(self.script)
-        logits = torch.nn.functional.one_hot(torch.tensor(self.script)[steps], self.vocabulary).float()
-        return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
-
-
-@pytest.mark.parametrize("text", [" 🦊 naïve", "été", "日本 x"])
-def test_a_character_of_several_tokens_is_decoded_whole(embedded, text):
-    _, tokenizer = embedded
-    script = tokenizer(text)["input_ids"]
-    assert any("�" in tokenizer.decode([id]) for id in script), "every character is one token"
-    prompt = "The quick brown fox"
-    script_to_eos = [*script, tokenizer.eos_token_id]
-    model = ScriptedModel(script_to_eos, len(tokenizer(prompt)["input_ids"]), len(tokenizer))
-    batch = run([(prompt, 40)], model, tokenizer, steps=len(script_to_eos))
-    assert batch["token_ids"] == [script_to_eos]
-    assert batch["responses"] == [prompt + text]
-    assert batch["finish_reasons"] == ["stop"]
 
 
 def word_tokenizer(*words: str, pre_tokenizer, decoder, **options):

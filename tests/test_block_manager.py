@@ -137,18 +137,6 @@ def test_the_least_recently_used_block_is_evicted_first_and_of_a_sequence_the_la
 # --- several samples of one prompt ----------------------------------------------------------------------------------
 
 
-def test_a_sample_shares_the_prompt_up_to_its_last_token_and_copies_the_block_it_writes_to():
-    blocks, first = BlockManager(16, 4), sequence("abcdef")
-    table = compute(blocks, first)
-    second = sequence("abcdef", parent=first)
-    assert blocks.cached_tokens(second) == 5
-    assert blocks.allocate(second, 1) and second.computed == 5
-    mine = blocks.tables[second]
-    assert mine[0] == table[0] and mine[1] != table[1]
-    assert blocks.take_copies() == [(table[1], mine[1])] and blocks.take_copies() == []
-    assert [blocks.references[block] for block in (table[0], table[1], mine[1])] == [2, 1, 1]
-
-
 # --- costs ------------------------------------------------------------------------------------------------------------
 
 

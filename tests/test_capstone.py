@@ -35,9 +35,11 @@ def named(answers):
     return [pytest.param(task, *each, id=f"{task}-{each[0]}") for task in MILESTONES for each in answers[task].items()]
 
 
-@pytest.mark.parametrize("task, name, engine_class", named(RIGHT))
-def test_a_right_engine_passes_every_draw(task, name, engine_class):
-    for seed in range(1, 6):
+@pytest.mark.parametrize("number, right", enumerate(named(RIGHT)))
+def test_a_right_engine_passes_every_draw(number, right):
+    """Each engine on two of five draws; test_checks.py has the students' own draw."""
+    task, _, engine_class = right.values
+    for seed in (1 + number % 5, 1 + (number + 2) % 5):
         verdict = verdict_on(task, engine_class, seed)
         assert verdict.passed, (seed, verdict.message)
 

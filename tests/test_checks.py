@@ -33,6 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TASKS = list(EXERCISES)
 DECLARED = {name: each for name, each in EXERCISES.items() if isinstance(each, Exercise)}
 SEEDS = (0, 1)  # that of the students, and one of those for grades
+RUN_A_MODEL = ("cached_loop", "continuous_loop", "generate_next_token")  # each wrong answer takes a second
 
 
 def named(answers):
@@ -65,7 +66,8 @@ def test_the_reference_passes_and_every_misconception_gets_its_own_message(name,
         return answer(question, function) if question is first else exercise.outcome_of(function, question)
 
     others = {}
-    for misconception in exercise.declared:
+    step = 4 if seed and name in RUN_A_MODEL else 1  # the cases that decide are the same for all seeds
+    for misconception in exercise.declared[::step]:
         verdict = verdict_on(exercise, misconception.function, seed, ask)
         if verdict.passed or not verdict.message.startswith(misconception.message.rstrip(".")):
             others[misconception.message] = verdict.message

@@ -129,19 +129,6 @@ def test_a_policy_and_a_scheduler_can_be_ones_own():
 # --- requests arrive and leave --------------------------------------------------------------------------------------
 
 
-def test_an_aborted_request_ends_wherever_it_is_and_costs_the_others_nothing():
-    engine = letters_engine(max_batch_size=2, max_tokens_per_step=4)
-    for name, prompt in (("runs", "a"), ("prefills", "abcdefgh"), ("waits", "bc"), ("stays", "c")):
-        engine.add_request(prompt, SamplingParams(5), name)
-    engine.step()
-    assert all(engine.abort_request(name) for name in ("runs", "prefills", "waits"))
-    assert not engine.abort_request("runs") and not engine.abort_request("unknown")
-    outputs = engine.step()
-    assert ends(outputs) == {"runs": ("b", "abort"), "prefills": ("", "abort"), "waits": ("", "abort")}
-    assert [output.request_id for output in outputs] == ["runs", "prefills", "waits", "stays"]  # a row was free at once
-    assert ends(run(engine)) == {"stays": ("defgh", "length")}
-
-
 @EXECUTIONS
 def test_an_engine_keeps_nothing_of_requests_that_have_ended(execution):
     config = EngineConfig(max_batch_size=3, max_tokens_per_step=24, execution=execution, block_size=8, num_blocks=14)
@@ -224,20 +211,6 @@ def test_waiting_and_running_requests_have_their_labels_in_the_trace():
     assert labels == {None, "a", "b", ("two", 0), ("two", 1)}
 
 
-def test_a_trace_can_be_limited_to_the_last_iterations():
-    short, whole = letters_engine(128, 99, trace_length=5), letters_engine(128, 99)
-    for engine in (short, whole):
-        for _ in range(3):
-            engine.generate(["ab", "cde", "f"], params(4, 9, 7))
-    assert len(whole.trace.passes) > 20 and short.steps == whole.steps
-    shown = [[one.row_steps for one in engine.trace.passes][-5:] for engine in (short, whole)]
-    assert shown[0] == shown[1] and len(short.trace.passes) == 5
-    assert short.trace.passes[-1].step == short.steps - 1
-    for wrong in (0, -1, 2.5):
-        with pytest.raises(ValueError, match="trace_length must be an integer of at least 1"):
-            EngineConfig(trace_length=wrong)
-
-
 # --- streams --------------------------------------------------------------------------------------------------------
 
 
@@ -276,14 +249,6 @@ def test_a_stream_that_is_read_late_does_not_cancel_or_read_a_later_request_with
     engine.add_request("c", SamplingParams(3), 0)
     assert list(stream) == []
     assert ends(run(engine)) == {0: ("def", "length")}
-
-
-def test_a_stream_that_is_dropped_unread_leaves_nothing_behind():
-    engine = letters_engine()
-    engine.stream("a", SamplingParams(3))  # is collected at once
-    engine.stream("b", SamplingParams(3)).close()
-    assert not engine.has_unfinished_requests() and engine.step() == []
-    assert not engine.outputs._subscribers and not engine.outputs._emitted
 
 
 def test_a_stream_is_refused_when_it_is_requested_and_not_when_it_is_read():
@@ -365,6 +330,7 @@ def test_a_model_whose_context_has_no_end_needs_a_limit():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        *(({"trace_length": wrong}, "trace_length must be an integer of at least 1") for wrong in (0, -1, 2.5)),
         ({"max_batch_size": 0}, "max_batch_size must be an integer of at least 1, not 0"),
         ({"max_tokens_per_step": 7}, "8 rows that all decode compute 8 tokens per iteration, but .* is 7"),
         ({"policy": "sjf"}, "no policy 'sjf'"),

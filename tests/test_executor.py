@@ -63,11 +63,10 @@ def two_passes(runner: RaggedRunner) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-@in_both_ways
-def test_the_families_with_an_executor_are_those_of_the_list(family, compiled):
+def test_the_families_with_an_executor_are_those_of_the_list(family):
     if not family.available or not_ragged_because(family):
         pytest.skip("not ragged with this version of transformers")
-    assert has_executor(make_runner(build(family), compiled)) == (family.name in RECOGNIZED)
+    assert has_executor(make_runner(build(family), COMPILED[-1])) == (family.name in RECOGNIZED)
 
 
 def test_a_model_of_another_type_is_called_as_usual_even_if_a_short_trial_finds_no_difference():
@@ -82,6 +81,7 @@ def test_a_model_of_another_type_is_called_as_usual_even_if_a_short_trial_finds_
 @in_both_ways
 def test_an_executor_gives_the_model_s_logits(name, compiled):
     runner = make_runner(build(by_name(name)), compiled)
+    assert has_executor(runner)
     actual = two_passes(runner)
     call_as_usual(runner)
     for one, expected in zip(actual, two_passes(runner), strict=True):

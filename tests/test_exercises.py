@@ -155,13 +155,13 @@ def test_a_copy_of_the_course_s_own_function_is_no_right_answer():
     """Calls to it are recognized; its text can be pasted into a cell."""
     passed = set()
     for task, exercise in EXERCISES.items():
-        questions = exercise.questions(7) if isinstance(exercise, Exercise) else []
+        questions = exercise.questions(0) if isinstance(exercise, Exercise) else []
         own = {one.__name__: one for name in questions and questions[0][0].forbidden for one in [resolve_name(name)]}
         copies = {
             name: FunctionType(one.__code__, dict(one.__globals__), name, one.__defaults__) for name, one in own.items()
         }
         for copy in copies.values():
             copy.__globals__.update(copies)
-            if examine(exercise, lambda question, copy=copy: answer(question, copy), 7).passed:
+            if examine(exercise, lambda question, copy=copy: answer(question, copy)).passed:
                 passed.add(task)
     assert not passed, "INSTRUCTOR.md says so"

@@ -28,10 +28,10 @@ by_all = pytest.mark.parametrize("backend", FAST, indirect=True)
 needs_onednn = pytest.mark.skipif("onednn_packed" not in available_backends(torch.float32), reason="no oneDNN")
 
 
-@pytest.fixture(scope="module", params=["embedded", "gpt2", "llama"])
-def pair(request):
-    """A model on the CPU, even if there is a GPU: layers are replaced only there."""
-    model, tokenizer = load_model() if request.param == "embedded" else random_pair(request.param)
+@pytest.fixture(scope="module")
+def pair():
+    """The embedded model on the CPU, even if there is a GPU: layers are replaced only there."""
+    model, tokenizer = load_model()
     return copy.deepcopy(model).to("cpu"), tokenizer
 
 
@@ -101,24 +101,6 @@ def test_the_backend_follows_the_number_of_rows(monkeypatch):
         layer(torch.zeros(1, rows, 24))
     used = [1, 1, 1, 4, 4, 8, 8, 16, 16, 64, 64, 256, 256, 256]
     assert called == [f"for {rows} rows" for rows in used]
-
-
-@needs_onednn
-@torch.no_grad()
-def test_the_original_model_stays_unchanged(pair):
-    model = pair[0]
-    ids = torch.arange(1, 6)[None]
-    modules = dict(model.named_modules())
-    weights, logits = copy.deepcopy(model.state_dict()), model(ids).logits
-    addresses = {name: weight.data_ptr() for name, weight in model.state_dict().items()}
-    replaced = fast(model)
-    replaced(ids)
-    assert dict(model.named_modules()) == modules
-    assert torch.equal(model(ids).logits, logits)
-    for name, weight in model.state_dict().items():
-        assert torch.equal(weight, weights[name]) and weight.data_ptr() == addresses[name]
-    own = {parameter.data_ptr() for parameter in replaced.parameters()}
-    assert own == {parameter.data_ptr() for parameter in model.parameters()}, "a fast model has no other parameters"
 
 
 class TwoParents(nn.Module):

@@ -83,21 +83,6 @@ def test_at_most_as_many_requests_run_at_once_as_there_are_rows(random_pairs):
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize(
-    ("requests", "message"),
-    [
-        ([], "no requests"),
-        ([("ab", 2), ("", 1)], "at least one character"),
-        ([("ab", 2), ("c", 0)], "max_tokens"),
-        ([Request("ab", 2, 7), Request("c", 1, 7)], "must be unique"),
-    ],
-)
-def test_a_loop_refuses_what_init_batch_refuses(letters, loop, requests, message):
-    with pytest.raises(ValueError, match=message):
-        LOOPS[loop](requests, 2, *letters)
-
-
-@pytest.mark.parametrize("loop", LOOPS)
 def test_a_request_that_cannot_fit_is_refused_before_any_other_runs(letters, loop, monkeypatch):
     model, tokenizer = letters
     require_exact_batching(model)  # runs the model, but only the first time

@@ -195,13 +195,16 @@ WITHOUT_AXES = re.compile(
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_says_what_it_shows_and_no_label_covers_another_one_or_leaves_it(name):
     picture = drawn(name)
-    data, metadata = picture._repr_mimebundle_()
-    assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
-    assert metadata["image/png"]["alt"] == picture.alt
     assert re.search(TEXTS.get(name, ".{20}"), picture.alt)
     assert overlapping_texts(picture) == []
     if not WITHOUT_AXES.match(name):
         assert all(ax.get_xlabel() or ax.get_ylabel() for ax in picture.figure.axes)
+
+
+def test_a_notebook_gets_a_picture_and_its_text():
+    data, metadata = drawn("bars")._repr_mimebundle_()
+    assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
+    assert metadata["image/png"]["alt"] == drawn("bars").alt
 
 
 def test_the_same_picture_is_saved_as_the_same_bytes_and_follows_a_dark_page(tmp_path):

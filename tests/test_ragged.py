@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.engine import BlockManager, Chunk, Plan, Sequence
+from helpers.fast.linear_backends import available_backends
 from helpers.models import clone_sharing_weights
 from helpers.runners import PaddedRunner, RaggedRunner, choice, why_not_ragged
 from helpers.runners.attention import AttentionSettings, QuerySegment, attend_one
@@ -61,31 +62,6 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 # --- what a query attends to ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("past", "tokens", "window", "visible"),
-    [
-        (0, 3, None, ["x..", "xx.", "xxx"]),
-        (2, 2, None, ["xxx.", "xxxx"]),
-        (0, 4, 2, ["x...", "xx..", ".xx.", "..xx"]),
-        (3, 2, 2, ["..xx.", "...xx"]),
-        (1, 3, 3, ["xx..", "xxx.", ".xxx"]),
-        (0, 3, 3, ["x..", "xx.", "xxx"]),
-        (4, 1, 2, ["...xx"]),
-        (4, 1, 1, ["....x"]),
-        (4, 1, 4, [".xxxx"]),
-        (4, 1, 5, None),
-        (4, 1, None, None),
-        (0, 1, None, None),
-        (0, 1, 1, None),
-    ],
-)
-def test_a_query_attends_to_its_own_key_and_those_before_it_within_the_window(past, tokens, window, visible):
-    for start in (0, 5):  # in any columns of the row
-        mask = QuerySegment(start, tokens, past, []).mask(window, "cpu")
-        drawn = None if mask is None else ["".join(".x"[attends] for attends in row) for row in mask.tolist()]
-        assert drawn == visible
 
 
 def reference_attention(query, key, value, mask, scaling, softcap, sinks) -> torch.Tensor:
@@ -183,13 +159,16 @@ def test_a_family_whose_config_requires_a_pad_token_runs_ragged():
     assert why_not_ragged(AutoModelForCausalLM.from_config(config).eval()) is None
 
 
-def test_an_engine_leaves_its_model_unchanged(llama):
-    model = llama[0]
-    before = expected(model, [1, 2, 3, 4])
+def test_an_engine_leaves_its_model_unchanged(random_pairs):
+    """Although a clone has other attention and other linear layers, it shares the weights."""
+    model = random_pairs[0]
+    before, modules = expected(model, [1, 2, 3, 4]), dict(model.named_modules())
     implementation, pad = model.config._attn_implementation, model.config.pad_token_id
-    modules = dict(model.named_modules())
     weights = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in model.state_dict().items()}
-    engine = Engine(*llama, EngineConfig(**RAGGED))
+    backend = next(
+        (name for name in ("onednn_packed", "compiled") if name in available_backends(torch.float32)), "auto"
+    )
+    engine = Engine(*random_pairs, EngineConfig(**RAGGED, linear_backend=backend))
     engine.generate(PROMPTS[:2], SamplingParams(max_tokens=5))
     assert model.config._attn_implementation == implementation != "ragged"
     assert model.config.pad_token_id == pad
@@ -198,6 +177,8 @@ def test_an_engine_leaves_its_model_unchanged(llama):
     assert torch.equal(expected(model, [1, 2, 3, 4]), before)
     for name, tensor in model.state_dict().items():
         assert tensor.data_ptr() == weights[name][0] and torch.equal(tensor, weights[name][1])
+    own = {parameter.data_ptr() for parameter in engine.runner.model.parameters()}
+    assert own == {parameter.data_ptr() for parameter in model.parameters()}, "an engine has no other parameters"
 
 
 # --- which models run ragged ------------------------------------------------------------------------------------------

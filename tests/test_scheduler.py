@@ -4,8 +4,6 @@ Hypothesis invents arrivals, lengths, budgets and memories that are too small fo
 every iteration what each plan must respect. What a policy prefers is test_policies.py.
 """
 
-import random
-
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -71,20 +69,6 @@ def test_no_budget_is_ever_exceeded_and_every_request_finishes(workload):
     assert sorted(sequence.request_id for sequence in simulation.finished) == names
     assert all(sequence.generated == sequence.max_tokens for sequence in simulation.finished)
     assert not memory or memory.allocated == {}
-
-
-def test_the_workloads_above_preempt_and_chunk_and_wait():
-    # Without these, the proof above would prove little. The same kind of workload, drawn by hand.
-    draw, preempted, split = random.Random(0), 0, 0
-    for _ in range(50):
-        simulation = Simulation("fcfs", 4, 8, TokenMemory(30))
-        for name in range(8):
-            simulation.add(draw.randint(1, 20), draw.randint(1, 10), name)
-        simulation.run()
-        preempted += simulation.num_preemptions
-        whole = (1, simulation.finished[0].prompt_tokens)
-        split += any(tokens not in whole for plan in simulation.plans for _, tokens in plan)
-    assert preempted > 50 and split > 40
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

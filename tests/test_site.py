@@ -1,6 +1,6 @@
 """The site: what a page shows, where its links lead, and that it needs nothing from anywhere else.
 
-The first tests build a site of two small lessons. The slow ones build the whole site and read it in a browser.
+The first tests build a site of two small lessons, the others the whole one, and read it in a browser.
 """
 
 import re
@@ -131,6 +131,7 @@ def broken_links(site: Path) -> list[str]:
     return broken
 
 
+@pytest.mark.slow
 def test_the_home_page_lists_the_lessons_of_this_run_and_names_the_model(home):
     row = re.search(r'<tr[^>]*><td><p><a [^>]*href="notebooks/3_continuous_batching.html">.*?</tr>', home, re.S)[0]
     for text in ("3. Rows &amp; columns", "<p>35</p>", "132 passes instead of 400"):
@@ -141,6 +142,7 @@ def test_the_home_page_lists_the_lessons_of_this_run_and_names_the_model(home):
     assert 'href="notebooks/extra/a_paper.html"' in home
 
 
+@pytest.mark.slow
 def test_a_lesson_has_no_set_up_cell_and_texts_for_its_pictures_and_unfolds_cells_without_a_script(lesson):
     assert "the_set_up_cell" not in lesson
     assert re.search(r'<img alt="A gray pixel"', lesson)
@@ -150,6 +152,7 @@ def test_a_lesson_has_no_set_up_cell_and_texts_for_its_pictures_and_unfolds_cell
     assert not any("132 passes" in part for part in folded)
 
 
+@pytest.mark.slow
 def test_a_link_to_a_page_shows_its_title_its_first_sentence_and_a_picture(lesson, small_site):
     tags = dict(re.findall(r'<meta property="([\w:]+)" content="([^"]*)">', lesson))
     assert tags["og:title"] == "3. Rows &amp; columns"
@@ -193,6 +196,7 @@ def test_a_reader_writes_guesses_and_reads_them_beside_the_answers(open_lesson):
     expect(answers).to_have_text(f"400. {NOT_YET}\n8. You guessed <b>9</b>.")
 
 
+@pytest.mark.slow
 def test_a_lesson_links_its_exercises_colab_and_a_notebook_without_the_answers_that_its_page_folds(lesson, small_site):
     assert re.search(r'href="exercises/release/3_\w+/3_\w+\.html"[^>]*><span[^>]*>Exercises</span>', lesson)
     assert 'href="https://colab.example/1"' in lesson and "colab-badge" not in lesson
@@ -204,21 +208,25 @@ def test_a_lesson_links_its_exercises_colab_and_a_notebook_without_the_answers_t
     assert outputs["draw_the_map()"] == [PICTURE]
 
 
+@pytest.mark.slow
 def test_links_to_files_without_a_page_lead_to_the_api_or_become_text(lesson):
     assert re.search(r'href="../api/helpers.html#module-helpers.batching"[^>]*><span[^>]*>read', lesson)
     assert re.search(r"\bNext, <a", lesson) and re.search(r"</a>, text", lesson)
 
 
+@pytest.mark.slow
 def test_the_first_mention_of_a_term_links_to_its_sentence(lesson):
     mentions = re.findall(r"<a [^>]*>preemption</a>", lesson)
     assert len(mentions) == 1 and lesson.count("preemption") > 1
     assert 'href="../docs/glossary.html#preemption"' in mentions[0] and "recomputed later" in mentions[0]
 
 
+@pytest.mark.slow
 def test_no_link_is_broken_and_nothing_is_loaded_from_elsewhere(small_site):
     assert broken_links(small_site) == []
 
 
+@pytest.mark.slow
 def test_the_api_lists_every_exported_name_with_its_first_line(small_site):
     index = (small_site / "api" / "index.html").read_text()
     for name in helpers.__all__:
@@ -239,6 +247,7 @@ def test_notebooks_are_in_reading_order_and_lessons_that_did_not_run_come_from_t
     assert names[3:5] == ["4_scheduling", "4_codelab_scheduler"] and names[-1] == "18_fleet_memo"
 
 
+@pytest.mark.slow
 def test_exercises_do_not_link_themselves_and_no_two_pages_have_the_same_heading(small_site):
     name = "notebooks/exercises/release/3_continuous_batching/3_continuous_batching.html"
     assert not re.search(r'href="#"[^>]*><span[^>]*>Exercises', (small_site / name).read_text())

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.families import FAMILIES
-from tests.tools.support_matrix import MEASURED, PADDED, PAGE, RAGGED, page, remote_lines, static_cells
+from tests.tools.support_matrix import MEASURED, PADDED, PAGE, RAGGED, page
 
 ROOT = Path(__file__).parent.parent
 OUTDATED = "run `make support-matrix`"
@@ -26,11 +25,6 @@ def table(text):
 
 def pinned(file: str) -> str:
     return re.search(r"^transformers==(.+)$", (ROOT / file).read_text(), re.MULTILINE).group(1)
-
-
-def test_the_page_lists_the_families_and_the_models_that_exist_only_as_remote_code(text, table):
-    assert [row[:3] for row in table[1]] == [static_cells(family) for family in FAMILIES], OUTDATED
-    assert all(line in text for line in remote_lines()), OUTDATED
 
 
 def test_the_page_was_measured_on_the_pinned_versions(table):

@@ -40,6 +40,7 @@ def test_burstgpts_columns_are_read_in_order_of_arrival_and_without_failures(tmp
         (AZURE, "no requests"),
         (AZURE + "2023-11-16 18:15:46,0,7\n", "no requests with both prompt tokens and output tokens"),
         (AZURE + "2023-11-16 18:15:46,5,7\nyesterday,5,7\n", "line 3: .*yesterday"),
+        (AZURE + "2023-11-16 18:15:46," + "1" * 140_000 + ",7", "after line 1: field larger than field limit"),
         (BURSTGPT + "1,ChatGPT,many,2,3,API log\n", "line 2: .*many"),
         (BURSTGPT + "nan,ChatGPT,1,2,3,API log\n", "line 2: a time and two numbers"),
         (BURSTGPT + "1,ChatGPT\n", "line 2"),

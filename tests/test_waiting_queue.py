@@ -1,14 +1,11 @@
 """The waiting queue: whatever joins, leaves and returns, its orders are those of a plain list, sorted."""
 
-from collections.abc import Callable
-
-import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from helpers.engine import POLICIES, Priority, Sequence
 from helpers.engine.policies import WaitingQueue, merged
-from tests.simulation import KEYS, operations, queue_of
+from tests.simulation import KEYS
 
 ORDERS = [(policy(), KEYS[name]) for name, policy in POLICIES.items()]
 ORDERS += [(Priority(aging=n), lambda one, _, n=n: one.priority - one.waited // n) for n in (1, 3)]
@@ -72,42 +69,3 @@ def test_a_sequence_that_has_ended_leaves_nothing_behind():
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
-
-
-def full_queue(count: int) -> WaitingQueue:
-    """Return a queue with five limits and two priorities, grouped by both."""
-    queue = queue_of(sequence(number, 1 + number % 5, number % 2) for number in range(count))
-    queue.grouped_by("max_tokens"), queue.grouped_by("priority")
-    return queue
-
-
-@pytest.mark.parametrize("taken", [1, 3])
-def test_the_best_are_found_by_comparing_the_first_of_each_group(taken):
-    evaluated = []
-
-    def key(one: Sequence) -> int:
-        evaluated.append(one)
-        return one.max_tokens
-
-    ranked = merged((group for _, group in full_queue(10_000).grouped_by("max_tokens")), key)
-    assert not evaluated, "an order of which nothing is taken costs nothing"
-    assert [next(ranked).number for _ in range(taken)] == [0, 5, 10][:taken]
-    assert len(evaluated) <= 5 + taken
-
-
-def in_the_middle(count: int) -> Callable[[], None]:
-    queue = full_queue(count)
-    one = list(queue)[count // 2]
-
-    def work():
-        queue.remove(one)
-        assert one not in queue
-        queue.add(one)
-        assert next(iter(queue)).number == 0
-
-    return work
-
-
-def test_joining_and_leaving_cost_a_few_binary_searches_in_a_queue_of_ten_thousand():
-    costs = [operations(in_the_middle(count)) for count in (100, 10_000)]
-    assert costs[1] <= 2 * costs[0], "a binary search takes twice the steps for the square of the length"
