@@ -34,7 +34,7 @@ class Executor:
         plain: computes the blocks in many calls.
         fused: computes them in one call; made for the first pass that may be one, or by a measurement.
         adapters: the adapter (or None) and the tokens of each chunk of the pass, in the order of its rows; None for a
-            pass without adapters. Where linear layers are called, their products are added by whoever calls this.
+            pass without adapters. Linear layers that are called one by one add the products themselves.
     """
 
     def __init__(self, model, decoder: Decoder, compiled: bool, usual: Callable[..., torch.Tensor]):
