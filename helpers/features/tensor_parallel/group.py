@@ -145,7 +145,8 @@ class Group:
             silent = [rank for rank in heard if rank not in answers and time.monotonic() - heard[rank] > limit]
             if silent:
                 raise WorkerError(
-                    f"Process {silent[0]} of {self.size} of the model has given no sign of life for {limit:g} seconds. {ADVICE}"
+                    f"Process {silent[0]} of {self.size} of the model has given no sign of life for {limit:g} seconds. "
+                    f"{ADVICE}"
                 )
         return [answers[rank] for rank in range(self.size)]
 

@@ -208,7 +208,7 @@ def _bias(cut: _Cut, path: str, bias, dim: int, parts) -> nn.Parameter | None:
 def _divide_heads(model: nn.Module, styles: dict[str, str], size: int) -> None:
     """Tell the attention modules, and the configuration that they read, how many heads they have."""
     config = model.config.get_text_config()
-    if getattr(config, "head_dim", None) is None:
+    if config.to_dict().get("head_dim") is None:
         config.head_dim = config.hidden_size // config.num_attention_heads  # read by some rotary embeddings
     for parent in {path.rpartition(".")[0] for path, style in styles.items() if style in ROWS}:
         module = model.get_submodule(parent)
