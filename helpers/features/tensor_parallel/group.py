@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 import torch
 
 from .split import share_of
-from .worker import Pass, Start
+from .worker import Pass, Start, main
 
 START_LIMIT = 120.0  # seconds to import torch and to receive a share, on a machine with other work
 SILENCE_LIMIT = 6.0  # seconds without a sign of life, while a process computes
@@ -89,7 +89,7 @@ class Group:
         for _ in range(self.size):
             own, other = Pipe()
             process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.worker", str(other.fileno())],
+                [sys.executable, "-c", f"from {main.__module__} import main; main({other.fileno()})"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -196,9 +196,3 @@ def main(descriptor: int) -> None:
         except (EOFError, OSError):
             os._exit(0)  # without waiting for a sum that will never come
         channel.answer(lambda one=one: compute(one))
-
-
-if __name__ == "__main__":
-    from helpers.features.tensor_parallel.worker import main as run  # under the name by which its classes are sent
-
-    run(int(sys.argv[1]))
