@@ -40,6 +40,9 @@ class EngineConfig:
         weights: "int8" or "int4" to store the weights of the linear layers as integers (`models/quantization.py`). A
             decode then reads fewer bytes. In float32, and except for near ties, the engine generates the tokens of
             `dequantized(model, weights)`. None stores the weights in the model's dtype.
+        tensor_parallel_size: over how many processes the model is split (`features/tensor_parallel/`), each with its
+            share of the weights and of the KV cache. More than 1 requires a model that runs ragged, and whose heads can
+            be shared equally.
         trace_length: how many of the latest forward passes the trace keeps, for an engine that never stops; None for
             all of them.
         speculative: what proposes drafts for speculative decoding (`features/speculation/`): "ngram" looks them up in
@@ -70,6 +73,7 @@ class EngineConfig:
     batch_invariant: bool = False
     dtype: Any = None
     weights: str | None = None
+    tensor_parallel_size: int = field(default=1, metadata=needed("tensor_parallel"))
     trace_length: int | None = None
     speculative: str | Any | None = field(default=None, metadata=needed("speculation"))
     num_speculative_tokens: int = 4
@@ -77,7 +81,13 @@ class EngineConfig:
     scheduler_cls: Callable[..., Any] | None = None
 
     def __post_init__(self):
-        counts = ("max_batch_size", "max_tokens_per_step", "block_size", "num_speculative_tokens")
+        counts = (
+            "max_batch_size",
+            "max_tokens_per_step",
+            "block_size",
+            "tensor_parallel_size",
+            "num_speculative_tokens",
+        )
         limits = ("max_output_tokens", "num_blocks", "trace_length")
         for name in counts + tuple(name for name in limits if getattr(self, name) is not None):
             AT_LEAST_ONE.check(name, getattr(self, name))

@@ -143,6 +143,10 @@ class Engine(BaseEngine):
             ValueError: the model cannot be run as configured, or a setting needs a part of the package that is missing.
         """
         runner = make_runner(model, tokenizer, config)
+        if config.tensor_parallel_size > 1 and find_spec(f"{__package__}.features.tensor_parallel") is not None:
+            from .features.tensor_parallel.runner import split_runner
+
+            return split_runner(runner, model, config)
         if config.kernels is False and config.linear_backend == "pytorch" and not config.batch_invariant:
             return runner  # the model's own modules
         if find_spec(f"{__package__}.fast") is not None:

@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 WORK = ("prefill", "decode", "finished", "stalled", "empty")
 
@@ -47,17 +48,34 @@ class RowStep:
 EMPTY = RowStep()  # a single one, because a trace may hold millions
 
 
+class Traffic(NamedTuple):
+    """What each process of a split model has sent in a forward pass (`features/tensor_parallel/`).
+
+    Attributes:
+        all_reduces: the sums over all processes.
+        bytes: the sizes of the tensors that were summed.
+    """
+
+    all_reduces: int = 0
+    bytes: int = 0
+
+
+NO_TRAFFIC = Traffic()
+
+
 @dataclass(frozen=True)
 class TracedPass:
     """One forward pass: what each row did, when the pass began (seconds since the run's start) and how long it took.
 
-    `step` numbers the iterations: forward passes with the same `step` were planned together.
+    `step` numbers the iterations: forward passes with the same `step` were planned together. `traffic` is what the
+    processes of a split model have sent.
     """
 
     row_steps: tuple[RowStep, ...]
     start: float
     seconds: float
     step: int = 0
+    traffic: Traffic = NO_TRAFFIC
 
     @property
     def tokens(self) -> int:
@@ -93,7 +111,7 @@ class Trace:
         self.add(row_steps, start, seconds, step=self.forward_passes)
         self.free(id for id, left in zip(after["request_ids"], after["tokens_remaining"], strict=True) if left == 0)
 
-    def add(self, row_steps: Iterable[RowStep], start: float, seconds: float, step: int) -> None:
+    def add(self, row_steps: Iterable[RowStep], start: float, seconds: float, step: int, traffic=NO_TRAFFIC) -> None:
         """Record a forward pass over some of the rows. Every other request that holds a row was stalled."""
         computed = {row.request_id: row for row in row_steps}
         # A request that is computed again after a preemption holds its row again.
@@ -106,7 +124,7 @@ class Trace:
         all_rows = [
             computed.get(held) or (EMPTY if held is None else RowStep("stalled", held)) for held in self._holders
         ]
-        self.passes.append(TracedPass(tuple(all_rows), start, seconds, step))
+        self.passes.append(TracedPass(tuple(all_rows), start, seconds, step, traffic))
 
     def free(self, request_ids: Iterable[Hashable]) -> None:
         """Free the rows of these requests. A finished request that its batch still computes keeps its row."""
@@ -155,6 +173,11 @@ class Trace:
     def wasted_slot_steps(self) -> int:
         """The number of slot-steps that yielded no token."""
         return sum(row.new_tokens == 0 for one in self.passes for row in one.row_steps)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What each process of a split model has sent, in all forward passes."""
+        return Traffic(*(sum(one.traffic[place] for one in self.passes) for place in range(len(NO_TRAFFIC))))
 
     @property
     def prompt_tokens(self) -> int:
@@ -213,7 +236,7 @@ def record_iteration(trace: Trace, step: int, plan, output, finished: Iterable) 
     trace.free(sequence.label for sequence in plan.preempted)
     for done in output.passes:
         row_steps = [_row_step(*pair) for pair in zip(done.chunks, done.padding, strict=True)]
-        trace.add(row_steps, done.start, done.seconds, step)
+        trace.add(row_steps, done.start, done.seconds, step, done.traffic)
         trace.free(chunk.sequence.label for chunk in done.chunks if chunk.sequence.finish_reason is not None)
     trace.free(sequence.label for sequence in finished)  # also those whose pass failed
 

@@ -99,7 +99,8 @@ class ClusterOptions(ServerOptions):
     def _refuse_for_vllm(self) -> None:
         """Refuse an option that has no counterpart in vLLM."""
         default = ServerOptions()
-        for name in ("weights", "block_size", "speculative", "num_speculative_tokens", "draft_model", "adapters"):
+        drafts = ("speculative", "num_speculative_tokens", "draft_model")
+        for name in ("weights", "block_size", "tensor_parallel_size", *drafts, "adapters"):
             if getattr(self, name) != getattr(default, name):
                 option = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{option} is for the course's engine: set vLLM's own in --engine-args.")

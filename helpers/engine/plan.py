@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..trace import NO_TRAFFIC, Traffic
 from .sequence import Sequence
 
 Clock = Callable[[], float]  # returns seconds
@@ -117,6 +118,7 @@ class ForwardPass:
             choosing the first one. There is one token, and one more for each accepted draft.
         start, seconds: when the pass began, on the engine's clock, and how long it took, choosing tokens included.
         readings: what features have read from logits, by sequence and by the feature's name.
+        traffic: what the processes of a split model have sent.
     """
 
     chunks: list[Chunk]
@@ -125,6 +127,7 @@ class ForwardPass:
     start: float
     seconds: float
     readings: dict[tuple[Sequence, str], Any] = field(default_factory=dict)
+    traffic: Traffic = NO_TRAFFIC
 
 
 @dataclass(frozen=True)

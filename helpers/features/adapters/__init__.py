@@ -77,6 +77,8 @@ class Adapters(Feature):
         if not isinstance(engine.runner, AdaptedRunner):
             if reason := engine.runner.not_ragged_because:
                 raise ValueError(f"Adapters require ragged execution, but {reason}. Merge the adapter into the model.")
+            if engine.config.tensor_parallel_size > 1:
+                raise ValueError("Adapters cannot be split over processes: use tensor_parallel_size=1.")
             if engine.config.batch_invariant:
                 raise ValueError(
                     "An adapter's products depend on the other rows in their last bits: use batch_invariant=False, or "

@@ -129,5 +129,7 @@ def make_draft_proposer(model, tokenizer, config: EngineConfig, make_runner: Cal
                 f"draft_model to a smaller model with the same tokenizer."
             )
     changes = {"execution": "ragged", "num_blocks": None, "batch_invariant": False}
-    runner = make_runner(draft, tokenizer, replace(config, **changes, speculative=None, draft_model=None))
+    runner = make_runner(
+        draft, tokenizer, replace(config, **changes, speculative=None, draft_model=None, tensor_parallel_size=1)
+    )
     return DraftModelProposer(runner, config.max_batch_size, config.max_tokens_per_step)

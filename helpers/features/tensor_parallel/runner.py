@@ -1,0 +1,121 @@
+"""A ragged runner whose forward pass is computed by several processes."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from ...engine import EngineConfig, ForwardPass, Plan
+from ...engine.plan import Clock
+from ...models import same_logits
+from ...runners import PaddedRunner, RaggedRunner
+from ...runners.attention import AttentionMetadata
+from ...runners.trial import BLOCK_SIZE, NUM_BLOCKS, trial_passes, trial_texts
+from ...trace import Traffic
+from .group import Group
+from .split import check_divides, split_styles
+from .worker import Pass
+
+
+class _RemotePool:
+    """Stands for the keys and values of all processes: remembers which blocks the next pass copies first."""
+
+    def __init__(self, num_blocks: int, block_size: int):
+        self.size = num_blocks, block_size
+        self.copies: list[tuple[int, int]] = []
+
+    def copy_block(self, source: int, destination: int) -> None:
+        self.copies.append((source, destination))
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        copies, self.copies = self.copies, []
+        return copies
+
+
+class TensorParallelRunner(RaggedRunner):
+    """Computes all chunks of a plan in one forward pass of several processes; a `Runner`.
+
+    Args:
+        model: the whole model, of which each process gets a share.
+        num_blocks, block_size: the size of the KV cache. Each process has these blocks for its heads.
+        size: the number of processes.
+
+    Attributes:
+        group: the processes.
+        has_lost_keys: whether keys and values were lost, with processes that failed.
+        traffic: what the processes have sent to one another in the latest pass.
+
+    Raises:
+        ValueError: the model cannot be split.
+    """
+
+    def __init__(self, model, num_blocks: int, block_size: int, size: int):
+        super().__init__(model, num_blocks, block_size)
+        check_divides(model, size)
+        split_styles(model)  # before processes are started
+        self.group, self.pool = Group(model, size), _RemotePool(num_blocks, block_size)
+        self.has_lost_keys, self.traffic = False, Traffic()
+        self._weights = [weight for weight in model.parameters() if not weight.is_inference()]
+        self._start()
+
+    def _start(self) -> None:
+        self._versions = [weight._version for weight in self._weights]
+        self.group.start()
+
+    def try_out(self, model) -> None:
+        """Raise a ValueError unless the processes give the logits of the whole model, in a few short passes."""
+        with torch.no_grad():
+            texts = (torch.tensor([text], device=model.device) for text in trial_texts())
+            alone = torch.cat([model(text).logits[0, -1:] for text in texts])
+        trial = copy.copy(self)
+        trial.block_size, trial.pool = BLOCK_SIZE, _RemotePool(NUM_BLOCKS, BLOCK_SIZE)
+        logits = torch.cat(list(trial_passes(trial.forward)))
+        if not same_logits(logits, alone.float().cpu()):
+            self.group.end()
+            raise ValueError(
+                f"{type(self.model).__name__} cannot be split: on a trial, {self.group.size} processes give other "
+                f"logits than one. Use tensor_parallel_size=1."
+            )
+
+    def _passes(self, plan: Plan, clock: Clock) -> Iterator[ForwardPass]:
+        for done in super()._passes(plan, clock):
+            yield replace(done, traffic=self.traffic)
+
+    def _call_model(self, token_ids, positions, columns, metadata: AttentionMetadata) -> torch.Tensor:
+        """Return logits [columns, vocabulary], as `RaggedRunner` does."""
+        versions = [weight._version for weight in self._weights]
+        segments = [(one.start, one.tokens, one.past, one.block_table) for one in metadata.segments]
+        numbers = (one.tolist() for one in (token_ids, positions, columns, metadata.slots))
+        pool = metadata.pool
+        try:
+            if not self.group.is_running or versions != self._versions:
+                self._start()  # after changed weights, the engine computes all keys again
+            logits, *counts = self.group.compute(Pass(pool.size, pool.take_copies(), *numbers, segments))
+        except BaseException:
+            self.has_lost_keys = True
+            raise
+        self.traffic = Traffic(*counts)
+        return logits
+
+
+def split_runner(runner: PaddedRunner | RaggedRunner, model, config: EngineConfig) -> TensorParallelRunner:
+    """Return a runner that splits a model over `config.tensor_parallel_size` processes.
+
+    Args:
+        runner: the runner that was chosen for the model.
+        model: the model.
+
+    Raises:
+        ValueError: the model runs padded or cannot be split, or another setting cannot be combined with this one.
+    """
+    if runner.not_ragged_because:
+        raise ValueError(
+            f"tensor_parallel_size={config.tensor_parallel_size} requires ragged execution, but "
+            f"{runner.not_ragged_because}. Use tensor_parallel_size=1."
+        )
+    if config.batch_invariant:
+        raise ValueError("A split model is not batch-invariant: use batch_invariant=False or tensor_parallel_size=1.")
+    split = TensorParallelRunner(runner.model, runner.num_blocks, runner.block_size, config.tensor_parallel_size)
+    split.try_out(model)
+    return split

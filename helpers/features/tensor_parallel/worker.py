@@ -1,0 +1,198 @@
+"""The process that holds one share of a model: it computes passes, and sums partial results with the other processes.
+
+It reads its share from standard input. Then it receives passes on a socket, and answers on it. While it computes, a
+thread reports every BEAT seconds that the process lives, so that a long pass is not mistaken for a hang. When the other
+end of the socket is closed, the engine has ended, however that happened, and so does the process.
+"""
+
+import os
+import pickle
+import sys
+import threading
+import time
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ...runners.attention import AttentionMetadata, QuerySegment
+from ...runners.kv_pool import KVPool
+from ...runners.ragged import RaggedRunner
+from .split import Share
+
+BEAT = 0.5  # seconds
+
+
+class Start(NamedTuple):
+    """How a process joins the others: `store` is a new file that all of them share; `seconds` limit every sum."""
+
+    rank: int
+    size: int
+    store: str
+    threads: int
+    seconds: float
+    share: Share
+
+
+class Pass(NamedTuple):
+    """One forward pass: what `RaggedRunner` gives to `call_model`, as tensors and numbers.
+
+    Attributes:
+        pool: the number of blocks and the block size; a new one replaces the keys and values of the last.
+        copies: blocks to copy first, pairs of source and destination.
+        segments: start, tokens, past and block table of each sequence.
+    """
+
+    pool: tuple[int, int]
+    copies: list[tuple[int, int]]
+    token_ids: list[int]
+    positions: list[int]
+    columns: list[int]
+    slots: list[int]
+    segments: list[tuple[int, int, int, list[int]]]
+
+
+class Sums:
+    """Adds up partial results over the processes, and counts.
+
+    Attributes:
+        calls, bytes: the sums so far, and the bytes of the tensors that were summed.
+    """
+
+    def __init__(self):
+        self.calls = self.bytes = 0
+        self._waiting: torch.Tensor | None = None
+
+    def add(self, partial: torch.Tensor) -> torch.Tensor:
+        """Return the sum of a tensor over all processes."""
+        self.calls, self.bytes = self.calls + 1, self.bytes + partial.nbytes
+        partial = partial.contiguous()
+        dist.all_reduce(partial)
+        return partial
+
+    def attach(self, share: Share) -> None:
+        """Let the modules of a share return sums."""
+        model = share.model
+        for path in share.sums:
+            model.get_submodule(path).register_forward_hook(lambda module, args, output: self.add(output))
+        if share.parallel:  # the first of two results waits, and is summed together with the second
+            for place, path in enumerate(share.sums):
+                module = model.get_submodule(path)
+                module._forward_hooks.clear()
+                module.register_forward_hook(self._first if place % 2 == 0 else self._second)
+        if share.vocabulary is not None:
+            path, first = share.vocabulary
+            embedding = model.get_submodule(path)
+            embedding.register_forward_pre_hook(lambda module, args: self._look_up(module, args[0], first))
+            embedding.register_forward_hook(lambda module, args, output: self.add(output * self._known[..., None]))
+
+    def _first(self, module, args, output):
+        self._waiting = output
+        return torch.zeros_like(output)
+
+    def _second(self, module, args, output):
+        return self.add(output + self._waiting)
+
+    def _look_up(self, embedding, token_ids: torch.Tensor, first: int):
+        own = token_ids - first
+        self._known = (own >= 0) & (own < embedding.num_embeddings)
+        return (own.clamp(0, embedding.num_embeddings - 1),)
+
+
+class Worker:
+    """Computes passes on a share."""
+
+    def __init__(self, start: Start):
+        self.sums = Sums()
+        self.runner = RaggedRunner(start.share.model, 1, 1)
+        self.sums.attach(start.share)
+
+    def compute(self, one: Pass) -> tuple[torch.Tensor, int, int]:
+        """Return logits [columns, own part of the vocabulary], and the number of sums and their bytes."""
+        runner, device = self.runner, self.runner.model.device
+        if (runner.num_blocks, runner.block_size) != one.pool:
+            runner.num_blocks, runner.block_size = one.pool
+            runner.pool = KVPool(*one.pool)
+        token_ids, positions, columns, slots = (
+            torch.tensor(numbers, dtype=torch.long, device=device)
+            for numbers in (one.token_ids, one.positions, one.columns, one.slots)
+        )
+        metadata = AttentionMetadata(runner.pool, [QuerySegment(*segment) for segment in one.segments], slots)
+        calls, size = self.sums.calls, self.sums.bytes
+        with torch.inference_mode():
+            for source, destination in one.copies:
+                runner.pool.copy_block(source, destination)
+            logits = runner.call_model(token_ids, positions, columns, metadata)
+        return logits.cpu(), self.sums.calls - calls, self.sums.bytes - size
+
+
+class Channel:
+    """Answers on the socket, and says that the process lives while it computes."""
+
+    def __init__(self, connection: Connection):
+        self._connection, self._lock, self._computing = connection, threading.Lock(), threading.Event()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        while self._computing.wait():
+            time.sleep(BEAT)
+            if self._computing.is_set():
+                self._send(("alive", None))
+
+    def _send(self, message) -> None:
+        with self._lock:
+            try:
+                self._connection.send(message)
+            except OSError:
+                os._exit(1)  # the engine has ended; other threads may wait for processes that have, too
+
+    def answer(self, compute) -> bool:
+        """Send what a function returns, or its error; return whether it succeeded."""
+        self._computing.set()
+        try:
+            message = "done", compute()
+        except Exception as error:  # whatever a model raises
+            message = "failed", f"{type(error).__name__}: {error}"
+        self._computing.clear()
+        self._send(message)
+        return message[0] == "done"
+
+
+def as_array(tensor: torch.Tensor):
+    """Return the tensor as a float32 array: NumPy has no bfloat16."""
+    return tensor.float().numpy()
+
+
+def main(descriptor: int) -> None:
+    """Run until the socket ends."""
+    connection = Connection(descriptor)
+    channel = Channel(connection)
+    start: Start = pickle.load(sys.stdin.buffer)
+    torch.set_num_threads(start.threads)
+
+    def join() -> None:
+        backend = "nccl" if start.share.model.device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend,
+            init_method=f"file://{start.store}",
+            rank=start.rank,
+            world_size=start.size,
+            timeout=timedelta(seconds=start.seconds),
+        )
+
+    if not channel.answer(join):
+        return
+    worker = Worker(start)
+
+    def compute(one: Pass):
+        logits, calls, size = worker.compute(one)
+        return as_array(logits), calls, size
+
+    while True:
+        try:
+            one = connection.recv()
+        except (EOFError, OSError):
+            os._exit(0)  # without waiting for a sum that will never come
+        channel.answer(lambda one=one: compute(one))

@@ -1,0 +1,323 @@
+"""A model split over two processes gives the tokens of one, sends what a formula says, and survives its processes."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+import torch
+
+import helpers
+from helpers import Engine, EngineConfig, SamplingParams, load_model
+from helpers.__main__ import main
+from helpers.features.structured_outputs import StructuredOutputs
+from helpers.features.tensor_parallel import group
+from tests.support.families import (
+    FAMILIES,
+    build,
+    by_name,
+    draw_weights,
+    not_ragged_because,
+    prompts,
+    reference,
+    serve_ragged,
+    tokenizer,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+REFUSED = {  # families that run ragged, but cannot be split over two processes
+    "gpt_bigcode": "num_key_value_heads=1",
+    "gemma": "num_key_value_heads=1",
+    "opt": "no plan",
+    "opt (350m)": "no plan",
+    "stablelm": "no plan",
+    "gpt_oss": "no plan",
+    "olmo2": "plan calls for",
+    "gemma3n_text": "give other logits",
+}
+BLOCKS, HIDDEN = 2, 64
+SHORT = SamplingParams(max_tokens=5)
+
+
+def make_engine(name: str = "llama", **settings) -> Engine:
+    settings = {"tensor_parallel_size": 2, "execution": "ragged", "block_size": 4, "num_blocks": 60} | settings
+    return Engine(reference(by_name(name)).model, tokenizer(), EngineConfig(**settings))
+
+
+class RightThenWrong:
+    """Proposes the next token of an output of the reference, and then a wrong one."""
+
+    def __init__(self):
+        alone = reference(by_name("llama"))
+        ids = [tokenizer()(request.prompt)["input_ids"] for request in alone.requests]
+        self.texts = [prompt + tokens for prompt, tokens in zip(ids, alone.tokens, strict=True)]
+
+    def propose(self, token_ids, k):
+        rests = (text[len(token_ids) :] for text in self.texts if text[: len(token_ids)] == list(token_ids))
+        return next(([*rest[:1], 1][:k] for rest in rests if rest), [])
+
+
+@pytest.fixture(scope="module")
+def split():
+    """An engine of two processes; drafts are verified in most passes."""
+    engine = make_engine(speculative=RightThenWrong())
+    yield engine
+    engine.runner.group.end()
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The same engine in one process."""
+    return make_engine(speculative=RightThenWrong(), tensor_parallel_size=1, kernels=False, linear_backend="pytorch")
+
+
+def check_serving(name: str) -> Engine:
+    alone = reference(by_name(name))
+    requests, expected = alone.requests[:8] * 2, alone.tokens[:8] * 2  # every request arrives twice
+    tokens, engine = serve_ragged(alone.model, requests, seed=0, tensor_parallel_size=2)
+    engine.runner.group.end()
+    assert tokens == expected
+    events = engine.scheduler
+    assert events.num_preempted > 3 and events.num_partial_chunks > 10 and events.num_cached_tokens > 20
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("name", "sums"),
+    [
+        ("gpt2", 2 * BLOCKS + 1),
+        ("phi", BLOCKS + 1),
+        pytest.param("llama", 2 * BLOCKS + 1, marks=pytest.mark.slow),
+        pytest.param("gpt_neox", BLOCKS, marks=pytest.mark.slow),
+    ],
+)
+def test_tokens_equal_those_alone_and_each_block_takes_two_sums_or_one_if_it_is_parallel(name, sums):
+    """One more sum is the embedding's, where the plan splits it."""
+    engine = check_serving(name)
+    for one in engine.trace.passes:
+        assert one.traffic == (sums, sums * one.tokens * HIDDEN * 4)
+    assert engine.trace.traffic.all_reduces == sums * engine.trace.forward_passes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_ragged_family_is_exact_or_refused(family):
+    if not family.available or not_ragged_because(family):
+        pytest.skip("does not run ragged")
+    if family.name in REFUSED:
+        with pytest.raises(ValueError, match=REFUSED[family.name]):
+            make_engine(family.name)
+    else:
+        check_serving(family.name)
+
+
+def test_seeds_logprobs_and_structured_outputs_are_those_of_one_process(split, whole):
+    choices = StructuredOutputs(choice=["the fox", "a bird of the north"])
+    params = [
+        SamplingParams(max_tokens=12, temperature=1.0, seed=5),
+        SamplingParams(max_tokens=12, temperature=0.8, top_p=0.9, seed=6, n=2),
+        SamplingParams(max_tokens=20, structured_outputs=choices),
+        SamplingParams(max_tokens=8, logprobs=2, repetition_penalty=1.3),
+    ]
+    expected, actual = whole.generate(prompts()[:4], params), split.generate(prompts()[:4], params)
+    assert [one.token_ids for one in actual] == [one.token_ids for one in expected]
+    for ours, theirs in zip(actual[-1].logprobs, expected[-1].logprobs, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert list(ours.values()) == pytest.approx(list(theirs.values()), abs=1e-3)
+
+
+def test_beams_and_drafts_are_those_of_one_process(split, whole):
+    for prompt in prompts()[:2]:
+        ours, theirs = (engine.beam_search(prompt, beam_width=3, max_tokens=6) for engine in (split, whole))
+        assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
+    alone = reference(by_name("llama"))
+    params = [SamplingParams(max_tokens=request.max_tokens) for request in alone.requests]
+    outputs = split.generate([request.prompt for request in alone.requests], params)
+    assert [one.token_ids for one in outputs] == alone.tokens
+    assert 0 < split.trace.accepted_tokens < split.trace.drafted_tokens
+
+
+@pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
+def test_quantized_weights_give_the_tokens_of_one_process_and_no_process_outlives_the_engine(weights):
+    settings = {"weights": weights, "kernels": False, "linear_backend": "pytorch"}
+    ours, theirs = make_engine(**settings), make_engine(**settings, tensor_parallel_size=1)
+    found = [one.generate(prompts()[:4], SamplingParams(max_tokens=10)) for one in (ours, theirs)]
+    pids = [process.pid for process in ours.runner.group.processes]
+    assert all(map(is_running, pids))
+    del ours
+    gc.collect()
+    assert not any(map(is_running, pids))
+    assert [one.token_ids for one in found[0]] == [one.token_ids for one in found[1]]
+
+
+def test_changed_weights_reach_the_processes():
+    model = build(by_name("llama"))
+    engine = Engine(model, tokenizer(), EngineConfig(tensor_parallel_size=2))
+    before = engine.generate(prompts()[:2], SHORT)
+    draw_weights(model, seed=1)
+    expected = Engine(model, tokenizer()).generate(prompts()[:2], SHORT)
+    after = engine.generate(prompts()[:2], SHORT)
+    engine.runner.group.end()
+    assert [one.token_ids for one in after] == [one.token_ids for one in expected]
+    assert [one.token_ids for one in before] != [one.token_ids for one in expected]
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def kill(engine):
+    os.kill(engine.runner.group.processes[1].pid, signal.SIGKILL)
+
+
+def stop(engine):
+    os.kill(engine.runner.group.processes[0].pid, signal.SIGSTOP)
+
+
+def let_it_raise(engine):
+    usual = engine.runner.slot_mapping
+
+    def out_of_range(*args):
+        engine.runner.slot_mapping = usual
+        return [10**6 + slot for slot in usual(*args)]
+
+    engine.runner.slot_mapping = out_of_range
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (kill, "Process 1 of 2 of the model has ended, with exit status -9."),
+        (stop, "Process 0 of 2 of the model has given no sign of life for 2 seconds."),
+        (let_it_raise, "of 2 of the model failed with IndexError"),
+    ],
+    ids=["killed", "stopped", "raises"],
+)
+def test_a_failed_process_fails_its_pass_within_seconds_and_the_engine_goes_on(harm, message, split, monkeypatch):
+    """A request that is not in the pass computes its keys again, in the new processes."""
+    alone = reference(by_name("llama"))
+    monkeypatch.setattr(group, "SILENCE_LIMIT", 2)
+    ours = [(request.prompt, SamplingParams(max_tokens=request.max_tokens)) for request in alone.requests[:3]]
+    for id, (prompt, params) in enumerate(ours):
+        split.add_request(prompt, params, id)
+    outputs = {}
+    for _ in range(2):
+        outputs |= {one.request_id: one for one in split.step()}
+    bystander = split.scheduler.requests[2][0]
+    split.scheduler.hold(bystander)  # it has keys, and is not in the pass
+    old = list(split.runner.group.processes)
+    harm(split)
+    begin = time.monotonic()
+    outputs |= {one.request_id: one for one in split.step()}
+    assert time.monotonic() - begin < 10
+    assert all(message in outputs[id].error and "Send the request again" in outputs[id].error for id in (0, 1))
+    assert all(process.poll() is not None for process in old)
+    split.scheduler.resume(bystander)
+    for id, (prompt, params) in enumerate(ours[:2]):
+        split.add_request(prompt, params, f"again {id}")
+    while split.has_unfinished_requests():
+        outputs |= {one.request_id: one for one in split.step()}
+    assert [outputs[id].token_ids for id in ("again 0", "again 1", 2)] == alone.tokens[:3]
+
+
+def is_running(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+PROGRAM = """
+import sys, torch
+torch.set_num_threads(1)
+from helpers import Engine, EngineConfig, SamplingParams, load_model
+engine = Engine(*load_model(sys.argv[1]), EngineConfig(tensor_parallel_size=2))
+print(*(process.pid for process in engine.runner.group.processes), flush=True)
+while True:
+    engine.generate(["The quick brown fox"], SamplingParams(max_tokens=40))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    reference(by_name("llama")).model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
+def test_no_process_outlives_the_engines_own(folder, number):
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, folder], stdout=-1, stderr=-3, text=True) as program:
+        pids = [int(pid) for pid in program.stdout.readline().split()]
+        assert len(pids) == 2 and all(map(is_running, pids))
+        program.send_signal(number)
+        program.wait(20)
+    end = time.monotonic() + 10
+    while any(map(is_running, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(map(is_running, pids))
+
+
+def test_the_command_line_splits_a_model(folder, capsys):
+    found = []
+    for size in ("1", "2"):
+        settings = ["--model", folder, "--max-tokens", "8", "--json", "--tensor-parallel-size", size]
+        assert main(["The quick brown fox", *settings]) == 0
+        found.append(json.loads(capsys.readouterr().out)["token_ids"])
+    assert found[0] == found[1]
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("llama", {"tensor_parallel_size": 3}, "num_attention_heads=4, which 3 processes cannot share equally"),
+        ("llama", {"tensor_parallel_size": 4}, "num_key_value_heads=2, which 4 processes cannot share equally"),
+        ("llama", {"execution": "padded"}, "requires ragged execution"),
+        ("llama", {"batch_invariant": True}, "use batch_invariant=False"),
+        ("opt", {}, "has no plan of how to split its layers"),
+        ("olmo2", {}, "plan calls for 'colwise_gather_output'"),
+        ("llama", {"tensor_parallel_size": 0}, "tensor_parallel_size must be an integer of at least 1"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_with_the_reason(name, settings, reason):
+    with pytest.raises(ValueError, match=reason):
+        make_engine(name, **settings)
+
+
+def test_the_embedded_model_has_five_heads_and_says_so():
+    with pytest.raises(ValueError, match="num_attention_heads=5, which 2 processes cannot share"):
+        Engine(*load_model(), EngineConfig(tensor_parallel_size=2))
+
+
+def test_adapters_are_refused(split, tmp_path):
+    with pytest.raises(ValueError, match="use tensor_parallel_size=1"):
+        split.load_adapter("one", tmp_path)
+
+
+def test_a_wrong_split_is_noticed_before_it_runs(monkeypatch):
+    """Here each process gets the rows of the output layer that belong to the other one."""
+    usual = group.share_of
+
+    def exchanged(model, rank, size):
+        share, other = usual(model, rank, size), usual(model, 1 - rank, size)
+        with torch.no_grad():
+            layers = zip(share.model.model.layers, other.model.model.layers, strict=True)
+            for layer, theirs in layers:
+                layer.self_attn.o_proj.weight = theirs.self_attn.o_proj.weight
+        return share
+
+    monkeypatch.setattr(group, "share_of", exchanged)
+    with pytest.raises(ValueError, match="give other logits than one"):
+        make_engine()
+
+
+def test_the_public_package_has_the_setting():
+    assert helpers.EngineConfig().tensor_parallel_size == 1
