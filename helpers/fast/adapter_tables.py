@@ -19,7 +19,7 @@ from .decoder_blocks import Decoder
 from .kernels.huge_pages import HugePages
 
 
-class Adapter(Protocol):
+class LowRankAdapter(Protocol):
     """An adapter, whose matrices do not change.
 
     Attributes:
@@ -40,9 +40,9 @@ class AdapterTables:
 
     def __init__(self, decoder: Decoder, dtype: torch.dtype):
         self._decoder, self._dtype = decoder, dtype
-        self._tables: WeakKeyDictionary[Adapter, _Table] = WeakKeyDictionary()
+        self._tables: WeakKeyDictionary[LowRankAdapter, _Table] = WeakKeyDictionary()
 
-    def rows_of(self, chunks: Sequence[tuple[Adapter | None, int]], num_rows: int) -> list[kernels.AdaptedRows]:
+    def rows_of(self, chunks: Sequence[tuple[LowRankAdapter | None, int]], num_rows: int) -> list[kernels.AdaptedRows]:
         """Describe the rows of a pass that have adapters. The adapters must exist until the call ends.
 
         Args:
@@ -84,13 +84,13 @@ class _Table:
             self._copies.append(pages.empty(matrix.shape, dtype).copy_(matrix))
             return self._copies[-1]
 
-        def low_rank(*layers: nn.Module) -> Iterator[kernels.LowRank]:
+        def low_rank(*layers: nn.Module) -> Iterator[kernels.LowRankPair]:
             for pair in (matrices.get(decoder.paths[layer]) for layer in layers):
-                yield kernels.LowRank() if pair is None else kernels.LowRank.of(copied(pair.a), copied(pair.b))
+                yield kernels.LowRankPair() if pair is None else kernels.LowRankPair.of(copied(pair.a), copied(pair.b))
 
         self.blocks = (kernels.AdaptedBlock * len(decoder.blocks))()
         for adapted, block in zip(self.blocks, decoder.blocks, strict=True):
-            adapted.qkv = (kernels.LowRank * 3)(*low_rank(*block.qkv))
+            adapted.qkv = (kernels.LowRankPair * 3)(*low_rank(*block.qkv))
             (adapted.attention_output,) = low_rank(block.attention_output)
-            adapted.mlp_inputs = (kernels.LowRank * 2)(*low_rank(*block.mlp_inputs))
+            adapted.mlp_inputs = (kernels.LowRankPair * 2)(*low_rank(*block.mlp_inputs))
             (adapted.mlp_output,) = low_rank(block.mlp_output)

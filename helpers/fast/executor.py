@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules import module as all_modules
 
 from ..runners.attention import AttentionMetadata
-from .adapter_tables import Adapter
+from .adapter_tables import LowRankAdapter
 from .decoder_blocks import Decoder
 from .fused_executor import FusedExecutor
 from .plain_executor import PlainExecutor, Rotary
@@ -41,7 +41,7 @@ class Executor:
         self.decoder, self.settings, self._usual = decoder, [], usual
         self.plain = PlainExecutor(decoder, self.settings, compiled)
         self.fused: FusedExecutor | None = None
-        self.adapters: Sequence[tuple[Adapter | None, int]] | None = None
+        self.adapters: Sequence[tuple[LowRankAdapter | None, int]] | None = None
         self._hooks = [one for module in model.modules() for one in (module._forward_hooks, module._forward_pre_hooks)]
 
     def is_hooked(self) -> bool:

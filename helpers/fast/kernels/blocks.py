@@ -53,13 +53,13 @@ class Block(Structure):
     )
 
 
-class LowRank(Structure):
+class LowRankPair(Structure):
     """An adapter's matrices for a linear layer, as shares.h describes them. It does not keep the tensors."""
 
     _fields_ = (("a", c_void_p), ("b", c_void_p), ("rank", c_long))
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor) -> "LowRank":
+    def of(cls, a: torch.Tensor, b: torch.Tensor) -> "LowRankPair":
         """Describe contiguous matrices a [rank, inputs] and b [rank, outputs]."""
         return cls(address(a), address(b), len(a))
 
@@ -68,10 +68,10 @@ class AdaptedBlock(Structure):
     """An adapter's matrices for the linear layers of a `Block`. A layer that is not set stays as it is."""
 
     _fields_ = (
-        ("qkv", LowRank * 3),
-        ("attention_output", LowRank),
-        ("mlp_inputs", LowRank * 2),
-        ("mlp_output", LowRank),
+        ("qkv", LowRankPair * 3),
+        ("attention_output", LowRankPair),
+        ("mlp_inputs", LowRankPair * 2),
+        ("mlp_output", LowRankPair),
     )
 
 

@@ -75,20 +75,19 @@ class Sums:
     def attach(self, share: Share) -> None:
         """Let the modules of a share return sums."""
         model = share.model
-        for path in share.sums:
-            model.get_submodule(path).register_forward_hook(lambda module, args, output: self.add(output))
-        if share.parallel:  # the first of two results waits, and is summed together with the second
-            for place, path in enumerate(share.sums):
-                module = model.get_submodule(path)
-                module._forward_hooks.clear()
-                module.register_forward_hook(self._first if place % 2 == 0 else self._second)
+        hooks = [self._first, self._second] if share.parallel else [self._alone]
+        for place, path in enumerate(share.sums):
+            model.get_submodule(path).register_forward_hook(hooks[place % len(hooks)])
         if share.vocabulary is not None:
             path, first = share.vocabulary
             embedding = model.get_submodule(path)
             embedding.register_forward_pre_hook(lambda module, args: self._look_up(module, args[0], first))
             embedding.register_forward_hook(lambda module, args, output: self.add(output * self._known[..., None]))
 
-    def _first(self, module, args, output):
+    def _alone(self, module, args, output):
+        return self.add(output)
+
+    def _first(self, module, args, output):  # waits, and is summed together with the second result of a block
         self._waiting = output
         return torch.zeros_like(output)
 
