@@ -200,7 +200,8 @@ def stage(
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     names = dict(overview=next(iter(overview), None), lessons=lessons, extra=extra, exercises=exercises, model=model)
     names |= dict(base=base, race=moving_race(), pages=texts, api=list(pages), names=public_names())
-    out.add("_extra/_static/preview.png", (ROOT / "images" / "preview.png").read_bytes())
+    for name in ("preview.png", "window_dark.png"):
+        out.add(f"_extra/_static/{name}", (ROOT / "images" / name).read_bytes())
     made = {
         "home.md": "index.md",
         "exercises.md": "docs/exercises.md",
