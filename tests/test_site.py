@@ -120,6 +120,8 @@ def broken_links(site: Path) -> list[str]:
     broken = []
     for path, page in pages.items():
         for link in page.loaded + page.links:
+            if path == site / "404.html" and link.startswith("/"):  # a server shows this page at any depth
+                link = f"{site.as_uri()}{link}{'index.html' if link == '/' else ''}"
             address, anchor = urldefrag(urljoin(path.as_uri(), link))
             if urlsplit(address).scheme != "file":
                 if link in page.loaded and not link.startswith("data:"):
@@ -278,8 +280,7 @@ def site(tmp_path_factory):
 
 @pytest.mark.slow
 def test_no_link_of_the_whole_site_is_broken(site):
-    # A server shows the page for lost readers at any depth, so it links to the root, which is no file.
-    assert broken_links(site[0]) == ["404.html: /"]
+    assert broken_links(site[0]) == []
 
 
 KINDS = [  # one page of each kind
