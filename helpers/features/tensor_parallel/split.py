@@ -105,7 +105,6 @@ def share_of(model: nn.Module, rank: int, size: int) -> Share:
     Raises:
         ValueError: the model cannot be split this way.
     """
-    check_divides(model, size)
     styles = split_styles(model)
     share = Share(clone_sharing_weights(model))
     config = share.model.config.get_text_config()
@@ -125,19 +124,14 @@ def share_of(model: nn.Module, rank: int, size: int) -> Share:
             share.sums.append(path)
         elif style == "embedding_rowwise":
             first = torch.arange(len(module.weight)).tensor_split(size)[rank][0].item()
-            module.weight = nn.Parameter(module.weight.detach().tensor_split(size)[rank].clone(), False)
+            module.weight = nn.Parameter(cut(path, module.weight, 0, (len(module.weight),), exact=False), False)
             module.num_embeddings, module.padding_idx = len(module.weight), None
             share.vocabulary = path, first
         elif path == "lm_head":
-            if isinstance(module, QuantizedLinear):
-                share.model.set_submodule(path, _quantized(cut, path, module, 0, (module.out_features,), exact=False))
-                continue
-            embedding = share.model.get_input_embeddings()
-            is_shared = tied and share.vocabulary is not None
-            own = embedding.weight if is_shared else nn.Parameter(module.weight.tensor_split(size)[rank].clone(), False)
-            module.weight, module.out_features = own, len(own)
-            if module.bias is not None:
-                module.bias = nn.Parameter(module.bias.tensor_split(size)[rank].clone(), False)
+            own = _linear(cut, path, module, 0, (module.out_features,), exact=False)
+            if tied and share.vocabulary is not None and not isinstance(own, QuantizedLinear):
+                own.weight = share.model.get_input_embeddings().weight
+            share.model.set_submodule(path, own)
         else:
             dim = 0 if style in COLUMNS else 1
             outputs = _out_features(module)
@@ -167,12 +161,12 @@ class _Cut:
         return torch.cat([piece.tensor_split(self.size, dim)[self.rank] for piece in pieces], dim).contiguous().clone()
 
 
-def _linear(cut: _Cut, path: str, layer: nn.Module, dim: int, parts: tuple[int, ...]) -> nn.Module:
+def _linear(cut: _Cut, path: str, layer: nn.Module, dim: int, parts: tuple[int, ...], exact=True) -> nn.Module:
     """Return the share of a linear layer: of its outputs (dim 0), or of its inputs (dim 1)."""
     if isinstance(layer, QuantizedLinear):
-        return _quantized(cut, path, layer, dim, parts)
+        return _quantized(cut, path, layer, dim, parts, exact)
     is_conv1d = isinstance(layer, Conv1D)  # its weight is [in, out]
-    layer.weight = nn.Parameter(cut(path, layer.weight, 1 - dim if is_conv1d else dim, parts), False)
+    layer.weight = nn.Parameter(cut(path, layer.weight, 1 - dim if is_conv1d else dim, parts, exact), False)
     layer.bias = _bias(cut, path, layer.bias, dim, parts)
     outputs, inputs = layer.weight.shape[::-1] if is_conv1d else layer.weight.shape
     if is_conv1d:
@@ -182,7 +176,9 @@ def _linear(cut: _Cut, path: str, layer: nn.Module, dim: int, parts: tuple[int, 
     return layer
 
 
-def _quantized(cut: _Cut, path: str, layer: QuantizedLinear, dim: int, parts, exact=True) -> QuantizedLinear:
+def _quantized(
+    cut: _Cut, path: str, layer: QuantizedLinear, dim: int, parts: tuple[int, ...], exact: bool
+) -> QuantizedLinear:
     """Return the share of a quantized layer: the same integers, whose groups must not be cut."""
     integers, scales = layer.integers_and_scales()
     groups = scales.shape[1]
