@@ -110,9 +110,9 @@ def pass_shares(
                 if share >= 7:
                     write(ax, left + share / 2, y, f"{share:.0f}%", SMALL, color=ink_on(color))
                 left += share
-            ax.text(101, y, f"{whole:.2g} s" if whole >= 1 else f"{1000 * whole:.3g} ms", va="center")
+            ax.text(101, y, f"{whole:.1f} s" if whole >= 1 else f"{1000 * whole:.1f} ms", va="center")
             listed = ", ".join(f"{meaning} {share:.0f}%" for meaning, share in zip(meanings, shares, strict=True))
-            described.append(f"{name}, {machine}, in milliseconds {1000 * whole:.3g}: {listed}")
+            described.append(f"{name}, {machine}, in milliseconds {1000 * whole:,.1f}: {listed}")
         set_panel_title(ax, name)
         ax.set_yticks(range(len(machines)), list(machines))
         ax.set(xlim=(0, 118), ylim=(len(machines) - 0.5, -0.5))
