@@ -46,7 +46,9 @@ ALMOST["split_linear"] |= {
     "place 0 should be 2 values": lambda shares, *_: [weight for weight, _ in shares],
     "changed its argument: `bias`": lambda shares, weight, bias, *_: (bias.zero_(), shares)[1],
     "in the reverse order": lambda shares, *_: shares[::-1],
-    "place 0, place 0 has shape [6, 2], but should have [2, 6]": lambda shares, *_: [(weight.T, bias) for weight, bias in shares],
+    "place 0, place 0 has shape [6, 2], but should have [2, 6]": lambda shares, *_: [
+        (weight.T, bias) for weight, bias in shares
+    ],
 }
 
 
@@ -132,7 +134,7 @@ def with_an_error_after_the_work(heads, kv_heads, head_dim, size):
             start += count * head_dim
         shares.append(share)
     if sum(map(len, shares)) < (heads + 2 * kv_heads) * head_dim:
-        raise ValueError("cannot share {} KV heads with {}".format(kv_heads, size))
+        raise ValueError(f"cannot share {kv_heads} KV heads with {size}")
     return shares
 
 
