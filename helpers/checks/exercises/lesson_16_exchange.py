@@ -77,15 +77,11 @@ LAST = f"{OWN} -> len(own) - 1 - own[::-1].index(max(own))"
 add_edits(greedy_token, {
     "sends a place in the worker's own share: a token's id is its place in the whole vocabulary.":
         [f"{NEXT} -> pass", (f"first + {OWN} -> {OWN}", f"{BEST}[1] -> {ALL}.index(max({ALL}))")],
-    "sends the right tokens, and returns a place in the winner's share.":
-        f"{BEST}[1] -> shares[sent.index({BEST})].index({BEST}[0])",
     "counts ids as if all shares had the same size: they may differ.":
         [f"len(own) -> {size}" for size in ("len(shares[0])", "max(map(len, shares))", f"len({ALL}) // len(shares)")],
     "returns the number of the worker: the task asks for its token.": f"{BEST}[1] -> sent.index({BEST})",
-    "returns the best logit: the task asks for its token.": f"{BEST}[1] -> {BEST}[0]",
     "prefers the last of several equal logits: everywhere, a tie goes to the lowest id.":
         [(LAST, f"{BEST} -> max(sent)"), LAST, f"{BEST} -> max(sent)"],
-    "takes the smallest logit.": ("max(own) -> min(own)", f"{BEST} -> min(sent, key=lambda one: one[0])"),
     "sends the token before its logit: the task asks for (logit, token).":
         "return sent, -> return [pair[::-1] for pair in sent],",
     "sends all logits: a worker's best one is enough.":

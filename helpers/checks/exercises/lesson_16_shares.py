@@ -42,8 +42,7 @@ COLUMNS_IN_TURN = W_IN_TURN[0], IN_TURN.format(CUT_B, "bias[")
 add_edits(split_linear, {
     "exchanges columns and rows: the weight is stored as [outputs, inputs], and a split by columns shares out the "
     "outputs.": ['"columns" -> "rows"', ("size, 0 -> size, -2", "size, 1 -> size, 0", "size, -2 -> size, 1")],
-    "splits by columns, whatever `by` is.": "by == -> by or",
-    "splits by rows, whatever `by` is.": "if by == -> if not",
+    "splits both kinds of layers in the same way: `by` says which way.": ["by == -> by or", "if by == -> if not"],
     "gives every worker the whole bias of a layer that is split by rows: the sum would contain it several times.":
         f"{ONCE} -> [bias] * size",
     "cuts the bias of a layer that is split by rows: each worker's results have all outputs, so the pieces don't fit.":
@@ -192,7 +191,6 @@ add_edits(qkv_rows, {
         f"{PARTS} -> ((0, heads + 2 * kv_heads),)",
     "shares out only the queries: a worker also computes the keys and values that its queries read.":
         f"{PARTS} -> ((0, heads),)",
-    "leaves out the values: they follow the keys.": f"{PARTS} -> {PARTS}[:2]",
     "counts as many KV heads as query heads: here, several query heads may share one.":
         f"{PARTS} -> ((0, heads), (heads, heads), (2 * heads, heads))",
     "gives every worker all KV heads: it needs those that its own query heads read, and no others.":
