@@ -15,8 +15,7 @@ A layer with quantized weights (`models/quantization.py`) has two of them:
     compiled        the kernel in `kernels/quantized.cpp`, on the layer's own integers
 
 A layer that rounds its inputs, too (`models/integer_products.py`), has these two, with the kernel in
-`kernels/integer_linear.cpp`. PyTorch's private product of integers (`_int_mm`) needs another copy of them, and was slower
-than the kernel for every shape and number of rows (benchmarks/integer_products.py).
+`kernels/integer_linear.cpp`. PyTorch's private product of integers, `_int_mm`, needs a copy of them in another order.
 
 oneDNN's operators are private to PyTorch and differ between versions, and the kernel needs a compiler. So a backend is
 available if it multiplies correctly on a trial.

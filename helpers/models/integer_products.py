@@ -9,9 +9,10 @@ order, times both scales:
 So a token's result depends on no other token of its batch, bit for bit, whatever computes it. Processors multiply
 integers of 8 bits several times as fast as floats, which shortens prefills and decodes of many rows.
 
-What rounding the inputs costs depends on the model: a large input enlarges the scale of its whole token. And rounding is
-a step. Two ways to compute the rest of a model differ by float32's rounding, and where that moves an input over the
-middle between two integers, the logits move by up to a few percent of their range. In float64, that hardly ever happens.
+What rounding the inputs costs depends on the model: a large input enlarges the scale of its whole token. And rounding
+is a step. Two ways to compute the rest of a model differ by float32's rounding; where that moves an input over the
+middle between two integers, the logits may move by more than 1% of their range. So near ties are wider than with float
+inputs. In float64, that hardly ever happens.
 
 `integer_reference` returns the reference: an ordinary model that computes with PyTorch.
 """
@@ -107,8 +108,8 @@ def round_inputs(model: nn.Module, kind: type[IntegerLinear] = IntegerLinear) ->
 def integer_reference(model: nn.Module) -> nn.Module:
     """Return an ordinary model with int8 weights whose linear layers round their inputs, all with PyTorch.
 
-    It is the reference for an engine with `EngineConfig(weights="int8", compute="int8")`. Both generate the same tokens,
-    except for near ties, which are wider than those of float products (see above).
+    It is the reference for an engine with `EngineConfig(weights="int8", compute="int8")`. Both generate the same
+    tokens, except for near ties, which are wider than those of float products (see above).
 
     Args:
         model: a float model, or one with int8 weights. It stays as it is, and shares all other tensors.

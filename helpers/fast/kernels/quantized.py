@@ -1,4 +1,4 @@
-"""Multiply rows by a weight of integers: `quantized.cpp` converts these to floats, `integer_linear.cpp` rounds the rows."""
+"""Multiply rows by a weight of integers, as floats (`quantized.cpp`) or as integers (`integer_linear.cpp`)."""
 
 from ctypes import c_int, c_long, c_void_p
 
