@@ -1,7 +1,7 @@
 """Quantize a model's linear layers: integers of 8 or 4 bits, with a scale for each group of weights.
 
 A decode reads all weights to compute a few rows, so it takes about as long as reading them. Fewer bits per weight make
-it faster. Only weights are quantized: activations keep the model's dtype.
+it faster. Only weights are quantized: activations keep the model's dtype, unless `integer_products.py` rounds them.
 
     int8    8 bits per weight and a float32 scale for each output
     int4    4 bits per weight and a bfloat16 scale for each GROUP of inputs of an output: 4.5 bits per weight
