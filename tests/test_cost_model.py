@@ -2,7 +2,7 @@
 
 import random
 import statistics
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -45,6 +45,39 @@ def test_each_adapter_of_an_iteration_is_read_once():
 def test_the_first_tokens_of_an_iteration_can_be_free():
     cost = CostModel(iterations=1.0, tokens=0.5, free_tokens=8)
     assert [cost.of(1, 0, tokens, 1, 0, 0) for tokens in (1, 8, 9, 10)] == [1.0, 1.0, 1.5, 2.0]
+
+
+def test_a_split_model_is_read_and_computed_in_shares_and_pays_for_its_sums():
+    whole = CostModel(**COEFFICIENTS, adapters=0.2, sums=65, sum_bytes=8192.0, about={"model": "one"})
+    assert whole.split(1, 1e-5, 1e9) == whole
+    link = 65 * 8192 * 2 * 3 / 4 / 1e9  # seconds per token: a ring of 4 sends each byte 1.5 times
+    split = whole.split(4, 1e-5, 1e9)
+    sent = [(0.004 / 4 + 65e-5) * counts[0] + (2e-5 / 4 + link) * counts[2] for counts in random_counts(20)]
+    rest = [
+        0.001 * prefills + 1e-4 * sequences + (1e-6 * keys + 1e-8 * pairs) / 4
+        for _, prefills, _, sequences, keys, pairs in random_counts(20)
+    ]
+    expected = [one + other for one, other in zip(sent, rest, strict=True)]
+    assert [split.of(*counts) for counts in random_counts(20)] == pytest.approx(expected)
+    assert (split.adapters, split.about) == (0.05, {"model": "one"})
+    free = replace(whole, free_tokens=8).split(4, 1e-5, 1e9)
+    assert [free.of(1, 0, tokens, 1, 0, 0) for tokens in (8, 20)] == pytest.approx(
+        [0.0001 + 0.001 + 65e-5 + 8 * link, 0.0001 + 0.001 + 65e-5 + 12 * 2e-5 / 4 + 20 * link]
+    )
+
+
+@pytest.mark.parametrize(
+    ("cost", "arguments", "reason"),
+    [
+        (CostModel(1.0), (2, 1e-5, 1e9), "does not say how many sums"),
+        (CostModel(1.0, sums=3), (0, 1e-5, 1e9), "at least 1 device"),
+        (CostModel(1.0, sums=3), (2, -1, 1e9), "finite time per sum"),
+        (CostModel(1.0, sums=3), (2, 0, float("nan")), "bytes per second above 0"),
+    ],
+)
+def test_a_model_that_cannot_be_split_is_refused_with_the_reason(cost, arguments, reason):
+    with pytest.raises(ValueError, match=reason):
+        cost.split(*arguments)
 
 
 def random_counts(number: int) -> list[tuple[int, ...]]:
@@ -92,7 +125,8 @@ def test_a_saved_model_is_read_again_with_what_it_describes(tmp_path):
         ('{"tokens": -1}', "'tokens' must be a number from 0 to 1e\\+09, not -1"),
         ('{"tokens": "1"}', "must be a number"),
         ('{"adapters": -1}', "'adapters' must be a number"),
-        ('{"tokens": 1, "free_tokens": -1}', "'free_tokens' must be an integer of at least 0, not -1"),
+        ('{"tokens": 1, "free_tokens": -1}', "'free_tokens' must be an integer from 0 to 1e\\+09, not -1"),
+        ('{"tokens": 1, "sums": 1.5}', "'sums' must be an integer"),
         ("{}", "All coefficients are 0"),
     ],
 )
@@ -104,7 +138,7 @@ def test_a_file_without_a_cost_model_is_refused_with_the_reason(tmp_path, conten
 
 def test_the_machine_from_data_sheets_is_what_its_data_sheets_say():
     machine = CostModel.load(MACHINES["h100_llama_8b"])
-    assert machine == estimate(8.03e9, 2, 2 * 2 * 32 * 1024, 32 * 4096, 3.35e12, 989e12)
+    assert machine == estimate(8.03e9, 2, 2 * 2 * 32 * 1024, 32 * 4096, 3.35e12, 989e12, 0, 2 * 32 + 1, 2 * 4096)
     assert "data sheets" in machine.about["source"]
     assert machine.of(1, 1, 1, 1, 0, 0) == pytest.approx(0.0048, rel=0.01)  # 16 GB at 3.35 TB/s
 

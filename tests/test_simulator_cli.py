@@ -1,11 +1,14 @@
 """The command line of the simulator answers with goodput per fleet size, and says what is wrong with its input."""
 
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from helpers import load_model
 from helpers.simulator import CostModel, TimedRequest, write_trace
 from helpers.simulator.__main__ import main
 
@@ -61,6 +64,19 @@ def test_replicas_that_come_and_go_or_do_half_of_the_work_get_a_line_each(trace,
     assert 2.0 < float(failing[4][-3]) < 5.0
 
 
+def test_replicas_of_two_devices_halve_the_time_and_have_the_rows_of_both(trace, tmp_path, capsys):
+    CostModel(iterations=1.0, sums=10, sum_bytes=1.0).save(tmp_path / "cost.json")
+    link = ["--sum-seconds", "0.005", "--link-bytes", "1e12", "--price-per-hour", "3600"]
+    assert main([*trace, "--replicas", "2,3", "--tensor-parallel", "2", *link, "--slo", "e2e=2.8"]) == 0
+    text = capsys.readouterr().out
+    _, two, three, split = rows(text)
+    assert [line[0] for line in (two, three, split)] == ["2", "3", "1x2"]
+    assert [line[3] for line in (two, three, split)] == ["50.0%", "75.0%", "100.0%"]
+    assert [float(line[4]) for line in (two, split)] == [2.0, 1.37]  # first tokens at 1, 1, 3, 3; from 0.55 to 2.2
+    assert [float(line[-1]) for line in (two, split)] == pytest.approx([2 * 4e6 / 8, 2 * 2.75e6 / 8], rel=0.01)
+    assert text.endswith("the smallest of these fleets has 1x2 replicas.\n")
+
+
 def test_the_answer_names_the_smallest_fleet_or_asks_for_more(trace, capsys):
     main([*trace, "--replicas", "1,2,4", "--slo", "e2e=4.5"])
     assert "with E2E <= 4.5 s, the smallest of these fleets has 2 replicas." in capsys.readouterr().out
@@ -94,6 +110,8 @@ def test_the_command_routes_as_the_front_end_does_to_replicas_with_a_free_row(tr
         (["--fail-every", "0.5"], "at least 1, not 0.5"),
         (["--fail-every", "1"], "let them fail less often, or start sooner (start_seconds is 60)"),
         (["--rate", "0"], "above 0, not 0"),
+        (["--replicas", "1,3", "--tensor-parallel", "1,2"], "--tensor-parallel 2 divides none of --replicas"),
+        (["--replicas", "2", "--tensor-parallel", "2"], "does not say how many sums"),
         (["--requests", "0"], "--requests is at least 1, not 0"),
         (["--cost", "nowhere.json"], "nowhere.json"),
         (["--cost", __file__], "contains no cost model"),
@@ -136,7 +154,22 @@ def test_this_machine_can_be_measured_and_its_costs_used(tmp_path, capsys):
     assert main(["--fit", file, "--requests", "20", "--dtype", "bfloat16", "--rows", "4", "--tokens", "64"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("another live run is off by") == 2
-    about = CostModel.load(file).about
-    assert (about["rows"], about["tokens per iteration"]) == (4, 64)
+    cost, config = CostModel.load(file), load_model()[0].config
+    assert (cost.about["rows"], cost.about["tokens per iteration"]) == (4, 64)
+    assert (cost.sums, cost.sum_bytes) == (2 * config.num_hidden_layers + 1, 2 * config.hidden_size)
     assert main(["--synthetic", "code", "--requests", "20", "--cost", file]) == 0
     assert "the embedded model in bfloat16 on" in capsys.readouterr().out
+
+
+def test_the_page_on_planning_reports_what_its_commands_print(capsys):
+    """To the two digits that it gives."""
+    page = (Path(__file__).parents[1] / "docs" / "planning.md").read_text().partition("## One model on several")[2]
+    commands = page.partition("```bash\n")[2].partition("```")[0].replace("\\\n", "").splitlines()
+    tables = []
+    for command in commands:
+        assert main(shlex.split(command)[3:]) == 0
+        tables.append([(float(line[4]), float(line[6])) for line in rows(capsys.readouterr().out)[1:5]])
+    written = re.findall(r"([\d.]+) (m?s)\b", page.partition("| --- |")[2].partition("\n\n")[0])
+    seconds = [float(number) / {"ms": 1000, "s": 1}[unit] for number, unit in written]
+    printed = [one for line in zip(*tables, strict=True) for latencies in line for one in latencies]
+    assert seconds == pytest.approx(printed, rel=0.05)

@@ -6,6 +6,7 @@
     python -m helpers.simulator --trace FILE --replicas 4,8 --autoscale 1..8              a fleet that grows and shrinks
     python -m helpers.simulator --trace FILE --replicas 3 --disaggregate 1:2,1..4:1..2    prefill : decode
     python -m helpers.simulator --trace FILE --replicas 4..6 --fail-every 3600            replicas fail
+    python -m helpers.simulator --trace FILE --replicas 8 --tensor-parallel 2,4           models split over devices
     python -m helpers.simulator --fit machine.json                                        measures this machine
 
 The whole trace is simulated on each fleet. Rates are per second from the first arrival to the last token. --cost names
@@ -18,7 +19,7 @@ The exit status is 0 on success, 2 for an invalid setting or file, 130 after Ctr
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -94,12 +95,16 @@ class SimulatorOptions(FleetOptions):
         autoscale: also a fleet that grows and shrinks, such as 1..8.
         target: unfinished requests per replica where their number changes; the number of rows if omitted.
         start_seconds: until a replica is ready.
-        fail_every: mean seconds from one failure of a replica to the next.
+        fail_every: mean seconds from one failure of a device to the next.
         disaggregate: also P replicas that prefill and D that decode, P:D,...; N..M for a number that grows and shrinks.
+        tensor_parallel: also replicas of so many devices, such as 2,4: as many devices in all as --replicas says, with
+            the rows, tokens and blocks of all their devices.
+        sum_seconds: of a sum over the devices of a replica; 10 microseconds by default.
+        link_bytes: per second between these devices; the default was measured on NVLink.
         transfer_seconds: to move the keys and values of a token; the default is 131 kB at 50 GB/s.
         slo: latency limits in seconds, such as ttft=1,tpot=0.05,e2e=10.
         share: share of requests within the limits.
-        price_per_hour: of one replica; adds the price of tokens.
+        price_per_hour: of one device; adds the price of tokens.
         picture: an SVG file: goodput for each of --replicas.
 
     Raises:
@@ -124,6 +129,9 @@ class SimulatorOptions(FleetOptions):
     start_seconds: Annotated[float, Parameter(group=FURTHER)] = 60.0
     fail_every: Annotated[float | None, Parameter(group=FURTHER)] = None
     disaggregate: Annotated[Any, one_value(_pairs), Parameter(group=FURTHER)] = None
+    tensor_parallel: Annotated[Any, one_value(_sizes), Parameter(group=FURTHER)] = None
+    sum_seconds: Annotated[float, Parameter(group=FURTHER)] = 1e-5
+    link_bytes: Annotated[float, Parameter(group=FURTHER)] = 366e9
     transfer_seconds: Annotated[float, Parameter(group=FURTHER)] = 2.6e-6
     slo: Annotated[Any, one_value(latency_limits), Parameter(group=RESULTS)] = None
     share: Annotated[float, Parameter(group=RESULTS)] = 0.99
@@ -143,6 +151,11 @@ class SimulatorOptions(FleetOptions):
             raise ValueError(f"--requests is at least 1, not {self.requests}.")
         if self.fail_every is not None and not 1 <= self.fail_every < math.inf:
             raise ValueError(f"--fail-every is a number of at least 1, not {self.fail_every}.")
+        undivided = [devices for devices in self.tensor_parallel or () if all(size % devices for size in self.replicas)]
+        if undivided:
+            raise ValueError(
+                f"--tensor-parallel {undivided[0]} divides none of --replicas: add a number that it divides."
+            )
         _ = self.config
 
     @property
@@ -187,19 +200,32 @@ def _fleets(cost: CostModel, args: SimulatorOptions) -> dict[str, Callable[[Iter
     """Return a function for each fleet that simulates a trace on it."""
     config = args.config
 
-    def replicas(sizes: list[int], kind: str = "", seed: int = args.seed) -> dict:
+    def replicas(sizes: list[int], kind: str = "", seed: int = args.seed, devices: int = 1) -> dict:
         """Return the arguments for the replicas of one kind: the first of these sizes, at most the last one."""
         least, most, autoscaler = sizes[0], sizes[-1], None
         if least < most:
             target = config.max_batch_size if args.target is None else args.target
             autoscaler = QueueLengthAutoscaler(least, most, target)
-        failures = () if args.fail_every is None else random_failures(most, args.fail_every, seed)
+        failures = () if args.fail_every is None else random_failures(most, args.fail_every / devices, seed)
         router = FreeRowsFirst(ROUTERS[args.router](*[args.seed] * (args.router == "power_of_two_choices")))
         options = {"replicas": least, "router": router, "failures": failures, "autoscaler": autoscaler}
         return {f"{kind}{name}": value for name, value in options.items()}
 
     options = {"config": config, "cost": cost, "start_seconds": args.start_seconds}
     fleets = {f"{size}": partial(simulate_fleet, **options, **replicas([size])) for size in args.replicas}
+    for devices in args.tensor_parallel or ():
+        options |= {
+            "config": replace(
+                config,
+                max_batch_size=config.max_batch_size * devices,
+                max_tokens_per_step=config.max_tokens_per_step * devices,
+                num_blocks=config.num_blocks and config.num_blocks * devices,
+            ),
+            "cost": cost.split(devices, args.sum_seconds, args.link_bytes),
+        }
+        for size in (size // devices for size in args.replicas if size % devices == 0):
+            fleets[f"{size}x{devices}"] = partial(simulate_fleet, **options, **replicas([size], devices=devices))
+    options |= {"config": config, "cost": cost}
     if args.autoscale:
         sizes = args.autoscale
         fleets[f"{sizes[0]}..{sizes[-1]}"] = partial(simulate_fleet, **options, **replicas(sizes))
@@ -219,6 +245,11 @@ def _counted(requests: Iterable[TimedRequest], bar: tqdm) -> Iterable[TimedReque
 def price_per_million(result: FleetResult, price_per_hour: float) -> float:
     """Return the price of a million output tokens, with the time in which replicas start or are idle."""
     return price_per_hour * result.replica_seconds / 3600 / (sum(result.output_tokens) / 1e6)
+
+
+def devices_of(name: str) -> int:
+    """Return how many devices each replica of a fleet has, given its name: 2 for 4x2."""
+    return int(name.partition("x")[2] or 1)
 
 
 def table(results: dict[str, FleetResult], args: SimulatorOptions) -> str:
@@ -241,7 +272,7 @@ def table(results: dict[str, FleetResult], args: SimulatorOptions) -> str:
         if args.fail_every is not None:
             cells.append(f"{result.resumed}")
         if args.price_per_hour is not None:
-            cells.append(f"{price_per_million(result, args.price_per_hour):.3g}")
+            cells.append(f"{price_per_million(result, args.price_per_hour * devices_of(name)):.3g}")
         lines.append("".join(f"{cell:>13}" for cell in cells))
     return "\n".join(lines)
 
@@ -253,7 +284,7 @@ def answer(results: dict[str, FleetResult], args: SimulatorOptions) -> str:
     served = f"To serve {100 * args.share:.4g}% of the requests with {limits},"
     if not enough:
         return f"{served} all of these fleets are too small: try more replicas."
-    smallest = min(enough, key=lambda name: results[name].mean_replicas)
+    smallest = min(enough, key=lambda name: results[name].mean_replicas * devices_of(name))
     return f"{served} the smallest of these fleets has {smallest} replica{'s' * (smallest != '1')}."
 
 

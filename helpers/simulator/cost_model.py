@@ -11,12 +11,13 @@ The seconds are the sum of these counts, each times its coefficient. Adapters ad
 read once, however many rows have it. The first few tokens of an iteration can be free: their arithmetic takes less time
 than reading the weights (the roofline model; Williams et al., CACM 2009). The coefficients of a machine are measured
 (`fit.py`) and kept in a small JSON file. For a machine that cannot be measured, `estimate` computes them from data
-sheets.
+sheets. `split` turns the costs of one device into those of several that share the model.
 """
 
 import json
+import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,13 @@ class CostModel:
         iterations, prefills, tokens, sequences, keys, pairs: seconds per unit, from 0 to MOST_SECONDS.
         free_tokens: how many tokens of an iteration take no time of their own.
         adapters: seconds per adapter of an iteration. A fit leaves it at 0: its requests have no adapters.
+        sums: how many sums over its devices a pass of the split model takes; 0 if unknown.
+        sum_bytes: the bytes of each of these sums, per token.
         about: what the model describes: the machine, the model, the errors of the fit, ...
 
     Raises:
-        ValueError: a coefficient is not a number in this range, all of them are 0, `free_tokens` is not an integer of
-            at least 0, or `about` is not a dict.
+        ValueError: a coefficient or `sum_bytes` is not a number in this range, all coefficients are 0, `free_tokens` or
+            `sums` is not an integer of at least 0, or `about` is not a dict.
     """
 
     iterations: float = 0.0
@@ -67,20 +70,21 @@ class CostModel:
     pairs: float = 0.0
     free_tokens: int = 0
     adapters: float = 0.0
+    sums: int = 0
+    sum_bytes: float = 0.0
     about: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self):
-        for name in (*FEATURES, "adapters"):
+        for name in (*FEATURES, "adapters", "sum_bytes"):
             coefficient = getattr(self, name)
             if not isinstance(coefficient, int | float) or not 0 <= coefficient <= MOST_SECONDS:
-                raise ValueError(
-                    f"The seconds per unit of {name!r} must be a number from 0 to {MOST_SECONDS:g}, not "
-                    f"{coefficient!r}."
-                )
+                raise ValueError(f"{name!r} must be a number from 0 to {MOST_SECONDS:g}, not {coefficient!r}.")
         if not any(self.coefficients):
             raise ValueError("All coefficients are 0, so no iteration would take any time: set at least one.")
-        if not isinstance(self.free_tokens, int) or self.free_tokens < 0:
-            raise ValueError(f"'free_tokens' must be an integer of at least 0, not {self.free_tokens!r}.")
+        for name in ("free_tokens", "sums"):
+            count = getattr(self, name)
+            if not isinstance(count, int) or not 0 <= count <= MOST_SECONDS:
+                raise ValueError(f"{name!r} must be an integer from 0 to {MOST_SECONDS:g}, not {count!r}.")
         if not isinstance(self.about, dict):
             raise ValueError(f"'about' must be an object, not {self.about!r}.")
 
@@ -107,6 +111,39 @@ class CostModel:
             + self.pairs * pairs
             + self.adapters * adapters
         )
+
+    def split(self, size: int, seconds_per_sum: float, bytes_per_second: float) -> "CostModel":
+        """Return the costs of a model that is split over devices (tensor parallelism; Shoeybi et al., 2019).
+
+        Each device reads and computes an equal share; sampling and the start of a prefill are not shared out. Each sum
+        takes a fixed time, and each of its bytes crosses the link 2 (size - 1) / size times, as in a ring. Free tokens
+        are sent like all others; an iteration with fewer tokens is charged for all of them.
+
+        Args:
+            size: the number of devices.
+            seconds_per_sum: the time of a sum of next to nothing.
+            bytes_per_second: how fast a device sends.
+
+        Raises:
+            ValueError: `size` is below 1, the link is not described by finite numbers above 0, or the cost model does
+                not know its sums.
+        """
+        if size < 1 or not 0 <= seconds_per_sum < math.inf or not 0 < bytes_per_second < math.inf:
+            raise ValueError(
+                f"A model is split over at least 1 device, with a finite time per sum and bytes per second above 0, "
+                f"not {size}, {seconds_per_sum} and {bytes_per_second}."
+            )
+        if size == 1:
+            return self
+        if not self.sums:
+            raise ValueError(
+                "The cost model does not say how many sums a pass of the split model takes: set 'sums' (usually two "
+                "per block and one for the embedding) and 'sum_bytes' (the hidden size times the bytes of a number)."
+            )
+        sending = self.sums * self.sum_bytes * 2 * (size - 1) / size / bytes_per_second  # per token
+        iterations = self.iterations / size + self.sums * seconds_per_sum + self.free_tokens * sending
+        shared = {name: getattr(self, name) / size for name in ("keys", "pairs", "adapters")}
+        return replace(self, iterations=iterations, tokens=self.tokens / size + sending, **shared)
 
     def save(self, path: str | Path) -> None:
         """Write the cost model as a JSON file."""
@@ -139,6 +176,8 @@ def estimate(
     bytes_per_second: float,
     operations_per_second: float,
     adapter_bytes: float = 0.0,
+    sums: int = 0,
+    sum_bytes: float = 0.0,
 ) -> CostModel:
     """Return a cost model from data sheets, without any overhead: a real iteration takes longer.
 
@@ -154,6 +193,7 @@ def estimate(
         bytes_per_second: how fast the device reads memory.
         operations_per_second: how fast it multiplies and adds.
         adapter_bytes: the matrices of an adapter in all layers.
+        sums, sum_bytes: as for `CostModel`.
     """
     return CostModel(
         iterations=parameters * bytes_per_parameter / bytes_per_second,
@@ -161,4 +201,6 @@ def estimate(
         keys=kv_bytes_per_token / bytes_per_second,
         pairs=4 * attention_width / operations_per_second,
         adapters=adapter_bytes / bytes_per_second,
+        sums=sums,
+        sum_bytes=sum_bytes,
     )

@@ -339,6 +339,8 @@ def fit_machine(
         "tokens per iteration": tokens,
         "errors": errors,
     }
-    cost = replace(cost, about=about)
+    decoder = model.config.get_text_config()
+    sums, sum_bytes = 2 * decoder.num_hidden_layers + 1, float(decoder.hidden_size * model.dtype.itemsize)
+    cost = replace(cost, sums=sums, sum_bytes=sum_bytes, about=about)
     cost.save(path)
     return cost
