@@ -31,7 +31,7 @@ from helpers.fast.quantized_linear import multiply_integers
 from helpers.hardware import cpuinfo
 from helpers.models import clone_sharing_weights, quantize, round_inputs, unrounded_inputs
 from helpers.models.capabilities import require_exact_batching
-from helpers.models.integer_products import EXACT, IntegerLinear
+from helpers.models.integer_products import EXACT, MOST_INPUTS, IntegerLinear
 from helpers.models.quantization import QuantizedLinear
 from tests.support.families import (
     BF16_MARGIN,
@@ -378,12 +378,13 @@ def test_settings_that_exclude_each_other_are_refused(settings, message):
         EngineConfig(**settings)
 
 
-def test_layers_with_several_scales_per_output_are_refused_by_name():
+def test_layers_with_other_integers_or_too_many_inputs_are_refused_by_name():
     grouped = QuantizedLinear.from_integers(
         torch.ones(32, 64, dtype=torch.int8), torch.ones(32, 2), 8, None, torch.float32
     )
-    for layer in (grouped, QuantizedLinear(layer_of(64, 32), "int4")):
+    wide = QuantizedLinear(nn.Linear(MOST_INPUTS + 1, 32), "int8")
+    for layer in (grouped, wide, QuantizedLinear(layer_of(64, 32), "int4")):
         with pytest.raises(
-            ValueError, match=r'1 cannot multiply integers: it has . bits and 2 scales .* Use weights="int8"'
+            ValueError, match=r"1 cannot multiply integers: it has . bits, . scales .* Leave out compute"
         ):
             round_inputs(nn.Sequential(nn.ReLU(), layer))

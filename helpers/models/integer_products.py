@@ -28,7 +28,7 @@ from .cloning import clone_sharing_weights
 from .quantization import FORMATS, QuantizedLinear, quantize, round_to_integers
 
 EXACT = 2**24 // 127**2  # so many products of 8-bit integers have a sum that float32 holds exactly
-MOST_INPUTS = 2**31 // 127**2  # of a layer: the sums have 32 bits
+MOST_INPUTS = 2**16  # of a layer, so that sums have 32 bits, even of unsigned by signed bytes
 _rounds_inputs = ContextVar("rounds_inputs", default=True)
 
 
@@ -98,8 +98,9 @@ def round_inputs(model: nn.Module, kind: type[IntegerLinear] = IntegerLinear) ->
             continue
         if layer.format.bits != 8 or layer.format.group is not None or layer.in_features > MOST_INPUTS:
             raise ValueError(
-                f"{path} cannot multiply integers: it has {layer.format.bits} bits and {layer.scales.shape[1]} scales "
-                f'per output of {layer.in_features} inputs. Use weights="int8" of a model with float weights.'
+                f"{path} cannot multiply integers: it has {layer.format.bits} bits, {layer.scales.shape[1]} scales per "
+                f"output and {layer.in_features} inputs, but 8, 1 and up to {MOST_INPUTS} are possible. Leave out "
+                f"compute, or give a model whose weights are floats."
             )
         layer.__class__ = kind  # the same tensors, multiplied in another way
     return model

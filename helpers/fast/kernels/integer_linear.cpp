@@ -106,10 +106,10 @@ static void integer_linear(const Number* x, const uint32_t* w, const float* scal
                            int8_t* integers, Row* rounded, long rows, long in, long out, int threads) {
   const long words = in / 4;
   const bool tiles = words % TILE == 0 && may_use_tiles();
+#pragma omp parallel for num_threads(threads) if (rows > ROWS)  // waking threads takes longer than a few rows
+  for (long r = 0; r < rows; r++) rounded[r] = round_row(x + r * in, integers + r * in, in);
 #pragma omp parallel num_threads(threads)
   {
-#pragma omp for
-    for (long r = 0; r < rows; r++) rounded[r] = round_row(x + r * in, integers + r * in, in);
     if (tiles) configure_tiles();
 #pragma omp for
     for (long c = 0; c < out; c += PANEL) {
