@@ -8,6 +8,7 @@ and scaled by PyTorch's operators. Before each call, weights leave the cache, as
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import cyclopts
 import torch
@@ -59,7 +60,7 @@ def milliseconds(outputs: int, inputs: int, budget: float) -> list[list[float]]:
     """Return the shortest time of each way to multiply, for each number of rows.
 
     Args:
-        budget: seconds for a number of rows. The first call of a product prepares the later ones, which count.
+        budget: seconds for a number of rows.
     """
     layer = nn.Linear(inputs, outputs, bias=False)
     half = nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16)
@@ -76,11 +77,10 @@ def milliseconds(outputs: int, inputs: int, budget: float) -> list[list[float]]:
             for way, own in zip(ways, best, strict=True):
                 numbers = x if way is ways[0] else x.bfloat16()
                 for index, product in enumerate(way):
-                    if number > 1 and own[index] > 4 * min(own):  # it has lost
+                    if number and own[index] > 4 * min(own):  # it has lost
                         continue
                     evict()
-                    taken = seconds(lambda: product(numbers))  # noqa: B023
-                    own[index] = min(own[index], taken) if number else float("inf")
+                    own[index] = min(own[index], seconds(partial(product, numbers)))
         times.append([1000 * min(own) for own in best])
     return times
 

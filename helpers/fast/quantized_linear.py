@@ -3,6 +3,8 @@
 `helpers/models` describes these layers and computes with PyTorch; importing this package replaces that.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from ..models.integer_products import IntegerLinear
@@ -44,17 +46,13 @@ def _check_inputs(layer: QuantizedLinear, x: torch.Tensor) -> None:
 def use_kernels() -> None:
     """Let all quantized layers multiply with the kernels where they are available; keep new ones in huge pages."""
 
-    def multiply(layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
-        available = not kernels.unavailable(x.dtype, x.device)
-        return multiply_quantized(layer, x) if available else layer.multiply_dequantized(x)
-
-    def multiply_rounded(layer: IntegerLinear, x: torch.Tensor) -> torch.Tensor:
-        available = not kernels.unavailable(x.dtype, x.device)
-        return multiply_integers(layer, x) if available else layer.multiply_integers(x)
+    def where_available(product: Callable, otherwise: Callable) -> Callable:
+        return lambda layer, x: (otherwise if kernels.unavailable(x.dtype, x.device) else product)(layer, x)
 
     def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         on_cpu = torch.device(device).type == "cpu"
         return huge_pages.empty(shape, dtype) if on_cpu else torch.empty(shape, dtype=dtype, device=device)
 
-    QuantizedLinear.multiply, QuantizedLinear.allocate = multiply, staticmethod(allocate)
-    IntegerLinear.multiply_rounded = multiply_rounded
+    QuantizedLinear.allocate = staticmethod(allocate)
+    QuantizedLinear.multiply = where_available(multiply_quantized, QuantizedLinear.multiply_dequantized)
+    IntegerLinear.multiply_rounded = where_available(multiply_integers, IntegerLinear.multiply_integers)
