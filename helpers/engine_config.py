@@ -113,11 +113,6 @@ class EngineConfig:
             raise ValueError(f'compute must be "int8" or None, not {self.compute!r}.')
         if self.compute is not None and self.weights != "int8":
             raise ValueError(f'compute="int8" needs weights="int8", not {self.weights!r}: set both, or neither.')
-        if self.compute is not None and self.tensor_parallel_size > 1:
-            raise ValueError(
-                f'compute="int8" rounds all inputs of a layer with one scale, and tensor_parallel_size='
-                f"{self.tensor_parallel_size} splits them: leave out one of the two."
-            )
         is_proposer = callable(getattr(self.speculative, "propose", None))
         if self.speculative not in (None, "ngram", "draft") and not is_proposer:
             raise ValueError(

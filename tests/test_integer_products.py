@@ -371,12 +371,19 @@ def test_the_choice_is_between_products_of_integers(monkeypatch, tmp_path):
         ({"compute": "int8"}, 'compute="int8" needs weights="int8", not None: set both'),
         ({"compute": "int8", "weights": "int4"}, "needs weights=\"int8\", not 'int4'"),
         ({"compute": "int4", "weights": "int8"}, "compute must be \"int8\" or None, not 'int4'"),
-        ({"tensor_parallel_size": 2, **INT8}, "tensor_parallel_size=2 splits them: leave out one"),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         EngineConfig(**settings)
+
+
+@pytest.mark.parametrize("rounding", [lambda model: (model, INT8), lambda model: (integer_reference(model), {})])
+def test_a_model_that_rounds_inputs_is_not_split(rounding):
+    model, own = random_pair("llama")
+    model, settings = rounding(model)
+    with pytest.raises(ValueError, match='would each round a part of them: leave out compute="int8"'):
+        Engine(model, own, EngineConfig(tensor_parallel_size=2, **settings))
 
 
 def test_layers_with_other_integers_or_too_many_inputs_are_refused_by_name():
