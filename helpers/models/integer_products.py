@@ -90,6 +90,10 @@ class _ReferenceLinear(IntegerLinear):
 def round_inputs(model: nn.Module, kind: type[IntegerLinear] = IntegerLinear) -> nn.Module:
     """Let all quantized layers of a model round their inputs, too; return the model.
 
+    Args:
+        model: it is changed in place.
+        kind: what its quantized layers become.
+
     Raises:
         ValueError: a layer has integers of 4 bits, or several scales per output, or more than MOST_INPUTS inputs.
     """

@@ -50,7 +50,7 @@ template <typename Number> static Row round_row(const Number* x, int8_t* integer
   for (long k = 0; k < in; k += LANES) {
     Floats value = load(x + k) / scale;
     value = value == value ? value : Floats{};
-    Ints rounded = bit_cast<Ints>(value + 12582912) - bit_cast<int32_t>(12582912.0f);  // 1.5 * 2^23, see exp
+    Ints rounded = bit_cast<Ints>(value + 12582912) - bit_cast<int32_t>(12582912.0f);  // the rounder of exp, vectors.h
     total += rounded;
     Quads words = bit_cast<Quads>(__builtin_convertvector(rounded, Bytes));
     words = (words & 0xff0000ff) | (words >> 8 & 0xff00) | (words << 8 & 0xff0000);
@@ -85,7 +85,9 @@ template <int R> static void multiply(const uint32_t* x, const uint32_t* w, cons
     for (int v = 0; v < VECTORS; v++) {
       Words some;
       memcpy(&some, w + k * PANEL + v * LANES, sizeof some);
-      if (R < ROWS) __builtin_prefetch((const char*)(w + k * PANEL + v * LANES) + AHEAD, 0, PREFETCH_ONCE);
+      const char* ahead = (const char*)(w + k * PANEL + v * LANES) + AHEAD;
+      if (R < ROWS) __builtin_prefetch(ahead, 0, PREFETCH_ONCE);
+      else __builtin_prefetch(ahead, 0, PREFETCH_OFTEN);
       some ^= 0x80808080;
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) totals[r][v] = add_four(totals[r][v], some, x[r * words + k]);
