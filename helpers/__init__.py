@@ -20,6 +20,7 @@ _HOME = {
     "generate_next_token": "batching",
     "generate_static": "loops",
     "init_batch": "batching",
+    "integer_reference": "models",
     "load_model": "models",
     "merge_batches": "batching",
     "save_quantized": "models",

@@ -61,6 +61,10 @@ EngineOptions = options_from(
     policy=Annotated[Literal[*POLICIES], Parameter(help="which waiting requests are admitted first.")],
     num_blocks=Annotated[int | None, Parameter(name=("--blocks", "--num-blocks"))],
     block_size=int,
+    compute=Annotated[
+        Literal["int8"] | None,
+        Parameter(help="with --weights int8: round the inputs of linear layers, too, and multiply integers."),
+    ],
     tensor_parallel_size=int,
     speculative=Annotated[
         Literal["ngram", "draft"] | None,

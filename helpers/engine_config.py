@@ -40,6 +40,9 @@ class EngineConfig:
         weights: "int8" or "int4" to store the weights of the linear layers as integers (`models/quantization.py`). A
             decode then reads fewer bytes. In float32, and except for near ties, the engine generates the tokens of
             `dequantized(model, weights)`. None stores the weights in the model's dtype.
+        compute: "int8" to round the inputs of these layers, too, and multiply integers by integers, which takes less
+            time where many rows are computed (`models/integer_products.py`). It requires int8 weights. The engine
+            generates the tokens of `integer_reference(model)`, except for near ties. None multiplies floats.
         tensor_parallel_size: over how many processes the model is split (`features/tensor_parallel/`), each with its
             share of the weights and of the KV cache. More than 1 requires a model that runs ragged, and whose heads can
             be shared equally.
@@ -73,6 +76,7 @@ class EngineConfig:
     batch_invariant: bool = False
     dtype: Any = None
     weights: str | None = None
+    compute: str | None = None
     tensor_parallel_size: int = field(default=1, metadata=needed("tensor_parallel"))
     trace_length: int | None = None
     speculative: str | Any | None = field(default=None, metadata=needed("speculation"))
@@ -105,6 +109,10 @@ class EngineConfig:
             raise ValueError(f'execution must be "auto", "ragged" or "padded", not {self.execution!r}.')
         if self.weights not in (None, "int8", "int4"):
             raise ValueError(f'weights must be "int8", "int4" or None, not {self.weights!r}.')
+        if self.compute not in (None, "int8"):
+            raise ValueError(f'compute must be "int8" or None, not {self.compute!r}.')
+        if self.compute is not None and self.weights != "int8":
+            raise ValueError(f'compute="int8" needs weights="int8", not {self.weights!r}: set both, or neither.')
         is_proposer = callable(getattr(self.speculative, "propose", None))
         if self.speculative not in (None, "ngram", "draft") and not is_proposer:
             raise ValueError(

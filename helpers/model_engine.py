@@ -11,7 +11,15 @@ import torch
 
 from .base_engine import BaseEngine
 from .engine import EngineConfig, EngineRequest, ModelInfo, Prompt, Sequence
-from .models import WeightUpdate, clone_sharing_weights, context_length, default_pair, eos_token_ids, quantize
+from .models import (
+    WeightUpdate,
+    clone_sharing_weights,
+    context_length,
+    default_pair,
+    eos_token_ids,
+    quantize,
+    round_inputs,
+)
 from .runners import PaddedRunner, RaggedRunner, make_runner
 
 
@@ -45,6 +53,8 @@ class Engine(BaseEngine):
             raise ValueError(f"dtype must be a floating-point torch dtype such as torch.bfloat16, not {dtype!r}.")
         if config.weights is not None:  # before the dtype: bfloat16 would round the weights a second time
             model = quantize(clone_sharing_weights(model), config.weights)
+        if config.compute is not None:
+            model = round_inputs(model)
         if dtype is not None and dtype != model.dtype:
             model = copy.deepcopy(model).to(dtype)  # the caller's model stays as it is
         self.model = model

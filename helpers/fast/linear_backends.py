@@ -14,6 +14,9 @@ A layer with quantized weights (`models/quantization.py`) has two of them:
     pytorch         dequantizes the weight and multiplies, which takes more time with few rows
     compiled        the kernel in `kernels/quantized.cpp`, on the layer's own integers
 
+A layer that rounds its inputs, too (`models/integer_products.py`), has these two, with the kernel in
+`kernels/integer_linear.cpp`. PyTorch's private product of integers, `_int_mm`, needs a copy of them in another order.
+
 oneDNN's operators are private to PyTorch and differ between versions, and the kernel needs a compiler. So a backend is
 available if it multiplies correctly on a trial.
 """
@@ -25,9 +28,10 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from ..models.integer_products import IntegerLinear
 from ..models.quantization import QuantizedLinear, weight_of
 from . import kernels
-from .quantized_linear import multiply_quantized
+from .quantized_linear import multiply_integers, multiply_quantized
 
 Layer = nn.Linear | Conv1D | QuantizedLinear
 Product = Callable[[torch.Tensor], torch.Tensor]  # from inputs [..., in] to outputs [..., out]
@@ -75,11 +79,17 @@ QUANTIZED: dict[str, Callable[[QuantizedLinear], Product]] = {
     "pytorch": lambda layer: layer.multiply_dequantized,
     "compiled": lambda layer: partial(multiply_quantized, layer),
 }
+INTEGER: dict[str, Callable[[IntegerLinear], Product]] = {
+    "pytorch": lambda layer: layer.multiply_integers,
+    "compiled": lambda layer: partial(multiply_integers, layer),
+}
 BATCH_INVARIANT = ("compiled", "compiled_unpacked")  # a row never depends on the number of rows (test_kernels.py)
 
 
 def backends_of(layer: Layer) -> dict[str, Callable[[Layer], Product]]:
     """Return the backends of this kind of layer, available or not, by name. Each makes the product of a layer."""
+    if isinstance(layer, IntegerLinear):
+        return INTEGER
     return QUANTIZED if isinstance(layer, QuantizedLinear) else BACKENDS
 
 

@@ -30,6 +30,7 @@ from pathlib import Path
 import torch
 
 from ..hardware import cpuinfo
+from ..models.integer_products import IntegerLinear
 from ..models.quantization import QuantizedLinear
 from .kernels import compiled
 from .linear_backends import COPYING, Layer, backends_of, bytes_of, inputs_of, kind_of
@@ -88,7 +89,8 @@ def shape_of(layer: Layer) -> str:
     """Return what the times of a layer depend on: its class, which tells the order of its weight, and its sizes."""
     if isinstance(layer, QuantizedLinear):
         scales = f"{layer.scales.shape[1]} {layer.scales.dtype}".replace("torch.", "")
-        return f"{layer.weights} {layer.out_features}x{layer.in_features} scales {scales}"
+        inputs = "int8 by " if isinstance(layer, IntegerLinear) else ""
+        return f"{inputs}{layer.weights} {layer.out_features}x{layer.in_features} scales {scales}"
     return f"{type(layer).__name__} {'x'.join(map(str, layer.weight.shape))}"
 
 

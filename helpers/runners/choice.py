@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from ..engine import EngineConfig
-from ..models import bytes_per_token, clone_sharing_weights, context_length, same_logits
+from ..models import bytes_per_token, clone_sharing_weights, context_length, same_logits, unrounded_inputs
 from .layer_masks import UnsupportedAttention, check_layer_masks
 from .padded import PaddedRunner
 from .ragged import RaggedRunner
@@ -43,6 +43,7 @@ def _num_blocks(model, config: EngineConfig) -> int:
     return max(1, min(needed, MAX_KV_BYTES // (config.block_size * bytes_per_token(model))))
 
 
+@unrounded_inputs()
 def why_not_ragged(model) -> str | None:
     """Return why a model cannot run ragged, or None if it can.
 
