@@ -143,6 +143,10 @@ class Engine(BaseEngine):
             ValueError: the model cannot be run as configured, or a setting needs a part of the package that is missing.
         """
         runner = make_runner(model, tokenizer, config)
+        if config.kv_cache != "auto" and find_spec(f"{__package__}.features.quantized_kv_cache") is not None:
+            from .features.quantized_kv_cache.pool import quantize_kv_cache
+
+            quantize_kv_cache(runner, model, config)
         if config.tensor_parallel_size > 1 and find_spec(f"{__package__}.features.tensor_parallel") is not None:
             from .features.tensor_parallel.runner import split_runner
 
