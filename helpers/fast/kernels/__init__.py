@@ -24,5 +24,5 @@ from .elementwise import (
     rotate_,
 )
 from .linear import PackedWeight, linear, pack, unpacked_linear
-from .paged_attention import NO_WINDOW, Segments, is_supported, paged_attention
+from .paged_attention import NO_WINDOW, Cache, Segments, is_supported, paged_attention
 from .quantized import quantized_linear

@@ -3,7 +3,7 @@
 #pragma once
 #include "numbers.h"
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -17,6 +17,7 @@ typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 static inline Floats load(const float* x) {
   Floats v;
@@ -28,6 +29,19 @@ static inline Floats load(const uint16_t* x) {
   Halves v;
   memcpy(&v, x, sizeof v);
   return bit_cast<Floats>(__builtin_convertvector(v, Words) << 16);
+}
+
+static inline Floats load(const int8_t* x) {
+  Bytes v;
+  memcpy(&v, x, sizeof v);
+  // GCC converts the bytes of a vector one by one; these instructions convert all of them.
+#if defined(__AVX512F__)
+  return __builtin_convertvector(bit_cast<Ints>(_mm512_cvtepi8_epi32(bit_cast<__m128i>(v))), Floats);
+#elif defined(__AVX2__)
+  return __builtin_convertvector(bit_cast<Ints>(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)x))), Floats);
+#else
+  return __builtin_convertvector(__builtin_convertvector(v, Ints), Floats);
+#endif
 }
 
 static inline void store(float* y, Floats x) { memcpy(y, &x, sizeof x); }
