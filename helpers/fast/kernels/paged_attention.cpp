@@ -118,18 +118,23 @@ static void attend(const Number* query, Vectors<Stored> keys, Vectors<Stored> va
     long slot = slot_of(start), next = end < length ? slot_of(end) : slot;
     int count = end - start;
     const Stored *some_values = values.numbers + slot * dim, *next_keys = keys.numbers + next * dim;
-    for (int i = 0; i < count; i++) {
+    if (sizeof(Stored) == 1) prefetch(values.scales + slot, count), prefetch(keys.scales + next, count);
+    const Stored* some_keys = keys.numbers + slot * dim;
+    auto products = [&](int i) {
       prefetch(some_values + i * dim, dim);
-      const Stored* key = keys.numbers + (slot + i) * dim;
-      if constexpr (DIM > 0) {
-        Floats products = {};
+      Floats sums = {};
 #pragma GCC unroll 16
-        for (int v = 0; v < DIM / LANES; v++) products += load(q + v * LANES) * load(key + v * LANES);
-        weights[i] = sum(products);
-      } else {
-        weights[i] = 0;
-        for (int d = 0; d < dim; d++) weights[i] += q[d] * to_float(key[d]);
-      }
+      for (int v = 0; v < DIM / LANES; v++) sums += load(q + v * LANES) * load(some_keys + i * dim + v * LANES);
+      return sums;
+    };
+    int i = 0;
+    for (; DIM > 0 && i + 4 <= count; i += 4) {
+      Four scores = sum(products(i), products(i + 1), products(i + 2), products(i + 3));
+      memcpy(weights + i, &scores, sizeof scores);
+    }
+    for (; i < count; i++) {
+      weights[i] = DIM > 0 ? sum(products(i)) : 0;
+      for (int d = 0; DIM == 0 && d < dim; d++) weights[i] += q[d] * to_float(some_keys[i * dim + d]);
     }
     multiply_by_scales(weights, keys, slot, count);
     float shrink = softmax.add(weights, count);
