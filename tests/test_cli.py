@@ -290,6 +290,7 @@ def test_structured_outputs_have_options_of_their_own(no_model, embedded, tmp_pa
         (["a", "--rows", "600"], "600 rows"),
         (["a", "--dtype", "int8"], "bfloat16"),
         (["a", "--weights", "int3"], '"int8", "int4"'),
+        (["a", "--kv-cache", "int4"], '"auto", "int8"'),
         (["a", "--device", "abacus"], "'abacus' cannot be used"),
         (["a", "--logprobs", "1"], "--logprobs needs --json"),
         (["a", "--prompt-logprobs", "1"], "--prompt-logprobs needs --json"),
