@@ -3,8 +3,9 @@
     python -m benchmarks.kv_cache_bytes quality          the embedded model
     python -m benchmarks.kv_cache_bytes speed            GPT-2 124M's and SmolLM2-135M's shapes, with random weights
 
-`quality` measures perplexity on documents from a seed that training never used. It counts greedy tokens at the positions
-of the texts that the same model writes with a cache of its own dtype: how often would another token come next?
+`quality` measures perplexity on documents from a seed that training never used. It counts greedy tokens at the
+positions of the texts that the same model writes with a cache of its own dtype: how often would another token come
+next?
 
 `speed` times decodes of 1 and of 8 rows after 4,096 tokens each. The caches take turns. They are filled with random
 numbers, because computing so many tokens would take longer than the measurement.
@@ -118,7 +119,9 @@ def measure(name: str, rounds: int) -> Iterator[list[str]]:
     setattr(settings, "n_positions" if name == "gpt2" else "max_position_embeddings", 2 * CONTEXT)
     model, tokenizer = AutoModelForCausalLM.from_config(settings).eval(), AutoTokenizer.from_pretrained(folder)
     cases = {case: decodes(model, tokenizer, DTYPES[case[0]], case[1]) for case in CASES}
-    runs = {(*case, rows): lambda time=time, rows=rows: time(rows) for case, (time, _) in cases.items() for rows in ROWS}
+    runs = {
+        (*case, rows): lambda time=time, rows=rows: time(rows) for case, (time, _) in cases.items() for rows in ROWS
+    }
     results = {run: statistics.median(times) for run, times in take_turns(runs, rounds, warm_up=2).items()}
     for (dtype, kv_cache), (_, token_bytes) in cases.items():
         times, usual = ([results[dtype, one, rows] for rows in ROWS] for one in (kv_cache, "auto"))

@@ -29,7 +29,8 @@ from tests.support.families import LEAD, by_name, generate, lead, reference, ser
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
 # Learned and rotary positions, grouped and single KV heads, windows, norms of heads, bounded scores, sinks, experts.
-NAMES = "gpt2 gpt_bigcode starcoder2 gpt_neox llama mistral mixtral qwen3 phi3 gemma2 gemma3n_text gpt_oss".split()
+NAMES = ["gpt2", "gpt_bigcode", "starcoder2", "gpt_neox", "llama", "mistral", "mixtral", "qwen3", "phi3", "gemma2"]
+NAMES += ["gemma3n_text", "gpt_oss"]
 
 
 def alone(model, tokenizer, prompt: str, max_tokens: int) -> list[int]:
@@ -101,7 +102,9 @@ def test_chunks_preemptions_and_sharing_give_the_tokens_of_the_reference(name, i
     if not by_name(name).available:
         pytest.skip(f"transformers {transformers.__version__} does not know {name}")
     plain = reference(by_name(name))
-    results = [(request, *generate(plain.model, request, past_key_values=RoundedKVCache())) for request in plain.requests]
+    results = [
+        (request, *generate(plain.model, request, past_key_values=RoundedKVCache())) for request in plain.requests
+    ]
     clear = [(request, tokens) for request, tokens, logits in results if lead(logits) > 2 * LEAD]
     requests, expected = (list(one) * 2 for one in zip(*clear, strict=True))
     settings = {} if is_fast else {"kernels": False, "linear_backend": "pytorch"}
@@ -153,7 +156,9 @@ def test_batch_invariant_execution_reads_rounded_vectors(random_pairs):
 
 def test_weights_may_be_quantized_too(random_pairs):
     model, tokenizer = random_pairs
-    assert tokens_of(make_engine(random_pairs, weights="int8")) == expected_tokens(dequantized(model, "int8"), tokenizer)
+    assert tokens_of(make_engine(random_pairs, weights="int8")) == expected_tokens(
+        dequantized(model, "int8"), tokenizer
+    )
 
 
 def test_adapters_share_the_quantized_cache(embedded):
@@ -201,7 +206,9 @@ def test_the_kernel_reads_the_integers_in_an_engine(random_pairs, monkeypatch):
 
 
 def small_llama(head_dim: int):
-    sizes = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    sizes = dict(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    )
     config = AutoConfig.for_model("llama", **sizes, vocab_size=len(tokenizer()), head_dim=head_dim, eos_token_id=0)
     return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 

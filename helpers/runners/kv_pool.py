@@ -32,10 +32,9 @@ class KVPool:
         """
         if layer not in self.layers:
             self.layers[layer] = self.allocate(key), self.allocate(value)
-        keys, values = self.layers[layer]
-        keys.index_copy_(1, slots, key)
-        values.index_copy_(1, slots, value)
-        return keys, values
+        for stored, new in zip(self.layers[layer], (key, value), strict=True):
+            stored.index_copy_(1, slots, new)
+        return self.layers[layer]
 
     def allocate(self, like: torch.Tensor) -> torch.Tensor:
         """Return empty slots for keys or values such as these, [kv heads, T, head dim]."""

@@ -3,7 +3,7 @@
 Each token's key, and its value, is rounded for each KV head when it is written: to integers from -127 to 127 and one
 float32 scale. Every reader gets the rounded vector, the token's own chunk included. So it does not matter to a request
 whether its tokens were computed in chunks, after a preemption, or for another request with the same prefix. KIVI (Liu
-et al., ICML 2024) and others have shown how few bits keys and values need.
+et al., ICML 2024) needs only 2 bits, with scales for groups of tokens, too.
 
 rounding.py   rounds vectors; an ordinary transformers cache that does so is the reference
 pool.py       the tensors behind the blocks, as integers and scales

@@ -38,7 +38,7 @@ class RoundedKVCache(DynamicCache):
 
     In float32, and except for near ties, the engine generates the tokens of
     `model.generate(..., past_key_values=RoundedKVCache())`. Rounding magnifies tiny differences: a number that lies
-    between two integers may become either, so a tie is near if tokens differ by less than about 1% of the logits' range.
+    between two integers may become either.
     """
 
     def __init__(self):
