@@ -36,7 +36,7 @@ template <typename Stored> struct Vectors {
 
 // Return vector `slot` as numbers of the model's dtype; `room` holds them if they are not stored.
 template <typename Number>
-static inline const Number* read_vector(Vectors<Number> vectors, long slot, long dim, Number* room) {
+static inline const Number* read_vector(Vectors<Number> vectors, long slot, long dim, Number*) {
   return vectors.numbers + slot * dim;
 }
 template <typename Number>
