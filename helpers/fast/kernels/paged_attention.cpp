@@ -81,7 +81,7 @@ struct Softmax {
     Floats most = load(scores), weights = {};
     for (int i = LANES; i < count; i += LANES) most = max(load(scores + i), most);
     float before = highest;
-    for (int i = 0; i < LANES; i++) highest = std::max(highest, most[i]);
+    highest = std::max(highest, largest(most));
     // While all scores are -inf, their weights are 0. Subtracting -inf from them would give NaN.
     float shift = highest == -INFINITY ? 0 : highest;
     for (int i = 0; i < count; i += LANES) {

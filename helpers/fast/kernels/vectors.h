@@ -96,15 +96,26 @@ static inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
 typedef float Four __attribute__((vector_size(16)));
 
-// Add halves until four sums are left.
-static inline Four fold(Floats x) {
+// Combine halves until four lanes are left.
+template <typename Combine> static inline Four fold(Floats x, Combine combine) {
   typedef float Eight __attribute__((vector_size(32)));
   Eight parts[LANES / 8];
   memcpy(parts, &x, sizeof x);
-  if constexpr (LANES == 16) parts[0] += parts[LANES / 8 - 1];
+  if constexpr (LANES == 16) parts[0] = combine(parts[0], parts[LANES / 8 - 1]);
   Four halves[2];
   memcpy(halves, parts, sizeof halves);
-  return halves[0] + halves[1];
+  return combine(halves[0], halves[1]);
+}
+
+static inline Four fold(Floats x) {
+  return fold(x, [](auto a, auto b) { return a + b; });
+}
+
+// Return the largest lane.
+static inline float largest(Floats x) {
+  Four four = fold(x, [](auto a, auto b) { return a > b ? a : b; });
+  float first = four[0] > four[1] ? four[0] : four[1], second = four[2] > four[3] ? four[2] : four[3];
+  return first > second ? first : second;
 }
 
 // Return the sum of all lanes.
