@@ -22,7 +22,8 @@
 #include "vectors.h"
 
 constexpr int MAX_HEAD_DIM = 512;  // of one head, as in paged_attention.py
-constexpr int KEYS = 128;          // of a piece
+constexpr int KEYS = 128;          // of a piece, at most
+constexpr int PIECE_BYTES = 8192;  // of a decode's keys, so that they and their values stay in the first-level cache
 // Below this number of products, one thread finishes before a second one would have woken up.
 constexpr long MIN_PARALLEL_PRODUCTS = 1 << 16;
 
@@ -113,46 +114,55 @@ static void attend(const Number* query, Vectors<Stored> keys, Vectors<Stored> va
   Softmax softmax;
 
   auto slot_of = [&](int i) { return (long)block_table[i / block_size] * block_size + i % block_size; };
+  int piece = std::clamp<int>(PIECE_BYTES / (dim * sizeof(Stored)), 4, KEYS);
   for (int start = first, end; start < length; start = end) {
-    end = std::min({length, (start / block_size + 1) * block_size, start + KEYS});
-    long slot = slot_of(start), next = end < length ? slot_of(end) : slot;
-    int count = end - start;
-    const Stored *some_values = values.numbers + slot * dim, *next_keys = keys.numbers + next * dim;
-    if (sizeof(Stored) == 1) prefetch(values.scales + slot, count), prefetch(keys.scales + next, count);
-    const Stored* some_keys = keys.numbers + slot * dim;
-    auto products = [&](int i) {
-      prefetch(some_values + i * dim, dim);
-      Floats sums = {};
-#pragma GCC unroll 16
-      for (int v = 0; v < DIM / LANES; v++) sums += load(q + v * LANES) * load(some_keys + i * dim + v * LANES);
-      return sums;
-    };
-    int i = 0;
-    for (; DIM > 0 && i + 4 <= count; i += 4) {
-      Four scores = sum(products(i), products(i + 1), products(i + 2), products(i + 3));
-      memcpy(weights + i, &scores, sizeof scores);
-    }
-    for (; i < count; i++) {
-      weights[i] = DIM > 0 ? sum(products(i)) : 0;
-      for (int d = 0; DIM == 0 && d < dim; d++) weights[i] += q[d] * to_float(some_keys[i * dim + d]);
-    }
-    multiply_by_scales(weights, keys, slot, count);
-    float shrink = softmax.add(weights, count);
-    multiply_by_scales(weights, values, slot, count);
-    if constexpr (DIM > 0) {
-      Floats parts[DIM / LANES];
-      for (int v = 0; v < DIM / LANES; v++) parts[v] = load(sums + v * LANES) * shrink;
-      for (int i = 0; i < count; i++) {
-        prefetch(next_keys + i * dim, dim);
-#pragma GCC unroll 16
-        for (int v = 0; v < DIM / LANES; v++) parts[v] += weights[i] * load(some_values + i * dim + v * LANES);
+    end = std::min(length, start + piece);
+    auto for_each_block = [&](auto visit) {  // with a slot, where its weight is, and the number of slots
+      for (int i = start, next; i < end; i = next) {
+        next = std::min(end, (i / block_size + 1) * block_size);
+        visit(slot_of(i), weights + i - start, next - i);
       }
-      for (int v = 0; v < DIM / LANES; v++) store(sums + v * LANES, parts[v]);
-    } else {
-      for (int d = 0; d < dim; d++) sums[d] *= shrink;
-      for (int i = 0; i < count; i++)
-        for (int d = 0; d < dim; d++) sums[d] += weights[i] * to_float(some_values[i * dim + d]);
-    }
+    };
+    for_each_block([&](long slot, float* scores, int count) {
+      const Stored *some_keys = keys.numbers + slot * dim, *some_values = values.numbers + slot * dim;
+      if (sizeof(Stored) == 1) prefetch(values.scales + slot, count);
+      auto products = [&](int i) {
+        prefetch(some_values + i * dim, dim);
+        Floats sums = {};
+#pragma GCC unroll 16
+        for (int v = 0; v < DIM / LANES; v++) sums += load(q + v * LANES) * load(some_keys + i * dim + v * LANES);
+        return sums;
+      };
+      int i = 0;
+      for (; DIM > 0 && i + 4 <= count; i += 4) {
+        Four four = sum(products(i), products(i + 1), products(i + 2), products(i + 3));
+        memcpy(scores + i, &four, sizeof four);
+      }
+      for (; i < count; i++) {
+        scores[i] = DIM > 0 ? sum(products(i)) : 0;
+        for (int d = 0; DIM == 0 && d < dim; d++) scores[i] += q[d] * to_float(some_keys[i * dim + d]);
+      }
+      multiply_by_scales(scores, keys, slot, count);
+    });
+    float shrink = softmax.add(weights, end - start);
+    Floats parts[DIM / LANES + 1];  // the sums, in registers
+    for (int v = 0; v < DIM / LANES; v++) parts[v] = load(sums + v * LANES) * shrink;
+    for (int d = 0; DIM == 0 && d < dim; d++) sums[d] *= shrink;
+    int ahead = end;  // of a block whose keys are prefetched
+    for_each_block([&](long slot, float* own, int count) {
+      const Stored* some_values = values.numbers + slot * dim;
+      long next = ahead < length ? slot_of(ahead) : slot;
+      ahead += count;
+      if (sizeof(Stored) == 1) prefetch(keys.scales + next, count);
+      multiply_by_scales(own, values, slot, count);
+      for (int i = 0; i < count; i++) {
+        prefetch(keys.numbers + (next + i) * dim, dim);
+#pragma GCC unroll 16
+        for (int v = 0; v < DIM / LANES; v++) parts[v] += own[i] * load(some_values + i * dim + v * LANES);
+        for (int d = 0; DIM == 0 && d < dim; d++) sums[d] += own[i] * to_float(some_values[i * dim + d]);
+      }
+    });
+    for (int v = 0; v < DIM / LANES; v++) store(sums + v * LANES, parts[v]);
   }
   for (int d = 0; d < dim; d++) store(output + d, softmax.total == 0 ? 0 : sums[d] / softmax.total);
 }
@@ -303,9 +313,9 @@ void attend_share(const Number* query, long head_step, long token_step, Cache ke
                   Segments segments, int heads, int kv_heads, int dim, int window, float scale, Number* output) {
   auto attend = [&](auto stored) {
     typedef decltype(stored) Stored;
-    Vectors<Stored> typed_keys = {(Stored*)keys.numbers, keys.scales}, typed_values = {(Stored*)values.numbers, values.scales};
-    attend_all<Stored>(query, head_step, token_step, typed_keys, typed_values, slots, segments, heads, kv_heads, dim, window,
-                       scale, output);
+    auto typed = [](Cache cache) { return Vectors<Stored>{(Stored*)cache.numbers, cache.scales}; };
+    attend_all(query, head_step, token_step, typed(keys), typed(values), slots, segments, heads, kv_heads, dim, window, scale,
+               output);
   };
   if (keys.scales) attend(int8_t());
   else attend(Number());
