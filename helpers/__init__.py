@@ -10,6 +10,7 @@ _HOME = {
     "Generation": "loops",
     "Request": "request",
     "RequestOutput": "engine",
+    "RoundedKVCache": "features.quantized_kv_cache.rounding",
     "SamplingParams": "sampling_params",
     "StructuredOutputs": "features.structured_outputs",
     "Trace": "trace",

@@ -65,6 +65,7 @@ EngineOptions = options_from(
         Literal["int8"] | None,
         Parameter(help="with --weights int8: round the inputs of linear layers, too, and multiply integers."),
     ],
+    kv_cache=Literal["auto", "int8"],
     tensor_parallel_size=int,
     speculative=Annotated[
         Literal["ngram", "draft"] | None,

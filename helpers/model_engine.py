@@ -153,7 +153,11 @@ class Engine(BaseEngine):
             ValueError: the model cannot be run as configured, or a setting needs a part of the package that is missing.
         """
         runner = make_runner(model, tokenizer, config)
-        if config.tensor_parallel_size > 1 and find_spec(f"{__package__}.features.tensor_parallel") is not None:
+        if config.kv_cache != "auto" and _is_installed("quantized_kv_cache"):
+            from .features.quantized_kv_cache.pool import quantize_kv_cache
+
+            quantize_kv_cache(runner, model, config)
+        if config.tensor_parallel_size > 1 and _is_installed("tensor_parallel"):
             from .features.tensor_parallel.runner import split_runner
 
             return split_runner(runner, model, config)
@@ -207,3 +211,8 @@ class Engine(BaseEngine):
         except ImportError as error:
             raise ValueError(f"beam_search needs a part of helpers/features that is missing: {error}.") from error
         return beam_search(self, prompt, *args, **settings)
+
+
+def _is_installed(feature: str) -> bool:
+    """Return whether a feature is there; `check_needs` refuses the settings of missing ones."""
+    return all(find_spec(f"{__package__}.{part}") is not None for part in ("features", f"features.{feature}"))

@@ -291,6 +291,7 @@ def test_structured_outputs_have_options_of_their_own(no_model, embedded, tmp_pa
         (["a", "--dtype", "int8"], "bfloat16"),
         (["a", "--weights", "int3"], '"int8", "int4"'),
         (["a", "--compute", "int8"], 'compute="int8" needs weights="int8"'),
+        (["a", "--kv-cache", "int4"], '"auto", "int8"'),
         (["a", "--device", "abacus"], "'abacus' cannot be used"),
         (["a", "--logprobs", "1"], "--logprobs needs --json"),
         (["a", "--prompt-logprobs", "1"], "--prompt-logprobs needs --json"),

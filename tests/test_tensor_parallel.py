@@ -146,9 +146,11 @@ def test_beams_and_drafts_are_those_of_one_process(split, whole):
     assert 0 < split.trace.accepted_tokens < split.trace.drafted_tokens
 
 
-@pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
-def test_quantized_weights_give_the_tokens_of_one_process_and_no_process_outlives_the_engine(weights):
-    settings = {"weights": weights, "kernels": False, "linear_backend": "pytorch"}
+@pytest.mark.parametrize(
+    "quantized", [{"weights": "int4", "kv_cache": "int8"}, pytest.param({"weights": "int8"}, marks=pytest.mark.slow)]
+)
+def test_quantized_models_give_the_tokens_of_one_process_and_no_process_outlives_the_engine(quantized):
+    settings = {**quantized, "kernels": False, "linear_backend": "pytorch"}
     ours, theirs = make_engine(**settings), make_engine(**settings, tensor_parallel_size=1)
     found = [one.generate(prompts()[:4], SamplingParams(max_tokens=10)) for one in (ours, theirs)]
     pids = [process.pid for process in ours.runner.group.processes]

@@ -31,16 +31,17 @@ def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | Ragged
         log.warning("%s runs padded, which is slower: %s.", type(model).__name__, reason)
     if reason:
         return PaddedRunner(model, tokenizer, reason)
-    return RaggedRunner(clone_sharing_weights(model), _num_blocks(model, config), config.block_size)
+    blocks = num_blocks(model, config, bytes_per_token(model))
+    return RaggedRunner(clone_sharing_weights(model), blocks, config.block_size)
 
 
-def _num_blocks(model, config: EngineConfig) -> int:
+def num_blocks(model, config: EngineConfig, token_bytes: int) -> int:
     """Return the configured number of blocks, or enough for all rows at full length, within MAX_KV_BYTES."""
     if config.num_blocks is not None:
         return config.num_blocks
     longest = context_length(model) or MAX_KV_BYTES
     needed = -(-longest // config.block_size) * config.max_batch_size
-    return max(1, min(needed, MAX_KV_BYTES // (config.block_size * bytes_per_token(model))))
+    return max(1, min(needed, MAX_KV_BYTES // (config.block_size * token_bytes)))
 
 
 @unrounded_inputs()

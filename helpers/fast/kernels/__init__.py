@@ -25,5 +25,5 @@ from .elementwise import (
     rotate_,
 )
 from .linear import PackedWeight, linear, pack, unpacked_linear
-from .paged_attention import NO_WINDOW, Segments, is_supported, paged_attention
+from .paged_attention import NO_WINDOW, Cache, Segments, is_supported, paged_attention
 from .quantized import integer_linear, quantized_linear
