@@ -32,7 +32,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from helpers import Engine, EngineConfig, SamplingParams, dequantized, load_model
+from helpers import Engine, EngineConfig, SamplingParams, dequantized, integer_reference, load_model
 from helpers.fast.linear_backends import bytes_of
 from helpers.hardware import memory_bandwidth
 from helpers.models import EMBEDDED
@@ -50,13 +50,15 @@ HELD_OUT_SEED, NUM_PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 999_000_000, 100, 8, 
 ROWS, LENGTHS, DECODES = (1, 4, 8, 16), (64, 512), 24
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 CASES = {
-    "float32": (FLOAT32, None),
-    "bfloat16": (BFLOAT16, None),
-    "int8, float32": (FLOAT32, "int8"),
-    "int4, float32": (FLOAT32, "int4"),
-    "int8, bfloat16": (BFLOAT16, "int8"),
-    "int4, bfloat16": (BFLOAT16, "int4"),
-}  # dtype of everything else, weights
+    "float32": (FLOAT32, None, None),
+    "bfloat16": (BFLOAT16, None, None),
+    "int8, float32": (FLOAT32, "int8", None),
+    "int4, float32": (FLOAT32, "int4", None),
+    "int8 by int8, float32": (FLOAT32, "int8", "int8"),
+    "int8, bfloat16": (BFLOAT16, "int8", None),
+    "int4, bfloat16": (BFLOAT16, "int4", None),
+    "int8 by int8, bfloat16": (BFLOAT16, "int8", "int8"),
+}  # dtype of everything else, weights, and how products are computed
 LLAMA = ("Q8_0", "Q4_0")  # its names for 8 and 4 bits in groups of 32
 app = cyclopts.App(name="python -m benchmarks.quantization", help=__doc__.partition("\n")[0])
 
@@ -82,11 +84,12 @@ def quality(model, tokenizer, steps: int = 20, count: int = NUM_PROMPTS) -> str:
     texts = list(prompts(tokenizer, count))
     params = SamplingParams(max_tokens=OUTPUT_TOKENS)
     rows, expected = [], None
-    for name, (dtype, weights) in CASES.items():
-        outputs = Engine(model, tokenizer, EngineConfig(weights=weights, dtype=dtype)).generate(texts, params)
-        outputs = [output.token_ids for output in outputs]
+    for name, (dtype, weights, compute) in CASES.items():
+        config = EngineConfig(weights=weights, compute=compute, dtype=dtype)
+        outputs = [output.token_ids for output in Engine(model, tokenizer, config).generate(texts, params)]
         expected = expected or outputs
-        plain = copy.deepcopy(model if weights is None else dequantized(model, weights)).to(dtype)
+        plain = integer_reference(model) if compute else dequantized(model, weights) if weights else model
+        plain = copy.deepcopy(plain).to(dtype)
         changed = sum(tokens_changed(plain, *pair) for pair in zip(texts, expected, strict=True))
         different = sum(token_ids != others for token_ids, others in zip(outputs, expected, strict=True))
         perplexity = math.exp(held_out_loss(plain, tokenizer, steps))
@@ -120,8 +123,8 @@ def made_up_requests(rows: int, prompt_tokens: int, output_tokens: int) -> list[
 class Course:
     """The course's engine: the seconds of its iterations come from its trace."""
 
-    def __init__(self, model, tokenizer, rows: int, dtype: torch.dtype, weights: str | None):
-        config = EngineConfig(max_batch_size=rows, weights=weights, dtype=dtype, prefix_caching=False)
+    def __init__(self, model, tokenizer, rows: int, dtype: torch.dtype, weights: str | None, compute: str | None):
+        config = EngineConfig(max_batch_size=rows, weights=weights, compute=compute, dtype=dtype, prefix_caching=False)
         self.engine = Engine(model, tokenizer, config)
         self.bytes_read = weight_bytes(self.engine.model)
 
@@ -166,7 +169,7 @@ def engines_of(name: str) -> dict[str, Course | LlamaCpp]:
     """Return the engines that are compared, with a model each."""
     folder, cases = find_model(name).folder, CASES
     if name == "large":
-        cases = {name: (dtype, weights) for name, (dtype, weights) in CASES.items() if dtype is BFLOAT16}
+        cases = {name: case for name, case in CASES.items() if case[0] is BFLOAT16}
     model, tokenizer = load_model(folder, "cpu", next(iter(cases.values()))[0])
     engines = {name: Course(model, tokenizer, max(ROWS), *case) for name, case in tqdm(cases.items(), "engines")}
     if ExternalEngine("llama").why_unavailable() is None:

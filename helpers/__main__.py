@@ -255,7 +255,7 @@ def prepare(
         grammar: a file with a grammar for every text, in the notation of Lark or of llama.cpp (GBNF).
     """
     sampling = SamplingParams(**fields_of(SamplingOptions, sampling_options))
-    config = EngineConfig(**fields_of(EngineOptions, engine_options))
+    config = EngineConfig(**fields_of(EngineOptions, engine_options), weights=weights)
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(sampling, name) is not None and not as_json:
             raise ValueError(f"--{name.replace('_', '-')} needs --json: plain text has no room for them.")

@@ -40,6 +40,13 @@ class EngineConfig:
         weights: "int8" or "int4" to store the weights of the linear layers as integers (`models/quantization.py`). A
             decode then reads fewer bytes. In float32, and except for near ties, the engine generates the tokens of
             `dequantized(model, weights)`. None stores the weights in the model's dtype.
+        compute: "int8" to round the inputs of these layers, too, and multiply integers by integers, which takes less
+            time where many rows are computed (`models/integer_products.py`). It requires int8 weights. The engine
+            generates the tokens of `integer_reference(model)`, except for near ties. None multiplies floats.
+        kv_cache: "int8" stores keys and values as integers with a scale per token and KV head, so that the same memory
+            holds about twice the tokens (`features/quantized_kv_cache/`). In float32, and except for near ties, the
+            engine generates the tokens of `model.generate(..., past_key_values=RoundedKVCache())`. It requires a model
+            that runs ragged. "auto" stores them in the model's dtype.
         tensor_parallel_size: over how many processes the model is split (`features/tensor_parallel/`), each with its
             share of the weights and of the KV cache. More than 1 requires a model that runs ragged, and whose heads can
             be shared equally.
@@ -73,6 +80,8 @@ class EngineConfig:
     batch_invariant: bool = False
     dtype: Any = None
     weights: str | None = None
+    compute: str | None = None
+    kv_cache: str = field(default="auto", metadata=needed("quantized_kv_cache"))
     tensor_parallel_size: int = field(default=1, metadata=needed("tensor_parallel"))
     trace_length: int | None = None
     speculative: str | Any | None = field(default=None, metadata=needed("speculation"))
@@ -105,6 +114,12 @@ class EngineConfig:
             raise ValueError(f'execution must be "auto", "ragged" or "padded", not {self.execution!r}.')
         if self.weights not in (None, "int8", "int4"):
             raise ValueError(f'weights must be "int8", "int4" or None, not {self.weights!r}.')
+        if self.compute not in (None, "int8"):
+            raise ValueError(f'compute must be "int8" or None, not {self.compute!r}.')
+        if self.compute is not None and self.weights != "int8":
+            raise ValueError(f'compute="int8" needs weights="int8", not {self.weights!r}: set both, or neither.')
+        if self.kv_cache not in ("auto", "int8"):
+            raise ValueError(f'kv_cache must be "auto" or "int8", not {self.kv_cache!r}.')
         is_proposer = callable(getattr(self.speculative, "propose", None))
         if self.speculative not in (None, "ngram", "draft") and not is_proposer:
             raise ValueError(

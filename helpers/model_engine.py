@@ -11,7 +11,15 @@ import torch
 
 from .base_engine import BaseEngine
 from .engine import EngineConfig, EngineRequest, ModelInfo, Prompt, Sequence
-from .models import WeightUpdate, clone_sharing_weights, context_length, default_pair, eos_token_ids, quantize
+from .models import (
+    WeightUpdate,
+    clone_sharing_weights,
+    context_length,
+    default_pair,
+    eos_token_ids,
+    quantize,
+    round_inputs,
+)
 from .runners import PaddedRunner, RaggedRunner, make_runner
 
 
@@ -45,6 +53,8 @@ class Engine(BaseEngine):
             raise ValueError(f"dtype must be a floating-point torch dtype such as torch.bfloat16, not {dtype!r}.")
         if config.weights is not None:  # before the dtype: bfloat16 would round the weights a second time
             model = quantize(clone_sharing_weights(model), config.weights)
+        if config.compute is not None:
+            model = round_inputs(model)
         if dtype is not None and dtype != model.dtype:
             model = copy.deepcopy(model).to(dtype)  # the caller's model stays as it is
         self.model = model
@@ -143,7 +153,11 @@ class Engine(BaseEngine):
             ValueError: the model cannot be run as configured, or a setting needs a part of the package that is missing.
         """
         runner = make_runner(model, tokenizer, config)
-        if config.tensor_parallel_size > 1 and find_spec(f"{__package__}.features.tensor_parallel") is not None:
+        if config.kv_cache != "auto" and _is_installed("quantized_kv_cache"):
+            from .features.quantized_kv_cache.pool import quantize_kv_cache
+
+            quantize_kv_cache(runner, model, config)
+        if config.tensor_parallel_size > 1 and _is_installed("tensor_parallel"):
             from .features.tensor_parallel.runner import split_runner
 
             return split_runner(runner, model, config, make_fast)
@@ -206,3 +220,8 @@ def make_fast(runner: PaddedRunner | RaggedRunner, config: EngineConfig) -> Padd
             f"{config.linear_backend!r} needs helpers/fast, which is missing: leave out what is not the default."
         )
     return runner
+
+
+def _is_installed(feature: str) -> bool:
+    """Return whether a feature is there; `check_needs` refuses the settings of missing ones."""
+    return all(find_spec(f"{__package__}.{part}") is not None for part in ("features", f"features.{feature}"))

@@ -90,6 +90,20 @@ def test_the_result_of_a_query_does_not_depend_on_the_size_of_its_chunk(dtype, t
 
 
 @in_both_dtypes
+@pytest.mark.parametrize("dim", [6, 64])
+@pytest.mark.parametrize("window", [None, 20])
+def test_the_bits_of_a_decode_do_not_depend_on_the_size_of_blocks(dtype, tolerance, dim, window):
+    torch.manual_seed(0)
+    query, keys, values = (torch.randn(2, tokens, dim).to(dtype) for tokens in (1, 301, 301))
+    outputs = []
+    for block_size in (4, 7, 16, 301):
+        segments = Segments([0], [1], [301], [list(range(-(-301 // block_size)))], block_size)
+        outputs.append(query.new_empty(1, 2, dim))
+        kernels.paged_attention(query, keys, values, segments, outputs[-1], 0.3, window)
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+@in_both_dtypes
 @pytest.mark.parametrize(("first", "last"), [(0, 12), (0, 4), (3, 9), (8, 12)])
 def test_keys_with_the_score_minus_infinity_have_no_weight(dtype, tolerance, first, last):
     """A query for which all scores are -inf gets zeros."""

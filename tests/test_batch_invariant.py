@@ -77,15 +77,16 @@ def requests_of(sizes):
 
 
 @needs_kernels
-@pytest.mark.parametrize("threads", [2, 3])
-def test_a_requests_logits_are_the_same_bits_alone_and_in_company(model, threads):
+@pytest.mark.parametrize("threads, products", [(2, {}), (3, {}), (2, {"weights": "int8", "compute": "int8"})])
+def test_a_requests_logits_are_the_same_bits_alone_and_in_company(model, threads, products):
     requests = requests_of([(37, 12), (5, 20), (60, 6), (1, 9), (18, 15), (44, 4)])
     torch.set_num_threads(threads)
     try:
-        alone = observed(model, requests, one_by_one=True, batch_invariant=True)[0]
+        settings = {"batch_invariant": True, **products}
+        alone = observed(model, requests, one_by_one=True, **settings)[0]
         # Prompts in chunks of any size, prompts whose beginning is cached, and too little memory for all.
         together, scheduler = observed(
-            model, requests * 2, batch_invariant=True, max_tokens_per_step=23, num_blocks=24, prefix_caching=True
+            model, requests * 2, max_tokens_per_step=23, num_blocks=24, prefix_caching=True, **settings
         )
         assert scheduler.num_preempted and scheduler.num_partial_chunks and scheduler.num_cached_tokens
     finally:

@@ -27,7 +27,7 @@ RULES = list(itertools.product([1.0, 0.0, -1.0, 2.0], [False, True, "never"]))  
 # --- on models: transformers' outputs -------------------------------------------------------------------------------
 
 
-def by_transformers(model, tokenizer, prompt, width, max_tokens, length_penalty=1.0, early_stopping=False):
+def by_transformers(model, tokenizer, prompt, width, max_tokens, length_penalty=1.0, early_stopping=False, **settings):
     """Return transformers' beams as lists of token ids, texts and scores; for one beam, None instead of scores."""
     inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
     rules = {"length_penalty": length_penalty, "early_stopping": early_stopping} if width > 1 else {}
@@ -41,6 +41,7 @@ def by_transformers(model, tokenizer, prompt, width, max_tokens, length_penalty=
         pad_token_id=tokenizer.pad_token_id,
         return_dict_in_generate=True,
         output_scores=True,
+        **settings,
     )
     eos, rows = tokenizer.eos_token_id, output.sequences[:, inputs["input_ids"].size(1) :].tolist()
     token_ids = [row[: row.index(eos) + 1] if eos in row else row for row in rows]

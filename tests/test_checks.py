@@ -327,6 +327,11 @@ def test_rounding_and_kinds_of_numbers_make_no_difference(got, right):
         (torch.zeros(2), torch.zeros(3), "the result has shape [2], but should have [3]"),
         (torch.tensor([[0, 1]]), torch.tensor([[0, 2]]), "the result, row 0, column 1: expected 2, got 1"),
         (torch.tensor([1.0]), torch.tensor([1]), "the result holds float32, but should hold int64"),
+        (
+            [(torch.tensor([0.0, 1.0]), 3)],
+            [(torch.tensor([0.0, 2.0]), 3)],
+            "the result, place 0, place 0, row 1: expected 2, got 1",
+        ),
     ],
 )
 def test_the_first_difference_is_said_in_words(got, right, message):

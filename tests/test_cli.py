@@ -90,13 +90,13 @@ def test_settings_reach_the_model_and_the_engine(embedded, monkeypatch, capsys):
     monkeypatch.setattr(models, "load_model", lambda *args: asked.append(args) or embedded)
     monkeypatch.setattr(model_engine, "Engine", lambda *args: configs.append(args[-1]) or Engine(*args))
     main(["What comes up"])
-    for_model = ["--model", "m", "--device", "cpu", "--dtype", "bfloat16", "--weights", "int4"]
-    for_engine = ["--rows", "2", "--max-tokens-per-step", "9", "--policy", "static"]
+    for_model = ["--model", "m", "--device", "cpu", "--dtype", "bfloat16", "--weights", "int8"]
+    for_engine = ["--rows", "2", "--max-tokens-per-step", "9", "--policy", "static", "--compute", "int8"]
     for_speculation = ["--speculative", "ngram", "--num-speculative-tokens", "3"]
     main(["What comes up", *for_model, *for_engine, *for_speculation])
-    assert asked == [(None, None, torch.float32, None), ("m", "cpu", torch.bfloat16, "int4")]
-    speculation = {"speculative": "ngram", "num_speculative_tokens": 3}
-    expected = EngineConfig(max_batch_size=2, max_tokens_per_step=9, policy="static", **speculation)
+    assert asked == [(None, None, torch.float32, None), ("m", "cpu", torch.bfloat16, "int8")]
+    others = {"weights": "int8", "compute": "int8", "speculative": "ngram", "num_speculative_tokens": 3}
+    expected = EngineConfig(max_batch_size=2, max_tokens_per_step=9, policy="static", **others)
     assert configs == [EngineConfig(), expected]
 
 
@@ -290,6 +290,8 @@ def test_structured_outputs_have_options_of_their_own(no_model, embedded, tmp_pa
         (["a", "--rows", "600"], "600 rows"),
         (["a", "--dtype", "int8"], "bfloat16"),
         (["a", "--weights", "int3"], '"int8", "int4"'),
+        (["a", "--compute", "int8"], 'compute="int8" needs weights="int8"'),
+        (["a", "--kv-cache", "int4"], '"auto", "int8"'),
         (["a", "--device", "abacus"], "'abacus' cannot be used"),
         (["a", "--logprobs", "1"], "--logprobs needs --json"),
         (["a", "--prompt-logprobs", "1"], "--prompt-logprobs needs --json"),

@@ -31,6 +31,7 @@ def test_the_number_of_replicas_may_be_a_range(given, expected):
         (["--autoscale-interval", "nan"], "--autoscale-interval must be a number above 0, not nan"),
         (["--engine", "vllm", "--policy", "longest_first"], "--policy longest_first is for the course's engine"),
         (["--engine", "vllm", "--weights", "int8"], "--weights is for the course's engine"),
+        (["--engine", "vllm", "--kv-cache", "int8"], "--kv-cache is for the course's engine"),
         (["--engine", "vllm", "--engine-args", "[]"], "give a JSON object, such as"),
     ],
 )

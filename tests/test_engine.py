@@ -338,6 +338,11 @@ def test_a_model_whose_context_has_no_end_needs_a_limit():
         ({"num_blocks": 0}, "num_blocks must be an integer of at least 1, not 0"),
         ({"mixed_batches": "no"}, "mixed_batches must be True or False, not 'no'"),
         ({"kernels": "off"}, "kernels must be True, False or None, not 'off'"),
+        ({"kv_cache": "fp8"}, 'kv_cache must be "auto" or "int8", not .fp8.'),
+        (
+            {"kv_cache": "int8", "execution": "padded"},
+            'kv_cache=.int8. requires ragged execution, .*Use kv_cache="auto"',
+        ),
         ({"dtype": "bfloat16"}, r"a floating-point torch dtype such as torch\.bfloat16, not 'bfloat16'"),
         ({"dtype": torch.int8}, r"a floating-point torch dtype .*, not torch\.int8"),
     ],

@@ -104,7 +104,9 @@ def test_one_call_gives_the_bits_of_many_calls_in_every_family(name, dtype, thre
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "settings", [{}, {"max_batch_size": 32}, {"max_tokens_per_step": 4}, {"speculative": "ngram"}], ids=str
+    "settings",
+    [{}, {"max_batch_size": 32}, {"max_tokens_per_step": 4}, {"speculative": "ngram"}, {"kv_cache": "int8"}],
+    ids=str,
 )
 def test_one_call_gives_the_bits_of_many_calls_in_an_engine(dtype, settings, calls, monkeypatch, always_drafts):
     """Drafts see the keys of the rows before them."""

@@ -21,6 +21,7 @@ BARE = "without features and fast"
 NEEDS = {field.name: field.metadata["needs"] for field in fields(SamplingParams) if "needs" in field.metadata}
 BUILDS_ON = {"beam_search": "parallel_sampling"}
 NEEDS |= {"speculative": "speculation", "generated": "resumption", "beam_search": "beam_search"}
+NEEDS |= {"kv_cache": "quantized_kv_cache"}
 NEEDS |= {"adapter": "adapters", "load_adapter": "adapters"}
 
 

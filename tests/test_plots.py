@@ -133,6 +133,10 @@ PICTURES = {
     "block_lookup": lambda: plots.block_lookup([4, 6, 7, 8], 9, 4, 12),
     "block_lookup of the first": lambda: plots.block_lookup([0], 0, 4, 2),
     "merged_and_adapted": lambda: plots.merged_and_adapted(title=T),
+    "split_block": lambda: plots.split_block(title=T),
+    "pass_shares": lambda: plots.pass_shares(
+        {"decode": {"near": (0.006, 0.003, 0.001), "far": (1, 2, 1)}}, ("weights", "latency", "bytes"), T
+    ),
     "system_map": lambda: plots.system_map(),
 }
 PICTURES |= {
@@ -188,7 +192,7 @@ def overlapping_texts(picture):
 WITHOUT_AXES = re.compile(
     "token_|batches|compare|constrained_text|tokens_over_states|verified_draft|weight_path|block_lookup|life_of_a_request"
     "|attention_step|padded_and_ragged|policy_gradient|routed_fleet|shared_pass|static_and|system_map|merged_and"
-    "|with_and_without"
+    "|with_and_without|split_block"
 )
 
 
@@ -318,6 +322,12 @@ def heights_of_lanes(axes):
             lambda axes: [line.get_xdata()[0] for line in axes[0].lines if line.get_markersize() == 12],
             [2, 3, 4],
         ),
+        (
+            "split_block",  # of queries, keys and values, worker 0 has three fifths each, worker 1 two fifths
+            lambda axes: [round(patch.get_width(), 1) for patch in axes[0].patches if patch.get_height() == 1],
+            [1.5, 1.2, 0.3, 0.3, 0.3, 1.5, 1.2, 0.2, 0.2, 0.2],
+        ),
+        ("pass_shares", lambda axes: [round(bar.get_width()) for bar in axes[0].patches], [60, 30, 10, 25, 50, 25]),
         ("virtual_clock", lambda axes: "jumps" in texts_of(axes[0]), True),
         ("compare", lambda axes: texts_of(axes[1]).count("≠"), 1),
         ("throughput_latency", lambda axes: [*axes[0].lines[0].get_xdata()], [10, 20, 30]),
@@ -368,7 +378,7 @@ def test_slot_steps_that_yield_several_tokens_count_once_as_useful():
     assert ax.get_title(loc="left") == "run: 2 forward passes, 2 of 4 slot-steps useful (50%)"
 
 
-@pytest.mark.parametrize("lesson", range(1, 13))
+@pytest.mark.parametrize("lesson", range(1, 19))
 def test_the_map_of_each_lesson_frames_what_it_builds_and_nothing_overlaps(lesson):
     picture = plots.system_map(lesson)
     framed = [patch for patch in picture.figure.axes[0].patches if patch.get_linewidth() > 2]
@@ -380,7 +390,7 @@ def test_the_map_of_each_lesson_frames_what_it_builds_and_nothing_overlaps(lesso
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda: plots.system_map(16), "one of 1, .* 18, not 16"),
+        (lambda: plots.system_map(19), "one of 1, .* 18, not 19"),
         (lambda: plots.weight_path((0.8, 0.0), (8, 0), 0.1), "8 does not fit into 4 bits"),
         (lambda: plots.verified_draft("a", ["b", "c"], ["b", "c"]), "needs 3 chosen tokens, not 2"),
         (lambda: plots.flip_book([drawn("block_lookup")] * 2, ["One."], "Title"), "not 1 for 2"),

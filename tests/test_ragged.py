@@ -16,7 +16,7 @@ from helpers.engine import BlockManager, Chunk, Plan, Sequence
 from helpers.fast.linear_backends import available_backends
 from helpers.models import clone_sharing_weights
 from helpers.runners import PaddedRunner, RaggedRunner, choice, why_not_ragged
-from helpers.runners.attention import AttentionSettings, QuerySegment, attend_one
+from helpers.runners.attention import AttentionMetadata, AttentionSettings, QuerySegment, attend_one, attend_row
 from tests.support.families import build, by_name, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -64,16 +64,16 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
 # --- what a query attends to ------------------------------------------------------------------------------------------
 
 
-def reference_attention(query, key, value, mask, scaling, softcap, sinks) -> torch.Tensor:
+def reference_attention(query, key, value, window, scaling, softcap, sinks) -> torch.Tensor:
     """Compute attention number by number, from its definition."""
     heads, tokens, dim = query.shape
     output = torch.zeros(heads, tokens, value.shape[2], dtype=torch.float64)
     for head in range(heads):
         kv_head = head * key.shape[0] // heads
         for token in range(tokens):
-            weights = {}
-            for slot in range(key.shape[1]):
-                if mask is None or mask[token, slot]:
+            weights, place = {}, key.shape[1] - tokens + token
+            for slot in range(place + 1):
+                if window is None or slot > place - window:
                     score = (query[head, token] @ key[kv_head, slot]) * (dim**-0.5 if scaling is None else scaling)
                     weights[slot] = (score if softcap is None else softcap * (score / softcap).tanh()).exp()
             total = sum(weights.values()) + (0 if sinks is None else sinks[head].exp())
@@ -93,9 +93,9 @@ def test_attention_of_a_sequence_is_what_its_definition_says(kv_heads, with_sink
         for shape in ((4, tokens, 8), (kv_heads, 7, 8), (kv_heads, 7, 6))
     )
     sinks = torch.randn(4, generator=generator, dtype=torch.float64) if with_sinks else None
-    mask = QuerySegment(0, tokens, 7 - tokens, []).mask(window, "cpu")
+    mask = QuerySegment(0, tokens, 7 - tokens, []).mask(window, query)
     actual = attend_one(query, key, value, mask, AttentionSettings(scaling, window, softcap, sinks))
-    assert torch.allclose(actual, reference_attention(query, key, value, mask, scaling, softcap, sinks), atol=1e-6)
+    assert torch.allclose(actual, reference_attention(query, key, value, window, scaling, softcap, sinks), atol=1e-6)
 
 
 @pytest.mark.parametrize(("tokens", "keys", "window"), [(1, 64, None), (1, 65, None), (1, 200, 50), (3, 200, None)])
@@ -104,9 +104,9 @@ def test_in_bfloat16_attention_is_as_close_to_its_definition_as_rounding_allows(
     query, key, value = (
         torch.randn(*shape, generator=generator).bfloat16() for shape in ((4, tokens, 8), (2, keys, 8), (2, keys, 6))
     )
-    mask = QuerySegment(0, tokens, keys - tokens, []).mask(window, "cpu")
+    mask = QuerySegment(0, tokens, keys - tokens, []).mask(window, query)
     actual = attend_one(query, key, value, mask, AttentionSettings())
-    exact = reference_attention(query.double(), key.double(), value.double(), mask, None, None, None)
+    exact = reference_attention(query.double(), key.double(), value.double(), window, None, None, None)
     assert actual.dtype == torch.bfloat16
     assert torch.allclose(actual.double(), exact, atol=0.01)
 
@@ -234,6 +234,27 @@ def test_a_trial_that_raises_is_a_reason(llama, monkeypatch):
     assert why_not_ragged(llama[0]) == "a trial on a few tokens failed with RuntimeError: out of memory"
 
 
+@pytest.mark.parametrize("window", [None, 100, 300])
+def test_a_long_prompt_reads_no_keys_that_all_its_queries_hide(llama, window):
+    """Its segments end where their keys end, and together they are attention over all keys by the definition."""
+    runner, table = RaggedRunner(clone_sharing_weights(llama[0]), 50, block_size=16), [*range(7), *range(9, 50)]
+    sequence = Sequence("a", [1] * 700, 9)
+    sequence.computed = 70
+    segments = runner.segments(Chunk(sequence, 590, table), column=5)
+    assert [(one.start, one.tokens, one.past) for one in segments] == [(5, 256, 70), (261, 256, 326), (517, 78, 582)]
+
+    generator = torch.Generator().manual_seed(1)
+    query, keys, values = (torch.randn(2, length, 8, generator=generator) for length in (600, 800, 800))
+    row, settings = AttentionMetadata(runner.pool, segments, torch.arange(0)), AttentionSettings(window=window)
+    runner.pool.layers[0] = keys, values
+    output = attend_row(row, 0, query, keys[:, :0], values[:, :0], settings)
+    slots = [block * 16 + offset for block in table for offset in range(16)][:660]
+    for place in (0, 1, 255, 256, 300, 589):
+        own = slots[: 70 + place + 1]
+        expected = reference_attention(query[:, [5 + place]], keys[:, own], values[:, own], window, None, None, None)
+        assert torch.allclose(output[5 + place], expected[:, 0].float(), atol=1e-5)
+
+
 WRONG = {
     "a query attends to the token behind it": lambda right: right.roll(1, dims=1) | right,
     "a query does not attend to itself": lambda right: right & ~right.roll(-1, dims=0).roll(-1, dims=1),
@@ -248,11 +269,11 @@ WRONG = {
 def test_the_trial_finds_a_wrong_mask(llama, wrong, monkeypatch):
     right_mask = QuerySegment.mask
 
-    def mask(self, window, device):
-        right = right_mask(self, window, device)
+    def mask(self, window, query):
+        right = right_mask(self, window, query)
         if right is None:
-            right = torch.ones(self.tokens, self.past + self.tokens, dtype=torch.bool)
-        return WRONG[wrong](right)
+            right = query.new_zeros(self.tokens, self.past + self.tokens)
+        return torch.zeros_like(right).masked_fill(~WRONG[wrong](right == 0), float("-inf"))
 
     monkeypatch.setattr(QuerySegment, "mask", mask)
     assert "its logits differ by" in why_not_ragged(llama[0])

@@ -82,7 +82,8 @@ EVENTS = ("num_preempted", "num_partial_chunks", "num_cached_tokens")
 class RaggedMachine(RuleBasedStateMachine):
     """Greedy and sampled requests are added and cancelled at any time, with hardly any memory."""
 
-    pair = staticmethod(load_model)
+    pair, alone = staticmethod(load_model), staticmethod(alone)
+    kv_cache = "auto"
     events: Counter  # in all examples together
 
     @initialize(
@@ -105,6 +106,7 @@ class RaggedMachine(RuleBasedStateMachine):
             prefix_caching=caching,
             kernels=kernels,
             linear_backend=linear_backend,
+            kv_cache=self.kv_cache,
             scheduler_cls=CountingScheduler,
         )
         self.engine = Engine(self.model, self.tokenizer, config)
@@ -151,7 +153,7 @@ class RaggedMachine(RuleBasedStateMachine):
             if output.request_id not in self.added:
                 continue
             prompt, max_tokens = self.added[output.request_id]
-            ids = alone(self.model, self.tokenizer, prompt, max_tokens)
+            ids = self.alone(self.model, self.tokenizer, prompt, max_tokens)
             assert output.token_ids == ids[: len(output.token_ids)]
             if output.finish_reason is not None:
                 assert output.finish_reason == "abort" or output.token_ids == ids

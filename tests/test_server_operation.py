@@ -266,6 +266,11 @@ def test_the_key_can_come_from_the_environment(monkeypatch):
     assert parse(command.command, ["--api-key", "own"]).api_key == "own"
 
 
+def test_the_engine_knows_how_weights_are_stored_and_products_computed():
+    config = parse(command.command, ["--weights", "int8", "--compute", "int8"]).engine_config
+    assert (config.weights, config.compute) == ("int8", "int8")
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -274,6 +279,7 @@ def test_the_key_can_come_from_the_environment(monkeypatch):
         (["--grace", "inf"], "--grace must be a number of seconds"),
         (["--policy", "sjf"], "--policy"),
         (["--weights", "int3"], "--weights"),
+        (["--weights", "int4", "--compute", "int8"], "needs weights=\"int8\", not 'int4'"),
         (["--rows", "0"], "--rows must be an integer of at least 1, not 0"),
         (["--rows", "2.5"], "--rows"),
         (["--max-queue", "-1"], "--max-queue must be at least 0"),

@@ -39,6 +39,7 @@ LESSON_3 = [
 LESSON_15 = ["The quick brown", "There was once a brave"]
 LESSON_15 += [f"Once upon a time, {hero}" for hero in ("a brave", "a quiet", "a curious", "a stubborn")]
 LESSON_15_LIVE = [f"Once upon a time, {hero}" for hero in ("a proud gardener", "a small weaver", "a poor sailor")]
+LESSON_16 = LESSON_15_LIVE
 
 
 def lead(model, prompt, output):
@@ -59,8 +60,9 @@ def lead(model, prompt, output):
         workloads.race(4, every=1, long=40),  # lesson 7 lets them run out of memory
         workloads.race(5, every=1, long=100)[1:],
         workloads.told_again(),
+        [(prompt, 40) for prompt in LESSON_16],
     ],
-    ids=["lessons", "mixed", "pages", "one_beginning", "stories", "4 stories", "told_again"],
+    ids=["lessons", "mixed", "pages", "one_beginning", "stories", "4 stories", "told_again", "lesson 16"],
 )
 def test_the_best_token_of_a_stored_output_leads_clearly_at_every_step(requests):
     model, tokenizer = load_model()

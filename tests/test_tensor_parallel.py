@@ -16,6 +16,7 @@ import torch
 import helpers
 from helpers import Engine, EngineConfig, SamplingParams, load_model, model_engine
 from helpers.__main__ import main
+from helpers.checks.exercises import EXERCISES
 from helpers.fast import kernels
 from helpers.fast.linear import FastLinear
 from helpers.features.structured_outputs import StructuredOutputs
@@ -109,6 +110,8 @@ def test_tokens_equal_those_alone_and_each_block_takes_two_sums_or_one_if_it_is_
     engine = check_serving(name, **settings)
     for one in engine.trace.passes:
         assert one.traffic == (sums, sums * one.tokens * HIDDEN * 4)
+        counted = EXERCISES["traffic"].solution(BLOCKS, HIDDEN, [one.tokens], sums < 2 * BLOCKS, sums % BLOCKS == 1)
+        assert one.traffic == counted, "students count what the engine counts"
     assert engine.trace.traffic.all_reduces == sums * engine.trace.forward_passes
 
 
@@ -186,9 +189,11 @@ def test_bfloat16_gives_the_log_probabilities_of_one_process_up_to_rounding():
     assert found[0] == pytest.approx(found[1], abs=0.05)
 
 
-@pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
-def test_quantized_weights_give_the_tokens_of_one_process_and_no_process_outlives_the_engine(weights):
-    ours, theirs = make_engine(weights=weights, **FAST), make_engine(weights=weights, tensor_parallel_size=1, **PLAIN)
+@pytest.mark.parametrize(
+    "quantized", [{"weights": "int4", "kv_cache": "int8"}, pytest.param({"weights": "int8"}, marks=pytest.mark.slow)]
+)
+def test_quantized_models_give_the_tokens_of_one_process_and_no_process_outlives_the_engine(quantized):
+    ours, theirs = make_engine(**quantized, **FAST), make_engine(**quantized, tensor_parallel_size=1, **PLAIN)
     found = [one.generate(prompts()[:4], SamplingParams(max_tokens=10)) for one in (ours, theirs)]
     pids = [process.pid for process in ours.runner.group.processes]
     assert all(map(is_running, pids))

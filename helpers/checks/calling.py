@@ -27,6 +27,14 @@ def call(function: Callable, *arguments):
     return function(*arguments)
 
 
+def or_error(function: Callable, *arguments) -> dict:
+    """Return what a function returns, or the text of its ValueError: some arguments have to be refused."""
+    try:
+        return {"error": None, "result": function(*arguments)}
+    except ValueError as error:
+        return {"error": str(error), "result": None}
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
     """One call of a student's function.

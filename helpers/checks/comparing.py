@@ -258,9 +258,11 @@ def _apart(one, other) -> tuple[str, str]:
 
 def _is_plain(value) -> bool:
     """Return whether all values can be printed on one line; a dict counts if its own values can."""
-    plain = str | int | float | list | tuple
-    values = (part for one in value for part in (one.values() if isinstance(one, dict) else [one]))
-    return len(repr(value)) <= 160 and all(part is None or isinstance(part, plain) for part in values)
+    values = [part for one in value for part in (one.values() if isinstance(one, dict) else [one])]
+    plain = str | int | float | None
+    return len(repr(value)) <= 160 and all(
+        _is_plain(part) if isinstance(part, list | tuple) else isinstance(part, plain) for part in values
+    )
 
 
 def _grids(got, right, what: str) -> Grids | None:

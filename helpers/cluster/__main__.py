@@ -100,7 +100,7 @@ class ClusterOptions(ServerOptions):
         """Refuse an option that has no counterpart in vLLM."""
         default = ServerOptions()
         drafts = ("speculative", "num_speculative_tokens", "draft_model")
-        for name in ("weights", "block_size", "tensor_parallel_size", *drafts, "adapters"):
+        for name in ("weights", "block_size", "kv_cache", "tensor_parallel_size", *drafts, "adapters"):
             if getattr(self, name) != getattr(default, name):
                 option = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{option} is for the course's engine: set vLLM's own in --engine-args.")

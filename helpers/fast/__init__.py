@@ -15,7 +15,7 @@ linear.py             linear layers, quantized ones too, that use the fastest ba
 linear_backends.py    the backends
 linear_choice.py      which of them is fastest, by measurement
 linear_report.py      the measured times as a table
-quantized_linear.py   the kernel for quantized layers
+quantized_linear.py   the kernels for quantized layers
 batch_invariant.py    the same bits in every batch, on request
 """
 

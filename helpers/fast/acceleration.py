@@ -36,7 +36,9 @@ def accelerate(runner: PaddedRunner | RaggedRunner, config: EngineConfig) -> Pad
         return runner
     if config.batch_invariant:
         _require_invariant_layers(model, kernel)
-        return BatchInvariantRunner(model, runner.num_blocks, runner.block_size, kernel)
+        invariant = BatchInvariantRunner(model, runner.num_blocks, runner.block_size, kernel)
+        invariant.pool = runner.pool
+        return invariant
     runner.kernel = kernel
     if executor := recognize(runner):
         runner.call_model = executor

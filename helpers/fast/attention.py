@@ -70,7 +70,7 @@ def _measure(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, _threads: 
     )
     segments = kernels.Segments([0], [TOKENS], [TOKENS], [list(range(TOKENS // 16))], 16)
     output = query.new_empty(TOKENS, heads, dim)
-    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device="cpu").tril()
+    mask = QuerySegment(0, TOKENS, 0, []).mask(None, query)
 
     def compiled():
         kernels.paged_attention(query, key, value, segments, output, dim**-0.5)

@@ -147,16 +147,17 @@ class FusedExecutor:
         decoder, dtype = self.decoder, packed[0].panels.dtype
         norms = [norm for block in decoder.blocks for norm in block.norms.values()]
         weights = [one for norm in norms for one in norm._parameters.values() if one is not None]
-        caches = [tensor for layer in self.pool.layers.values() for tensor in layer]
         cache = (decoder.kv_heads, self.pool.num_slots, decoder.head_dim)
+        query = torch.empty(decoder.heads, 1, decoder.head_dim, dtype=dtype)
         activations = {activation_kind(block.activation) for block in decoder.blocks}
         return (
             all(one.panels.dtype is dtype and one.inputs % 2 == 0 for one in packed)  # odd bfloat16 inputs are padded
-            and all(one.dtype is dtype and one.is_contiguous() for one in weights + caches)
+            and all(one.dtype is dtype and one.is_contiguous() for one in weights)
             and all(one.softcap is None and one.sinks is None for one in self.settings)
             and len(activations) == 1
             and None not in activations
-            and all(one.shape == cache and kernels.is_supported(one, one, one) for one in caches)
+            and all(one.shape == cache for layer in self.pool.layers.values() for one in layer)
+            and all(kernels.is_supported(query, *layer) for layer in self.pool.layers.values())
             and [(one.inputs, one.outputs) for one in packed] == self._shapes(packed) * len(decoder.blocks)
         )
 
@@ -191,8 +192,8 @@ class FusedExecutor:
             attention_output=linears(block.attention_output)[0],
             mlp_inputs=(kernels.Linear * 2)(*linears(*block.mlp_inputs)),
             mlp_output=linears(block.mlp_output)[0],
-            keys=self.pool.layers[layer][0].data_ptr(),
-            values=self.pool.layers[layer][1].data_ptr(),
+            keys=kernels.Cache.of(self.pool.layers[layer][0]),
+            values=kernels.Cache.of(self.pool.layers[layer][1]),
             scale=self.decoder.head_dim**-0.5 if settings.scaling is None else settings.scaling,
             window=kernels.NO_WINDOW if settings.window is None else settings.window,
         )

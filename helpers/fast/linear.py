@@ -14,6 +14,7 @@ from torch import nn
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
+from ..models.integer_products import rounds_inputs
 from ..models.quantization import QuantizedLinear
 from . import kernels
 from .linear_backends import BACKENDS, Layer, available_backends, backends_of, bytes_of, candidates, inputs_of, kind_of
@@ -103,7 +104,8 @@ def _choose(layers: list, backend: str, copies: bool, available: list[str]) -> l
         backend = "compiled"  # which copies no integers either
     if backend != "auto":
         if backend not in available:
-            dtype, device, quantized = kind_of(layers[0])
+            dtype, device, _ = kind_of(layers[0])
+            quantized = isinstance(layers[0], QuantizedLinear)
             names = ", ".join(repr(name) for name in ["auto", *available])
             raise ValueError(
                 f"The linear backend {backend!r} does not work for {'quantized ' * quantized}"
@@ -183,6 +185,7 @@ class FastQuantizedLinear(FastLinear):
     """The same for a `QuantizedLinear`. Its backends read the layer's own tensors, so they follow every change."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled() or kernels.unavailable(x.dtype, x.device):  # cast or moved since the choice
+        is_usual = rounds_inputs() and not torch.is_grad_enabled()
+        if not is_usual or kernels.unavailable(x.dtype, x.device):  # the latter if cast or moved since the choice
             return self._modules["layer"](x)
         return self.products[min(x.numel() // self.inputs, self.max_rows)](x)

@@ -1,10 +1,14 @@
-"""Let quantized layers multiply with the kernel, which never stores the rounded weight.
+"""Let quantized layers multiply with the kernels, which never store the rounded weight.
 
 `helpers/models` describes these layers and computes with PyTorch; importing this package replaces that.
 """
 
-import torch
+from collections.abc import Callable
 
+import torch
+from torch.nn.functional import linear
+
+from ..models.integer_products import IntegerLinear
 from ..models.quantization import QuantizedLinear
 from . import kernels
 from .kernels import huge_pages
@@ -18,23 +22,48 @@ def multiply_quantized(layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
     Raises:
         ValueError: x has another number of inputs; also see `kernels.quantized_linear`.
     """
+    _check_inputs(layer, x)
+    return kernels.quantized_linear(x, layer.words, layer.scales, layer.bias, layer.format.bits, layer.out_features)
+
+
+def multiply_dequantized(layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
+    """Do the same through a copy of the rounded weight in the dtype of x, which is made anew and dropped afterwards.
+
+    It takes less time for many rows if PyTorch's product uses matrix units. A row may depend on the others.
+    """
+    _check_inputs(layer, x)
+    weight = kernels.dequantize(layer.words, layer.scales, layer.format.bits, layer.out_features, x.dtype)
+    return linear(x, weight[: layer.in_features].T, layer.bias)
+
+
+def multiply_integers(layer: IntegerLinear, x: torch.Tensor) -> torch.Tensor:
+    """Round x [..., in], multiply it by a layer's integers and return [..., out]: the bits of the layer's own method.
+
+    Raises:
+        ValueError: x has another number of inputs; also see `kernels.integer_linear`.
+    """
+    _check_inputs(layer, x)
+    return kernels.integer_linear(x, layer.words, layer.scales, layer.bias, layer.out_features)
+
+
+def _check_inputs(layer: QuantizedLinear, x: torch.Tensor) -> None:
     if x.shape[-1] != layer.in_features:
         raise ValueError(
             f"The layer has {layer.in_features} inputs, but x has {x.shape[-1]}: pass x of shape "
             f"[..., {layer.in_features}]."
         )
-    return kernels.quantized_linear(x, layer.words, layer.scales, layer.bias, layer.format.bits, layer.out_features)
 
 
 def use_kernels() -> None:
-    """Let all quantized layers multiply with the kernel where it is available, and keep new ones in huge pages."""
+    """Let all quantized layers multiply with the kernels where they are available; keep new ones in huge pages."""
 
-    def multiply(layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
-        available = not kernels.unavailable(x.dtype, x.device)
-        return multiply_quantized(layer, x) if available else layer.multiply_dequantized(x)
+    def where_available(product: Callable, otherwise: Callable) -> Callable:
+        return lambda layer, x: (otherwise if kernels.unavailable(x.dtype, x.device) else product)(layer, x)
 
     def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         on_cpu = torch.device(device).type == "cpu"
         return huge_pages.empty(shape, dtype) if on_cpu else torch.empty(shape, dtype=dtype, device=device)
 
-    QuantizedLinear.multiply, QuantizedLinear.allocate = multiply, staticmethod(allocate)
+    QuantizedLinear.allocate = staticmethod(allocate)
+    QuantizedLinear.multiply = where_available(multiply_quantized, QuantizedLinear.multiply_dequantized)
+    IntegerLinear.multiply_rounded = where_available(multiply_integers, IntegerLinear.multiply_integers)

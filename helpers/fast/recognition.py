@@ -13,7 +13,7 @@ from collections.abc import Set
 import torch
 from torch import nn
 
-from ..models import same_logits
+from ..models import same_logits, unrounded_inputs
 from ..runners.kv_pool import KVPool
 from ..runners.trial import BLOCK_SIZE, NUM_BLOCKS, trial_passes
 from . import kernels
@@ -30,6 +30,7 @@ KNOWN_ATTRIBUTES = (
 )
 
 
+@unrounded_inputs()
 def recognize(runner, kind: type[Executor] = Executor) -> Executor | None:
     """Return an executor of a ragged runner's model, or None if the model must be called as usual."""
     model = runner.model

@@ -7,7 +7,8 @@ structured_outputs/    outputs that match a JSON schema, a regular expression, a
 prompt_scoring.py      log-probabilities of the tokens of prompts
 adapters/              many fine-tuned models in one batch
 speculation/           several guessed tokens, verified in one pass
-tensor_parallel/        one model on several processes
+tensor_parallel/       one model on several processes
+quantized_kv_cache/    keys and values as integers of 8 bits
 resumption.py          continues outputs that another engine has begun
 
 The core runs without this folder, and without any part of it: a setting that needs a missing feature is an error. To

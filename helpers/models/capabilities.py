@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from .. import kv_cache
+from .integer_products import unrounded_inputs
 from .running import run_model
 
 HINT = "load_model() without a name loads the embedded model, which needs no network."
@@ -18,6 +19,7 @@ HINT = "load_model() without a name loads the embedded model, which needs no net
 _found_exact = weakref.WeakSet()
 
 
+@unrounded_inputs()
 def require_exact_batching(model) -> None:
     """Raise a ValueError unless the four verbs give every request the tokens that it gets alone.
 

@@ -1,7 +1,7 @@
 """Quantize a model's linear layers: integers of 8 or 4 bits, with a scale for each group of weights.
 
 A decode reads all weights to compute a few rows, so it takes about as long as reading them. Fewer bits per weight make
-it faster. Only weights are quantized: activations keep the model's dtype.
+it faster. Only weights are quantized: activations keep the model's dtype, unless `integer_products.py` rounds them.
 
     int8    8 bits per weight and a float32 scale for each output
     int4    4 bits per weight and a bfloat16 scale for each GROUP of inputs of an output: 4.5 bits per weight
@@ -58,7 +58,7 @@ def round_to_integers(weight: torch.Tensor, format: Format) -> tuple[torch.Tenso
     largest = groups.abs().amax(dim=2)
     # Not below the smallest normal number: the scale of a group of zeros must not be zero.
     scales = (largest / format.largest).clamp(min=torch.finfo(torch.float32).tiny).to(format.scale_dtype)
-    integers = (groups / scales.float()[..., None]).round_().clamp_(-format.largest, format.largest)
+    integers = (groups / scales.float()[..., None]).round_().clamp_(-format.largest, format.largest).nan_to_num_()
     return integers.to(torch.int8).flatten(1), scales
 
 
@@ -184,10 +184,19 @@ class QuantizedLinear(nn.Module):
             raise ValueError("A weight is infinite or not a number, and has no nearest integer: check the model.")
         return round_to_integers(weight, self.format)
 
+    def _slabs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield integers [n, padded in] and scales [n, groups], a slab of outputs at a time."""
+        panels, rest = self._panels_per_slab(), self.out_features
+        for words, scales in zip(self.words.split(panels), self.scales.split(panels), strict=True):
+            integers = unpack(words, self.format.bits)[:rest]
+            yield integers, scales.transpose(1, 2).flatten(0, 1)[:rest]
+            rest -= len(integers)
+
     def integers_and_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what `from_integers` takes: int8 [out, in] and scales [out, groups], without padding."""
-        integers = unpack(self.words, self.format.bits)[: self.out_features, : self.in_features].to(torch.int8)
-        return integers, self.scales.transpose(1, 2).flatten(0, 1)[: self.out_features]
+        slabs = ((integers[:, : self.in_features].to(torch.int8), scales) for integers, scales in self._slabs())
+        integers, scales = map(torch.cat, zip(*slabs, strict=True))
+        return integers, scales
 
     @property
     def weight(self) -> torch.Tensor:
@@ -196,13 +205,9 @@ class QuantizedLinear(nn.Module):
 
     def _rounded_slabs(self) -> Iterator[torch.Tensor]:
         """Yield the rounded weight, a slab of outputs [n, in] at a time."""
-        panels, rest = self._panels_per_slab(), self.out_features
-        for words, scales in zip(self.words.split(panels), self.scales.split(panels), strict=True):
-            scales = scales.transpose(1, 2).flatten(0, 1).float()
-            integers = unpack(words, self.format.bits).unflatten(1, (scales.shape[1], -1))
-            weight = (integers * scales[..., None]).flatten(1)[:rest, : self.in_features]
-            yield weight.to(self.dtype)
-            rest -= len(weight)
+        for integers, scales in self._slabs():
+            weight = integers.unflatten(1, (scales.shape[1], -1)) * scales.float()[..., None]
+            yield weight.flatten(1)[:, : self.in_features].to(self.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply x [..., in] by the rounded weight, add the bias and return [..., out]."""

@@ -31,6 +31,7 @@ from .policy_gradient import policy_gradient_step
 from .replicas import prefix_map, replica_work, resumed_streams
 from .rounding import agreement, rounding_levels, weight_path
 from .rows import slot_timeline, tokens_read, waiting_requests
+from .split_model import pass_shares, split_block
 from .style import styled
 from .system_map import system_map
 from .token_choices import constrained_text, probability_strips, tokens_over_states
@@ -68,6 +69,7 @@ __all__ = [
     "merged_and_adapted",
     "missed_requests",
     "padded_and_ragged",
+    "pass_shares",
     "play",
     "policy_gradient_step",
     "prefix_map",
@@ -80,6 +82,7 @@ __all__ = [
     "separate_phases",
     "shared_pass",
     "slot_timeline",
+    "split_block",
     "static_and_continuous",
     "system_map",
     "throughput_latency",

@@ -23,6 +23,7 @@ IDEAS = {
     13: "one forward pass verifies several guessed tokens",
     14: "decoding waits for bytes, so read fewer",
     15: "many fine-tuned models share a batch, and weights may change",
+    16: "several processes share one model, and add up their parts",
     17: "a router spreads requests over replicas",
     18: "a cost model plays the fleet before you buy it",
 }
@@ -35,11 +36,11 @@ PARTS = {
     "Block manager": (1, 1, {7: "block tables", 8: "shared blocks", 18: "the real code"}),
     "Scheduler": (2, 1, {3: "fills free rows", 4: "order", 5: "token budget", 18: "the real code"}),
     "Next token": (0, 2, {1: "the largest logit", 11: "sampling", 12: "a mask"}),
-    "Forward pass": (1, 2, {1: "tokens to logits", 6: "ragged attention", 18: "a cost model"}),
+    "Forward pass": (1, 2, {1: "tokens to logits", 6: "ragged attention", 16: "2 sums per block", 18: "a cost model"}),
     "Batch": (2, 2, {2: "left-padded rows", 3: "merge, filter", 6: "tokens, no pads"}),
     "Drafts": (0, 3, {13: "guesses to verify"}),
-    "KV cache": (1, 3, {1: "keys and values", 7: "in blocks"}),
-    "Weights": (2, 3, {14: "quantized", 15: "adapters, updates"}),
+    "KV cache": (1, 3, {1: "keys and values", 7: "in blocks", 16: "shared out by heads"}),
+    "Weights": (2, 3, {14: "quantized", 15: "adapters, updates", 16: "shared out"}),
 }
 # What flows from part to part: a request's path first, then what the forward pass reads.
 ARROWS = (

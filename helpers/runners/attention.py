@@ -48,7 +48,7 @@ class QuerySegment:
         self.start, self.end, self.tokens, self.past = start, start + tokens, tokens, past
         self.block_table = block_table
         self._key_slots: slice | torch.Tensor | None = None
-        self._masks: dict[int | None, torch.Tensor | None] = {}
+        self._masks: dict[tuple[int | None, torch.dtype], torch.Tensor | None] = {}
 
     def key_slots(self, pool: KVPool, device) -> slice | torch.Tensor:
         """Return the slots of the sequence's keys; computed once, because all layers use the same."""
@@ -56,21 +56,21 @@ class QuerySegment:
             self._key_slots = key_slots(self.block_table, pool.block_size, self.past + self.tokens, device)
         return self._key_slots
 
-    def mask(self, window: int | None, device) -> torch.Tensor | None:
-        """Return which keys each query attends to, bool [tokens, keys]; None for all of them.
+    def mask(self, window: int | None, query: torch.Tensor) -> torch.Tensor | None:
+        """Return what is added to the scores, [tokens, keys], in the dtype of the query; None if all keys are visible.
 
-        A query attends to its own key and all earlier ones, or only to the last `window` of these.
+        A query attends to its own key and all earlier ones, or only to the last `window` of these. The scores of all
+        other keys become -infinity. A bool mask would be converted to these numbers in every layer.
         """
-        if window not in self._masks:
+        if (window, query.dtype) not in self._masks:
             if self.tokens == 1 and (window is None or self.past < window):
                 return None  # the most frequent case: a decode attends to all keys
-            queries = torch.arange(self.past, self.past + self.tokens, device=device)[:, None]
-            keys = torch.arange(self.past + self.tokens, device=device)
-            visible = keys <= queries
-            if window is not None:
-                visible &= keys > queries - window
-            self._masks[window] = None if visible.all() else visible
-        return self._masks[window]
+            places = torch.arange(self.past, self.past + self.tokens, device=query.device)[:, None]
+            keys = torch.arange(self.past + self.tokens, device=query.device)
+            hidden = keys > places if window is None else (keys > places) | (keys <= places - window)
+            added = query.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+            self._masks[window, query.dtype] = added if hidden.any() else None
+        return self._masks[window, query.dtype]
 
 
 class AttentionMetadata:
@@ -144,7 +144,7 @@ def attend_row(
     output = query.new_empty(query.shape[1], query.shape[0], values.shape[2])
     segments = row.segments if row.kernel is None else row.kernel(row, query, keys, values, output, settings)
     for segment in segments:
-        slots, mask = segment.key_slots(row.pool, query.device), segment.mask(settings.window, query.device)
+        slots, mask = segment.key_slots(row.pool, query.device), segment.mask(settings.window, query)
         own = attend_one(query[:, segment.start : segment.end], keys[:, slots], values[:, slots], mask, settings)
         output[segment.start : segment.end] = own.transpose(0, 1)
     return output
@@ -155,7 +155,8 @@ def attend_one(query, key, value, mask, settings: AttentionSettings) -> torch.Te
 
     Args:
         query: [heads, T, head dim]; `key` and `value`: [kv heads, keys, head dim].
-        mask: bool [T, keys], True to attend; None for all keys. It includes the window.
+        mask: [T, keys], added to the scores: 0 to attend, -infinity otherwise; None for all keys. It includes the
+            window.
     """
     if settings.softcap is not None or settings.sinks is not None:
         return _attend_by_scores(query, key, value, mask, settings)
@@ -163,6 +164,7 @@ def attend_one(query, key, value, mask, settings: AttentionSettings) -> torch.Te
     if query.shape[1] == 1 and key.shape[1] > 64 and query.dtype == torch.bfloat16 and query.device.type == "cpu":
         # With a single bfloat16 query, CPUs take half the time if all keys and values are converted to float32.
         q, k, v = q.float(), k.float(), v.float()
+        mask = None if mask is None else mask.float()
     grouped = query.shape[0] > key.shape[0]
     return scaled_dot_product_attention(q, k, v, mask, scale=settings.scaling, enable_gqa=grouped)[0].to(query.dtype)
 
@@ -176,7 +178,7 @@ def _attend_by_scores(query, key, value, mask, settings: AttentionSettings) -> t
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores + mask
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)], dim=-1)
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)

@@ -1,13 +1,15 @@
 """Choose how a model is run: ragged where the model supports it, otherwise padded, with the reason."""
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from ..engine import EngineConfig
-from ..models import bytes_per_token, clone_sharing_weights, context_length, same_logits
+from ..models import bytes_per_token, clone_sharing_weights, context_length, same_logits, unrounded_inputs
 from .layer_masks import UnsupportedAttention, check_layer_masks
 from .padded import PaddedRunner
 from .ragged import RaggedRunner
@@ -31,18 +33,24 @@ def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | Ragged
         log.warning("%s runs padded, which is slower: %s.", type(model).__name__, reason)
     if reason:
         return PaddedRunner(model, tokenizer, reason)
-    return RaggedRunner(clone_sharing_weights(model), _num_blocks(model, config), config.block_size)
+    blocks = num_blocks(model, config, bytes_per_token)
+    return RaggedRunner(clone_sharing_weights(model), blocks, config.block_size)
 
 
-def _num_blocks(model, config: EngineConfig) -> int:
-    """Return the configured number of blocks, or enough for all rows at full length, within MAX_KV_BYTES."""
+def num_blocks(model, config: EngineConfig, bytes_of: Callable[[Any], int]) -> int:
+    """Return the configured number of blocks, or enough for all rows at full length, within MAX_KV_BYTES.
+
+    Args:
+        bytes_of: given the model, returns the bytes of a token's keys and values; called only if they are needed.
+    """
     if config.num_blocks is not None:
         return config.num_blocks
     longest = context_length(model) or MAX_KV_BYTES
     needed = -(-longest // config.block_size) * config.max_batch_size
-    return max(1, min(needed, MAX_KV_BYTES // (config.block_size * bytes_per_token(model))))
+    return max(1, min(needed, MAX_KV_BYTES // (config.block_size * bytes_of(model))))
 
 
+@unrounded_inputs()
 def why_not_ragged(model) -> str | None:
     """Return why a model cannot run ragged, or None if it can.
 

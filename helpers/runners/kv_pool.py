@@ -4,6 +4,8 @@ A *slot* holds the keys and values of one token. Its number is block * block siz
 manager, not this file, decides which blocks a sequence has.
 """
 
+from collections.abc import Iterator
+
 import torch
 
 
@@ -29,17 +31,23 @@ class KVPool:
             because their shapes are not known before.
         """
         if layer not in self.layers:
-            shapes = [(one.shape[0], self.num_slots, one.shape[2]) for one in (key, value)]
-            self.layers[layer] = key.new_zeros(shapes[0]), value.new_zeros(shapes[1])
-        keys, values = self.layers[layer]
-        keys.index_copy_(1, slots, key)
-        values.index_copy_(1, slots, value)
-        return keys, values
+            self.layers[layer] = self.allocate(key), self.allocate(value)
+        for stored, new in zip(self.layers[layer], (key, value), strict=True):
+            stored.index_copy_(1, slots, new)
+        return self.layers[layer]
+
+    def allocate(self, like: torch.Tensor) -> torch.Tensor:
+        """Return empty slots for keys or values such as these, [kv heads, T, head dim]."""
+        return like.new_zeros(like.shape[0], self.num_slots, like.shape[2])
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield all tensors; their second dimension is that of the slots."""
+        return (tensor for layer in self.layers.values() for tensor in layer)
 
     def copy_block(self, source: int, destination: int) -> None:
         """Copy a block's keys and values in all layers."""
         size = self.block_size
-        for tensor in (tensor for layer in self.layers.values() for tensor in layer):
+        for tensor in self.tensors():
             tensor[:, destination * size : (destination + 1) * size] = tensor[:, source * size : (source + 1) * size]
 
 

@@ -18,6 +18,8 @@ from .attention import AttentionMetadata, AttentionSettings, QuerySegment, atten
 from .kv_pool import KVPool, slot_mapping
 from .sampling import BatchSampler, read_logits
 
+MOST_QUERIES = 256  # of a segment: with fewer, PyTorch's attention is called more often than is worth it
+
 
 def run_passes(passes: Iterable[ForwardPass]) -> RunnerOutput:
     """Collect the forward passes that an iterator computes, up to the first one that raises an Exception."""
@@ -94,12 +96,13 @@ class RaggedRunner:
     def segments(self, chunk: Chunk, column: int) -> list[QuerySegment]:
         """Return the segments of a chunk that begins at a column of the row.
 
-        A kernel computes a decode's drafts like further decodes, each with one key more.
+        A long chunk has several, and each reads the keys up to its own end; a single one would read all keys for every
+        query, to hide half of them. A kernel computes a decode's drafts like further decodes, each with one key more.
         """
-        tokens = 1 if chunk.draft_token_ids and self.kernel is not None else chunk.tokens
+        most = 1 if chunk.draft_token_ids and self.kernel is not None else MOST_QUERIES
         return [
-            QuerySegment(column + first, tokens, chunk.start + first, chunk.block_table)
-            for first in range(0, chunk.tokens, tokens)
+            QuerySegment(column + first, min(most, chunk.tokens - first), chunk.start + first, chunk.block_table)
+            for first in range(0, chunk.tokens, most)
         ]
 
     def _call_model(self, token_ids, positions, columns, metadata: AttentionMetadata) -> torch.Tensor:

@@ -87,7 +87,7 @@ class ServerOptions(EngineOptions, ConnectionOptions):
     @property
     def engine_config(self) -> EngineConfig:
         """The settings of the engine."""
-        return EngineConfig(**fields_of(EngineOptions, self), trace_length=TRACE_LENGTH)
+        return EngineConfig(**fields_of(EngineOptions, self), weights=self.weights, trace_length=TRACE_LENGTH)
 
     @property
     def folder_of_adapters(self) -> dict[str, str]:

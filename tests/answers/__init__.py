@@ -55,6 +55,7 @@ from . import (  # noqa: E402, F401
     lesson_13,
     lesson_14,
     lesson_15,
+    lesson_16,
     lesson_17,
     lesson_18,
     sly,

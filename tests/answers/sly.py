@@ -309,6 +309,36 @@ def never_again(events):
     return EXERCISES["deliver"].solution(kept)
 
 
+def best_above(lowest):
+    """A loop whose best logit so far begins at a number that is not small enough."""
+
+    def greedy_token(shares):
+        sent, token = [], 0
+        for own in shares:
+            best, place = lowest, token
+            for logit in own:
+                if logit > best:
+                    best, place = logit, token
+                token += 1
+            sent.append((best, place))
+        return sent, max(sent, key=lambda one: one[0])[1]
+
+    return greedy_token
+
+
+def looked_up_in_the_whole_vocabulary(shares):
+    joined = [logit for own in shares for logit in own]
+    sent = [(max(own), joined.index(max(own))) for own in shares]
+    return sent, joined.index(max(joined))
+
+
+WRONG["greedy_token"] |= {
+    "shares [[-4.0, -2.0], [-1.5, -3.0]": best_above(0.0),
+    "shares [[-inf, -inf], [-inf, -30000.0]": best_above(-10000.0),
+    "what the workers send should be [(3.0, 1), (3.0, 4)], but is [(3.0, 1), (3.0, 1)]": (
+        looked_up_in_the_whole_vocabulary
+    ),
+}
 WRONG["deliver"] |= {
     "A text may contain a token several times": without_repetitions,
     "it can come back": lambda events: never_again(events),

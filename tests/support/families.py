@@ -182,8 +182,11 @@ def set_eos(model, token: int | None) -> None:
     model.generation_config.eos_token_id = 10**6 if token is None else token
 
 
-def generate(model, request: Request) -> tuple[list[int], torch.Tensor]:
-    """Return what transformers' own `generate` gives a request alone: token ids, and logits [tokens, vocabulary]."""
+def generate(model, request: Request, **settings) -> tuple[list[int], torch.Tensor]:
+    """Return what transformers' own `generate` gives a request alone: token ids, and logits [tokens, vocabulary].
+
+    `settings` are further arguments of `generate`.
+    """
     inputs = tokenizer()(request.prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
     output = model.generate(
         **inputs,
@@ -192,6 +195,7 @@ def generate(model, request: Request) -> tuple[list[int], torch.Tensor]:
         pad_token_id=0,
         return_dict_in_generate=True,
         output_logits=True,
+        **settings,
     )
     return output.sequences[0, inputs["input_ids"].size(1) :].tolist(), torch.cat(output.logits).float()
 

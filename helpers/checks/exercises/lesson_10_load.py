@@ -125,14 +125,8 @@ add_edits(open_loop_latencies, {
         ranked(lambda number, seconds: -number),
     "serves the shortest request first. The server runs requests in the order in which they are sent.":
         ranked(lambda number, seconds: (seconds, number)),
-    "counts from the first send time: each request has its own.": f"{LATENCY} -> begin + seconds - arrivals[0]",
-    "returns the time between responses, which does not include the wait.": f"{LATENCY} -> begin + seconds - free",
-    "treats the send times as gaps, and adds them up.": "free, -> arrivals = list(accumulate(arrivals)); free,",
     "counts only the wait. Latency lasts from the send time to the response.": f"{LATENCY} -> begin - sent",
     "returns the time of each response. Latency counts from the send time of each request.": " - sent -> ",
-    "returns the time at which each request starts. Latency lasts from the send time to the response.":
-        f"{LATENCY} -> begin",
-    "divides by the service time: the task asks for seconds.": f"{LATENCY} -> ({LATENCY}) / seconds",
 })  # fmt: skip
 
 goodput = Exercise(
@@ -205,31 +199,20 @@ add_edits(goodput, {
     "assumes that there is a second token: an output of one token has no TPOT, and only TTFT has a limit.":
         "max(1, len(t) - 1) -> (len(t) - 1)",
     "leaves out requests that exactly meet a limit: *at most* includes the limit itself.": "<= -> <",
-    "leaves out a TTFT that exactly meets its limit.": "<= ttft -> < ttft",
-    "leaves out a TPOT that exactly meets its limit.": "<= tpot -> < tpot",
     "counts requests that meet one limit: both must be met.": f"{BOTH} -> ({BOTH.replace('and', 'or')})",
     "checks TTFT only: the later tokens can be too slow.": f"{BOTH} -> t[0] - sent <= ttft",
     "checks TPOT only: the first token can be too late.": f"{BOTH} -> {MEAN_GAP} <= tpot",
     "swaps the limits: the first is for TTFT, the second for TPOT.": "good = -> ttft, tpot = tpot, ttft; good =",
     f"includes the wait for the first token in TPOT. {GAPS}": f"{MEAN_GAP} -> (t[-1] - sent) / len(t)",
-    f"includes the wait for the first token in TPOT, as one of its gaps. {GAPS}":
-        f"{MEAN_GAP} -> (len(t) > 1 and (t[-1] - sent) / (len(t) - 1))",
     f"divides by the number of tokens. {GAPS}": "max(1, len(t) - 1) -> len(t)",
     "compares the longest gap: TPOT is the mean gap.": f"{MEAN_GAP} -> max((b - a for a, b in pairwise(t)), default=0)",
-    "compares the median gap: TPOT is the mean gap.":
-        f"{MEAN_GAP} -> statistics.median([b - a for a, b in pairwise(t)] or [0])",
-    "lets fast tokens make up for a late first one: TTFT has its own limit.":
-        f"{BOTH} -> t[-1] - sent <= ttft + (len(t) - 1) * tpot",
-    "compares the latency of the whole request with the TTFT limit.": "t[0] - sent -> t[-1] - sent",
     "uses the time of the first token as TTFT, which counts from the send time.": "t[0] - sent -> t[0]",
     "counts all requests that were served, in time or not: that is throughput.": f" and {BOTH} -> ",
     "counts all requests that were sent: that is the offered load.": f"if t and {BOTH} -> if True",
-    "counts requests that miss a limit: the task asks for those that meet both.": f"{BOTH} -> not ({BOTH})",
     "compares the means of all requests with the limits. Each request meets its limits or misses them.": by_means,
     "returns a share of the requests, which does not say how many per second are served in time.": [
         "good / seconds -> good / max(1, len(requests))", "good / seconds -> good / len(requests)",
         "good / seconds -> 100 * good / max(1, len(requests))",
         "good / seconds -> good / max(1, sum(bool(t) for _, t in requests))"],
     "returns the number of requests: the task asks for requests per second.": "good / seconds -> good",
-    "returns seconds per request, the inverse of goodput.": "good / seconds -> seconds / max(1, good)",
 })  # fmt: skip

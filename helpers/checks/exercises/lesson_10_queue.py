@@ -81,11 +81,8 @@ add_edits(BoundedQueue, {
         f"{RETRY} -> int(self.seconds / self.rows) + 1",
     f"returns the time until all waiting requests have started. {PLACE}":
         f"{RETRY} -> max(1, ceil(len(self.waiting) * self.seconds / self.rows))",
-    f"returns the time until all waiting requests and one more have started. {PLACE}":
-        f"{RETRY} -> ceil((len(self.waiting) + 1) * self.seconds / self.rows)",
     f"returns the time until all requests have finished. {PLACE}":
         f"{RETRY} -> ceil(len(self.waiting + self.running) * self.seconds / self.rows)",
-    "returns 1 second, however fast the server is: it depends on `seconds` and on the rows.": f"{RETRY} -> 1",
 })  # fmt: skip
 
 

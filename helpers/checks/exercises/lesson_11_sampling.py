@@ -36,12 +36,6 @@ add_edits(softmax, {
         "[math.exp(score - max(scores)) for score in scores] -> scores",
     "computes exponentials of the logits as they are. That of 1,000 is too large for a float: subtract the largest "
     "logit first, which changes no probability.": "max(scores) -> 0",
-    "raises 2 instead of e to the power of each logit.": "math.exp( -> 2 ** (",
-    "returns logarithms of probabilities: the task asks for the probabilities.": [
-        lambda n, t: [math.log(value) for value in of_differences(n, t)],
-        ("return -> scores = [score - max(scores) for score in scores]\n    return",
-         "shares([math.exp(score - max(scores)) -> ([score - math.log(sum(map(math.exp, scores)))"),
-    ],
     "returns the same at any temperature. Dividing all weights by it, or subtracting it from all logits, changes no "
     "probability: divide the logits.": " / temperature -> ",
     "divides the logits by the temperature, but not the largest one that it subtracts. At a low temperature, their "
@@ -78,8 +72,6 @@ def until_the_sum_reaches(probabilities, p):
 add_edits(top_p, {
     "leaves out the token with which the sum reaches p. The kept tokens must have *at least* p together: after a "
     "certain token, yours would keep none.": "return ids -> return ids if total == p else ids[:-1]",
-    "always leaves out the last token that belongs to the set: the kept tokens must have at least p together.":
-        "return ids -> return ids[:-1]",
     "keeps a token too many: the set is complete as soon as the sum is at least p.":
         ("total, ids = 0.0, -> total, last, ids = 0.0, 0.0,", "total += value -> total, last = total + last, value"),
     "keeps a token too many where the sum is exactly p: at least p is enough.": "total < p -> total <= p",
@@ -87,14 +79,8 @@ add_edits(top_p, {
     "compares each token with the best one: that is min-p.": "total < p -> value >= p * max(probabilities)",
     "adds up in the order of ids: the best tokens come first.": "sorted(probabilities, reverse=True) -> probabilities",
     "adds up from the worst token: the best ones come first.": ", reverse=True -> ",
-    "returns the removed tokens: the task asks for those that are kept.":
-        "return ids -> return [one for one in range(len(probabilities)) if one not in ids]",
     "returns places in the sorted list: the task asks for ids, which are places in `probabilities`.":
         "return ids -> return list(range(len(ids)))",
-    "returns probabilities: the task asks for ids.": "return ids -> return [probabilities[one] for one in ids]",
-    "returns how many tokens are kept: the task asks which.": "return ids -> return len(ids)",
-    "keeps only the best token, whatever p is.": "return ids -> return ids[:1]",
-    "keeps all tokens, whatever p is.": "total < p -> True",
 })  # fmt: skip
 
 draw = Exercise("draw(weights, number)", "a number falls on a token as often as its share of all weights says")
@@ -130,8 +116,4 @@ add_edits(draw, {
         ("accumulate(weights) -> weights", "number * total -> number"),
     "lays the tokens side by side from the last one: the order is that of the ids, so that a number always draws the "
     "same token.": lambda w, u: len(w) - 1 - place_of(w[::-1], u),
-    "sorts the weights and returns a place in the sorted list: the task asks for an id.":
-        "total = -> weights = sorted(weights, reverse=True); total =",
-    "returns a weight: the task asks for the token's id.": "return place -> return weights[place]",
-    "counts tokens from 1: the first id is 0.": "return place -> return place + 1",
 })  # fmt: skip

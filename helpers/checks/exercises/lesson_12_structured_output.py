@@ -62,10 +62,6 @@ add_edits(allowed_tokens, {
         "startswith(text + piece) -> startswith(text + piece[0])",
     "allows a token with which the text becomes longer than the choice.":
         "if choice. -> if (text + piece).startswith(choice) or choice.",
-    "continues a choice that the text does not begin: compare the text, too, not only its length.":
-        "choice.startswith(text + piece) -> choice[len(text) :].startswith(piece)",
-    "allows only tokens of one character: longer ones fit, too, if all of their characters do.":
-        "if choice. -> if len(piece) == 1 and choice.",
     "never allows EOS: then no output ends.": "[0] if text in choices else [] -> []",
     "always allows EOS: the output could end before it is a choice.": "[0] if text in choices else [] -> [0]",
     "allows EOS only if nothing else may follow: a choice can be the beginning of a longer one.":
@@ -80,13 +76,8 @@ add_edits(allowed_tokens, {
     "always takes the longest token of the rest. A shorter one may need fewer tokens, or be the only way.":
         "fewest( -> longest_first(",
     "forgets that the token itself is one of those that are left.": "tokens_left - 1 -> tokens_left",
-    "keeps a token for EOS: a complete choice can also end because no token is left.": "left - 1 -> left - 2",
     "allows only EOS after a complete choice: a longer choice could still follow.":
         "return ids -> return [0] if text in choices else ids",
-    "looks only at the first choice: any of them may be meant.": "ids = -> choices = choices[:1]; ids =",
-    "returns the tokens' texts: the task asks for their ids.": "return ids -> return [vocabulary[one] for one in ids]",
-    "returns the tokens that are not allowed.": "return ids -> return list(set(range(len(vocabulary))) - set(ids))",
-    "returns True and False: the task asks for ids.": "return ids -> return [n in ids for n in range(len(vocabulary))]",
 })  # fmt: skip
 
 masked_softmax = Exercise(
@@ -116,28 +107,21 @@ add_edits(masked_softmax, {
         "-math.inf -> 0",
     "gives removed tokens a logit that is not small enough: allowed ones can be lower. Minus infinity removes a token.":
         "-math.inf -> -1000.0",
-    "subtracts 1,000 from removed logits: allowed ones can be lower still. Minus infinity removes a token.":
-        "-math.inf -> logit - 1000.0",
     "subtracts 0 if all allowed logits are negative: exponentials of numbers far below 0 are all 0.":
         "max(scores) -> max(0, *scores)",
     "adds a mask of 1 and 0 to the logits: a 0 removes nothing.":
         "logit if place in allowed else -math.inf -> logit + (place in allowed)",
     "inverts the mask: the tokens in `allowed` are those that stay.":
         "if place in allowed -> if place not in allowed or len(allowed) == len(logits)",
-    "ignores the mask.": "-math.inf -> logit",
     "returns only the probabilities of the allowed tokens: with a shorter list, places are no longer ids.":
         lambda n, a: [value for place, value in enumerate(of_allowed(n, a)) if place in a],
     "gives all allowed tokens the same probability: their logits still count.":
         "scores = [logit if place in allowed -> scores = [1 if place in allowed",
-    "gives the best allowed token the probability 1: that is greedy.":
-        lambda n, a: [float(place == max(a, key=n.__getitem__)) for place in range(len(n))],
     "does not divide by the sum: probabilities add up to 1.": "shares( -> list(",
     "subtracts the largest logit of all tokens. If a removed token has it, the exponentials of the allowed ones can "
     "become 0: subtract the largest *allowed* one.": "max(scores) -> max(logits)",
     "computes exponentials of the logits as they are: that of 1,000 is too large for a float. Subtract the largest "
     "allowed logit first, which changes no probability.": "max(scores) -> 0",
-    "removes the allowed tokens' logits from the list of probabilities: it returns masked logits.":
-        "shares([math.exp(score - max(scores)) for score in scores]) -> scores",
 })  # fmt: skip
 
 next_states = Exercise(
@@ -187,15 +171,10 @@ add_edits(next_states, {
     "stops at the first character without an edge, but allows the token.":
         f"{READ} -> next((one for end in range(len(text), 0, -1) "
         "if (one := read(edges, state, text[:end])) is not None), None)",
-    "starts in state 0 instead of `state`.": "edges, state, text -> edges, 0, text",
     "reads all characters from the same state: each one leads to the next state.":
         f"{READ} -> edges[state][text[-1]] if all(one in edges[state] for one in text) else None",
     "loses tokens that lead to state 0: 0 is a state, too, and only None is none.": " is not None -> ",
     "refuses tokens that lead to a state without edges: the text may end there.":
         "after is not None -> after is not None and edges[after]",
-    "returns the ids alone: the state after each token is needed for the next mask.":
-        lambda *case: list(by_reading(*case)),
-    "returns texts as keys: a token's id is its position in the vocabulary.":
-        "return {token_id: -> return {vocabulary[token_id]:",
     "returns every token, with None for those that are not allowed: leave them out.": " if after is not None -> ",
 })  # fmt: skip

@@ -37,18 +37,15 @@ add_edits(draft_lengths, {
     "lets drafts take the budget of the prompt: it would be computed later, for tokens that may be rejected.":
         " - prefill_tokens -> ",
     "gives the whole budget to drafts: decodes and prompts come first.": " - prefill_tokens - len(wanted) -> ",
-    "leaves one token of the budget unused.": "budget - -> budget - 1 -",
     "serves the first request in full, then the next: let them take turns, one draft token at a time.":
         f"{SHARED} -> [min(most, max(0, left - sum(wanted[:n]))) for n, most in enumerate(wanted)]",
     "ignores the budget: no pass may compute more tokens.": f"{SHARED} -> list(wanted)",
     "gives every request the same share, and loses what is left over: a request that wants less leaves the rest "
     "to the others.": f"{SHARED} -> [min(most, max(0, left) // len(wanted)) for most in wanted]",
-    "gives a request more draft tokens than it wants.": f"{SHARED} -> one_by_one(left, [max(wanted)] * len(wanted))",
     "drafts for all or for none: some draft tokens are better than none.":
         f"{SHARED} -> list(wanted) if sum(wanted) <= left else [0] * len(wanted)",
     "gives every request what it wants if the budget is too small for the newest tokens and the prompts: there are "
     "no drafts then.": f"{SHARED} -> list(wanted) if left < 0 else {SHARED}",
-    "starts with the last request: the first one has the first turn.": "(left, wanted) -> (left, wanted[::-1])[::-1]",
 })  # fmt: skip
 
 best_k = Exercise(
@@ -97,5 +94,4 @@ add_edits(best_k, {
         f"{BEST} -> max(range(len(speeds)), key=lambda k: (speeds[k], k))",
     "stops at the first k that is slower than the one before: times can rise in stairs, so a larger k may be faster.":
         f"{BEST} -> next((k for k, (now, later) in enumerate(pairwise(speeds)) if later <= now), len(speeds) - 1)",
-    "returns the speed: the task asks for the number of draft tokens.": f"{BEST} -> rows * max(speeds)",
 })  # fmt: skip

@@ -4,18 +4,12 @@ from functools import partial
 
 from ..edits import add_edits
 from ..exercise import Exercise
+from .lesson_1_next_token import ids
 
 propose = Exercise(
     "propose(token_ids, k, remaining)",
     "a longer match gives a better draft, and no draft exceeds what the output can still take",
 )
-
-
-def new(text):
-    """Return ids that are equal without being one object, as those of a tokenizer are: `is` does not compare them."""
-    return list(map(int, text.split()))
-
-
 propose.table([
     ([5, 6, 7, 8, 5, 6], 4, 10), ([5, 6, 7, 8, 5, 6], 4, 3), ([5, 6, 7, 8, 5, 6], 4, 1),
     ([5, 6, 7, 8, 5, 6], 2, 10), ([1, 2, 3, 4, 9, 2, 3, 5, 8, 3, 6, 1, 2, 3], 2, 9),
@@ -24,7 +18,7 @@ propose.table([
     ([6, 7, 7, 7, 7], 4, 9), ([1, 2, 3, 4, 5, 8, 2, 3, 4, 6, 1, 2, 3, 4], 1, 9),
     ([4, 1, 2, 3, 5, 1, 2, 3, 6, 4, 1, 2, 3], 2, 9), ([1, 2, 3, 4], 4, 9),
     ([0, 5, 0, 6, 7, 0], 2, 9),  # an id of 0
-    ([7, 0, 0, 3, 0, 0], 3, 9), (new("300 4000 50256 0 300 4000 50256"), 3, 9), (new("4000 300 7 300"), 2, 9),
+    ([7, 0, 0, 3, 0, 0], 3, 9), (ids("300 4000 50256 0 300 4000 50256"), 3, 9), (ids("4000 300 7 300"), 2, 9),
     ([1, 12, 5, 11, 2], 3, 9),  # ids with the same digits, but no match
     ([1, 23, 7, 23, 12, 3], 2, 9), ([31, 11, 7, 11, 8, 1, 11], 3, 9), ([21, 4, 6, 4, 3, 1, 4], 2, 9),
     ([2, 9, 2, 9, 5, 2, 9], 5, 4), ([8], 4, 9),
@@ -68,8 +62,6 @@ add_edits(propose, {
         "min(k, remaining - 1) -> k",
     "drafts `remaining` tokens. If all are accepted, the pass yields one token more, and that one would exceed "
     "max_tokens.": "remaining - 1 -> remaining",
-    "drafts one token less than k: the newest token of the text is not a draft token.":
-        "min(k, remaining - 1) -> min(k, remaining) - 1",
     "compares texts of digits: 1 and 12 look like 11 and 2, or like the end of 31 and 12.":
         [partial(as_digits, separator) for separator in ("", " ")],
     "looks for more than three tokens first: three are enough, and the latest of their matches is taken.":
@@ -93,8 +85,8 @@ verify.table([
     ([[0, 3], [0]], [0, 3, 4, 0, 2], 0),
     ([[7, 0, 5], [0], []], [7, 0, 5, 0, 0, 3, 0], 9),  # tokens of id 0, which are not EOS
     ([[7, 9, 5], [9]], [7, 9, 5, 6, 8, 4], 9),  # another EOS, accepted and rejected
-    ([[3, 9], [5]], [3, 4, 9, 9, 5], 9), ([new("300 4000")], new("300 4000 50256"), int("50256")),
-    ([new("300 4000 50256"), new("300")], new("300 4000 50256 7 300 1000"), int("50256")),
+    ([[3, 9], [5]], [3, 4, 9, 9, 5], 9), ([ids("300 4000")], ids("300 4000 50256"), int("50256")),
+    ([ids("300 4000 50256"), ids("300")], ids("300 4000 50256 7 300 1000"), int("50256")),
     ([[3, 4], [], [5]], [3, 4, 6, 8, 5, 2], 0), ([[3, 4], [], [5]], [3, 9, 6, 0, 7, 5], 0),
     ([[5, 6], [7]], [8, 5, 6, 7, 7], 0), ([[5, 5, 5], [5, 5]], [5, 5, 6, 5, 5, 5, 5], 0),
 ], lambda random: [_drawn(random)], given="drafts {}, the model's tokens {}, EOS is {}")  # fmt: skip
@@ -131,16 +123,12 @@ add_edits(verify, {
         f"{TOKENS} -> {TOKENS}[: len(draft)]",
     "drops the model's token at the first mismatch: it is right, because everything before it is.":
         f"{TOKENS} -> agreed(draft, own) if own[:-1] != draft else own",
-    "returns the accepted tokens only: the pass has also chosen the token that follows them.":
-        f"{TOKENS} -> agreed(draft, own)",
     "keeps the rejected token: in its place, the output gets the token that the model chose.":
         f"{TOKENS} -> draft[: len(agreed(draft, own)) + 1] + (own[-1:] if own[:-1] == draft else [])",
     "accepts a draft as a whole or not at all: the tokens before the first mismatch are right.":
         f"{TOKENS} -> own if own[:-1] == draft else own[:1]",
     "compares a draft token with the model's token for the place after it: the first draft token and the model's first "
     "token have the same place.": f"{TOKENS} -> [*own[1:], None][: len(agreed(draft, [*own[1:], None])) + 1]",
-    "returns the drafts: the model decides which of them are right.": f"{TOKENS} -> draft",
-    "takes only the first token of each request: accepted ones are tokens, too.": f"{TOKENS} -> own[:1]",
     "cuts the drafts at EOS and adds the model's next token behind it: an accepted EOS ends the output.":
         ("agreed(draft -> agreed(up_to_eos(draft, eos)", "up_to_eos(tokens, eos) -> tokens"),
     "continues after EOS: an accepted EOS ends the output, as any other EOS does.": "up_to_eos(tokens, eos) -> tokens",
@@ -151,7 +139,6 @@ add_edits(verify, {
     "compares every draft with the start of the row: each request has its own part of it.": "start += len(own) -> pass",
     "begins a request's part of the row after the tokens that the requests before it gained. A part has one token more "
     "than the draft, however many are accepted.": "start += len(own) -> start += len(outputs[-1])",
-    "returns one list for all requests: each has tokens of its own.": "append( -> extend(",
 })  # fmt: skip
 
 settle = Exercise(
@@ -185,14 +172,10 @@ add_edits(settle, {
     "counts the token that the pass has chosen. It has no keys yet: the next pass computes it.": "1 + -> 2 +",
     "keeps no accepted token if one is rejected: those before it are right, and so are their keys.":
         "1 + accepted -> 1 + drafted * (accepted == drafted)",
-    "changes nothing: the newest token and the accepted ones are computed now.": " + 1 + accepted -> ",
     f"sets back by the accepted tokens instead of the rejected ones. {ATTEND}": "+ accepted -> + drafted - accepted",
     "keeps the blocks of rejected tokens: other requests may need them.": "-now // -> -(computed + 1 + drafted) //",
     "frees the last block although it is partly filled: its tokens would be overwritten.":
         "-(-now // size) -> now // size",
-    "keeps a block more than the computed tokens need.": "-(-now // size) -> -(-now // size) + 1",
     "keeps an empty block if the last one is exactly full: round up the number of blocks instead of adding one.":
         "-(-now // size) -> now // size + 1",
-    "returns the blocks to free: the task asks for those that the sequence keeps.":
-        "table[: -(-now // size)] -> table[-(-now // size) :]",
 })  # fmt: skip

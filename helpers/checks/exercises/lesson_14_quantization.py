@@ -53,7 +53,6 @@ add_edits(quantize, {
         f"{LIMITS} -> min(values), max(values)",
     "divides the range into 2**bits steps: 2**bits integers have one step less between them, and the largest value "
     "would wrap around to 0.": "/ (2**bits - 1) -> / 2**bits",
-    "divides the range into 2**(bits - 1) - 1 steps: without a sign, all bits count.": "(2**bits -> (2 ** (bits - 1)",
     "drops the zero point: negative values get negative integers, and these do not exist.": " + zero_point -> ",
     "subtracts the zero point: it is the integer of 0, so it is added to all.": "+ zero_point -> - zero_point",
     "returns the smallest value as the zero point: it is an integer, the one that stands for 0.":
@@ -99,7 +98,6 @@ add_edits(multiply, {
     "subtracts the first group's zero point everywhere: each group has its own.": "zeros[n] -> zeros[0]",
     "uses the first scale for all groups: each group has its own.": "scales[n] -> scales[0]",
     "leaves out the scales: an integer counts steps, and a scale is their size.": "scales[n] * -> 1 *",
-    "divides by the scales: they are multiplied to get the weights back.": "scales[n] * -> 1 / scales[n] *",
     "subtracts the zero points after scaling: they are integers, so they are scaled, too.":
         "(products - zeros[n] * sum(part)) -> products - zeros[n] * sum(part)",
     "multiplies a zero point by the sum of all inputs: only those of its own group have it.": "sum(part) -> sum(x)",
@@ -132,8 +130,6 @@ add_edits(unpack, {
         "value - 2**bits if value >= 2 ** (bits - 1) else value -> value - 2 ** (bits - 1)",
     "starts with the highest bits: input 0 has the lowest ones.": "range(0, 32, bits) -> range(32 - bits, -1, -bits)",
     "reads 8 inputs from every word, however many bits each has.": "values = -> bits = 4; values =",
-    "reads 4 inputs from every word, however many bits each has.": "values = -> bits = 8; values =",
-    "reads only the first word.": "in words -> in words[:1]",
 })  # fmt: skip
 
 to_int8 = Exercise(
@@ -165,8 +161,6 @@ SIGNED = "max(map(abs, weights)) -> max(weights)"
 add_edits(to_int8, {
     "still contains the bug: 128 wraps around to -128, so the largest weight changes its sign.": BUG,
     "returns 128, which 8 bits cannot hold: a cast would make -128 of it.": "/ 127 -> / 128",
-    "divides by 127.5: the largest weight becomes 127.5, and that rounds to 128.":
-        ("/ 127 -> / 127.5", "round( -> wrap("),
     "takes the scale from the mean: larger weights need integers beyond 127.":
         ("max(map(abs, weights)) -> statistics.mean(map(abs, weights))", "round( -> wrap("),
     "cuts off the fraction: the nearest integer has a smaller error.": "round( -> int(",

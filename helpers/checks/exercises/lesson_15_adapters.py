@@ -8,6 +8,13 @@ from ..adapted_layers import with_calls, with_multiplications
 from ..edits import add_edits
 from ..exercise import Exercise
 
+
+def randn(random, *shapes):
+    """Return tensors of these shapes, drawn anew for each seed."""
+    draw = torch.Generator().manual_seed(random.randrange(10**6))
+    return [torch.randn(shape, generator=draw) for shape in shapes]
+
+
 adapted_linear = Exercise(
     "adapted_linear(x, weight, a, b, alpha)",
     "an adapter is two small products beside the base's, so the weight stays the same for all rows",
@@ -17,7 +24,6 @@ adapted_linear = Exercise(
 
 @adapted_linear.cases
 def _(random):
-    draw = torch.Generator().manual_seed(random.randrange(10**6))
     drawn = (2, random.randint(8, 12), random.randint(8, 12), 5, random.randint(6, 9))
     for rows, inputs, outputs, rank, alpha in [
         (2, 8, 12, 2, 8), (1, 8, 8, 4, 2), (2, 12, 9, 3, 3), (3, 16, 16, 1, 16), (2, 8, 8, 8, 2), (3, 24, 20, 4, 0.5),
@@ -25,7 +31,7 @@ def _(random):
     ]:  # fmt: skip
         shapes = (rows, inputs), (outputs, inputs), (rank, inputs), (outputs, rank)
         given = f"{rows} rows, {inputs} inputs, {outputs} outputs, rank {rank}, alpha {alpha}"
-        yield (*(torch.randn(shape, generator=draw) for shape in shapes), alpha), given
+        yield (*randn(random, *shapes), alpha), given
 
 
 @adapted_linear.reference
@@ -61,7 +67,6 @@ add_edits(adapted_linear, {
     "divides alpha by the root of the rank, as rsLoRA does: this adapter was trained with alpha / rank.":
         "len(a) -> len(a) ** 0.5",
     "divides the rank by alpha: it is the other way around.": "alpha / len(a) -> len(a) / alpha",
-    "divides by the rank, and leaves out alpha.": "alpha / len(a) -> 1 / len(a)",
     "cuts off the fraction of the scale: an alpha below the rank would make it 0.": "alpha / len(a) -> alpha // len(a)",
     "divides alpha by the inputs or the outputs: the rank is the dimension that A and B share.":
         ["len(a) -> len(b)", "len(a) -> a.shape[1]"],
@@ -72,7 +77,6 @@ add_edits(adapted_linear, {
         [f"{SMALL} -> x @ b @ a", f"{SMALL} -> x @ b.T @ a.T"],
     "gives A the base's outputs: an adapter starts from the layer's inputs.": f"{SMALL} -> x @ weight.T @ a.T @ b.T",
     "returns only what the adapter adds: the base's product is missing.": "x @ weight.T + -> ",
-    "returns only the base's product.": f"{BESIDE} -> x @ weight.T",
 })  # fmt: skip
 
 adapt_rows = Exercise(
@@ -84,7 +88,6 @@ adapt_rows = Exercise(
 
 @adapt_rows.cases
 def _(random):
-    draw = torch.Generator().manual_seed(random.randrange(10**6))
     for loaded, texts in [
         ("red blue green", "red1 blue1 red1 -1 blue1"), ("red blue", "-2 blue1 -1"), ("blue red", "red1 red3 red1"),
         ("red", "-1 -2"), ("red blue green", "green2 red1 blue1 green1"), ("red blue", "blue1"),
@@ -94,11 +97,9 @@ def _(random):
         chunks = [(None if text[:-1] == "-" else text[:-1], int(text[-1])) for text in texts.split()]
         inputs, outputs = random.choice([(6, 4), (5, 5), (3, 8)])
         shapes = (sum(tokens for _, tokens in chunks), inputs), (outputs, inputs)
-        x, weight = (torch.randn(shape, generator=draw) for shape in shapes)
-        matrices = {}
-        for rank, name in enumerate(loaded.split(), 1):
-            shapes = (rank, inputs), (outputs, rank)
-            matrices[name] = tuple(torch.randn(shape, generator=draw) for shape in shapes)
+        x, weight = randn(random, *shapes)
+        names = enumerate(loaded.split(), 1)
+        matrices = {name: tuple(randn(random, (rank, inputs), (outputs, rank))) for rank, name in names}
         yield (x, weight, matrices, chunks), f"chunks {chunks}, loaded are {list(matrices)}"
 
 

@@ -79,14 +79,9 @@ add_edits(cached_blocks, {
         'key in cache for -> key in cache or ("", *key[1:]) in cache for',
     "recognizes blocks by their tokens alone, as in lesson 8: keys depend on all weights that compute them.":
         ("(files[name], -> (0,", "cache.clear() -> pass"),
-    "recognizes blocks by their tokens and a name: other files and other weights would find old blocks.":
-        ("(files[name], -> (name,", "cache.clear() -> pass"),
     "recognizes an adapter by its name: other files under the same name would find the blocks of the old ones.":
         "(files[name], -> (name,",
     "keeps apart two names of the same files: these compute the same keys.": "(files[name], -> (files[name], name,",
-    "gives each request blocks of its own: nothing is ever shared.": "(files[name], -> (len(found),",
-    "shares nothing among the requests of an adapter: the same adapter computes the same keys for the same text.":
-        "(files[name], -> (name and len(found),",
     "forgets an adapter's blocks when it is unloaded or loaded: the same files compute the same keys whenever they are "
     "loaded.": ["rest[1] -> rest[1], object()", f'{UPDATED} -> elif kind == "unload": {FORGET}\n        {UPDATED}'],
     "empties the cache when an adapter is unloaded or loaded: the other blocks are as right as before.":
@@ -107,9 +102,6 @@ add_edits(cached_blocks, {
         "len(ids) + 1 -> len(ids) + block_size",
     "finds the blocks that the request itself has just computed.":
         ("cache.update(keys) -> pass", "found.append( -> cache.update(keys); found.append("),
-    "counts tokens: the task asks for blocks.": f"{COUNT} -> block_size * {COUNT}",
-    "does not keep the blocks of requests that have found some: the rest of their text is new.":
-        "cache.update(keys) -> cache.update([] if found[-1] else keys)",
 })  # fmt: skip
 
 live_update = Exercise(
@@ -178,10 +170,6 @@ add_edits(live_update, {
         [("len(passes) >= -> len(passes) >", "update < -> update + 1 <"),
          ("len(passes) >= -> len(passes) + 1 >=", "update < -> update <=")],
     "computes every text anew in every pass: keys of the same weights stay in the cache.": " - cached[n] -> ",
-    "counts no token for a decode: each pass computes the newest token of each request.":
-        "cached[n] = prompt + done[n] -> cached[n] = prompt + done[n] + 1",
     "counts only the tokens from before the update as old ones: with 'finish', some requests get old ones afterwards.":
         "+= not is_new -> += len(passes) <= update",
-    "counts the tokens of the new weights as old ones, too.": "+= not is_new -> += 1",
-    "counts the tokens of the new weights: the task asks for those of the old ones.": "+= not is_new -> += is_new",
 })  # fmt: skip

@@ -47,7 +47,6 @@ add_edits(cached_on, {
         "known.get((replica, digest), False) -> any(known.get((one, digest)) for one in range(9))",
     "counts missing blocks, if a later one is cached: a replica can use only the blocks before the first gap.":
         f"{LEADING} -> max([0, *(place for place, one in enumerate(present, 1) if one)])",
-    "counts the blocks that are missing instead of those that are cached.": "append( -> append(len(present) - ",
     "ignores that blocks are evicted: a report with False takes a block away.":
         ["in reports} -> in reports if cached}", ": cached for -> : True for"],
 })  # fmt: skip
@@ -83,16 +82,12 @@ add_edits(resume, {
     "leaves out the prompt: every token depends on it.": "prompt + tokens -> tokens",
     "leaves out the last delivered token. It has no keys and values yet, but it is part of the text.":
         "prompt + tokens -> prompt + tokens[:-1]",
-    "puts the output before the prompt.": "prompt + tokens -> tokens + prompt",
     "allows max_tokens further tokens: those that were delivered count, too.": "max_tokens - len(tokens) -> max_tokens",
     "counts the prompt's tokens against max_tokens, which limits the output.": "tokens - -> tokens - len(prompt) -",
-    "allows one token less than is left.": "max_tokens - -> max_tokens - 1 -",
-    "allows one token more than is left.": "max_tokens - -> max_tokens + 1 -",
     "begins with the first draw again. The delivered tokens have used one draw each, and the next token needs the "
     "draw after them.": ", len(tokens)) -> , 0)",
     "skips a draw for each token of the prompt, too: only generated tokens are drawn.":
         ", len(tokens)) -> , len(prompt) + len(tokens))",
-    "skips one draw too many: with n tokens delivered, n draws were used.": ", len(tokens)) -> , len(tokens) + 1)",
     "skips one draw too few: the draw of the last delivered token would be used again.":
         ", len(tokens)) -> , max(0, len(tokens) - 1))",
     "skips the draws of all outputs: each output has a random generator of its own.":
@@ -173,8 +168,6 @@ add_edits(deliver, {
         (NO_LOSS, "owner[request] = replica -> owner.setdefault(request, replica)"),
     "begins the stream anew when the request moves. The client has the earlier tokens, and the next replica sends only "
     "new ones.": "streams.setdefault(request, []) -> streams[request] = []",
-    "leaves out requests without tokens: their streams are empty lists.":
-        "return streams -> return {name: tokens for name, tokens in streams.items() if tokens}",
 })  # fmt: skip
 
 MOST_TOKENS = {"even": 0.7, "popular": 0.9, "long": 0.6}  # of those that the least loaded replica computes

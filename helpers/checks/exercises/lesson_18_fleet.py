@@ -40,19 +40,12 @@ add_edits(waiting_and_running, {
     "counts the whole time of a request: only the part within the window belongs to its average.": (
         *WHOLE, "max(0.0, admitted - arrival) -> (admitted - arrival) * (min(admitted, end) > max(arrival, start))",
         "max(0.0, finished - admitted) -> (finished - admitted) * (min(finished, end) > max(admitted, start))"),
-    "counts the whole time of every request, also outside of the window.": WHOLE,
     "counts negative times: a request that is not in the system during the window adds nothing.": "max(0.0, -> (",
     "divides by the number of requests: that is a mean time, and the task asks for a mean number.":
         "(end - start) -> len(requests)",
-    "does not divide by the length of the window.": " / (end - start) -> ",
-    "divides by the end of the window instead of by its length.": "(end - start) -> end",
     "counts a request as running from its arrival on: until it is admitted, it waits.":
         "max(admitted, start) -> max(arrival, start)",
     "counts a request as waiting until it finishes: once admitted, it runs.": "min(admitted -> min(finished",
-    "averages the numbers at the start and at the end of the window: in between, they may be different.": (
-        "max(0.0, min(admitted, end) - max(arrival, start)) -> sum(arrival <= t < admitted for t in (start, end))",
-        "max(0.0, min(finished, end) - max(admitted, start)) -> sum(admitted <= t < finished for t in (start, end))",
-        "(end - start) -> 2"),
 })  # fmt: skip
 
 smallest_fleet = Exercise(
@@ -123,10 +116,6 @@ add_edits(smallest_fleet, {
     "pays for hours that have only begun as if they were full: the price is in proportion to the time.":
         "best[1] -> math.ceil(best[1])",
     "pays only for the hours in which replicas are busy: idle replicas cost as much.": "best[0] * best[1] -> best[2]",
-    "pays for one replica only.": "best[0] * best[1] -> best[1]",
-    "pays for one hour only.": "best[0] * best[1] -> best[0]",
-    "takes one replica more than the smallest fleet that keeps the promise.": "best[0] -> (best[0] + 1)",
-    "takes the smallest fleet without looking at its latencies.": keeps("True"),
     "returns a fleet that does not keep the promise where none does: return None.":
         "return None -> enough = [max(fleets)]",
 })  # fmt: skip

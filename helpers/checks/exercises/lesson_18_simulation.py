@@ -59,7 +59,6 @@ add_edits(finish_times, {
     "lets requests join only when the engine is idle: a free row can be taken before every iteration.":
         ("if not running: -> idle = not running\n        if idle:", "< rows -> < rows and idle"),
     "runs more requests than there are rows.": "len(running) < rows -> True",
-    "leaves a row empty: as many requests can run as there are rows.": "< rows -> < max(1, rows - 1)",
     "ignores how many rows run: each makes the iteration longer.": "constant + per_row * len(running) -> constant",
     "pays for all rows: only those that run make the iteration longer.": "per_row * len(running) -> per_row * rows",
     "computes an iteration's time before requests join: they are computed in it, too.":
@@ -70,7 +69,6 @@ add_edits(finish_times, {
     "ends a request one iteration too early.": "= tokens -> = tokens - 1",
     "returns when the last iteration of a request begins: its token is available at the end.":
         ("now += -> begin, now = now, now +", "times[number] = now -> times[number] = begin"),
-    "returns latencies: the task asks for the time on the clock.": "] = now -> ] = now - requests[number][0]",
 })  # fmt: skip
 
 missing_count = Exercise(
@@ -132,14 +130,10 @@ add_edits(missing_count, {
     "leaves out the constant: an iteration takes time even if it computes hardly anything.":
         '[ones, counts["tokens"], -> [counts["tokens"],',
     "leaves out the tokens: the third count has to explain what the first two do not.": ', counts["tokens"], -> ,',
-    "fits each count alone.": '[ones, counts["tokens"], -> [',
     "chooses the count that resembles the times. It may do so only because it grows with the tokens: compare what each "
     "fit leaves unexplained.": "(errors**2).sum() -> -abs(np.corrcoef(counts[name], times)[0, 1])",
     "chooses the largest coefficient. Coefficients have different units: seconds per key cannot be compared with "
     "seconds per row.": "(errors**2).sum() -> -coefficients[-1]",
-    "chooses the fit that leaves most: the smallest sum of squares explains most.": "min(fits -> max(fits",
-    "returns the coefficient of the tokens: it should be that of the missing count.": "[-1] -> [1]",
-    "returns the constant: it should be the coefficient of the missing count.": "coefficients[-1] -> coefficients[0]",
     "fits the count to what the first two leave over. Fit all three together: with the third one, the coefficients of "
     "the first two change, too.": (
         "{}\n -> {}\n    times = -least_squares([ones, counts['tokens']], times)[1]\n",

@@ -99,13 +99,9 @@ add_edits(cached_loop, {
     "generates one token too few: the prefill yields a token, too.": "range(n) -> range(n - 1)",
     "drops the first token of a turn and adds one at the end: the prefill yields the first token of the output.":
         ("range(n) -> range(n + 1)", "append(output) -> append(output[1:])"),
-    "counts the prompt's tokens, too: `max_tokens` limits the generated tokens only.":
-        "range(n) -> range(n - turns[0].size(1))",
     "generates one token too many: the prefill already yields the first one.": "range(n) -> range(n + 1)",
     "stops at EOS. A server does that, but this loop should generate exactly max_tokens tokens.":
         UNTIL.format("model.config"),
-    "stops at the EOS of one tokenizer. This loop should generate exactly max_tokens tokens, with any model.":
-        UNTIL.format("load_model()[1]"),
     "runs a pass more than a turn needs, only to compute its last token. The next turn can compute it together with "
     "the user's tokens, and the last turn needs no other pass.":
         f"outputs.append(output) -> outputs.append(output); {LAST_PASS}; token = token[:, :0]",
@@ -115,10 +111,6 @@ add_edits(cached_loop, {
     "numbers the positions of every pass from 0. A token's position is its place in the whole text, and the "
     "model's output depends on it: a cache must not change the output.":
         "use_cache=True -> use_cache=True, position_ids=torch.arange(input_ids.size(1))[None]",
-    "drops the first token of a turn: the prefill yields it, and it counts.": "append(output) -> append(output[1:])",
-    "returns the prompt's tokens, too. The task asks for the generated tokens only.":
-        "append(output) -> append(turn[0].tolist() + output)",
-    "returns one list for all turns: the task asks for a list per turn.": "outputs.append(output) -> outputs += output",
 })  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from ..edits import add_edits
 from ..exercise import Exercise
 
 greedy_step = Exercise("greedy_step(logits)", "every row gets the best token of its own last position")
@@ -13,20 +14,12 @@ greedy_step.add_misconceptions({
         lambda logits: logits[:, -1].argmax(),
     "uses the first position, which predicts the second token. The last position predicts what follows the whole "
     "text.": lambda logits: logits[:, 0].argmax(dim=-1),
-    "uses the second-to-last position, which predicts a token that the text already has.":
-        lambda logits: logits[:, -2].argmax(dim=-1),
-    "picks the least likely token: the most likely one has the largest logit.":
-        lambda logits: logits[:, -1].argmin(dim=-1),
     "picks the logit with the largest absolute value, but a very negative logit means a very unlikely token.":
         lambda logits: logits[:, -1].abs().argmax(dim=-1),
     "compares the rows with each other. The candidates for the next token are the entries of the vocabulary, and "
     "each row chooses among its own logits.": lambda logits: logits[:, -1].argmax(dim=0),
-    "compares the positions with each other. The candidates for the next token are the entries of the vocabulary, "
-    "at the last position.": lambda logits: logits.argmax(dim=1),
     "returns the best token's logit, which is a score. The task asks for its id: its index in the vocabulary.":
         lambda logits: logits[:, -1].max(dim=-1).values,
-    "keeps the dimension over which `argmax` ran: the task asks for one token id per row, shape [rows].":
-        lambda logits: logits[:, -1].argmax(dim=-1, keepdim=True),
 })  # fmt: skip
 
 
@@ -71,30 +64,20 @@ kv_cache_bytes.table([
     ([None, 7, *random.choices([None, 6, 30, 500], k=5)], 13, 17, 2, random.randint(19, 99)),
 ])  # fmt: skip
 kv_cache_bytes.add_misconceptions({
-    "counts only half of the cache: each token has a key and a value.": lambda *s: windowed(*s) // 2,
-    "counts keys and values twice.": lambda *s: windowed(*s) * 2,
     "leaves out the layers: each has its own cache.": lambda w, *s: windowed(w[:1], *s),
     "gives all layers the window of the first: each has its own, or none.":
         lambda w, *s: windowed(w[:1] * len(w), *s),
-    "gives all layers the smallest window: each has its own, or none.":
-        lambda w, *s: windowed([min([one for one in w if one] or [None])] * len(w), *s),
     "leaves out the heads: each has its own keys and values.": lambda w, h, d, b, t: windowed(w, 1, d, b, t),
-    "leaves out the head dimension: a key is a vector.": lambda w, h, d, b, t: windowed(w, h, 1, b, t),
     "counts numbers, not bytes: a number takes several bytes.": lambda w, h, d, b, t: windowed(w, h, d, 1, t),
-    "returns the bytes of one token: the cache holds many.": lambda w, h, d, b, t: windowed(w, h, d, b, 1),
-    "returns bits: `number_bytes` is already in bytes.": lambda *s: 8 * windowed(*s),
     "grows with the square of the number of tokens. The cache keeps one key and one value per token; it is the "
     "*work* without a cache that grows quadratically.": lambda *s: s[-1] * windowed(*s),
     "keeps all tokens in every layer: one with a window drops the keys and values of older tokens.":
         {"kept": lambda window, tokens: tokens},
     "counts the whole window, also where the text is shorter: memory for tokens that do not exist is not part of the "
     "cache.": {"kept": lambda window, tokens: window},
-    "takes the larger of window and text: a layer keeps no more than its window, and no more than there is.":
-        {"kept": max},
     "counts only the layers that keep all tokens: the others keep some.": {"kept": lambda window, tokens: 0},
     "counts only the layers with a window: `None` means that a layer keeps all tokens.":
         lambda w, *s: windowed([one for one in w if one is not None], *s),
-    "leaves out the newest token: the cache keeps its key and value, too.": lambda *s: windowed(*s[:4], s[4] - 1),
 })  # fmt: skip
 
 
@@ -150,27 +133,6 @@ stop.table([
     ("a token of id 0", [5, 0, 6, 0], 7, 9), ("large ids", ids("50256 5 50255 50256 7"), int("50255"), 4),
     ("large ids", ids("300 4000 1000 4000"), int("4001"), 4), ("one token twice, no EOS", [5, 5, 5, 5, 5], 7, 4),
 ], lambda random: [("random tokens", random.choices(range(4), k=9), 3, random.randint(2, 9))])  # fmt: skip
-stop.add_wrong_results({
-    "looks for the last EOS. The output ends at the first one.": lambda kept, reason, ids, eos, n:
-        (ids[: max(place for place, token in enumerate(ids[:n]) if token == eos) + 1] if eos in kept else kept, reason),
-    "drops EOS. EOS is not text, but the model generated it: it counts as a token and stays in the list.":
-        lambda kept, reason, ids, eos, n: ([token for token in kept if token != eos], reason),
-    "keeps tokens after the first EOS. The output ends there, whatever follows in the list.":
-        lambda kept, reason, ids, eos, n: (ids[:n], reason),
-    'returns "length" although the model ended the output itself: EOS came exactly at the limit.':
-        lambda kept, reason, ids, eos, n: (kept, "length" if len(kept) == n else reason),
-    'returns "stop" for an EOS beyond max_tokens: the output was cut before it.':
-        lambda kept, reason, ids, eos, n: (kept, "stop" if eos in ids else reason),
-    "returns a reason for an output that has not ended: it has reached neither EOS nor max_tokens.":
-        lambda kept, reason, *case: (kept, reason or "length"),
-    "assumes that there is an EOS. An output can end without one, or may not have ended yet.":
-        lambda kept, reason, ids, eos, n: (ids[: ids.index(eos) + 1], "stop"),
-})  # fmt: skip
-stop.add_misconceptions({
-    "keeps one token more than max_tokens allows.": lambda ids, eos, n: first_eos_or_limit(ids, eos, n + 1),
-    "keeps one token too few: exactly max_tokens tokens are allowed.":
-        lambda ids, eos, n: first_eos_or_limit(ids, eos, n - 1),
-})  # fmt: skip
 
 
 @stop.reference
@@ -181,8 +143,19 @@ def first_eos_or_limit(token_ids, eos_id, max_tokens):
     return kept, "length" if len(kept) == max_tokens else None
 
 
-@stop.rule
-def is_a_known_reason(arguments, outcome, right):
-    _, reason = outcome.result
-    known = reason in ("stop", "length", None)
-    return None if known else f'returns the reason {reason!r}, which should be "stop", "length" or None'
+UP_TO_EOS, AT_THE_LIMIT = "kept[: kept.index(eos_id) + 1]", '"length" if len(kept) == max_tokens'
+add_edits(stop, {
+    "looks for the last EOS. The output ends at the first one.":
+        "kept.index(eos_id) + 1 -> len(kept) - kept[::-1].index(eos_id)",
+    "drops EOS. EOS is not text, but the model generated it: it counts as a token and stays in the list.":
+        "index(eos_id) + 1 -> index(eos_id)",
+    "keeps tokens after the first EOS. The output ends there, whatever follows in the list.": f"{UP_TO_EOS} -> kept",
+    'returns "length" although the model ended the output itself: EOS came exactly at the limit.':
+        f'{UP_TO_EOS}, "stop" -> {UP_TO_EOS}, "length" if kept.index(eos_id) + 1 == max_tokens else "stop"',
+    'returns "stop" for an EOS beyond max_tokens: the output was cut before it.':
+        f'{AT_THE_LIMIT} -> "stop" if eos_id in token_ids else {AT_THE_LIMIT}',
+    "returns a reason for an output that has not ended: it has reached neither EOS nor max_tokens.":
+        f"{AT_THE_LIMIT} else None -> 'length'",
+    "assumes that there is an EOS. An output can end without one, or may not have ended yet.":
+        ("[:max_tokens] -> ", "eos_id in kept -> True"),
+})  # fmt: skip

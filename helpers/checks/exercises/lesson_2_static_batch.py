@@ -27,16 +27,8 @@ batch_costs.add_misconceptions({
         lambda trace, t: (trace.slot_steps - without_a_token(trace)) / t,
     "divides by the time of one pass: the batch takes many.":
         lambda trace, t: trace.output_tokens * len(trace.passes) / t,
-    "returns tokens per pass: the time of a pass is missing.":
-        lambda trace, t: trace.output_tokens / len(trace.passes),
-    "returns the seconds of the batch: throughput is tokens per second.": lambda trace, t: t,
-    "divides by the number of rows: all rows share the passes.":
-        lambda trace, t: trace.output_tokens / t / trace.rows,
 }, part="rate")  # fmt: skip
 batch_costs.add_misconceptions({
-    "counts the useful slot-steps: the task asks for those that yielded no token.":
-        lambda trace: trace.slot_steps - without_a_token(trace),
-    "counts all slot-steps: those that yielded a token are not wasted.": lambda trace: trace.slot_steps,
     "subtracts the tokens from the slot-steps: a slot-step that yields several tokens is still one.":
         lambda trace: trace.slot_steps - trace.output_tokens,
     "counts the parts of a prompt that yield no token as useful: a slot-step without a token is wasted, whatever its "
@@ -53,13 +45,6 @@ batch_costs.add_misconceptions({
         lambda trace: trace.slot_steps - trace.work["decode"],
     "counts pad tokens. A slot-step is one row in one pass, however many tokens the row computes.":
         lambda trace: sum(row.padding for one in trace.passes for row in one.row_steps),
-    "counts forward passes that waste something. A slot-step is *one row* in one pass.":
-        lambda trace: sum(any(not row.new_tokens for row in one.row_steps) for one in trace.passes),
-    "skips the first pass: its rows count, too.": lambda trace: without_a_token(trace, passes=slice(1, None)),
-    "skips the last pass: its rows count, too.": lambda trace: without_a_token(trace, passes=slice(-1)),
-    "skips the last row: it counts like every other.": lambda trace: without_a_token(trace, rows=slice(-1)),
-    "looks at only one row: a pass has a row step for each.": lambda trace: without_a_token(trace, rows=slice(1)),
-    "looks at only one pass: a trace has many.": lambda trace: without_a_token(trace, passes=slice(1)),
 }, part="wasted")  # fmt: skip
 
 
@@ -119,22 +104,12 @@ left_pad.add_misconceptions({
         lambda rows, pad, n: padded(rows, 0, n),
     f"keeps the first tokens of a row that is too long, and cuts off the end that the model has to continue. {NEWEST}":
         {"cut": lambda row, n: row[:n]},
-    "never cuts a row: none may have more than `max_length` tokens.": lambda rows, pad, n: padded(rows, pad, 99),
     "makes every batch `max_length` wide. If the longest row is shorter, each pass computes columns that hold only "
     "pads.": lambda rows, pad, n: padded(rows, pad, n, width=n),
-    "cuts all rows to the length of the shortest: tokens of the longer prompts are lost.":
-        lambda rows, pad, n: padded(rows, pad, min(n, *map(len, rows), 99)),
-    "builds a tensor from rows of unequal length: all rows must first be padded to one width.":
-        lambda rows, pad, n: (ids := torch.tensor([row[-n:] for row in rows]), torch.ones_like(ids)),
-    "reverses the tokens of each row: the model would continue another text.":
-        {"cut": lambda row, n: row[-n:][::-1]},
     "sorts the rows by length: row i belongs to request i, and a client would receive another client's output.":
         lambda rows, *case: padded(sorted(rows, key=len), *case),
-    "sorts the rows by length, longest first: row i belongs to request i, and a client would receive another "
-    "client's output.": lambda rows, *case: padded(sorted(rows, key=len, reverse=True), *case),
     "finds the width before it cuts the rows: a row that is cut makes no batch wider.":
         lambda rows, *case: padded(rows, *case, width=max(map(len, rows))),
-    "cuts the rows to one token less than `max_length` allows.": lambda rows, pad, n: padded(rows, pad, max(n - 1, 1)),
 })  # fmt: skip
 left_pad.add_wrong_results({
     "treats every token with the pad's id as a pad. A text may contain that token (GPT-2 is padded with its EOS): "
@@ -145,8 +120,6 @@ left_pad.add_wrong_results({
     "were text.": lambda ids, mask, *case: (ids, torch.ones_like(mask)),
     "treats id 0 as a pad: the mask follows from where you padded, not from the ids.":
         lambda ids, mask, *case: (ids, (ids != 0).long()),
-    "marks only the newest token of each row as real: the mask shows the whole text.":
-        lambda ids, mask, *case: (ids, mask * (torch.arange(mask.size(1)) == mask.size(1) - 1)),
 })  # fmt: skip
 
 
@@ -173,10 +146,6 @@ position_ids.add_misconceptions({
         lambda mask, n: torch.arange(mask.size(1)).expand_as(mask)[:, -n:],
     "numbers the columns, pads included, and starts at 1. Positions count a row's own tokens from 0.":
         lambda mask, n: torch.arange(1, mask.size(1) + 1).expand_as(mask)[:, -n:],
-    "starts at 1: a row's first real token has position 0.": lambda mask, n: mask.cumsum(dim=1)[:, -n:],
-    "counts from the right: a row's *first* real token has position 0.":
-        lambda mask, n: (mask.flip(1).cumsum(dim=1).flip(1) - 1)[:, -n:],
-    "gives every real token position 1: positions count up from 0.": lambda mask, n: mask[:, -n:],
     "counts the pads. Positions count real tokens.": lambda mask, n: (1 - mask).cumsum(dim=1)[:, -n:],
     "restarts at 0 in every pass. The cached tokens come first in the text, and the new positions continue from "
     "there.": lambda mask, n: mask[:, -n:].cumsum(dim=1) - 1,

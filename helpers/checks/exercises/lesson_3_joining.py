@@ -19,8 +19,6 @@ merge_masks.add_misconceptions({
     f"pads on the left, as the lesson does: {MOVED}": {"side": "left"},
     "pads with 1, which marks the new columns as real: the row would attend to keys that do not exist.": {"value": 1},
     "puts the second mask's rows first: the running rows must stay on top.": lambda one, two: stack_masks(two, one),
-    "reveals all pads: they must stay hidden.": lambda one, two: torch.ones_like(stack_masks(one, two)),
-    "drops the second mask's rows: they have to join.": lambda one, two: stack_masks(one, two)[: len(one)],
     UNEQUAL: lambda one, two: torch.cat([one, two]),
     "cuts the wider mask: its rows could no longer attend to some of their tokens.":
         [{"wanted": wanted} for wanted in (min, lambda first, second: first, lambda first, second: second)],
@@ -79,7 +77,6 @@ merge_batches.add_wrong_results({
     f"pads the mask and the cache on the left, as the lesson does: {MOVED}": lambda both, one, two: (
         stack(one, two, left=(True, True)) | mask_padded_on(one, two, "left")),
     f"pads the mask at the right edge: {EDGE}": lambda both, one, two: mask_padded_on(one, two, "right"),
-    "swaps keys and values.": lambda both, *_: with_layers(both, [(values, keys) for keys, values in layers_of(both)]),
     "stores the keys as values, too: attention needs both.":
         lambda both, *_: with_layers(both, [(keys, keys) for keys, _ in layers_of(both)]),
     f"merges only layer 0. {EVERY_LAYER}":
@@ -87,9 +84,6 @@ merge_batches.add_wrong_results({
     "shifts the positions by the padding. Positions belong to a row's text, and padding a row does not change its "
     "text.": lambda both, *given: {"position_ids": torch.cat([
         one["position_ids"] + both["attention_mask"].size(1) - one["attention_mask"].size(1) for one in given])},
-} | {
-    f"keeps only the first batch's rows in `{key}`: the joining rows are lost.":
-        lambda both, one, two, key=key: {key: one[key]} for key in ROWS
 } | {
     f"orders the rows of `{key}` differently from the other parts: requests would get each other's data.":
         lambda both, one, two, key=key: {key: stack(two, one)[key]} for key in ROWS

@@ -33,17 +33,8 @@ filter_batch.add_wrong_results({
     "trims the mask, but not the cache: the columns of both must stay aligned.": lambda new, gone, batch: (
         new | {"past_key_values": select(batch, split(batch)[0])["past_key_values"]}, gone),
     "keeps the finished rows and drops the others.": lambda new, gone, batch: (select(batch, gone), gone),
-    "lists the rows that stay: the task asks for those that were removed.":
-        lambda new, gone, batch: (new, split(batch)[0]),
-    "lists the request ids of the removed rows: the task asks for their indices.": lambda new, gone, batch: (
-        new, [batch["request_ids"][row] for row in gone]),
     f"removes the rows only from layer 0. {EVERY_LAYER}": lambda new, gone, batch: (
         with_layers(new, layers_of(new)[:1] + layers_of(batch)[1:]), gone),
-    "removes the rows from the keys, but not from the values: a token has both.": lambda new, gone, batch: (
-        with_layers(new, [(a[0], b[1]) for a, b in zip(layers_of(new), layers_of(batch), strict=True)]), gone),
-    "indexes with an empty tensor of floats. When every row is finished, no index is left, but the tensor of "
-    "indices must still hold integers.": lambda new, gone, batch: (
-        (batch["input_ids"][torch.tensor(split(batch)[0])], new)[1], gone),
 } | {
     f"leaves the finished rows in `{key}`: lists, tensors and cache must hold the same rows.":
         lambda new, gone, batch, key=key: (new | {key: batch[key]}, gone) for key in ROWS

@@ -34,27 +34,17 @@ FROM_IDS = (
     "as a pad. A prompt may contain that id (GPT-2 is padded with its EOS): the mask follows from where you padded."
 )
 init_batch.add_wrong_results({
-    "builds a tensor from rows of unequal length: all rows must first be padded to one width.":
-        lambda b, each, m, t: {"input_ids": torch.tensor([t(prompt)["input_ids"] + ids for prompt, ids, _ in each])},
     f"treats every token with the pad's id {FROM_IDS}":
         lambda b, _, m, t: {"attention_mask": 1 * (b["input_ids"] != t.pad_token_id)},
     f"treats every token with the id 0 {FROM_IDS}": lambda b, *_: {"attention_mask": 1 * (b["input_ids"] != 0)},
     "leaves the pads visible: with a mask of 1 everywhere, tokens attend to pads as if they were text.":
         lambda b, *_: {"attention_mask": torch.ones_like(b["input_ids"])},
-    "counts positions from 1. The first token of a text has position 0.":
-        lambda b, *_: {"position_ids": b["position_ids"] + 1},
     "gives pads a position that the model cannot look up. The mask hides a pad, but its position is still looked "
     "up: any valid one will do.": lambda b, *_: {"position_ids": b["position_ids"] - 1 + b["attention_mask"]},
-    "puts the prompts into `token_ids`, which is for generated tokens.": lambda b, *_: {
-        "token_ids": [ids[seen == 1].tolist() for ids, seen in zip(b["input_ids"], b["attention_mask"], strict=True)]},
     "loses the generated tokens in `token_ids`: the client waits for all tokens of its output.":
         lambda b, *_: {"token_ids": [[] for _ in b["token_ids"]]},
     "leaves `tokens_remaining` at max_tokens: the tokens generated before count, too.":
         lambda b, requests, *_: {"tokens_remaining": [max_tokens for *_, max_tokens in requests]},
-    "repeats an id in `request_ids`. Rows will move, and only a unique id tells which request a row belongs to.":
-        lambda b, *_: {"request_ids": [0] * len(b["request_ids"])},
-    "subtracts the prompt's tokens from `tokens_remaining`: max_tokens limits the generated ones.": lambda b, *_: {
-        "tokens_remaining": (torch.tensor(b["tokens_remaining"]) - b["attention_mask"].sum(dim=1).cpu()).tolist()},
 })  # fmt: skip
 
 
@@ -168,11 +158,6 @@ generate_next_token.add_misconceptions({
 generate_next_token.add_wrong_results({
     "drops EOS. EOS is not text, but the model generated it: it belongs to `token_ids`, too.": lambda a, b, m, t:
         {"token_ids": [[token for token in row if token != t.eos_token_id] for row in a["token_ids"]]},
-    "keeps only the newest token in `token_ids`: the earlier ones are lost.":
-        lambda a, *_: {"token_ids": [row[-1:] for row in a["token_ids"]]},
-    "leaves `token_ids` as it was: the new tokens are lost.": lambda a, b, *_: {"token_ids": b["token_ids"]},
-    "leaves `tokens_remaining` as it was: the rows would never finish.":
-        lambda a, b, *_: {"tokens_remaining": b["tokens_remaining"]},
     'sets the reason "length" although the model ended the output itself: EOS came exactly at the limit.':
         lambda a, b, *_: {"finish_reasons": [
             "length" if left == 1 else why for left, why in zip(b["tokens_remaining"], a["finish_reasons"], strict=True)
@@ -186,22 +171,12 @@ generate_next_token.add_wrong_results({
         lambda a, b, *_: {"attention_mask": b["attention_mask"]},
     "adds a 0 to the attention mask: the new token is real, and a 0 hides it.":
         lambda a, b, *_: {"attention_mask": pad(b["attention_mask"], (0, 1))},
-    "widens the attention mask on the left: the new token is in the last column.":
-        lambda a, b, *_: {"attention_mask": pad(b["attention_mask"], (1, 0), value=1)},
-    "makes the attention mask 1 everywhere: earlier pads must stay hidden.":
-        lambda a, *_: {"attention_mask": torch.ones_like(a["attention_mask"])},
-    "leaves the positions as they were: the newest token is one position further on.":
-        lambda a, *_: {"position_ids": a["position_ids"] - 1},
     "adds 1 to the position in the last column, which in the prefill of a short row is a pad's. A position is the "
     "number of the row's tokens before it.": lambda a, b, *_: {"position_ids": b["position_ids"][:, -1:] + 1},
-    "returns positions that are one too high: they start at 0, so a token after n others has position n.":
-        lambda a, *_: {"position_ids": a["position_ids"] + 1},
     "uses the column as the position, pads included. A row counts only its own tokens.":
         lambda a, b, *_: {"position_ids": torch.full_like(a["input_ids"], b["attention_mask"].size(1))},
     "returns the cache as it was before the pass: the keys and values that this pass computed are lost.":
         lambda a, b, *_: {"past_key_values": b.get("past_key_values", kv_cache.new())},
-    "assumes that there is a cache. A batch has none before its prefill, which starts with an empty one.":
-        lambda a, b, *_: {"past_key_values": b["past_key_values"] and a["past_key_values"]},
 })  # fmt: skip
 
 

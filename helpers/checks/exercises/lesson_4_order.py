@@ -27,21 +27,14 @@ longest_first.add_misconceptions({
         [lambda w: sorted(w, key=lambda one: one.max_tokens), {"class_of": lambda n, m: -thirds(n, m)}],
     "reverses the order of arrival within a class, where the request that arrived first goes first.":
         lambda w: in_classes(w[::-1]),
-    "sorts by prompt length. A prefill takes one pass or a few; max_tokens limits how many passes follow it.":
-        lambda w: sorted(w, key=lambda one: -one.prompt_tokens),
     "derives the classes from the mean of the limits. They are thirds of the largest limit in the queue.": [
         {"relative_to": lambda limits: mean([*limits] or [0])},
         {"relative_to": lambda limits: mean([*limits] or [0]), "class_of": lambda n, m: n > m},
         {"relative_to": lambda limits: 4 / 3 * mean([*limits] or [0])}],
-    "subtracts the tokens that a request has generated: the classes are ranges of `max_tokens`.": lambda w:
-        sorted(w, key=lambda s: -thirds(s.max_tokens - s.generated, max(t.max_tokens - t.generated for t in w))),
     "makes classes with equal numbers of requests. A class is a range of limits: it may be empty or hold nearly all.":
         {"relative_to": sorted, "class_of": lambda n, m: 3 * m.index(n) // len(m)},
-    "divides the range between the smallest and the largest limit. A class is a third of the largest limit itself.":
-        {"relative_to": sorted, "class_of": lambda n, m: thirds(n - m[0], m[-1] - m[0])},
     "puts the largest limit into a class of its own: other limits in the highest third belong to the same class.":
         {"class_of": lambda n, m: 3 * n // m},
-    "makes two classes: the task asks for three.": {"class_of": lambda n, m: 2 * n > m},
     "compares with fixed limits. The classes are thirds of the largest limit in this queue.":
         {"class_of": lambda n, m: thirds(n, 90)},
 })  # fmt: skip
@@ -104,8 +97,6 @@ LEVELS = {
         lambda p, w, a: p + w // a,
     "ignores `waited`: as long as urgent requests keep arriving, the others starve.": lambda p, w, a: p,
     "lets waiting count too much: all `aging` iterations together are worth one level.": lambda p, w, a: p - w * a,
-    "picks the request that arrived first, whatever its priority: that is first come, first served.":
-        lambda p, w, a: 0,
     "counts fractions of a level. Only *full* spans of `aging` iterations count.": lambda p, w, a: p - w / a,
     "rounds to the nearest level. Only *full* spans of `aging` iterations count.": lambda p, w, a: p - round(w / a),
     "is off by one where a level begins: exactly `aging` iterations are worth a level.":
@@ -215,18 +206,10 @@ add_edits(admitted, {
         "break -> continue",
     "forgets that each running request computes a token of the budget.": "tokens - len(running) -> tokens",
     "forgets that running requests hold rows.": "len(running) + len(names) -> len(names)",
-    "ignores the rows: more requests run than there are rows.": "len(running) + len(names) >= rows or -> ",
     "ignores the token budget.": " or need > left -> ",
-    "gives every prompt the whole budget: what one computes is not available to the next.": "left -= need -> pass",
     "counts only the prompt: the tokens that a preempted request had generated are recomputed, too.":
         "num_uncomputed_tokens -> prompt_tokens",
-    "counts one token per request that joins: its whole prompt is computed in this iteration.":
-        "one.num_uncomputed_tokens -> 1",
-    "refuses a prompt that fits exactly.": "need > left -> need >= left",
-    "leaves one row free.": ">= rows -> >= rows - 1",
     "admits one request per iteration, although more rows and tokens are free.": "return names -> return names[:1]",
     "admits the shortest prompts first: here, requests join in order of arrival.":
         "in waiting -> in sorted(waiting, key=lambda one: one.num_uncomputed_tokens)",
-    "lists the running requests, too: the task asks which requests join.":
-        "return names -> return [one.request_id for one in running] + names",
 })  # fmt: skip

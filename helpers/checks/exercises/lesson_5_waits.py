@@ -62,16 +62,10 @@ worst_waits = Exercise(
 )
 worst_waits.add_misconceptions({
     "measures TTFT from time 0. A user waits from the arrival of the request.": {"first": lambda a, times: times[0]},
-    "measures until the last token: that is the latency of the whole request.":
-        {"first": lambda a, times: times[-1] - a},
     "returns the mean TTFT: a mean hides the request that waits longest.": {"ttft": mean},
     "returns the median TTFT: a median hides the request that waits longest.": {"ttft": median},
-    "returns the shortest TTFT: the task asks for the longest.": {"ttft": min},
-    "returns the TTFT of the last request: the task asks for the longest of all.": {"ttft": lambda waits: waits[-1]},
-    "returns the TTFT of the first request: the task asks for the longest of all.": {"ttft": lambda waits: waits[0]},
     "returns the mean gap: a mean hides one long stall.": {"gap": mean},
     "returns the median gap: a median hides one long stall.": {"gap": median},
-    "returns the shortest gap: the task asks for the longest.": {"gap": min},
     "matches arrivals and token times by their order in the dicts. Requests are identified by their ids.":
         lambda a, t: longest_waits(dict(zip(t, a.values(), strict=True)), t),
 })  # fmt: skip
@@ -86,16 +80,10 @@ worst_waits.add_misconceptions({
         lambda a, times: all_gaps(a, times)[:1],
     "looks at only the last gap of each request: an output can stall at any token.":
         lambda a, times: all_gaps(a, times)[-1:],
-    "counts the steps without a token: a gap is the time from one token to the next.":
-        lambda a, times: [gap - 1 for gap in all_gaps(a, times)],
 }, part="gaps")  # fmt: skip
 worst_waits.add_wrong_results({
     "measures gaps between tokens of different requests. A user sees one output, and only its own gaps.":
         lambda ttft, gap, a, t: (ttft, own(sorted(time for times in t.values() for time in times))),
-    "returns the longest gap of the last request: the task asks for the longest of all.":
-        lambda ttft, gap, a, t: (ttft, own(list(t.values())[-1])),
-    "returns the longest gap of the first request: the task asks for the longest of all.":
-        lambda ttft, gap, a, t: (ttft, own(next(iter(t.values())))),
 })  # fmt: skip
 
 

@@ -23,10 +23,7 @@ pack.table([
 pack.add_misconceptions({
     "reverses the requests: the columns list them in the given order.": lambda c: joined(c[::-1]),
     "sorts the requests by length: the columns would belong to the wrong ones.": lambda c: joined(sorted(c, key=len)),
-    "packs only the last token of each request: the whole chunk is computed.": lambda c: [chunk[-1] for chunk in c],
-    "packs only the first request's tokens: all requests share the row.": lambda c: list(c[0]),
     "returns a list of ids per request: their tokens form one row.": lambda c: c,
-    "returns a list within a list: the row itself is a plain list.": lambda c: [joined(c)],
 }, part="ids")  # fmt: skip
 pack.add_misconceptions({
     "starts each chunk at position 0, although tokens of the request are in the cache.": lambda p, n, s: range(n),
@@ -34,11 +31,6 @@ pack.add_misconceptions({
     "it is in the row.": lambda p, n, s: range(s, s + n),
     "adds the column to the cached tokens: a position counts only tokens of the same request.":
         lambda p, n, s: range(p + s, p + s + n),
-    "returns positions one too high: the first token of a text has position 0.":
-        lambda p, n, s: range(p + 1, p + n + 1),
-    "returns positions one too low: the first of them belongs to the newest cached token.":
-        lambda p, n, s: range(p - 1, p + n - 1),
-    "gives all tokens of a chunk the same position: they follow one another.": lambda p, n, s: [p] * n,
     "returns positions for cached tokens, too: the row holds only the new ones.": lambda p, n, s: range(p + n),
 }, part="positions")  # fmt: skip
 pack.add_misconceptions({
@@ -46,15 +38,12 @@ pack.add_misconceptions({
     "token off each request.": lambda p, n, s: (s, s + n - 1),
     "returns (start, number of tokens) as columns: the task asks where they end.": lambda p, n, s: (s, n),
     "starts all requests in column 0: they are side by side in one row.": lambda p, n, s: (0, n),
-    "returns columns one too far to the right: the first one is column 0.": lambda p, n, s: (s + 1, s + n + 1),
     "uses positions as columns: a column is a place in the row, whatever is cached.": lambda p, n, s: (p, p + n),
 }, part="columns")  # fmt: skip
 pack.add_wrong_results({
     "leaves room in the columns for cached tokens: the row holds only the tokens of this pass.":
         lambda ids, positions, columns, chunks, cached:
             (ids, positions, side_by_side(past + len(chunk) for chunk, past in zip(chunks, cached, strict=True))),
-    "returns a list of borders as columns: the task asks for a pair (start, end) per request.":
-        lambda ids, positions, columns, *case: (ids, positions, [0, *(end for _, end in columns)]),
 })  # fmt: skip
 
 
@@ -89,11 +78,6 @@ block_mask.add_misconceptions({
     "them.": lambda own, past: own,
     "swaps queries and keys: the first index is the token that attends.": lambda own, past: (own & past).T,
     "inverts the mask: True means that a token attends.": lambda own, past: ~(own & past),
-    "lets a token attend to all later tokens of the row, other requests' tokens included.": lambda own, past: past.T,
-    "hides each token from itself: the first one of a text would have no key.": lambda own, past: own & past.tril(-1),
-    "lets a token attend only to itself: earlier tokens of its text are missing.": lambda own, past: past & past.T,
-    "lets every token attend to every other: later ones and other requests', too.": lambda own, past: past | True,
-    "lets a token attend to other requests' tokens, but not to its own request's.": lambda own, past: past & ~own,
     "returns a mask to be added to the scores: the task asks for bool.":
         lambda own, past: torch.where(own & past, 0.0, float("-inf")),
 }, part="of")  # fmt: skip
@@ -162,7 +146,6 @@ attend_row.add_misconceptions({
     "makes a mask of queries by queries. A request has keys for its whole text so far, which can be more than its "
     "queries.": lambda n, k, s: triangle(n, n, 0),
     "shifts the mask: a token does not attend to itself.": lambda n, k, s: triangle(n, k, k - n - 1),
-    "shifts the mask: a token attends to the one after it.": lambda n, k, s: triangle(n, k, k - n + 1),
     "shifts the mask by the request's place in the row: its past does not depend on that.":
         lambda n, k, s: triangle(n, k, s),
     "inverts the mask: for attention, True means to attend.": lambda n, k, s: ~triangle(n, k, k - n),

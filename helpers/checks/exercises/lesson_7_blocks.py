@@ -59,29 +59,14 @@ add_edits(slices_of, {
     "returns a slot per token: the task asks for as few slices as possible.": "if slices -> if None",
     "returns a list of slots: the task asks for slices, pairs of the first slot and their number.":
         "return slices -> return [slot for first, n in slices for slot in range(first, first + n)]",
-    "returns the slot after the last one: the task asks for the number of slots.":
-        "return slices -> return [(first, first + n) for first, n in slices]",
     "orders the slices by their place in memory: attention needs the keys in the order of the tokens.":
         "range(start, end) -> sorted(range(start, end), key=lambda n: "
         "[*table, *[-1] * end][n // size] * size + n % size)",
-    "includes token `end`, which is the one after the last.": "range(start, end) -> range(start, end + 1)",
-    "starts at the beginning of the text: the task asks for the tokens from `start` on.": "range(start -> range(0",
     "starts at the beginning of a block: the task asks for the tokens from `start` on.":
         "range(start -> range(start - start % size",
-    "ends at the end of a block: the slots behind the last token hold other keys, or none.":
-        "range(start, end) -> range(start, -(-end // size) * size)",
     "returns the block's number: the task asks for slots in the memory.": "table[i] * size + offset -> table[i]",
-    "returns the first slot of the block: each token has its own slot in it.": " + offset -> ",
-    "adds the place to the block's number: a block has several slots.": "table[i] * size + -> table[i] +",
     "swaps quotient and remainder: which one is the place in the block?":
         "table[i] * size + offset -> table[offset % len(table)] * size + i",
-    "returns positions, as if the text were contiguous in memory.": "= table[i] * size -> = i * size",
-    "returns the place in the table: the block's number is stored there.": "table[i] * size + offset -> i",
-    "returns only the place in the block: which block it is matters, too.": "table[i] * size + offset -> offset",
-    "counts tokens from 1: the first one is token 0.":
-        "table[i] * size + offset -> table[i - (not offset)] * size + (offset - 1) % size",
-    "uses the length of the table as the block size.": "table[i] * size -> table[i] * len(table)",
-    "returns the following slot: a block's first token is in its slot 0.": "+ offset -> + offset + 1",
     "adds the position to the block's first slot: a block ends after `block_size` slots.": "+ offset -> + token",
 })  # fmt: skip
 
@@ -135,7 +120,6 @@ add_edits(grow, {
     "counts only full blocks: tokens that do not fill a block need one, too.": "-(-tokens // size) -> tokens // size",
     "takes another block when the last one is exactly full: no token needs it yet.":
         "-(-tokens // size) -> tokens // size + 1",
-    "takes a block per token: a block holds several tokens.": "-(-tokens // size) -> tokens",
     "takes blocks for all tokens: the request's table already has blocks for some of them.": " - len(table) -> ",
     "takes at most one block, however many are missing.":
         "-(-tokens // size) - len(table) -> min(1, -(-tokens // size) - len(table))",
@@ -143,12 +127,10 @@ add_edits(grow, {
     "refuses when no block is free, although the last one has room.": "if missing > -> if not free or missing >",
     "counts the blocks in the table as missing, and refuses: the request has them already.":
         "if missing > -> if missing + len(table) >",
-    "takes blocks until none is left: a refused request must get none.": "if missing > -> if None and missing >",
     "loses the blocks in the table: they hold the request's tokens so far.": "table + new -> new or table",
     "puts new blocks before the old ones: a table is in the order of the tokens.": "table + new -> new + table",
     "returns the whole table: the task asks for the new blocks.": "return new -> return table + new",
     "returns None if no block is missing: to the caller, that is a refusal.": "return new -> return new or None",
-    "returns nothing: to the caller, that is a refusal.": "return new -> return",
     "changes copies of `free` and `tables`, not the caller's.":
         "reused = -> free, tables = [*free], {**tables}; reused =",
     "expects a table for every request: a new one has none.": "tables.get(request, list(shared)) -> tables[request]",
@@ -203,7 +185,6 @@ def newest_first(running, tables, free, request, missing):
 
 add_edits(preempted, {
     "preempts the oldest first: it has computed the most, and would lose the most.": "reversed(running) -> running",
-    "preempts one request too many: exactly enough free blocks suffice.": ">= -> >",
     "counts one block per request: a preempted request frees its whole table.": "len(tables[name]) -> 1",
     "keeps the request that asks, although no newer one is left: then it has to leave itself.":
         "free >= missing -> free >= missing or name == request",
@@ -211,11 +192,6 @@ add_edits(preempted, {
     "preempts one request, however few blocks it has.": "return names -> return names[:1]",
     "preempts the largest first: in this course, the newest leaves.":
         "reversed(running) -> sorted(running[::-1], key=lambda name: -len(tables[name]))",
-    "preempts every newer request, even if fewer suffice.":
-        "free >= missing -> name == request or not names and free >= missing",
     "makes older requests leave: only newer ones do, and, as the last, the request itself.":
         "name == request -> name == running[0]",
-    "preempts the request that asks before the newer ones.": "reversed(running) -> [request]",
-    "returns the blocks: the task asks for the requests.":
-        "return names -> return [block for name in names for block in tables[name]]",
 })  # fmt: skip

@@ -62,13 +62,10 @@ add_edits(prefix_hashes, {
         f"{NAME} -> (salt, end > size, *ids[max(0, end - 2 * size) : end])",
     "looks at its own tokens and the first block only: keys depend on all earlier tokens.":
         f"{NAME} -> (salt, end > size, *ids[:size], *{BLOCK})",
-    "looks only at the sum of the earlier tokens: their order matters, too.":
-        f"{NAME} -> (salt, sum(ids[: end - size]), end, *{BLOCK})",
     "ignores the order of tokens, but keys depend on it.": f"*{BLOCK} -> sum({BLOCK})",
     "ignores some of a block's tokens: its name must depend on all of them.": f"*{BLOCK} -> ids[end - size]",
     "joins the digits of ids, so that 1, 11 and 11, 1 get the same name.": f'*{BLOCK} -> "".join(map(str, {BLOCK}))',
     "makes names depend on later tokens: a token attends only to earlier ones.": f"*{BLOCK} -> *ids",
-    "makes names depend on the length of the text: keys do not.": "(name, * -> (name, len(ids), *",
     "names the same text differently each time: no block would ever be found.": f"{NAME} -> object()",
     "adds up ids and salts without anything between them: another salt can look like this one with a block.":
         f'{NAME} -> f"{{name}}{{{BLOCK}}}"',
@@ -78,7 +75,6 @@ add_edits(prefix_hashes, {
         f'{NAME} -> name + " ".join(map(str, {BLOCK}))',
     "names the last block although it is not full. It will get more tokens, so it cannot be shared "
     "yet.": "len(ids) + 1 -> len(ids) + size",
-    "returns the names backwards: the first one is the first block's.": "return names -> return names[::-1]",
 })  # fmt: skip
 
 
@@ -134,10 +130,7 @@ add_edits(reuse, {
     "one.": "(tokens - 1) // size -> tokens // size",
     "leaves out a cached block that could be shared, although a token is left without it.":
         "(tokens - 1) // size -> (tokens - 1) // size - 1",
-    "shares at most one block.": "(tokens - 1) // size -> min(1, (tokens - 1) // size)",
-    "returns the number of tokens that are cached: the task asks for those that are left.": ", tokens - -> , ",
     "treats block 0 as missing: its number is a number like any other.": "name not in cached -> not cached.get(name)",
-    "returns the names of the blocks: the task asks for their numbers.": "return blocks -> return names[: len(blocks)]",
     "shares every cached block, whatever its name: only those of this prompt hold its keys.":
         "in names[: (tokens - 1) // size] -> in cached",
 })  # fmt: skip

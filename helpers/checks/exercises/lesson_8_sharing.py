@@ -30,13 +30,10 @@ add_edits(allocate, {
     "subtracts all shared blocks from those that are free: one that is in another request's table was not free.":
         "- len(reused) -> - len(shared)",
     "takes every shared block out of `free`, but some are in another request's table.": " if block in free -> ",
-    "takes new blocks for the shared ones, too: their tokens would be computed again.":
-        "table = -> shared = []; table =",
     "does not put the shared blocks into the table: the request's first tokens would have no keys.":
         "table + new -> tables.get(request, []) + new",
     "puts the shared blocks behind the new ones: they hold the beginning of the text.":
         "table + new -> table + new if request in tables else new + table",
-    "returns the shared blocks, too: the task asks for the new ones.": "return new -> return shared + new",
 })  # fmt: skip
 allocate.rule(is_in_order)
 
@@ -80,7 +77,6 @@ add_edits(release, {
         f"{OWN} -> table if {OWN} == table else []",
     "frees no block: without a table and not in `free`, a block is lost. (`free = ...` makes a new list and leaves "
     "the caller's unchanged.)": "free += -> free =",
-    "changes nothing: the blocks become free, and the table is removed.": "tables.pop(request) -> []",
     "keeps the table: its blocks will hold other requests' tokens.": "table = -> tables = {**tables}; table =",
     "leaves an empty table behind, as if the request ran.": "free += -> tables[request] = []; free +=",
 })  # fmt: skip

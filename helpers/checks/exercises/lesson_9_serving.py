@@ -67,7 +67,6 @@ add_edits(read_events, {
     "one.": lambda pieces: by_empty_lines(piece.decode().encode() for piece in pieces),
     "treats every line as an event. An empty line ends an event, so its `data:` lines belong "
     "together.": r'b"\n\n" -> b"\n"',
-    "yields text: the task asks for the value that the JSON of an event describes.": "json.loads( -> str(",
     "yields an event without its empty line: the connection broke before it was complete.":
         lambda pieces: by_empty_lines(chain(pieces, [b"\n\n"])),
 })  # fmt: skip
@@ -148,10 +147,7 @@ add_edits(text_pieces, {
     "sends the beginning of the stop text, which the next token may complete.": "range(len(stop)) -> [0]",
     "keeps the end of the text back even after the last token: then nothing can complete it.": "number < -> 0 <",
     "sends the stop text, too: the output ends before it.": "text.index(stop) -> text.index(stop) + len(stop)",
-    "cuts at the last stop text: the output ends before the first one.": "text.index -> text.rindex",
     "sends everything again after each token: the client has the earlier pieces.": "append(text[sent -> append(text[0",
-    "goes on after the stop text: no token after it is of use.": lambda texts, stop: (
-        (pieces := keeping_back(texts, stop)) + [""] * (len(texts) - len(pieces))),
     "sends nothing before the end: the client wants each piece as soon as it is safe.": lambda texts, stop: (
         (pieces := keeping_back(texts, stop)) and [""] * (len(pieces) - 1) + ["".join(pieces)]),
     "leaves out the empty pieces: there is a piece for every token.":
@@ -206,14 +202,10 @@ add_edits(read_inbox, {
     "adds a request whose client has left already: both messages are in the same inbox.": "name in added -> None",
     "aborts requests that the engine no longer has: they have finished, and there is nothing to abort.":
         "name in unfinished and -> ",
-    "aborts a request twice.": " and name not in aborted -> ",
     "changes the order: requests are added in the order in which they arrived.":
         "return added, aborted -> return sorted(added), sorted(aborted)",
-    "reads only the first message: the inbox is emptied before every iteration.": "in messages -> in messages[:1]",
     "reads all additions first: an abort cancels the additions before it, not the ones after it.":
         'in messages -> in sorted(messages, key=lambda message: message[0] == "abort")',
-    "returns the requests that the engine has afterwards: the task asks for the changes.":
-        "return added -> return [one for one in unfinished if one not in aborted] + added",
     "forgets the aborts of running requests: their rows would generate tokens that no client reads.":
         "return added, aborted -> return added, []",
 })  # fmt: skip

@@ -19,7 +19,7 @@ constexpr long FEW_ROWS = 8;  // the norms of so few rows take each thread less 
 template <typename Number> struct Block {
   Norm<Number> attention_norm, query_norm, key_norm, mlp_norm;
   Linear<Number> qkv[3], attention_output[1], mlp_inputs[2], mlp_output[1];
-  Number *keys, *values;  // [kv_heads, slots, dim]
+  Cache keys, values;
   float scale;
   int window;
 };
@@ -86,8 +86,8 @@ static void place_heads(const Block<Number>& block, const Sizes& sizes, const lo
     const Norm<Number>& norm = head < keys ? block.query_norm : block.key_norm;
     if (head < values && norm.weight) add_norm_row<Number>(x, nullptr, norm, x, dim);
     if (head < values && cos) rotate_head(x, cos + r * sizes.rotated, sin + r * sizes.rotated, sizes.rotated);
-    if (head >= values) memcpy(block.values + ((head - values) * sizes.slots + slots[r]) * dim, x, dim * sizeof *x);
-    else if (head >= keys) memcpy(block.keys + ((head - keys) * sizes.slots + slots[r]) * dim, x, dim * sizeof *x);
+    if (head >= values) write_vector(x, block.values, (head - values) * sizes.slots + slots[r], dim);
+    else if (head >= keys) write_vector(x, block.keys, (head - keys) * sizes.slots + slots[r], dim);
   }
 }
 

@@ -7,7 +7,7 @@ import torch
 
 from .compiled import address, function
 from .linear import PackedWeight
-from .paged_attention import Segments
+from .paged_attention import Cache, Segments
 
 ARGUMENTS = (c_void_p, c_long, *(c_void_p,) * 9, c_int)
 
@@ -46,8 +46,8 @@ class Block(Structure):
         ("attention_output", Linear),
         ("mlp_inputs", Linear * 2),
         ("mlp_output", Linear),
-        ("keys", c_void_p),
-        ("values", c_void_p),
+        ("keys", Cache),
+        ("values", Cache),
         ("scale", c_float),
         ("window", c_int),
     )

@@ -12,6 +12,7 @@ template <typename To, typename From> static inline To bit_cast(From from) {
 }
 
 static inline float to_float(float x) { return x; }
+static inline float to_float(int8_t x) { return x; }
 static inline float to_float(uint16_t x) { return bit_cast<float>(uint32_t(x) << 16); }
 
 static inline void store(float* y, float x) { *y = x; }

@@ -8,9 +8,13 @@
 // queries, so it waits for arithmetic. Its keys and values are first packed, in the order in which a tile of QUERIES
 // queries multiplies them. A query skips the keys behind it, and those before its window.
 //
+// A quantized cache (features/quantized_kv_cache) has integers of 8 bits. A decode multiplies these, and then each score by
+// its key's scale, and each weight by its value's. Chunks pack the products of integers and scales.
+//
 // Sums are always made in the same order, so a query's result depends on no other sequence, nor on the size of its chunk.
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdlib>
 
@@ -18,9 +22,54 @@
 #include "vectors.h"
 
 constexpr int MAX_HEAD_DIM = 512;  // of one head, as in paged_attention.py
-constexpr int KEYS = 128;          // of a piece
+constexpr int KEYS = 128;          // of a piece, at most
+constexpr int PIECE_BYTES = 8192;  // of a decode's keys, so that they and their values stay in the first-level cache
 // Below this number of products, one thread finishes before a second one would have woken up.
 constexpr long MIN_PARALLEL_PRODUCTS = 1 << 16;
+
+// --- keys and values --------------------------------------------------------------------------------------------------
+
+// Keys or values of one kv head, [slots, dim]. Scales [slots] belong to integers.
+template <typename Stored> struct Vectors {
+  const Stored* numbers;
+  const float* scales;
+};
+
+// Return vector `slot` as numbers of the model's dtype; `room` holds them if they are not stored.
+template <typename Number>
+static inline const Number* read_vector(Vectors<Number> vectors, long slot, long dim, Number*) {
+  return vectors.numbers + slot * dim;
+}
+template <typename Number>
+static inline const Number* read_vector(Vectors<int8_t> vectors, long slot, long dim, Number* room) {
+  for (long d = 0; d < dim; d++) store(room + d, vectors.scales[slot] * to_float(vectors.numbers[slot * dim + d]));
+  return room;
+}
+
+// Multiply numbers [count] by the scales of vectors from `slot` on, if these have any.
+template <typename Stored> static inline void multiply_by_scales(float* x, Vectors<Stored> vectors, long slot, int count) {
+  if constexpr (sizeof(Stored) == 1)
+    for (int i = 0; i < count; i++) x[i] *= vectors.scales[slot + i];
+}
+
+template <typename Number> void write_vector(const Number* x, Cache cache, long place, long dim) {
+  if (!cache.scales) {
+    memcpy((Number*)cache.numbers + place * dim, x, dim * sizeof *x);
+    return;
+  }
+  // As models/quantization.py does, bit for bit: a NaN becomes the scale, and ties go to even integers.
+  float largest = 0;
+  for (long d = 0; d < dim; d++) {
+    float size = std::fabs(to_float(x[d]));
+    if (!(size <= largest)) largest = size;
+    if (size != size) break;
+  }
+  float scale = largest / 127;
+  if (scale < FLT_MIN) scale = FLT_MIN;
+  cache.scales[place] = scale;
+  int8_t* integers = (int8_t*)cache.numbers + place * dim;
+  for (long d = 0; d < dim; d++) integers[d] = std::nearbyint(to_float(x[d]) / scale);
+}
 
 // --- the softmax of a piece -------------------------------------------------------------------------------------------
 
@@ -33,7 +82,7 @@ struct Softmax {
     Floats most = load(scores), weights = {};
     for (int i = LANES; i < count; i += LANES) most = max(load(scores + i), most);
     float before = highest;
-    for (int i = 0; i < LANES; i++) highest = std::max(highest, most[i]);
+    highest = std::max(highest, largest(most));
     // While all scores are -inf, their weights are 0. Subtracting -inf from them would give NaN.
     float shift = highest == -INFINITY ? 0 : highest;
     for (int i = 0; i < count; i += LANES) {
@@ -56,47 +105,64 @@ template <typename Number> static inline void prefetch(const Number* vector, int
 // Compute one head of one sequence: query and output [dim], keys and values [slots, dim]. The cache holds all sequences;
 // the block table selects the keys of this one. The query sees keys `first` to `length` - 1. DIM equals `dim` if it is
 // known at compile time, else it is 0.
-template <int DIM, typename Number>
-static void attend(const Number* query, const Number* keys, const Number* values, const int* block_table, int first,
+template <int DIM, typename Number, typename Stored>
+static void attend(const Number* query, Vectors<Stored> keys, Vectors<Stored> values, const int* block_table, int first,
                    int length, int block_size, int dim, float scale, Number* output) {
   if (DIM > 0) dim = DIM;
   float q[MAX_HEAD_DIM], sums[MAX_HEAD_DIM], weights[KEYS + LANES];
   for (int d = 0; d < dim; d++) q[d] = scale * to_float(query[d]), sums[d] = 0;
   Softmax softmax;
 
-  auto offset = [&](int i) { return ((long)block_table[i / block_size] * block_size + i % block_size) * dim; };
+  auto slot_of = [&](int i) { return (long)block_table[i / block_size] * block_size + i % block_size; };
+  int piece = std::clamp<int>(PIECE_BYTES / (dim * sizeof(Stored)), 4, KEYS);
   for (int start = first, end; start < length; start = end) {
-    end = std::min({length, (start / block_size + 1) * block_size, start + KEYS});
-    long here = offset(start), next = end < length ? offset(end) : here;
-    int count = end - start;
-    for (int i = 0; i < count; i++) {
-      prefetch(values + here + i * dim, dim);
-      const Number* key = keys + here + i * dim;
-      if constexpr (DIM > 0) {
-        Floats products = {};
-#pragma GCC unroll 16
-        for (int v = 0; v < DIM / LANES; v++) products += load(q + v * LANES) * load(key + v * LANES);
-        weights[i] = sum(products);
-      } else {
-        weights[i] = 0;
-        for (int d = 0; d < dim; d++) weights[i] += q[d] * to_float(key[d]);
+    end = std::min(length, start + piece);
+    auto for_each_block = [&](auto visit) {  // with a slot, where its weight is, and the number of slots
+      for (int i = start, next; i < end; i = next) {
+        next = std::min(end, (i / block_size + 1) * block_size);
+        visit(slot_of(i), weights + i - start, next - i);
       }
-    }
-    float shrink = softmax.add(weights, count);
-    if constexpr (DIM > 0) {
-      Floats parts[DIM / LANES];
-      for (int v = 0; v < DIM / LANES; v++) parts[v] = load(sums + v * LANES) * shrink;
+    };
+    for_each_block([&](long slot, float* scores, int count) {
+      const Stored *some_keys = keys.numbers + slot * dim, *some_values = values.numbers + slot * dim;
+      if (sizeof(Stored) == 1) prefetch(values.scales + slot, count);
+      auto products = [&](int i) {
+        prefetch(some_values + i * dim, dim);
+        Floats sums = {};
+#pragma GCC unroll 16
+        for (int v = 0; v < DIM / LANES; v++) sums += load(q + v * LANES) * load(some_keys + i * dim + v * LANES);
+        return sums;
+      };
+      int i = 0;
+      for (; DIM > 0 && i + 4 <= count; i += 4) {
+        Four four = sum(products(i), products(i + 1), products(i + 2), products(i + 3));
+        memcpy(scores + i, &four, sizeof four);
+      }
+      for (; i < count; i++) {
+        scores[i] = DIM > 0 ? sum(products(i)) : 0;
+        for (int d = 0; DIM == 0 && d < dim; d++) scores[i] += q[d] * to_float(some_keys[i * dim + d]);
+      }
+      multiply_by_scales(scores, keys, slot, count);
+    });
+    float shrink = softmax.add(weights, end - start);
+    Floats parts[DIM / LANES + 1];  // the sums, in registers
+    for (int v = 0; v < DIM / LANES; v++) parts[v] = load(sums + v * LANES) * shrink;
+    for (int d = 0; DIM == 0 && d < dim; d++) sums[d] *= shrink;
+    int ahead = end;  // of a block whose keys are prefetched
+    for_each_block([&](long slot, float* own, int count) {
+      const Stored* some_values = values.numbers + slot * dim;
+      long next = ahead < length ? slot_of(ahead) : slot;
+      ahead += count;
+      if (sizeof(Stored) == 1) prefetch(keys.scales + next, count);
+      multiply_by_scales(own, values, slot, count);
       for (int i = 0; i < count; i++) {
-        prefetch(keys + next + i * dim, dim);
+        prefetch(keys.numbers + (next + i) * dim, dim);
 #pragma GCC unroll 16
-        for (int v = 0; v < DIM / LANES; v++) parts[v] += weights[i] * load(values + here + i * dim + v * LANES);
+        for (int v = 0; v < DIM / LANES; v++) parts[v] += own[i] * load(some_values + i * dim + v * LANES);
+        for (int d = 0; DIM == 0 && d < dim; d++) sums[d] += own[i] * to_float(some_values[i * dim + d]);
       }
-      for (int v = 0; v < DIM / LANES; v++) store(sums + v * LANES, parts[v]);
-    } else {
-      for (int d = 0; d < dim; d++) sums[d] *= shrink;
-      for (int i = 0; i < count; i++)
-        for (int d = 0; d < dim; d++) sums[d] += weights[i] * to_float(values[here + i * dim + d]);
-    }
+    });
+    for (int v = 0; v < DIM / LANES; v++) store(sums + v * LANES, parts[v]);
   }
   for (int d = 0; d < dim; d++) store(output + d, softmax.total == 0 ? 0 : sums[d] / softmax.total);
 }
@@ -133,9 +199,9 @@ static long round_up(long size, long multiple) { return (size + multiple - 1) / 
 
 // Compute `tokens` queries of the heads that share one kv head. query, output: the first query of the first head. `past`
 // keys precede the first query's own. `packed` has room for the keys and values of all pieces that the queries see.
-template <typename Vector, typename Word, typename Number>
+template <typename Vector, typename Word, typename Number, typename Stored>
 static void attend_chunk(const Number* query, long head_step, long token_step, int tokens, int past, int window,
-                         const Number* keys, const Number* values, const int* block_table, int block_size, int heads,
+                         Vectors<Stored> keys, Vectors<Stored> values, const int* block_table, int block_size, int heads,
                          int dim, float scale, Number* output, long output_step, Word* packed) {
   constexpr int PER_WORD = sizeof(Word) / sizeof(Number);
   long words = dim / PER_WORD, panel_dim = round_up(dim, COLUMNS);
@@ -147,12 +213,15 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
   for (long i = begin; i < length; i++) {
     long slot = (long)block_table[i / block_size] * block_size + i % block_size, place = i - begin;
     // Keys: panels of COLUMNS keys, [words, COLUMNS] each. Values: panels of COLUMNS dims, [KEYS, COLUMNS] in each piece.
+    Number room[MAX_HEAD_DIM];
     Word* key = packed_keys + place / COLUMNS * COLUMNS * words + place % COLUMNS;
-    for (long k = 0; k < words; k++) memcpy(key + k * COLUMNS, keys + slot * dim + k * PER_WORD, sizeof(Word));
+    const Number* numbers = read_vector(keys, slot, dim, room);
+    for (long k = 0; k < words; k++) memcpy(key + k * COLUMNS, numbers + k * PER_WORD, sizeof(Word));
     Number* value = (Number*)(packed_values + place / KEYS * (KEYS / PER_WORD) * panel_dim) +
                     place % KEYS / PER_WORD * COLUMNS * PER_WORD + place % PER_WORD;
+    numbers = read_vector(values, slot, dim, room);
     for (long d = 0; d < dim; d += COLUMNS)
-      for (long c = 0; c < std::min<long>(COLUMNS, dim - d); c++) value[d * KEYS + c * PER_WORD] = values[slot * dim + d + c];
+      for (long c = 0; c < std::min<long>(COLUMNS, dim - d); c++) value[d * KEYS + c * PER_WORD] = numbers[d + c];
   }
 
   for (int head = 0; head < heads; head++)
@@ -192,13 +261,16 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
 
 // --- all sequences ----------------------------------------------------------------------------------------------------
 
-template <typename Number>
-void attend_share(const Number* query, long head_step, long token_step, const Number* keys, const Number* values, long slots,
-                  Segments segments, int heads, int kv_heads, int dim, int window, float scale, Number* output) {
+template <typename Stored, typename Number>
+static void attend_all(const Number* query, long head_step, long token_step, Vectors<Stored> keys, Vectors<Stored> values,
+                       long slots, Segments segments, int heads, int kv_heads, int dim, int window, float scale,
+                       Number* output) {
   typedef typename Product<Number>::Vector Vector;
   typedef typename Product<Number>::Word Word;
   const int *tokens = segments.tokens, *lengths = segments.lengths;
-  auto attend_one = dim == 64 ? attend<64, Number> : dim == 128 ? attend<128, Number> : attend<0, Number>;
+  auto attend_one = dim == 64    ? attend<64, Number, Stored>
+                    : dim == 128 ? attend<128, Number, Stored>
+                                 : attend<0, Number, Stored>;
   int group = heads / kv_heads, task_tokens = std::max(QUERIES, TASK_QUERIES / group);
   long most_keys = 0, most_tasks = 0;
   for (int s = 0; s < segments.sequences; s++) {
@@ -219,32 +291,48 @@ void attend_share(const Number* query, long head_step, long token_step, const Nu
         long first = task * task_tokens, past = lengths[s] - tokens[s] + first;
         if (first >= tokens[s]) continue;
         const int* block_table = segments.block_tables + (long)s * segments.table_size;
-        long kv = split / splits * slots * dim, head = (long)split * split_heads, column = segments.columns[s] + first;
+        long kv = split / splits * slots, head = (long)split * split_heads, column = segments.columns[s] + first;
+        Vectors<Stored> own_keys = {keys.numbers + kv * dim, keys.scales + kv};
+        Vectors<Stored> own_values = {values.numbers + kv * dim, values.scales + kv};
         const Number* q = query + head * head_step + column * token_step;
         Number* y = output + (column * heads + head) * dim;
         if (tokens[s] > 1)
           attend_chunk<Vector, Word>(q, head_step, token_step, std::min<long>(task_tokens, tokens[s] - first), past, window,
-                                     keys + kv, values + kv, block_table, segments.block_size, split_heads, dim, scale, y,
+                                     own_keys, own_values, block_table, segments.block_size, split_heads, dim, scale, y,
                                      (long)heads * dim, packed);
         else
           for (int h = 0; h < split_heads; h++)
-            attend_one(q + h * head_step, keys + kv, values + kv, block_table, std::max(0, lengths[s] - window), lengths[s],
+            attend_one(q + h * head_step, own_keys, own_values, block_table, std::max(0, lengths[s] - window), lengths[s],
                        segments.block_size, dim, scale, y + h * dim);
       }
   free(packed);
 }
 
+template <typename Number>
+void attend_share(const Number* query, long head_step, long token_step, Cache keys, Cache values, long slots,
+                  Segments segments, int heads, int kv_heads, int dim, int window, float scale, Number* output) {
+  auto attend = [&](auto stored) {
+    typedef decltype(stored) Stored;
+    auto typed = [](Cache cache) { return Vectors<Stored>{(Stored*)cache.numbers, cache.scales}; };
+    attend_all(query, head_step, token_step, typed(keys), typed(values), slots, segments, heads, kv_heads, dim, window, scale,
+               output);
+  };
+  if (keys.scales) attend(int8_t());
+  else attend(Number());
+}
+
 #define PAGED_ATTENTION(dtype, Number)                                                                                   \
-  template void attend_share(const Number*, long, long, const Number*, const Number*, long, Segments, int, int, int,     \
-                             int, float, Number*);                                                                       \
-  extern "C" void paged_attention_##dtype(const Number* query, long head_step, long token_step, const Number* keys,      \
-                                          const Number* values, long slots, const Segments* segments, int heads,         \
+  template void write_vector(const Number*, Cache, long, long);                                                          \
+  template void attend_share(const Number*, long, long, Cache, Cache, long, Segments, int, int, int, int, float,         \
+                             Number*);                                                                                   \
+  extern "C" void paged_attention_##dtype(const Number* query, long head_step, long token_step, const Cache* keys,       \
+                                          const Cache* values, long slots, const Segments* segments, int heads,          \
                                           int kv_heads, int dim, int window, float scale, Number* output, int threads) { \
     long products = 0;                                                                                                   \
     for (int s = 0; s < segments->sequences; s++) products += (long)segments->tokens[s] * segments->lengths[s];          \
     _Pragma("omp parallel num_threads(threads) if (products * heads * dim > MIN_PARALLEL_PRODUCTS)")                     \
-        attend_share(query, head_step, token_step, keys, values, slots, *segments, heads, kv_heads, dim, window, scale,  \
-                     output);                                                                                            \
+        attend_share(query, head_step, token_step, *keys, *values, slots, *segments, heads, kv_heads, dim, window,       \
+                     scale, output);                                                                                     \
   }
 
 PAGED_ATTENTION(float32, float)

@@ -4,7 +4,7 @@ from ctypes import Structure, addressof, c_float, c_int, c_long, c_void_p
 
 import torch
 
-from .compiled import DTYPES, function
+from .compiled import DTYPES, address, function
 
 ARGUMENTS = (c_void_p, c_long, c_long, c_void_p, c_void_p, c_long, c_void_p, *(c_int,) * 4, c_float, c_void_p, c_int)
 MAX_HEAD_DIM = 512  # as in paged_attention.cpp
@@ -18,6 +18,17 @@ class Description(Structure):
         *((name, c_void_p) for name in ("columns", "tokens", "lengths", "block_tables")),
         *((name, c_int) for name in ("sequences", "table_size", "block_size")),
     )
+
+
+class Cache(Structure):
+    """The keys or values of a layer, as shares.h describes them. It does not keep the tensors."""
+
+    _fields_ = (("numbers", c_void_p), ("scales", c_void_p))
+
+    @classmethod
+    def of(cls, vectors) -> "Cache":
+        """Describe a contiguous tensor [kv heads, slots, head dim], or a `QuantizedVectors` in its place."""
+        return cls(address(getattr(vectors, "integers", vectors)), address(getattr(vectors, "scales", None)))
 
 
 class Segments:
@@ -68,13 +79,14 @@ def paged_attention(
 
     Args:
         query: [heads, T, head dim], of all tokens of the forward pass.
-        keys, values: [kv heads, slots, head dim], the KV cache of one layer.
+        keys, values: [kv heads, slots, head dim], the KV cache of one layer; tensors, or `QuantizedVectors`.
         output: [T, heads, head dim].
         scale: the factor of the scores.
         window: the most keys that a query attends to, its own included; None for all.
     """
     (kv_heads, slots, dim), threads = keys.shape, torch.get_num_threads()
-    pointers = query.data_ptr(), query.stride(0), query.stride(1), keys.data_ptr(), values.data_ptr(), slots
+    described = Cache.of(keys), Cache.of(values)
+    pointers = query.data_ptr(), query.stride(0), query.stride(1), *map(addressof, described), slots
     sizes = query.shape[0], kv_heads, dim, NO_WINDOW if window is None else window
     function("paged_attention", query.dtype, ARGUMENTS)(
         *pointers, addressof(segments.described), *sizes, scale, output.data_ptr(), threads

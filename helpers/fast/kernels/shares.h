@@ -44,6 +44,13 @@ template <typename Number> struct AdaptedRows {
   long begin, end, rank;
 };
 
+// The keys or values of a layer, [kv_heads, slots, dim]: numbers of the model's dtype if there are no scales; otherwise
+// integers of 8 bits, times scales [kv_heads, slots].
+struct Cache {
+  void* numbers;
+  float* scales;
+};
+
 // Sequence s has tokens[s] queries from columns[s] on, which are the last ones of its lengths[s] tokens, and its block
 // table in block_tables [s, table_size].
 struct Segments {
@@ -81,9 +88,11 @@ void expand_outputs(const float* inner, LowRank<Number> matrices, Number* y, lon
 
 // --- paged_attention.cpp ----------------------------------------------------------------------------------------------
 
+// Write a key or value x [dim] to a place among the kv_heads * slots of a cache.
+template <typename Number> void write_vector(const Number* x, Cache cache, long place, long dim);
+
 // Compute the attention of all segments; all threads return when it is complete. In query, head h of column t begins at
-// h * head_step + t * token_step. keys and values: [kv_heads, slots, dim]. output: [columns, heads, dim]. A query sees at
-// most `window` keys.
+// h * head_step + t * token_step. output: [columns, heads, dim]. A query sees at most `window` keys.
 template <typename Number>
-void attend_share(const Number* query, long head_step, long token_step, const Number* keys, const Number* values, long slots,
+void attend_share(const Number* query, long head_step, long token_step, Cache keys, Cache values, long slots,
                   Segments segments, int heads, int kv_heads, int dim, int window, float scale, Number* output);

@@ -3,7 +3,7 @@
 #pragma once
 #include "numbers.h"
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -17,6 +17,7 @@ typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 static inline Floats load(const float* x) {
   Floats v;
@@ -28,6 +29,19 @@ static inline Floats load(const uint16_t* x) {
   Halves v;
   memcpy(&v, x, sizeof v);
   return bit_cast<Floats>(__builtin_convertvector(v, Words) << 16);
+}
+
+static inline Floats load(const int8_t* x) {
+  Bytes v;
+  memcpy(&v, x, sizeof v);
+  // GCC converts the bytes of a vector one by one; these instructions convert all of them.
+#if defined(__AVX512F__)
+  return __builtin_convertvector(bit_cast<Ints>(_mm512_cvtepi8_epi32(bit_cast<__m128i>(v))), Floats);
+#elif defined(__AVX2__)
+  return __builtin_convertvector(bit_cast<Ints>(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)x))), Floats);
+#else
+  return __builtin_convertvector(__builtin_convertvector(v, Ints), Floats);
+#endif
 }
 
 static inline void store(float* y, Floats x) { memcpy(y, &x, sizeof x); }
@@ -82,15 +96,26 @@ static inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
 typedef float Four __attribute__((vector_size(16)));
 
-// Add halves until four sums are left.
-static inline Four fold(Floats x) {
+// Combine halves until four lanes are left.
+template <typename Combine> static inline Four fold(Floats x, Combine combine) {
   typedef float Eight __attribute__((vector_size(32)));
   Eight parts[LANES / 8];
   memcpy(parts, &x, sizeof x);
-  if constexpr (LANES == 16) parts[0] += parts[LANES / 8 - 1];
+  if constexpr (LANES == 16) parts[0] = combine(parts[0], parts[LANES / 8 - 1]);
   Four halves[2];
   memcpy(halves, parts, sizeof halves);
-  return halves[0] + halves[1];
+  return combine(halves[0], halves[1]);
+}
+
+static inline Four fold(Floats x) {
+  return fold(x, [](auto a, auto b) { return a + b; });
+}
+
+// Return the largest lane.
+static inline float largest(Floats x) {
+  Four four = fold(x, [](auto a, auto b) { return a > b ? a : b; });
+  float first = four[0] > four[1] ? four[0] : four[1], second = four[2] > four[3] ? four[2] : four[3];
+  return first > second ? first : second;
 }
 
 // Return the sum of all lanes.

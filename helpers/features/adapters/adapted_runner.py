@@ -157,8 +157,8 @@ def _adaptable_layers(runner: RaggedRunner, model: nn.Module) -> dict[str, Layer
     A layer with other inputs, such as an expert to which only some tokens are routed, could not tell whose they are. A
     layer that is never called, because other code reads its weight, could not add anything. A trial shows both.
     """
-    kinds = (nn.Linear, Conv1D, QuantizedLinear)
-    paths = [path for path, layer in model.named_modules() if type(layer) in kinds]
+    named = model.named_modules()
+    paths = [path for path, one in named if type(one) in (nn.Linear, Conv1D) or isinstance(one, QuantizedLinear)]
     candidates = {path: runner.model.get_submodule(path) for path in paths}
     candidates = {path: layer for path, layer in candidates.items() if "forward" not in vars(layer)}  # replaced
     calls = {path: [] for path in candidates}

@@ -12,6 +12,7 @@ from ...engine.plan import Clock
 from ...models import same_logits
 from ...runners import PaddedRunner, RaggedRunner
 from ...runners.attention import AttentionMetadata
+from ...runners.kv_pool import KVPool
 from ...runners.trial import BLOCK_SIZE, NUM_BLOCKS, trial_passes, trial_texts
 from ...trace import Traffic
 from .group import Group
@@ -22,8 +23,8 @@ from .worker import Pass
 class _RemotePool:
     """Stands for the keys and values of all processes: remembers which blocks the next pass copies first."""
 
-    def __init__(self, num_blocks: int, block_size: int):
-        self.size = num_blocks, block_size
+    def __init__(self, num_blocks: int, block_size: int, kind: type[KVPool] = KVPool):
+        self.parts = kind, num_blocks, block_size
         self.copies: list[tuple[int, int]] = []
 
     def copy_block(self, source: int, destination: int) -> None:
@@ -100,7 +101,7 @@ class TensorParallelRunner(RaggedRunner):
         try:
             if not self.group.is_running or versions != self._versions:
                 self._start()  # after changed weights, the engine computes all keys again
-            logits, *counts = self.group.compute(Pass(pool.size, pool.take_copies(), *numbers, segments))
+            logits, *counts = self.group.compute(Pass(pool.parts, pool.take_copies(), *numbers, segments))
         except BaseException:
             self.has_lost_keys = True
             raise
@@ -133,5 +134,6 @@ def split_runner(
     split = TensorParallelRunner(
         runner.model, runner.num_blocks, runner.block_size, config.tensor_parallel_size, partial(make_fast, config=own)
     )
+    split.pool = _RemotePool(runner.num_blocks, runner.block_size, type(runner.pool))
     split.try_out(model)
     return split

@@ -12,6 +12,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ...models import clone_sharing_weights
+from ...models.integer_products import IntegerLinear
 from ...models.quantization import QuantizedLinear
 
 GPT2 = {
@@ -52,8 +53,13 @@ def split_styles(model: nn.Module) -> dict[str, str]:
     """Return the style of each module or parameter that is split, by its path, in the model's order.
 
     Raises:
-        ValueError: the family has no plan, or one that cannot be followed here.
+        ValueError: the family has no plan, or one that cannot be followed here; or layers round their inputs.
     """
+    if any(isinstance(module, IntegerLinear) for module in model.modules()):
+        raise ValueError(
+            f"{type(model).__name__} rounds all inputs of a layer with one scale, and several processes would each "
+            f'round a part of them: leave out compute="int8", or use tensor_parallel_size=1.'
+        )
     config = model.config.get_text_config()
     plan = GPT2 if config.model_type == "gpt2" else dict(getattr(model, "tp_plan", None) or {})
     if not any(style in ROWS or style == "rowwise_split_input" for style in plan.values()):

@@ -50,12 +50,13 @@ class Pass(NamedTuple):
     """One forward pass: what `RaggedRunner` gives to `call_model`, as tensors and numbers.
 
     Attributes:
-        pool: the number of blocks and the block size; a new one replaces the keys and values of the last.
+        pool: the class of the pool, the number of blocks and the block size; others than the last pass's make a new
+            pool, without the keys and values of the last one.
         copies: blocks to copy first, pairs of source and destination.
         segments: start, tokens, past and block table of each sequence.
     """
 
-    pool: tuple[int, int]
+    pool: tuple[type[KVPool], int, int]
     copies: list[tuple[int, int]]
     token_ids: list[int]
     positions: list[int]
@@ -129,16 +130,16 @@ class Worker:
     """Computes passes on a share."""
 
     def __init__(self, start: Start):
-        self.sums = Sums()
+        self.sums, self._pool = Sums(), None
         self.sums.attach(start.share)
         self.runner = start.make_fast(RaggedRunner(start.share.model, 1, 1))
 
     def compute(self, one: Pass) -> tuple[torch.Tensor, int, int]:
         """Return logits [columns, own part of the vocabulary], and the number of sums and their bytes."""
         runner, device = self.runner, self.runner.model.device
-        if (runner.num_blocks, runner.block_size) != one.pool:
-            runner.num_blocks, runner.block_size = one.pool
-            runner.pool = KVPool(*one.pool)
+        if self._pool != one.pool:
+            kind, runner.num_blocks, runner.block_size = self._pool = one.pool
+            runner.pool = kind(runner.num_blocks, runner.block_size)
         token_ids, positions, columns, slots = (
             torch.tensor(numbers, dtype=torch.long, device=device)
             for numbers in (one.token_ids, one.positions, one.columns, one.slots)

@@ -1,0 +1,124 @@
+"""Pictures of a model on several workers: what each one has of a block, and what a split pass waits for."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.patches import Rectangle
+
+from .colors import BLUE, GRAY, INK, LIGHT_BLUE, LINE, MUTED, ORANGE, PAGE, SMALL, ink_on
+from .picture import Picture, add_key, new_figure, set_panel_title, write
+
+WORKERS = (BLUE, ORANGE)
+WAITS = (BLUE, ORANGE, LIGHT_BLUE)
+
+
+def split_block(heads: tuple[int, int] = (3, 2), title: str = "") -> Picture:
+    """Draw one block of a transformer on two workers: attention above, the MLP below, and a sum after each.
+
+    Args:
+        heads: the number of heads of each worker. Of the MLP, each has one half.
+        title: the title of the picture.
+    """
+    figure, axes = new_figure(4.6 + 0.3 * bool(title), 2, title)
+    first, last = heads[0] - 1, sum(heads) - 1
+    names = f"heads 0–{first}", f"heads {first + 1}–{last}"
+    _draw_pair(axes[0], heads, 3, ("q, k, v", "output", *names))
+    set_panel_title(axes[0], "attention: its heads are shared out")
+    _draw_pair(axes[1], (1, 1), 1, ("in", "out", "half 0", "half 1"))
+    set_panel_title(axes[1], "MLP: its inner numbers are shared out")
+    alt = (
+        f"One block on two workers. Both have a copy of the input x. In attention, the matrix for queries, keys and "
+        f"values is split by columns: worker 0 has those of {names[0]}, worker 1 those of {names[1]}. The output "
+        f"matrix is split by rows, and the two partial results are added. In the MLP, the first matrix is split by "
+        f"columns, the second one by rows, and the partial results are added. After each sum, both workers have a copy."
+    )
+    return Picture(figure, alt)
+
+
+def _draw_pair(ax, shares: tuple[int, int], parts: int, names: tuple[str, str, str, str]) -> None:
+    """Draw a lane per worker: input, a matrix split by columns, its result, one split by rows, the partial result.
+
+    Args:
+        ax: the axes of the panel.
+        shares: how much each worker has.
+        parts: into how many equal parts the first matrix is divided before it is split.
+        names: of the two matrices, and of what each worker has between them.
+    """
+    count = sum(shares)
+    for lane, (own, color) in enumerate(zip(shares, WORKERS, strict=True)):
+        start, top = sum(shares[:lane]), 1.5 * lane
+        middle = top + 0.5
+        _vector(ax, 0, middle, "x", GRAY)
+        for left, width in ((1.75, 1.5), (5.75, 1.2)):
+            ax.add_patch(Rectangle((left, top), width, 1, facecolor=PAGE, edgecolor=LINE, linewidth=0.7))
+        for part in range(parts):
+            left, unit = 1.75 + part * 1.5 / parts, 1.5 / parts / count
+            ax.add_patch(Rectangle((left + start * unit, top), own * unit, 1, facecolor=color, linewidth=0))
+            if part:
+                ax.vlines(left, top, top + 1, color=INK, linewidth=0.7)
+        ax.add_patch(Rectangle((3.85, middle - 0.14), 1.3, 0.28, facecolor=PAGE, edgecolor=LINE, linewidth=0.7))
+        box = 3.85 + 1.3 * start / count, middle - 0.14
+        ax.add_patch(Rectangle(box, 1.3 * own / count, 0.28, facecolor=color, linewidth=0))
+        write(ax, 4.5, middle + 0.36, names[2 + lane], SMALL)
+        ax.add_patch(Rectangle((5.75, top + start / count), 1.2, own / count, facecolor=color, linewidth=0))
+        _vector(ax, 7.55, middle, "part", color)
+        _vector(ax, 10.0, middle, "sum", GRAY)
+        for left, right in ((1.25, 1.7), (3.3, 3.8), (5.2, 5.7), (7.0, 7.5)):
+            _arrow(ax, (left, middle), (right, middle))
+        inward = 1.25 + 0.22 * (1 if lane else -1)
+        _arrow(ax, (8.8, middle), (9.12, inward))
+        _arrow(ax, (9.5, inward), (9.95, middle))
+    ax.plot(9.31, 1.25, "o", markersize=20, markerfacecolor=PAGE, markeredgecolor=INK, markeredgewidth=1)
+    write(ax, 9.31, 1.25, "+", 13)
+    for x, text in ((2.5, f"{names[0]}: by columns"), (6.35, f"{names[1]}: by rows")):
+        write(ax, x, -0.22, text, SMALL, color=MUTED)
+    ax.set(xlim=(-0.05, 11.3), ylim=(2.62, -0.42))
+    ax.set_yticks([0.5, 2.0], ["worker 0", "worker 1"])
+    ax.set_xticks([])
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+
+
+def _vector(ax, left: float, middle: float, text: str, color: str) -> None:
+    ax.add_patch(Rectangle((left, middle - 0.19), 1.2, 0.38, facecolor=color, linewidth=0))
+    write(ax, left + 0.6, middle, text, SMALL, color=ink_on(color))
+
+
+def _arrow(ax, start: tuple[float, float], end: tuple[float, float]) -> None:
+    look = {"arrowstyle": "->", "color": INK, "shrinkA": 0, "shrinkB": 0, "linewidth": 1, "mutation_scale": 9}
+    ax.annotate("", end, start, arrowprops=look)
+
+
+def pass_shares(
+    passes: Mapping[str, Mapping[str, Sequence[float]]], meanings: tuple[str, str, str], title: str = ""
+) -> Picture:
+    """Draw how the time of a pass divides into three parts, a bar per machine, with its milliseconds at the end.
+
+    Args:
+        passes: for each panel and each machine, three times in seconds.
+        meanings: what the three times are.
+        title: the title of the picture.
+    """
+    rows = sum(map(len, passes.values()))
+    figure, axes = new_figure(0.34 * rows + 0.5 * len(passes) + 1.1, len(passes), title, sharex=True)
+    described = []
+    for ax, (name, machines) in zip(axes, passes.items(), strict=True):
+        for y, (machine, seconds) in enumerate(machines.items()):
+            left, whole = 0.0, sum(seconds)
+            shares = [100 * part / whole for part in seconds]
+            for share, color in zip(shares, WAITS, strict=True):
+                ax.barh(y, share, left=left, color=color, height=0.78, linewidth=0)
+                if share >= 7:
+                    write(ax, left + share / 2, y, f"{share:.0f}%", SMALL, color=ink_on(color))
+                left += share
+            ax.text(101, y, f"{whole:.1f} s" if whole >= 1 else f"{1000 * whole:.1f} ms", va="center")
+            listed = ", ".join(f"{meaning} {share:.0f}%" for meaning, share in zip(meanings, shares, strict=True))
+            described.append(f"{name}, {machine}, in milliseconds {1000 * whole:,.1f}: {listed}")
+        set_panel_title(ax, name)
+        ax.set_yticks(range(len(machines)), list(machines))
+        ax.set(xlim=(0, 118), ylim=(len(machines) - 0.5, -0.5))
+        ax.set_xticks(range(0, 101, 25))
+        ax.tick_params(axis="y", length=0)
+        ax.spines["bottom"].set_bounds(0, 100)
+    axes[-1].set_xlabel("share of the pass's time (percent)")
+    add_key(figure, {meaning: {"facecolor": color} for meaning, color in zip(meanings, WAITS, strict=True)})
+    return Picture(figure, f"What passes wait for. {'. '.join(described)}.")

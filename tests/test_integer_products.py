@@ -1,0 +1,398 @@
+"""Products of integers: exact sums, the same bits in any batch, and the tokens of the reference.
+
+Rounding inputs is a step, so the tokens of whole models are compared in float64, where no input lies so near a step
+that another order of sums would move it over. In float32, tokens may differ where two are close.
+"""
+
+import copy
+import ctypes
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from conftest import PROMPTS, alone, random_pair, spied
+from test_quantization import layer_of
+from torch import nn
+
+from helpers import (
+    Engine,
+    EngineConfig,
+    Request,
+    SamplingParams,
+    generate_continuous,
+    integer_reference,
+    load_model,
+    tiny_adapter,
+)
+from helpers.fast import kernels, linear
+from helpers.fast.kernels import compiled
+from helpers.fast.quantized_linear import multiply_integers
+from helpers.hardware import cpuinfo
+from helpers.models import clone_sharing_weights, quantize, round_inputs, unrounded_inputs
+from helpers.models.capabilities import require_exact_batching
+from helpers.models.integer_products import EXACT, MOST_INPUTS, IntegerLinear
+from helpers.models.quantization import QuantizedLinear
+from tests.support.families import (
+    BF16_MARGIN,
+    FAMILIES,
+    CountingScheduler,
+    build,
+    generate,
+    logit_range,
+    not_ragged_because,
+    prompts,
+    serve_ragged,
+    tokenizer,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+INT8 = {"weights": "int8", "compute": "int8"}
+needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
+# The instructions for which the kernel has code of its own, and what the processor needs for them.
+PROCESSORS = {"native": "", "icelake-server": "avx512_vnni", "alderlake": "avx_vnni", "haswell": "avx2"}
+
+
+def integer_layer(*args, **kwargs) -> IntegerLinear:
+    return round_inputs(QuantizedLinear(layer_of(*args, **kwargs), "int8"))
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether numbers are equal, or NaN in both."""
+    return one.dtype is other.dtype and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def difficult_rows(rows: int, inputs: int) -> torch.Tensor:
+    """Return rows of many magnitudes, the first of which are zeros, NaN, infinite, tiny, huge, equal, and ties."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, inputs, generator=generator) * torch.rand(rows, 1, generator=generator) * 10
+    x[:8] = torch.tensor([0.0, 1, 1, 1e-42, 1e30, -3, 1, 1])[: len(x), None] * x[:8].sign()
+    x[1:2, 5], x[2:3, 7] = torch.nan, -torch.inf
+    x[6:7] = torch.arange(inputs) % 250 - 124.5  # halves of a scale of 1: the even integer is the nearest
+    x[6:7, 0] = 127
+    return x
+
+
+# --- one layer --------------------------------------------------------------------------------------------------------
+
+
+def by_hand(layer: IntegerLinear, x: torch.Tensor) -> np.ndarray:
+    """Multiply float32 rows with Python's integers, rounding as the module says."""
+    integers, scales = (tensor.numpy() for tensor in layer.integers_and_scales())
+    bias = np.zeros(len(integers), np.float32) if layer.bias is None else layer.bias.detach().numpy()
+    outputs = []
+    for row in x.numpy():
+        scale = max(np.abs(row).max() / np.float32(127), np.finfo(np.float32).tiny)
+        rounded = [round(float(number / scale)) for number in row]  # Python rounds halves to even integers
+        assert max(map(abs, rounded)) <= 127
+        sums = [sum(a * int(b) for a, b in zip(rounded, weights, strict=True)) for weights in integers]
+        outputs.append(
+            [np.float32(total) * scale * own + b for total, (own,), b in zip(sums, scales, bias, strict=True)]
+        )
+    return np.array(outputs)
+
+
+@pytest.mark.parametrize("kind", ["Linear", "Linear without bias", "Conv1D"])
+@torch.no_grad()
+def test_a_layer_rounds_to_the_nearest_integers_and_sums_them_exactly(kind):
+    layer, x = integer_layer(64, 35, kind), difficult_rows(12, 64)
+    numbers = torch.tensor([row for row in range(12) if row not in (1, 2)])
+    expected = torch.from_numpy(by_hand(layer, x[numbers]))
+    assert expected.isfinite().all() and expected.abs().max() > 1e30
+    assert torch.equal(layer.multiply_integers(x)[numbers], expected)
+
+
+@pytest.mark.parametrize("product", [IntegerLinear.multiply_integers, multiply_integers])
+@torch.no_grad()
+def test_sums_that_float32_cannot_hold_are_exact(product):
+    """Half of the products cancel the other half, all but one, after sums of up to 2^25."""
+    if product is multiply_integers and kernels.unavailable():
+        pytest.skip("no compiled kernels")
+    inputs = 4 * EXACT + 1
+    layer = nn.Linear(inputs, 32, bias=False)
+    layer.weight.fill_(127)
+    layer = round_inputs(QuantizedLinear(layer, "int8"))
+    signs = torch.where(torch.arange(inputs) <= inputs // 2, 127.0, -127.0)
+    assert product(layer, signs[None]).unique().item() == 127**2
+    assert product(layer, torch.full((1, inputs), 127.0)).unique().item() == np.float32(inputs * 127**2)
+
+
+@pytest.fixture(params=PROCESSORS)
+def kernel_for(request, monkeypatch, tmp_path):
+    """Let the kernel be the one for a processor that this one can stand in for."""
+    if problem := kernels.unavailable():
+        pytest.skip(problem)
+    if PROCESSORS[request.param] not in cpuinfo().get("flags", ""):
+        pytest.skip(f"no {PROCESSORS[request.param]}")
+    flags = [flag.replace("native", request.param) for flag in compiled.FLAGS]
+    source, library = compiled.SOURCES / "integer_linear.cpp", tmp_path / "kernel.so"
+    subprocess.run([shutil.which("g++") or "c++", *flags, *compiled.LINK_FLAGS, source, "-o", library], check=True)
+    own = ctypes.CDLL(str(library))
+
+    def function(name, dtype, arguments):
+        found = getattr(own, f"{name}_{compiled.DTYPES[dtype]}")
+        found.argtypes, found.restype = arguments, None
+        return found
+
+    monkeypatch.setattr("helpers.fast.kernels.quantized.function", function)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_the_kernel_gives_pytorchs_bits_and_no_row_depends_on_the_others(kernel_for, dtype):
+    """Sizes that are multiples of 64 may be multiplied by tiles, the others not."""
+    for inputs, outputs, kind in [(40, 70, "Linear"), (128, 65, "Conv1D"), (1216, 33, "Linear without bias")]:
+        layer, x = integer_layer(inputs, outputs, kind, dtype), difficult_rows(300, inputs).to(dtype)
+        expected = layer.multiply_integers(x)
+        assert expected[1:3].isnan().all() and expected[3:].isfinite().all()
+        assert torch.equal(expected[0], torch.zeros_like(expected[0]) if layer.bias is None else layer.bias)
+        for rows in (1, 3, 17, 33, 300):
+            for own in (slice(rows), slice(300 - rows, 300)):
+                assert same_bits(multiply_integers(layer, x[own]), expected[own]), (inputs, rows)
+                assert same_bits(layer.multiply_integers(x[own]), expected[own]), (inputs, rows)
+        shape = 2, 5, inputs
+        assert same_bits(layer(x[:20:2].view(shape)), expected[:20:2].view(2, 5, outputs))
+    assert layer(x[:0]).shape == (0, outputs)
+    with pytest.raises(ValueError, match="has 1216 inputs, but x has 1215"):
+        multiply_integers(layer, x[:, 1:])
+
+
+@needs_kernels
+@torch.no_grad()
+def test_products_with_other_libraries_in_between_stay_the_same():
+    """oneDNN has tiles of its own, where the processor has them."""
+    x, other = torch.randn(64, 128), nn.Linear(128, 256).bfloat16()
+    layer = integer_layer(128, 64)
+    expected, others = layer.multiply_integers(x), other(x.bfloat16())
+    for _ in range(3):
+        assert torch.equal(multiply_integers(layer, x), expected)
+        assert torch.equal(other(x.bfloat16()), others)
+
+
+def test_gradients_are_those_of_the_unrounded_inputs():
+    layer, x = integer_layer(), torch.randn(2, 40, requires_grad=True)
+    layer(x).sum().backward()
+    torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(2, -1))
+
+
+@torch.no_grad()
+def test_inputs_stay_unrounded_within_a_trial_only():
+    layer, x = integer_layer(), torch.randn(3, 40)
+    fast = linear.FastQuantizedLinear(layer, ["pytorch"] * len(linear.ROWS))
+    rounded, exact = layer.multiply_integers(x), layer.multiply_dequantized(x)
+    assert not torch.allclose(rounded, exact, atol=1e-4)
+    for module in (layer, fast):
+        with unrounded_inputs():
+            torch.testing.assert_close(module(x), exact, rtol=1e-5, atol=1e-5)
+        assert torch.equal(module(x), rounded)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def in_float64(model):
+    """Return a copy of the model in float64."""
+    return copy.deepcopy(model).double()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_an_engine_generates_the_references_tokens_in_any_company(family):
+    """Ragged, with chunks, preemptions and shared prefixes; padded where the family runs padded.
+
+    transformers cannot run some families in float64. In float32, their tokens are the reference's best, or near it.
+    """
+    if not family.available:
+        pytest.skip("this version of transformers does not know it")
+    model = build(family, torch.float64)
+    try:
+        require_exact_batching(model)
+    except ValueError:
+        model = build(family)
+    requests = [Request(prompt, 12) for prompt in prompts()[1:3]]
+    if not_ragged_because(family):
+        engine = Engine(model, tokenizer(), EngineConfig(max_batch_size=3, **INT8))
+        params = [SamplingParams(max_tokens=request.max_tokens) for request in requests]
+        outputs = [one.token_ids for one in engine.generate([request.prompt for request in requests], params)]
+    else:
+        outputs, engine = serve_ragged(model, requests, seed=0, **INT8)
+        assert engine.scheduler.num_partial_chunks > 2
+    assert any(type(layer) is IntegerLinear for layer in engine.model.modules())
+    reference = integer_reference(model)
+    if model.dtype is torch.float64:
+        assert outputs == [generate(reference, request)[0] for request in requests]
+    for request, output in zip(requests, outputs, strict=True):
+        assert_near_best(reference, tokenizer()(request.prompt)["input_ids"], output, BF16_MARGIN)
+
+
+def assert_near_best(model, prompt: list[int], output: list[int], margin: float) -> int:
+    """Assert that each token's logit is close to the best one's, by the logits' range; return how many are not best."""
+    ids = torch.tensor([prompt + output[:-1]])
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, len(prompt) - 1 :]
+    chosen = logits[torch.arange(len(output)), output]
+    assert (logits.amax(-1) - chosen <= margin * logit_range(logits)).all()
+    return int((logits.argmax(-1) != torch.tensor(output)).sum())
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def doubles(request):
+    """A random model in float64, its reference, and their tokenizer."""
+    model, own = random_pair(request.param)
+    model = in_float64(model)
+    return model, integer_reference(model), own
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_blocks": 16, "scheduler_cls": CountingScheduler, "max_tokens_per_step": 9},
+        {"mixed_batches": False, "policy": "longest_first"},
+        {"execution": "padded"},
+        {"speculative": "ngram", "max_tokens_per_step": 23},
+        {"max_batch_size": 17, "prefix_caching": False},
+    ],
+    ids=str,
+)
+def test_requests_that_arrive_at_random_get_the_references_tokens(doubles, settings, always_drafts):
+    model, reference, own = doubles
+    config = EngineConfig(**{"max_batch_size": 3, "block_size": 8, **INT8} | settings)
+    engine, sizes = Engine(model, own, config), [(7 * n) % 31 + 1 for n in range(2 * len(PROMPTS))]
+    outputs = engine.generate(
+        PROMPTS * 2,
+        [SamplingParams(max_tokens=size) for size in sizes],
+        arrivals=[5 * n % 37 for n in range(len(sizes))],
+    )
+    expected = [alone(reference, own, prompt, size) for prompt, size in zip(PROMPTS * 2, sizes, strict=True)]
+    assert [output.token_ids for output in outputs] == expected
+    if "scheduler_cls" in settings:
+        assert engine.scheduler.num_preempted > 3 and engine.scheduler.num_partial_chunks > 3
+    assert expected != [alone(model, own, prompt, size) for prompt, size in zip(PROMPTS * 2, sizes, strict=True)]
+
+
+def test_the_reference_is_an_ordinary_model_of_which_the_verbs_generate_the_same(doubles):
+    model, reference, own = doubles
+    assert type(reference) is type(model) and reference.dtype is torch.float64
+    requests = [(prompt, 9 + n) for n, prompt in enumerate(PROMPTS[:4])]
+    outputs = generate_continuous(requests, 2, reference, own).outputs
+    assert [output.token_ids for output in outputs] == [alone(reference, own, *request) for request in requests]
+
+
+MARGIN = 0.03  # of the logits' range: what one integer that is rounded the other way may move
+
+
+@pytest.mark.parametrize("settings", [{}, {"linear_backend": "compiled"}, {"execution": "padded"}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_float32_tokens_are_the_references_best_or_near_it(settings, dtype):
+    """The embedded model, by the executors and kernels that this machine has."""
+    if "linear_backend" in settings and kernels.unavailable():
+        pytest.skip("no compiled kernels")
+    model, own = load_model(device="cpu")
+    reference = integer_reference(model)
+    engine = Engine(model, own, EngineConfig(max_batch_size=3, dtype=dtype, **INT8, **settings))
+    outputs = [output.token_ids for output in engine.generate(PROMPTS, SamplingParams(max_tokens=24))]
+    texts = [own(prompt)["input_ids"] for prompt in PROMPTS]
+    differ = [assert_near_best(reference, *pair, MARGIN) for pair in zip(texts, outputs, strict=True)]
+    assert sum(map(len, outputs)) > 90 and sum(differ) <= 2
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch_invariant": True}, {"execution": "padded"}], ids=str)
+def test_no_trial_rounds_inputs_and_every_iteration_does(random_pairs, settings, monkeypatch):
+    """Rounding would enlarge the differences of a trial, and a model would be refused, or run padded, by chance."""
+    if "batch_invariant" in settings and kernels.unavailable():
+        pytest.skip("no compiled kernels")
+    (model, own), usual, calls = random_pairs, IntegerLinear.multiply_rounded, []
+    monkeypatch.setattr(IntegerLinear, "multiply_rounded", spied(usual, calls))
+    rounding = round_inputs(quantize(clone_sharing_weights(model), "int8"))
+    engine = Engine(rounding, own, EngineConfig(num_blocks=16, **INT8, **settings))
+    assert not calls
+    like = Engine(model, own, EngineConfig(weights="int8", **settings)).runner
+    assert type(engine.runner) is type(like)
+    assert type(getattr(engine.runner, "call_model", None)) is type(getattr(like, "call_model", None))
+    engine.add_request(PROMPTS[0], SamplingParams(max_tokens=3))
+    engine.step()
+    assert bool(calls) == ("batch_invariant" not in settings)  # which names the product for all layers
+
+
+def test_the_callers_model_and_a_loaded_quantized_model_stay_as_they_are():
+    model, own = load_model(device="cpu", weights="int8")
+    Engine(model, own, EngineConfig(**INT8)).generate(["The"], SamplingParams(max_tokens=2))
+    integer_reference(model)
+    assert {type(layer) for layer in model.modules() if isinstance(layer, QuantizedLinear)} == {QuantizedLinear}
+
+
+def test_new_weights_are_rounded_and_so_are_their_inputs(doubles):
+    model, _, own = doubles
+    engine, other = Engine(model, own, EngineConfig(**INT8)), copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+    engine.update_weights(other)
+    output = engine.generate([PROMPTS[0]], SamplingParams(max_tokens=20))[0]
+    assert output.token_ids == alone(integer_reference(other), own, PROMPTS[0], 20)
+
+
+def test_adapters_add_their_products_to_those_of_integers():
+    """Their inputs are not rounded, so adding nothing changes nothing, and adding something does."""
+    model, own = load_model(device="cpu")
+    runs = []
+    for base, config in (model, INT8), (integer_reference(model), {}):
+        engine = Engine(in_float64(base), own, EngineConfig(**config))
+        engine.load_adapter("sea", tiny_adapter("sea"))
+        outputs = engine.generate(["Once upon a time"] * 2, SamplingParams(max_tokens=20), adapter=["sea", None])
+        runs.append([output.token_ids for output in outputs])
+    assert runs[0] == runs[1] and runs[0][0] != runs[0][1]
+
+
+# --- the choice -------------------------------------------------------------------------------------------------------
+
+
+@needs_kernels
+@torch.no_grad()
+def test_the_choice_is_between_products_of_integers(monkeypatch, tmp_path):
+    monkeypatch.setattr("helpers.fast.kernels.compiled.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
+    monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 0)
+    model = round_inputs(quantize(nn.Sequential(layer_of(400, 300), layer_of(300, 32)), "int8"))
+    x = torch.randn(3, 400)
+    expected = model(x)
+    for backend in ("auto", "pytorch", "compiled"):
+        assert linear.choose_linear_backends(model, backend) == 2
+        assert torch.equal(model(x), expected), backend
+    assert linear.shape_of(model[0].layer) == "int8 by int8 300x400 scales 1 float32"
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"compute": "int8"}, 'compute="int8" needs weights="int8", not None: set both'),
+        ({"compute": "int8", "weights": "int4"}, "needs weights=\"int8\", not 'int4'"),
+        ({"compute": "int4", "weights": "int8"}, "compute must be \"int8\" or None, not 'int4'"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**settings)
+
+
+@pytest.mark.parametrize("rounding", [lambda model: (model, INT8), lambda model: (integer_reference(model), {})])
+def test_a_model_that_rounds_inputs_is_not_split(rounding):
+    model, own = random_pair("llama")
+    model, settings = rounding(model)
+    with pytest.raises(ValueError, match='would each round a part of them: leave out compute="int8"'):
+        Engine(model, own, EngineConfig(tensor_parallel_size=2, **settings))
+
+
+def test_layers_with_other_integers_or_too_many_inputs_are_refused_by_name():
+    grouped = QuantizedLinear.from_integers(
+        torch.ones(32, 64, dtype=torch.int8), torch.ones(32, 2), 8, None, torch.float32
+    )
+    wide = QuantizedLinear(nn.Linear(MOST_INPUTS + 1, 32), "int8")
+    for layer in (grouped, wide, QuantizedLinear(layer_of(64, 32), "int4")):
+        with pytest.raises(
+            ValueError, match=r"1 cannot multiply integers: it has . bits, . scales .* Leave out compute"
+        ):
+            round_inputs(nn.Sequential(nn.ReLU(), layer))

@@ -1,0 +1,246 @@
+"""An engine with a quantized KV cache gives the tokens of an ordinary model whose cache rounds on write.
+
+test_fused_executor.py shows that one call for all blocks writes the same integers, and test_tensor_parallel.py that a
+split model does. A number between two integers may become either, so requests with near ties are left out.
+"""
+
+import functools
+import math
+from collections import Counter
+
+import pytest
+import torch
+import transformers
+from conftest import LONGEST, PROMPTS, random_pair, spied
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from test_attention_kernel import SIZES, Cache
+from test_beam_search import by_transformers, check_beams
+from test_ragged_exactness import EVENTS, RaggedMachine
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from helpers import Engine, EngineConfig, RoundedKVCache, SamplingParams, dequantized, tiny_adapter
+from helpers.fast import kernels
+from helpers.features.quantized_kv_cache.pool import QuantizedKVPool, QuantizedVectors
+from helpers.features.quantized_kv_cache.rounding import quantize_vectors, rounded
+from helpers.runners import choice
+from tests.support.families import LEAD, by_name, generate, lead, reference, serve_ragged, tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
+# Learned and rotary positions, grouped and single KV heads, windows, norms of heads, bounded scores, sinks, experts.
+NAMES = ["gpt2", "gpt_bigcode", "starcoder2", "gpt_neox", "llama", "mistral", "mixtral", "qwen3", "phi3", "gemma2"]
+NAMES += ["gemma3n_text", "gpt_oss"]
+
+
+def alone(model, tokenizer, prompt: str, max_tokens: int) -> list[int]:
+    """Return the token ids that `model.generate` gives a prompt by itself, with a cache that rounds."""
+    return rounded_output(model, tokenizer, prompt)[:max_tokens]
+
+
+@functools.cache
+def rounded_output(model, tokenizer, prompt: str) -> list[int]:
+    inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
+    settings = {"do_sample": False, "max_new_tokens": LONGEST, "pad_token_id": tokenizer.pad_token_id}
+    output = model.generate(**inputs, **settings, past_key_values=RoundedKVCache())
+    return output[0, inputs["input_ids"].size(1) :].tolist()
+
+
+def make_engine(pair, **settings) -> Engine:
+    settings = {"kv_cache": "int8", "max_batch_size": 4, "block_size": 4, "max_tokens_per_step": 11} | settings
+    return Engine(*pair, EngineConfig(**settings))
+
+
+def tokens_of(engine: Engine, **settings) -> list[list[int]]:
+    params = [SamplingParams(max_tokens=7 + 4 * row) for row in range(6)]
+    return [output.token_ids for output in engine.generate(PROMPTS[:6], params, **settings)]
+
+
+def expected_tokens(model, tokenizer) -> list[list[int]]:
+    return [alone(model, tokenizer, prompt, 7 + 4 * row) for row, prompt in enumerate(PROMPTS[:6])]
+
+
+# --- rounding ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_number_becomes_127_and_ties_go_to_even_integers():
+    vectors = torch.tensor([[127.0, -0.5, 1.5, 2.5, -126.6], [0.0] * 5, [-4e-30, 1e-30, 0, 0, 0]])
+    integers, scales = quantize_vectors(vectors)
+    assert integers.tolist() == [[127, 0, 2, 2, -127], [0] * 5, [-127, 32, 0, 0, 0]]
+    assert scales[0] == 1 and torch.equal(rounded(vectors)[1], torch.zeros(5))
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_damage_their_own_vector_only(wrong):
+    vectors = torch.randn(2, 3, 8)
+    expected = rounded(vectors)
+    vectors[1, 2, 5] = wrong
+    found = rounded(vectors)
+    assert found[1, 2].isnan().all()
+    found[1, 2] = expected[1, 2]
+    assert torch.equal(found, expected)
+
+
+def test_the_reference_is_a_cache_that_holds_rounded_vectors():
+    model, _ = random_pair("llama")
+    ids, caches = torch.arange(1, 8)[None], [transformers.DynamicCache(), RoundedKVCache()]
+    for cache in caches:
+        model(ids[:, :4], past_key_values=cache)
+        model(ids[:, 4:], past_key_values=cache)
+    usual, ours = (cache.layers[0] for cache in caches)  # the first layer's keys depend on no rounding
+    for name in ("keys", "values"):
+        assert torch.equal(getattr(ours, name), rounded(getattr(usual, name)))
+        assert not torch.equal(getattr(ours, name), getattr(usual, name))
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("is_fast", [False, True], ids=["PyTorch", "fast"])
+def test_chunks_preemptions_and_sharing_give_the_tokens_of_the_reference(name, is_fast):
+    if not by_name(name).available:
+        pytest.skip(f"transformers {transformers.__version__} does not know {name}")
+    plain = reference(by_name(name))
+    results = [
+        (request, *generate(plain.model, request, past_key_values=RoundedKVCache())) for request in plain.requests
+    ]
+    clear = [(request, tokens) for request, tokens, logits in results if lead(logits) > 2 * LEAD]
+    requests, expected = (list(one) * 2 for one in zip(*clear, strict=True))
+    settings = {} if is_fast else {"kernels": False, "linear_backend": "pytorch"}
+    tokens, engine = serve_ragged(plain.model, requests, seed=0, kv_cache="int8", **settings)
+    assert tokens == expected and len(clear) >= 5
+    assert [tokens for _, tokens, _ in results] != plain.tokens, "rounding changes nothing here"
+    events = engine.scheduler
+    assert events.num_preempted > 3 and events.num_partial_chunks > 10 and events.num_cached_tokens > 20
+
+
+def test_whichever_requests_arrive_and_leave_every_greedy_request_gets_the_tokens_of_the_reference():
+    members = {"pair": staticmethod(lambda: random_pair("llama")), "alone": staticmethod(alone), "kv_cache": "int8"}
+    machine = type("Rounded", (RaggedMachine,), members | {"events": Counter()})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=10, stateful_step_count=20, phases=[Phase.generate])
+    )
+    assert all(machine.events[name] > 10 for name in EVENTS), machine.events
+
+
+def test_beams_are_those_of_transformers_with_the_same_cache(random_pairs):
+    engine = make_engine(random_pairs)
+    for prompt in PROMPTS[:3]:
+        expected = by_transformers(*random_pairs, prompt, 3, 12, past_key_values=RoundedKVCache())
+        check_beams(engine.beam_search(prompt, 3, 12), expected)
+
+
+def test_samples_copy_integers_and_scales(random_pairs, monkeypatch):
+    copies, params = [], SamplingParams(max_tokens=9, temperature=1.0, n=3, seed=5, ignore_eos=True)
+    monkeypatch.setattr(QuantizedKVPool, "copy_block", spied(QuantizedKVPool.copy_block, copies))
+    shared = make_engine(random_pairs).generate(PROMPTS[:1], params)
+    assert copies
+    single = [SamplingParams(max_tokens=9, temperature=1.0, seed=5 + n, ignore_eos=True) for n in range(3)]
+    separate = make_engine(random_pairs, prefix_caching=False).generate(PROMPTS[:1] * 3, single)
+    assert [one.token_ids for one in shared] == [one.token_ids for one in separate]
+
+
+def test_drafts_change_no_token(random_pairs, always_drafts):
+    engine = make_engine(random_pairs, speculative="ngram")
+    assert tokens_of(engine) == expected_tokens(*random_pairs)
+    assert engine.trace.drafted_tokens > 0
+
+
+@needs_kernels
+def test_batch_invariant_execution_reads_rounded_vectors(random_pairs):
+    engine = make_engine(random_pairs, batch_invariant=True)
+    assert tokens_of(engine) == expected_tokens(*random_pairs)
+    assert isinstance(engine.runner.pool, QuantizedKVPool)
+
+
+def test_weights_may_be_quantized_too(random_pairs):
+    model, tokenizer = random_pairs
+    assert tokens_of(make_engine(random_pairs, weights="int8")) == expected_tokens(
+        dequantized(model, "int8"), tokenizer
+    )
+
+
+def test_adapters_share_the_quantized_cache(embedded):
+    """Their keys depend on the adapter, so those of other tokens would show."""
+    engine = make_engine(embedded)
+    engine.load_adapter("sea", tiny_adapter("sea"))
+    mixed = tokens_of(engine, adapter=["sea", None] * 3)
+    for adapter, places in (("sea", range(0, 6, 2)), (None, range(1, 6, 2))):
+        single = tokens_of(engine, adapter=adapter)
+        assert [mixed[place] for place in places] == [single[place] for place in places]
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------------
+
+
+@needs_kernels
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)], ids=str)
+@pytest.mark.parametrize("dim", [6, 64, 80, 128])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
+@pytest.mark.parametrize("window", [None, 9])
+def test_the_kernel_computes_attention_to_the_rounded_vectors(dtype, tolerance, dim, heads, kv_heads, window):
+    """Decodes and chunks; a slot without a token has a scale that is not a number."""
+    cache = Cache(SIZES, kv_heads, dim, 16, dtype)
+    query, stored = torch.randn(heads, cache.total, dim).to(dtype), []
+    for vectors in (cache.keys, cache.values):
+        stored.append(QuantizedVectors(*vectors.shape, vectors))
+        stored[-1].index_copy_(1, torch.arange(vectors.shape[1]), vectors)
+    cache.keys, cache.values = stored
+    actual = cache.attend(query, window)
+    cache.keys, cache.values = (one[:] for one in stored)
+    assert (actual.float() - cache.attend(query, window).float()).abs().max() < tolerance
+
+
+@needs_kernels
+def test_the_kernel_reads_the_integers_in_an_engine(random_pairs, monkeypatch):
+    engine, calls = make_engine(random_pairs, linear_backend="pytorch"), []
+    monkeypatch.setattr(kernels, "paged_attention", spied(kernels.paged_attention, calls))
+    monkeypatch.setattr(QuantizedVectors, "__getitem__", lambda *_: pytest.fail("made a copy of floats"))
+    monkeypatch.setattr("helpers.fast.attention._measure", lambda *_: True)
+    tokens_of(engine)
+    assert calls and all(isinstance(keys, QuantizedVectors) for _, keys, *_ in calls)
+
+
+# --- memory and refusals ----------------------------------------------------------------------------------------------
+
+
+def small_llama(head_dim: int):
+    sizes = dict(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    )
+    config = AutoConfig.for_model("llama", **sizes, vocab_size=len(tokenizer()), head_dim=head_dim, eos_token_id=0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+
+
+@pytest.mark.parametrize(("head_dim", "least"), [(128, 1.93), (64, 1.85), (32, 1.75), (16, 1.59)])
+def test_the_same_bytes_hold_more_tokens_than_in_bfloat16(head_dim, least, monkeypatch):
+    """A scale has 4 bytes, so what it costs depends on the head dimension."""
+    monkeypatch.setattr(choice, "MAX_KV_BYTES", 2**20)
+    tokens, model = {}, small_llama(head_dim)
+    for kv_cache in ("auto", "int8"):
+        engine = Engine(model, tokenizer(), EngineConfig(kv_cache=kv_cache, block_size=4))
+        engine.generate(["What comes up"], SamplingParams(max_tokens=2))
+        taken = sum(tensor.nbytes for tensor in engine.runner.pool.tensors())
+        assert 0.98 * 2**20 < taken <= 2**20
+        tokens[kv_cache] = engine.block_manager.num_blocks * 4
+    assert tokens["int8"] / tokens["auto"] >= least
+
+
+def test_the_number_of_blocks_may_be_set(random_pairs):
+    assert make_engine(random_pairs, num_blocks=37).block_manager.num_blocks == 37
+
+
+def test_a_model_that_caches_other_vectors_than_its_attention_reads_is_refused():
+    """transformers 4 expands DeepSeek's latent vectors first, and can serve as a reference."""
+    model = reference(by_name("deepseek_v3")).model
+    if transformers.__version__.startswith("4."):
+        make_engine((model, tokenizer()))
+    else:
+        with pytest.raises(ValueError, match=r"caches keys of 1 heads of 16 .*reads 4 of 24.* Use kv_cache=\"auto\""):
+            make_engine((model, tokenizer()))
+
+
+def test_a_model_that_runs_padded_is_refused_with_the_reason():
+    with pytest.raises(ValueError, match="requires ragged execution, but its layers do not use transformers'"):
+        make_engine((reference(by_name("bloom")).model, tokenizer()))
