@@ -74,6 +74,28 @@ async def test_requests_go_on_when_an_engine_stops_and_the_log_says_which_and_wh
         assert f"Replica r0 (process {os.getpid()} on {os.uname().nodename}) is lost: {reason}" in caplog.text
 
 
+@pytest.mark.parametrize("others", [0, 1], ids=["all of its requests fail", "another one is left"])
+@in_loop
+async def test_requests_go_on_elsewhere_when_processes_that_share_a_replicas_model_fail(others, caplog):
+    """Alone, the engine would end the requests of the pass with an error, and go on with the others."""
+    async with running(shut=True) as client:
+        first, second = client.started
+        streams = [await submit(client, [0, 1], 9, f"r{number}") for number in range(2 + 4 * others)]
+        let(first, 1)
+        await wait_until(lambda: client.seen)
+        runner, run = first.replica.engine.runner, first.replica.engine.runner.run
+
+        def fail(plan, clock):
+            runner.num_failures = 1
+            return replace(run(plan, clock), passes=[], error=RuntimeError("Process 1 of 2 of the model has ended."))
+
+        runner.run = fail
+        let(first, 2), let(second, ENOUGH)  # the first of these has begun
+        assert [await tokens(stream) for stream in streams] == [list(range(2, 11))] * len(streams)
+        assert client.num_lost == 1 and first.killed and client.num_resumed > 0
+        assert "its engine has stopped: ModelLost: processes that share its model have failed." in caplog.text
+
+
 @in_loop
 async def test_an_iteration_that_takes_too_long_is_a_hung_replica_although_it_reports():
     async with running(shut=True, timeout=0.7) as client:
