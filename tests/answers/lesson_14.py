@@ -150,7 +150,8 @@ def rounded_by(dim, keepdim=False):
     """Return a function that takes one scale for several keys, and leaves the scales in a shape of its own."""
 
     def rounded(keys):
-        scales = keys.abs().amax(dim, keepdim=True) / 127 + 1e-30
+        scales = keys.abs().amax(dim, keepdim=True) / 127
+        scales = scales.where(scales > 0, 1.0)
         return (keys / scales).round().to(torch.int8), scales if keepdim else scales.flatten()
 
     return rounded
@@ -159,7 +160,7 @@ def rounded_by(dim, keepdim=False):
 WRONG["rounded_cache"] |= {
     "takes one scale per head": rounded_by((1, 2)),
     "takes one scale per token": rounded_by((0, 2), keepdim=True),
-    "(given: the same token and a new one: keys": rounded_by((0, 1, 2)),
+    "(given: the same token and a larger one: keys": rounded_by((0, 1, 2)),
 }
 ALMOST["rounded_cache"] |= {
     "the integers holds float32, but should hold int8": lambda result, *_: (result[0].float(), result[1]),
