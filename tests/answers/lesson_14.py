@@ -1,7 +1,5 @@
 """Answers to the exercises of lesson 14."""
 
-import struct
-
 import numpy as np
 import torch
 
@@ -73,45 +71,123 @@ ALMOST["multiply"] |= {"should be a number": lambda y, *_: [y]}
 WRONG["multiply"] |= {"stopped with IndexError": lambda x, integers, scales, zeros, group: scales[len(x)] * x[0]}
 
 
-@right("unpack")
-def as_signed_bytes(words, bits):
-    integers = []
-    for word in words:
-        places = range(0, 32, bits)
-        integers += [((word >> place) % 2**bits + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1) for place in places]
-    return integers
+@right("integer_product")
+def through_float64(x, integers, scales):
+    """Floats of 53 bits hold these sums exactly, and int64 is as good as int32."""
+    steps = (x.abs().max(dim=1).values / 127).clamp(min=1e-20)
+    sums = torch.round(x / steps[:, None]).double() @ integers.double().T
+    return sums.long(), (sums * torch.outer(steps, scales)).float()
 
 
-@right("unpack")
-def by_shifting_twice(words, bits):
-    """Shift to the left and back: in int32, the first bit is repeated."""
-    signed = [struct.unpack("<i", struct.pack("<I", word))[0] for word in words]
-    numbers = torch.arange(32 // bits, dtype=torch.int32)
-    shifts = numbers * bits
-    return (torch.tensor(signed, dtype=torch.int32)[:, None] << (32 - bits - shifts) >> (32 - bits)).flatten().tolist()
+@right("integer_product")
+def in_numpy_token_by_token(x, integers, scales):
+    sums, outputs = [], []
+    for token in x.numpy():
+        step = max(token.max(), -token.min()) / np.float32(127)
+        rounded = np.rint(token / step if step else token).astype(np.int8)
+        sums.append(integers.numpy().astype(np.int32) @ rounded)
+        outputs.append(sums[-1] * step * scales.numpy())
+    return torch.tensor(np.array(sums)), torch.tensor(np.array(outputs), dtype=torch.float32)
 
 
-ALMOST["unpack"] |= {
-    "should be a list, but is": lambda integers, *_: np.array(integers),
-    "changed its argument: `words`": lambda integers, words, bits: words.clear() or integers,
+@right("integer_product")
+def in_slabs_of_exact_floats(x, integers, scales):
+    """As the engine does without a compiler: float32 holds the sum of 1,024 products, and int32 adds these sums."""
+    steps = x.abs().amax(dim=-1, keepdim=True) / 127 + 1e-30
+    rounded = (x * (1 / steps)).round()
+    pairs = zip(rounded.split(1024, dim=1), integers.split(1024, dim=1), strict=True)
+    sums = sum((one @ other.float().T).int() for one, other in pairs)
+    return [sums, sums.float() * scales * steps]
+
+
+def halves_rounded_up(numbers):
+    return (numbers + 0.5).floor()
+
+
+def integer_product_that(rounds=torch.round, step=lambda largest: largest / 127 + 1e-30, kind=torch.int32):
+    """Return a function for the product with its own rounding, scale, or kind of sums."""
+
+    def product(x, integers, scales):
+        steps = step(x.abs().amax(1, keepdim=True))
+        sums = rounds(x / steps).to(kind) @ integers.to(kind).T
+        return sums, (sums * steps * scales).float()
+
+    return product
+
+
+WRONG["integer_product"] |= {
+    "halves: x": integer_product_that(rounds=halves_rounded_up),
+    "a token of zeros: x": integer_product_that(step=lambda largest: largest / 127, kind=torch.float64),
+    "the sums, row 0, column 0: expected 138, got 6 ": integer_product_that(step=lambda largest: largest / 7),
+}
+ALMOST["integer_product"] |= {
+    "returns only the outputs": lambda result, *_: result[1],
+    "the outputs has shape": lambda result, *_: (result[0], result[1].T),
+    "changed its argument: `x`": lambda result, x, *_: (x.zero_(), result)[1],
 }
 
 
-@right("to_int8")
-def in_numpy(weights):
-    scale = float(np.abs(weights).max()) / 127
-    return np.rint(np.array(weights) / scale).astype(np.int8).tolist(), scale
+@right("rounded_cache")
+def vector_by_vector(keys):
+    integers, scales = torch.zeros(keys.shape, dtype=torch.int8), torch.ones(keys.shape[:2])
+    for head, of_head in enumerate(keys):
+        for token, key in enumerate(of_head.tolist()):
+            if any(key):
+                scales[head, token] = max(map(abs, key)) / 127
+                integers[head, token] = torch.tensor([round(one / scales[head, token].item()) for one in key])
+    return integers, scales
 
 
-@right("to_int8")
-def with_limits(weights):
-    scale = max(max(weights), -min(weights)) / 127
-    return [max(-127, min(127, round(weight / scale))) for weight in weights], scale
+@right("rounded_cache")
+def in_numpy_by_the_norm(keys):
+    keys = keys.numpy()
+    scales = np.linalg.norm(keys, np.inf, axis=-1, keepdims=True) / 127
+    scales[scales == 0] = 1
+    return torch.tensor(np.rint(keys / scales).astype(np.int8)), torch.tensor(scales[..., 0])
 
 
-ALMOST["to_int8"] |= {
-    "returns only the integers": lambda result, *_: result[0],
-    "changed its argument: `weights`": lambda result, weights: weights.clear() or result,
+def rounded_by(dim, keepdim=False):
+    """Return a function that takes one scale for several keys, and leaves the scales in a shape of its own."""
+
+    def rounded(keys):
+        scales = keys.abs().amax(dim, keepdim=True) / 127
+        scales = scales.where(scales > 0, 1.0)
+        return (keys / scales).round().to(torch.int8), scales if keepdim else scales.flatten()
+
+    return rounded
+
+
+WRONG["rounded_cache"] |= {
+    "takes one scale per head": rounded_by((1, 2)),
+    "takes one scale per token": rounded_by((0, 2), keepdim=True),
+    "(given: the same token and a larger one: keys": rounded_by((0, 1, 2)),
+}
+ALMOST["rounded_cache"] |= {
+    "the integers holds float32, but should hold int8": lambda result, *_: (result[0].float(), result[1]),
+    "the scales, row 0, column 1": lambda result, *_: (result[0], result[1].T),
+    "expected 1, got 0": lambda result, keys: (result[0], keys.abs().amax(2) / 127),
+    "(given: halves": lambda result, keys: (halves_rounded_up(keys / result[1][..., None]).to(torch.int8), result[1]),
+}
+
+
+@right("cache_bytes")
+def sum_over_the_layers(layers, heads, kv_heads, head_dim, kind, memory):
+    number, scale = {"bfloat16": (2, 0), "int8": (1, 4)}[kind]
+    total = sum(kv_heads * (number * head_dim + scale) for _ in range(layers) for _ in ("key", "value"))
+    return total, divmod(memory, total)[0]
+
+
+@right("cache_bytes")
+def in_bits(layers, heads, kv_heads, head_dim, kind, memory):
+    numbers, vectors = 2 * layers * kv_heads * head_dim, 2 * layers * kv_heads
+    bits = 16 * numbers if kind == "bfloat16" else 8 * numbers + 32 * vectors
+    return [bits // 8, 8 * memory // bits]
+
+
+ALMOST["cache_bytes"] |= {
+    "the tokens should be 27126, but is 27127": lambda result, *arguments: (result[0], -(-arguments[-1] // result[0])),
+    "the tokens should be": lambda result, *arguments: (result[0], arguments[-1] / result[0]),
+    "returns only the bytes of a token": lambda result, *_: result[0],
 }
 RIGHT["failing_weights"] |= {
     "one_weight": lambda: [1.0],

@@ -195,20 +195,14 @@ GAPS = "TPOT is the mean gap between tokens, and there is one gap fewer than the
 add_edits(goodput, {
     "counts refused requests. No token of theirs was late, but only because they got none.": "if t and -> if not t or",
     "assumes that every request has tokens. A refused one has none, and does not count.": "if t and -> if",
-    "leaves out outputs of one token: without a TPOT, only TTFT has a limit.": "if t and -> if len(t) > 1 and",
     "assumes that there is a second token: an output of one token has no TPOT, and only TTFT has a limit.":
         "max(1, len(t) - 1) -> (len(t) - 1)",
     "leaves out requests that exactly meet a limit: *at most* includes the limit itself.": "<= -> <",
-    "counts requests that meet one limit: both must be met.": f"{BOTH} -> ({BOTH.replace('and', 'or')})",
-    "checks TTFT only: the later tokens can be too slow.": f"{BOTH} -> t[0] - sent <= ttft",
-    "checks TPOT only: the first token can be too late.": f"{BOTH} -> {MEAN_GAP} <= tpot",
     "swaps the limits: the first is for TTFT, the second for TPOT.": "good = -> ttft, tpot = tpot, ttft; good =",
     f"includes the wait for the first token in TPOT. {GAPS}": f"{MEAN_GAP} -> (t[-1] - sent) / len(t)",
     f"divides by the number of tokens. {GAPS}": "max(1, len(t) - 1) -> len(t)",
-    "compares the longest gap: TPOT is the mean gap.": f"{MEAN_GAP} -> max((b - a for a, b in pairwise(t)), default=0)",
     "uses the time of the first token as TTFT, which counts from the send time.": "t[0] - sent -> t[0]",
     "counts all requests that were served, in time or not: that is throughput.": f" and {BOTH} -> ",
-    "counts all requests that were sent: that is the offered load.": f"if t and {BOTH} -> if True",
     "compares the means of all requests with the limits. Each request meets its limits or misses them.": by_means,
     "returns a share of the requests, which does not say how many per second are served in time.": [
         "good / seconds -> good / max(1, len(requests))", "good / seconds -> good / len(requests)",

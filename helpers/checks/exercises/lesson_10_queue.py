@@ -77,8 +77,6 @@ add_edits(BoundedQueue, {
     f"multiplies by the number of rows. {ROW}": f"{RETRY} -> ceil(self.seconds * self.rows)",
     f"rounds down. {EARLY}": f"{RETRY} -> max(1, int(self.seconds / self.rows))",
     f"rounds to the nearest second. {EARLY}": f"{RETRY} -> max(1, round(self.seconds / self.rows))",
-    "adds a second even to a whole number of seconds, which needs no rounding.":
-        f"{RETRY} -> int(self.seconds / self.rows) + 1",
     f"returns the time until all waiting requests have started. {PLACE}":
         f"{RETRY} -> max(1, ceil(len(self.waiting) * self.seconds / self.rows))",
     f"returns the time until all requests have finished. {PLACE}":

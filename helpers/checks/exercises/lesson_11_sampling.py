@@ -72,13 +72,9 @@ def until_the_sum_reaches(probabilities, p):
 add_edits(top_p, {
     "leaves out the token with which the sum reaches p. The kept tokens must have *at least* p together: after a "
     "certain token, yours would keep none.": "return ids -> return ids if total == p else ids[:-1]",
-    "keeps a token too many: the set is complete as soon as the sum is at least p.":
-        ("total, ids = 0.0, -> total, last, ids = 0.0, 0.0,", "total += value -> total, last = total + last, value"),
-    "keeps a token too many where the sum is exactly p: at least p is enough.": "total < p -> total <= p",
     "keeps the tokens whose own probability is at least p: it is their sum that counts.": "total < p -> value >= p",
     "compares each token with the best one: that is min-p.": "total < p -> value >= p * max(probabilities)",
     "adds up in the order of ids: the best tokens come first.": "sorted(probabilities, reverse=True) -> probabilities",
-    "adds up from the worst token: the best ones come first.": ", reverse=True -> ",
     "returns places in the sorted list: the task asks for ids, which are places in `probabilities`.":
         "return ids -> return list(range(len(ids)))",
 })  # fmt: skip
@@ -110,10 +106,7 @@ add_edits(draw, {
     "interval contains its lower end, but not its upper one.": "end > number -> end >= number",
     "computes a softmax of the weights: they are weights already, as after a softmax and top-p.":
         "total = -> weights = list(map(math.exp, weights)); total =",
-    "takes the largest weight: a draw gives the others their share, too.": lambda w, u: w.index(max(w)),
     "gives all intervals the same width: it is the token's share of all weights.": lambda w, u: int(u * len(w)),
     "looks for a single weight above the number: it is the weights so far that are added up.":
         ("accumulate(weights) -> weights", "number * total -> number"),
-    "lays the tokens side by side from the last one: the order is that of the ids, so that a number always draws the "
-    "same token.": lambda w, u: len(w) - 1 - place_of(w[::-1], u),
 })  # fmt: skip

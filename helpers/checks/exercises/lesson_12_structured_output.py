@@ -60,13 +60,8 @@ add_edits(allowed_tokens, {
         "choice.startswith(text + piece) -> piece in choice",
     "compares only the first character of a token: all of its characters must fit.":
         "startswith(text + piece) -> startswith(text + piece[0])",
-    "allows a token with which the text becomes longer than the choice.":
-        "if choice. -> if (text + piece).startswith(choice) or choice.",
-    "never allows EOS: then no output ends.": "[0] if text in choices else [] -> []",
-    "always allows EOS: the output could end before it is a choice.": "[0] if text in choices else [] -> [0]",
     "allows EOS only if nothing else may follow: a choice can be the beginning of a longer one.":
         ("[0] if text in choices else [] -> []", "return ids -> return ids or [0]"),
-    "allows EOS as soon as there is a text: it must be a complete choice.": "text in choices -> text",
     "ignores `tokens_left`: an output can begin a choice for which too few tokens are left, and is then cut off.":
         "fewest(rest, vocabulary[1:]) -> 0",
     "counts the characters of the rest instead of its tokens: a token can have several.":

@@ -39,11 +39,8 @@ add_edits(draft_lengths, {
     "gives the whole budget to drafts: decodes and prompts come first.": " - prefill_tokens - len(wanted) -> ",
     "serves the first request in full, then the next: let them take turns, one draft token at a time.":
         f"{SHARED} -> [min(most, max(0, left - sum(wanted[:n]))) for n, most in enumerate(wanted)]",
-    "ignores the budget: no pass may compute more tokens.": f"{SHARED} -> list(wanted)",
     "gives every request the same share, and loses what is left over: a request that wants less leaves the rest "
     "to the others.": f"{SHARED} -> [min(most, max(0, left) // len(wanted)) for most in wanted]",
-    "drafts for all or for none: some draft tokens are better than none.":
-        f"{SHARED} -> list(wanted) if sum(wanted) <= left else [0] * len(wanted)",
     "gives every request what it wants if the budget is too small for the newest tokens and the prompts: there are "
     "no drafts then.": f"{SHARED} -> list(wanted) if left < 0 else {SHARED}",
 })  # fmt: skip
@@ -87,8 +84,6 @@ add_edits(best_k, {
     "computes the drafts only: each request also computes its newest token.":
         ["rows * (k + 1) -> rows * max(k, 1)", "[width] -> [rows * max(k, 1)]"],
     "adds the draft of a single row to the pass: every row has one.": ["* (k + 1) -> + k", "[width] -> [rows + k]"],
-    "always drafts: where nothing is accepted or the pass is already expensive, k is 0.":
-        f"{BEST} -> 1 + speeds[1:].index(max(speeds[1:]))",
     "ignores what a pass costs: more tokens take longer.": " / milliseconds[width] -> ",
     "prefers the larger k where two are equally fast: the smaller one computes fewer tokens.":
         f"{BEST} -> max(range(len(speeds)), key=lambda k: (speeds[k], k))",

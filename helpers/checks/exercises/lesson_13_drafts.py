@@ -56,10 +56,6 @@ add_edits(propose, {
     "ignores a match that overlaps with the last tokens. Such a match is how a repetition is found.": "n - 1 -> 2 * n",
     "overlooks a match that leaves only one token to follow it: that is the latest place, so look there first.":
         "- n - 1, -> - n - 2,",
-    "drafts the matching tokens themselves: the draft is what came after them.": "ids[start + n :][ -> ids[start:][",
-    "leaves out the token right after the match: it is the first draft token.": "+ n :][ -> + n + 1 :][",
-    "drafts beyond the end of the output: `remaining` is the most that it can still take.":
-        "min(k, remaining - 1) -> k",
     "drafts `remaining` tokens. If all are accepted, the pass yields one token more, and that one would exceed "
     "max_tokens.": "remaining - 1 -> remaining",
     "compares texts of digits: 1 and 12 look like 11 and 2, or like the end of 31 and 12.":
@@ -123,17 +119,12 @@ add_edits(verify, {
         f"{TOKENS} -> {TOKENS}[: len(draft)]",
     "drops the model's token at the first mismatch: it is right, because everything before it is.":
         f"{TOKENS} -> agreed(draft, own) if own[:-1] != draft else own",
-    "keeps the rejected token: in its place, the output gets the token that the model chose.":
-        f"{TOKENS} -> draft[: len(agreed(draft, own)) + 1] + (own[-1:] if own[:-1] == draft else [])",
     "accepts a draft as a whole or not at all: the tokens before the first mismatch are right.":
         f"{TOKENS} -> own if own[:-1] == draft else own[:1]",
     "compares a draft token with the model's token for the place after it: the first draft token and the model's first "
     "token have the same place.": f"{TOKENS} -> [*own[1:], None][: len(agreed(draft, [*own[1:], None])) + 1]",
     "cuts the drafts at EOS and adds the model's next token behind it: an accepted EOS ends the output.":
         ("agreed(draft -> agreed(up_to_eos(draft, eos)", "up_to_eos(tokens, eos) -> tokens"),
-    "continues after EOS: an accepted EOS ends the output, as any other EOS does.": "up_to_eos(tokens, eos) -> tokens",
-    "leaves out EOS: it is a token of the output, its last one.":
-        "up_to_eos(tokens, eos) -> tokens[: tokens.index(eos)] if eos in tokens else tokens",
     "gives each request as many of the model's tokens as its draft has. It has one more, and without a draft it "
     "still has one.": "len(draft) + 1] -> len(draft)]",
     "compares every draft with the start of the row: each request has its own part of it.": "start += len(own) -> pass",
@@ -168,14 +159,11 @@ def set_back(computed, drafted, accepted, table, size):
 ATTEND = "Their keys belong to another text, and every later token would attend to them."
 add_edits(settle, {
     f"keeps the keys of rejected tokens. {ATTEND}": "1 + accepted -> 1 + drafted",
-    "does not count the newest token: no earlier pass has computed it, and this one has.": "1 + accepted -> accepted",
     "counts the token that the pass has chosen. It has no keys yet: the next pass computes it.": "1 + -> 2 +",
     "keeps no accepted token if one is rejected: those before it are right, and so are their keys.":
         "1 + accepted -> 1 + drafted * (accepted == drafted)",
     f"sets back by the accepted tokens instead of the rejected ones. {ATTEND}": "+ accepted -> + drafted - accepted",
     "keeps the blocks of rejected tokens: other requests may need them.": "-now // -> -(computed + 1 + drafted) //",
-    "frees the last block although it is partly filled: its tokens would be overwritten.":
-        "-(-now // size) -> now // size",
     "keeps an empty block if the last one is exactly full: round up the number of blocks instead of adding one.":
         "-(-now // size) -> now // size + 1",
 })  # fmt: skip

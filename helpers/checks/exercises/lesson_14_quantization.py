@@ -1,7 +1,7 @@
-"""Lesson 14, quantized weights: a zero point, a product of integers, packed integers, and a planted bug."""
+"""Lesson 14, quantized weights: a zero point, a product without float weights, and a planted bug."""
 
 from ..comparing import is_number, kind
-from ..edits import add_edits, edited
+from ..edits import add_edits
 from ..exercise import Exercise, JudgedExercise, Passed, Wrong
 
 quantize = Exercise(
@@ -103,72 +103,11 @@ add_edits(multiply, {
     "multiplies a zero point by the sum of all inputs: only those of its own group have it.": "sum(part) -> sum(x)",
 })  # fmt: skip
 
-unpack = Exercise("unpack(words, bits)", "packed integers mean something only together with their order and their sign")
-unpack.table([
-    ("0x000F0001", 4), ("0x00020001", 8), ("0x76543210", 4), ("0xFEDCBA98, 0x00000009", 4), ("0x80FF7F01", 8),
-    ("0x12345678, 0x9ABCDEF0", 8), ("0x89ABCDEF", 4), ("0x00000000", 8),
-], lambda random: [(", ".join(f"0x{random.getrandbits(32):08X}" for _ in range(2)), random.choice([4, 8]))],
-   given="words [{}], {} bits",
-   build=lambda words, bits: ([int(word, 16) for word in words.split(", ")], bits))  # fmt: skip
 
-
-@unpack.reference
-def from_the_lowest(words, bits):
-    values = []
-    for word in words:
-        for lowest in range(0, 32, bits):
-            value = word >> lowest & (2**bits - 1)
-            values.append(value - 2**bits if value >= 2 ** (bits - 1) else value)
-    return values
-
-
-add_edits(unpack, {
-    "loses the signs: a first bit of 1 means that 2**bits is subtracted.": "value - 2**bits if -> value if",
-    "takes the first bit for a minus sign before the rest: in two's complement, it subtracts 2**bits.":
-        "value - 2**bits if -> 2 ** (bits - 1) - value if",
-    "subtracts half of the range from all integers: only those with a first bit of 1 are negative, and by 2**bits.":
-        "value - 2**bits if value >= 2 ** (bits - 1) else value -> value - 2 ** (bits - 1)",
-    "starts with the highest bits: input 0 has the lowest ones.": "range(0, 32, bits) -> range(32 - bits, -1, -bits)",
-    "reads 8 inputs from every word, however many bits each has.": "values = -> bits = 4; values =",
-})  # fmt: skip
-
-to_int8 = Exercise(
-    "to_int8(weights)",
-    "the largest integer is 127, so a scale of largest / 128 turns the largest weight around",
-    names=("the integers", "the scale"),
-)
-to_int8.table([
-    ([0.64, -1.27, 0.1],), ([0.64, 1.27, -0.1],), ([-0.3, 0.3, 0.02],), ([2.0, -1.996, 0.5],), ([-5.0, 4.99, 0.011],),
-    ([0.001],), ([-0.5, -3.0],), ([0.0, 7.0],),
-], lambda random: [([*(round(random.uniform(-2, 2), 2) for _ in range(6)), 2.5],)])  # fmt: skip
-
-
-def wrap(value):
-    """Return what a cast to 8 bits makes of a rounded value."""
-    return (round(value) + 128) % 256 - 128
-
-
-@to_int8.reference
-def up_to_127(weights):
-    scale = max(map(abs, weights)) / 127
-    return [round(weight / scale) for weight in weights], scale
-
-
-BUG = "/ 127 -> / 128", "round( -> wrap("
-with_the_bug = edited(up_to_127, BUG)
-CUT = [f"round(weight / scale) -> max({lowest}, min(127, round(weight / scale)))" for lowest in (-128, -127)]
-SIGNED = "max(map(abs, weights)) -> max(weights)"
-add_edits(to_int8, {
-    "still contains the bug: 128 wraps around to -128, so the largest weight changes its sign.": BUG,
-    "returns 128, which 8 bits cannot hold: a cast would make -128 of it.": "/ 127 -> / 128",
-    "takes the scale from the mean: larger weights need integers beyond 127.":
-        ("max(map(abs, weights)) -> statistics.mean(map(abs, weights))", "round( -> wrap("),
-    "cuts off the fraction: the nearest integer has a smaller error.": "round( -> int(",
-    "cuts 128 to 127 and keeps the scale: the largest weight then moves by a whole step. Choose a scale for which "
-    "it is 127.": [("/ 127 -> / 128", cut) for cut in CUT],
-    "takes the largest weight with its sign: a negative weight may be larger in size.":
-        [SIGNED, (SIGNED, "round( -> wrap("), *[(SIGNED, cut) for cut in CUT]],
-})  # fmt: skip
+def with_the_bug(weights):
+    """Return what `to_int8_with_a_bug` of the exercise returns."""
+    scale = max(map(abs, weights)) / 128
+    return [(round(weight / scale) + 128) % 256 - 128 for weight in weights], scale
 
 
 def exposes_the_bug(failing_weights, seed: int) -> str | Passed:

@@ -84,9 +84,6 @@ add_edits(cached_blocks, {
     "keeps apart two names of the same files: these compute the same keys.": "(files[name], -> (files[name], name,",
     "forgets an adapter's blocks when it is unloaded or loaded: the same files compute the same keys whenever they are "
     "loaded.": ["rest[1] -> rest[1], object()", f'{UPDATED} -> elif kind == "unload": {FORGET}\n        {UPDATED}'],
-    "empties the cache when an adapter is unloaded or loaded: the other blocks are as right as before.":
-        [f"{LOAD} -> if kind in {kinds}: cache.clear()\n        {LOAD}"
-         for kinds in (["load"], ["unload"], ["load", "unload"])],
     "keeps blocks when the weights are updated: their keys are those of the old weights.": "cache.clear() -> pass",
     "forgets only the base model's blocks at an update: an adapter's keys are computed with the model's weights, too.":
         "cache.clear() -> cache = {key for key in cache if key[0]}",
@@ -94,8 +91,6 @@ add_edits(cached_blocks, {
         "cache.clear() -> cache = {key for key in cache if not key[0]}",
     "looks only at a block's own tokens, or back at one block more: keys depend on everything before them.":
         [(f"*ids[:end] -> {seen}", f"{COUNT} -> {count}") for seen in SEEN for count in (COUNT, LEADING)],
-    "shares blocks only between equal prompts: an equal beginning is enough.":
-        "(files[name], *ids[:end]) -> (files[name], end, *ids)",
     "leaves out a block that holds a prompt's last token: in this task, it counts.":
         ["len(ids) + 1 -> len(ids)", f"{COUNT} -> min((len(ids) - 1) // block_size, {COUNT})"],
     "counts a block that is not full: it will get more tokens, so it cannot be shared yet.":

@@ -33,16 +33,12 @@ add_edits(traffic, {
     "counts one sum for each block, parallel or not: the MLP needs the attention's sum before it can begin.":
         f"{PER_BLOCK} -> 1",
     "forgets the embedding's sum: if it is split, only one worker knows a token's row.": " + int(splits_embedding) -> ",
-    "counts a sum for the embedding even if it isn't split.": "int(splits_embedding) -> 1",
-    "counts the embedding's sum for each block: a pass looks up its tokens once.":
-        f"{PER_BLOCK} + int(splits_embedding) -> ({PER_BLOCK} + int(splits_embedding))",
     "counts a sum for the output layer: each worker has the logits of its own tokens, and these are joined.":
         "int(splits_embedding) -> int(splits_embedding) + 1",
     "counts one token for each request: a chunk of a prompt has several, and each has hidden states.":
         f"{TOKENS} -> len(chunks)",
     "returns the bytes of one sum: the task asks for those of all.": f"sums * {TOKENS} -> {TOKENS}",
     "returns the bytes of one token: each token of the pass has hidden states.": f"{TOKENS} * -> ",
-    "returns numbers: each takes 4 bytes.": "hidden * 4 -> hidden",
 })  # fmt: skip
 
 greedy_token = Exercise(

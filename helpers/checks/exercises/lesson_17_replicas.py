@@ -43,12 +43,8 @@ add_edits(cached_on, {
     "from the first missing block on.": f"{LEADING} -> sum(present)",
     "counts a prompt only if all of its blocks are cached: a replica that has the first ones need not compute those.":
         f"{LEADING} -> len(present) * all(present)",
-    "counts blocks of other replicas: a block in one replica's memory helps no other replica.":
-        "known.get((replica, digest), False) -> any(known.get((one, digest)) for one in range(9))",
     "counts missing blocks, if a later one is cached: a replica can use only the blocks before the first gap.":
         f"{LEADING} -> max([0, *(place for place, one in enumerate(present, 1) if one)])",
-    "ignores that blocks are evicted: a report with False takes a block away.":
-        ["in reports} -> in reports if cached}", ": cached for -> : True for"],
 })  # fmt: skip
 
 resume = Exercise(
@@ -164,10 +160,6 @@ add_edits(deliver, {
         (*NOTE_LOST, "== sender -> == sender and sender not in lost"),
     "drops only the tokens of lost replicas: a request can also move away from a replica that is still running.":
         (*NOTE_LOST, "owner.get(request) == sender -> sender not in lost"),
-    "delivers tokens of a request's first replica only: once the request has moved, those of the next one count.":
-        (NO_LOSS, "owner[request] = replica -> owner.setdefault(request, replica)"),
-    "begins the stream anew when the request moves. The client has the earlier tokens, and the next replica sends only "
-    "new ones.": "streams.setdefault(request, []) -> streams[request] = []",
 })  # fmt: skip
 
 MOST_TOKENS = {"even": 0.7, "popular": 0.9, "long": 0.6}  # of those that the least loaded replica computes

@@ -40,7 +40,6 @@ add_edits(waiting_and_running, {
     "counts the whole time of a request: only the part within the window belongs to its average.": (
         *WHOLE, "max(0.0, admitted - arrival) -> (admitted - arrival) * (min(admitted, end) > max(arrival, start))",
         "max(0.0, finished - admitted) -> (finished - admitted) * (min(finished, end) > max(admitted, start))"),
-    "counts negative times: a request that is not in the system during the window adds nothing.": "max(0.0, -> (",
     "divides by the number of requests: that is a mean time, and the task asks for a mean number.":
         "(end - start) -> len(requests)",
     "counts a request as running from its arrival on: until it is admitted, it waits.":
@@ -108,7 +107,6 @@ add_edits(smallest_fleet, {
         keeps("np.percentile(fleet[3], 100 * share) <= limit"),
     "asks for more than the promised share: exactly that share keeps the promise.": ">= share -> > share",
     "swaps the two shares: the promised share has to be within the limit, not above it.": "<= limit -> > limit",
-    "takes the largest fleet that keeps the promise: the smallest one is enough.": "min( -> max(",
     "takes the first fleet that keeps the promise: a smaller one may follow.":
         "min(enough, key=lambda fleet: fleet[0]) -> enough[0]",
     "takes the cheapest fleet that keeps the promise: the smallest one has the fewest replicas, whatever it costs.":
@@ -116,6 +114,4 @@ add_edits(smallest_fleet, {
     "pays for hours that have only begun as if they were full: the price is in proportion to the time.":
         "best[1] -> math.ceil(best[1])",
     "pays only for the hours in which replicas are busy: idle replicas cost as much.": "best[0] * best[1] -> best[2]",
-    "returns a fleet that does not keep the promise where none does: return None.":
-        "return None -> enough = [max(fleets)]",
 })  # fmt: skip

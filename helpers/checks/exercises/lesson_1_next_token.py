@@ -106,8 +106,6 @@ decode_floor.add_misconceptions({
     "weights.": lambda w, b, o, r: w / b,
     "considers only the arithmetic. With one token in a pass, reading the weights takes longer.":
         lambda w, b, o, r: o / r,
-    "divides the wrong way round: bytes divided by bytes per second give seconds. The inverse is passes per second.":
-        lambda w, b, o, r: max(b / w, r / o),
 })  # fmt: skip
 
 
@@ -154,8 +152,6 @@ add_edits(stop, {
         f'{UP_TO_EOS}, "stop" -> {UP_TO_EOS}, "length" if kept.index(eos_id) + 1 == max_tokens else "stop"',
     'returns "stop" for an EOS beyond max_tokens: the output was cut before it.':
         f'{AT_THE_LIMIT} -> "stop" if eos_id in token_ids else {AT_THE_LIMIT}',
-    "returns a reason for an output that has not ended: it has reached neither EOS nor max_tokens.":
-        f"{AT_THE_LIMIT} else None -> 'length'",
     "assumes that there is an EOS. An output can end without one, or may not have ended yet.":
         ("[:max_tokens] -> ", "eos_id in kept -> True"),
 })  # fmt: skip

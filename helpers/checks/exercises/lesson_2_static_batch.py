@@ -25,8 +25,6 @@ batch_costs.add_misconceptions({
     "count.": lambda trace, t: trace.slot_steps / t,
     "counts a slot-step that yields several tokens once: all of them are useful.":
         lambda trace, t: (trace.slot_steps - without_a_token(trace)) / t,
-    "divides by the time of one pass: the batch takes many.":
-        lambda trace, t: trace.output_tokens * len(trace.passes) / t,
 }, part="rate")  # fmt: skip
 batch_costs.add_misconceptions({
     "subtracts the tokens from the slot-steps: a slot-step that yields several tokens is still one.":

@@ -95,8 +95,6 @@ add_edits(init_batch, {
     "generated tokens, too.": "] + token_ids -> ]",
     "gives pads an id that is not in the vocabulary: the mask hides them, but the model still looks up their "
     "embeddings.": "padded(texts) -> padded(texts, -100)",
-    "sorts the rows by length: row i belongs to request i, and a client waits for its output.":
-        "texts = -> requests = sorted(requests, key=lambda one: len(tokenizer(one[0])['input_ids'] + one[1])); texts =",
 })  # fmt: skip
 
 

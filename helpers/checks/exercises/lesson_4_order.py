@@ -205,11 +205,6 @@ add_edits(admitted, {
     "skips a prompt that does not fit, and admits a later one: if requests overtake, a long prompt may wait forever.":
         "break -> continue",
     "forgets that each running request computes a token of the budget.": "tokens - len(running) -> tokens",
-    "forgets that running requests hold rows.": "len(running) + len(names) -> len(names)",
-    "ignores the token budget.": " or need > left -> ",
     "counts only the prompt: the tokens that a preempted request had generated are recomputed, too.":
         "num_uncomputed_tokens -> prompt_tokens",
-    "admits one request per iteration, although more rows and tokens are free.": "return names -> return names[:1]",
-    "admits the shortest prompts first: here, requests join in order of arrival.":
-        "in waiting -> in sorted(waiting, key=lambda one: one.num_uncomputed_tokens)",
 })  # fmt: skip

@@ -22,8 +22,6 @@ next_chunk.table([
     for budget in (64, random.randint(1, 8))
 ])  # fmt: skip
 next_chunk.add_misconceptions({
-    "recomputes the text from the beginning: the cache already holds the keys and values of the computed tokens.":
-        lambda p, g, c, b, u, t: (min(p + g, b), p + g <= b),
     "treats every request that has generated tokens as a decode. A preempted request has lost its cache: its "
     "tokens must be recomputed before it gets a new one.":
         lambda p, g, c, b, u, t: (min(n := 1 if g else u, b), n <= b),
@@ -45,8 +43,6 @@ next_chunk.add_misconceptions({
     "tokens: before that, the model would repeat them.": lambda p, g, c, b, u, t: (t, t > 0 and c + t >= p),
     "reports a new token for a request that computes nothing: without a forward pass there are no logits.":
         lambda p, g, c, b, u, t: (t, t in (0, u)),
-    "exceeds the budget. The tokens that do not fit are computed in later iterations.":
-        lambda p, g, c, b, u, t: (u, True),
 }, part="both")  # fmt: skip
 
 
@@ -74,8 +70,6 @@ worst_waits.add_misconceptions({
         lambda a, times: all_gaps(a, [a, *times]),
     "averages each request's gaps, which gives its TPOT: a mean hides one long stall.":
         lambda a, times: [mean(all_gaps(a, times))] if times[1:] else [],
-    "measures from the first token to the last: a gap is the time from one token to the next.":
-        lambda a, times: [times[-1] - times[0]],
     "looks at only the first gap of each request: an output can stall at any token.":
         lambda a, times: all_gaps(a, times)[:1],
     "looks at only the last gap of each request: an output can stall at any token.":

@@ -21,9 +21,7 @@ pack.table([
     ("four requests", [random.choices(range(9), k=random.randint(1, 5)) for _ in range(4)], random.sample(range(9), 4)),
 ])  # fmt: skip
 pack.add_misconceptions({
-    "reverses the requests: the columns list them in the given order.": lambda c: joined(c[::-1]),
     "sorts the requests by length: the columns would belong to the wrong ones.": lambda c: joined(sorted(c, key=len)),
-    "returns a list of ids per request: their tokens form one row.": lambda c: c,
 }, part="ids")  # fmt: skip
 pack.add_misconceptions({
     "starts each chunk at position 0, although tokens of the request are in the cache.": lambda p, n, s: range(n),
@@ -134,8 +132,6 @@ attend_row.add_misconceptions({
 attend_row.add_wrong_results({
     "joins the outputs in a different order from the queries: requests would get each other's.":
         lambda output, q, k, v, columns: torch.cat(by_request(output, columns)[::-1], dim=1),
-    "returns a tensor per request: the outputs must be side by side again, like the queries.":
-        lambda output, q, k, v, columns: by_request(output, columns),
 })  # fmt: skip
 attend_row.add_misconceptions({
     "lets a token attend to later tokens of its own chunk: only a decode, which computes a single token, needs no "

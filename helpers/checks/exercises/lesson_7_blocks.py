@@ -49,21 +49,12 @@ add_edits(slices_of, {
         "i >= len(table) or table[i] == -1 -> (end - 1) // size >= len(table) or table[(end - 1) // size] == -1",
     "looks only at the first token's block: a later one can be missing, too.":
         "i >= len(table) or table[i] == -1 -> start // size >= len(table) or table[start // size] == -1",
-    "returns an empty list for a token without a block: the task asks for None.": "return None -> return []",
     "joins blocks that follow each other in the table, wherever they are in memory.":
         " and sum(slices[-1]) == slot -> ",
     "treats -1 as a block. As a Python index, a negative slot is near the end of the memory, with another "
     "request's keys, and there is no error.": " or table[i] == -1 -> ",
     "returns one slice per block. Blocks that follow each other in memory, too, can be read at once.":
         "if slices -> if slices and offset",
-    "returns a slot per token: the task asks for as few slices as possible.": "if slices -> if None",
-    "returns a list of slots: the task asks for slices, pairs of the first slot and their number.":
-        "return slices -> return [slot for first, n in slices for slot in range(first, first + n)]",
-    "orders the slices by their place in memory: attention needs the keys in the order of the tokens.":
-        "range(start, end) -> sorted(range(start, end), key=lambda n: "
-        "[*table, *[-1] * end][n // size] * size + n % size)",
-    "starts at the beginning of a block: the task asks for the tokens from `start` on.":
-        "range(start -> range(start - start % size",
     "returns the block's number: the task asks for slots in the memory.": "table[i] * size + offset -> table[i]",
     "swaps quotient and remainder: which one is the place in the block?":
         "table[i] * size + offset -> table[offset % len(table)] * size + i",
@@ -128,8 +119,6 @@ add_edits(grow, {
     "counts the blocks in the table as missing, and refuses: the request has them already.":
         "if missing > -> if missing + len(table) >",
     "loses the blocks in the table: they hold the request's tokens so far.": "table + new -> new or table",
-    "puts new blocks before the old ones: a table is in the order of the tokens.": "table + new -> new + table",
-    "returns the whole table: the task asks for the new blocks.": "return new -> return table + new",
     "returns None if no block is missing: to the caller, that is a refusal.": "return new -> return new or None",
     "changes copies of `free` and `tables`, not the caller's.":
         "reused = -> free, tables = [*free], {**tables}; reused =",
@@ -188,10 +177,7 @@ add_edits(preempted, {
     "counts one block per request: a preempted request frees its whole table.": "len(tables[name]) -> 1",
     "keeps the request that asks, although no newer one is left: then it has to leave itself.":
         "free >= missing -> free >= missing or name == request",
-    "ignores the blocks that are free already.": "names = [] -> names, free = [], 0",
     "preempts one request, however few blocks it has.": "return names -> return names[:1]",
-    "preempts the largest first: in this course, the newest leaves.":
-        "reversed(running) -> sorted(running[::-1], key=lambda name: -len(tables[name]))",
     "makes older requests leave: only newer ones do, and, as the last, the request itself.":
         "name == request -> name == running[0]",
 })  # fmt: skip

@@ -128,9 +128,6 @@ add_edits(reuse, {
     "whole, because it holds the last token.": ("(tokens - 1) // size -> tokens // size", f"{LEFT} -> max(1, {LEFT})"),
     "leaves no token to compute if all blocks are cached. The last token is always computed: its logits give the next "
     "one.": "(tokens - 1) // size -> tokens // size",
-    "leaves out a cached block that could be shared, although a token is left without it.":
-        "(tokens - 1) // size -> (tokens - 1) // size - 1",
-    "treats block 0 as missing: its number is a number like any other.": "name not in cached -> not cached.get(name)",
     "shares every cached block, whatever its name: only those of this prompt hold its keys.":
         "in names[: (tokens - 1) // size] -> in cached",
 })  # fmt: skip

@@ -146,12 +146,6 @@ add_edits(text_pieces, {
     "sends half of a character: an incomplete one decodes to the replacement character.": ".rstrip(HALF) -> ",
     "sends the beginning of the stop text, which the next token may complete.": "range(len(stop)) -> [0]",
     "keeps the end of the text back even after the last token: then nothing can complete it.": "number < -> 0 <",
-    "sends the stop text, too: the output ends before it.": "text.index(stop) -> text.index(stop) + len(stop)",
-    "sends everything again after each token: the client has the earlier pieces.": "append(text[sent -> append(text[0",
-    "sends nothing before the end: the client wants each piece as soon as it is safe.": lambda texts, stop: (
-        (pieces := keeping_back(texts, stop)) and [""] * (len(pieces) - 1) + ["".join(pieces)]),
-    "leaves out the empty pieces: there is a piece for every token.":
-        lambda texts, stop: [piece for piece in keeping_back(texts, stop) if piece],
     "keeps back as many characters as the stop text has, whatever they are.":
         "max(n for n in range(len(stop)) if text.endswith(stop[:n])) -> min(len(text), len(stop) - 1)",
 })  # fmt: skip
@@ -202,10 +196,6 @@ add_edits(read_inbox, {
     "adds a request whose client has left already: both messages are in the same inbox.": "name in added -> None",
     "aborts requests that the engine no longer has: they have finished, and there is nothing to abort.":
         "name in unfinished and -> ",
-    "changes the order: requests are added in the order in which they arrived.":
-        "return added, aborted -> return sorted(added), sorted(aborted)",
     "reads all additions first: an abort cancels the additions before it, not the ones after it.":
         'in messages -> in sorted(messages, key=lambda message: message[0] == "abort")',
-    "forgets the aborts of running requests: their rows would generate tokens that no client reads.":
-        "return added, aborted -> return added, []",
 })  # fmt: skip
