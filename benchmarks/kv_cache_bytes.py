@@ -122,7 +122,7 @@ def measure(name: str, rounds: int) -> Iterator[list[str]]:
     runs = {
         (*case, rows): lambda time=time, rows=rows: time(rows) for case, (time, _) in cases.items() for rows in ROWS
     }
-    results = {run: statistics.median(times) for run, times in take_turns(runs, rounds, warm_up=2).items()}
+    results = {run: statistics.median(times) for run, times in take_turns(runs, rounds).items()}
     for (dtype, kv_cache), (_, token_bytes) in cases.items():
         times, usual = ([results[dtype, one, rows] for rows in ROWS] for one in (kv_cache, "auto"))
         cells = [f"{time:.1f} ({time / other:.2f})" for time, other in zip(times, usual, strict=True)]
@@ -130,7 +130,7 @@ def measure(name: str, rounds: int) -> Iterator[list[str]]:
 
 
 @app.command
-def speed(*models: str, rounds: int = 15) -> None:
+def speed(*models: str, rounds: int = 9) -> None:
     """Print the milliseconds of a decode with each cache, and how many times those of a cache in the model's dtype.
 
     Args:

@@ -97,9 +97,9 @@ def test_the_backend_follows_the_number_of_rows(monkeypatch):
         recorder = lambda layer, name=name: lambda x: called.append(name) or layer(x)  # noqa: E731
         monkeypatch.setitem(BACKENDS, name, recorder)
     layer = FastLinear(layer_of("Conv1D")[0], names)
-    for rows in (0, 1, 2, 3, 5, 6, 11, 12, 31, 33, 127, 129, 256, 1000):
+    for rows in (0, 1, 2, 3, 5, 6, 11, 12, 31, 33, 127, 129, 256, 1000, 5000):
         layer(torch.zeros(1, rows, 24))
-    used = [1, 1, 1, 4, 4, 8, 8, 16, 16, 64, 64, 256, 256, 256]
+    used = [1, 1, 1, 4, 4, 8, 8, 16, 16, 64, 64, 256, 256, 1024, 1024]
     assert called == [f"for {rows} rows" for rows in used]
 
 

@@ -23,7 +23,7 @@ from helpers import Engine, EngineConfig, Request, SamplingParams, dequantized, 
 from helpers.fast import kernels, linear
 from helpers.fast.linear import choose_linear_backends
 from helpers.fast.linear_choice import ROWS
-from helpers.fast.quantized_linear import multiply_quantized
+from helpers.fast.quantized_linear import multiply_dequantized, multiply_quantized
 from helpers.models import quantize
 from helpers.models.quantization import FORMATS, GROUP, QuantizedLinear, round_to_integers
 from tests.support.families import (
@@ -41,7 +41,9 @@ from tests.support.families import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 in_both_formats = pytest.mark.parametrize("weights", FORMATS)
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
-PRODUCTS = [QuantizedLinear.multiply_dequantized] + [multiply_quantized] * (not kernels.unavailable())
+PRODUCTS = [QuantizedLinear.multiply_dequantized] + [multiply_quantized, multiply_dequantized] * (
+    not kernels.unavailable()
+)
 
 
 @pytest.fixture
@@ -164,6 +166,21 @@ def test_the_kernel_multiplies_by_the_rounded_weight_and_no_row_depends_on_the_o
     assert quantized(torch.randn(2, 0, 40).to(dtype)).shape == (2, 0, 70)
     last = torch.randn(5, 2, 40).to(dtype)[:, -1:]  # not contiguous
     assert torch.equal(quantized(last), quantized(last.clone()))
+
+
+@needs_kernels
+@in_both_formats
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
+@torch.no_grad()
+def test_the_dequantized_weight_has_the_bits_of_pytorchs(dtype, tolerance, weights):
+    for kind, inputs, outputs in (("Linear", 40, 70), ("Conv1D", 96, 33), ("Linear without bias", 64, 64)):
+        quantized = QuantizedLinear(layer_of(inputs, outputs, kind=kind, dtype=dtype), weights)
+        whole = kernels.dequantize(quantized.words, quantized.scales, quantized.format.bits, outputs, dtype)
+        assert torch.equal(whole[:inputs].T, quantized.weight)
+        x = torch.randn(2, 3, inputs).to(dtype)
+        expected = x.double() @ quantized.weight.double().T + (0 if quantized.bias is None else quantized.bias.double())
+        error = multiply_dequantized(quantized, x).double() - expected
+        assert error.abs().max() <= tolerance * expected.abs().max()
 
 
 @needs_kernels
@@ -347,7 +364,7 @@ def test_the_kernel_joins_the_choice_by_measurement(monkeypatch, tmp_path, weigh
     x = torch.randn(3, 400)
     expected = model(x)
     assert choose_linear_backends(model, copies=False) == 2
-    assert {name for layer in model for name in layer.backends} <= {"pytorch", "compiled"}
+    assert {name for layer in model for name in layer.backends} <= {"pytorch", "compiled", "dequantized"}
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
 
 

@@ -104,7 +104,8 @@ def _choose(layers: list, backend: str, copies: bool, available: list[str]) -> l
         backend = "compiled"  # which copies no integers either
     if backend != "auto":
         if backend not in available:
-            dtype, device, quantized = kind_of(layers[0])
+            dtype, device, _ = kind_of(layers[0])
+            quantized = isinstance(layers[0], QuantizedLinear)
             names = ", ".join(repr(name) for name in ["auto", *available])
             raise ValueError(
                 f"The linear backend {backend!r} does not work for {'quantized ' * quantized}"

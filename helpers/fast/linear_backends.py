@@ -9,12 +9,13 @@
 No processor runs one of them fastest for every shape. With a few rows a product waits for memory, and the order in
 which the weight is read matters. With many rows it waits for arithmetic, and the matrix units of the processor matter.
 
-A layer with quantized weights (`models/quantization.py`) has two of them:
+A layer with quantized weights (`models/quantization.py`) has these:
 
     pytorch         dequantizes the weight and multiplies, which takes more time with few rows
     compiled        the kernel in `kernels/quantized.cpp`, on the layer's own integers
+    dequantized     a kernel dequantizes the weight, and PyTorch multiplies: for many rows and matrix units
 
-A layer that rounds its inputs, too (`models/integer_products.py`), has these two, with the kernel in
+A layer that rounds its inputs, too (`models/integer_products.py`), has the first two, with the kernel in
 `kernels/integer_linear.cpp`. PyTorch's private product of integers, `_int_mm`, needs a copy of them in another order.
 
 oneDNN's operators are private to PyTorch and differ between versions, and the kernel needs a compiler. So a backend is
@@ -31,7 +32,7 @@ from transformers.pytorch_utils import Conv1D
 from ..models.integer_products import IntegerLinear
 from ..models.quantization import QuantizedLinear, weight_of
 from . import kernels
-from .quantized_linear import multiply_integers, multiply_quantized
+from .quantized_linear import multiply_dequantized, multiply_integers, multiply_quantized
 
 Layer = nn.Linear | Conv1D | QuantizedLinear
 Product = Callable[[torch.Tensor], torch.Tensor]  # from inputs [..., in] to outputs [..., out]
@@ -78,6 +79,7 @@ COPYING = ("onednn_packed", "compiled")  # these keep a second copy of the weigh
 QUANTIZED: dict[str, Callable[[QuantizedLinear], Product]] = {
     "pytorch": lambda layer: layer.multiply_dequantized,
     "compiled": lambda layer: partial(multiply_quantized, layer),
+    "dequantized": lambda layer: partial(multiply_dequantized, layer),
 }
 INTEGER: dict[str, Callable[[IntegerLinear], Product]] = {
     "pytorch": lambda layer: layer.multiply_integers,
@@ -93,11 +95,10 @@ def backends_of(layer: Layer) -> dict[str, Callable[[Layer], Product]]:
     return QUANTIZED if isinstance(layer, QuantizedLinear) else BACKENDS
 
 
-def kind_of(layer: Layer) -> tuple[torch.dtype, torch.device, bool]:
+def kind_of(layer: Layer) -> tuple[torch.dtype, torch.device, tuple[str, ...]]:
     """Return what the available backends of a layer depend on: the arguments of `available_backends`."""
-    if isinstance(layer, QuantizedLinear):
-        return layer.dtype, layer.words.device, True
-    return layer.weight.dtype, layer.weight.device, False
+    stored = layer.words if isinstance(layer, QuantizedLinear) else layer.weight
+    return layer.dtype if isinstance(layer, QuantizedLinear) else stored.dtype, stored.device, (*backends_of(layer),)
 
 
 def inputs_of(layer: Layer) -> int:
@@ -112,13 +113,15 @@ def bytes_of(layer: Layer) -> int:
     return layer.weight.nbytes
 
 
-def available_backends(dtype: torch.dtype, device: torch.device | str = "cpu", quantized: bool = False) -> list[str]:
-    """Return the names of the backends that work for layers of this dtype and device; "pytorch" always does.
+def available_backends(
+    dtype: torch.dtype, device: torch.device | str = "cpu", names: tuple[str, ...] = (*BACKENDS,)
+) -> list[str]:
+    """Return which of these backends work for layers of this dtype and device; "pytorch" always does.
 
     The first call may compile the kernels.
     """
-    if quantized:
-        return ["pytorch"] if kernels.unavailable(dtype, device) else ["pytorch", "compiled"]
+    if names != (*BACKENDS,):  # of quantized layers
+        return ["pytorch"] if kernels.unavailable(dtype, device) else [*names]
     if torch.device(device).type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return ["pytorch"]
     return ["pytorch"] + [name for name in BACKENDS if name != "pytorch" and _multiplies(name, dtype)]

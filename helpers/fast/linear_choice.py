@@ -35,12 +35,12 @@ from ..models.quantization import QuantizedLinear
 from .kernels import compiled
 from .linear_backends import COPYING, Layer, backends_of, bytes_of, inputs_of, kind_of
 
-ROWS = (1, 4, 8, 16, 64, 256)  # other numbers of rows use the choice for the nearest of these
+ROWS = (1, 4, 8, 16, 64, 256, 1024)  # other numbers of rows use the choice for the nearest of these
 ROUNDS = 3
 BUDGET = 3.0  # seconds; once it is spent, one round is enough, and more rows than FEW are not timed
 FEW = 16
 MIN_SAVING = 0.15
-METHOD = 2  # how times are measured: times that another method gave are measured again
+METHOD = 3  # how times are measured: times that another method gave are measured again
 TOLERATED = 0.2  # cores that other programs may take from this one during a measurement that is kept
 log = logging.getLogger(__name__)
 _measuring = threading.Lock()  # engines that are made in several threads would slow down each other's products

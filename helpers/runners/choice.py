@@ -1,6 +1,8 @@
 """Choose how a model is run: ragged where the model supports it, otherwise padded, with the reason."""
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -31,17 +33,21 @@ def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | Ragged
         log.warning("%s runs padded, which is slower: %s.", type(model).__name__, reason)
     if reason:
         return PaddedRunner(model, tokenizer, reason)
-    blocks = num_blocks(model, config, bytes_per_token(model))
+    blocks = num_blocks(model, config, bytes_per_token)
     return RaggedRunner(clone_sharing_weights(model), blocks, config.block_size)
 
 
-def num_blocks(model, config: EngineConfig, token_bytes: int) -> int:
-    """Return the configured number of blocks, or enough for all rows at full length, within MAX_KV_BYTES."""
+def num_blocks(model, config: EngineConfig, bytes_of: Callable[[Any], int]) -> int:
+    """Return the configured number of blocks, or enough for all rows at full length, within MAX_KV_BYTES.
+
+    Args:
+        bytes_of: given the model, returns the bytes of a token's keys and values; called only if they are needed.
+    """
     if config.num_blocks is not None:
         return config.num_blocks
     longest = context_length(model) or MAX_KV_BYTES
     needed = -(-longest // config.block_size) * config.max_batch_size
-    return max(1, min(needed, MAX_KV_BYTES // (config.block_size * token_bytes)))
+    return max(1, min(needed, MAX_KV_BYTES // (config.block_size * bytes_of(model))))
 
 
 @unrounded_inputs()

@@ -3,6 +3,7 @@
     linear            multiplies a few rows by a large weight, as fast as memory can be read
     unpacked_linear   does so without a copy of the weight in another order
     quantized_linear  does so with a weight of integers, which take fewer bytes
+    dequantize        returns such a weight as floats, for products of many rows
     integer_linear    rounds the rows to integers, too, and multiplies integers by integers
     paged_attention   computes the attention of all sequences of an iteration in one call, through their block tables
     add_norm, rotate_, activate   compute what lies between linear layers in one pass over memory
@@ -26,4 +27,4 @@ from .elementwise import (
 )
 from .linear import PackedWeight, linear, pack, unpacked_linear
 from .paged_attention import NO_WINDOW, Cache, Segments, is_supported, paged_attention
-from .quantized import integer_linear, quantized_linear
+from .quantized import dequantize, integer_linear, quantized_linear

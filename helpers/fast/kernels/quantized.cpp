@@ -159,7 +159,39 @@ static void quantized_linear(const Word* x, const uint32_t* w, const Scale* scal
   }
 }
 
+// Store the rounded weight [in, out], from w [panels, words, PANEL] and scales [panels, groups, PANEL].
+template <int BITS, typename Number, typename Scale>
+static void dequantize(const uint32_t* w, const Scale* scales, Number* weight, long in, long out, long groups, int threads) {
+  constexpr int INPUTS = 32 / BITS;  // of a word
+  const long words = in / INPUTS, group_words = words / groups;
+#pragma omp parallel for num_threads(threads)
+  for (long c = 0; c < out; c += PANEL)
+    for (long k = 0; k < words; k++)
+      for (long v = 0; v < PANEL && c + v < out; v += LANES) {
+        Words some = load_words(w + c * words + k * PANEL + v);
+        Floats scale = load(scales + c * groups + k / group_words * PANEL + v);
+        for (int n = 0; n < INPUTS; n++) {
+          Floats numbers = integers<BITS>(some, n) * scale;
+          store_sums<1>(&numbers, (const Number*)nullptr, weight + (k * INPUTS + n) * out + c + v, out - c - v);
+        }
+      }
+}
+
 extern "C" {
+
+void dequantize_float32(const uint32_t* w, const void* scales, float* weight, long in, long out, long groups, int bits,
+                        int scale_bytes, int threads) {
+  if (bits == 8) dequantize<8>(w, (const float*)scales, weight, in, out, groups, threads);
+  else if (scale_bytes == 4) dequantize<4>(w, (const float*)scales, weight, in, out, groups, threads);
+  else dequantize<4>(w, (const uint16_t*)scales, weight, in, out, groups, threads);
+}
+
+void dequantize_bfloat16(const uint32_t* w, const void* scales, uint16_t* weight, long in, long out, long groups, int bits,
+                         int scale_bytes, int threads) {
+  if (bits == 8) dequantize<8>(w, (const float*)scales, weight, in, out, groups, threads);
+  else if (scale_bytes == 4) dequantize<4>(w, (const float*)scales, weight, in, out, groups, threads);
+  else dequantize<4>(w, (const uint16_t*)scales, weight, in, out, groups, threads);
+}
 
 int rows_without_buffer() { return CONVERTED; }
 

@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 from .compiled import DTYPES, address, function, library
 
 ARGUMENTS = (c_void_p,) * 6 + (c_long,) * 4 + (c_int,) * 3
+DEQUANTIZE_ARGUMENTS = (c_void_p,) * 3 + (c_long,) * 3 + (c_int,) * 3
 TILE_ROWS = 32  # that the processor may read at once
 INTEGER_ARGUMENTS = (c_void_p,) * 7 + (c_long,) * 3 + (c_int,)
 
@@ -35,6 +36,16 @@ def quantized_linear(
     sizes = rows, inputs, outputs, scales.shape[1], bits, scales.itemsize
     function("quantized_linear", x.dtype, ARGUMENTS)(*pointers, *sizes, threads)
     return y
+
+
+def dequantize(words: torch.Tensor, scales: torch.Tensor, bits: int, outputs: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return a quantized weight as floats, [in, out]; `in` may be padded, see `quantized_linear`."""
+    inputs = words.shape[1] * 32 // bits
+    weight = torch.empty(inputs, outputs, dtype=dtype)
+    pointers = [address(tensor) for tensor in (words, scales, weight)]
+    sizes = inputs, outputs, scales.shape[1], bits, scales.itemsize
+    function("dequantize", dtype, DEQUANTIZE_ARGUMENTS)(*pointers, *sizes, torch.get_num_threads())
+    return weight
 
 
 def integer_linear(

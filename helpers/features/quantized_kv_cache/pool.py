@@ -65,7 +65,7 @@ def quantize_kv_cache(runner: PaddedRunner | RaggedRunner, model, config: Engine
         pass
     _check_reference(model, trial.pool)
     token_bytes = sum(tensor.nbytes for tensor in trial.pool.tensors()) // trial.pool.num_slots
-    runner.num_blocks = num_blocks(model, config, token_bytes)
+    runner.num_blocks = num_blocks(model, config, lambda _: token_bytes)
     runner.pool = QuantizedKVPool(runner.num_blocks, runner.block_size)
 
 
