@@ -14,11 +14,14 @@ import pytest
 import torch
 
 import helpers
-from helpers import Engine, EngineConfig, SamplingParams, load_model
+from helpers import Engine, EngineConfig, SamplingParams, load_model, model_engine
 from helpers.__main__ import main
 from helpers.checks.exercises import EXERCISES
+from helpers.fast import kernels
+from helpers.fast.linear import FastLinear
 from helpers.features.structured_outputs import StructuredOutputs
 from helpers.features.tensor_parallel import group
+from helpers.model_engine import make_fast
 from tests.support.families import (
     FAMILIES,
     build,
@@ -44,6 +47,8 @@ REFUSED = {  # families that run ragged, but cannot be split over two processes
 }
 BLOCKS, HIDDEN = 2, 64
 SHORT = SamplingParams(max_tokens=5)
+PLAIN = {"kernels": False, "linear_backend": "pytorch"}  # the model's own modules
+FAST = PLAIN if kernels.unavailable() else {"kernels": True, "linear_backend": "compiled"}
 
 
 def make_engine(name: str = "llama", **settings) -> Engine:
@@ -75,13 +80,13 @@ def split():
 @pytest.fixture(scope="module")
 def whole():
     """The same engine in one process."""
-    return make_engine(speculative=RightThenWrong(), tensor_parallel_size=1, kernels=False, linear_backend="pytorch")
+    return make_engine(speculative=RightThenWrong(), tensor_parallel_size=1, **PLAIN)
 
 
-def check_serving(name: str) -> Engine:
+def check_serving(name: str, **settings) -> Engine:
     alone = reference(by_name(name))
     requests, expected = alone.requests[:8] * 2, alone.tokens[:8] * 2  # every request arrives twice
-    tokens, engine = serve_ragged(alone.model, requests, seed=0, tensor_parallel_size=2)
+    tokens, engine = serve_ragged(alone.model, requests, seed=0, tensor_parallel_size=2, **settings)
     engine.runner.group.end()
     assert tokens == expected
     events = engine.scheduler
@@ -90,17 +95,19 @@ def check_serving(name: str) -> Engine:
 
 
 @pytest.mark.parametrize(
-    ("name", "sums"),
+    ("name", "sums", "settings"),
     [
-        ("gpt2", 2 * BLOCKS + 1),
-        ("phi", BLOCKS + 1),
-        pytest.param("llama", 2 * BLOCKS + 1, marks=pytest.mark.slow),
-        pytest.param("gpt_neox", BLOCKS, marks=pytest.mark.slow),
+        ("gpt2", 2 * BLOCKS + 1, FAST),
+        ("phi", BLOCKS + 1, PLAIN),
+        pytest.param("gpt2", 2 * BLOCKS + 1, PLAIN, marks=pytest.mark.slow),
+        pytest.param("llama", 2 * BLOCKS + 1, FAST, marks=pytest.mark.slow),
+        pytest.param("llama", 2 * BLOCKS + 1, PLAIN, marks=pytest.mark.slow),
+        pytest.param("gpt_neox", BLOCKS, FAST, marks=pytest.mark.slow),
     ],
 )
-def test_tokens_equal_those_alone_and_each_block_takes_two_sums_or_one_if_it_is_parallel(name, sums):
+def test_tokens_equal_those_alone_and_each_block_takes_two_sums_or_one_if_it_is_parallel(name, sums, settings):
     """One more sum is the embedding's, where the plan splits it."""
-    engine = check_serving(name)
+    engine = check_serving(name, **settings)
     for one in engine.trace.passes:
         assert one.traffic == (sums, sums * one.tokens * HIDDEN * 4)
         counted = EXERCISES["traffic"].solution(BLOCKS, HIDDEN, [one.tokens], sums < 2 * BLOCKS, sums % BLOCKS == 1)
@@ -146,12 +153,47 @@ def test_beams_and_drafts_are_those_of_one_process(split, whole):
     assert 0 < split.trace.accepted_tokens < split.trace.drafted_tokens
 
 
+def refuse_and_say_what_is_fast(runner, config):
+    """Stands for `make_fast`: a process that refuses its share gives the reason, by which a test looks into it."""
+    runner = make_fast(runner, config)
+    layers = [module for module in runner.model.modules() if isinstance(module, FastLinear)]
+    kinds = [type(one).__name__ for one in (runner.kernel, runner.call_model)]
+    raise ValueError(f"{len(layers)} layers, {' and '.join(kinds)}, {torch.get_num_threads()} thread")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "report"),
+    [
+        ("gpt2", FAST, "9 layers, function and Executor, 1 thread"),  # four layers a block, and the output layer
+        pytest.param("llama", FAST, "15 layers, function and Executor, 1 thread", marks=pytest.mark.slow),
+        pytest.param("phi", FAST, "13 layers, function and method, 1 thread", marks=pytest.mark.slow),
+        pytest.param("llama", PLAIN, "0 layers, NoneType and method, 1 thread", marks=pytest.mark.slow),
+    ],
+)
+def test_the_processes_use_the_kernels_unless_they_are_switched_off(name, settings, report, monkeypatch):
+    if settings is FAST and FAST is PLAIN:
+        pytest.skip(f"there are no compiled kernels: {kernels.unavailable()}")
+    monkeypatch.setattr(model_engine, "make_fast", refuse_and_say_what_is_fast)
+    with pytest.raises(ValueError, match=report):
+        make_engine(name, **settings)
+
+
+def test_bfloat16_gives_the_log_probabilities_of_one_process_up_to_rounding():
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    found = []
+    for size, settings in ((2, FAST), (1, PLAIN)):
+        engine = make_engine("gpt2", dtype=torch.bfloat16, tensor_parallel_size=size, **settings)
+        outputs = engine.generate(prompts()[:3], params)
+        found.append([value for one in outputs for each in one.prompt_logprobs[1:] for value in each.values()])
+    assert len(found[0]) > 20
+    assert found[0] == pytest.approx(found[1], abs=0.05)
+
+
 @pytest.mark.parametrize(
     "quantized", [{"weights": "int4", "kv_cache": "int8"}, pytest.param({"weights": "int8"}, marks=pytest.mark.slow)]
 )
 def test_quantized_models_give_the_tokens_of_one_process_and_no_process_outlives_the_engine(quantized):
-    settings = {**quantized, "kernels": False, "linear_backend": "pytorch"}
-    ours, theirs = make_engine(**settings), make_engine(**settings, tensor_parallel_size=1)
+    ours, theirs = make_engine(**quantized, **FAST), make_engine(**quantized, tensor_parallel_size=1, **PLAIN)
     found = [one.generate(prompts()[:4], SamplingParams(max_tokens=10)) for one in (ours, theirs)]
     pids = [process.pid for process in ours.runner.group.processes]
     assert all(map(is_running, pids))
@@ -290,6 +332,7 @@ def test_the_command_line_splits_a_model(folder, capsys):
         ("opt", {}, "has no plan of how to split its layers"),
         ("olmo2", {}, "plan calls for 'colwise_gather_output'"),
         ("llama", {"tensor_parallel_size": 0}, "tensor_parallel_size must be an integer of at least 1"),
+        ("llama", {"linear_backend": "fastest"}, "There is no linear backend 'fastest'"),
     ],
 )
 def test_what_cannot_be_split_is_refused_with_the_reason(name, settings, reason):

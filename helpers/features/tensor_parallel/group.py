@@ -13,10 +13,12 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe, wait
 
 import torch
 
+from ...runners import RaggedRunner
 from .split import share_of
 from .worker import Pass, Start, main
 
@@ -36,13 +38,14 @@ class Group:
     Args:
         model: the whole model.
         size: the number of processes.
+        make_fast: see `Start`.
 
     Attributes:
         processes: by rank; empty while none run.
     """
 
-    def __init__(self, model, size: int):
-        self.model, self.size = model, size
+    def __init__(self, model, size: int, make_fast: Callable[[RaggedRunner], RaggedRunner]):
+        self.model, self.size, self.make_fast = model, size, make_fast
         self.processes: list[subprocess.Popen] = []
         self._connections: list[Connection] = []
         self._finalizer = None
@@ -56,7 +59,7 @@ class Group:
         """Start the processes, and give each its share.
 
         Raises:
-            ValueError: the model cannot be split.
+            ValueError: the model cannot be split, or a process cannot run as configured.
             WorkerError: a process has failed.
         """
         self.end()
@@ -71,13 +74,14 @@ class Group:
                     for rank, process in enumerate(self.processes):
                         share = share_of(self.model, rank, self.size)
                         store = os.path.join(folder, "store")
-                        start = Start(rank, self.size, store, threads, START_LIMIT, share)
+                        start = Start(rank, self.size, store, threads, START_LIMIT, share, self.make_fast)
                         with contextlib.suppress(OSError):  # its end is noticed below
                             pickle.dump(start, process.stdin, protocol=5)
                             process.stdin.close()
                 finally:
                     timer.cancel()
-                self._answers(START_LIMIT)
+                for refusal in filter(None, self._answers(START_LIMIT)):
+                    raise ValueError(refusal)
             except BaseException:
                 self.end()
                 raise
@@ -139,6 +143,10 @@ class Group:
                 except (EOFError, OSError) as error:
                     raise self._ended(rank) from error
                 if kind == "failed":
+                    time.sleep(0.2)  # if another process has ended, sums have failed for that reason
+                    for other, process in enumerate(self.processes):
+                        if process.poll() is not None:
+                            raise self._ended(other)
                     raise WorkerError(f"Process {rank} of {self.size} of the model failed with {content}. {ADVICE}")
                 if kind == "done":
                     answers[rank] = content

@@ -1,8 +1,9 @@
 """A ragged runner whose forward pass is computed by several processes."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -41,6 +42,7 @@ class TensorParallelRunner(RaggedRunner):
         model: the whole model, of which each process gets a share.
         num_blocks, block_size: the size of the KV cache. Each process has these blocks for its heads.
         size: the number of processes.
+        make_fast: lets the runner of each process use kernels; see `Start`.
 
     Attributes:
         group: the processes.
@@ -48,14 +50,21 @@ class TensorParallelRunner(RaggedRunner):
         traffic: what the processes have sent to one another in the latest pass.
 
     Raises:
-        ValueError: the model cannot be split.
+        ValueError: the model cannot be split, or a process cannot run as configured.
     """
 
-    def __init__(self, model, num_blocks: int, block_size: int, size: int):
+    def __init__(
+        self,
+        model,
+        num_blocks: int,
+        block_size: int,
+        size: int,
+        make_fast: Callable[[RaggedRunner], RaggedRunner],
+    ):
         super().__init__(model, num_blocks, block_size)
         check_divides(model, size)
         split_styles(model)  # before processes are started
-        self.group, self.pool = Group(model, size), _RemotePool(num_blocks, block_size)
+        self.group, self.pool = Group(model, size, make_fast), _RemotePool(num_blocks, block_size)
         self.has_lost_keys, self.traffic = False, Traffic()
         self._weights = [weight for weight in model.parameters() if not weight.is_inference()]
         self._start()
@@ -72,7 +81,7 @@ class TensorParallelRunner(RaggedRunner):
         trial = copy.copy(self)
         trial.block_size, trial.pool = BLOCK_SIZE, _RemotePool(NUM_BLOCKS, BLOCK_SIZE)
         logits = torch.cat(list(trial_passes(trial.forward)))
-        if not same_logits(logits, alone.float().cpu()):
+        if not same_logits(logits.to(alone.dtype), alone.cpu()):  # the dtype sets the tolerance
             self.group.end()
             raise ValueError(
                 f"{type(self.model).__name__} cannot be split: on a trial, {self.group.size} processes give other "
@@ -100,12 +109,16 @@ class TensorParallelRunner(RaggedRunner):
         return logits
 
 
-def split_runner(runner: PaddedRunner | RaggedRunner, model, config: EngineConfig) -> TensorParallelRunner:
+def split_runner(
+    runner: PaddedRunner | RaggedRunner, model, config: EngineConfig, make_fast: Callable
+) -> TensorParallelRunner:
     """Return a runner that splits a model over `config.tensor_parallel_size` processes.
 
     Args:
         runner: the runner that was chosen for the model.
         model: the model.
+        make_fast: given a runner and a configuration, returns a runner that uses kernels as configured; a function that
+            other processes can import.
 
     Raises:
         ValueError: the model runs padded or cannot be split, or another setting cannot be combined with this one.
@@ -117,7 +130,10 @@ def split_runner(runner: PaddedRunner | RaggedRunner, model, config: EngineConfi
         )
     if config.batch_invariant:
         raise ValueError("A split model is not batch-invariant: use batch_invariant=False or tensor_parallel_size=1.")
-    split = TensorParallelRunner(runner.model, runner.num_blocks, runner.block_size, config.tensor_parallel_size)
+    own = EngineConfig(linear_backend=config.linear_backend, kernels=config.kernels)  # all else is the engine's
+    split = TensorParallelRunner(
+        runner.model, runner.num_blocks, runner.block_size, config.tensor_parallel_size, partial(make_fast, config=own)
+    )
     split.pool = _RemotePool(runner.num_blocks, runner.block_size, type(runner.pool))
     split.try_out(model)
     return split

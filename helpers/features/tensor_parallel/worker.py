@@ -10,12 +10,14 @@ import pickle
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ...runners.attention import AttentionMetadata, QuerySegment
 from ...runners.kv_pool import KVPool
@@ -26,7 +28,14 @@ BEAT = 0.5  # seconds
 
 
 class Start(NamedTuple):
-    """How a process joins the others: `store` is a new file that all of them share; `seconds` limit every sum."""
+    """How a process joins the others.
+
+    Attributes:
+        store: a new file that all of them share.
+        threads: the number of PyTorch's threads.
+        seconds: the limit of every sum.
+        make_fast: lets the share's runner use kernels; every process times their products while the others do.
+    """
 
     rank: int
     size: int
@@ -34,6 +43,7 @@ class Start(NamedTuple):
     threads: int
     seconds: float
     share: Share
+    make_fast: Callable[[RaggedRunner], RaggedRunner]
 
 
 class Pass(NamedTuple):
@@ -64,7 +74,7 @@ class Sums:
 
     def __init__(self):
         self.calls = self.bytes = 0
-        self._waiting: torch.Tensor | None = None
+        self._kept: torch.Tensor | None = None
 
     def add(self, partial: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over all processes."""
@@ -73,32 +83,47 @@ class Sums:
         dist.all_reduce(partial)
         return partial
 
+    def keep(self, partial: torch.Tensor) -> torch.Tensor:
+        """Keep a block's first result, which is summed together with its second one; return zeros."""
+        self._kept = partial
+        return torch.zeros_like(partial)
+
+    def add_kept(self, partial: torch.Tensor) -> torch.Tensor:
+        """Return the sum of a block's two results over all processes."""
+        return self.add(partial + self._kept)
+
     def attach(self, share: Share) -> None:
         """Let the modules of a share return sums."""
-        model = share.model
-        hooks = [self._first, self._second] if share.parallel else [self._alone]
+        model, settle = share.model, [self.keep, self.add_kept] if share.parallel else [self.add]
         for place, path in enumerate(share.sums):
-            model.get_submodule(path).register_forward_hook(hooks[place % len(hooks)])
+            model.set_submodule(path, Summed(model.get_submodule(path), settle[place % len(settle)]))
         if share.vocabulary is not None:
             path, first = share.vocabulary
-            embedding = model.get_submodule(path)
-            embedding.register_forward_pre_hook(lambda module, args: self._look_up(module, args[0], first))
-            embedding.register_forward_hook(lambda module, args, output: self.add(output * self._known[..., None]))
+            model.set_submodule(path, SplitEmbedding(model.get_submodule(path), first, self.add))
 
-    def _alone(self, module, args, output):
-        return self.add(output)
 
-    def _first(self, module, args, output):  # waits, and is summed together with the second result of a block
-        self._waiting = output
-        return torch.zeros_like(output)
+class Summed(nn.Module):
+    """A module whose results are partial. It is no hook, because a layer with hooks is not made fast."""
 
-    def _second(self, module, args, output):
-        return self.add(output + self._waiting)
+    def __init__(self, module: nn.Module, settle: Callable[[torch.Tensor], torch.Tensor]):
+        super().__init__()
+        self.module, self.settle = module, settle
 
-    def _look_up(self, embedding, token_ids: torch.Tensor, first: int):
-        own = token_ids - first
-        self._known = (own >= 0) & (own < embedding.num_embeddings)
-        return (own.clamp(0, embedding.num_embeddings - 1),)
+    def forward(self, *args, **kwargs) -> torch.Tensor:
+        return self.settle(self.module(*args, **kwargs))
+
+
+class SplitEmbedding(nn.Module):
+    """An embedding of which the process has the rows from the token `first` on."""
+
+    def __init__(self, embedding: nn.Module, first: int, add: Callable[[torch.Tensor], torch.Tensor]):
+        super().__init__()
+        self.embedding, self.first, self.add = embedding, first, add
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        own, count = token_ids - self.first, self.embedding.num_embeddings
+        is_own = (own >= 0) & (own < count)
+        return self.add(self.embedding(own.clamp(0, count - 1)) * is_own[..., None])
 
 
 class Worker:
@@ -106,8 +131,8 @@ class Worker:
 
     def __init__(self, start: Start):
         self.sums, self._pool = Sums(), None
-        self.runner = RaggedRunner(start.share.model, 1, 1)
         self.sums.attach(start.share)
+        self.runner = start.make_fast(RaggedRunner(start.share.model, 1, 1))
 
     def compute(self, one: Pass) -> tuple[torch.Tensor, int, int]:
         """Return logits [columns, own part of the vocabulary], and the number of sums and their bytes."""
@@ -119,7 +144,8 @@ class Worker:
             torch.tensor(numbers, dtype=torch.long, device=device)
             for numbers in (one.token_ids, one.positions, one.columns, one.slots)
         )
-        metadata = AttentionMetadata(runner.pool, [QuerySegment(*segment) for segment in one.segments], slots)
+        segments = [QuerySegment(*segment) for segment in one.segments]
+        metadata = AttentionMetadata(runner.pool, segments, slots, runner.kernel)
         calls, size = self.sums.calls, self.sums.bytes
         with torch.inference_mode():
             for source, destination in one.copies:
@@ -172,7 +198,11 @@ def main(descriptor: int) -> None:
     start: Start = pickle.load(sys.stdin.buffer)
     torch.set_num_threads(start.threads)
 
-    def join() -> None:
+    worker = None
+
+    def join() -> str | None:
+        """Join the other processes, and make the runner; return why this cannot be done as configured."""
+        nonlocal worker
         backend = "nccl" if start.share.model.device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend,
@@ -181,10 +211,14 @@ def main(descriptor: int) -> None:
             world_size=start.size,
             timeout=timedelta(seconds=start.seconds),
         )
+        try:
+            worker = Worker(start)
+        except ValueError as error:
+            return str(error)
+        return None
 
     if not channel.answer(join):
         return
-    worker = Worker(start)
 
     def compute(one: Pass):
         logits, calls, size = worker.compute(one)
