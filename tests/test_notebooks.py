@@ -203,6 +203,7 @@ GIVEN = {
         **dict.fromkeys(("21", "39"), "benchmarks/results/predicted_times.md"),
         "512": "question 3",
     },
+    "integers_all_the_way": {"32,768": "2**15", "32,767": "2**15 - 1"},
     "separate_replicas": {"125": "27.8 + 512 * 0.19"},
     "anyscale_23x": {
         **dict.fromkeys(("400", "132"), "lesson 3"),

@@ -11,6 +11,7 @@ each lesson runs again with a model whose logits differ a little, and must print
 import copy
 import functools
 import io
+import re
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -20,10 +21,11 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import helpers
-from helpers import dequantized, generate_continuous, kv_cache, load_model, tiny_adapter, workloads
+from helpers import dequantized, generate_continuous, integer_reference, kv_cache, load_model, tiny_adapter, workloads
 from tests.support.adapters import merged
 
 CLEAR = 0.01
+CLEAR_INTEGERS = 0.1  # where rounded inputs turn a last bit into a step
 CLEAR_ENOUGH = 0.002  # for lesson 14, whose tokens change where the lead is small; ten times what a processor changes
 THAT_DRAW = [
     Path(__file__).parents[1] / "notebooks" / f"{name}.ipynb" for name in ("11_sampling", "12_structured_output")
@@ -88,6 +90,18 @@ def test_lesson_14_stores_no_near_tie_of_the_model_or_of_its_quantized_versions(
         smallest = lead(model, tokenizer(output.prompt)["input_ids"], output.token_ids)
         tight[output.prompt] = min(tight.get(output.prompt, 9), smallest)
     assert {prompt: smallest for prompt, smallest in tight.items() if smallest < CLEAR_ENOUGH} == {}
+
+
+def test_the_notebook_on_integers_compares_texts_whose_leads_exceed_a_step_of_rounding():
+    notebook = Path(__file__).parents[1] / "notebooks" / "extra" / "integers_all_the_way.ipynb"
+    source = next(cell.source for cell in nbformat.read(notebook, as_version=4).cells if cell.id == "engine")
+    numbers = [int(number) for number in re.search(r"in \(([\d, ]+)\)\]", source)[1].split(",")]
+    model, tokenizer = integer_reference(load_model()[0]), load_model()[1]
+    requests = [workloads.clear_stories()[number] for number in numbers]
+    outputs = generate_continuous(requests, 16, model=model, tokenizer=tokenizer).outputs
+    leads = {one.prompt: lead(model, tokenizer(one.prompt)["input_ids"], one.token_ids) for one in outputs}
+    assert len(leads) == 11
+    assert {prompt: smallest for prompt, smallest in leads.items() if smallest < CLEAR_INTEGERS} == {}
 
 
 def merged_model(name):

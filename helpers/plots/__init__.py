@@ -5,6 +5,7 @@ them when they are the last expression of a cell. All carry a text that describe
 sentence what the picture shows.
 """
 
+from .activations import activation_map
 from .adapted_pass import merged_and_adapted
 from .attention_step import attention_step
 from .charts import bars, grouped_bars, lines, throughput_latency, tradeoff
@@ -46,6 +47,7 @@ __all__ = [
     "REQUEST_COLORS",
     "SKY",
     "Picture",
+    "activation_map",
     "agreement",
     "attention_step",
     "bars",
