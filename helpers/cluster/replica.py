@@ -188,7 +188,7 @@ class Replica(EngineThread):
         return outputs
 
     def _num_failures(self) -> int:
-        return getattr(self.engine.runner, "num_failures", 0)
+        return getattr(getattr(self.engine, "runner", None), "num_failures", 0)  # vLLM has no runner of ours
 
     def _deliver(self, outputs: list[OutputDelta], snapshot: Snapshot) -> None:
         self._report.outputs += outputs
