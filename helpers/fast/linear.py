@@ -106,7 +106,7 @@ def _choose(layers: list, backend: str, copies: bool, available: list[str]) -> l
         if backend not in available:
             dtype, device, _ = kind_of(layers[0])
             quantized = isinstance(layers[0], QuantizedLinear)
-            names = ", ".join(repr(name) for name in ["auto", *available])
+            names = ", ".join(map(repr, ["auto", *(name for name in available if name in BACKENDS)]))
             raise ValueError(
                 f"The linear backend {backend!r} does not work for {'quantized ' * quantized}"
                 f"{str(dtype).removeprefix('torch.')} on {device} here: choose one of {names}."

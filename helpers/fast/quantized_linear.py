@@ -1,4 +1,4 @@
-"""Let quantized layers multiply with the kernels, which never store the rounded weight.
+"""Let quantized layers multiply with the kernels, which store the rounded weight at most for one product.
 
 `helpers/models` describes these layers and computes with PyTorch; importing this package replaces that.
 """

@@ -26,7 +26,6 @@ constexpr int ROWS = LANES == 16 ? 8 : 4;  // see linear.cpp
 constexpr int VECTORS = PANEL / LANES;
 constexpr long AHEAD = 4096;  // bytes
 
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
 typedef uint32_t Quads __attribute__((vector_size(LANES)));  // four bytes a word
 
 // A rounded row: value = scale * integer.

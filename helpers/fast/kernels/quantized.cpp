@@ -177,20 +177,24 @@ static void dequantize(const uint32_t* w, const Scale* scales, Number* weight, l
       }
 }
 
-extern "C" {
-
-void dequantize_float32(const uint32_t* w, const void* scales, float* weight, long in, long out, long groups, int bits,
-                        int scale_bytes, int threads) {
+template <typename Number>
+static void dequantize(const uint32_t* w, const void* scales, Number* weight, long in, long out, long groups, int bits,
+                       int scale_bytes, int threads) {
   if (bits == 8) dequantize<8>(w, (const float*)scales, weight, in, out, groups, threads);
   else if (scale_bytes == 4) dequantize<4>(w, (const float*)scales, weight, in, out, groups, threads);
   else dequantize<4>(w, (const uint16_t*)scales, weight, in, out, groups, threads);
 }
 
+extern "C" {
+
+void dequantize_float32(const uint32_t* w, const void* scales, float* weight, long in, long out, long groups, int bits,
+                        int scale_bytes, int threads) {
+  dequantize(w, scales, weight, in, out, groups, bits, scale_bytes, threads);
+}
+
 void dequantize_bfloat16(const uint32_t* w, const void* scales, uint16_t* weight, long in, long out, long groups, int bits,
                          int scale_bytes, int threads) {
-  if (bits == 8) dequantize<8>(w, (const float*)scales, weight, in, out, groups, threads);
-  else if (scale_bytes == 4) dequantize<4>(w, (const float*)scales, weight, in, out, groups, threads);
-  else dequantize<4>(w, (const uint16_t*)scales, weight, in, out, groups, threads);
+  dequantize(w, scales, weight, in, out, groups, bits, scale_bytes, threads);
 }
 
 int rows_without_buffer() { return CONVERTED; }
