@@ -16,7 +16,7 @@ from .install import HOME
 from .measure import Measurement, TokensDiffer, count_runs, measure
 from .models import RANDOM, find_model
 from .worker import WorkerError
-from .workloads import WORKLOADS, shortened
+from .workloads import WORKLOADS, sampled, shortened
 
 
 def main(arguments: list[str] | None = None, engines: list[BenchEngine] | None = None) -> int:
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None, engines: list[BenchEngine] | None =
     settle = 0.0 if options.smoke else 0.3  # seconds
     try:
         model = find_model(options.model, options.smoke)
-        engines, skipped = _choose(engines, options.engines)
+        engines, skipped = _choose(engines, options.engines, options.sampled)
         workloads, too_long = _workloads(options, model)
         if not engines or not workloads:
             raise ValueError("\n".join(["There is nothing to run.", *report.skipped_lines(skipped | too_long)]))
@@ -89,6 +89,9 @@ def _parser(names: list[str]) -> argparse.ArgumentParser:
     parser.add_argument("--engines", nargs="+", default=names, choices=names, help="the first is the reference")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", type=int, help="rows, instead of each workload's own number")
+    parser.add_argument(
+        "--sampled", action="store_true", help="temperature 0.8 and top-p 0.9, where an engine has them"
+    )
     parser.add_argument("--smoke", action="store_true", help="tiny model and workloads, once: does everything run?")
     parser.add_argument("--force", action="store_true", help="report figures taken beside other programs, and say so")
     parser.add_argument("--keep", action="store_true", help="keep an earlier run's results for all other cases")
@@ -105,10 +108,13 @@ def _earlier(file: Path, workloads: list, dtypes: list[str]) -> list[Measurement
     return [measurement for measurement in earlier if (measurement.workload, measurement.dtype) not in rerun]
 
 
-def _choose(engines: list[BenchEngine], names: list[str]) -> tuple[list[BenchEngine], dict[str, str]]:
+def _choose(engines: list[BenchEngine], names: list[str], sampled: bool) -> tuple[list[BenchEngine], dict[str, str]]:
     """Return the named engines that can run on this machine, in this order, and why the others cannot."""
     by_name = {engine.name: engine for engine in engines}
     reasons = {name: by_name[name].why_unavailable() for name in names}
+    if sampled:
+        cannot = "its adapter decodes greedily only"
+        reasons = {name: reason or (None if by_name[name].samples else cannot) for name, reason in reasons.items()}
     available = [by_name[name] for name, reason in reasons.items() if reason is None]
     return available, {name: reason for name, reason in reasons.items() if reason is not None}
 
@@ -118,6 +124,8 @@ def _workloads(options, model) -> tuple[list, dict[str, str]]:
     chosen, too_long = [], {}
     for name in options.workloads:
         workload = WORKLOADS[name](model.config.vocab_size)
+        if options.sampled:
+            workload = sampled(workload)
         if options.smoke:
             workload = shortened(workload)
         if options.rows:

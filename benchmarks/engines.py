@@ -1,11 +1,12 @@
 """One adapter per engine, all with the same five methods: why_unavailable, load, run, versions, close.
 
     static, padded, ragged, ragged-longest    the course's engine in four configurations
+    ragged-int8                               the same with integer products, which are another model's
     transformers                              `model.generate`, in batches that wait for their longest request
     generate_batch                            transformers' own continuous batching
     vllm, llama                               engines in environments and processes of their own
 
-Every engine decodes greedily, ignores EOS, shares no prefixes between requests or runs, and uses all cores.
+Every engine decodes greedily unless a workload is sampled, ignores EOS, shares no prefixes between requests or runs, and uses all cores.
 """
 
 import dataclasses
@@ -36,10 +37,15 @@ class BenchEngine(Protocol):
     Attributes:
         name: as on the command line and in reports.
         ours: whether it is the course's engine.
+        rounds: whether it rounds weights and inputs to integers, so that its tokens are those of
+            `helpers.integer_reference(model)`.
+        samples: whether it can draw tokens at random.
     """
 
     name: str
     ours: bool
+    rounds: bool = False
+    samples: bool = False
 
     def why_unavailable(self) -> str | None:
         """Return why the engine cannot run on this machine; None if it can."""
@@ -57,7 +63,7 @@ class BenchEngine(Protocol):
         """Free everything; `load` may be called again."""
 
 
-class CourseEngine:
+class CourseEngine(BenchEngine):
     """The course's engine.
 
     Args:
@@ -65,10 +71,11 @@ class CourseEngine:
         settings: fields of `EngineConfig`.
     """
 
-    ours = True
+    ours = samples = True
 
     def __init__(self, name: str, **settings):
         self.name, self.settings, self.engine = name, settings, None
+        self.rounds = "compute" in settings
 
     def why_unavailable(self) -> str | None:
         return None
@@ -80,7 +87,10 @@ class CourseEngine:
         self.engine = Engine(model, tokenizer, config)
 
     def run(self, requests: Sequence[TokenRequest]) -> list[list[int]]:
-        params = [SamplingParams(max_tokens=request.max_tokens, ignore_eos=True) for request in requests]
+        params = [
+            SamplingParams(request.max_tokens, request.temperature, top_p=request.top_p, ignore_eos=True)
+            for request in requests
+        ]
         outputs = self.engine.generate([request.prompt for request in requests], params)
         return [output.token_ids for output in outputs]
 
@@ -91,7 +101,7 @@ class CourseEngine:
         self.engine = None
 
 
-class TransformersStatic:
+class TransformersStatic(BenchEngine):
     """`model.generate` on the first `rows` requests, then on the next: a program without a serving engine."""
 
     name, ours = "transformers", False
@@ -126,7 +136,7 @@ class TransformersStatic:
         self.model = None
 
 
-class TransformersContinuous:
+class TransformersContinuous(BenchEngine):
     """transformers' continuous batching, through the manager behind `generate_batch`.
 
     `generate_batch` itself has one max_new_tokens for all requests; its manager has one for each.
@@ -176,7 +186,7 @@ class TransformersContinuous:
         self.model = None
 
 
-class ExternalEngine:
+class ExternalEngine(BenchEngine):
     """An engine in an environment and a process of its own, which is called over pipes.
 
     A call takes a few milliseconds, which count as the engine's time.
@@ -184,13 +194,14 @@ class ExternalEngine:
     Args:
         name: the name of the engine, of its environment and of its worker script.
         preload: a library in its environment that the process must load first.
+        samples: whether its worker can draw tokens at random.
         environment: the environment variables of the process.
     """
 
     ours = False
 
-    def __init__(self, name: str, preload: str = "", **environment: str):
-        self.name, self.preload, self.environment = name, preload, environment
+    def __init__(self, name: str, preload: str = "", samples: bool = False, **environment: str):
+        self.name, self.preload, self.samples, self.environment = name, preload, samples, environment
         self.worker, self._versions = None, {}
 
     def why_unavailable(self) -> str | None:
@@ -240,10 +251,12 @@ def all_engines() -> list[BenchEngine]:
         CourseEngine("padded", execution="padded"),
         CourseEngine("ragged", execution="ragged"),
         CourseEngine("ragged-longest", execution="ragged", policy="longest_first"),
+        CourseEngine("ragged-int8", execution="ragged", weights="int8", compute="int8"),
         ExternalEngine(
             "vllm",
             # vLLM preloads OpenMP into the processes that it starts. Here it starts none, and would use one core.
             preload="lib/libiomp5.so",
+            samples=True,
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
             **vllm_environment(),
         ),

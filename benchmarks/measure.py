@@ -4,6 +4,9 @@ The claim: no time is measured for engines whose tokens differ by more than roun
 in float32 and often in bfloat16. So where two engines differ, the plain model computes the logits of both outputs in
 float32. Every token must have the best logit or nearly the best. The report says which share of the requests has
 exactly the first engine's tokens, and how far the others' tokens are from the best.
+
+An engine that rounds weights and inputs to integers runs another model. So `helpers.integer_reference` computes the
+logits of all of its outputs.
 """
 
 import gc
@@ -17,7 +20,7 @@ from types import MappingProxyType
 import torch
 from tqdm.auto import tqdm
 
-from helpers import load_model
+from helpers import integer_reference, load_model
 from helpers.hardware import memory_bandwidth
 
 from .engines import BenchEngine
@@ -42,7 +45,7 @@ class Measurement:
     Attributes:
         engine, ours: its name, and whether it is the course's.
         workload, dtype, rows, requests, prompt_tokens, output_tokens: what it ran.
-        identical: the share of requests with exactly the reference's tokens.
+        identical: the share of requests with exactly the reference's tokens; None if tokens are random.
         shortfall: the largest shortfall of a token in the other requests; see `make_shortfall`.
         seconds: one time per repeat.
         bandwidth: the bytes per second at which memory was read right before and right after all engines' repeats.
@@ -57,7 +60,7 @@ class Measurement:
     requests: int
     prompt_tokens: int
     output_tokens: int
-    identical: float
+    identical: float | None
     shortfall: float
     seconds: list[float]
     bandwidth: tuple[float, float]
@@ -82,7 +85,8 @@ def measure(
         repeats: how often each engine is timed.
         bar: a progress bar, advanced `count_runs` times in all.
         settle: seconds to wait before each timed run; the threads of the previous engine spin for a while.
-        shortfall: how far an output is from greedy decoding; if left out, computed with the model in `folder`.
+        shortfall: how far an output is from greedy decoding; if left out, computed with the model in `folder`, or with
+            its integer reference for an engine that rounds.
 
     Raises:
         TokensDiffer: an engine's tokens are neither the first one's nor nearly tied with the best ones.
@@ -94,7 +98,8 @@ def measure(
         for engine in engines:
             loaded.append(engine)
             engine.load(folder, dtype, workload.rows)
-        checked = _compare_tokens(engines, workload, dtype, bar, shortfall or make_shortfall(folder))
+        shortfalls = {rounds: shortfall or make_shortfall(folder, rounds) for rounds in (False, True)}
+        checked = _compare_tokens(engines, workload, dtype, bar, shortfalls)
         seconds = {engine.name: [] for engine in engines}
         watch, bandwidth_before = Watch(), memory_bandwidth()
         for repeat in range(repeats):
@@ -127,14 +132,22 @@ def count_runs(engines: Sequence[BenchEngine], repeats: int) -> int:
     return len(engines) * (repeats + 1)
 
 
-def make_shortfall(folder: Path) -> Shortfall:
+def make_shortfall(folder: Path, rounds: bool = False) -> Shortfall:
     """Return a function that says how far an output is from greedy decoding with the model in `folder`, in float32.
+
+    Args:
+        folder: the model's.
+        rounds: compute with the model's integer reference instead.
 
     A token's shortfall is the distance of its logit from the best one, as a share of the range of the logits at that
     position. The function returns the largest shortfall of an output's tokens, from one forward pass over prompt and
     output; it is 0 for the tokens of greedy decoding.
     """
-    plain = cache(lambda: load_model(folder, dtype=torch.float32)[0])  # loaded on first use: most runs never need it
+
+    @cache  # loaded on first use: most runs never need it
+    def plain() -> torch.nn.Module:
+        model, _ = load_model(folder, dtype=torch.float32)
+        return integer_reference(model) if rounds else model
 
     def shortfall(request: TokenRequest, output: list[int]) -> float:
         ids = torch.tensor([request.prompt + output[:-1]], device=plain().device)
@@ -148,11 +161,11 @@ def make_shortfall(folder: Path) -> Shortfall:
 
 
 def _compare_tokens(
-    engines: Sequence[BenchEngine], workload: Workload, dtype: str, bar: tqdm, shortfall: Shortfall
-) -> dict[str, tuple[float, float]]:
+    engines: Sequence[BenchEngine], workload: Workload, dtype: str, bar: tqdm, shortfalls: dict[bool, Shortfall]
+) -> dict[str, tuple[float | None, float]]:
     """Return for each engine the share of requests with the first one's tokens, and the shortfall of all others.
 
-    This run also warms the engine up.
+    This run also warms the engine up. Of random tokens, only the number is checked.
     """
     checked, reference = {}, None
     for engine in engines:
@@ -164,19 +177,28 @@ def _compare_tokens(
             raise TokensDiffer(
                 f"{engine.name} did not generate as many tokens as requested ({workload.name}, {dtype})."
             )
+        if workload.is_sampled:
+            checked[engine.name] = (None, 0.0)
+            continue
         reference = reference or outputs
         different = [i for i, (one, other) in enumerate(zip(reference, outputs, strict=True)) if one != other]
+        compared = {engine.name: outputs} if engine.rounds else {engine.name: outputs, engines[0].name: reference}
         largest = 0.0
-        for i in different:
-            for name, output in ((engine.name, outputs[i]), (engines[0].name, reference[i])):
-                largest = max(largest, distance := shortfall(workload.requests[i], output))
+        for i in range(len(outputs)) if engine.rounds else different:
+            for name, all_outputs in compared.items():
+                distance = shortfalls[engine.rounds](workload.requests[i], all_outputs[i])
+                largest = max(largest, distance)
                 if distance > MAX_SHORTFALL[dtype]:
+                    differ = (
+                        f"{engine.name} did not give the tokens of its integer reference for {workload.name} in {dtype}"
+                        if engine.rounds
+                        else f"{engine.name} and {engines[0].name} gave different tokens for {len(different)} of "
+                        f"{len(outputs)} requests of {workload.name} in {dtype}, by more than rounding"
+                    )
                     raise TokensDiffer(
-                        f"{engine.name} and {engines[0].name} gave different tokens for {len(different)} of "
-                        f"{len(outputs)} requests of {workload.name} in {dtype}, by more than rounding: a token of "
-                        f"{name} for request {i} falls short of the best one by {distance:.1%} of the logits' range, "
-                        f"and {MAX_SHORTFALL[dtype]:.1%} is allowed. No time is reported for engines that do different "
-                        f"work."
+                        f"{differ}: a token of {name} for request {i} falls short of the best one by {distance:.1%} of "
+                        f"the logits' range, and {MAX_SHORTFALL[dtype]:.1%} is allowed. No time is reported for "
+                        f"engines that do different work."
                     )
         checked[engine.name] = (1 - len(different) / len(outputs), largest)
     return checked

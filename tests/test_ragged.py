@@ -4,6 +4,7 @@ test_ragged_exactness.py shows that it changes no token, on any family.
 """
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -85,7 +86,10 @@ def reference_attention(query, key, value, window, scaling, softcap, sinks) -> t
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize(("scaling", "window", "tokens"), [(None, None, 3), (0.3, 4, 3), (0.3, 4, 1)])
+@pytest.mark.parametrize(
+    ("scaling", "window", "tokens"),
+    [(None, None, 3), (0.3, 4, 3), (0.3, 4, 1), (None, None, 7), (0.3, 4, 7), (0.3, 7, 7)],
+)
 def test_attention_of_a_sequence_is_what_its_definition_says(kv_heads, with_sinks, softcap, scaling, window, tokens):
     generator = torch.Generator().manual_seed(1)
     query, key, value = (
@@ -93,19 +97,23 @@ def test_attention_of_a_sequence_is_what_its_definition_says(kv_heads, with_sink
         for shape in ((4, tokens, 8), (kv_heads, 7, 8), (kv_heads, 7, 6))
     )
     sinks = torch.randn(4, generator=generator, dtype=torch.float64) if with_sinks else None
-    mask = QuerySegment(0, tokens, 7 - tokens, []).mask(window, query)
-    actual = attend_one(query, key, value, mask, AttentionSettings(scaling, window, softcap, sinks))
+    settings = AttentionSettings(scaling, window, softcap, sinks)
+    mask = QuerySegment(0, tokens, 7 - tokens, []).mask(settings, query)
+    actual = attend_one(query, key, value, mask, settings)
     assert torch.allclose(actual, reference_attention(query, key, value, window, scaling, softcap, sinks), atol=1e-6)
 
 
-@pytest.mark.parametrize(("tokens", "keys", "window"), [(1, 64, None), (1, 65, None), (1, 200, 50), (3, 200, None)])
+@pytest.mark.parametrize(
+    ("tokens", "keys", "window"), [(1, 64, None), (1, 65, None), (1, 200, 50), (3, 200, None), (90, 90, None)]
+)
 def test_in_bfloat16_attention_is_as_close_to_its_definition_as_rounding_allows(tokens, keys, window):
     generator = torch.Generator().manual_seed(1)
     query, key, value = (
         torch.randn(*shape, generator=generator).bfloat16() for shape in ((4, tokens, 8), (2, keys, 8), (2, keys, 6))
     )
-    mask = QuerySegment(0, tokens, keys - tokens, []).mask(window, query)
-    actual = attend_one(query, key, value, mask, AttentionSettings())
+    settings = AttentionSettings(window=window)
+    mask = QuerySegment(0, tokens, keys - tokens, []).mask(settings, query)
+    actual = attend_one(query, key, value, mask, settings)
     exact = reference_attention(query.double(), key.double(), value.double(), window, None, None, None)
     assert actual.dtype == torch.bfloat16
     assert torch.allclose(actual.double(), exact, atol=0.01)
@@ -269,8 +277,8 @@ WRONG = {
 def test_the_trial_finds_a_wrong_mask(llama, wrong, monkeypatch):
     right_mask = QuerySegment.mask
 
-    def mask(self, window, query):
-        right = right_mask(self, window, query)
+    def mask(self, settings, query):
+        right = right_mask(self, replace(settings, softcap=1.0), query)  # with a softcap, chunks always need a mask
         if right is None:
             right = query.new_zeros(self.tokens, self.past + self.tokens)
         return torch.zeros_like(right).masked_fill(~WRONG[wrong](right == 0), float("-inf"))

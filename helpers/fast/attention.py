@@ -1,9 +1,8 @@
 """Attention by a compiled kernel: all sequences of a row in one call, through their block tables.
 
 Decodes always use the kernel: PyTorch would need one call for each. Chunks use it where it is measured to be faster,
-because each makes the most of one kind of processor. The kernel skips the keys behind a query, and in bfloat16 it uses
-AVX-512's products. PyTorch computes all pairs, and has products for matrix units (AMX). Scores with a bound or with
-sinks are PyTorch's.
+because each makes the most of one kind of processor: in bfloat16, the kernel uses AVX-512's products, and PyTorch those of
+matrix units (AMX). Scores with a bound or with sinks are PyTorch's.
 """
 
 import functools
@@ -34,8 +33,8 @@ def attend_with_kernel(
         keys, values: [kv heads, slots, head dim].
         output: [T, heads, head dim of the values], written here.
     """
-    segments, plain = row.segments, settings.softcap is None and settings.sinks is None
-    if not (plain and kernels.is_supported(query, keys, values)):
+    segments = row.segments
+    if settings.needs_scores or not kernels.is_supported(query, keys, values):
         return segments
     with_chunks = len(segments) == query.shape[1] or kernel_wins_chunks(query.shape[0], *keys.shape[::2], keys.dtype)
     scale = query.shape[-1] ** -0.5 if settings.scaling is None else settings.scaling
@@ -70,13 +69,12 @@ def _measure(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, _threads: 
     )
     segments = kernels.Segments([0], [TOKENS], [TOKENS], [list(range(TOKENS // 16))], 16)
     output = query.new_empty(TOKENS, heads, dim)
-    mask = QuerySegment(0, TOKENS, 0, []).mask(None, query)
 
     def compiled():
         kernels.paged_attention(query, key, value, segments, output, dim**-0.5)
 
     def pytorch():
-        scaled_dot_product_attention(query[None], key[None], value[None], mask, enable_gqa=heads > kv_heads)
+        scaled_dot_product_attention(query[None], key[None], value[None], is_causal=True, enable_gqa=heads > kv_heads)
 
     seconds = {compiled: [], pytorch: []}
     for _ in range(1 + REPEATS):  # the first one warms up

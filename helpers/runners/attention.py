@@ -33,6 +33,11 @@ class AttentionSettings:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
 
+    @property
+    def needs_scores(self) -> bool:
+        """Whether PyTorch's own function lacks something, so that attention is computed step by step."""
+        return self.softcap is not None or self.sinks is not None
+
 
 class QuerySegment:
     """The columns of the row that belong to one sequence, and where its keys and values are.
@@ -56,20 +61,22 @@ class QuerySegment:
             self._key_slots = key_slots(self.block_table, pool.block_size, self.past + self.tokens, device)
         return self._key_slots
 
-    def mask(self, window: int | None, query: torch.Tensor) -> torch.Tensor | None:
-        """Return what is added to the scores, [tokens, keys], in the dtype of the query; None if all keys are visible.
+    def mask(self, settings: AttentionSettings, query: torch.Tensor) -> torch.Tensor | None:
+        """Return what is added to the scores, [tokens, keys], in the dtype of the query; None if `attend_one` needs none.
 
         A query attends to its own key and all earlier ones, or only to the last `window` of these. The scores of all
         other keys become -infinity. A bool mask would be converted to these numbers in every layer.
         """
+        window = settings.window
+        if window is None or self.past + self.tokens <= window:
+            is_causal = self.past == 0 and not settings.needs_scores  # PyTorch skips the keys that are hidden
+            if self.tokens == 1 or is_causal:
+                return None
         if (window, query.dtype) not in self._masks:
-            if self.tokens == 1 and (window is None or self.past < window):
-                return None  # the most frequent case: a decode attends to all keys
             places = torch.arange(self.past, self.past + self.tokens, device=query.device)[:, None]
             keys = torch.arange(self.past + self.tokens, device=query.device)
             hidden = keys > places if window is None else (keys > places) | (keys <= places - window)
-            added = query.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-            self._masks[window, query.dtype] = added if hidden.any() else None
+            self._masks[window, query.dtype] = query.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
         return self._masks[window, query.dtype]
 
 
@@ -144,7 +151,7 @@ def attend_row(
     output = query.new_empty(query.shape[1], query.shape[0], values.shape[2])
     segments = row.segments if row.kernel is None else row.kernel(row, query, keys, values, output, settings)
     for segment in segments:
-        slots, mask = segment.key_slots(row.pool, query.device), segment.mask(settings.window, query)
+        slots, mask = segment.key_slots(row.pool, query.device), segment.mask(settings, query)
         own = attend_one(query[:, segment.start : segment.end], keys[:, slots], values[:, slots], mask, settings)
         output[segment.start : segment.end] = own.transpose(0, 1)
     return output
@@ -155,10 +162,11 @@ def attend_one(query, key, value, mask, settings: AttentionSettings) -> torch.Te
 
     Args:
         query: [heads, T, head dim]; `key` and `value`: [kv heads, keys, head dim].
-        mask: [T, keys], added to the scores: 0 to attend, -infinity otherwise; None for all keys. It includes the
-            window.
+        mask: [T, keys], added to the scores: 0 to attend, -infinity otherwise; it includes the window. None for a
+            single query that attends to all keys, or for as many queries as keys, each of which attends to its own
+            key and all earlier ones.
     """
-    if settings.softcap is not None or settings.sinks is not None:
+    if settings.needs_scores:
         return _attend_by_scores(query, key, value, mask, settings)
     q, k, v = query[None], key[None], value[None]
     if query.shape[1] == 1 and key.shape[1] > 64 and query.dtype == torch.bfloat16 and query.device.type == "cpu":
@@ -166,7 +174,11 @@ def attend_one(query, key, value, mask, settings: AttentionSettings) -> torch.Te
         q, k, v = q.float(), k.float(), v.float()
         mask = None if mask is None else mask.float()
     grouped = query.shape[0] > key.shape[0]
-    return scaled_dot_product_attention(q, k, v, mask, scale=settings.scaling, enable_gqa=grouped)[0].to(query.dtype)
+    is_causal = mask is None and query.shape[1] > 1
+    output = scaled_dot_product_attention(
+        q, k, v, mask, is_causal=is_causal, scale=settings.scaling, enable_gqa=grouped
+    )
+    return output[0].to(query.dtype)
 
 
 def _attend_by_scores(query, key, value, mask, settings: AttentionSettings) -> torch.Tensor:

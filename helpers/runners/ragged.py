@@ -18,7 +18,7 @@ from .attention import AttentionMetadata, AttentionSettings, QuerySegment, atten
 from .kv_pool import KVPool, slot_mapping
 from .sampling import BatchSampler, read_logits
 
-MOST_QUERIES = 256  # of a segment: with fewer, PyTorch's attention is called more often than is worth it
+MOST_QUERIES = 256  # of a segment with a mask: with fewer, PyTorch is called more often than is worth it
 
 
 def run_passes(passes: Iterable[ForwardPass]) -> RunnerOutput:
@@ -96,10 +96,13 @@ class RaggedRunner:
     def segments(self, chunk: Chunk, column: int) -> list[QuerySegment]:
         """Return the segments of a chunk that begins at a column of the row.
 
-        A long chunk has several, and each reads the keys up to its own end; a single one would read all keys for every
-        query, to hide half of them. A kernel computes a decode's drafts like further decodes, each with one key more.
+        A sequence's first chunk is one, which needs no mask. A later long one has several, and each reads the keys up
+        to its own end; a single one would read all keys for every query, to hide many of them. A kernel computes a
+        decode's drafts like further decodes, each with one key more.
         """
-        most = 1 if chunk.draft_token_ids and self.kernel is not None else MOST_QUERIES
+        most = MOST_QUERIES if chunk.start else chunk.tokens
+        if chunk.draft_token_ids and self.kernel is not None:
+            most = 1
         return [
             QuerySegment(column + first, min(most, chunk.tokens - first), chunk.start + first, chunk.block_table)
             for first in range(0, chunk.tokens, most)
