@@ -43,7 +43,7 @@ def edited(function: Callable, edits: str | tuple[str, ...]) -> Callable:
     Raises:
         ValueError: the source does not contain what is to be replaced.
     """
-    source = re.sub(r"\A@.*\n", "", inspect.getsource(function))
+    source = re.sub(r"\A@.*?^(?=def |class )", "", inspect.getsource(function), flags=re.DOTALL | re.MULTILINE)
     for edit in [edits] if isinstance(edits, str) else edits:
         old, _, new = edit.partition(" -> ")
         if old not in source:

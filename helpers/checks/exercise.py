@@ -1,19 +1,19 @@
 """The declaration of an exercise: a reference implementation, cases, and misconceptions, also as implementations.
 
-    double = Exercise("double(number)", "twice the number")
+    @Exercise.declare("twice the number")
+    def double(number):
+        return number + number
+
     double.table([(3,), ("an even number", 4)], lambda random: [(random.randrange(100),)])
     double.add_misconceptions({
         "squares the number: twice 3 is 6, not 9.": lambda number: number * number,
     })
 
-    @double.reference
-    def added(number):
-        return number + number
-
 The claim: a right answer passes however it is written. A wrong answer gets the message of a misconception if
 that explains all its results; otherwise, the message describes the first difference.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -67,6 +67,22 @@ class Exercise:
         # A student checks a function many times, and each time it is compared with all misconceptions.
         self.questions = lru_cache(4)(self._questions)
         self.outcome_of = lru_cache(2048)(self._outcome_of)
+
+    @classmethod
+    def declare(cls, idea: str, **settings) -> Callable[[Callable], "Exercise"]:
+        """Return a decorator that turns a reference implementation into the exercise of its name.
+
+        The task has the function's parameters, except for those with defaults: they replace parts of it.
+        """
+
+        def declared(function: Callable) -> Exercise:
+            parameters = inspect.signature(function).parameters.values()
+            names = [one.name for one in parameters if one.default is one.empty]
+            exercise = cls(f"{function.__name__}({', '.join(names)})", idea, **settings)
+            exercise.reference(function)
+            return exercise
+
+        return declared
 
     def cases(self, function: Callable) -> Callable:
         """Take a function that yields (arguments, the case in words), some of them drawn from a `Random`."""

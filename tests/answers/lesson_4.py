@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from answers import ALMOST, RIGHT, WRONG, right
+from helpers.checks.edits import edited
 from helpers.checks.exercises.lesson_4_order import in_classes
 
 RIGHT["longest_first"]["by_the_rounded_third"] = lambda waiting: sorted(
@@ -23,7 +24,7 @@ WRONG["longest_first"] |= {
     "which is in a higher third of 100": lambda queue: in_classes(
         queue, class_of=lambda limit, largest: (4 * limit > largest) + (4 * limit > 3 * largest)
     ),
-    "max() arg is an empty sequence (given": lambda queue: in_classes(queue, max),
+    "max() arg is an empty sequence (given": edited(in_classes, ", default=0 -> "),
     "changes the order of arrival within a class: ": lambda queue: in_classes(
         sorted(queue, key=lambda one: one.request_id)
     ),

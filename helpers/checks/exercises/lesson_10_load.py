@@ -73,10 +73,17 @@ poisson_arrivals = JudgedExercise(
     are_poisson_arrivals,
 )
 
-open_loop_latencies = Exercise(
-    "open_loop_latencies(arrivals, service_seconds)",
-    "latency starts at the intended send time, so it includes the time that a request waits for others",
-)
+
+@Exercise.declare("latency starts at the intended send time, so it includes the time that a request waits for others")
+def open_loop_latencies(arrivals, service_seconds):
+    free, latencies = 0.0, []
+    for sent, seconds in zip(arrivals, service_seconds, strict=True):
+        begin = max(sent, free)
+        latencies.append(begin + seconds - sent)
+        free = begin + seconds
+    return latencies
+
+
 open_loop_latencies.table([
     ("a queue that grows and shrinks", [0.0, 1.0, 2.0, 3.0, 12.0], [2.0, 3.0, 1.0, 4.0, 2.0]),
     ("a server that is never busy", [1.0, 5.0, 9.0], [2.0, 2.0, 3.0]),
@@ -87,32 +94,6 @@ open_loop_latencies.table([
     ("nine requests", sorted(random.uniform(0, 20) for _ in range(9)), [random.uniform(0.5, 4) for _ in range(9)])
 ], given="sent at {}, service {}")  # fmt: skip
 
-
-@open_loop_latencies.reference
-def from_intended_send_time(arrivals, service_seconds):
-    free, latencies = 0.0, []
-    for sent, seconds in zip(arrivals, service_seconds, strict=True):
-        begin = max(sent, free)
-        latencies.append(begin + seconds - sent)
-        free = begin + seconds
-    return latencies
-
-
-def ranked(rank):
-    """Return a wrong implementation that serves the waiting request with the smallest rank first."""
-
-    def latencies(arrivals, service_seconds):
-        waiting, now, ends = set(range(len(arrivals))), 0, {}
-        while waiting:
-            now = max(now, min(arrivals[number] for number in waiting))
-            due = [number for number in waiting if arrivals[number] <= now]
-            waiting.remove(number := min(due, key=lambda number: rank(number, service_seconds[number])))
-            now = ends[number] = now + service_seconds[number]
-        return [ends[number] - sent for number, sent in enumerate(arrivals)]
-
-    return latencies
-
-
 LATENCY = "begin + seconds - sent"
 add_edits(open_loop_latencies, {
     "returns the service times: a closed loop would measure just that. In an open loop, a request also waits while "
@@ -121,19 +102,21 @@ add_edits(open_loop_latencies, {
     "adds up all service times so far. Work that ends before a request is sent does not delay it.":
         lambda sent, service: list(accumulate(service)),
     "assumes that the previous request started when it was sent: it may have waited, too.": "= begin -> = sent",
-    "serves the latest request first. The server runs requests in the order in which they are sent.":
-        ranked(lambda number, seconds: -number),
-    "serves the shortest request first. The server runs requests in the order in which they are sent.":
-        ranked(lambda number, seconds: (seconds, number)),
     "counts only the wait. Latency lasts from the send time to the response.": f"{LATENCY} -> begin - sent",
     "returns the time of each response. Latency counts from the send time of each request.": " - sent -> ",
 })  # fmt: skip
 
-goodput = Exercise(
-    "goodput(requests, seconds, ttft, tpot)",
+
+@Exercise.declare(
     "only requests that are served in time count, and neither a mean nor a refusal hides the others",
     forbidden=["helpers.metrics:goodput"],
 )
+def goodput(requests, seconds, ttft, tpot):
+    good = 0
+    for sent, t in requests:
+        if t and t[0] - sent <= ttft and (t[-1] - t[0]) / max(1, len(t) - 1) <= tpot:
+            good += 1
+    return good / seconds
 
 
 def _requests(text):
@@ -173,15 +156,6 @@ goodput.table([
    build=lambda text, *limits: (_requests(text), *limits))  # fmt: skip
 
 
-@goodput.reference
-def per_second(requests, seconds, ttft, tpot):
-    good = 0
-    for sent, t in requests:
-        if t and t[0] - sent <= ttft and (t[-1] - t[0]) / max(1, len(t) - 1) <= tpot:
-            good += 1
-    return good / seconds
-
-
 def by_means(requests, seconds, ttft, tpot):
     served = [one for one in requests if one[1]]
     waits, gaps = [t[0] - sent for sent, t in served], [(t[-1] - t[0]) / max(1, len(t) - 1) for _, t in served]
@@ -191,22 +165,16 @@ def by_means(requests, seconds, ttft, tpot):
 
 MEAN_GAP = "(t[-1] - t[0]) / max(1, len(t) - 1)"
 BOTH = f"t[0] - sent <= ttft and {MEAN_GAP} <= tpot"
-GAPS = "TPOT is the mean gap between tokens, and there is one gap fewer than there are tokens."
 add_edits(goodput, {
     "counts refused requests. No token of theirs was late, but only because they got none.": "if t and -> if not t or",
-    "assumes that every request has tokens. A refused one has none, and does not count.": "if t and -> if",
-    "assumes that there is a second token: an output of one token has no TPOT, and only TTFT has a limit.":
-        "max(1, len(t) - 1) -> (len(t) - 1)",
     "leaves out requests that exactly meet a limit: *at most* includes the limit itself.": "<= -> <",
     "swaps the limits: the first is for TTFT, the second for TPOT.": "good = -> ttft, tpot = tpot, ttft; good =",
-    f"includes the wait for the first token in TPOT. {GAPS}": f"{MEAN_GAP} -> (t[-1] - sent) / len(t)",
-    f"divides by the number of tokens. {GAPS}": "max(1, len(t) - 1) -> len(t)",
+    "divides by the number of tokens. TPOT is the mean gap between tokens, and the wait for the first one is no gap.":
+        [f"{MEAN_GAP} -> (t[-1] - sent) / len(t)", "max(1, len(t) - 1) -> len(t)"],
     "uses the time of the first token as TTFT, which counts from the send time.": "t[0] - sent -> t[0]",
     "counts all requests that were served, in time or not: that is throughput.": f" and {BOTH} -> ",
     "compares the means of all requests with the limits. Each request meets its limits or misses them.": by_means,
-    "returns a share of the requests, which does not say how many per second are served in time.": [
-        "good / seconds -> good / max(1, len(requests))", "good / seconds -> good / len(requests)",
-        "good / seconds -> 100 * good / max(1, len(requests))",
-        "good / seconds -> good / max(1, sum(bool(t) for _, t in requests))"],
+    "returns a share of the requests, which does not say how many per second are served in time.":
+        ["good / seconds -> good / max(1, len(requests))", "good / seconds -> good / len(requests)"],
     "returns the number of requests: the task asks for requests per second.": "good / seconds -> good",
 })  # fmt: skip

@@ -6,11 +6,32 @@ from ..edits import add_edits
 from ..exercise import Exercise
 from ..queues import first_mistake, run_story
 
-BoundedQueue = Exercise(
-    "BoundedQueue(rows, max_queue, seconds)",
+
+@Exercise.declare(
     "the queue holds no more requests than can be served in time, and a request leaves once, for whatever reason",
     observe=run_story,
 )
+class BoundedQueue:
+    def __init__(self, rows, max_queue, seconds):
+        self.rows, self.max_queue, self.seconds = rows, max_queue, seconds
+        self.running, self.waiting = [], []
+
+    def offer(self, request_id):
+        if len(self.running) < self.rows:
+            self.running.append(request_id)
+        elif len(self.waiting) < self.max_queue:
+            self.waiting.append(request_id)
+        else:
+            return ceil(self.seconds / self.rows)
+        return 0
+
+    def leave(self, request_id):
+        if request_id in self.waiting:
+            self.waiting.remove(request_id)
+        elif request_id in self.running:
+            self.running.remove(request_id)
+            self.running += self.waiting[:1]
+            del self.waiting[:1]
 
 
 def _steps(rows, max_queue, seconds, story):
@@ -41,46 +62,17 @@ BoundedQueue.table([
     ("a long story", 2, 3, 6, "d c b a 0 e f -b f g -g h -e i -e j -d -d k l -c -a -f -i -k m -m n o p"),
 ], _drawn, given="rows {}, max_queue {}, seconds {}", build=_steps)  # fmt: skip
 
-
-@BoundedQueue.reference
-class Bounded:
-    def __init__(self, rows, max_queue, seconds):
-        self.rows, self.max_queue, self.seconds = rows, max_queue, seconds
-        self.running, self.waiting = [], []
-
-    def offer(self, request_id):
-        if len(self.running) < self.rows:
-            self.running.append(request_id)
-        elif len(self.waiting) < self.max_queue:
-            self.waiting.append(request_id)
-        else:
-            return ceil(self.seconds / self.rows)
-        return 0
-
-    def leave(self, request_id):
-        if request_id in self.waiting:
-            self.waiting.remove(request_id)
-        elif request_id in self.running:
-            self.running.remove(request_id)
-            self.running += self.waiting[:1]
-            del self.waiting[:1]
-
-
 RETRY = "ceil(self.seconds / self.rows)"
-ROW = "Each row is busy for `seconds`, but there are several, and any of them will do."
-EARLY = "A client that retries too early is refused again."
-PLACE = "Each request that finishes makes room for another: a client need not wait until the queue is empty."
 add_edits(BoundedQueue, {
     "assumes that a request that leaves has a place. It may have left before, or may have been refused: then "
     "nothing happens.": "elif request_id in self.running -> else",
-    f"returns the time until one particular row is free. {ROW}": f"{RETRY} -> ceil(self.seconds)",
-    f"multiplies by the number of rows. {ROW}": f"{RETRY} -> ceil(self.seconds * self.rows)",
-    f"rounds down. {EARLY}": f"{RETRY} -> max(1, int(self.seconds / self.rows))",
-    f"rounds to the nearest second. {EARLY}": f"{RETRY} -> max(1, round(self.seconds / self.rows))",
-    f"returns the time until all waiting requests have started. {PLACE}":
-        f"{RETRY} -> max(1, ceil(len(self.waiting) * self.seconds / self.rows))",
-    f"returns the time until all requests have finished. {PLACE}":
-        f"{RETRY} -> ceil(len(self.waiting + self.running) * self.seconds / self.rows)",
+    "does not divide by the number of rows: each is busy for `seconds`, but any of them will do.":
+        [f"{RETRY} -> ceil(self.seconds)", f"{RETRY} -> ceil(self.seconds * self.rows)"],
+    "rounds down, or to the nearest second: a client that retries too early is refused again.":
+        [f"{RETRY} -> max(1, {rounded}(self.seconds / self.rows))" for rounded in ("int", "round")],
+    "waits until the queue is empty. Each request that finishes makes room for another.":
+        [f"{RETRY} -> max(1, ceil(len({line}) * self.seconds / self.rows))"
+         for line in ("self.waiting", "self.waiting + self.running")],
 })  # fmt: skip
 
 

@@ -21,11 +21,16 @@ def draw(random, *shape):
     return numbers * torch.randn(*shape[:-1], 1, generator=seeded).exp() / 30
 
 
-integer_product = Exercise(
-    "integer_product(x, integers, scales)",
+@Exercise.declare(
     "both scales leave the sum, which is one of integers: exact, and the same for a token in any batch",
     names=("the sums", "the outputs"),
 )
+def integer_product(x, integers, scales):
+    largest = x.abs().amax(1, keepdim=True)
+    step = torch.where(largest > 0, largest / 127, 1.0)
+    rounded = (x / step).round()
+    sums = rounded.int() @ integers.int().T
+    return sums, sums * step * scales
 
 
 @integer_product.cases
@@ -42,15 +47,6 @@ def _(random):
         yield (x, integers, scales), f"{tokens} tokens, {inputs} inputs, {outputs} outputs"
 
 
-@integer_product.reference
-def times_both_scales(x, integers, scales):
-    largest = x.abs().amax(1, keepdim=True)
-    step = torch.where(largest > 0, largest / 127, 1.0)
-    rounded = (x / step).round()
-    sums = rounded.int() @ integers.int().T
-    return sums, sums * step * scales
-
-
 @integer_product.ignoring
 def the_size_of_integers(result, arguments):
     sums, outputs = result
@@ -58,42 +54,36 @@ def the_size_of_integers(result, arguments):
 
 
 LARGEST, SUMS = "x.abs().amax(1, keepdim=True)", "rounded.int() @ integers.int().T"
-
-
-def rounding(dim):
-    """Return misconceptions of how a vector is rounded, for both tasks."""
-    signed = f".abs().amax({dim} -> .amax({dim}"
-    return {
-        "takes the largest number with its sign: a negative one may be larger in size.":
-            [(signed, f".round() -> .round(){change}") for change in BEYOND_127],
-        "maps the largest number to 128, which 8 bits cannot hold: divide by 127.":
-            [("/ 127 -> / 128", f".round() -> .round(){change}") for change in BEYOND_127],
-        "cuts off the fraction: the nearest integer is closer.": [".round() -> .trunc()", ".round() -> .floor()"],
-    }  # fmt: skip
-
-
+ROUNDING = {  # how both tasks round a vector
+    "takes the largest number with its sign: a negative one may be larger in size.":
+        [(".abs().amax( -> .amax(", f".round() -> .round(){change}") for change in BEYOND_127],
+    "maps the largest number to 128, which 8 bits cannot hold: divide by 127.":
+        [("/ 127 -> / 128", f".round() -> .round(){change}") for change in BEYOND_127],
+    "cuts off the fraction: the nearest integer is closer.": [".round() -> .trunc()", ".round() -> .floor()"],
+}  # fmt: skip
 add_edits(integer_product, {
     "takes one scale for the whole batch: beside a larger token, a token has other integers than alone.":
         f"{LARGEST} -> x.abs().max()",
-    "takes the first token's scale for all: with other tokens before it, a token has other integers.":
-        [(f"{LARGEST} -> x[:1].abs().amax(1, keepdim=True)", f".round() -> .round(){change}") for change in BEYOND_127],
     "takes a scale per input instead of one per token: each product of a sum has another one, so none can leave it.":
-        [(f"{LARGEST} -> x.abs().amax(0)", own) for own in (
-            "sums * step -> sums * step", "sums * step -> (rounded * step) @ integers.float().T")],
-    **rounding(1),
-    "adds up in 8 bits: a single product of two such integers may need 15.": ".int() -> .to(torch.int8)",
-    "adds up in 16 bits, which hold the sum of two products: use 32.": ".int() -> .short()",
+        (f"{LARGEST} -> x.abs().amax(0)", "sums * step -> (rounded * step) @ integers.float().T"),
+    **ROUNDING,
+    "adds up in 8 or 16 bits: a single product of two such integers may need 15, so their sum needs 32.":
+        [".int() -> .to(torch.int8)", ".int() -> .short()"],
     "adds up in float32: beyond 2**24, it leaves out integers, and a sum depends on its order.":
         f"{SUMS} -> rounded @ integers.float().T",
-    "forgets the tokens' scales: their integers count steps of that size.": "sums * step * -> sums * ",
-    "forgets the outputs' scales: the weights' integers count steps of that size.": "* step * scales -> * step",
+    "forgets the scales of the tokens or of the outputs: integers count steps of that size.":
+        ["sums * step * -> sums * ", "* step * scales -> * step"],
 })  # fmt: skip
 
-rounded_cache = Exercise(
-    "rounded_cache(keys)",
+
+@Exercise.declare(
     "a key is rounded once, when it is written, so its scale must not depend on any other",
     names=("the integers", "the scales"),
 )
+def rounded_cache(keys):
+    largest = keys.abs().amax(2)
+    scales = torch.where(largest > 0, largest / 127, 1.0)
+    return (keys / scales[..., None]).round().to(torch.int8), scales
 
 
 @rounded_cache.cases
@@ -102,13 +92,6 @@ def _(random):
         yield (torch.tensor([keys]),), f"{name}: keys {[keys]}"
     for heads, tokens, head_dim in [(2, 5, 8), (3, 4, 3), (1, 4, 16), (4, 1, 6), (random.randint(2, 4), 6, 4)]:
         yield (draw(random, heads, tokens, head_dim),), f"{heads} heads, {tokens} tokens, head dim {head_dim}"
-
-
-@rounded_cache.reference
-def key_by_key(keys):
-    largest = keys.abs().amax(2)
-    scales = torch.where(largest > 0, largest / 127, 1.0)
-    return (keys / scales[..., None]).round().to(torch.int8), scales
 
 
 @rounded_cache.ignoring
@@ -126,14 +109,20 @@ add_edits(rounded_cache, {
         "keys.abs().amax(2) -> keys.abs().amax((0, 2)).expand(keys.shape[:2])",
     "takes a scale per number of the head dim: with a new token, those of all earlier ones would change.":
         ("amax(2) -> amax(1)", "scales[..., None] -> scales[:, None]"),
-    **rounding(2),
+    **ROUNDING,
 })  # fmt: skip
 
-cache_bytes = Exercise(
-    "cache_bytes(layers, heads, kv_heads, head_dim, kind, memory)",
+
+@Exercise.declare(
     "the scales are part of the cache, and longer vectors have fewer of them",
     names=("the bytes of a token", "the tokens"),
 )
+def cache_bytes(layers, heads, kv_heads, head_dim, kind, memory):
+    vector = 2 * head_dim if kind == "bfloat16" else head_dim + 4
+    token = 2 * layers * kv_heads * vector
+    return token, memory // token
+
+
 cache_bytes.table([
     (12, 12, 12, 64, "bfloat16", 10**9), (12, 12, 12, 64, "int8", 10**9), (32, 32, 8, 128, "int8", 8 * 2**30),
     (32, 32, 8, 128, "bfloat16", 8 * 2**30), (4, 8, 1, 16, "int8", 640 * 4), (2, 6, 2, 24, "bfloat16", 5000),
@@ -142,20 +131,10 @@ cache_bytes.table([
     for kind in ("bfloat16", "int8")
 ])  # fmt: skip
 
-
-@cache_bytes.reference
-def of_all_vectors(layers, heads, kv_heads, head_dim, kind, memory):
-    vector = 2 * head_dim if kind == "bfloat16" else head_dim + 4
-    token = 2 * layers * kv_heads * vector
-    return token, memory // token
-
-
 add_edits(cache_bytes, {
     "forgets the scales: an int8 vector has one, which takes 4 bytes.": "head_dim + 4 -> head_dim",
     "counts one scale for all heads: each KV head has its own.":
         "kv_heads * vector -> (kv_heads * vector if kind == 'bfloat16' else kv_heads * head_dim + 4)",
-    "counts half of a scale per vector: the key and the value have one each, of 4 bytes.": "+ 4 -> + 2",
     "counts only the keys, or only the values: a token has both.": "2 * layers -> layers",
     "counts the query heads: several of them may share the keys and values of a KV head.": "kv_heads * -> heads * ",
-    "counts one layer: each has its own keys and values.": "2 * layers -> 2",
 })  # fmt: skip

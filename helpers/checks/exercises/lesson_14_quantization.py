@@ -4,11 +4,19 @@ from ..comparing import is_number, kind
 from ..edits import add_edits
 from ..exercise import Exercise, JudgedExercise, Passed, Wrong
 
-quantize = Exercise(
-    "quantize(values, bits)",
+
+@Exercise.declare(
     "a zero point moves the integers to where the values are, so no integer is wasted",
     names=("the integers", "the scale", "the zero point"),
 )
+def quantize(values, bits):
+    low, high = min(0.0, *values), max(0.0, *values)
+    scale = (high - low) / (2**bits - 1)
+    zero_point = round(-low / scale)
+    integers = [round(value / scale) + zero_point for value in values]
+    return [min(one, 2**bits - 1) for one in integers], scale, zero_point
+
+
 quantize.table([
     ([-1.0, 0.0, 2.0], 4), ([-0.3, 0.1, 0.87, 1.2], 4), ([-2.25, -0.4, 0.3], 4), ([-1.0, 0.17, 3.0, -0.7, 1.1], 8),
     ([0.5, 1.0, 3.0], 4), ([-0.47, -1.13, -3.0], 4), ([0.02, -0.01, 0.04], 2), ([12.0, -18.0, 3.3], 8),
@@ -21,7 +29,7 @@ quantize.table([
 def however_it_rounds(result, arguments):
     """Accept any rounding: every value within half a step of its integer, less or more by the zero point's rounding."""
     (integers, scale, zero_point), (values, bits) = result, arguments
-    right, step, zero = with_a_zero_point(values, bits)
+    right, step, zero = quantize.solution(values, bits)
     shift = -min(0.0, *values) / step
     fits = abs(scale - step) < 1e-5 * step and abs(zero_point - shift) <= 0.501 and len(integers) == len(values)
     slack = 0.501 + abs(zero_point - shift)
@@ -33,19 +41,8 @@ def however_it_rounds(result, arguments):
     return result
 
 
-@quantize.reference
-def with_a_zero_point(values, bits):
-    low, high = min(0.0, *values), max(0.0, *values)
-    scale = (high - low) / (2**bits - 1)
-    zero_point = round(-low / scale)
-    integers = [round(value / scale) + zero_point for value in values]
-    return [min(one, 2**bits - 1) for one in integers], scale, zero_point
-
-
 LIMITS = "min(0.0, *values), max(0.0, *values)"
 add_edits(quantize, {
-    "takes the scale from the mean: values beyond it need integers that do not exist. The range decides.":
-        f"{LIMITS} -> -(mean := sum(map(abs, values)) / len(values)), mean",
     "takes the scale from the largest size alone, as symmetric quantization does: half of the integers stay unused.":
         f"{LIMITS} -> -max(map(abs, values)), max(map(abs, values))",
     "takes the range from 0 to the largest value: negative values need integers, too.": "min(0.0, *values) -> 0.0",
@@ -55,18 +52,23 @@ add_edits(quantize, {
     "would wrap around to 0.": "/ (2**bits - 1) -> / 2**bits",
     "drops the zero point: negative values get negative integers, and these do not exist.": " + zero_point -> ",
     "subtracts the zero point: it is the integer of 0, so it is added to all.": "+ zero_point -> - zero_point",
-    "returns the smallest value as the zero point: it is an integer, the one that stands for 0.":
-        "round(-low / scale) -> -low",
     "returns the integer of the smallest value as the zero point: it is the integer that stands for 0.": "-low -> low",
     "cuts off the fraction: the nearest integer has a smaller error.": "round(value -> int(value",
     "has an integer of 2**bits: where the largest value and the zero point are both rounded up, their sum is too large "
     "by one.": "min(one, 2**bits - 1) -> one",
 })  # fmt: skip
 
-multiply = Exercise(
-    "multiply(x, integers, scales, zeros, group)",
-    "the zero points leave the product with the sums of the inputs, so a kernel needs no float weights",
-)
+
+@Exercise.declare("the zero points leave the product with the sums of the inputs, so a kernel needs no float weights")
+def multiply(x, integers, scales, zeros, group):
+    total = 0.0
+    for n, start in enumerate(range(0, len(x), group)):
+        part = x[start : start + group]
+        products = sum(one * other for one, other in zip(part, integers[start:], strict=False))
+        total += scales[n] * (products - zeros[n] * sum(part))
+    return total
+
+
 multiply.table([
     ([1.0, 2.0], [3, 7], [0.5], [5], 2), ([1.0, -2.0, 0.5, 3.0], [15, 0, 8, 2], [0.5, 2.0], [8, 8], 2),
     ([1.0, -2.0, 0.5, 3.0], [15, 0, 8, 2], [0.5, 2.0], [3, 11], 2),
@@ -78,28 +80,14 @@ multiply.table([
     ([float(random.randint(-3, 3)) for _ in range(6)], random.choices(range(16), k=6), [0.5, 0.125], [9, 4], 3)
 ])  # fmt: skip
 
-
-@multiply.reference
-def by_group(x, integers, scales, zeros, group):
-    total = 0.0
-    for n, start in enumerate(range(0, len(x), group)):
-        part = x[start : start + group]
-        products = sum(one * other for one, other in zip(part, integers[start:], strict=False))
-        total += scales[n] * (products - zeros[n] * sum(part))
-    return total
-
-
 add_edits(multiply, {
     "drops the zero points: an integer stands for (integer - zero point) * scale.": " - zeros[n] * sum(part) -> ",
     "subtracts a zero point once per group: each weight of the group contains it, so each input multiplies it.":
         "zeros[n] * sum(part) -> zeros[n]",
     "subtracts a zero point once per weight, but does not multiply it by the inputs.": "sum(part) -> len(part)",
-    "adds the zero points: a weight is (integer - zero point) * scale.": "products - -> products +",
-    "subtracts the first group's zero point everywhere: each group has its own.": "zeros[n] -> zeros[0]",
-    "uses the first scale for all groups: each group has its own.": "scales[n] -> scales[0]",
+    "uses the first group's zero point or scale for all groups: each has its own.":
+        ["zeros[n] -> zeros[0]", "scales[n] -> scales[0]"],
     "leaves out the scales: an integer counts steps, and a scale is their size.": "scales[n] * -> 1 *",
-    "subtracts the zero points after scaling: they are integers, so they are scaled, too.":
-        "(products - zeros[n] * sum(part)) -> products - zeros[n] * sum(part)",
     "multiplies a zero point by the sum of all inputs: only those of its own group have it.": "sum(part) -> sum(x)",
 })  # fmt: skip
 

@@ -11,10 +11,15 @@ from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_15_adapters import randn
 
-split_linear = Exercise(
-    "split_linear(weight, bias, size, by)",
-    "the outputs of a layer that is split by columns are joined, those of one that is split by rows are added",
+
+@Exercise.declare(
+    "the outputs of a layer that is split by columns are joined, those of one that is split by rows are added"
 )
+def split_linear(weight, bias, size, by):
+    none = torch.zeros_like(bias)
+    if by == "columns":
+        return list(zip(weight.chunk(size, 0), bias.chunk(size), strict=True))
+    return list(zip(weight.chunk(size, 1), [bias] + [none] * (size - 1), strict=True))
 
 
 @split_linear.cases
@@ -27,46 +32,30 @@ def _(random):
             yield (*randn(random, (outputs, inputs), (outputs,)), size, by), given
 
 
-@split_linear.reference
-def neighbors_together(weight, bias, size, by):
-    none = torch.zeros_like(bias)
-    if by == "columns":
-        return list(zip(weight.chunk(size, 0), bias.chunk(size), strict=True))
-    return list(zip(weight.chunk(size, 1), [bias] + [none] * (size - 1), strict=True))
-
-
-CUT_W, CUT_B, ONCE = "weight.chunk(size, 0)", "bias.chunk(size)", "[bias] + [none] * (size - 1)"
-IN_TURN = "{} -> [{}n::size] for n in range(size)]"
-W_IN_TURN = [IN_TURN.format(f"weight.chunk(size, {dim})", f"weight[{':, ' * dim}") for dim in (0, 1)]
-COLUMNS_IN_TURN = W_IN_TURN[0], IN_TURN.format(CUT_B, "bias[")
+CUT, ONCE = "bias.chunk(size)", "[bias] + [none] * (size - 1)"
 add_edits(split_linear, {
     "exchanges columns and rows: the weight is stored as [outputs, inputs], and a split by columns shares out the "
-    "outputs.": ['"columns" -> "rows"', ("size, 0 -> size, -2", "size, 1 -> size, 0", "size, -2 -> size, 1")],
+    "outputs.": '"columns" -> "rows"',
     "splits both kinds of layers in the same way: `by` says which way.": ["by == -> by or", "if by == -> if not"],
-    "gives every worker the whole bias of a layer that is split by rows: the sum would contain it several times.":
-        f"{ONCE} -> [bias] * size",
-    "cuts the bias of a layer that is split by rows: each worker's results have all outputs, so the pieces don't fit.":
-        f"{ONCE} -> {CUT_B}",
-    "divides the bias of a layer that is split by rows by the number of workers: here, worker 0 has all of it.":
-        f"{ONCE} -> [bias / size] * size",
-    "gives the bias of a layer that is split by rows to no worker: the sum must contain it once.":
-        f"{ONCE} -> [none] * size",
-    "gives workers the whole bias of a layer that is split by columns: a worker has some outputs, and needs theirs.":
-        f"{CUT_B} -> [bias] * size",
-    "gives only worker 0 a bias when it splits by columns: these outputs are not added, so each keeps its own.":
-        f"{CUT_B} -> [one * (not n) for n, one in enumerate({CUT_B})]",
+    "does not give the bias of a layer that is split by rows to worker 0 alone: the sum must contain it once.":
+        [f"{ONCE} -> {other}" for other in ("[bias] * size", CUT, "[bias / size] * size", "[none] * size")],
+    "gives workers another bias than that of their own outputs when it splits by columns.":
+        [f"{CUT} -> [bias] * size", f"{CUT} -> [one * (not n) for n, one in enumerate({CUT})]"],
     "deals out rows or columns in turn: neighbors stay together, so that joined outputs are in order.":
-        [(*COLUMNS_IN_TURN, W_IN_TURN[1]), COLUMNS_IN_TURN, W_IN_TURN[1]],
-    "gives every worker the whole weight: none of them would save anything.":
-        [(f"{CUT_W} -> [weight] * size", "weight.chunk(size, 1) -> [weight] * size", *bias)
-         for bias in ((), (f"{ONCE} -> [bias] * size", f"{CUT_B} -> [bias] * size"))],
+        tuple(f"{cut} -> [{one}n::size] for n in range(size)]" for cut, one in (
+            ("weight.chunk(size, 0)", "weight["), ("weight.chunk(size, 1)", "weight[:, "), (CUT, "bias["))),
 })  # fmt: skip
 
-split_mlp = Exercise(
-    "split_mlp(x, up, down, size)",
+
+@Exercise.declare(
     "columns, then rows: what a worker computes of the first layer is just what it needs for its share of the second",
     names=("the parts", "the outputs"),
 )
+def split_mlp(x, up, down, size):
+    (w, b), (v, c) = up, down
+    shares = zip(w.chunk(size), b.chunk(size), v.chunk(size, 1), strict=True)
+    parts = [gelu(x @ own_w.T + own_b, approximate="tanh") @ own_v.T for own_w, own_b, own_v in shares]
+    return parts, sum(parts) + c
 
 
 @split_mlp.cases
@@ -81,77 +70,40 @@ def _(random):
         yield (x, (w, b), (v, c), size), given
 
 
-@split_mlp.reference
-def one_sum(x, up, down, size):
-    (w, b), (v, c) = up, down
-    shares = zip(w.chunk(size), b.chunk(size), v.chunk(size, 1), strict=True)
-    parts = [gelu(x @ own_w.T + own_b, approximate="tanh") @ own_v.T for own_w, own_b, own_v in shares]
-    return parts, sum(parts) + c
-
-
 @split_mlp.ignoring
 def where_the_second_bias_is_added(result, arguments):
     (parts, outputs), (_, _, (_, bias), _) = result, arguments
-    first = one_sum(*arguments)[0][0]
+    first = split_mlp.solution(*arguments)[0][0]
     adds = difference(parts[0], first + bias, strict=False) is None
     return ([first, *parts[1:]] if adds else parts), outputs
 
 
 SUM, GELU, OUT = "sum(parts) + c", 'gelu(x @ own_w.T + own_b, approximate="tanh")', "@ own_v.T"
-
-
-def instead_of_the_sum(*wrong):
-    """Return edits: with the second bias after the sum, without it, and with the bias that worker 0 adds."""
-    at_0 = f"return parts, {SUM} -> parts[0] = parts[0] + c\n    return parts, "
-    return [edit for one in wrong for edit in (f"{SUM} -> {one} + c", f"{SUM} -> {one}", at_0 + one)]
-
-
 BY_ROWS = "w.chunk(size) -> zip(x.chunk(size, 1), w.chunk(size, 1))", "x @ own_w.T -> own_w[0] @ own_w[1].T"
-EVERYWHERE = "b.chunk(size) -> [b] * size"
-AT_0 = "b.chunk(size) -> [b] + [0 * b] * (size - 1)"
-WHOLE = "v.chunk(size, 1) -> [v] * size"
-IN_COLUMNS = "v.chunk(size, 1) -> v.chunk(size)", f"{SUM} -> torch.cat(parts, 1) + c"
-ALL = "w.chunk(size) -> [w] * size", EVERYWHERE, WHOLE
+EVERYWHERE, WHOLE = "b.chunk(size) -> [b] * size", "v.chunk(size, 1) -> [v] * size"
 add_edits(split_mlp, {
     "splits the first layer by rows and applies the activation to partial sums: GELU of a sum is not the sum of GELUs.":
-        [(*BY_ROWS, bias, *rest) for bias in (EVERYWHERE, AT_0) for rest in ((WHOLE,), IN_COLUMNS)],
-    "adds the second bias in every worker: the sum then contains it once for each of them.":
-        [(f"{SUM} -> {total}", f"{OUT} -> {OUT} + c") for total in ("sum(parts)", SUM)],
-    "adds the second bias twice: in a worker, and after the sum.": f"{SUM} -> {SUM} + c",
+        (*BY_ROWS, EVERYWHERE, WHOLE),
+    "adds the second bias several times: the sum must contain it once.":
+        [(f"{SUM} -> sum(parts)", f"{OUT} -> {OUT} + c"), f"{OUT} -> {OUT} + c", f"{SUM} -> {SUM} + c"],
     "leaves out the second bias.": f"{SUM} -> sum(parts)",
     "leaves out the first bias: each worker adds its share of it before the activation.": " + own_b -> ",
     "leaves out the activation: two linear layers in a row are one.": f"{GELU} -> (x @ own_w.T + own_b)",
     "applies the activation after the second layer: its place is between the two.":
-        [(f"{GELU} {OUT} -> gelu((x @ own_w.T + own_b) {OUT}, approximate='tanh')",),
-         (f"{GELU} -> (x @ own_w.T + own_b)", f"{SUM} -> gelu({SUM}, approximate='tanh')")],
+        f"{GELU} {OUT} -> gelu((x @ own_w.T + own_b) {OUT}, approximate='tanh')",
     "computes another GELU: this one has the approximation 'tanh', as in GPT-2.": ', approximate="tanh" -> ',
-    "joins the parts instead of adding them: each part has all outputs, and of each a share of its sum.":
-        instead_of_the_sum(*(f"torch.{how}(parts{dim})" for how in ("cat", "stack") for dim in ("", ", 1"))),
-    "returns the mean of the parts: they are shares of a sum.": instead_of_the_sum("sum(parts) / size"),
-    "forgets the sum: the outputs are those of a single worker.": instead_of_the_sum("parts[0]", "parts[-1]"),
+    "returns the mean of the parts, or one of them: they are shares of a sum.":
+        [f"{SUM} -> {one} + c" for one in ("sum(parts) / size", "parts[0]")],
     "splits both layers by columns: each worker of the second one needs the inner numbers of all others, which is a "
-    "second exchange.": [("w.chunk(size) -> [w] * size", EVERYWHERE, *IN_COLUMNS)],
+    "second exchange.": ("w.chunk(size) -> [w] * size", EVERYWHERE, "v.chunk(size, 1) -> v.chunk(size)",
+                         f"{SUM} -> torch.cat(parts, 1) + c"),
     "computes the whole MLP in every worker: each has a share of the inner numbers.":
-        [(*ALL, f"{SUM} -> parts[0] + c"), (*ALL, f"{SUM} -> sum(parts) / size + c"),
-         (*ALL, f"{OUT} -> {OUT} / size"), (*ALL, f"{OUT} -> {OUT} + c", f"{SUM} -> parts[0]")],
+        ("w.chunk(size) -> [w] * size", EVERYWHERE, WHOLE, f"{SUM} -> parts[0] + c"),
 })  # fmt: skip
 
-qkv_rows = Exercise(
-    "qkv_rows(heads, kv_heads, head_dim, size)",
-    "a worker has whole heads, and a query head is where its keys and values are",
-    observe=or_error,
-)
-qkv_rows.table([
-    (4, 2, 1, 2), (4, 4, 2, 2), (8, 2, 2, 2), (6, 3, 1, 3), (8, 4, 2, 4), (12, 4, 3, 2), (5, 5, 2, 5), (4, 1, 2, 1),
-    (8, 2, 2, 4), (6, 6, 1, 4), (6, 2, 2, 3), (5, 5, 4, 2), (9, 3, 1, 2), (16, 8, 1, 3),
-], lambda random: [
-    (kv_heads * random.randint(2, 3), kv_heads, random.randint(2, 4), size)
-    for size in (2, 3) for kv_heads in (2 * size, 2 * size + 1)
-])  # fmt: skip
 
-
-@qkv_rows.reference
-def part_by_part(heads, kv_heads, head_dim, size):
+@Exercise.declare("a worker has whole heads, and a query head is where its keys and values are", observe=or_error)
+def qkv_rows(heads, kv_heads, head_dim, size):
     for count in (heads, kv_heads):
         if count % size:
             raise ValueError(f"{size} workers cannot share {count} heads equally")
@@ -161,6 +113,15 @@ def part_by_part(heads, kv_heads, head_dim, size):
             begin, end = first + n * count // size, first + (n + 1) * count // size
             own += range(begin * head_dim, end * head_dim)
     return shares
+
+
+qkv_rows.table([
+    (4, 2, 1, 2), (4, 4, 2, 2), (8, 2, 2, 2), (6, 3, 1, 3), (8, 4, 2, 4), (12, 4, 3, 2), (5, 5, 2, 5), (4, 1, 2, 1),
+    (8, 2, 2, 4), (6, 6, 1, 4), (6, 2, 2, 3), (5, 5, 4, 2), (9, 3, 1, 2), (16, 8, 1, 3),
+], lambda random: [
+    (kv_heads * random.randint(2, 3), kv_heads, random.randint(2, 4), size)
+    for size in (2, 3) for kv_heads in (2 * size, 2 * size + 1)
+])  # fmt: skip
 
 
 @qkv_rows.ignoring
@@ -175,7 +136,6 @@ def other_words(result, arguments):
 
 PARTS = "((0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads))"
 RAISE = 'raise ValueError(f"{size} workers cannot share {count} heads equally")'
-QUERIES_ONLY = "(heads, kv_heads): -> (heads,):"
 SPAN = "first + n * count // size, first + (n + 1) * count // size"
 DROPPED = f"{SPAN} -> first + n * (count // size), first + (n + 1) * (count // size)"
 ROWS = "range(begin * head_dim, end * head_dim)"
@@ -186,16 +146,14 @@ add_edits(qkv_rows, {
     "gives some workers more heads than others: each pass would wait for them, so raise a ValueError.":
         f"{RAISE} -> pass",
     "checks only the query heads: the KV heads are fewer, and have to be shared out equally, too.":
-        [QUERIES_ONLY, (QUERIES_ONLY, DROPPED)],
+        "(heads, kv_heads): -> (heads,):",
     "cuts the whole matrix into equal pieces: the first workers would get the queries, the last one the values.":
         f"{PARTS} -> ((0, heads + 2 * kv_heads),)",
     "shares out only the queries: a worker also computes the keys and values that its queries read.":
         f"{PARTS} -> ((0, heads),)",
-    "counts as many KV heads as query heads: here, several query heads may share one.":
-        f"{PARTS} -> ((0, heads), (heads, heads), (2 * heads, heads))",
     "gives every worker all KV heads: it needs those that its own query heads read, and no others.":
         f"{SPAN} -> (first, first + count) if first else (n * count // size, (n + 1) * count // size)",
     "shares out the queries without their KV heads: query head 0 reads KV head 0, and so do its neighbors.":
-        [f"{ROWS} -> ({one} if first else {other})" for one, other in ((TURNS, TURNS), (ROWS, TURNS), (TURNS, ROWS))],
+        f"{ROWS} -> {TURNS}",
     "returns heads: each has as many rows as `head_dim` says.": f"{ROWS} -> range(begin, end)",
 })  # fmt: skip

@@ -3,21 +3,9 @@
 from ..edits import add_edits
 from ..exercise import Exercise
 
-waiting_and_running = Exercise(
-    "waiting_and_running(requests, start, end)",
-    "Little's law holds for the queue, for the rows and for both together",
-    names=("waiting", "running"),
-)
-waiting_and_running.table([
-    ([(0.0, 1.0, 5.0), (2.0, 2.0, 3.0)], 0.0, 10.0), ([(0.0, 2.0, 6.0)], 1.0, 5.0),
-    ([(0.0, 0.0, 10.0), (1.0, 6.0, 9.0)], 4.0, 8.0), ([(0.0, 1.0, 2.0), (5.0, 7.0, 12.0), (9.0, 11.0, 13.0)], 4.0, 8.0),
-    ([(1.0, 2.0, 3.0)], 5.0, 6.0), ([(1.0, 8.0, 9.0), (2.0, 8.0, 12.0), (3.0, 9.0, 10.0)], 2.0, 6.0),
-], lambda random: [([tuple(sorted(random.randint(0, 160) / 10 for _ in "abc")) for _ in range(9)], 2.0, 9.0)],
-   given="(arrival, admitted, finished) {}, from {} to {}")  # fmt: skip
 
-
-@waiting_and_running.reference
-def by_overlaps(requests, start, end):
+@Exercise.declare("Little's law holds for the queue, for the rows and for both together", names=("waiting", "running"))
+def waiting_and_running(requests, start, end):
     waiting = running = 0.0
     for arrival, admitted, finished in requests:
         waiting += max(0.0, min(admitted, end) - max(arrival, start))
@@ -25,18 +13,19 @@ def by_overlaps(requests, start, end):
     return waiting / (end - start), running / (end - start)
 
 
-def each(condition):
-    """Return an edit that counts some requests only."""
-    return f"finished in requests: -> finished in [(a, b, c) for a, b, c in requests if {condition}]:"
-
+waiting_and_running.table([
+    ([(0.0, 1.0, 5.0), (2.0, 2.0, 3.0)], 0.0, 10.0), ([(0.0, 2.0, 6.0)], 1.0, 5.0),
+    ([(0.0, 0.0, 10.0), (1.0, 6.0, 9.0)], 4.0, 8.0), ([(0.0, 1.0, 2.0), (5.0, 7.0, 12.0), (9.0, 11.0, 13.0)], 4.0, 8.0),
+    ([(1.0, 2.0, 3.0)], 5.0, 6.0), ([(1.0, 8.0, 9.0), (2.0, 8.0, 12.0), (3.0, 9.0, 10.0)], 2.0, 6.0),
+], lambda random: [([tuple(sorted(random.randint(0, 160) / 10 for _ in "abc")) for _ in range(9)], 2.0, 9.0)],
+   given="(arrival, admitted, finished) {}, from {} to {}")  # fmt: skip
 
 WHOLE = ("min(admitted, end) - max(arrival, start) -> admitted - arrival",
          "min(finished, end) - max(admitted, start) -> finished - admitted")  # fmt: skip
 add_edits(waiting_and_running, {
-    "counts requests that finish within the window only: the others are in the system, too.":
-        each("start <= a and c <= end"),
-    "counts requests that arrive within the window only: earlier ones may still be in the system.":
-        each("start <= a < end"),
+    "counts requests that arrive or finish within the window only: the others are in the system, too.": [
+        f"finished in requests: -> finished in [(a, b, c) for a, b, c in requests if {condition}]:"
+        for condition in ("start <= a and c <= end", "start <= a < end")],
     "counts the whole time of a request: only the part within the window belongs to its average.": (
         *WHOLE, "max(0.0, admitted - arrival) -> (admitted - arrival) * (min(admitted, end) > max(arrival, start))",
         "max(0.0, finished - admitted) -> (finished - admitted) * (min(finished, end) > max(admitted, start))"),
@@ -47,10 +36,16 @@ add_edits(waiting_and_running, {
     "counts a request as waiting until it finishes: once admitted, it runs.": "min(admitted -> min(finished",
 })  # fmt: skip
 
-smallest_fleet = Exercise(
-    "smallest_fleet(fleets, limit, share, price)",
-    "a promise is a share of the requests, and every replica is paid for, busy or not",
-)
+
+@Exercise.declare("a promise is a share of the requests, and every replica is paid for, busy or not")
+def smallest_fleet(fleets, limit, share, price):
+    enough = [fleet for fleet in fleets if sum(one <= limit for one in fleet[3]) >= share * len(fleet[3])]
+    if not enough:
+        return None
+    best = min(enough, key=lambda fleet: fleet[0])
+    return best[0], best[0] * best[1] * price
+
+
 EVEN = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]  # 8 and 16 requests: no rounding decides whether a share is reached
 TAIL = [0.1] * 9 + [8.0]
 FAR = [0.1] * 7 + [9.0]  # 7 of 8 are in time, and an interpolated percentile is not
@@ -80,33 +75,14 @@ smallest_fleet.table([
     1.0, 0.875, 2.0,
 )], given="(replicas, hours, busy hours, latencies) {}, limit {}, share {}, {} per hour")  # fmt: skip
 
-
-@smallest_fleet.reference
-def by_the_share_in_time(fleets, limit, share, price):
-    enough = [fleet for fleet in fleets if sum(one <= limit for one in fleet[3]) >= share * len(fleet[3])]
-    if not enough:
-        return None
-    best = min(enough, key=lambda fleet: fleet[0])
-    return best[0], best[0] * best[1] * price
-
-
-def keeps(condition):
-    """Return an edit of the condition on the latencies of a fleet that keeps the promise."""
-    return f"sum(one <= limit for one in fleet[3]) >= share * len(fleet[3]) -> {condition}"
-
-
+KEEPS = "sum(one <= limit for one in fleet[3]) >= share * len(fleet[3])"
 add_edits(smallest_fleet, {
-    "compares the mean with the limit: a promise is a share of the requests, and the mean hides the slow ones.":
-        keeps("statistics.mean(fleet[3]) <= limit"),
-    "compares the median with the limit: half of the requests may be slower.":
-        keeps("statistics.median(fleet[3]) <= limit"),
-    "compares the slowest request with the limit: the promise leaves out a share of the requests.":
-        keeps("max(fleet[3]) <= limit"),
+    "compares one number with the limit: a promise is a share of the requests, which no mean or maximum says.":
+        [f"{KEEPS} -> {one}(fleet[3]) <= limit" for one in ("statistics.mean", "statistics.median", "max")],
     "counts a latency that equals the limit as too slow.": "<= limit -> < limit",
     "compares an interpolated percentile with the limit, and it can be between two latencies: count those in time.":
-        keeps("np.percentile(fleet[3], 100 * share) <= limit"),
+        f"{KEEPS} -> np.percentile(fleet[3], 100 * share) <= limit",
     "asks for more than the promised share: exactly that share keeps the promise.": ">= share -> > share",
-    "swaps the two shares: the promised share has to be within the limit, not above it.": "<= limit -> > limit",
     "takes the first fleet that keeps the promise: a smaller one may follow.":
         "min(enough, key=lambda fleet: fleet[0]) -> enough[0]",
     "takes the cheapest fleet that keeps the promise: the smallest one has the fewest replicas, whatever it costs.":

@@ -5,27 +5,9 @@ import numpy as np
 from ..edits import add_edits
 from ..exercise import Exercise
 
-finish_times = Exercise(
-    "finish_times(requests, rows, constant, per_row)",
-    "only an iteration and an idle engine move the clock, and it never runs back",
-)
-finish_times.table([
-    ([(0.0, 2), (0.5, 1), (10.0, 1)], 2, 1.0, 0.5), ([(0.0, 1), (0.25, 1), (0.5, 1)], 2, 2.0, 0.25),
-    ([(3.0, 1)], 4, 0.5, 0.25), ([(0.0, 2), (1.5, 1), (3.0, 2)], 2, 1.0, 0.5),
-    ([(0.0, 4), (0.125, 1), (0.25, 1), (0.375, 2)], 2, 1.0, 0.25), ([(0.0, 1), (0.0, 3), (0.0, 2)], 8, 1.0, 1.0),
-    # A queue for few rows, with outputs of unequal length.
-    ([(0.0, 5), (0.0, 2), (0.0, 6), (0.0, 1), (0.0, 3), (0.0, 1)], 2, 1.0, 0.5),
-    ([(0.0, 3), (0.5, 7), (0.5, 1), (1.0, 4), (1.0, 1), (20.0, 2), (20.0, 1), (21.0, 1)], 2, 0.5, 0.25),
-    ([(0.0, 9), (1.0, 1), (1.0, 5), (2.0, 1), (2.0, 1)], 1, 1.0, 0.0),
-    ([(0.0, 1), (1.5, 1), (2.0, 1), (7.0, 1)], 1, 1.0, 0.5),  # arrivals exactly when an iteration ends
-    ([], 2, 1.0, 0.5),
-], lambda random: [  # in eighths: no rounding decides which arrival is due
-    ([(time / 8, random.randint(1, 4)) for time in sorted(random.choices(range(97), k=8))], 3, 0.75, 0.125)
-], given="(arrival, tokens) {}, {} rows, an iteration takes {} + {} per row")  # fmt: skip
 
-
-@finish_times.reference
-def on_a_virtual_clock(requests, rows, constant, per_row):
+@Exercise.declare("only an iteration and an idle engine move the clock, and it never runs back")
+def finish_times(requests, rows, constant, per_row):
     now, running, times, to_come = 0.0, {}, [0.0] * len(requests), list(range(len(requests)))
     while to_come or running:
         if not running:
@@ -45,6 +27,20 @@ def on_a_virtual_clock(requests, rows, constant, per_row):
     return times
 
 
+finish_times.table([
+    ([(0.0, 2), (0.5, 1), (10.0, 1)], 2, 1.0, 0.5), ([(0.0, 1), (0.25, 1), (0.5, 1)], 2, 2.0, 0.25),
+    ([(3.0, 1)], 4, 0.5, 0.25), ([(0.0, 2), (1.5, 1), (3.0, 2)], 2, 1.0, 0.5),
+    ([(0.0, 4), (0.125, 1), (0.25, 1), (0.375, 2)], 2, 1.0, 0.25), ([(0.0, 1), (0.0, 3), (0.0, 2)], 8, 1.0, 1.0),
+    # A queue for few rows, with outputs of unequal length.
+    ([(0.0, 5), (0.0, 2), (0.0, 6), (0.0, 1), (0.0, 3), (0.0, 1)], 2, 1.0, 0.5),
+    ([(0.0, 3), (0.5, 7), (0.5, 1), (1.0, 4), (1.0, 1), (20.0, 2), (20.0, 1), (21.0, 1)], 2, 0.5, 0.25),
+    ([(0.0, 9), (1.0, 1), (1.0, 5), (2.0, 1), (2.0, 1)], 1, 1.0, 0.0),
+    ([(0.0, 1), (1.5, 1), (2.0, 1), (7.0, 1)], 1, 1.0, 0.5),  # arrivals exactly when an iteration ends
+    ([], 2, 1.0, 0.5),
+], lambda random: [  # in eighths: no rounding decides which arrival is due
+    ([(time / 8, random.randint(1, 4)) for time in sorted(random.choices(range(97), k=8))], 3, 0.75, 0.125)
+], given="(arrival, tokens) {}, {} rows, an iteration takes {} + {} per row")  # fmt: skip
+
 add_edits(finish_times, {
     "sets the clock back: after an iteration, a request that arrived meanwhile starts now, and not at its arrival.":
         "max(now, arrival) -> arrival",
@@ -58,24 +54,28 @@ add_edits(finish_times, {
         "arrival > now -> arrival >= now",
     "lets requests join only when the engine is idle: a free row can be taken before every iteration.":
         ("if not running: -> idle = not running\n        if idle:", "< rows -> < rows and idle"),
-    "runs more requests than there are rows.": "len(running) < rows -> True",
     "ignores how many rows run: each makes the iteration longer.": "constant + per_row * len(running) -> constant",
-    "pays for all rows: only those that run make the iteration longer.": "per_row * len(running) -> per_row * rows",
     "computes an iteration's time before requests join: they are computed in it, too.":
         ("if not running: -> before = len(running)\n        if not running:", "* len(running) -> * before"),
     "pays the constant for every row: all rows of an iteration share it.":
         "constant + per_row * len(running) -> (constant + per_row) * len(running)",
     "gives no token in the first iteration of a request: a prefill yields the first token.": "= tokens -> = tokens + 1",
-    "ends a request one iteration too early.": "= tokens -> = tokens - 1",
     "returns when the last iteration of a request begins: its token is available at the end.":
         ("now += -> begin, now = now, now +", "times[number] = now -> times[number] = begin"),
 })  # fmt: skip
 
-missing_count = Exercise(
-    "missing_count(counts, times)",
+
+@Exercise.declare(
     "what a cost model cannot explain has a pattern, and a count with that pattern explains it",
     names=("the count", "its coefficient"),
 )
+def missing_count(counts, times):
+    ones, fits = np.ones(len(times)), {}
+    for name in [name for name in counts if name != "tokens"]:
+        coefficients, errors = least_squares([ones, counts["tokens"], counts[name]], times)
+        fits[name] = (errors**2).sum(), float(coefficients[-1])
+    name = min(fits, key=fits.get)
+    return name, fits[name][1]
 
 
 def _drawn_counts(random):
@@ -116,16 +116,6 @@ def least_squares(columns, times):
     return coefficients, columns @ coefficients - times
 
 
-@missing_count.reference
-def by_what_is_left(counts, times):
-    ones, fits = np.ones(len(times)), {}
-    for name in [name for name in counts if name != "tokens"]:
-        coefficients, errors = least_squares([ones, counts["tokens"], counts[name]], times)
-        fits[name] = (errors**2).sum(), float(coefficients[-1])
-    name = min(fits, key=fits.get)
-    return name, fits[name][1]
-
-
 add_edits(missing_count, {
     "leaves out the constant: an iteration takes time even if it computes hardly anything.":
         '[ones, counts["tokens"], -> [counts["tokens"],',
@@ -138,8 +128,4 @@ add_edits(missing_count, {
     "the first two change, too.": (
         "{}\n -> {}\n    times = -least_squares([ones, counts['tokens']], times)[1]\n",
         '[ones, counts["tokens"], counts[name]] -> [counts[name]]'),
-    "minimizes relative errors, as the lesson does: here, the errors of the times themselves are squared.": (
-        "= least_squares( -> = least_squares(np.divide(", "counts[name]], times) -> counts[name]], times), ones)"),
-    "takes the coefficient from a fit of all counts at once: fit each count in turn, with the constant and the tokens "
-    "only.": "fits[name][1] -> float(least_squares([ones, *counts.values()], times)[0][1 + [*counts].index(name)])",
 })  # fmt: skip

@@ -69,12 +69,10 @@ def loop(model, turns, n):
     return outputs
 
 
-BEGINS = "text = torch.cat([text, turn] -> {}; text = torch.cat([text, turn]"
-FORGETS = BEGINS.format("cache = kv_cache.new()")
+FORGETS = "text = torch.cat([text, turn] -> cache = kv_cache.new(); text = torch.cat([text, turn]"
 NO_CACHE = "past_key_values=cache -> past_key_values=kv_cache.new()"
 TURN_ALONE, WHOLE_TEXT = "torch.cat([token, turn], dim=1) -> turn", "torch.cat([token, turn], dim=1) -> text"
 LAST_PASS = "model(input_ids=token, past_key_values=cache, use_cache=True)"
-UNTIL = "for _ in range(n) -> while len(output) < n and {}.eos_token_id not in output[-1:]"
 add_edits(cached_loop, {
     "recomputes the whole text in every pass. The cache holds the keys and values of the earlier tokens: after the "
     "prefill, each pass needs to compute only one token.": ("input_ids=input_ids -> input_ids=text", NO_CACHE),
@@ -85,32 +83,18 @@ add_edits(cached_loop, {
         "input_ids=input_ids -> input_ids=text",
     "adds each new token to those that the previous pass computed: their keys are in the cache already, and are added "
     "to it again.": "input_ids = token -> input_ids = torch.cat([input_ids, token], dim=1)",
-    "gives every pass the prompt's last token. Each pass must compute the token that the previous pass generated.":
-        "input_ids = token -> input_ids = turn[:, -1:]",
     "begins a turn with the user's tokens alone: the last token of the previous output was generated, but is not in "
     "the cache yet.": TURN_ALONE,
     "begins a turn with the whole conversation, although the cache already holds most of it: those tokens are in the "
     "cache twice.": WHOLE_TEXT,
-    "begins every turn with an empty cache, which has none of the keys of the conversation so far.": FORGETS,
-    "begins every turn with a new cache: the model has forgotten what was said before.": (TURN_ALONE, FORGETS),
-    "begins every turn with a new cache, and computes the whole conversation again.": (WHOLE_TEXT, FORGETS),
-    "computes the user's tokens before the last token of the previous output, which comes before them in the text.":
-        "[token, turn] -> [turn, token]",
+    "begins every turn with a new cache: the keys of the conversation so far are lost, or are computed again.":
+        [FORGETS, (TURN_ALONE, FORGETS), (WHOLE_TEXT, FORGETS)],
     "generates one token too few: the prefill yields a token, too.": "range(n) -> range(n - 1)",
-    "drops the first token of a turn and adds one at the end: the prefill yields the first token of the output.":
-        ("range(n) -> range(n + 1)", "append(output) -> append(output[1:])"),
-    "generates one token too many: the prefill already yields the first one.": "range(n) -> range(n + 1)",
     "stops at EOS. A server does that, but this loop should generate exactly max_tokens tokens.":
-        UNTIL.format("model.config"),
+        "for _ in range(n) -> while len(output) < n and model.config.eos_token_id not in output[-1:]",
     "runs a pass more than a turn needs, only to compute its last token. The next turn can compute it together with "
     "the user's tokens, and the last turn needs no other pass.":
         f"outputs.append(output) -> outputs.append(output); {LAST_PASS}; token = token[:, :0]",
-    "computes the last token of the previous output in a pass of its own: the first pass of a turn can compute it "
-    "together with the user's tokens.":
-        (BEGINS.format(f"outputs and {LAST_PASS}"), "[token, turn] -> [token[:, :0], turn]"),
-    "numbers the positions of every pass from 0. A token's position is its place in the whole text, and the "
-    "model's output depends on it: a cache must not change the output.":
-        "use_cache=True -> use_cache=True, position_ids=torch.arange(input_ids.size(1))[None]",
 })  # fmt: skip
 
 

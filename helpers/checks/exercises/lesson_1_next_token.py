@@ -12,14 +12,10 @@ greedy_step.add_misconceptions({
     "whole text: the first one predicts what follows the first token, and so on.": lambda logits: logits.argmax(dim=-1),
     "returns one token for all rows together. Each row is a separate sequence and needs its own next token.":
         lambda logits: logits[:, -1].argmax(),
-    "uses the first position, which predicts the second token. The last position predicts what follows the whole "
-    "text.": lambda logits: logits[:, 0].argmax(dim=-1),
     "picks the logit with the largest absolute value, but a very negative logit means a very unlikely token.":
         lambda logits: logits[:, -1].abs().argmax(dim=-1),
     "compares the rows with each other. The candidates for the next token are the entries of the vocabulary, and "
     "each row chooses among its own logits.": lambda logits: logits[:, -1].argmax(dim=0),
-    "returns the best token's logit, which is a score. The task asks for its id: its index in the vocabulary.":
-        lambda logits: logits[:, -1].max(dim=-1).values,
 })  # fmt: skip
 
 
@@ -53,39 +49,25 @@ def draws_nothing(arguments, outcome, right):
     )
 
 
-kv_cache_bytes = Exercise(
-    "kv_cache_bytes(windows, kv_heads, head_dim, number_bytes, tokens)",
-    "a key and a value for every token that a layer keeps, in every KV head of every layer",
-)
+@Exercise.declare("a key and a value for every token that a layer keeps, in every KV head of every layer")
+def kv_cache_bytes(windows, kv_heads, head_dim, number_bytes, tokens):
+    return 2 * sum(tokens if w is None else min(w, tokens) for w in windows) * kv_heads * head_dim * number_bytes
+
+
 kv_cache_bytes.table([
     ([None, None, 4], 5, 7, 4, 11), ([None] * 32, 8, 128, 2, 2048),
     ([512, None, 512, 512, 1024, 4096], 4, 256, 2, 3000), ([16, None, 8, 16], 3, 5, 4, 9), ([7, 6], 3, 5, 4, 7),
 ], lambda random: [
     ([None, 7, *random.choices([None, 6, 30, 500], k=5)], 13, 17, 2, random.randint(19, 99)),
 ])  # fmt: skip
-kv_cache_bytes.add_misconceptions({
-    "leaves out the layers: each has its own cache.": lambda w, *s: windowed(w[:1], *s),
-    "gives all layers the window of the first: each has its own, or none.":
-        lambda w, *s: windowed(w[:1] * len(w), *s),
-    "leaves out the heads: each has its own keys and values.": lambda w, h, d, b, t: windowed(w, 1, d, b, t),
-    "counts numbers, not bytes: a number takes several bytes.": lambda w, h, d, b, t: windowed(w, h, d, 1, t),
-    "grows with the square of the number of tokens. The cache keeps one key and one value per token; it is the "
-    "*work* without a cache that grows quadratically.": lambda *s: s[-1] * windowed(*s),
+
+add_edits(kv_cache_bytes, {
+    "leaves out the layers: each has its own cache.": "in windows -> in windows[:1]",
+    "leaves out the heads: each has its own keys and values.": " * kv_heads -> ",
+    "counts numbers, not bytes: a number takes several bytes.": " * number_bytes -> ",
     "keeps all tokens in every layer: one with a window drops the keys and values of older tokens.":
-        {"kept": lambda window, tokens: tokens},
-    "counts the whole window, also where the text is shorter: memory for tokens that do not exist is not part of the "
-    "cache.": {"kept": lambda window, tokens: window},
-    "counts only the layers that keep all tokens: the others keep some.": {"kept": lambda window, tokens: 0},
-    "counts only the layers with a window: `None` means that a layer keeps all tokens.":
-        lambda w, *s: windowed([one for one in w if one is not None], *s),
+        "min(w, tokens) -> tokens",
 })  # fmt: skip
-
-
-@kv_cache_bytes.reference
-def windowed(windows, heads, dimension, number, tokens, kept=min):
-    """Count bytes, with a replaceable part: the tokens that a layer keeps, given its window and those of the text."""
-    return 2 * sum(tokens if w is None else kept(w, tokens) for w in windows) * heads * dimension * number
-
 
 BOTH = "Both happen at the same time, so the pass ends when the slower one ends"
 decode_floor = Exercise(
@@ -114,11 +96,17 @@ def ids(text):
     return list(map(int, text.split()))
 
 
-stop = Exercise(
-    "stop(token_ids, eos_id, max_tokens)",
+@Exercise.declare(
     "an output ends with its first EOS or at max_tokens, whichever is first",
     names=("the token ids that are kept", "the reason"),
 )
+def stop(token_ids, eos_id, max_tokens):
+    kept = token_ids[:max_tokens]
+    if eos_id in kept:
+        return kept[: kept.index(eos_id) + 1], "stop"
+    return kept, "length" if len(kept) == max_tokens else None
+
+
 stop.requires_new("list")
 stop.table([
     ("EOS below max_tokens", [5, 6, 7], 7, 8), ("tokens after EOS", [5, 6, 7, 9, 7, 4], 7, 8),
@@ -132,26 +120,13 @@ stop.table([
     ("large ids", ids("300 4000 1000 4000"), int("4001"), 4), ("one token twice, no EOS", [5, 5, 5, 5, 5], 7, 4),
 ], lambda random: [("random tokens", random.choices(range(4), k=9), 3, random.randint(2, 9))])  # fmt: skip
 
-
-@stop.reference
-def first_eos_or_limit(token_ids, eos_id, max_tokens):
-    kept = token_ids[:max_tokens]
-    if eos_id in kept:
-        return kept[: kept.index(eos_id) + 1], "stop"
-    return kept, "length" if len(kept) == max_tokens else None
-
-
-UP_TO_EOS, AT_THE_LIMIT = "kept[: kept.index(eos_id) + 1]", '"length" if len(kept) == max_tokens'
+UP_TO_EOS = "kept[: kept.index(eos_id) + 1]"
 add_edits(stop, {
-    "looks for the last EOS. The output ends at the first one.":
-        "kept.index(eos_id) + 1 -> len(kept) - kept[::-1].index(eos_id)",
     "drops EOS. EOS is not text, but the model generated it: it counts as a token and stays in the list.":
         "index(eos_id) + 1 -> index(eos_id)",
     "keeps tokens after the first EOS. The output ends there, whatever follows in the list.": f"{UP_TO_EOS} -> kept",
     'returns "length" although the model ended the output itself: EOS came exactly at the limit.':
         f'{UP_TO_EOS}, "stop" -> {UP_TO_EOS}, "length" if kept.index(eos_id) + 1 == max_tokens else "stop"',
-    'returns "stop" for an EOS beyond max_tokens: the output was cut before it.':
-        f'{AT_THE_LIMIT} -> "stop" if eos_id in token_ids else {AT_THE_LIMIT}',
     "assumes that there is an EOS. An output can end without one, or may not have ended yet.":
         ("[:max_tokens] -> ", "eos_id in kept -> True"),
 })  # fmt: skip

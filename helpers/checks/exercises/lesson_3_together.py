@@ -2,9 +2,9 @@
 
 from ..exercise import Exercise
 from ..watch import LETTERS, outputs_on_model
-from .lesson_3_joining import stack
+from .lesson_3_joining import merge_batches
 from .lesson_3_leaving import trimmed
-from .lesson_3_one_step import init, one_pass
+from .lesson_3_one_step import init_batch, one_pass
 
 VERBS = "init_batch", "generate_next_token", "merge_batches", "filter_batch"
 OUTPUTS = "the list of outputs"
@@ -15,10 +15,6 @@ join_and_leave = Exercise(
     forbidden=[f"helpers.batching:{verb}" for verb in VERBS],
 )
 join_and_leave.add_misconceptions({
-    "returns the outputs of the requests that join first: the task asks for those of `first`, then of `second`.":
-        lambda first, second, *pair: together(second, first, *pair),
-    "loses the outputs of the requests that join: record a request's tokens before its row leaves.":
-        lambda first, second, *pair: together(first, [], *pair),
     "loses the last token of each output: record a request's tokens before its row leaves.":
         lambda *case: [output[:-1] for output in together(*case)],
 })  # fmt: skip
@@ -41,16 +37,16 @@ def _(random):
 
 
 @join_and_leave.reference
-def together(first, second, model, tokenizer, init=init, step=one_pass, merge=stack, leave=trimmed):
-    """Run both groups with replaceable verbs; the second one joins after the first one's first decode step."""
-    running = step(step(init(first, model, tokenizer), model, tokenizer), model, tokenizer)
-    joining = step(init(second, model, tokenizer), model, tokenizer)
+def together(first, second, model, tokenizer, merge=merge_batches.solution):
+    """Run both groups, with a replaceable verb; the second one joins after the first one's first decode step."""
+    running = one_pass(one_pass(init_batch.solution(first, model, tokenizer), model, tokenizer), model, tokenizer)
+    joining = one_pass(init_batch.solution(second, model, tokenizer), model, tokenizer)
     running = merge(running, joining | {"request_ids": list(range(len(first), len(first + second)))})
     outputs = {}
     while running["request_ids"]:
         outputs |= dict(zip(running["request_ids"], running["token_ids"], strict=True))
-        running, _ = leave(running)
-        running = step(running, model, tokenizer) if running["request_ids"] else running
+        running, _ = trimmed(running)
+        running = one_pass(running, model, tokenizer) if running["request_ids"] else running
     return [outputs[number] for number in range(len(outputs))]
 
 

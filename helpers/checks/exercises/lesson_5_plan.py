@@ -8,26 +8,30 @@ IN_CHUNKS = "A prompt that does not fit is computed in chunks, in this iteration
 STARVING = "If requests that do not fit are skipped, a long prompt waits for as long as short ones keep arriving"
 BEGUN = "Its prompt was begun: it holds a row, and gets no token until the prompt is computed"
 HOLDS_A_ROW = "A running request also holds a row while its prompt is computed"
-plan_chunks = Exercise(
-    "plan_chunks(running, waiting, rows, tokens)",
+
+
+@Exercise.declare(
     "no decode waits for a prompt, no iteration exceeds its budget, and no request overtakes",
     forbidden=["helpers.engine.scheduler:Scheduler.schedule"],
 )
+def plan_chunks(running, waiting, rows, tokens, *, order=lambda d, b, n: d + b + n, chunk=min,
+                is_decode=lambda one: one.is_decode, uncomputed=lambda one: one.num_uncomputed_tokens):  # fmt: skip
+    """Plan an iteration, with replaceable parts. The engine's `Scheduler` plans the same."""
+    decodes, begun = ([one for one in running if is_decode(one) is yes] for yes in (True, False))
+    plan = []
+    for one in order(decodes, begun, waiting[: rows - len(running)]):
+        count = chunk(1 if is_decode(one) else uncomputed(one), tokens)
+        if count > 0:
+            plan.append((one.request_id, count))
+            tokens -= count
+    return plan
+
+
 plan_chunks.add_misconceptions({
-    "does not count decodes against the budget. Each computes one token, which counts like any other.":
-        {"cost": lambda one, n: 0 if one.is_decode else n},
-    "gives every request the whole budget. The tokens that one request computes are not available to the next.":
-        {"cost": lambda one, n: 0},
-    "leaves part of the budget unused. A prompt need not be computed in one iteration: the part that fits is "
-    "computed now.": {"chunk": lambda n, left: n if n <= left else 0},
     "lets one request join per iteration, although more rows and more of the budget are free.":
         {"order": lambda d, b, n: d + b + n[:1]},
-    "schedules waiting requests before one whose prompt was begun. That request holds a row, and gets no token "
-    "until its prompt is computed.": {"order": lambda d, b, n: d + n + b},
     "treats every request that has generated tokens as a decode. A preempted request has lost its cache, and its "
     "tokens must be recomputed.": {"is_decode": lambda one: one.generated > 0},
-    "treats the last token of a prompt as a decode: it waits for its turn like any other chunk.":
-        {"is_decode": lambda one: one.num_uncomputed_tokens == 1},
     "counts only the prompt. The tokens that a preempted request had generated are recomputed, too.":
         {"uncomputed": lambda one: one.prompt_tokens - one.computed},
     "caps the chunks: only what is left of the budget limits a chunk.":
@@ -77,20 +81,6 @@ def _(random):
 def told(sequences):
     work = ("decodes" if one.is_decode else f"with {one.num_uncomputed_tokens} uncomputed" for one in sequences)
     return ", ".join(f"{one.request_id} {what}" for one, what in zip(sequences, work, strict=True)) or "none"
-
-
-@plan_chunks.reference
-def planned(running, waiting, rows, tokens, *, order=lambda d, b, n: d + b + n, chunk=min, cost=lambda one, n: n,
-            is_decode=lambda one: one.is_decode, uncomputed=lambda one: one.num_uncomputed_tokens):  # fmt: skip
-    """Plan an iteration, with replaceable parts. The engine's `Scheduler` plans the same."""
-    decodes, begun = ([one for one in running if is_decode(one) is yes] for yes in (True, False))
-    plan = []
-    for one in order(decodes, begun, waiting[: rows - len(running)]):
-        count = chunk(1 if is_decode(one) else uncomputed(one), tokens)
-        if count > 0:
-            plan.append((one.request_id, count))
-            tokens -= cost(one, count)
-    return plan
 
 
 @plan_chunks.ignoring

@@ -1,11 +1,10 @@
 """Lesson 5, chunked prefill: the next chunk of a request, and the longest waits."""
 
 from itertools import pairwise
-from statistics import mean, median
 
+from ..edits import add_edits
 from ..exercise import Exercise
 
-SAME_PASS = "Once all of its tokens are computed, a request gets a new one from that same pass"
 next_chunk = Exercise(
     "next_chunk(prompt_tokens, generated, computed, budget)",
     "prefill, chunk, decode and recomputation are one operation: compute the next tokens, as far as the budget allows",
@@ -21,64 +20,43 @@ next_chunk.table([
     (random.randint(12, 40), random.randint(1, 9), random.randint(1, 10), budget)
     for budget in (64, random.randint(1, 8))
 ])  # fmt: skip
-next_chunk.add_misconceptions({
-    "treats every request that has generated tokens as a decode. A preempted request has lost its cache: its "
-    "tokens must be recomputed before it gets a new one.":
-        lambda p, g, c, b, u, t: (min(n := 1 if g else u, b), n <= b),
-    "computes one token too few: the newest token was sampled, but its key and value are not in the cache yet.":
-        lambda p, g, c, b, u, t: (min(n := u - (g > 0), b), n <= b),
-    "counts only the prompt. After a preemption, the model has to recompute the generated tokens, too.": [
-        lambda p, g, c, b, u, t: (min(p - c, b), p - c <= b),
-        lambda p, g, c, b, u, t: (min(n := 1 if g and c >= p else p - c, b), n <= b)],
-    f"reports no new token after the last chunk of a prompt. {SAME_PASS}, in chunks or not.":
-        lambda p, g, c, b, u, t: (t, t == u and (c == 0 or g > 0)),
-    f"reports no new token after a prefill. {SAME_PASS}: another pass would have nothing to compute.":
-        [lambda p, g, c, b, u, t: (t, t == u and g > 0), lambda p, g, c, b, u, t: (t, g > 0)],
-    f"reports a new token only after decodes. {SAME_PASS}: another pass would have nothing to compute.":
-        lambda p, g, c, b, u, t: (t, t == u == 1 and g > 0),
-    f"reports no new token if the budget is exactly used up. {SAME_PASS}.": lambda p, g, c, b, u, t: (t, u < b),
-    "reports a new token too early: it would follow the chunk, but the text continues after the chunk.":
-        [lambda p, g, c, b, u, t: (t, t > 0), lambda p, g, c, b, u, t: (t, True)],
-    "reports a new token once the prompt is computed. A preempted request must also recompute its generated "
-    "tokens: before that, the model would repeat them.": lambda p, g, c, b, u, t: (t, t > 0 and c + t >= p),
-    "reports a new token for a request that computes nothing: without a forward pass there are no logits.":
-        lambda p, g, c, b, u, t: (t, t in (0, u)),
-}, part="both")  # fmt: skip
 
 
 @next_chunk.reference
-def next_tokens(p, g, c, b, both=lambda p, g, c, b, uncomputed, count: (count, count == uncomputed)):
-    return both(p, g, c, b, p + g - c, min(p + g - c, b))
+def next_tokens(p, g, c, budget):
+    uncomputed = p + g - c
+    tokens = min(uncomputed, budget)
+    return tokens, tokens == uncomputed
 
 
-worst_waits = Exercise(
-    "worst_waits(arrivals, token_times)",
+DONE, SAME_PASS = "tokens == uncomputed", "Once all of its tokens are computed, a request gets a new one from that pass"
+add_edits(next_chunk, {
+    "treats every request that has generated tokens as a decode. A preempted request has lost its cache: its "
+    "tokens must be recomputed before it gets a new one.": "p + g - c -> 1 if g else p - c",
+    "computes one token too few: the newest token was sampled, but its key and value are not in the cache yet.":
+        "p + g - c -> p + g - c - (g > 0)",
+    "counts only the prompt. After a preemption, the model has to recompute the generated tokens, too.":
+        [" + g -> ", "p + g - c -> 1 if g and c >= p else p - c"],
+    f"reports no new token after the last chunk of a prompt. {SAME_PASS}: another one would have nothing to compute.":
+        [f"{DONE} -> g > 0", *(f"{DONE} -> {DONE} and {more}" for more in ("g > 0", "(c == 0 or g > 0)"))],
+    f"reports no new token if the budget is exactly used up. {SAME_PASS}.": f"{DONE} -> uncomputed < budget",
+    "reports a new token too early: it would follow the chunk, but the text continues after the chunk.":
+        [f"{DONE} -> tokens > 0", f"{DONE} -> True"],
+    "reports a new token once the prompt is computed. A preempted request must also recompute its generated "
+    "tokens: before that, the model would repeat them.": f"{DONE} -> tokens > 0 and c + tokens >= p",
+    "reports a new token for a request that computes nothing: without a forward pass there are no logits.":
+        f"{DONE} -> tokens in (0, uncomputed)",
+})  # fmt: skip
+
+
+@Exercise.declare(
     "the longest TTFT shows how long a user waits, and the longest gap how long an output stalls",
     names=("the longest time to a first token", "the longest gap between two tokens"),
 )
-worst_waits.add_misconceptions({
-    "measures TTFT from time 0. A user waits from the arrival of the request.": {"first": lambda a, times: times[0]},
-    "returns the mean TTFT: a mean hides the request that waits longest.": {"ttft": mean},
-    "returns the median TTFT: a median hides the request that waits longest.": {"ttft": median},
-    "returns the mean gap: a mean hides one long stall.": {"gap": mean},
-    "returns the median gap: a median hides one long stall.": {"gap": median},
-    "matches arrivals and token times by their order in the dicts. Requests are identified by their ids.":
-        lambda a, t: longest_waits(dict(zip(t, a.values(), strict=True)), t),
-})  # fmt: skip
-worst_waits.add_misconceptions({
-    "counts the wait for the first token as a gap. That is TTFT; a gap is between two tokens.":
-        lambda a, times: all_gaps(a, [a, *times]),
-    "averages each request's gaps, which gives its TPOT: a mean hides one long stall.":
-        lambda a, times: [mean(all_gaps(a, times))] if times[1:] else [],
-    "looks at only the first gap of each request: an output can stall at any token.":
-        lambda a, times: all_gaps(a, times)[:1],
-    "looks at only the last gap of each request: an output can stall at any token.":
-        lambda a, times: all_gaps(a, times)[-1:],
-}, part="gaps")  # fmt: skip
-worst_waits.add_wrong_results({
-    "measures gaps between tokens of different requests. A user sees one output, and only its own gaps.":
-        lambda ttft, gap, a, t: (ttft, own(sorted(time for times in t.values() for time in times))),
-})  # fmt: skip
+def worst_waits(arrivals, token_times):
+    first = [times[0] - arrivals[name] for name, times in token_times.items()]
+    gaps = [later - time for times in token_times.values() for time, later in pairwise(times)]
+    return float(max(first)), float(max(gaps, default=0))
 
 
 @worst_waits.cases
@@ -104,17 +82,21 @@ def _(random):
         yield (arrivals, token_times), f"arrivals {arrivals}, token_times {token_times}"
 
 
-def all_gaps(arrival, times):
-    return [later - time for time, later in pairwise(times)]
-
-
-def own(times):
-    return float(max(all_gaps(0, times), default=0))
-
-
-@worst_waits.reference
-def longest_waits(arrivals, token_times, first=lambda a, times: times[0] - a, gaps=all_gaps, ttft=max, gap=max):
-    """Return both numbers, with replaceable parts: the waits that count, and the statistics."""
-    requests = [(arrivals[name], times) for name, times in token_times.items()]
-    pooled = [gap for request in requests for gap in gaps(*request)]
-    return float(ttft([first(*request) for request in requests])), float(gap(pooled or [0]))
+OUTPUTS, LONGEST = "token_times.values()", "max(gaps, default=0)"
+add_edits(worst_waits, {
+    "measures TTFT from time 0. A user waits from the arrival of the request.": " - arrivals[name] -> ",
+    "returns the mean or the median TTFT, which hides the request that waits longest.":
+        ["max(first) -> statistics.mean(first)", "max(first) -> statistics.median(first)"],
+    "returns the mean or the median gap, which hides one long stall.":
+        [f"{LONGEST} -> statistics.{what}(gaps or [0])" for what in ("mean", "median")],
+    "averages each request's gaps, which gives its TPOT: a mean hides one long stall.":
+        f"{LONGEST} -> max([(t[-1] - t[0]) / (len(t) - 1) for t in {OUTPUTS} if t[1:]], default=0)",
+    "matches arrivals and token times by their order in the dicts. Requests are identified by their ids.":
+        f"arrivals[name] for name, times in token_times.items() -> a for a, times in zip(arrivals.values(), {OUTPUTS})",
+    "counts the wait for the first token as a gap. That is TTFT; a gap is between two tokens.":
+        f"{OUTPUTS} -> [[arrivals[name], *times] for name, times in token_times.items()]",
+    "looks at only one gap of each request: an output can stall at any token.":
+        ["pairwise(times) -> pairwise(times[:2])", "pairwise(times) -> pairwise(times[-2:])"],
+    "measures gaps between tokens of different requests. A user sees one output, and only its own gaps.":
+        f"{OUTPUTS} -> [sorted(sum({OUTPUTS}, []))]",
+})  # fmt: skip

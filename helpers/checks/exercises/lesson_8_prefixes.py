@@ -5,12 +5,18 @@ from ..comparing import kind
 from ..edits import add_edits, edited
 from ..exercise import Exercise, JudgedExercise, Passed, Wrong
 
-prefix_hashes = Exercise(
-    "prefix_hashes(token_ids, block_size, salt)",
+
+@Exercise.declare(
     "blocks share a name only if everything up to their ends is the same, so sharing them is safe",
     observe=numbered_names,
     forbidden=["helpers.block_hashes:hash_blocks"],
 )
+def prefix_hashes(token_ids, block_size, salt):
+    name, names = salt, []
+    for end in range(block_size, len(token_ids) + 1, block_size):
+        name = (name, *token_ids[end - block_size : end])
+        names.append(name)
+    return names
 
 
 @prefix_hashes.cases
@@ -44,37 +50,21 @@ def _(random):
         yield (texts, size, list(salts)), what
 
 
-@prefix_hashes.reference
-def chain(ids, size, salt):
-    name, names = salt, []
-    for end in range(size, len(ids) + 1, size):
-        name = (name, *ids[end - size : end])
-        names.append(name)
-    return names
-
-
-NAME, BLOCK = "(name, *ids[end - size : end])", "ids[end - size : end]"
-OWN = "Its keys depend on everything before it, so after another beginning they are different."
+NAME, BLOCK = "(name, *token_ids[end - block_size : end])", "token_ids[end - block_size : end]"
 add_edits(prefix_hashes, {
-    f"looks only at a block's own tokens. {OWN}": "(name, * -> (salt, *",
-    f"looks only at a block's own tokens and its place. {OWN}": "(name, * -> (salt, end, *",
+    "looks only at a block's own tokens. Its keys depend on everything before it, so after another beginning they are "
+    "different.": ["(name, * -> (salt, *", "(name, * -> (salt, end, *"],
     "looks back only one block: keys depend on all earlier tokens.":
-        f"{NAME} -> (salt, end > size, *ids[max(0, end - 2 * size) : end])",
-    "looks at its own tokens and the first block only: keys depend on all earlier tokens.":
-        f"{NAME} -> (salt, end > size, *ids[:size], *{BLOCK})",
+        f"{NAME} -> (salt, end > block_size, *token_ids[max(0, end - 2 * block_size) : end])",
     "ignores the order of tokens, but keys depend on it.": f"*{BLOCK} -> sum({BLOCK})",
-    "ignores some of a block's tokens: its name must depend on all of them.": f"*{BLOCK} -> ids[end - size]",
     "joins the digits of ids, so that 1, 11 and 11, 1 get the same name.": f'*{BLOCK} -> "".join(map(str, {BLOCK}))',
-    "makes names depend on later tokens: a token attends only to earlier ones.": f"*{BLOCK} -> *ids",
-    "names the same text differently each time: no block would ever be found.": f"{NAME} -> object()",
+    "makes names depend on later tokens: a token attends only to earlier ones.": f"*{BLOCK} -> *token_ids",
     "adds up ids and salts without anything between them: another salt can look like this one with a block.":
         f'{NAME} -> f"{{name}}{{{BLOCK}}}"',
     "ignores the salt. Two customers would share blocks, and each could tell from its TTFT which prompts the other "
     "has sent.": "= salt, [] -> = '', []",
-    "joins the salt and the ids, although a salt may end with digits: other ids with another salt get the same name.":
-        f'{NAME} -> name + " ".join(map(str, {BLOCK}))',
     "names the last block although it is not full. It will get more tokens, so it cannot be shared "
-    "yet.": "len(ids) + 1 -> len(ids) + size",
+    "yet.": "len(token_ids) + 1 -> len(token_ids) + block_size",
 })  # fmt: skip
 
 
@@ -84,11 +74,17 @@ def are_names_of_prefixes(arguments, outcome, right):
     return wrong_names(*arguments, outcome.result["all salts"], right.result["all salts"])
 
 
-reuse = Exercise(
-    "reuse(names, cached, tokens, block_size)",
+@Exercise.declare(
     "a cached block is of use only if all blocks before it are cached",
     names=("the blocks to share", "the number of tokens left to compute"),
 )
+def reuse(names, cached, tokens, block_size):
+    blocks = []
+    for name in names[: (tokens - 1) // block_size]:
+        if name not in cached:
+            break
+        blocks.append(cached[name])
+    return blocks, tokens - len(blocks) * block_size
 
 
 def _drawn(random):
@@ -106,30 +102,15 @@ reuse.table([
     (["a", "b", "c"], {"a": 0, "b": 7, "c": 5}, 3, 1), (["a", "b"], {}, 9, 4), ([], {"a": 1}, 3, 4),
 ], _drawn)  # fmt: skip
 
-
-@reuse.reference
-def prefix(names, cached, tokens, size):
-    blocks = []
-    for name in names[: (tokens - 1) // size]:
-        if name not in cached:
-            break
-        blocks.append(cached[name])
-    return blocks, tokens - len(blocks) * size
-
-
-LEFT, THE_BUG = "tokens - len(blocks) * size", "break -> continue"
+LEFT, THE_BUG = "tokens - len(blocks) * block_size", "break -> continue"
 add_edits(reuse, {
     "shares a block although one before it is missing: the missing block's tokens would be skipped.": THE_BUG,
     "shares nothing if any block is missing: those before the first missing one can be shared.":
         "break -> return [], tokens",
-    "shares the blocks after the last missing one. A prefix begins at the first token.":
-        "break -> blocks = []; continue",
     "computes one token of a text that is cached as a whole, and shares its last block: that block is computed as a "
-    "whole, because it holds the last token.": ("(tokens - 1) // size -> tokens // size", f"{LEFT} -> max(1, {LEFT})"),
+    "whole, because it holds the last token.": ("(tokens - 1) // -> tokens //", f"{LEFT} -> max(1, {LEFT})"),
     "leaves no token to compute if all blocks are cached. The last token is always computed: its logits give the next "
-    "one.": "(tokens - 1) // size -> tokens // size",
-    "shares every cached block, whatever its name: only those of this prompt hold its keys.":
-        "in names[: (tokens - 1) // size] -> in cached",
+    "one.": "(tokens - 1) // -> tokens //",
 })  # fmt: skip
 
 
@@ -151,7 +132,7 @@ def exposes_the_bug(failing_input, seed: int) -> str | Passed:
         raise Wrong("gives two names the same block in `cached`: a block holds the keys of one text.")
     if not all(type(number) is int and number > 0 for number in (tokens, size)) or len(names) != tokens // size:
         raise Wrong("returns a number of names that is not `tokens // block_size`: a prompt has a name per full block.")
-    if prefix(*case) != edited(prefix, THE_BUG)(*case):
+    if reuse.solution(*case) != edited(reuse.solution, THE_BUG)(*case):
         return Passed("These arguments show the bug.")
     return "returns arguments for which `reuse_with_a_bug` is right. Which blocks does it share, and which should it?"
 
