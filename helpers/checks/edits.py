@@ -31,7 +31,8 @@ def add_edits(exercise: Exercise, wrong: Mapping[str, Edit | list[Edit]]) -> Non
     """
     for message, given in wrong.items():
         for edit in given if isinstance(given, list) else [given]:
-            exercise.misconception(message, edit if callable(edit) else edited(exercise.solution, edit))
+            function = edit if callable(edit) else edited(exercise.solution, edit)
+            exercise.add_misconceptions({message: function})
 
 
 def edited(function: Callable, edits: str | tuple[str, ...]) -> Callable:

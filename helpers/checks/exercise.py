@@ -120,42 +120,15 @@ class Exercise:
         self.solution = function
         return function
 
-    def misconception(self, message: str, function: Callable) -> None:
-        """Take a wrong implementation. The first that explains all results is reported."""
-        self.declared.append(Misconception(message, function))
-
-    def add_misconceptions(self, wrong: Mapping, part: str = "", **others) -> None:
-        """Take several misconceptions.
+    def add_misconceptions(self, wrong: Mapping[str, Callable | list[Callable]]) -> None:
+        """Take wrong implementations by their messages. The first that explains all results is reported.
 
         Args:
-            wrong: from messages to functions, or to dicts with parts of the reference, as its keyword arguments. A list
-                has variants that get the same message.
-            part: the one part of the reference that every value replaces.
-            others: parts of the reference that are replaced in each of them, too.
+            wrong: from messages to functions. A list has variants that get the same message.
         """
         for message, given in wrong.items():
-            for one in given if isinstance(given, list) else [given]:
-                parts = {part: one, **others} if part else one
-                self.misconception(message, partial(self._with, parts) if isinstance(parts, Mapping) else parts)
-
-    def add_wrong_results(self, wrong: Mapping) -> None:
-        """Take several misconceptions as changes of the right result.
-
-        Args:
-            wrong: from messages to functions of the right result, or of its parts if it is a tuple, and the arguments.
-                Where the result is a dict, they return what differs. A list has variants that get the same message.
-        """
-        for message, given in wrong.items():
-            for change in given if isinstance(given, list) else [given]:
-                self.misconception(message, partial(self._changed, change))
-
-    def _with(self, parts: Mapping, *arguments):
-        return self.solution(*arguments, **parts)
-
-    def _changed(self, change: Callable, *arguments):
-        right = self.solution(*arguments)
-        wrong = change(*(right if isinstance(right, tuple) else [right]), *arguments)
-        return right | wrong if isinstance(right, dict) and isinstance(wrong, dict) else wrong
+            functions = given if isinstance(given, list) else [given]
+            self.declared += [Misconception(message, function) for function in functions]
 
     def rule(self, function: Callable) -> Callable:
         """Take an invariant, for results that cannot be compared by value.

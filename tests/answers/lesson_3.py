@@ -10,11 +10,9 @@ from helpers import batching, kv_cache, load_model
 from helpers.checks.edits import edited
 from helpers.checks.exercises.lesson_3_joining import layers_of, with_layers
 from helpers.checks.exercises.lesson_3_leaving import select, split, used_columns
-from helpers.checks.exercises.lesson_3_loop import in_order
-from helpers.checks.exercises.lesson_3_one_step import one_pass
-from helpers.checks.exercises.lesson_3_together import together
 
-init, stack = solutions.init_batch, solutions.merge_batches
+init, one_pass = solutions.init_batch, solutions.generate_next_token
+in_order, together = solutions.continuous_loop, solutions.join_and_leave
 LISTS = ("request_ids", "token_ids", "tokens_remaining", "finish_reasons")
 
 
@@ -292,8 +290,10 @@ def ones_in_the_mask(batch):
 
 WRONG["join_and_leave"] |= {
     # Two verbs that agree: one pads on the right and the other one leaves the pads visible.
-    "two of them agree on something wrong": lambda *case: together(
-        *case, merge=lambda one, two: ones_in_the_mask(stack(one, two))
+    "two of them agree on something wrong": edited(
+        together,
+        "running = merge_batches.solution(running, joining) -> "
+        "running = merge_batches.solution(running, joining); running['attention_mask'].fill_(1)",
     ),
     "runs one row at a time": one_by_one,
     "returns 2 outputs for": lambda *case: together(*case)[:2],

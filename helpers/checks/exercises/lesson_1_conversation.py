@@ -10,11 +10,26 @@ from ..edits import add_edits
 from ..exercise import Exercise
 from ..watch import loop_on_model, model_named
 
-cached_loop = Exercise(
-    "cached_loop(model, turns, max_tokens)",
+
+@Exercise.declare(
     "each token is computed once, and the output is the same as for the whole conversation without a cache",
     observe=loop_on_model,
 )
+def cached_loop(model, turns, max_tokens):
+    cache, outputs, text = kv_cache.new(), [], turns[0][:, :0]
+    token = text
+    for turn in turns:
+        text = torch.cat([text, turn], dim=1)
+        input_ids, output = torch.cat([token, turn], dim=1), []
+        for _ in range(max_tokens):
+            with torch.no_grad():
+                logits = model(input_ids=input_ids, past_key_values=cache, use_cache=True).logits
+            token = logits[:, -1:].argmax(dim=-1)
+            text = torch.cat([text, token], dim=1)
+            output.append(token.item())
+            input_ids = token
+        outputs.append(output)
+    return outputs
 
 
 @cached_loop.cases
@@ -32,7 +47,7 @@ def _(random):
     def such_that(fits, max_tokens: int, *counts: int) -> tuple[str, list[list[int]], int]:
         """Return turns for the other model whose outputs fit."""
         every = (ids("other", *counts) for _ in range(9999))
-        return "other", next(t for t in every if fits(loop(other, tensors(t), max_tokens))), max_tokens
+        return "other", next(t for t in every if fits(cached_loop.solution(other, tensors(t), max_tokens))), max_tokens
 
     for name, turns, max_tokens in [
         ("course", ids("course", 7, 3), 6),
@@ -49,24 +64,6 @@ def _(random):
     ]:
         given = f"turns of {' and '.join(str(len(turn)) for turn in turns)} tokens, max_tokens {max_tokens}"
         yield (name, tensors(turns), max_tokens), given
-
-
-@cached_loop.reference
-def loop(model, turns, n):
-    cache, outputs, text = kv_cache.new(), [], turns[0][:, :0]
-    token = text
-    for turn in turns:
-        text = torch.cat([text, turn], dim=1)
-        input_ids, output = torch.cat([token, turn], dim=1), []
-        for _ in range(n):
-            with torch.no_grad():
-                logits = model(input_ids=input_ids, past_key_values=cache, use_cache=True).logits
-            token = logits[:, -1:].argmax(dim=-1)
-            text = torch.cat([text, token], dim=1)
-            output.append(token.item())
-            input_ids = token
-        outputs.append(output)
-    return outputs
 
 
 FORGETS = "text = torch.cat([text, turn] -> cache = kv_cache.new(); text = torch.cat([text, turn]"
@@ -89,9 +86,9 @@ add_edits(cached_loop, {
     "cache twice.": WHOLE_TEXT,
     "begins every turn with a new cache: the keys of the conversation so far are lost, or are computed again.":
         [FORGETS, (TURN_ALONE, FORGETS), (WHOLE_TEXT, FORGETS)],
-    "generates one token too few: the prefill yields a token, too.": "range(n) -> range(n - 1)",
+    "generates one token too few: the prefill yields a token, too.": "range(max_tokens) -> range(max_tokens - 1)",
     "stops at EOS. A server does that, but this loop should generate exactly max_tokens tokens.":
-        "for _ in range(n) -> while len(output) < n and model.config.eos_token_id not in output[-1:]",
+        "for _ in range(max_tokens) -> while len(output) < max_tokens and model.config.eos_token_id not in output[-1:]",
     "runs a pass more than a turn needs, only to compute its last token. The next turn can compute it together with "
     "the user's tokens, and the last turn needs no other pass.":
         f"outputs.append(output) -> outputs.append(output); {LAST_PASS}; token = token[:, :0]",

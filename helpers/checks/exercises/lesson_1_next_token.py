@@ -7,7 +7,7 @@ from ..exercise import Exercise
 
 greedy_step = Exercise("greedy_step(logits)", "every row gets the best token of its own last position")
 greedy_step.reference(lambda logits: logits[:, -1].argmax(dim=-1))
-greedy_step.add_misconceptions({
+add_edits(greedy_step, {
     "returns the best token of every position. Only the last position of a row predicts the token that follows the "
     "whole text: the first one predicts what follows the first token, and so on.": lambda logits: logits.argmax(dim=-1),
     "returns one token for all rows together. Each row is a separate sequence and needs its own next token.":
@@ -81,7 +81,7 @@ decode_floor.table([
     ("a pass over hundreds of tokens on a GPU", 14e9, 2e12, random.randint(400, 800) * 14e9, 3e14),
 ], given="{} bytes at {} per second, {} operations at {} per second")  # fmt: skip
 decode_floor.reference(lambda weights, bandwidth, operations, rate: max(weights / bandwidth, operations / rate))
-decode_floor.add_misconceptions({
+add_edits(decode_floor, {
     f"adds the two times. {BOTH}.": lambda w, b, o, r: w / b + o / r,
     f"returns the shorter time. {BOTH}.": lambda w, b, o, r: min(w / b, o / r),
     "considers only the memory traffic. With many tokens in a pass, the arithmetic takes longer than reading the "

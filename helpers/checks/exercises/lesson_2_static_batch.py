@@ -115,7 +115,7 @@ position_ids = Exercise(
     forbidden=["helpers.padded_batch:left_padded"],
 )
 position_ids.reference(lambda mask, new_tokens: (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -new_tokens:])
-position_ids.add_misconceptions({
+add_edits(position_ids, {
     "numbers the columns, pads included. Positions count a row's own tokens from 0, whatever columns they are in.":
         lambda mask, n: torch.arange(mask.size(1)).expand_as(mask)[:, -n:],
     "counts the pads. Positions count real tokens.": lambda mask, n: (1 - mask).cumsum(dim=1)[:, -n:],

@@ -117,10 +117,10 @@ add_edits(merge_batches, {
         (CACHE_TO_THE_LEFT, "merge_masks.solution( -> masks_to_the_left("),
     f"pads the mask at the right edge: {EDGE}": "merge_masks.solution( -> masks_to_the_right(",
     f"merges only layer 0. {EVERY_LAYER}": "(merged, layers) -> (merged, layers[:1] + layers_of(first)[1:])",
-})  # fmt: skip
-merge_batches.add_wrong_results({
+} | {
     f"orders the rows of `{key}` differently from the other parts: requests would get each other's data.":
-        lambda both, one, two, key=key: {key: merge_batches.solution(two, one)[key]} for key in ROWS
+        lambda one, two, key=key: merge_batches.solution(one, two) | {key: merge_batches.solution(two, one)[key]}
+    for key in ROWS
 })  # fmt: skip
 
 

@@ -3,28 +3,23 @@
 import torch
 
 from ... import kv_cache
+from ..edits import add_edits
 from ..exercise import Exercise
 from ..hand_made import LISTS, TENSORS, hand_made
 from .lesson_3_joining import EVERY_LAYER, ROWS, layers_of, relevant, with_layers
 
-filter_batch = Exercise(
-    "filter_batch(batch)",
+
+@Exercise.declare(
     "finished rows are gone, and so is every column in which no other row has a token",
     names=("the batch", "the list of the removed rows"),
     forbidden=["helpers.batching:filter_batch", "helpers.padded_batch:select_rows", "helpers.padded_batch:trim"],
 )
-filter_batch.add_misconceptions({
-    "trims the left side, as the lesson does. In this layout, the rows' first tokens are there, and the columns "
-    "without a token are behind them.": lambda mask: at_one_end(mask, left=True),
-    "trims the right side, where the newest tokens are.": lambda mask: at_one_end(mask, left=False),
-}, part="columns")  # fmt: skip
-filter_batch.add_wrong_results({
-    f"removes the rows only from layer 0. {EVERY_LAYER}": lambda new, gone, batch: (
-        with_layers(new, layers_of(new)[:1] + layers_of(batch)[1:]), gone),
-} | {
-    f"leaves the finished rows in `{key}`: lists, tensors and cache must hold the same rows.":
-        lambda new, gone, batch, key=key: (new | {key: batch[key]}, gone) for key in ROWS
-})  # fmt: skip
+def filter_batch(batch):
+    stay, removed = split(batch)
+    new = select(batch, stay, used_columns(batch["attention_mask"][stay]))
+    return new, removed
+
+
 filter_batch.requires_new("batch")
 
 
@@ -73,17 +68,22 @@ def used_columns(mask):
     return mask.any(dim=0)
 
 
-def at_one_end(mask, left):
-    """Return as many columns as the longest row needs, from one end."""
-    count = int(mask.sum(dim=1).max()) if len(mask) else 1
-    place = torch.arange(mask.size(1), device=mask.device)
-    return place >= len(place) - count if left else place < count
+def first_columns(mask):
+    """Return as many of the first columns as the longest row needs."""
+    return torch.arange(mask.size(1), device=mask.device) < (mask.sum(dim=1).max() if len(mask) else 1)
 
 
-@filter_batch.reference
-def trimmed(batch, columns=used_columns):
-    stay, removed = split(batch)
-    return select(batch, stay, columns(batch["attention_mask"][stay])), removed
+add_edits(filter_batch, {
+    "trims the left side, as the lesson does. In this layout, the rows' first tokens are there, and the columns "
+    "without a token are behind them.":
+        'used_columns(batch["attention_mask"][stay]) -> first_columns(batch["attention_mask"][stay]).flip(0)',
+    "trims the right side, where the newest tokens are.": "used_columns( -> first_columns(",
+    f"removes the rows only from layer 0. {EVERY_LAYER}":
+        "return new -> return with_layers(new, layers_of(new)[:1] + layers_of(batch)[1:])",
+} | {
+    f"leaves the finished rows in `{key}`: lists, tensors and cache must hold the same rows.":
+        f'return new -> return new | {{"{key}": batch["{key}"]}}' for key in ROWS
+})  # fmt: skip
 
 
 @filter_batch.ignoring

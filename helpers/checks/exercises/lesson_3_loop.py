@@ -10,12 +10,30 @@ from ..edits import add_edits
 from ..exercise import Exercise
 from ..watch import loop_in_words
 
-continuous_loop = Exercise(
-    "continuous_loop(requests, max_batch_size)",
+
+@Exercise.declare(
     "every request gets the tokens that it gets alone, and a free row goes to the next request at once",
     observe=loop_in_words,
     forbidden=[f"helpers.loops:generate_{loop}" for loop in ("alone", "static", "continuous")],
 )
+def continuous_loop(requests, max_batch_size):
+    waiting = deque((time, Request(*each, number)) for number, (*each, time) in enumerate(requests))
+    running, outputs, now = {"request_ids": []}, {}, 0
+    while waiting or running["request_ids"]:
+        if not running["request_ids"]:  # idle
+            now = max(now, waiting[0][0])
+        free = max_batch_size - len(running["request_ids"])
+        joining = min(free, sum(time <= now for time, _ in waiting))
+        if joining > 0:
+            batch = batching.init_batch([waiting.popleft()[1] for _ in range(joining)])
+            running, now = batching.merge_batches(running, batching.generate_next_token(batch)), now + 1
+        running, now = batching.generate_next_token(running), now + 1
+        ended = zip(running["request_ids"], running["token_ids"], running["tokens_remaining"], strict=True)
+        outputs |= {number: token_ids for number, token_ids, left in ended if left == 0}
+        running, _ = batching.filter_batch(running)
+    return [outputs[number] for number in range(len(requests))]
+
+
 OUTPUTS, PASSES = "the list of outputs", "forward passes"
 
 
@@ -40,25 +58,6 @@ def _(random):
         yield ([(*request, arrival) for request, arrival in zip(requests, arrivals, strict=True)], rows), given
 
 
-@continuous_loop.reference
-def in_order(requests, rows):
-    waiting = deque((time, Request(*each, number)) for number, (*each, time) in enumerate(requests))
-    running, outputs, now = {"request_ids": []}, {}, 0
-    while waiting or running["request_ids"]:
-        if not running["request_ids"]:  # idle
-            now = max(now, waiting[0][0])
-        free = rows - len(running["request_ids"])
-        joining = min(free, sum(time <= now for time, _ in waiting))
-        if joining > 0:
-            batch = batching.init_batch([waiting.popleft()[1] for _ in range(joining)])
-            running, now = batching.merge_batches(running, batching.generate_next_token(batch)), now + 1
-        running, now = batching.generate_next_token(running), now + 1
-        ended = zip(running["request_ids"], running["token_ids"], running["tokens_remaining"], strict=True)
-        outputs |= {number: token_ids for number, token_ids, left in ended if left == 0}
-        running, _ = batching.filter_batch(running)
-    return [outputs[number] for number in range(len(requests))]
-
-
 STEP = "running, now = batching.generate_next_token(running)"
 add_edits(continuous_loop, {
     "waits until the whole batch has finished, which is static batching. A waiting request can take a finished "
@@ -68,7 +67,7 @@ add_edits(continuous_loop, {
     "counts only decode steps as time. A prefill is a forward pass, too, and requests arrive while it runs.":
         "token(batch)), now + 1 -> token(batch)), now",
     "runs more than max_batch_size rows at once: the server has no memory for them.":
-        "free = rows -> free = len(requests)",
+        "max_batch_size - -> len(requests) -",
     "runs a separate prefill for every joining request: requests that join at the same time can share one.":
         ("if joining > 0 -> for _ in range(joining)", "for _ in range(joining)] -> for _ in range(1)]"),
     "returns the outputs in the order in which the requests finished. Output i must belong to request i, because "

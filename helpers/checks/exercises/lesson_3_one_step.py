@@ -80,6 +80,10 @@ add_edits(init_batch, {
         "texts = -> requests = [(prompt, [], n) for prompt, _, n in requests]; texts =",
     "puts only the prompts into `input_ids`. A preempted request has lost its cache, so the prefill has to compute its "
     "generated tokens, too.": "] + token_ids -> ]",
+    "loses the generated tokens in `token_ids`: the client waits for all tokens of its output.":
+        "list(token_ids) for -> [] for",
+    "leaves `tokens_remaining` at max_tokens: the tokens generated before count, too.":
+        "max_tokens - len(token_ids) -> max_tokens",
     "gives pads an id that is not in the vocabulary: the mask hides them, but the model still looks up their "
     "embeddings.": "padded(texts) -> padded(texts, -100)",
 })  # fmt: skip
@@ -112,12 +116,35 @@ def every_row_has_a_list_of_its_own(arguments, outcome, right):
 
 
 NO_CACHE = "calls the model without the cache: in a decode step, it would see only one token."
-generate_next_token = Exercise(
-    "generate_next_token(batch, model, tokenizer)",
+
+
+def newest_columns(mask, width):
+    """Return for each row which of the last `width` columns holds its newest token."""
+    return mask[:, -width:].sum(dim=1) - 1
+
+
+@Exercise.declare(
     "one forward pass adds a token to every unfinished row, and the old batch is unchanged",
     observe=verb_on_model,
     forbidden=["helpers.batching:generate_next_token", "helpers.padded_batch:forward"],
 )
+def generate_next_token(batch, model, tokenizer, column=newest_columns):
+    """Run one pass, with a replaceable part: the columns whose logits give the next tokens."""
+    cache = kv_cache.copy(batch.get("past_key_values", kv_cache.new()))
+    inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "position_ids")}
+    with torch.no_grad():
+        logits = model(**inputs, past_key_values=cache, use_cache=True).logits
+    next_ids = logits.argmax(dim=-1).gather(1, column(batch["attention_mask"], logits.size(1))[:, None])[:, 0]
+    after = {key: list(batch[key]) for key in ("token_ids", "tokens_remaining", "finish_reasons")}
+    for row, token in enumerate(next_ids.tolist()):
+        if batch["tokens_remaining"][row] > 0:
+            ends = token == tokenizer.eos_token_id
+            left = 0 if ends else batch["tokens_remaining"][row] - 1
+            after["token_ids"][row] = [*batch["token_ids"][row], token]
+            after["tokens_remaining"][row] = left
+            after["finish_reasons"][row] = "stop" if ends else None if left else "length"
+    after |= {"input_ids": next_ids[:, None], "position_ids": batch["attention_mask"].sum(dim=1, keepdim=True)}
+    return batch | after | {"attention_mask": pad(batch["attention_mask"], (0, 1), value=1), "past_key_values": cache}
 
 
 @generate_next_token.cases
@@ -139,35 +166,10 @@ def _(random):
         other_pads = {key: batch[key].masked_fill(pads, 3) for key in ("input_ids", "position_ids")}
         yield (batch | other_pads, name, name), f"a prefill whose pads have id and position 3, on {MODELS[name]}"
         while any(batch["tokens_remaining"]):
-            after = one_pass(batch, model, tokenizer)
+            after = generate_next_token.solution(batch, model, tokenizer)
             if step < 2 or batch["finish_reasons"] != after["finish_reasons"]:
                 yield (batch, name, name), f"{f'decode step {step}' if step else 'the prefill'}, on {MODELS[name]}"
             batch, step = after, step + 1
-
-
-def newest_columns(mask, width):
-    """Return for each row which of the last `width` columns holds its newest token."""
-    return mask[:, -width:].sum(dim=1) - 1
-
-
-@generate_next_token.reference
-def one_pass(batch, model, tokenizer, column=newest_columns):
-    """Run one pass, with a replaceable part: the columns whose logits give the next tokens."""
-    cache = kv_cache.copy(batch.get("past_key_values", kv_cache.new()))
-    inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "position_ids")}
-    with torch.no_grad():
-        logits = model(**inputs, past_key_values=cache, use_cache=True).logits
-    next_ids = logits.argmax(dim=-1).gather(1, column(batch["attention_mask"], logits.size(1))[:, None])[:, 0]
-    after = {key: list(batch[key]) for key in ("token_ids", "tokens_remaining", "finish_reasons")}
-    for row, token in enumerate(next_ids.tolist()):
-        if batch["tokens_remaining"][row] > 0:
-            ends = token == tokenizer.eos_token_id
-            left = 0 if ends else batch["tokens_remaining"][row] - 1
-            after["token_ids"][row] = [*batch["token_ids"][row], token]
-            after["tokens_remaining"][row] = left
-            after["finish_reasons"][row] = "stop" if ends else None if left else "length"
-    after |= {"input_ids": next_ids[:, None], "position_ids": batch["attention_mask"].sum(dim=1, keepdim=True)}
-    return batch | after | {"attention_mask": pad(batch["attention_mask"], (0, 1), value=1), "past_key_values": cache}
 
 
 POSITION, STOPS = 'batch["attention_mask"].sum(dim=1, keepdim=True)', '"stop" if ends else'
@@ -194,6 +196,8 @@ add_edits(generate_next_token, {
     "puts the whole text into `input_ids`. The cache already holds the earlier tokens: the next pass computes only "
     "the newest one.": '"input_ids": next_ids[:, None] -> '
         '"input_ids": torch.cat([batch["input_ids"], next_ids[:, None]], dim=1)',
+    "returns the cache as it was before the pass: the keys and values that this pass computed are lost.":
+        '"past_key_values": cache -> "past_key_values": batch.get("past_key_values", kv_cache.new())',
     "adds a 0 to the attention mask: the new token is real, and a 0 hides it.": "value=1 -> value=0",
     "adds 1 to the position in the last column, which in the prefill of a short row is a pad's. A position is the "
     "number of the row's tokens before it.": f'{POSITION} -> batch["position_ids"][:, -1:] + 1',

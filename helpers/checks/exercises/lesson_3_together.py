@@ -1,22 +1,39 @@
 """Lesson 3: the student's own four verbs together, because two wrong verbs can agree with each other."""
 
+from ..edits import add_edits
 from ..exercise import Exercise
 from ..watch import LETTERS, outputs_on_model
 from .lesson_3_joining import merge_batches
-from .lesson_3_leaving import trimmed
-from .lesson_3_one_step import init_batch, one_pass
+from .lesson_3_leaving import filter_batch
+from .lesson_3_one_step import generate_next_token, init_batch
 
 VERBS = "init_batch", "generate_next_token", "merge_batches", "filter_batch"
 OUTPUTS = "the list of outputs"
-join_and_leave = Exercise(
-    "join_and_leave(first, second, model, tokenizer)",
+
+
+@Exercise.declare(
     "your four verbs together give every request the tokens that it gets alone",
     observe=outputs_on_model,
     forbidden=[f"helpers.batching:{verb}" for verb in VERBS],
 )
-join_and_leave.add_misconceptions({
+def join_and_leave(first, second, model, tokenizer):
+    """The second group joins after the first one's first decode step."""
+    pair, step = (model, tokenizer), generate_next_token.solution
+    running = step(step(init_batch.solution(first, *pair), *pair), *pair)
+    joining = step(init_batch.solution(second, *pair), *pair)
+    joining["request_ids"] = list(range(len(first), len(first + second)))
+    running = merge_batches.solution(running, joining)
+    outputs = {}
+    while running["request_ids"]:
+        outputs |= dict(zip(running["request_ids"], running["token_ids"], strict=True))
+        running, _ = filter_batch.solution(running)
+        running = step(running, *pair) if running["request_ids"] else running
+    return [outputs[number] for number in range(len(outputs))]
+
+
+add_edits(join_and_leave, {
     "loses the last token of each output: record a request's tokens before its row leaves.":
-        lambda *case: [output[:-1] for output in together(*case)],
+        "[outputs[number] for -> [outputs[number][:-1] for",
 })  # fmt: skip
 join_and_leave.ignoring(lambda result, arguments: {OUTPUTS: result[OUTPUTS]})
 
@@ -34,20 +51,6 @@ def _(random):
         ("other", [("a", [], 1)], [("long text", [], 6), ("ab", [0, 0], 5)]), ("other", drawn(3), drawn(3)),
     ]:  # fmt: skip
         yield (first, second, name, name), f"first {first}, second {second}"
-
-
-@join_and_leave.reference
-def together(first, second, model, tokenizer, merge=merge_batches.solution):
-    """Run both groups, with a replaceable verb; the second one joins after the first one's first decode step."""
-    running = one_pass(one_pass(init_batch.solution(first, model, tokenizer), model, tokenizer), model, tokenizer)
-    joining = one_pass(init_batch.solution(second, model, tokenizer), model, tokenizer)
-    running = merge(running, joining | {"request_ids": list(range(len(first), len(first + second)))})
-    outputs = {}
-    while running["request_ids"]:
-        outputs |= dict(zip(running["request_ids"], running["token_ids"], strict=True))
-        running, _ = trimmed(running)
-        running = one_pass(running, model, tokenizer) if running["request_ids"] else running
-    return [outputs[number] for number in range(len(outputs))]
 
 
 @join_and_leave.rule

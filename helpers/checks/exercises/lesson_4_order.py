@@ -12,17 +12,21 @@ def sequence_of(request_id, prompt, generated=0, computed=0, max_tokens=50, prio
     return sequence
 
 
-longest_first = Exercise(
-    "longest_first(waiting)",
+@Exercise.declare(
     "the class with the largest limits starts first, and within a class no request overtakes",
     forbidden=["helpers.engine.policies:LongestFirst.order"],
 )
-longest_first.add_misconceptions({
+def longest_first(waiting):
+    largest = max((one.max_tokens for one in waiting), default=0)
+    return sorted(waiting, key=lambda one: -thirds(one.max_tokens, largest))
+
+
+add_edits(longest_first, {
     "keeps the order of arrival: a long request that starts last runs alone at the end.": list,
     "sorts by max_tokens alone. Within a class, requests keep their order of arrival: a limit is not a promise, "
-    "and a slightly larger one is no reason to go first.": lambda w: sorted(w, key=lambda one: -one.max_tokens),
+    "and a slightly larger one is no reason to go first.": "thirds(one.max_tokens, largest) -> one.max_tokens",
     "puts the shortest first. The long requests then start last, and most rows are empty while they finish.":
-        [lambda w: sorted(w, key=lambda one: one.max_tokens), {"class_of": lambda n, m: -thirds(n, m)}],
+        ["-thirds( -> thirds(", "-thirds(one.max_tokens, largest) -> one.max_tokens"],
 })  # fmt: skip
 longest_first.requires_new("list")
 
@@ -52,13 +56,6 @@ def _(random):
 
 def thirds(limit, largest):
     return (3 * limit > largest) + (3 * limit > 2 * largest)
-
-
-@longest_first.reference
-def in_classes(waiting, class_of=thirds):
-    """Order a queue by classes, the highest first, with a replaceable part: the class of a limit."""
-    largest = max((one.max_tokens for one in waiting), default=0)
-    return sorted(waiting, key=lambda one: -class_of(one.max_tokens, largest))
 
 
 @longest_first.rule

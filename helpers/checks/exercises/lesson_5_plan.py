@@ -1,6 +1,7 @@
 """Lesson 5, the plan of an iteration: which requests compute how many tokens, within the budgets of rows and tokens."""
 
 from ...engine import Sequence
+from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_4_order import sequence_of
 
@@ -14,28 +15,30 @@ HOLDS_A_ROW = "A running request also holds a row while its prompt is computed"
     "no decode waits for a prompt, no iteration exceeds its budget, and no request overtakes",
     forbidden=["helpers.engine.scheduler:Scheduler.schedule"],
 )
-def plan_chunks(running, waiting, rows, tokens, *, order=lambda d, b, n: d + b + n, chunk=min,
-                is_decode=lambda one: one.is_decode, uncomputed=lambda one: one.num_uncomputed_tokens):  # fmt: skip
-    """Plan an iteration, with replaceable parts. The engine's `Scheduler` plans the same."""
-    decodes, begun = ([one for one in running if is_decode(one) is yes] for yes in (True, False))
-    plan = []
-    for one in order(decodes, begun, waiting[: rows - len(running)]):
-        count = chunk(1 if is_decode(one) else uncomputed(one), tokens)
+def plan_chunks(running, waiting, rows, tokens):
+    """Plan an iteration. The engine's `Scheduler` plans the same."""
+    decodes, begun = ([one for one in running if one.is_decode is yes] for yes in (True, False))
+    joining, plan = waiting[: rows - len(running)], []
+    for one in decodes + begun + joining:
+        uncomputed = 1 if one.is_decode else one.num_uncomputed_tokens
+        count = min(uncomputed, tokens)
         if count > 0:
             plan.append((one.request_id, count))
             tokens -= count
     return plan
 
 
-plan_chunks.add_misconceptions({
+add_edits(plan_chunks, {
+    "leaves part of the budget unused. A prompt need not be computed in one iteration: the part that fits is "
+    "computed now.": "min(uncomputed, tokens) -> uncomputed if uncomputed <= tokens else 0",
     "lets one request join per iteration, although more rows and more of the budget are free.":
-        {"order": lambda d, b, n: d + b + n[:1]},
+        "+ joining -> + joining[:1]",
     "treats every request that has generated tokens as a decode. A preempted request has lost its cache, and its "
-    "tokens must be recomputed.": {"is_decode": lambda one: one.generated > 0},
+    "tokens must be recomputed.": "one.is_decode -> (one.generated > 0)",
     "counts only the prompt. The tokens that a preempted request had generated are recomputed, too.":
-        {"uncomputed": lambda one: one.prompt_tokens - one.computed},
+        "one.num_uncomputed_tokens -> one.prompt_tokens - one.computed",
     "caps the chunks: only what is left of the budget limits a chunk.":
-        [{"chunk": lambda n, left, most=most: min(n, left, most)} for most in (1, 2, 3, 4, 5, 6, 8, 10, 16, 32, 64)],
+        [f"min(uncomputed, tokens) -> min(uncomputed, tokens, {most})" for most in (*range(1, 7), 8, 10, 16, 32, 64)],
 })  # fmt: skip
 
 
