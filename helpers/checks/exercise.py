@@ -1,4 +1,4 @@
-"""The declaration of an exercise: a reference implementation, cases, and misconceptions, also as implementations.
+"""The declaration of an exercise: a reference implementation, cases, and misconceptions as edits of it.
 
     @Exercise.declare("twice the number")
     def double(number):
@@ -6,7 +6,7 @@
 
     double.table([(3,), ("an even number", 4)], lambda random: [(random.randrange(100),)])
     double.add_misconceptions({
-        "squares the number: twice 3 is 6, not 9.": lambda number: number * number,
+        "squares the number: twice 3 is 6, not 9.": "number + number -> number * number",
     })
 
 The claim: a right answer passes however it is written. A wrong answer gets the message of a misconception if
@@ -20,6 +20,7 @@ from functools import cached_property, lru_cache, partial
 from random import Random
 
 from .calling import Outcome, Question, answer, call
+from .edits import Edit, edited
 from .general_mistakes import general_mistakes
 
 PURE = "Return a new object and leave the arguments unchanged: otherwise, a cell that runs twice gives two results."
@@ -120,15 +121,17 @@ class Exercise:
         self.solution = function
         return function
 
-    def add_misconceptions(self, wrong: Mapping[str, Callable | list[Callable]]) -> None:
+    def add_misconceptions(self, wrong: Mapping[str, Edit | Callable | list[Edit | Callable]]) -> None:
         """Take wrong implementations by their messages. The first that explains all results is reported.
 
         Args:
-            wrong: from messages to functions. A list has variants that get the same message.
+            wrong: from messages to edits of the reference, as `edited` takes them, or to functions. A list has variants
+                that get the same message.
         """
         for message, given in wrong.items():
-            functions = given if isinstance(given, list) else [given]
-            self.declared += [Misconception(message, function) for function in functions]
+            for one in given if isinstance(given, list) else [given]:
+                function = one if callable(one) else edited(self.solution, one)
+                self.declared.append(Misconception(message, function))
 
     def rule(self, function: Callable) -> Callable:
         """Take an invariant, for results that cannot be compared by value.

@@ -7,7 +7,6 @@ from random import Random
 from statistics import pstdev
 
 from ..comparing import kind
-from ..edits import add_edits
 from ..exercise import Exercise, JudgedExercise, Wrong
 
 EVEN = "Users send independently of each other: sometimes several requests arrive at once, and then none for a while"
@@ -95,7 +94,7 @@ open_loop_latencies.table([
 ], given="sent at {}, service {}")  # fmt: skip
 
 LATENCY = "begin + seconds - sent"
-add_edits(open_loop_latencies, {
+open_loop_latencies.add_misconceptions({
     "returns the service times: a closed loop would measure just that. In an open loop, a request also waits while "
     "the server is busy with earlier ones.": f"{LATENCY} -> seconds",
     "starts a request before it is sent: when no request waits, the server is idle.": "max(sent, free) -> free",
@@ -165,7 +164,7 @@ def by_means(requests, seconds, ttft, tpot):
 
 MEAN_GAP = "(t[-1] - t[0]) / max(1, len(t) - 1)"
 BOTH = f"t[0] - sent <= ttft and {MEAN_GAP} <= tpot"
-add_edits(goodput, {
+goodput.add_misconceptions({
     "counts refused requests. No token of theirs was late, but only because they got none.": "if t and -> if not t or",
     "leaves out requests that exactly meet a limit: *at most* includes the limit itself.": "<= -> <",
     "swaps the limits: the first is for TTFT, the second for TPOT.": "good = -> ttft, tpot = tpot, ttft; good =",

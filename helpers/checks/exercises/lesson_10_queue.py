@@ -2,7 +2,6 @@
 
 from math import ceil
 
-from ..edits import add_edits
 from ..exercise import Exercise
 from ..queues import first_mistake, run_story
 
@@ -63,7 +62,7 @@ BoundedQueue.table([
 ], _drawn, given="rows {}, max_queue {}, seconds {}", build=_steps)  # fmt: skip
 
 RETRY = "ceil(self.seconds / self.rows)"
-add_edits(BoundedQueue, {
+BoundedQueue.add_misconceptions({
     "assumes that a request that leaves has a place. It may have left before, or may have been refused: then "
     "nothing happens.": "elif request_id in self.running -> else",
     "does not divide by the number of rows: each is busy for `seconds`, but any of them will do.":

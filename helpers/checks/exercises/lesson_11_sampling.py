@@ -3,7 +3,6 @@
 import math
 from itertools import accumulate
 
-from ..edits import add_edits
 from ..exercise import Exercise
 
 
@@ -25,7 +24,7 @@ def shares(weights):
     return [weight / sum(weights) for weight in weights]
 
 
-add_edits(softmax, {
+softmax.add_misconceptions({
     "multiplies the logits by the temperature: a high temperature must make tokens more alike.": "/ -> *",
     "divides the probabilities by the temperature, after the softmax: they no longer add up to 1.":
         lambda n, t: [value / t for value in softmax.solution(n, 1.0)],
@@ -66,7 +65,7 @@ def any_order(result, arguments):
     return sorted(result) if isinstance(result, list) else result
 
 
-add_edits(top_p, {
+top_p.add_misconceptions({
     "leaves out the token with which the sum reaches p. The kept tokens must have *at least* p together: after a "
     "certain token, yours would keep none.": "return ids -> return ids if total == p else ids[:-1]",
     "keeps the tokens whose own probability is at least p: it is their sum that counts.": "total < p -> value >= p",
@@ -92,7 +91,7 @@ draw.table([
     ([0.0, 1.0, 0.0, 3.0], 0.0), ([3.0, 0.0, 1.0], 0.99), ([0.125, 0.5, 0.25], 0.0), ([0.125, 0.5, 0.25], 0.3),
 ], lambda random: [([random.randint(1, 9) / 4 for _ in range(5)], random.random())])  # fmt: skip
 
-add_edits(draw, {
+draw.add_misconceptions({
     "compares the number with sums of weights that do not add up to 1. Divide by their sum first: after top-p, the "
     "weights add up to less, and a number could fall on no token.":
         ["sum(weights) -> 1.0", ("sum(weights) -> 1.0", "return None -> return len(weights) - 1")],

@@ -2,7 +2,6 @@
 
 import math
 
-from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_11_sampling import any_order, shares
 
@@ -51,7 +50,7 @@ def longest_first(rest, pieces):
     return 1 + longest_first(rest[len(piece) :], pieces) if piece else math.inf if rest else 0
 
 
-add_edits(allowed_tokens, {
+allowed_tokens.add_misconceptions({
     "allows only tokens that complete a choice: a choice can be made of several tokens.":
         "choice.startswith(text + piece) -> choice == text + piece",
     "ignores the text so far: a token must continue it.": "startswith(text + -> startswith(",
@@ -83,7 +82,7 @@ masked_softmax.table([
     ([-12000.0, -12001.0, 5.0, -12002.0], [0, 1]),
 ], lambda random: [([round(random.uniform(-3, 3), 2) for _ in range(6)], random.sample(range(6), 3))])  # fmt: skip
 
-add_edits(masked_softmax, {
+masked_softmax.add_misconceptions({
     "applies the mask after the softmax. The removed tokens have already taken their share, so the others do not add "
     "up to 1: a drawn number could fall on none.":
         lambda n, a: [value * (place in a) for place, value in enumerate(masked_softmax.solution(n, range(len(n))))],
@@ -129,7 +128,7 @@ def read(edges, state, text):
 
 
 READ = "read(edges, state, text)"
-add_edits(next_states, {
+next_states.add_misconceptions({
     "reads only the first character of a token: the pattern has to allow all of them.":
         f"{READ} -> edges[state].get(text[0])",
     "stops at the first character without an edge, but allows the token.":

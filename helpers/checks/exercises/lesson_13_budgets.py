@@ -1,6 +1,5 @@
 """Lesson 13, speculative decoding: how many draft tokens fit into a pass, and how many pay."""
 
-from ..edits import add_edits
 from ..exercise import Exercise
 
 
@@ -29,7 +28,7 @@ def one_by_one(left, wanted):
 
 
 SHARED = "one_by_one(left, wanted)"
-add_edits(draft_lengths, {
+draft_lengths.add_misconceptions({
     "gives drafts a part of the budget that decodes or prompts need: these come first.":
         [" - len(wanted) -> ", " - prefill_tokens -> ", " - prefill_tokens - len(wanted) -> "],
     "serves the first request in full, then the next: let them take turns, one draft token at a time.":
@@ -62,7 +61,7 @@ best_k.table([
 ], lambda random: [(round(random.uniform(0.35, 0.95), 2), random.choice([1, 2, 3]), BENT)])  # fmt: skip
 
 TOKENS, BEST = "sum(acceptance**before for before in range(k + 1))", "speeds.index(max(speeds))"
-add_edits(best_k, {
+best_k.add_misconceptions({
     "counts every draft token with the same probability. One counts only if all before it are accepted, too.":
         f"{TOKENS} -> 1 + acceptance * k",
     "forgets the token that the model chooses itself: a pass yields at least one.": "range(k + 1)) -> range(1, k + 1))",

@@ -1,6 +1,5 @@
 """Lesson 13, speculative decoding: drafts by lookup, verification, and what is left after a rejection."""
 
-from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_1_next_token import ids
 
@@ -29,7 +28,7 @@ propose.table([
 ], lambda random: [(random.choices([1, 2, 3], k=random.randint(12, 18)), 3, random.randint(2, 6))],
    given="tokens {}, at most {} draft tokens, {} tokens remaining")  # fmt: skip
 
-add_edits(propose, {
+propose.add_misconceptions({
     "finds the last tokens themselves: nothing follows them yet. Look for an earlier place.": "- n - 1, -> - n,",
     "takes the earliest match: the latest one is more likely to continue in the same way.":
         "range(len(token_ids) - n - 1, -1, -1) -> range(len(token_ids) - n)",
@@ -87,7 +86,7 @@ def up_to_eos(tokens, eos):
 
 
 TOKENS = "own[: len(agreed(draft, own)) + 1]"
-add_edits(verify, {
+verify.add_misconceptions({
     "takes tokens after the first mismatch: the model chose them for a text that contains the rejected one.":
         [f"{TOKENS} -> own", *(f"{TOKENS} -> [one for token, one in zip(draft, own) if token == one]{last}"
                                for last in ("", " + own[-1:]"))],
@@ -121,7 +120,7 @@ settle.table([
                     (5, 0, 0, 4), (9, 6, 1, 2), (30, 5, 2, 16), (2, 3, 1, 1), (3, 6, 0, 2), (15, 1, 0, 16)]
 ], lambda random: [_case(random.randint(1, 20), 5, random.randint(0, 4), 3, random.sample(range(40), 9))])  # fmt: skip
 
-add_edits(settle, {
+settle.add_misconceptions({
     "keeps the keys of rejected tokens. They belong to another text, and every later token would attend to them.":
         "1 + accepted -> 1 + drafted",
     "counts the token that the pass has chosen. It has no keys yet: the next pass computes it.": "1 + -> 2 +",

@@ -2,7 +2,6 @@
 
 import torch
 
-from ..edits import add_edits
 from ..exercise import Exercise
 
 SMALL = {
@@ -61,7 +60,7 @@ ROUNDING = {  # how both tasks round a vector
         [("/ 127 -> / 128", f".round() -> .round(){change}") for change in BEYOND_127],
     "cuts off the fraction: the nearest integer is closer.": [".round() -> .trunc()", ".round() -> .floor()"],
 }  # fmt: skip
-add_edits(integer_product, {
+integer_product.add_misconceptions({
     "takes one scale for the whole batch: beside a larger token, a token has other integers than alone.":
         f"{LARGEST} -> x.abs().max()",
     "takes a scale per input instead of one per token: each product of a sum has another one, so none can leave it.":
@@ -102,7 +101,7 @@ def the_shape_of_the_scales(result, arguments):
     return integers, scales.reshape(rows, -1).expand(heads, tokens)
 
 
-add_edits(rounded_cache, {
+rounded_cache.add_misconceptions({
     "takes one scale per head: a new token that is larger would change the integers of all earlier ones.":
         "keys.abs().amax(2) -> keys.abs().amax((1, 2))[:, None].expand(keys.shape[:2])",
     "takes one scale per token: a head of large numbers leaves few steps to the other heads.":
@@ -131,7 +130,7 @@ cache_bytes.table([
     for kind in ("bfloat16", "int8")
 ])  # fmt: skip
 
-add_edits(cache_bytes, {
+cache_bytes.add_misconceptions({
     "forgets the scales: an int8 vector has one, which takes 4 bytes.": "head_dim + 4 -> head_dim",
     "counts one scale for all heads: each KV head has its own.":
         "kv_heads * vector -> (kv_heads * vector if kind == 'bfloat16' else kv_heads * head_dim + 4)",

@@ -1,7 +1,6 @@
 """Lesson 14, quantized weights: a zero point, a product without float weights, and a planted bug."""
 
 from ..comparing import is_number, kind
-from ..edits import add_edits
 from ..exercise import Exercise, JudgedExercise, Passed, Wrong
 
 
@@ -42,7 +41,7 @@ def however_it_rounds(result, arguments):
 
 
 LIMITS = "min(0.0, *values), max(0.0, *values)"
-add_edits(quantize, {
+quantize.add_misconceptions({
     "takes the scale from the largest size alone, as symmetric quantization does: half of the integers stay unused.":
         f"{LIMITS} -> -max(map(abs, values)), max(map(abs, values))",
     "takes the range from 0 to the largest value: negative values need integers, too.": "min(0.0, *values) -> 0.0",
@@ -80,7 +79,7 @@ multiply.table([
     ([float(random.randint(-3, 3)) for _ in range(6)], random.choices(range(16), k=6), [0.5, 0.125], [9, 4], 3)
 ])  # fmt: skip
 
-add_edits(multiply, {
+multiply.add_misconceptions({
     "drops the zero points: an integer stands for (integer - zero point) * scale.": " - zeros[n] * sum(part) -> ",
     "subtracts a zero point once per group: each weight of the group contains it, so each input multiplies it.":
         "zeros[n] * sum(part) -> zeros[n]",

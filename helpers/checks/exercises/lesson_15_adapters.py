@@ -3,7 +3,6 @@
 import torch
 
 from ..adapted_layers import with_calls, with_multiplications
-from ..edits import add_edits
 from ..exercise import Exercise
 
 
@@ -54,7 +53,7 @@ def does_not_merge(arguments, outcome, right):
 
 
 BESIDE, SMALL = "x @ weight.T + scale * (x @ a.T @ b.T)", "x @ a.T @ b.T"
-add_edits(adapted_linear, {
+adapted_linear.add_misconceptions({
     "forgets the scaling: what A and B add is multiplied by alpha / rank.": "alpha / len(a) -> 1",
     "multiplies by alpha alone: it is divided by the rank, so that another rank needs no other alpha.":
         "alpha / len(a) -> alpha",
@@ -109,7 +108,7 @@ def chunk_by_chunk(x, base, adapters, chunks):
 ADD, PRODUCTS, OCCURRING = "y[rows] += adapters[name](x[rows])", "adapters[name](x[rows])", "set(names) - {None}"
 PER_ROW = "base(x) -> torch.cat([base(row[None]) for row in x])"
 PRODUCTS_PER_ROW = f"{PRODUCTS} -> torch.cat([adapters[name](x[[row]]) for row in rows])"
-add_edits(adapt_rows, {
+adapt_rows.add_misconceptions({
     "adds the products of every adapter to all rows: each row gets those of its own.":
         f"{ADD} -> y += adapters[name](x)",
     "calls the base again for each group: each call reads all of its weights, so one call has to serve all rows.":

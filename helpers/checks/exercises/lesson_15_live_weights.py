@@ -1,6 +1,5 @@
 """Lesson 15, live weights: blocks that adapters and updates leave usable, and updates while requests run."""
 
-from ..edits import add_edits
 from ..exercise import Exercise
 
 
@@ -64,7 +63,7 @@ cached_blocks.table([
      1),
 ], _drawn)  # fmt: skip
 
-add_edits(cached_blocks, {
+cached_blocks.add_misconceptions({
     "shares blocks across adapters, or with the base model: an adapter changes keys, too.": [
         "(files[name], -> (0,", 'key in cache for -> key in cache or ("", *key[1:]) in cache for'],
     "recognizes blocks by their tokens alone, as in lesson 8: keys depend on all weights that compute them.":
@@ -124,7 +123,7 @@ live_update.table([
 ], given="requests {}, new weights before pass {}, running={}")  # fmt: skip
 
 ALL, WHEN = "is_new, cached = True, [0] * len(requests)", '(running == "recompute" or not begun)'
-add_edits(live_update, {
+live_update.add_misconceptions({
     "keeps the keys of the old weights: later tokens would attend to a mixture of both.": f"{ALL} -> is_new = True",
     "generates the tokens again: those of the old weights stay, and only their keys are recomputed.":
         f"{ALL} -> {ALL}; done = [0 if n in begun else one for n, one in enumerate(done)]",

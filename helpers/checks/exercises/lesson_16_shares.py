@@ -7,7 +7,6 @@ from torch.nn.functional import gelu
 
 from ..calling import or_error
 from ..comparing import difference
-from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_15_adapters import randn
 
@@ -33,7 +32,7 @@ def _(random):
 
 
 CUT, ONCE = "bias.chunk(size)", "[bias] + [none] * (size - 1)"
-add_edits(split_linear, {
+split_linear.add_misconceptions({
     "exchanges columns and rows: the weight is stored as [outputs, inputs], and a split by columns shares out the "
     "outputs.": '"columns" -> "rows"',
     "splits both kinds of layers in the same way: `by` says which way.": ["by == -> by or", "if by == -> if not"],
@@ -81,7 +80,7 @@ def where_the_second_bias_is_added(result, arguments):
 SUM, GELU, OUT = "sum(parts) + c", 'gelu(x @ own_w.T + own_b, approximate="tanh")', "@ own_v.T"
 BY_ROWS = "w.chunk(size) -> zip(x.chunk(size, 1), w.chunk(size, 1))", "x @ own_w.T -> own_w[0] @ own_w[1].T"
 EVERYWHERE, WHOLE = "b.chunk(size) -> [b] * size", "v.chunk(size, 1) -> [v] * size"
-add_edits(split_mlp, {
+split_mlp.add_misconceptions({
     "splits the first layer by rows and applies the activation to partial sums: GELU of a sum is not the sum of GELUs.":
         (*BY_ROWS, EVERYWHERE, WHOLE),
     "adds the second bias several times: the sum must contain it once.":
@@ -140,7 +139,7 @@ SPAN = "first + n * count // size, first + (n + 1) * count // size"
 DROPPED = f"{SPAN} -> first + n * (count // size), first + (n + 1) * (count // size)"
 ROWS = "range(begin * head_dim, end * head_dim)"
 TURNS = "[row for head in range(first + n, first + count, size) for row in range(head * head_dim, -~head * head_dim)]"
-add_edits(qkv_rows, {
+qkv_rows.add_misconceptions({
     "drops the heads that are left over when the workers can't share them equally. Raise a ValueError.":
         (f"{RAISE} -> pass", DROPPED),
     "gives some workers more heads than others: each pass would wait for them, so raise a ValueError.":

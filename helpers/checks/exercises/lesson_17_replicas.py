@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from ..edits import add_edits
 from ..exercise import Exercise, JudgedExercise, Passed
 from ..routing import SIGNATURE, baselines, score_route, standing
 
@@ -34,7 +33,7 @@ cached_on.table([
 ], given="reports {}, the prompt's hashes {}, {} replicas")  # fmt: skip
 
 LEADING = "[*present, False].index(False)"
-add_edits(cached_on, {
+cached_on.add_misconceptions({
     "drops a block for good once it has been evicted: it can be cached again, so its last report counts.":
         "in reports} -> in sorted(reports, key=lambda report: -report[2])}",
     "counts blocks after a missing one. Keys and values depend on everything before them, and the prompt is computed "
@@ -60,7 +59,7 @@ resume.table([
 ], lambda random: [([25, 40, 12], [(random.choices(range(40), k=n), random.random() < 0.3) for n in (3, 1, 6)], 9)],
    given="the prompt {}, (tokens, finished) of each output {}, max_tokens {}")  # fmt: skip
 
-add_edits(resume, {
+resume.add_misconceptions({
     "resumes outputs that have finished: their clients would get more tokens than the model generated.":
         "if not finished -> ",
     "computes the prompt only: the model would generate the delivered tokens again, and the client would get them "
@@ -126,7 +125,7 @@ deliver.table([
    build=lambda story: [[_event(text) for text in story.split()]])  # fmt: skip
 
 NO_LOSS = "own != replica -> True"
-add_edits(deliver, {
+deliver.add_misconceptions({
     "delivers tokens from any replica, even from one that no longer has the request. The next replica computes these "
     "tokens again, so the client gets them twice.": "owner.get(request) == sender -> True",
     "delivers late tokens: a replica that once had the request may still send some after the request has moved.":

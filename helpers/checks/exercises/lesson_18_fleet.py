@@ -1,6 +1,5 @@
 """Lesson 18, the answer: Little's law within a window, and the price of the smallest fleet that keeps a promise."""
 
-from ..edits import add_edits
 from ..exercise import Exercise
 
 
@@ -22,7 +21,7 @@ waiting_and_running.table([
 
 WHOLE = ("min(admitted, end) - max(arrival, start) -> admitted - arrival",
          "min(finished, end) - max(admitted, start) -> finished - admitted")  # fmt: skip
-add_edits(waiting_and_running, {
+waiting_and_running.add_misconceptions({
     "counts requests that arrive or finish within the window only: the others are in the system, too.": [
         f"finished in requests: -> finished in [(a, b, c) for a, b, c in requests if {condition}]:"
         for condition in ("start <= a and c <= end", "start <= a < end")],
@@ -76,7 +75,7 @@ smallest_fleet.table([
 )], given="(replicas, hours, busy hours, latencies) {}, limit {}, share {}, {} per hour")  # fmt: skip
 
 KEEPS = "sum(one <= limit for one in fleet[3]) >= share * len(fleet[3])"
-add_edits(smallest_fleet, {
+smallest_fleet.add_misconceptions({
     "compares one number with the limit: a promise is a share of the requests, which no mean or maximum says.":
         [f"{KEEPS} -> {one}(fleet[3]) <= limit" for one in ("statistics.mean", "statistics.median", "max")],
     "counts a latency that equals the limit as too slow.": "<= limit -> < limit",

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from ..edits import add_edits
 from ..exercise import Exercise
 
 
@@ -41,7 +40,7 @@ finish_times.table([
     ([(time / 8, random.randint(1, 4)) for time in sorted(random.choices(range(97), k=8))], 3, 0.75, 0.125)
 ], given="(arrival, tokens) {}, {} rows, an iteration takes {} + {} per row")  # fmt: skip
 
-add_edits(finish_times, {
+finish_times.add_misconceptions({
     "sets the clock back: after an iteration, a request that arrived meanwhile starts now, and not at its arrival.":
         "max(now, arrival) -> arrival",
     "serves a request before it has arrived: an idle engine moves its clock to the next arrival.":
@@ -116,7 +115,7 @@ def least_squares(columns, times):
     return coefficients, columns @ coefficients - times
 
 
-add_edits(missing_count, {
+missing_count.add_misconceptions({
     "leaves out the constant: an iteration takes time even if it computes hardly anything.":
         '[ones, counts["tokens"], -> [counts["tokens"],',
     "leaves out the tokens: the third count has to explain what the first two do not.": ', counts["tokens"], -> ,',

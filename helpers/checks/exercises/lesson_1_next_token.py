@@ -2,12 +2,11 @@
 
 import torch
 
-from ..edits import add_edits
 from ..exercise import Exercise
 
 greedy_step = Exercise("greedy_step(logits)", "every row gets the best token of its own last position")
 greedy_step.reference(lambda logits: logits[:, -1].argmax(dim=-1))
-add_edits(greedy_step, {
+greedy_step.add_misconceptions({
     "returns the best token of every position. Only the last position of a row predicts the token that follows the "
     "whole text: the first one predicts what follows the first token, and so on.": lambda logits: logits.argmax(dim=-1),
     "returns one token for all rows together. Each row is a separate sequence and needs its own next token.":
@@ -61,7 +60,7 @@ kv_cache_bytes.table([
     ([None, 7, *random.choices([None, 6, 30, 500], k=5)], 13, 17, 2, random.randint(19, 99)),
 ])  # fmt: skip
 
-add_edits(kv_cache_bytes, {
+kv_cache_bytes.add_misconceptions({
     "leaves out the layers: each has its own cache.": "in windows -> in windows[:1]",
     "leaves out the heads: each has its own keys and values.": " * kv_heads -> ",
     "counts numbers, not bytes: a number takes several bytes.": " * number_bytes -> ",
@@ -81,7 +80,7 @@ decode_floor.table([
     ("a pass over hundreds of tokens on a GPU", 14e9, 2e12, random.randint(400, 800) * 14e9, 3e14),
 ], given="{} bytes at {} per second, {} operations at {} per second")  # fmt: skip
 decode_floor.reference(lambda weights, bandwidth, operations, rate: max(weights / bandwidth, operations / rate))
-add_edits(decode_floor, {
+decode_floor.add_misconceptions({
     f"adds the two times. {BOTH}.": lambda w, b, o, r: w / b + o / r,
     f"returns the shorter time. {BOTH}.": lambda w, b, o, r: min(w / b, o / r),
     "considers only the memory traffic. With many tokens in a pass, the arithmetic takes longer than reading the "
@@ -121,7 +120,7 @@ stop.table([
 ], lambda random: [("random tokens", random.choices(range(4), k=9), 3, random.randint(2, 9))])  # fmt: skip
 
 UP_TO_EOS = "kept[: kept.index(eos_id) + 1]"
-add_edits(stop, {
+stop.add_misconceptions({
     "drops EOS. EOS is not text, but the model generated it: it counts as a token and stays in the list.":
         "index(eos_id) + 1 -> index(eos_id)",
     "keeps tokens after the first EOS. The output ends there, whatever follows in the list.": f"{UP_TO_EOS} -> kept",

@@ -3,7 +3,6 @@
 import torch
 
 from ...trace import RowStep, Trace, TracedPass
-from ..edits import add_edits
 from ..exercise import Exercise
 
 ROW_STEPS = {
@@ -46,7 +45,7 @@ def _(random):
         yield (trace, seconds), given
 
 
-add_edits(batch_costs, {
+batch_costs.add_misconceptions({
     "counts every row in every pass. A finished row yields nothing useful: only the tokens that the requests receive "
     "count.": "trace.output_tokens -> trace.slot_steps",
     "counts a slot-step that yields several tokens once: all of them are useful.":
@@ -90,7 +89,7 @@ left_pad.table([
 
 NEWEST = "A row's newest token must be in the last column, where the next token is predicted and appended."
 MASK_ON_THE_RIGHT = "[0] * (width - len(row)) + [1] * len(row) -> [1] * len(row) + [0] * (width - len(row))"
-add_edits(left_pad, {
+left_pad.add_misconceptions({
     f"pads on the right: the last column of a short row then holds a pad, and the model would continue the pad. "
     f"{NEWEST}": (MASK_ON_THE_RIGHT, "[pad_id] * (width - len(row)) + row -> row + [pad_id] * (width - len(row))"),
     "pads the mask on the right and the tokens on the left: the mask then hides real tokens and shows pads.":
@@ -115,7 +114,7 @@ position_ids = Exercise(
     forbidden=["helpers.padded_batch:left_padded"],
 )
 position_ids.reference(lambda mask, new_tokens: (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -new_tokens:])
-add_edits(position_ids, {
+position_ids.add_misconceptions({
     "numbers the columns, pads included. Positions count a row's own tokens from 0, whatever columns they are in.":
         lambda mask, n: torch.arange(mask.size(1)).expand_as(mask)[:, -n:],
     "counts the pads. Positions count real tokens.": lambda mask, n: (1 - mask).cumsum(dim=1)[:, -n:],

@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import pad
 
 from ... import kv_cache
-from ..edits import add_edits, edited
+from ..edits import edited
 from ..exercise import Exercise
 from ..hand_made import LISTS, TENSORS, blank_cache, contents, hand_made
 
@@ -40,7 +40,7 @@ EDGE = "the newest token, which is not in the cache yet, must stay in the last c
 MOVED = "its keys would have to be moved. In this layout, every row starts in column 0 and stays there."
 UNEQUAL = "stacks rows of unequal width: all rows of a tensor must have the same width."
 TO_THE_LEFT, TO_THE_RIGHT = (f"[mask[:, :-1], new, mask[:, -1:]] -> [{parts}]" for parts in ("new, mask", "mask, new"))
-add_edits(merge_masks, {
+merge_masks.add_misconceptions({
     f"pads at the right edge: {EDGE}": TO_THE_RIGHT,
     f"pads on the left, as the lesson does: {MOVED}": TO_THE_LEFT,
     "pads with 1, which marks the new columns as real: the row would attend to keys that do not exist.":
@@ -104,7 +104,7 @@ def with_layers(batch, layers):
 
 masks_to_the_left, masks_to_the_right = (edited(merge_masks.solution, edit) for edit in (TO_THE_LEFT, TO_THE_RIGHT))
 CACHE_TO_THE_LEFT = "(0, 0, 0, columns) -> (0, 0, columns, 0)"
-add_edits(merge_batches, {
+merge_batches.add_misconceptions({
     f"pads the cache on the left, as the lesson does: {MOVED}": CACHE_TO_THE_LEFT,
     "makes the cache as wide as the mask. The mask has one more column, because the newest token is not in the "
     "cache yet.": "= width - -> = 1 + width -",

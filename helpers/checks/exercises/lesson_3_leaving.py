@@ -3,7 +3,6 @@
 import torch
 
 from ... import kv_cache
-from ..edits import add_edits
 from ..exercise import Exercise
 from ..hand_made import LISTS, TENSORS, hand_made
 from .lesson_3_joining import EVERY_LAYER, ROWS, layers_of, relevant, with_layers
@@ -73,7 +72,7 @@ def first_columns(mask):
     return torch.arange(mask.size(1), device=mask.device) < (mask.sum(dim=1).max() if len(mask) else 1)
 
 
-add_edits(filter_batch, {
+filter_batch.add_misconceptions({
     "trims the left side, as the lesson does. In this layout, the rows' first tokens are there, and the columns "
     "without a token are behind them.":
         'used_columns(batch["attention_mask"][stay]) -> first_columns(batch["attention_mask"][stay]).flip(0)',

@@ -9,7 +9,6 @@ from ... import kv_cache
 from ...loops import generate_continuous
 from ...models import context_length
 from ...tiny_model.corpus import unseen_prompts
-from ..edits import add_edits
 from ..exercise import Exercise
 from ..hand_made import blank, blank_cache, contents
 from ..watch import LETTERS, model_named, tokenizer_named, verb_on_model
@@ -67,7 +66,7 @@ def _(random):
 
 
 MASK, POSITIONS = "padded([[1] * len(text) for text in texts])", "[list(range(len(text))) for text in texts]"
-add_edits(init_batch, {
+init_batch.add_misconceptions({
     "finds pads by their id. A prompt may contain it (GPT-2 is padded with its EOS): the mask follows from where you "
     "padded.": [f"{MASK} -> 1 * (padded(texts, {pad}) != {pad})" for pad in ("tokenizer.pad_token_id", 0)],
     "leaves the pads visible: with a mask of 1 everywhere, tokens attend to pads as if they were text.":
@@ -173,7 +172,7 @@ def _(random):
 
 
 POSITION, STOPS = 'batch["attention_mask"].sum(dim=1, keepdim=True)', '"stop" if ends else'
-add_edits(generate_next_token, {
+generate_next_token.add_misconceptions({
     "changed its argument: the model grows the cache that it is given, here that of the old batch. If the cell "
     "runs twice, it computes the step on a cache that already contains it.": "kv_cache.copy( -> (",
     "calls the model without the mask: rows would attend to pads as if they were text.":

@@ -1,6 +1,5 @@
 """Lesson 3: the student's own four verbs together, because two wrong verbs can agree with each other."""
 
-from ..edits import add_edits
 from ..exercise import Exercise
 from ..watch import LETTERS, outputs_on_model
 from .lesson_3_joining import merge_batches
@@ -31,7 +30,7 @@ def join_and_leave(first, second, model, tokenizer):
     return [outputs[number] for number in range(len(outputs))]
 
 
-add_edits(join_and_leave, {
+join_and_leave.add_misconceptions({
     "loses the last token of each output: record a request's tokens before its row leaves.":
         "[outputs[number] for -> [outputs[number][:-1] for",
 })  # fmt: skip

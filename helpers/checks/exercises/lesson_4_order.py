@@ -1,7 +1,6 @@
 """Lesson 4, scheduling: the order of the queue, and which requests are admitted."""
 
 from ...engine import Sequence
-from ..edits import add_edits
 from ..exercise import Exercise
 
 
@@ -21,7 +20,7 @@ def longest_first(waiting):
     return sorted(waiting, key=lambda one: -thirds(one.max_tokens, largest))
 
 
-add_edits(longest_first, {
+longest_first.add_misconceptions({
     "keeps the order of arrival: a long request that starts last runs alone at the end.": list,
     "sorts by max_tokens alone. Within a class, requests keep their order of arrival: a limit is not a promise, "
     "and a slightly larger one is no reason to go first.": "thirds(one.max_tokens, largest) -> one.max_tokens",
@@ -104,7 +103,7 @@ def _(random):
 
 
 LEVEL, LEVELS = "one.priority - one.waited // aging", "one.waited // aging"
-add_edits(most_urgent, {
+most_urgent.add_misconceptions({
     "picks the largest number. A smaller number is more urgent: priority 0 goes before 1.":
         [f"{LEVEL} -> {LEVELS} - one.priority", f"{LEVEL} -> -{LEVEL}"],
     "makes waiting requests less urgent. Smaller numbers are more urgent, so waiting has to lower them.":
@@ -165,7 +164,7 @@ def _(random):
         yield (running, waiting, rows, tokens), f"{len(running)} decode; waiting: {queue}; {rows} rows, {tokens} tokens"
 
 
-add_edits(admitted, {
+admitted.add_misconceptions({
     "skips a prompt that does not fit, and admits a later one: if requests overtake, a long prompt may wait forever.":
         "break -> continue",
     "forgets that each running request computes a token of the budget.": "tokens - len(running) -> tokens",

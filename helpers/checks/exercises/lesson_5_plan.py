@@ -1,7 +1,6 @@
 """Lesson 5, the plan of an iteration: which requests compute how many tokens, within the budgets of rows and tokens."""
 
 from ...engine import Sequence
-from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_4_order import sequence_of
 
@@ -28,7 +27,7 @@ def plan_chunks(running, waiting, rows, tokens):
     return plan
 
 
-add_edits(plan_chunks, {
+plan_chunks.add_misconceptions({
     "leaves part of the budget unused. A prompt need not be computed in one iteration: the part that fits is "
     "computed now.": "min(uncomputed, tokens) -> uncomputed if uncomputed <= tokens else 0",
     "lets one request join per iteration, although more rows and more of the budget are free.":

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-from ..edits import add_edits
 from ..exercise import Exercise
 
 next_chunk = Exercise(
@@ -30,7 +29,7 @@ def next_tokens(p, g, c, budget):
 
 
 DONE, SAME_PASS = "tokens == uncomputed", "Once all of its tokens are computed, a request gets a new one from that pass"
-add_edits(next_chunk, {
+next_chunk.add_misconceptions({
     "treats every request that has generated tokens as a decode. A preempted request has lost its cache: its "
     "tokens must be recomputed before it gets a new one.": "p + g - c -> 1 if g else p - c",
     "computes one token too few: the newest token was sampled, but its key and value are not in the cache yet.":
@@ -83,7 +82,7 @@ def _(random):
 
 
 OUTPUTS, LONGEST = "token_times.values()", "max(gaps, default=0)"
-add_edits(worst_waits, {
+worst_waits.add_misconceptions({
     "measures TTFT from time 0. A user waits from the arrival of the request.": " - arrivals[name] -> ",
     "returns the mean or the median TTFT, which hides the request that waits longest.":
         ["max(first) -> statistics.mean(first)", "max(first) -> statistics.median(first)"],

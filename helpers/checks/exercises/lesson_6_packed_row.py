@@ -4,7 +4,6 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from ..edits import add_edits
 from ..exercise import Exercise
 
 
@@ -41,7 +40,7 @@ def side_by_side(lengths):
     return list(pairwise(accumulate(lengths, initial=0)))
 
 
-add_edits(pack, {
+pack.add_misconceptions({
     "sorts the requests by length: the columns would belong to the wrong ones.":
         "joined(chunks) -> joined(sorted(chunks, key=len))",
     "starts each chunk at position 0, although tokens of the request are in the cache.":
@@ -75,7 +74,7 @@ def _(random):
         yield (side_by_side(lengths),), f"columns {side_by_side(lengths)}"
 
 
-add_edits(block_mask, {
+block_mask.add_misconceptions({
     "swaps queries and keys: the first index is the token that attends.": "own.tril() -> own.triu()",
     "inverts the mask: True means that a token attends.": "own.tril() -> ~own.tril()",
     "returns a mask to be added to the scores: the task asks for bool.":
@@ -133,7 +132,7 @@ def _(random):
 
 PAIRS, SHIFT = "zip(columns, keys, values,", "tril(count - new)"
 WEIGHTS = 'scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)'
-add_edits(attend_row, {
+attend_row.add_misconceptions({
     "attends only to the tokens of this pass. The cached tokens are in `keys` and `values`, too, and every new token "
     "attends to all of them.": ("new, count = -> key, value = key[:, start - end :], value[:, start - end :]\n"
         "        new, count ="),

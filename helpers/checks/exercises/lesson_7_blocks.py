@@ -1,7 +1,6 @@
 """Lesson 7, a paged KV cache: slots, block tables that grow, and which requests are preempted."""
 
 from ..block_books import audit, books_after
-from ..edits import add_edits
 from ..exercise import Exercise
 
 
@@ -37,7 +36,7 @@ slices_of.table([
 ], lambda random: [(random.sample(range(40), 5), random.randint(0, 6), random.randint(7, 15), 3)],
    given="table {}, tokens {} to {}, blocks of {}")  # fmt: skip
 
-add_edits(slices_of, {
+slices_of.add_misconceptions({
     "expects an entry for every token: without one, a token has no slot.": "i >= len(table) or table[i] -> table[i]",
     "returns only the slots until the first token without a block: a kernel would read too few keys.":
         "return None -> break",
@@ -102,7 +101,7 @@ def any_free_block(result, arguments):
     return {"tables": tables, "free": sorted(renamed(result["free"])), "result": new}
 
 
-add_edits(grow, {
+grow.add_misconceptions({
     "counts only full blocks: tokens that do not fill a block need one, too.":
         "-(-tokens // block_size) -> tokens // block_size",
     "takes another block when the last one is exactly full: no token needs it yet.":
@@ -157,7 +156,7 @@ preempted.table([
     for asking, missing in [("c", random.randint(2, 5)), ("b", random.randint(1, 9))]
 ], given="running, oldest first: {}; tables {}; {} free; {!r} is missing {}")  # fmt: skip
 
-add_edits(preempted, {
+preempted.add_misconceptions({
     "preempts the oldest first: it has computed the most, and would lose the most.": "reversed(running) -> running",
     "counts one block per request: a preempted request frees its whole table.": "len(tables[name]) -> 1",
     "keeps the request that asks, although no newer one is left: then it has to leave itself.":

@@ -2,7 +2,7 @@
 
 from ..block_names import numbered_names, wrong_names
 from ..comparing import kind
-from ..edits import add_edits, edited
+from ..edits import edited
 from ..exercise import Exercise, JudgedExercise, Passed, Wrong
 
 
@@ -51,7 +51,7 @@ def _(random):
 
 
 NAME, BLOCK = "(name, *token_ids[end - block_size : end])", "token_ids[end - block_size : end]"
-add_edits(prefix_hashes, {
+prefix_hashes.add_misconceptions({
     "looks only at a block's own tokens. Its keys depend on everything before it, so after another beginning they are "
     "different.": ["(name, * -> (salt, *", "(name, * -> (salt, end, *"],
     "looks back only one block: keys depend on all earlier tokens.":
@@ -103,7 +103,7 @@ reuse.table([
 ], _drawn)  # fmt: skip
 
 LEFT, THE_BUG = "tokens - len(blocks) * block_size", "break -> continue"
-add_edits(reuse, {
+reuse.add_misconceptions({
     "shares a block although one before it is missing: the missing block's tokens would be skipped.": THE_BUG,
     "shares nothing if any block is missing: those before the first missing one can be shared.":
         "break -> return [], tokens",

@@ -1,7 +1,6 @@
 """Lesson 8, prefix sharing: allocation of blocks that others have, too, and their release."""
 
 from ..block_books import audit, books_after
-from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_7_blocks import ROOM, A, any_free_block, grow, is_in_order
 
@@ -22,7 +21,7 @@ allocate.table([
    given=f"{ROOM}, shared {{}}")  # fmt: skip
 allocate.ignoring(any_free_block)
 allocate.reference(grow.solution)
-add_edits(allocate, {
+allocate.add_misconceptions({
     "leaves shared blocks in `free`: the next request would overwrite keys that are in use.": "in free] -> in []]",
     "counts shared blocks that are in `free` as free: the request cannot get them twice.": " - len(reused) -> ",
     "subtracts all shared blocks from those that are free: one that is in another request's table was not free.":
@@ -62,7 +61,7 @@ def order_and_result(result, arguments):
     return {"tables": result["tables"], "free": sorted(result["free"])}
 
 
-add_edits(release, {
+release.add_misconceptions({
     "frees blocks that are in another table: the next request would overwrite keys in use.":
         " if not any(block in other for other in tables.values()) -> ",
     "frees no block: without a table and not in `free`, a block is lost. (`free = ...` makes a new list and leaves "

@@ -3,7 +3,6 @@
 import json
 from itertools import pairwise
 
-from ..edits import add_edits
 from ..exercise import Exercise
 from ..streams import DONE, ONE, STREAMS, read_stream
 
@@ -41,7 +40,7 @@ def _(random):
         yield ([stream[a:b] for a, b in pairwise([0, *cuts, len(stream)])],), "several events, cut anywhere"
 
 
-add_edits(read_events, {
+read_events.add_misconceptions({
     "parses [DONE], which is not JSON: it ends the stream.": 'if data == "[DONE]" -> if None',
     "treats comments as data: lines that begin with `:` have none.":
         r'"\n".join(line.removeprefix("data:").strip() for line in lines) -> event.decode()[5:].strip()',
@@ -126,7 +125,7 @@ text_pieces.table([
     ]
 ], given="texts {}, stop {!r}")  # fmt: skip
 
-add_edits(text_pieces, {
+text_pieces.add_misconceptions({
     "sends half of a character: an incomplete one decodes to the replacement character.": ".rstrip(HALF) -> ",
     "sends the beginning of the stop text, which the next token may complete.": "range(len(stop)) -> [0]",
     "keeps the end of the text back even after the last token: then nothing can complete it.": "number < -> 0 <",
@@ -172,7 +171,7 @@ read_inbox.table([
     ]
 ], lambda random: [_inbox(_drawn_story(random), "ab")], given="messages {}; unfinished: {}")  # fmt: skip
 
-add_edits(read_inbox, {
+read_inbox.add_misconceptions({
     "adds a request whose client has left already: both messages are in the same inbox.": "name in added -> None",
     "aborts requests that the engine no longer has: they have finished, and there is nothing to abort.":
         "name in unfinished and -> ",
