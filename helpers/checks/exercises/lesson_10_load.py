@@ -170,7 +170,7 @@ goodput.add_misconceptions({
     "counts refused requests. No token of theirs was late, but only because they got none.": "if t and -> if not t or",
     "leaves out requests that exactly meet a limit: *at most* includes the limit itself.": "<= -> <",
     "swaps the limits: the first is for TTFT, the second for TPOT.": "good = -> ttft, tpot = tpot, ttft; good =",
-    "divides by the number of tokens. TPOT is the mean gap between tokens, and the wait for the first one is no gap.":
+    "divides by the number of tokens. TPOT is the mean gap, and there is one gap fewer than there are tokens.":
         [f"{MEAN_GAP} -> (t[-1] - sent) / len(t)", "max(1, len(t) - 1) -> len(t)"],
     "uses the time of the first token as TTFT, which counts from the send time.": "t[0] - sent -> t[0]",
     "counts all requests that were served, in time or not: that is throughput.": f" and {BOTH} -> ",

@@ -53,6 +53,8 @@ def longest_first(rest, pieces):
 allowed_tokens.add_misconceptions({
     "allows only tokens that complete a choice: a choice can be made of several tokens.":
         "choice.startswith(text + piece) -> choice == text + piece",
+    "compares only the first character of a token: all of its characters must fit.":
+        "startswith(text + piece) -> startswith(text + piece[0])",
     "ignores the text so far: a token must continue it.": "startswith(text + -> startswith(",
     "allows EOS only if nothing else may follow: a choice can be the beginning of a longer one.":
         ("[0] if text in choices else [] -> []", "return ids -> return ids or [0]"),

@@ -87,7 +87,7 @@ def up_to_eos(tokens, eos):
 
 TOKENS = "own[: len(agreed(draft, own)) + 1]"
 verify.add_misconceptions({
-    "takes tokens after the first mismatch: the model chose them for a text that contains the rejected one.":
+    "accepts draft tokens after the first mismatch. The model chose them for a text that contains the rejected one.":
         [f"{TOKENS} -> own", *(f"{TOKENS} -> [one for token, one in zip(draft, own) if token == one]{last}"
                                for last in ("", " + own[-1:]"))],
     "forgets the bonus token: if the whole draft is accepted, the same pass has also chosen the token that follows.":
@@ -96,6 +96,8 @@ verify.add_misconceptions({
         f"{TOKENS} -> agreed(draft, own) if own[:-1] != draft else own",
     "accepts a draft as a whole or not at all: the tokens before the first mismatch are right.":
         f"{TOKENS} -> own if own[:-1] == draft else own[:1]",
+    "gives each request as many of the model's tokens as its draft has. It has one more, and without a draft it "
+    "still has one.": "len(draft) + 1] -> len(draft)]",
     "compares every draft with the start of the row: each request has its own part of it.": "start += len(own) -> pass",
     "begins a request's part of the row after the tokens that the requests before it gained. A part has one token more "
     "than the draft, however many are accepted.": "start += len(own) -> start += len(outputs[-1])",
@@ -156,8 +158,10 @@ def one_by_one(left, wanted):
 
 SHARED = "one_by_one(left, wanted)"
 draft_lengths.add_misconceptions({
-    "gives drafts a part of the budget that decodes or prompts need: these come first.":
-        [" - len(wanted) -> ", " - prefill_tokens -> ", " - prefill_tokens - len(wanted) -> "],
+    "forgets the decodes: each running request computes its newest token first.":
+        [" - len(wanted) -> ", " - prefill_tokens - len(wanted) -> "],
+    "lets drafts take the budget of the prompt: it would be computed later, for tokens that may be rejected.":
+        " - prefill_tokens -> ",
     "serves the first request in full, then the next: let them take turns, one draft token at a time.":
         f"{SHARED} -> [min(most, max(0, left - sum(wanted[:n]))) for n, most in enumerate(wanted)]",
     "gives every request the same share, and loses what is left over: a request that wants less leaves the rest "

@@ -53,6 +53,8 @@ quantize.add_misconceptions({
     "would wrap around to 0.": "/ (2**bits - 1) -> / 2**bits",
     "drops the zero point: negative values get negative integers, and these do not exist.": " + zero_point -> ",
     "subtracts the zero point: it is the integer of 0, so it is added to all.": "+ zero_point -> - zero_point",
+    "returns the smallest value as the zero point: it is an integer, the one that stands for 0.":
+        "round(-low / scale) -> -low",
     "returns the integer of the smallest value as the zero point: it is the integer that stands for 0.": "-low -> low",
     "cuts off the fraction: the nearest integer has a smaller error.": "round(value -> int(value",
     "has an integer of 2**bits: where the largest value and the zero point are both rounded up, their sum is too large "

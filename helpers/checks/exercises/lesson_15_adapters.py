@@ -67,7 +67,7 @@ adapted_linear.add_misconceptions({
 
 @Exercise.declare("a pass reads the base once, and each adapter of its rows once", observe=with_calls)
 def adapt_rows(x, base, adapters, chunks):
-    names = names_of_rows(chunks)
+    names = [name for name, tokens in chunks for _ in range(tokens)]
     y = base(x)
     for name in set(names) - {None}:
         rows = [row for row, own in enumerate(names) if own == name]
@@ -92,10 +92,6 @@ def _(random):
         yield (x, weight, matrices, chunks), f"chunks {chunks}, loaded are {list(matrices)}"
 
 
-def names_of_rows(chunks):
-    return [name for name, tokens in chunks for _ in range(tokens)]
-
-
 def chunk_by_chunk(x, base, adapters, chunks):
     y, start = base(x), 0
     for name, tokens in chunks:
@@ -109,6 +105,12 @@ ADD, PRODUCTS, OCCURRING = "y[rows] += adapters[name](x[rows])", "adapters[name]
 PER_ROW = "base(x) -> torch.cat([base(row[None]) for row in x])"
 PRODUCTS_PER_ROW = f"{PRODUCTS} -> torch.cat([adapters[name](x[[row]]) for row in rows])"
 adapt_rows.add_misconceptions({
+    "applies one row's adapter to all rows: each row has its own.":
+        [f"y = base(x) -> y, names = base(x), [names[{row}]] * len(names)" for row in (0, -1)],
+    "takes one row per chunk: a chunk has a row for each of its tokens.":
+        "for _ in range(tokens)] -> ]; names = (names + [None] * len(x))[: len(x)]",
+    "returns the rows in the order of the groups: they belong where their inputs are.":
+        "return y -> return y[sorted(range(len(names)), key=lambda row: names.index(names[row]))]",
     "adds the products of every adapter to all rows: each row gets those of its own.":
         f"{ADD} -> y += adapters[name](x)",
     "calls the base again for each group: each call reads all of its weights, so one call has to serve all rows.":
@@ -192,7 +194,7 @@ cached_blocks.table([
 ], _drawn)  # fmt: skip
 
 cached_blocks.add_misconceptions({
-    "shares blocks across adapters, or with the base model: an adapter changes keys, too.": [
+    "shares blocks across adapters, or with the base model. An adapter changes keys, too.": [
         "(files[name], -> (0,", 'key in cache for -> key in cache or ("", *key[1:]) in cache for'],
     "recognizes blocks by their tokens alone, as in lesson 8: keys depend on all weights that compute them.":
         ("(files[name], -> (0,", "cache.clear() -> pass"),
@@ -202,8 +204,8 @@ cached_blocks.add_misconceptions({
     "forgets an adapter's blocks when it is unloaded: the same files compute the same keys whenever they are loaded.":
         "rest[1] -> rest[1], object()",
     "keeps blocks when the weights are updated: their keys are those of the old weights.": "cache.clear() -> pass",
-    "forgets only some blocks at an update: the base model and its adapters have computed theirs with the old weights.":
-        [f"cache.clear() -> cache = {{key for key in cache if {kept}}}" for kept in ("key[0]", "not key[0]")],
+    "forgets only the base model's blocks at an update: an adapter's keys are computed with the model's weights, too.":
+        "cache.clear() -> cache = {key for key in cache if key[0]}",
     "looks only at a block's own tokens, or back at one block more: keys depend on everything before them.":
         [f"*ids[:end] -> *ids[{start} : end]" for start in ("end - block_size", "max(0, end - 2 * block_size)")],
     "leaves out a block that holds a prompt's last token: in this task, it counts.": "len(ids) + 1 -> len(ids)",
@@ -262,6 +264,9 @@ live_update.add_misconceptions({
     "waits, whatever `running` is: with 'recompute', all requests go on with the new weights.": f"{WHEN} -> not begun",
     "lets requests begin with the old weights while others finish: if more keep arriving, the new weights never get "
     "their turn.": "waits = -> waits = False and",
+    "lets requests begin with the new weights beside those that finish with the old ones: a pass has one set of "
+    "weights.": ("waits = -> waits = False and", "+= not is_new -> += not is_new and arrival < update",
+                 "< most] -> < most and arrival < update]", f"{ALL} -> {ALL} if running == 'recompute' else cached"),
     "computes every text anew in every pass: keys of the same weights stay in the cache.": " - cached[n] -> ",
     "counts only the tokens from before the update as old ones: with 'finish', some requests get old ones afterwards.":
         "+= not is_new -> += len(passes) <= update",

@@ -36,8 +36,10 @@ split_linear.add_misconceptions({
     "exchanges columns and rows: the weight is stored as [outputs, inputs], and a split by columns shares out the "
     "outputs.": '"columns" -> "rows"',
     "splits both kinds of layers in the same way: `by` says which way.": ["by == -> by or", "if by == -> if not"],
+    "gives every worker the whole bias of a layer that is split by rows: the sum would contain it several times.":
+        f"{ONCE} -> [bias] * size",
     "does not give the bias of a layer that is split by rows to worker 0 alone: the sum must contain it once.":
-        [f"{ONCE} -> {other}" for other in ("[bias] * size", CUT, "[bias / size] * size", "[none] * size")],
+        [f"{ONCE} -> {other}" for other in (CUT, "[bias / size] * size", "[none] * size")],
     "gives workers another bias than that of their own outputs when it splits by columns.":
         [f"{CUT} -> [bias] * size", f"{CUT} -> [one * (not n) for n, one in enumerate({CUT})]"],
     "deals out rows or columns in turn: neighbors stay together, so that joined outputs are in order.":
@@ -91,6 +93,8 @@ split_mlp.add_misconceptions({
     "applies the activation after the second layer: its place is between the two.":
         f"{GELU} {OUT} -> gelu((x @ own_w.T + own_b) {OUT}, approximate='tanh')",
     "computes another GELU: this one has the approximation 'tanh', as in GPT-2.": ', approximate="tanh" -> ',
+    "joins the parts instead of adding them: each part has all outputs, and of each a share of its sum.":
+        [f"{SUM} -> torch.cat(parts{dim}){bias}" for dim in ("", ", 1") for bias in ("", " + c")],
     "returns the mean of the parts, or one of them: they are shares of a sum.":
         [f"{SUM} -> {one} + c" for one in ("sum(parts) / size", "parts[0]")],
     "splits both layers by columns: each worker of the second one needs the inner numbers of all others, which is a "

@@ -70,7 +70,7 @@ resume.add_misconceptions({
     "allows max_tokens further tokens: those that were delivered count, too.": "max_tokens - len(tokens) -> max_tokens",
     "begins with the first draw again. The delivered tokens have used one draw each, and the next token needs the "
     "draw after them.": ", len(tokens)) -> , 0)",
-    "skips draws of the prompt or of other outputs: each output has a random generator for its own tokens.": [
+    "skips draws of the prompt or of other outputs: each output has a random generator of its own.": [
         f", len(tokens)) -> , {skips})" for skips in ("len(prompt + tokens)", "sum(len(one) for one, _ in outputs)")],
 })  # fmt: skip
 

@@ -203,8 +203,10 @@ smallest_fleet.table([
 
 KEEPS = "sum(one <= limit for one in fleet[3]) >= share * len(fleet[3])"
 smallest_fleet.add_misconceptions({
-    "compares one number with the limit: a promise is a share of the requests, which no mean or maximum says.":
-        [f"{KEEPS} -> {one}(fleet[3]) <= limit" for one in ("statistics.mean", "statistics.median", "max")],
+    "compares the mean with the limit: a promise is a share of the requests, and the mean hides the slow ones.":
+        [f"{KEEPS} -> statistics.{one}(fleet[3]) <= limit" for one in ("mean", "median")],
+    "compares the slowest request with the limit: the promise leaves out a share of the requests.":
+        f"{KEEPS} -> max(fleet[3]) <= limit",
     "counts a latency that equals the limit as too slow.": "<= limit -> < limit",
     "compares an interpolated percentile with the limit, and it can be between two latencies: count those in time.":
         f"{KEEPS} -> np.percentile(fleet[3], 100 * share) <= limit",

@@ -69,6 +69,8 @@ kv_cache_bytes.add_misconceptions({
     "leaves out the layers: each has its own cache.": "in windows -> in windows[:1]",
     "leaves out the heads: each has its own keys and values.": " * kv_heads -> ",
     "counts numbers, not bytes: a number takes several bytes.": " * number_bytes -> ",
+    "grows with the square of the number of tokens. The cache keeps one key and one value per token; it is the "
+    "*work* without a cache that grows quadratically.": " * number_bytes -> * number_bytes * tokens",
     "keeps all tokens in every layer: one with a window drops the keys and values of older tokens.":
         "min(w, tokens) -> tokens",
 })  # fmt: skip

@@ -58,6 +58,8 @@ batch_costs.add_misconceptions({
         "row.new_tokens == 0 -> row.work == 'finished'",
         *(f"row.new_tokens == 0 -> row.new_tokens == 0 and row.work != '{work}'"
           for work in ("stalled", "finished", "empty"))],
+    "counts pad tokens. A slot-step is one row in one pass, however many tokens the row computes.":
+        "row.new_tokens == 0 -> row.padding",
     "counts prefills as waste. A prefill computes the prompt and yields the first token.":
         "row.new_tokens == 0 -> row.work != 'decode'",
 })  # fmt: skip
@@ -101,8 +103,9 @@ left_pad.add_misconceptions({
     "pads.": "max(map(len, rows)) -> max_length",
     "sorts the rows by length: row i belongs to request i, and a client would receive another client's output.":
         "[row[-max_length:] for row in rows -> [row[-max_length:] for row in sorted(rows, key=len)",
-    "finds pads by their id. A text may contain that token (GPT-2 is padded with its EOS): the mask follows from where "
-    "you padded.": [f"torch.tensor(mask) -> (torch.tensor(ids) != {pad}).long()" for pad in ("pad_id", 0)],
+    "finds pads by their id. A text may contain that token (GPT-2 is padded with its EOS): the mask follows "
+    "from where you padded, not from the ids.":
+        [f"torch.tensor(mask) -> (torch.tensor(ids) != {pad}).long()" for pad in ("pad_id", 0)],
     "inverts the mask: 1 marks a real token, 0 a pad.": "torch.tensor(mask) -> 1 - torch.tensor(mask)",
     "leaves the pads visible: with a mask of 1 everywhere, the tokens of a short row attend to pads as if they "
     "were text.": "[0] * (width -> [1] * (width",

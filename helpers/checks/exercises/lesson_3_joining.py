@@ -116,6 +116,9 @@ merge_batches.add_misconceptions({
     f"pads the mask and the cache on the left, as the lesson does: {MOVED}":
         (CACHE_TO_THE_LEFT, "merge_masks.solution( -> masks_to_the_left("),
     f"pads the mask at the right edge: {EDGE}": "merge_masks.solution( -> masks_to_the_right(",
+    "shifts the positions by the padding. Positions belong to a row's text, and padding a row does not change its "
+    "text.": "(merged, layers) -> (merged | {'position_ids': torch.cat([one['position_ids'] + width "
+        "- one['attention_mask'].size(1) for one in (first, second)])}, layers)",
     f"merges only layer 0. {EVERY_LAYER}": "(merged, layers) -> (merged, layers[:1] + layers_of(first)[1:])",
 } | {
     f"orders the rows of `{key}` differently from the other parts: requests would get each other's data.":

@@ -154,7 +154,8 @@ def next_tokens(p, g, c, budget):
     return tokens, tokens == uncomputed
 
 
-DONE, SAME_PASS = "tokens == uncomputed", "Once all of its tokens are computed, a request gets a new one from that pass"
+DONE = "tokens == uncomputed"
+SAME_PASS = "Once all of its tokens are computed, a request gets a new one from that same pass"
 next_chunk.add_misconceptions({
     "treats every request that has generated tokens as a decode. A preempted request has lost its cache: its "
     "tokens must be recomputed before it gets a new one.": "p + g - c -> 1 if g else p - c",
@@ -162,7 +163,7 @@ next_chunk.add_misconceptions({
         "p + g - c -> p + g - c - (g > 0)",
     "counts only the prompt. After a preemption, the model has to recompute the generated tokens, too.":
         [" + g -> ", "p + g - c -> 1 if g and c >= p else p - c"],
-    f"reports no new token after the last chunk of a prompt. {SAME_PASS}: another one would have nothing to compute.":
+    f"reports no new token after the last chunk of a prompt. {SAME_PASS}: another has nothing to compute.":
         [f"{DONE} -> g > 0", *(f"{DONE} -> {DONE} and {more}" for more in ("g > 0", "(c == 0 or g > 0)"))],
     f"reports no new token if the budget is exactly used up. {SAME_PASS}.": f"{DONE} -> uncomputed < budget",
     "reports a new token too early: it would follow the chunk, but the text continues after the chunk.":

@@ -75,6 +75,8 @@ def _(random):
 
 
 block_mask.add_misconceptions({
+    "lets a token attend to all earlier tokens of the row, other requests' tokens included. Only its own request's "
+    "columns are its past.": "own.tril() -> torch.ones_like(own).tril()",
     "swaps queries and keys: the first index is the token that attends.": "own.tril() -> own.triu()",
     "inverts the mask: True means that a token attends.": "own.tril() -> ~own.tril()",
     "returns a mask to be added to the scores: the task asks for bool.":
