@@ -129,13 +129,9 @@ def read(edges, state, text):
     return state
 
 
-READ = "read(edges, state, text)"
 next_states.add_misconceptions({
     "reads only the first character of a token: the pattern has to allow all of them.":
-        f"{READ} -> edges[state].get(text[0])",
-    "stops at the first character without an edge, but allows the token.":
-        f"{READ} -> next((one for end in range(len(text), 0, -1) "
-        "if (one := read(edges, state, text[:end])) is not None), None)",
+        "read(edges, state, text) -> edges[state].get(text[0])",
     "loses tokens that lead to state 0: 0 is a state, too, and only None is none.": " is not None -> ",
     "refuses tokens that lead to a state without edges: the text may end there.":
         "after is not None -> after is not None and edges[after]",

@@ -116,7 +116,6 @@ adapt_rows.add_misconceptions({
     "calls the base again for each group: each call reads all of its weights, so one call has to serve all rows.":
         [PER_ROW, (PER_ROW, PRODUCTS_PER_ROW), f"{ADD} -> y[rows] = base(x[rows]) + {PRODUCTS}"],
     "replaces the base's outputs by an adapter's products: these are added.": f"{ADD} -> y[rows] = {PRODUCTS}",
-    "gives an adapter the base's outputs: it starts from the inputs.": "(x[rows]) -> (y[rows])",
     "calls an adapter again for each of its rows: each call reads its matrices.": PRODUCTS_PER_ROW,
     "calls an adapter again for each chunk: its matrices are read again.": chunk_by_chunk,
     "computes an adapter's products for rows that have another one or none, and throws them away.":

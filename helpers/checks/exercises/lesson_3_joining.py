@@ -38,7 +38,6 @@ def _(random):
 
 EDGE = "the newest token, which is not in the cache yet, must stay in the last column."
 MOVED = "its keys would have to be moved. In this layout, every row starts in column 0 and stays there."
-UNEQUAL = "stacks rows of unequal width: all rows of a tensor must have the same width."
 TO_THE_LEFT, TO_THE_RIGHT = (f"[mask[:, :-1], new, mask[:, -1:]] -> [{parts}]" for parts in ("new, mask", "mask, new"))
 merge_masks.add_misconceptions({
     f"pads at the right edge: {EDGE}": TO_THE_RIGHT,
@@ -46,7 +45,6 @@ merge_masks.add_misconceptions({
     "pads with 1, which marks the new columns as real: the row would attend to keys that do not exist.":
         "new_zeros -> new_ones",
     "puts the second mask's rows first: the running rows must stay on top.": "in (first, second) -> in (second, first)",
-    UNEQUAL: "torch.cat(rows) -> torch.cat([first, second])",
     "always widens the same mask. Either of the two may be the narrower one.":
         [f"max(first.size(1), second.size(1)) -> {one}.size(1)" for one in ("first", "second")],
 })  # fmt: skip
@@ -110,7 +108,6 @@ merge_batches.add_misconceptions({
     "cache yet.": "= width - -> = 1 + width -",
     "fills the new columns with values that are not finite. The mask gives these columns the weight 0, but 0 times "
     "infinity is NaN.": "columns)) -> columns), value=float('inf'))",
-    UNEQUAL: "0, columns) -> 0, 0)",
     "puts the second batch's rows first: the running rows must stay on top.":
         lambda one, two: merge_batches.solution(two, one),
     f"pads the mask and the cache on the left, as the lesson does: {MOVED}":

@@ -5,7 +5,7 @@ import torch
 from ... import kv_cache
 from ..exercise import Exercise
 from ..hand_made import LISTS, TENSORS, hand_made
-from .lesson_3_joining import EVERY_LAYER, ROWS, layers_of, relevant, with_layers
+from .lesson_3_joining import EVERY_LAYER, layers_of, relevant, with_layers
 
 
 @Exercise.declare(
@@ -79,9 +79,6 @@ filter_batch.add_misconceptions({
     "trims the right side, where the newest tokens are.": "used_columns( -> first_columns(",
     f"removes the rows only from layer 0. {EVERY_LAYER}":
         "return new -> return with_layers(new, layers_of(new)[:1] + layers_of(batch)[1:])",
-} | {
-    f"leaves the finished rows in `{key}`: lists, tensors and cache must hold the same rows.":
-        f'return new -> return new | {{"{key}": batch["{key}"]}}' for key in ROWS
 })  # fmt: skip
 
 

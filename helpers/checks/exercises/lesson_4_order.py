@@ -113,8 +113,6 @@ most_urgent.add_misconceptions({
         ["// -> /", f"{LEVELS} -> round(one.waited / aging)"],
     "stops at level 0: a request that has waited long enough is more urgent than a new one of priority 0.":
         f"{LEVEL} -> max({LEVEL}, 0)",
-    "counts at most one level: every full `aging` iterations are worth another one.":
-        f"{LEVELS} -> (one.waited >= aging)",
 })  # fmt: skip
 
 

@@ -77,8 +77,6 @@ def _(random):
 block_mask.add_misconceptions({
     "lets a token attend to all earlier tokens of the row, other requests' tokens included. Only its own request's "
     "columns are its past.": "own.tril() -> torch.ones_like(own).tril()",
-    "swaps queries and keys: the first index is the token that attends.": "own.tril() -> own.triu()",
-    "inverts the mask: True means that a token attends.": "own.tril() -> ~own.tril()",
     "returns a mask to be added to the scores: the task asks for bool.":
         "own.tril() -> torch.where(own.tril(), 0.0, float('-inf'))",
 })  # fmt: skip
@@ -148,8 +146,6 @@ attend_row.add_misconceptions({
     "mask.": [f"{SHIFT} -> tril(count)", f"{SHIFT} -> tril(count if new < count else 0)"],
     "aligns the first query with the first key. The new tokens are the last ones of a text: the first of them attends "
     "to all cached tokens and to itself.": [f"{SHIFT} -> tril(0)", f"{SHIFT} -> tril(0 if new > 1 else count)"],
-    "shifts the mask: a token does not attend to itself.": f"{SHIFT} -> tril(count - new - 1)",
-    "inverts the mask: for attention, True means to attend.": "~seen -> seen",
     "adds a mask of 1 and 0 to the scores, as attention does with any mask that is not bool: a 0 hides nothing.":
         f"{WEIGHTS} -> (scores + seen).softmax(dim=-1)",
     "multiplies the scores by the mask: a key with the score 0 still gets a weight.":

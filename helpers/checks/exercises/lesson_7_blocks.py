@@ -37,7 +37,6 @@ slices_of.table([
    given="table {}, tokens {} to {}, blocks of {}")  # fmt: skip
 
 slices_of.add_misconceptions({
-    "expects an entry for every token: without one, a token has no slot.": "i >= len(table) or table[i] -> table[i]",
     "returns only the slots until the first token without a block: a kernel would read too few keys.":
         "return None -> break",
     "returns None if any block of the table is missing: only the blocks of these tokens are needed.":

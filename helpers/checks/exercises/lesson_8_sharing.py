@@ -25,7 +25,6 @@ allocate.table([
 allocate.ignoring(any_free_block)
 allocate.reference(grow.solution)
 allocate.add_misconceptions({
-    "leaves shared blocks in `free`: the next request would overwrite keys that are in use.": "in free] -> in []]",
     "counts shared blocks that are in `free` as free: the request cannot get them twice.": " - len(reused) -> ",
     "subtracts all shared blocks from those that are free: one that is in another request's table was not free.":
         "- len(reused) -> - len(shared)",
@@ -69,8 +68,6 @@ release.add_misconceptions({
         " if not any(block in other for other in tables.values()) -> ",
     "frees no block: without a table and not in `free`, a block is lost. (`free = ...` makes a new list and leaves "
     "the caller's unchanged.)": "free += -> free =",
-    "keeps the table: its blocks will hold other requests' tokens.": "table = -> tables = {**tables}; table =",
-    "leaves an empty table behind, as if the request ran.": "free += -> tables[request] = []; free +=",
 })  # fmt: skip
 release.rule(lambda arguments, outcome, right: audit(*arguments, outcome.result["free"], outcome.result["tables"]))
 
@@ -123,10 +120,6 @@ NAME, BLOCK = "(name, *token_ids[end - block_size : end])", "token_ids[end - blo
 prefix_hashes.add_misconceptions({
     "looks only at a block's own tokens. Its keys depend on everything before it, so after another beginning they are "
     "different.": ["(name, * -> (salt, *", "(name, * -> (salt, end, *"],
-    "looks back only one block: keys depend on all earlier tokens.":
-        f"{NAME} -> (salt, end > block_size, *token_ids[max(0, end - 2 * block_size) : end])",
-    "ignores the order of tokens, but keys depend on it.": f"*{BLOCK} -> sum({BLOCK})",
-    "joins the digits of ids, so that 1, 11 and 11, 1 get the same name.": f'*{BLOCK} -> "".join(map(str, {BLOCK}))',
     "makes names depend on later tokens: a token attends only to earlier ones.": f"*{BLOCK} -> *token_ids",
     "adds up ids and salts without anything between them: another salt can look like this one with a block.":
         f'{NAME} -> f"{{name}}{{{BLOCK}}}"',
