@@ -106,7 +106,8 @@ def test_the_check_of_a_task_is_declared_in_a_file_that_begins_with_its_lesson()
         files = (ROOT / "helpers/checks/exercises").glob(f"lesson_{number}_*.py")
         declared = "\n".join(file.read_text(encoding="utf-8") for file in files)
         for task in (cell.task for cell in release_of(assignment) if cell.task):
-            assert re.search(rf'\b{task}\b.*= |^ *"{task}",|\("{task}"', declared, re.MULTILINE), task
+            pattern = rf'^(?:def|class) {task}\b|\b{task}\b.*= |^ *"{task}",|\("{task}"'
+            assert re.search(pattern, declared, re.MULTILINE), task
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from helpers import (
 )
 from helpers.checks import first_come, planned_by, run_schedule, score_schedule
 from helpers.checks.exercises.lesson_4_order import sequence_of
-from helpers.checks.exercises.lesson_5_plan import planned
+from helpers.checks.exercises.lesson_5_plan import plan_chunks
 from helpers.checks.scheduling import BASELINES, measure, static
 from helpers.engine import Scheduler
 from helpers.trace import RowStep, Trace
@@ -41,7 +41,8 @@ def test_the_reference_plans_what_the_engine_plans():
         scheduler = Scheduler(EngineConfig(max_batch_size=rows, max_tokens_per_step=tokens))
         scheduler.running, scheduler.waiting = list(running), queue_of(waiting)
         chunks = scheduler.schedule().chunks
-        assert planned(running, waiting, rows, tokens) == [(one.sequence.request_id, one.tokens) for one in chunks]
+        plan = [(one.sequence.request_id, one.tokens) for one in chunks]
+        assert plan_chunks.solution(running, waiting, rows, tokens) == plan
 
 
 def test_a_student_s_plan_runs_the_engine_and_changes_no_token():

@@ -1,6 +1,6 @@
 """Misconceptions as edits of the reference: each shows in one line how a plausible wrong function differs from it.
 
-add_edits(longest, {
+longest.add_misconceptions({
     "takes the shortest.": "max( -> min(",
     "returns its length.": "return -> return len",
 })
@@ -10,31 +10,17 @@ import inspect
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 
-from .exercise import Exercise
-
 # What edits may use, beside what the reference's own module has.
 NAMES = {"math": math, "np": np, "pairwise": pairwise, "statistics": statistics}
-Edit = str | tuple[str, ...] | Callable
+Edit = str | tuple[str, ...]  # "old -> new", or several of these, each of which replaces every occurrence
 
 
-def add_edits(exercise: Exercise, wrong: Mapping[str, Edit | list[Edit]]) -> None:
-    """Add misconceptions to an exercise that has its reference.
-
-    Args:
-        wrong: from messages to edits, as `edited` takes them, or to functions. A list has variants that get the same
-            message.
-    """
-    for message, given in wrong.items():
-        for edit in given if isinstance(given, list) else [given]:
-            exercise.misconception(message, edit if callable(edit) else edited(exercise.solution, edit))
-
-
-def edited(function: Callable, edits: str | tuple[str, ...]) -> Callable:
+def edited(function: Callable, edits: Edit) -> Callable:
     """Return a function, or a class, with other source text.
 
     Args:
@@ -43,7 +29,7 @@ def edited(function: Callable, edits: str | tuple[str, ...]) -> Callable:
     Raises:
         ValueError: the source does not contain what is to be replaced.
     """
-    source = re.sub(r"\A@.*\n", "", inspect.getsource(function))
+    source = re.sub(r"\A@.*?^(?=def |class )", "", inspect.getsource(function), flags=re.DOTALL | re.MULTILINE)
     for edit in [edits] if isinstance(edits, str) else edits:
         old, _, new = edit.partition(" -> ")
         if old not in source:

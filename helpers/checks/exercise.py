@@ -1,25 +1,26 @@
-"""The declaration of an exercise: a reference implementation, cases, and misconceptions, also as implementations.
+"""The declaration of an exercise: a reference implementation, cases, and misconceptions as edits of it.
 
-    double = Exercise("double(number)", "twice the number")
+    @Exercise.declare("twice the number")
+    def double(number):
+        return number + number
+
     double.table([(3,), ("an even number", 4)], lambda random: [(random.randrange(100),)])
     double.add_misconceptions({
-        "squares the number: twice 3 is 6, not 9.": lambda number: number * number,
+        "squares the number: twice 3 is 6, not 9.": "number + number -> number * number",
     })
-
-    @double.reference
-    def added(number):
-        return number + number
 
 The claim: a right answer passes however it is written. A wrong answer gets the message of a misconception if
 that explains all its results; otherwise, the message describes the first difference.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from random import Random
 
 from .calling import Outcome, Question, answer, call
+from .edits import Edit, edited
 from .general_mistakes import general_mistakes
 
 PURE = "Return a new object and leave the arguments unchanged: otherwise, a cell that runs twice gives two results."
@@ -68,6 +69,22 @@ class Exercise:
         self.questions = lru_cache(4)(self._questions)
         self.outcome_of = lru_cache(2048)(self._outcome_of)
 
+    @classmethod
+    def declare(cls, idea: str, **settings) -> Callable[[Callable], "Exercise"]:
+        """Return a decorator that turns a reference implementation into the exercise of its name.
+
+        The task has the function's parameters, except for those with defaults: they replace parts of it.
+        """
+
+        def declared(function: Callable) -> Exercise:
+            parameters = inspect.signature(function).parameters.values()
+            names = [one.name for one in parameters if one.default is one.empty]
+            exercise = cls(f"{function.__name__}({', '.join(names)})", idea, **settings)
+            exercise.reference(function)
+            return exercise
+
+        return declared
+
     def cases(self, function: Callable) -> Callable:
         """Take a function that yields (arguments, the case in words), some of them drawn from a `Random`."""
         self._cases = function
@@ -104,42 +121,17 @@ class Exercise:
         self.solution = function
         return function
 
-    def misconception(self, message: str, function: Callable) -> None:
-        """Take a wrong implementation. The first that explains all results is reported."""
-        self.declared.append(Misconception(message, function))
-
-    def add_misconceptions(self, wrong: Mapping, part: str = "", **others) -> None:
-        """Take several misconceptions.
+    def add_misconceptions(self, wrong: Mapping[str, Edit | Callable | list[Edit | Callable]]) -> None:
+        """Take wrong implementations by their messages. The first that explains all results is reported.
 
         Args:
-            wrong: from messages to functions, or to dicts with parts of the reference, as its keyword arguments. A list
-                has variants that get the same message.
-            part: the one part of the reference that every value replaces.
-            others: parts of the reference that are replaced in each of them, too.
+            wrong: from messages to edits of the reference, as `edited` takes them, or to functions. A list has variants
+                that get the same message.
         """
         for message, given in wrong.items():
             for one in given if isinstance(given, list) else [given]:
-                parts = {part: one, **others} if part else one
-                self.misconception(message, partial(self._with, parts) if isinstance(parts, Mapping) else parts)
-
-    def add_wrong_results(self, wrong: Mapping) -> None:
-        """Take several misconceptions as changes of the right result.
-
-        Args:
-            wrong: from messages to functions of the right result, or of its parts if it is a tuple, and the arguments.
-                Where the result is a dict, they return what differs. A list has variants that get the same message.
-        """
-        for message, given in wrong.items():
-            for change in given if isinstance(given, list) else [given]:
-                self.misconception(message, partial(self._changed, change))
-
-    def _with(self, parts: Mapping, *arguments):
-        return self.solution(*arguments, **parts)
-
-    def _changed(self, change: Callable, *arguments):
-        right = self.solution(*arguments)
-        wrong = change(*(right if isinstance(right, tuple) else [right]), *arguments)
-        return right | wrong if isinstance(right, dict) and isinstance(wrong, dict) else wrong
+                function = one if callable(one) else edited(self.solution, one)
+                self.declared.append(Misconception(message, function))
 
     def rule(self, function: Callable) -> Callable:
         """Take an invariant, for results that cannot be compared by value.

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from answers import WRONG, right
-from helpers.checks.exercises.lesson_10_queue import Bounded
+from answers import WRONG, right, solutions
+
+Bounded = solutions.BoundedQueue
 
 
 @right("BoundedQueue")

@@ -5,15 +5,14 @@ import torch
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from answers import ALMOST, WRONG, right
+from answers import ALMOST, WRONG, right, solutions
 from helpers import batching, kv_cache, load_model
 from helpers.checks.edits import edited
-from helpers.checks.exercises.lesson_3_joining import layers_of, stack, with_layers
+from helpers.checks.exercises.lesson_3_joining import layers_of, with_layers
 from helpers.checks.exercises.lesson_3_leaving import select, split, used_columns
-from helpers.checks.exercises.lesson_3_loop import in_order
-from helpers.checks.exercises.lesson_3_one_step import init, one_pass
-from helpers.checks.exercises.lesson_3_together import together
 
+init, one_pass = solutions.init_batch, solutions.generate_next_token
+in_order, together = solutions.continuous_loop, solutions.join_and_leave
 LISTS = ("request_ids", "token_ids", "tokens_remaining", "finish_reasons")
 
 
@@ -105,7 +104,7 @@ def without_the_cache(batch, model, tokenizer):
     if "past_key_values" not in batch:
         return one_pass(batch, model, tokenizer)
     batch = batch | {"attention_mask": torch.ones_like(batch["input_ids"])}  # or the model raises an error
-    return one_pass(batch, model, tokenizer, ["past_key_values"])
+    return edited(one_pass, "past_key_values=cache, -> ")(batch, model, tokenizer)
 
 
 def finished_rows_hold_no_token(after, *_):
@@ -291,8 +290,10 @@ def ones_in_the_mask(batch):
 
 WRONG["join_and_leave"] |= {
     # Two verbs that agree: one pads on the right and the other one leaves the pads visible.
-    "two of them agree on something wrong": lambda *case: together(
-        *case, merge=lambda one, two: ones_in_the_mask(stack(one, two))
+    "two of them agree on something wrong": edited(
+        together,
+        "running = merge_batches.solution(running, joining) -> "
+        "running = merge_batches.solution(running, joining); running['attention_mask'].fill_(1)",
     ),
     "runs one row at a time": one_by_one,
     "returns 2 outputs for": lambda *case: together(*case)[:2],

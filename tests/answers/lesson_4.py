@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 
-from answers import ALMOST, RIGHT, WRONG, right
-from helpers.checks.exercises.lesson_4_order import in_classes
+from answers import ALMOST, RIGHT, WRONG, right, solutions
+from helpers.checks.edits import edited
+
+in_classes = solutions.longest_first
 
 RIGHT["longest_first"]["by_the_rounded_third"] = lambda waiting: sorted(
     waiting, key=lambda one: -math.ceil(3 * one.max_tokens / max(each.max_tokens for each in waiting))
@@ -20,10 +22,11 @@ def with_a_stable_argsort(waiting):
 
 WRONG["longest_first"] |= {
     "changes the order of arrival": lambda queue: in_classes(sorted(queue, key=lambda one: one.prompt_tokens)),
-    "which is in a higher third of 100": lambda queue: in_classes(
-        queue, class_of=lambda limit, largest: (4 * limit > largest) + (4 * limit > 3 * largest)
+    "which is in a higher third of 100": edited(
+        in_classes,
+        "thirds(one.max_tokens, largest) -> ((4 * one.max_tokens > largest) + (4 * one.max_tokens > 3 * largest))",
     ),
-    "max() arg is an empty sequence (given": lambda queue: in_classes(queue, max),
+    "max() arg is an empty sequence (given": edited(in_classes, ", default=0 -> "),
     "changes the order of arrival within a class: ": lambda queue: in_classes(
         sorted(queue, key=lambda one: one.request_id)
     ),

@@ -4,9 +4,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from answers import ALMOST, WRONG, right
+from answers import ALMOST, WRONG, right, solutions
 from helpers import metrics
-from helpers.checks.exercises.lesson_5_plan import planned
+from helpers.checks.edits import edited
+
+planned = solutions.plan_chunks
 
 
 @right("next_chunk")
@@ -53,8 +55,8 @@ def waiting_requests_listed_first(running, waiting, rows, tokens):
     return [(name, np.int64(count)) for name, count in in_three_loops(running, waiting, rows, tokens)[::-1]]
 
 
-def broken(**parts):
-    return lambda *case: planned(*case, **parts)
+def in_order(order):
+    return edited(planned, f"decodes + begun + joining -> {order}")
 
 
 def with_empty_chunks(plan, running, waiting, rows, tokens):
@@ -74,19 +76,19 @@ def computes_while_it_plans(plan, running, *_):
 
 WRONG["plan_chunks"] |= {
     "exceeds the budget: at the turn of p, only 8": lambda r, w, rows, tokens: planned(r, w, rows, tokens + 1),
-    "leaves out d. Decodes come first": broken(order=lambda d, b, n: b + n + d),
-    "lets a later request overtake v. If": broken(order=lambda d, b, n: d + b + n[::-1]),
-    "for as long as short ones keep arriving": broken(
-        order=lambda d, b, n: d + b + sorted(n, key=lambda one: one.request_id)
+    "leaves out d. Decodes come first": in_order("begun + joining + decodes"),
+    "lets a later request overtake v. If": in_order("decodes + begun + joining[::-1]"),
+    "for as long as short ones keep arriving": in_order(
+        "decodes + begun + sorted(joining, key=lambda one: one.request_id)"
     ),
-    "lets a later request overtake p. Its prompt": broken(order=lambda d, b, n: d + n),
-    "lets a later request overtake p": broken(order=lambda d, b, n: d + b[::-1] + n),
-    "although q could compute 2 tokens": broken(order=lambda d, b, n: d + b[:1] + (n if len(b) < 2 else [])),
+    "lets a later request overtake p. Its prompt": in_order("decodes + joining"),
+    "lets a later request overtake p": in_order("decodes + begun[::-1] + joining"),
+    "although q could compute 2 tokens": in_order("decodes + begun[:1] + (joining if len(begun) < 2 else [])"),
     "lets one request join per iteration": lambda r, w, rows, tokens: planned(r, w[:1], rows, tokens),
-    "caps the chunks": broken(chunk=lambda n, left: min(n, left, 8)),
+    "caps the chunks": edited(planned, "min(uncomputed, tokens) -> min(uncomputed, tokens, 8)"),
     "than there are free rows (2)": lambda r, w, rows, tokens: planned(r, w, 99, tokens),
     "also holds a row": lambda r, w, rows, tokens: planned(r, w, rows + sum(not one.is_decode for one in r), tokens),
-    "which has only 4 uncomputed tokens": broken(uncomputed=lambda one: len(one.token_ids)),
+    "which has only 4 uncomputed tokens": edited(planned, "one.num_uncomputed_tokens -> len(one.token_ids)"),
 }
 ALMOST["plan_chunks"] |= {
     "plans 0 tokens for request v": with_empty_chunks,

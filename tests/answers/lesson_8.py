@@ -7,10 +7,9 @@ from itertools import takewhile
 
 import numpy as np
 
-from answers import ALMOST, RIGHT, WRONG, right
+from answers import ALMOST, RIGHT, WRONG, right, solutions
 from helpers.block_hashes import hash_blocks
 from helpers.checks.edits import edited
-from helpers.checks.exercises.lesson_8_sharing import unless_used
 
 
 @right("allocate")
@@ -91,9 +90,9 @@ WRONG["release"] |= {
     "has block 1 in a table and in `free`": lambda free, tables, name: free.extend(
         set(tables.pop(name)).difference(next(iter(tables.values()), []))
     ),
-    "has block 0 in `free` twice": edited(unless_used, "free += -> free += 2 *"),
-    "has block 10, which was neither": edited(unless_used, "free += -> free += [10] +"),
-    "loses the blocks [4]": lambda free, *others: free.clear() or unless_used(free, *others),
+    "has block 0 in `free` twice": edited(solutions.release, "free += -> free += 2 *"),
+    "has block 10, which was neither": edited(solutions.release, "free += -> free += [10] +"),
+    "loses the blocks [4]": lambda free, *others: free.clear() or solutions.release(free, *others),
 }
 
 

@@ -11,6 +11,7 @@ import torch
 
 from answers import RIGHT, WRONG, right
 from helpers.checks.exercises import EXERCISES
+from helpers.checks.exercises.lesson_3_leaving import select, split
 
 # --- lesson 1 -------------------------------------------------------------------------------------------------------
 
@@ -124,13 +125,6 @@ def one_gap(first, second):
 WRONG["merge_masks"] |= {"masks of 7 and 5 columns": one_gap}
 
 
-def filter_with(used):
-    def leave(batch):
-        return EXERCISES["filter_batch"].solution(batch, used)
-
-    return leave
-
-
 def first_and_last_used(mask):
     """Remove what is between the first tokens and the newest one."""
     used = torch.zeros(mask.size(1), dtype=torch.bool)
@@ -141,7 +135,10 @@ def first_and_last_used(mask):
 
 
 WRONG["filter_batch"] |= {
-    "row 1 has two gaps": filter_with(first_and_last_used),
+    "row 1 has two gaps": lambda batch: (
+        select(batch, (rows := split(batch))[0], first_and_last_used(batch["attention_mask"][rows[0]])),
+        rows[1],
+    ),
 }
 
 

@@ -1,14 +1,15 @@
-"""Lesson 10, a load test: the send times of an open loop, its latencies, and the goodput."""
+"""Lesson 10, load: send times, latencies and goodput of an open loop, and a bounded queue."""
 
 from collections.abc import Callable
 from itertools import accumulate, pairwise
+from math import ceil
 from numbers import Real
 from random import Random
 from statistics import pstdev
 
 from ..comparing import kind
-from ..edits import add_edits
 from ..exercise import Exercise, JudgedExercise, Wrong
+from ..queues import first_mistake, run_story
 
 EVEN = "Users send independently of each other: sometimes several requests arrive at once, and then none for a while"
 SLOW, PAUSE, FAST = (2000.0, 0.5), (100.0, 0), (500.0, 4.0)
@@ -73,10 +74,17 @@ poisson_arrivals = JudgedExercise(
     are_poisson_arrivals,
 )
 
-open_loop_latencies = Exercise(
-    "open_loop_latencies(arrivals, service_seconds)",
-    "latency starts at the intended send time, so it includes the time that a request waits for others",
-)
+
+@Exercise.declare("latency starts at the intended send time, so it includes the time that a request waits for others")
+def open_loop_latencies(arrivals, service_seconds):
+    free, latencies = 0.0, []
+    for sent, seconds in zip(arrivals, service_seconds, strict=True):
+        begin = max(sent, free)
+        latencies.append(begin + seconds - sent)
+        free = begin + seconds
+    return latencies
+
+
 open_loop_latencies.table([
     ("a queue that grows and shrinks", [0.0, 1.0, 2.0, 3.0, 12.0], [2.0, 3.0, 1.0, 4.0, 2.0]),
     ("a server that is never busy", [1.0, 5.0, 9.0], [2.0, 2.0, 3.0]),
@@ -87,53 +95,29 @@ open_loop_latencies.table([
     ("nine requests", sorted(random.uniform(0, 20) for _ in range(9)), [random.uniform(0.5, 4) for _ in range(9)])
 ], given="sent at {}, service {}")  # fmt: skip
 
-
-@open_loop_latencies.reference
-def from_intended_send_time(arrivals, service_seconds):
-    free, latencies = 0.0, []
-    for sent, seconds in zip(arrivals, service_seconds, strict=True):
-        begin = max(sent, free)
-        latencies.append(begin + seconds - sent)
-        free = begin + seconds
-    return latencies
-
-
-def ranked(rank):
-    """Return a wrong implementation that serves the waiting request with the smallest rank first."""
-
-    def latencies(arrivals, service_seconds):
-        waiting, now, ends = set(range(len(arrivals))), 0, {}
-        while waiting:
-            now = max(now, min(arrivals[number] for number in waiting))
-            due = [number for number in waiting if arrivals[number] <= now]
-            waiting.remove(number := min(due, key=lambda number: rank(number, service_seconds[number])))
-            now = ends[number] = now + service_seconds[number]
-        return [ends[number] - sent for number, sent in enumerate(arrivals)]
-
-    return latencies
-
-
 LATENCY = "begin + seconds - sent"
-add_edits(open_loop_latencies, {
+open_loop_latencies.add_misconceptions({
     "returns the service times: a closed loop would measure just that. In an open loop, a request also waits while "
     "the server is busy with earlier ones.": f"{LATENCY} -> seconds",
     "starts a request before it is sent: when no request waits, the server is idle.": "max(sent, free) -> free",
     "adds up all service times so far. Work that ends before a request is sent does not delay it.":
         lambda sent, service: list(accumulate(service)),
     "assumes that the previous request started when it was sent: it may have waited, too.": "= begin -> = sent",
-    "serves the latest request first. The server runs requests in the order in which they are sent.":
-        ranked(lambda number, seconds: -number),
-    "serves the shortest request first. The server runs requests in the order in which they are sent.":
-        ranked(lambda number, seconds: (seconds, number)),
     "counts only the wait. Latency lasts from the send time to the response.": f"{LATENCY} -> begin - sent",
     "returns the time of each response. Latency counts from the send time of each request.": " - sent -> ",
 })  # fmt: skip
 
-goodput = Exercise(
-    "goodput(requests, seconds, ttft, tpot)",
+
+@Exercise.declare(
     "only requests that are served in time count, and neither a mean nor a refusal hides the others",
     forbidden=["helpers.metrics:goodput"],
 )
+def goodput(requests, seconds, ttft, tpot):
+    good = 0
+    for sent, t in requests:
+        if t and t[0] - sent <= ttft and (t[-1] - t[0]) / max(1, len(t) - 1) <= tpot:
+            good += 1
+    return good / seconds
 
 
 def _requests(text):
@@ -173,15 +157,6 @@ goodput.table([
    build=lambda text, *limits: (_requests(text), *limits))  # fmt: skip
 
 
-@goodput.reference
-def per_second(requests, seconds, ttft, tpot):
-    good = 0
-    for sent, t in requests:
-        if t and t[0] - sent <= ttft and (t[-1] - t[0]) / max(1, len(t) - 1) <= tpot:
-            good += 1
-    return good / seconds
-
-
 def by_means(requests, seconds, ttft, tpot):
     served = [one for one in requests if one[1]]
     waits, gaps = [t[0] - sent for sent, t in served], [(t[-1] - t[0]) / max(1, len(t) - 1) for _, t in served]
@@ -191,22 +166,91 @@ def by_means(requests, seconds, ttft, tpot):
 
 MEAN_GAP = "(t[-1] - t[0]) / max(1, len(t) - 1)"
 BOTH = f"t[0] - sent <= ttft and {MEAN_GAP} <= tpot"
-GAPS = "TPOT is the mean gap between tokens, and there is one gap fewer than there are tokens."
-add_edits(goodput, {
+goodput.add_misconceptions({
     "counts refused requests. No token of theirs was late, but only because they got none.": "if t and -> if not t or",
-    "assumes that every request has tokens. A refused one has none, and does not count.": "if t and -> if",
-    "assumes that there is a second token: an output of one token has no TPOT, and only TTFT has a limit.":
-        "max(1, len(t) - 1) -> (len(t) - 1)",
     "leaves out requests that exactly meet a limit: *at most* includes the limit itself.": "<= -> <",
     "swaps the limits: the first is for TTFT, the second for TPOT.": "good = -> ttft, tpot = tpot, ttft; good =",
-    f"includes the wait for the first token in TPOT. {GAPS}": f"{MEAN_GAP} -> (t[-1] - sent) / len(t)",
-    f"divides by the number of tokens. {GAPS}": "max(1, len(t) - 1) -> len(t)",
+    "divides by the number of tokens. TPOT is the mean gap, and there is one gap fewer than there are tokens.":
+        [f"{MEAN_GAP} -> (t[-1] - sent) / len(t)", "max(1, len(t) - 1) -> len(t)"],
     "uses the time of the first token as TTFT, which counts from the send time.": "t[0] - sent -> t[0]",
     "counts all requests that were served, in time or not: that is throughput.": f" and {BOTH} -> ",
     "compares the means of all requests with the limits. Each request meets its limits or misses them.": by_means,
-    "returns a share of the requests, which does not say how many per second are served in time.": [
-        "good / seconds -> good / max(1, len(requests))", "good / seconds -> good / len(requests)",
-        "good / seconds -> 100 * good / max(1, len(requests))",
-        "good / seconds -> good / max(1, sum(bool(t) for _, t in requests))"],
+    "returns a share of the requests, which does not say how many per second are served in time.":
+        ["good / seconds -> good / max(1, len(requests))", "good / seconds -> good / len(requests)"],
     "returns the number of requests: the task asks for requests per second.": "good / seconds -> good",
 })  # fmt: skip
+
+
+@Exercise.declare(
+    "the queue holds no more requests than can be served in time, and a request leaves once, for whatever reason",
+    observe=run_story,
+)
+class BoundedQueue:
+    def __init__(self, rows, max_queue, seconds):
+        self.rows, self.max_queue, self.seconds = rows, max_queue, seconds
+        self.running, self.waiting = [], []
+
+    def offer(self, request_id):
+        if len(self.running) < self.rows:
+            self.running.append(request_id)
+        elif len(self.waiting) < self.max_queue:
+            self.waiting.append(request_id)
+        else:
+            return ceil(self.seconds / self.rows)
+        return 0
+
+    def leave(self, request_id):
+        if request_id in self.waiting:
+            self.waiting.remove(request_id)
+        elif request_id in self.running:
+            self.running.remove(request_id)
+            self.running += self.waiting[:1]
+            del self.waiting[:1]
+
+
+def _steps(rows, max_queue, seconds, story):
+    """Return the arguments of a story in which a minus precedes a request that leaves. One of the ids is 0."""
+    steps, here = [], []
+    for step in story.split():
+        name, leaves = 0 if step.strip("-") == "0" else step.strip("-"), step[0] == "-"
+        if leaves or name not in here:  # a request that has a place is not offered again
+            steps.append(("leave" if leaves else "offer", name))
+            here = [one for one in here if one != name]
+            here += [name] if not leaves and len(here) < rows + max_queue else []
+    return rows, max_queue, seconds, steps
+
+
+def _drawn(random):
+    letters = random.sample("abcdefghijklmnopqrstuvwxyz", 9)
+    story = " ".join(random.choice(["", "-"]) + random.choice(letters) for _ in range(60))
+    return [("a long story", random.randint(1, 3), random.randint(0, 3), random.choice([1, 2.5, 7, 40]), story)]
+
+
+BoundedQueue.table([
+    ("requests that fill the rows and the queue", 3, 2, 10, "d c b a 0 e f"),
+    ("a running request leaves", 2, 3, 6, "d c b a -c"), ("a waiting request leaves", 2, 3, 6, "d c b 0 -0 a -b -d e"),
+    ("a refused request leaves", 1, 2, 7.25, "d c b a -a 0 e"),
+    ("a request leaves twice", 2, 3, 5.5, "d c b -c -c a 0 -a -a e f g"),
+    ("a refused request is offered again", 4, 1, 1, "f e d c b 0 -c 0 -b g"),
+    ("no places in the queue", 1, 0, 3, "b a -a -b c 0 b"), ("an empty queue", 3, 2, 10, "-z f -d -f -f a"),
+    ("a long story", 2, 3, 6, "d c b a 0 e f -b f g -g h -e i -e j -d -d k l -c -a -f -i -k m -m n o p"),
+], _drawn, given="rows {}, max_queue {}, seconds {}", build=_steps)  # fmt: skip
+
+RETRY = "ceil(self.seconds / self.rows)"
+BoundedQueue.add_misconceptions({
+    "assumes that a request that leaves has a place. It may have left before, or may have been refused: then "
+    "nothing happens.": "elif request_id in self.running -> else",
+    "does not divide by the number of rows: each is busy for `seconds`, but any of them will do.":
+        [f"{RETRY} -> ceil(self.seconds)", f"{RETRY} -> ceil(self.seconds * self.rows)"],
+    "rounds down, or to the nearest second: a client that retries too early is refused again.":
+        [f"{RETRY} -> max(1, {rounded}(self.seconds / self.rows))" for rounded in ("int", "round")],
+    "waits until the queue is empty. Each request that finishes makes room for another.":
+        [f"{RETRY} -> max(1, ceil(len({line}) * self.seconds / self.rows))"
+         for line in ("self.waiting", "self.waiting + self.running")],
+})  # fmt: skip
+
+
+@BoundedQueue.rule
+def keeps_its_promises(arguments, outcome, right):
+    got = outcome.result
+    return got["problem"] or first_mistake(got["steps"], right.result["steps"], arguments[0])

@@ -3,10 +3,15 @@
 import math
 from itertools import accumulate
 
-from ..edits import add_edits
 from ..exercise import Exercise
 
-softmax = Exercise("softmax(logits, temperature)", "a temperature changes the differences of logits before the softmax")
+
+@Exercise.declare("a temperature changes the differences of logits before the softmax")
+def softmax(logits, temperature):
+    scores = [logit / temperature for logit in logits]
+    return shares([math.exp(score - max(scores)) for score in scores])
+
+
 softmax.table([
     ([2.0, 1.0, 0.5], 1.0), ([2.0, 1.0, 0.5], 0.5), ([0.0, 3.0, -1.5, 3.5], 2.0), ([-4.0, -2.0], 0.7),
     ([-1.0, -0.5, -3.0], 1.5), ([-2000.0, -2001.0, -1999.5], 1.0), ([-2000.0, -2001.0, -1999.5], 2.0),
@@ -19,21 +24,12 @@ def shares(weights):
     return [weight / sum(weights) for weight in weights]
 
 
-@softmax.reference
-def of_differences(logits, temperature):
-    scores = [logit / temperature for logit in logits]
-    return shares([math.exp(score - max(scores)) for score in scores])
-
-
-add_edits(softmax, {
+softmax.add_misconceptions({
     "multiplies the logits by the temperature: a high temperature must make tokens more alike.": "/ -> *",
     "divides the probabilities by the temperature, after the softmax: they no longer add up to 1.":
-        lambda n, t: [value / t for value in of_differences(n, 1.0)],
+        lambda n, t: [value / t for value in softmax.solution(n, 1.0)],
     "does not divide by the sum: probabilities add up to 1.":
         ["shares( -> list(", ("shares( -> list(", "max(scores) -> 0")],
-    "gives the best token the probability 1: that is temperature 0.": lambda n, t: [float(one == max(n)) for one in n],
-    "divides the logits by their sum: without an exponential, a negative logit gets a negative share.":
-        "[math.exp(score - max(scores)) for score in scores] -> scores",
     "computes exponentials of the logits as they are. That of 1,000 is too large for a float: subtract the largest "
     "logit first, which changes no probability.": "max(scores) -> 0",
     "returns the same at any temperature. Dividing all weights by it, or subtracting it from all logits, changes no "
@@ -44,7 +40,17 @@ add_edits(softmax, {
         ["max(scores) -> max(0, *scores)", "max(scores) -> max(map(abs, scores))"],
 })  # fmt: skip
 
-top_p = Exercise("top_p(probabilities, p)", "the token with which the sum reaches p is the last one that is kept")
+
+@Exercise.declare("the token with which the sum reaches p is the last one that is kept")
+def top_p(probabilities, p):
+    total, ids = 0.0, []  # no two tokens have the same probability
+    for value in sorted(probabilities, reverse=True):
+        if total < p:
+            ids.append(probabilities.index(value))
+            total += value
+    return ids
+
+
 top_p.table([
     ([one / 64 for one in sixty_fourths], p) for sixty_fourths, p in [
         ([4, 32, 16, 12], 0.6), ([4, 32, 16, 12], 0.75), ([4, 32, 16, 12], 0.3), ([4, 32, 16, 12], 0.5),
@@ -59,17 +65,7 @@ def any_order(result, arguments):
     return sorted(result) if isinstance(result, list) else result
 
 
-@top_p.reference
-def until_the_sum_reaches(probabilities, p):
-    total, ids = 0.0, []  # no two tokens have the same probability
-    for value in sorted(probabilities, reverse=True):
-        if total < p:
-            ids.append(probabilities.index(value))
-            total += value
-    return ids
-
-
-add_edits(top_p, {
+top_p.add_misconceptions({
     "leaves out the token with which the sum reaches p. The kept tokens must have *at least* p together: after a "
     "certain token, yours would keep none.": "return ids -> return ids if total == p else ids[:-1]",
     "keeps the tokens whose own probability is at least p: it is their sum that counts.": "total < p -> value >= p",
@@ -79,16 +75,9 @@ add_edits(top_p, {
         "return ids -> return list(range(len(ids)))",
 })  # fmt: skip
 
-draw = Exercise("draw(weights, number)", "a number falls on a token as often as its share of all weights says")
-draw.table([
-    ([0.5, 0.25, 0.125], 0.5), ([0.5, 0.25, 0.125], 0.9), ([0.25, 0.125, 0.125], 0.6), ([2.0, 4.0, 2.0], 0.5),
-    ([2.0, 4.0, 2.0], 0.125), ([1.0, 2.0, 1.0], 0.25), ([1.0, 2.0, 1.0], 0.75), ([0.0, 0.0, 0.25, 0.25], 0.0),
-    ([0.0, 1.0, 0.0, 3.0], 0.0), ([3.0, 0.0, 1.0], 0.99), ([0.125, 0.5, 0.25], 0.0), ([0.125, 0.5, 0.25], 0.3),
-], lambda random: [([random.randint(1, 9) / 4 for _ in range(5)], random.random())])  # fmt: skip
 
-
-@draw.reference
-def place_of(weights, number):
+@Exercise.declare("a number falls on a token as often as its share of all weights says")
+def draw(weights, number):
     total = sum(weights)
     for place, end in enumerate(accumulate(weights)):
         if end > number * total:
@@ -96,17 +85,18 @@ def place_of(weights, number):
     return None
 
 
-OF_ONE = "sum(weights) -> 1.0"
-add_edits(draw, {
+draw.table([
+    ([0.5, 0.25, 0.125], 0.5), ([0.5, 0.25, 0.125], 0.9), ([0.25, 0.125, 0.125], 0.6), ([2.0, 4.0, 2.0], 0.5),
+    ([2.0, 4.0, 2.0], 0.125), ([1.0, 2.0, 1.0], 0.25), ([1.0, 2.0, 1.0], 0.75), ([0.0, 0.0, 0.25, 0.25], 0.0),
+    ([0.0, 1.0, 0.0, 3.0], 0.0), ([3.0, 0.0, 1.0], 0.99), ([0.125, 0.5, 0.25], 0.0), ([0.125, 0.5, 0.25], 0.3),
+], lambda random: [([random.randint(1, 9) / 4 for _ in range(5)], random.random())])  # fmt: skip
+
+draw.add_misconceptions({
     "compares the number with sums of weights that do not add up to 1. Divide by their sum first: after top-p, the "
-    "weights add up to less, and a number could fall on no token.": [OF_ONE] + [
-        (OF_ONE, f"return None -> return {one}") for one in ("len(weights) - 1", "len(weights)", "0")
-    ],
+    "weights add up to less, and a number could fall on no token.":
+        ["sum(weights) -> 1.0", ("sum(weights) -> 1.0", "return None -> return len(weights) - 1")],
     "gives a number at which two intervals meet to the first of them. Then 0 draws a token with the weight 0: an "
     "interval contains its lower end, but not its upper one.": "end > number -> end >= number",
     "computes a softmax of the weights: they are weights already, as after a softmax and top-p.":
         "total = -> weights = list(map(math.exp, weights)); total =",
-    "gives all intervals the same width: it is the token's share of all weights.": lambda w, u: int(u * len(w)),
-    "looks for a single weight above the number: it is the weights so far that are added up.":
-        ("accumulate(weights) -> weights", "number * total -> number"),
 })  # fmt: skip

@@ -2,14 +2,22 @@
 
 import math
 
-from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_11_sampling import any_order, shares
 
-allowed_tokens = Exercise(
-    "allowed_tokens(text, choices, vocabulary, tokens_left)",
-    "a token is allowed if the text can still become a choice with the tokens that are left, and EOS if it is one",
+
+@Exercise.declare(
+    "a token is allowed if the text can still become a choice with the tokens that are left, and EOS if it is one"
 )
+def allowed_tokens(text, choices, vocabulary, tokens_left):
+    ids = [0] if text in choices else []
+    for token_id, piece in enumerate(vocabulary[1:], 1):
+        rests = [choice[len(text + piece) :] for choice in choices if choice.startswith(text + piece)]
+        if any(fewest(rest, vocabulary[1:]) <= tokens_left - 1 for rest in rests):
+            ids.append(token_id)
+    return ids
+
+
 WORDS = ["<eos>", "y", "yes", "no", "n", "o", "es", "e", "s", "none", "ye", "ne"]
 CARS = ["<eos>", "c", "ca", "car", "art", "ar", "t", "r", "ts", "carts", "a", "dog"]
 ANIMALS = ["<eos>", "u", "un", "uni", "unicor", "corn", "co", "rn", "n", "owl", "ow", "l", "icorn", "i"]
@@ -42,32 +50,18 @@ def longest_first(rest, pieces):
     return 1 + longest_first(rest[len(piece) :], pieces) if piece else math.inf if rest else 0
 
 
-@allowed_tokens.reference
-def still_beginnings(text, choices, vocabulary, tokens_left):
-    ids = [0] if text in choices else []
-    for token_id, piece in enumerate(vocabulary[1:], 1):
-        rests = [choice[len(text + piece) :] for choice in choices if choice.startswith(text + piece)]
-        if any(fewest(rest, vocabulary[1:]) <= tokens_left - 1 for rest in rests):
-            ids.append(token_id)
-    return ids
-
-
-add_edits(allowed_tokens, {
+allowed_tokens.add_misconceptions({
     "allows only tokens that complete a choice: a choice can be made of several tokens.":
         "choice.startswith(text + piece) -> choice == text + piece",
-    "ignores the text so far: a token must continue it.": "startswith(text + -> startswith(",
-    "allows tokens from anywhere in a choice: a token must continue the text where it ends.":
-        "choice.startswith(text + piece) -> piece in choice",
     "compares only the first character of a token: all of its characters must fit.":
         "startswith(text + piece) -> startswith(text + piece[0])",
+    "ignores the text so far: a token must continue it.": "startswith(text + -> startswith(",
     "allows EOS only if nothing else may follow: a choice can be the beginning of a longer one.":
         ("[0] if text in choices else [] -> []", "return ids -> return ids or [0]"),
     "ignores `tokens_left`: an output can begin a choice for which too few tokens are left, and is then cut off.":
         "fewest(rest, vocabulary[1:]) -> 0",
     "counts the characters of the rest instead of its tokens: a token can have several.":
         "fewest(rest, vocabulary[1:]) -> len(rest)",
-    "counts one token for the rest of a choice, whatever it is: the vocabulary may have no such token.":
-        "fewest(rest, vocabulary[1:]) -> bool(rest)",
     "always takes the longest token of the rest. A shorter one may need fewer tokens, or be the only way.":
         "fewest( -> longest_first(",
     "forgets that the token itself is one of those that are left.": "tokens_left - 1 -> tokens_left",
@@ -75,10 +69,13 @@ add_edits(allowed_tokens, {
         "return ids -> return [0] if text in choices else ids",
 })  # fmt: skip
 
-masked_softmax = Exercise(
-    "masked_softmax(logits, allowed)",
-    "the mask comes before the softmax, so the allowed tokens share all of the probability",
-)
+
+@Exercise.declare("the mask comes before the softmax, so the allowed tokens share all of the probability")
+def masked_softmax(logits, allowed):
+    scores = [logit if place in allowed else -math.inf for place, logit in enumerate(logits)]
+    return shares([math.exp(score - max(scores)) for score in scores])
+
+
 masked_softmax.table([
     ([2.0, 1.0, 0.5], [1, 2]), ([-2.0, -1.0, -4.0, 3.0], [0, 2]), ([0.5, 0.0, -1.0], [0, 1, 2]), ([4.0, 1.0, 2.0], [1]),
     ([1.0, 2.5, -1.0, 0.5, 2.0], [4, 0, 2]), ([0.0, 3.0, 0.0], [0, 2]), ([1500.0, 1.0, 0.0], [1, 2]),
@@ -87,42 +84,31 @@ masked_softmax.table([
     ([-12000.0, -12001.0, 5.0, -12002.0], [0, 1]),
 ], lambda random: [([round(random.uniform(-3, 3), 2) for _ in range(6)], random.sample(range(6), 3))])  # fmt: skip
 
-
-@masked_softmax.reference
-def of_allowed(logits, allowed):
-    scores = [logit if place in allowed else -math.inf for place, logit in enumerate(logits)]
-    return shares([math.exp(score - max(scores)) for score in scores])
-
-
-add_edits(masked_softmax, {
+masked_softmax.add_misconceptions({
     "applies the mask after the softmax. The removed tokens have already taken their share, so the others do not add "
     "up to 1: a drawn number could fall on none.":
-        lambda n, a: [value * (place in a) for place, value in enumerate(of_allowed(n, range(len(n))))],
+        lambda n, a: [value * (place in a) for place, value in enumerate(masked_softmax.solution(n, range(len(n))))],
     "gives removed tokens the logit 0: e to the power of 0 is 1, so they keep a share. Minus infinity removes them.":
         "-math.inf -> 0",
     "gives removed tokens a logit that is not small enough: allowed ones can be lower. Minus infinity removes a token.":
         "-math.inf -> -1000.0",
-    "subtracts 0 if all allowed logits are negative: exponentials of numbers far below 0 are all 0.":
-        "max(scores) -> max(0, *scores)",
     "adds a mask of 1 and 0 to the logits: a 0 removes nothing.":
         "logit if place in allowed else -math.inf -> logit + (place in allowed)",
-    "inverts the mask: the tokens in `allowed` are those that stay.":
-        "if place in allowed -> if place not in allowed or len(allowed) == len(logits)",
-    "returns only the probabilities of the allowed tokens: with a shorter list, places are no longer ids.":
-        lambda n, a: [value for place, value in enumerate(of_allowed(n, a)) if place in a],
-    "gives all allowed tokens the same probability: their logits still count.":
-        "scores = [logit if place in allowed -> scores = [1 if place in allowed",
-    "does not divide by the sum: probabilities add up to 1.": "shares( -> list(",
     "subtracts the largest logit of all tokens. If a removed token has it, the exponentials of the allowed ones can "
     "become 0: subtract the largest *allowed* one.": "max(scores) -> max(logits)",
     "computes exponentials of the logits as they are: that of 1,000 is too large for a float. Subtract the largest "
     "allowed logit first, which changes no probability.": "max(scores) -> 0",
 })  # fmt: skip
 
-next_states = Exercise(
-    "next_states(edges, state, vocabulary)",
-    "a token may follow if the automaton can read all of its characters, wherever pieces of the pattern begin and end",
+
+@Exercise.declare(
+    "a token may follow if the automaton can read all of its characters, wherever pieces of the pattern begin and end"
 )
+def next_states(edges, state, vocabulary):
+    found = {token_id: read(edges, state, text) for token_id, text in enumerate(vocabulary)}
+    return {token_id: after for token_id, after in found.items() if after is not None}
+
+
 # States 0 to 7 read {"a": and a number of one or two digits, then }; 8 is a dead end, and so is state 2 of the loop.
 NUMBERS = [
     {"{": 1}, {'"': 2}, {"a": 3}, {'"': 4}, {":": 5}, {"1": 6, "2": 6}, {"0": 7, "1": 7, "}": 8}, {"}": 8}, {},
@@ -143,33 +129,10 @@ def read(edges, state, text):
     return state
 
 
-@next_states.reference
-def by_reading(edges, state, vocabulary):
-    found = {token_id: read(edges, state, text) for token_id, text in enumerate(vocabulary)}
-    return {token_id: after for token_id, after in found.items() if after is not None}
-
-
-def skipping(edges, state, text):
-    read_some = False
-    for character in text:
-        if character in edges[state]:
-            state, read_some = edges[state][character], True
-    return state if read_some else None
-
-
-READ = "read(edges, state, text)"
-add_edits(next_states, {
+next_states.add_misconceptions({
     "reads only the first character of a token: the pattern has to allow all of them.":
-        f"{READ} -> edges[state].get(text[0])",
-    "allows only tokens of one character: longer ones may span several edges.": f"{READ} -> edges[state].get(text)",
-    "skips characters that have no edge: then a token that the pattern refuses is allowed.": "read( -> skipping(",
-    "stops at the first character without an edge, but allows the token.":
-        f"{READ} -> next((one for end in range(len(text), 0, -1) "
-        "if (one := read(edges, state, text[:end])) is not None), None)",
-    "reads all characters from the same state: each one leads to the next state.":
-        f"{READ} -> edges[state][text[-1]] if all(one in edges[state] for one in text) else None",
+        "read(edges, state, text) -> edges[state].get(text[0])",
     "loses tokens that lead to state 0: 0 is a state, too, and only None is none.": " is not None -> ",
     "refuses tokens that lead to a state without edges: the text may end there.":
         "after is not None -> after is not None and edges[after]",
-    "returns every token, with None for those that are not allowed: leave them out.": " if after is not None -> ",
 })  # fmt: skip

@@ -1,15 +1,18 @@
-"""Lesson 13, speculative decoding: drafts by lookup, verification, and what is left after a rejection."""
+"""Lesson 13, speculative decoding: drafts, verification, rejection, and how many draft tokens pay."""
 
-from functools import partial
-
-from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_1_next_token import ids
 
-propose = Exercise(
-    "propose(token_ids, k, remaining)",
-    "a longer match gives a better draft, and no draft exceeds what the output can still take",
-)
+
+@Exercise.declare("a longer match gives a better draft, and no draft exceeds what the output can still take")
+def propose(token_ids, k, remaining):
+    for n in (3, 2, 1):
+        for start in range(len(token_ids) - n - 1, -1, -1):
+            if token_ids[start : start + n] == token_ids[-n:]:
+                return token_ids[start + n :][: min(k, remaining - 1)]
+    return []
+
+
 propose.table([
     ([5, 6, 7, 8, 5, 6], 4, 10), ([5, 6, 7, 8, 5, 6], 4, 3), ([5, 6, 7, 8, 5, 6], 4, 1),
     ([5, 6, 7, 8, 5, 6], 2, 10), ([1, 2, 3, 4, 9, 2, 3, 5, 8, 3, 6, 1, 2, 3], 2, 9),
@@ -25,49 +28,35 @@ propose.table([
 ], lambda random: [(random.choices([1, 2, 3], k=random.randint(12, 18)), 3, random.randint(2, 6))],
    given="tokens {}, at most {} draft tokens, {} tokens remaining")  # fmt: skip
 
-
-@propose.reference
-def longest_first(ids, k, remaining):
-    for n in (3, 2, 1):
-        for start in range(len(ids) - n - 1, -1, -1):
-            if ids[start : start + n] == ids[-n:]:
-                return ids[start + n :][: min(k, remaining - 1)]
-    return []
-
-
-def as_digits(separator, ids, k, remaining):
-    for n in (3, 2, 1):
-        last = separator.join(map(str, ids[-n:]))
-        for start in range(len(ids) - 1 - n, -1, -1):
-            if len(ids) > n and separator.join(map(str, ids[: start + n])).endswith(last):
-                return ids[start + n :][: min(k, remaining - 1)]
-    return []
-
-
-add_edits(propose, {
+propose.add_misconceptions({
     "finds the last tokens themselves: nothing follows them yet. Look for an earlier place.": "- n - 1, -> - n,",
     "takes the earliest match: the latest one is more likely to continue in the same way.":
-        "range(len(ids) - n - 1, -1, -1) -> range(len(ids) - n)",
-    "looks only for the last three tokens: where they are new, the last two or the last one can still match.":
-        "(3, 2, 1) -> (3,)",
-    "looks only for the last two tokens: three that match give a better draft, and one is better than none.":
-        "(3, 2, 1) -> (2,)",
-    "looks first for the last token alone: where two or three tokens match, the draft is better.": "(3, 2, 1) -> (1,)",
+        "range(len(token_ids) - n - 1, -1, -1) -> range(len(token_ids) - n)",
+    "looks for matches of one length: three tokens that match give a better draft, and one is better than none.":
+        [f"(3, 2, 1) -> ({n},)" for n in (3, 2, 1)],
     "ignores a match that overlaps with the last tokens. Such a match is how a repetition is found.": "n - 1 -> 2 * n",
-    "overlooks a match that leaves only one token to follow it: that is the latest place, so look there first.":
-        "- n - 1, -> - n - 2,",
     "drafts `remaining` tokens. If all are accepted, the pass yields one token more, and that one would exceed "
     "max_tokens.": "remaining - 1 -> remaining",
     "compares texts of digits: 1 and 12 look like 11 and 2, or like the end of 31 and 12.":
-        [partial(as_digits, separator) for separator in ("", " ")],
+        [f"token_ids[start : start + n] == token_ids[-n:] -> "
+         f"{text}.join(map(str, token_ids[: start + n])).endswith({text}.join(map(str, token_ids[-n:])))"
+         for text in ("''", "' '")],
     "looks for more than three tokens first: three are enough, and the latest of their matches is taken.":
         ["(3, 2, 1) -> range(20, 0, -1)", "(3, 2, 1) -> (4, 3, 2, 1)"],
 })  # fmt: skip
 
-verify = Exercise(
-    "verify(drafts, chosen, eos)",
-    "a draft token counts only if all before it are accepted, and the model's own next token comes on top",
+
+@Exercise.declare(
+    "a draft token counts only if all before it are accepted, and the model's own next token comes on top"
 )
+def verify(drafts, chosen, eos):
+    outputs, start = [], 0
+    for draft in drafts:
+        own = chosen[start : start + len(draft) + 1]
+        tokens = own[: len(agreed(draft, own)) + 1]
+        outputs.append(up_to_eos(tokens, eos))
+        start += len(own)
+    return outputs
 
 
 def _drawn(random):
@@ -96,35 +85,17 @@ def up_to_eos(tokens, eos):
     return tokens[: tokens.index(eos) + 1] if eos in tokens else tokens
 
 
-@verify.reference
-def by_request(drafts, chosen, eos):
-    outputs, start = [], 0
-    for draft in drafts:
-        own = chosen[start : start + len(draft) + 1]
-        tokens = own[: len(agreed(draft, own)) + 1]
-        outputs.append(up_to_eos(tokens, eos))
-        start += len(own)
-    return outputs
-
-
 TOKENS = "own[: len(agreed(draft, own)) + 1]"
-CONTEXT = "The model chose the later tokens for a text that contains the rejected one."
-add_edits(verify, {
-    f"accepts draft tokens after the first mismatch. {CONTEXT}":
-        f"{TOKENS} -> [one for token, one in zip(draft, own) if token == one] + own[-1:]",
-    f"takes all of the model's tokens, also those after a mismatch. {CONTEXT}": f"{TOKENS} -> own",
-    f"skips a rejected token and goes on. {CONTEXT}":
-        f"{TOKENS} -> [one for token, one in zip(draft, own) if token == one]",
+verify.add_misconceptions({
+    "accepts draft tokens after the first mismatch. The model chose them for a text that contains the rejected one.":
+        [f"{TOKENS} -> own", *(f"{TOKENS} -> [one for token, one in zip(draft, own) if token == one]{last}"
+                               for last in ("", " + own[-1:]"))],
     "forgets the bonus token: if the whole draft is accepted, the same pass has also chosen the token that follows.":
         f"{TOKENS} -> {TOKENS}[: len(draft)]",
     "drops the model's token at the first mismatch: it is right, because everything before it is.":
         f"{TOKENS} -> agreed(draft, own) if own[:-1] != draft else own",
     "accepts a draft as a whole or not at all: the tokens before the first mismatch are right.":
         f"{TOKENS} -> own if own[:-1] == draft else own[:1]",
-    "compares a draft token with the model's token for the place after it: the first draft token and the model's first "
-    "token have the same place.": f"{TOKENS} -> [*own[1:], None][: len(agreed(draft, [*own[1:], None])) + 1]",
-    "cuts the drafts at EOS and adds the model's next token behind it: an accepted EOS ends the output.":
-        ("agreed(draft -> agreed(up_to_eos(draft, eos)", "up_to_eos(tokens, eos) -> tokens"),
     "gives each request as many of the model's tokens as its draft has. It has one more, and without a draft it "
     "still has one.": "len(draft) + 1] -> len(draft)]",
     "compares every draft with the start of the row: each request has its own part of it.": "start += len(own) -> pass",
@@ -132,11 +103,13 @@ add_edits(verify, {
     "than the draft, however many are accepted.": "start += len(own) -> start += len(outputs[-1])",
 })  # fmt: skip
 
-settle = Exercise(
-    "settle(computed, drafted, accepted, table, block_size)",
-    "a rejection sets one number back, and the blocks follow from it",
-    names=("the computed tokens", "the table"),
+
+@Exercise.declare(
+    "a rejection sets one number back, and the blocks follow from it", names=("the computed tokens", "the table")
 )
+def settle(computed, drafted, accepted, table, block_size):
+    now = computed + 1 + accepted
+    return now, table[: -(-now // block_size)]
 
 
 def _case(computed, drafted, accepted, size, blocks=(7, 0, 31, 4, 12, 300, 5, 18, 2)):
@@ -149,21 +122,88 @@ settle.table([
                     (5, 0, 0, 4), (9, 6, 1, 2), (30, 5, 2, 16), (2, 3, 1, 1), (3, 6, 0, 2), (15, 1, 0, 16)]
 ], lambda random: [_case(random.randint(1, 20), 5, random.randint(0, 4), 3, random.sample(range(40), 9))])  # fmt: skip
 
-
-@settle.reference
-def set_back(computed, drafted, accepted, table, size):
-    now = computed + 1 + accepted
-    return now, table[: -(-now // size)]
-
-
-ATTEND = "Their keys belong to another text, and every later token would attend to them."
-add_edits(settle, {
-    f"keeps the keys of rejected tokens. {ATTEND}": "1 + accepted -> 1 + drafted",
+settle.add_misconceptions({
+    "keeps the keys of rejected tokens. They belong to another text, and every later token would attend to them.":
+        "1 + accepted -> 1 + drafted",
     "counts the token that the pass has chosen. It has no keys yet: the next pass computes it.": "1 + -> 2 +",
-    "keeps no accepted token if one is rejected: those before it are right, and so are their keys.":
-        "1 + accepted -> 1 + drafted * (accepted == drafted)",
-    f"sets back by the accepted tokens instead of the rejected ones. {ATTEND}": "+ accepted -> + drafted - accepted",
     "keeps the blocks of rejected tokens: other requests may need them.": "-now // -> -(computed + 1 + drafted) //",
     "keeps an empty block if the last one is exactly full: round up the number of blocks instead of adding one.":
-        "-(-now // size) -> now // size + 1",
+        "-(-now // block_size) -> now // block_size + 1",
+})  # fmt: skip
+
+
+@Exercise.declare("drafts take only what decodes and prompts leave, so speculation fades as load rises")
+def draft_lengths(budget, prefill_tokens, wanted):
+    left = budget - prefill_tokens - len(wanted)
+    return one_by_one(left, wanted)
+
+
+draft_lengths.table([
+    (12, 3, [4, 4, 1]), (12, 0, [4, 4, 1]), (64, 10, [4, 0, 2, 4]), (16, 9, [4, 4, 4]), (16, 13, [4, 4, 4]),
+    (16, 12, [4, 4, 4]), (5, 0, [3, 3, 3]), (4, 1, [3, 3, 3]), (3, 2, [3, 3, 3]), (6, 7, [2, 1]), (8, 0, [7]),
+    (11, 0, [1, 4, 1, 4]), (10, 1, [0, 5, 0]), (512, 500, [5, 5, 5, 5]),
+], lambda random: [(random.randint(12, 22), 2, [random.randint(0, 5) for _ in range(6)])],
+   given="budget {}, {} prompt tokens, draft tokens wanted {}")  # fmt: skip
+
+
+def one_by_one(left, wanted):
+    lengths = [0] * len(wanted)
+    while left > 0 and lengths != wanted:
+        for number, most in enumerate(wanted):
+            if lengths[number] < most and left > 0:
+                lengths[number] += 1
+                left -= 1
+    return lengths
+
+
+SHARED = "one_by_one(left, wanted)"
+draft_lengths.add_misconceptions({
+    "forgets the decodes: each running request computes its newest token first.":
+        [" - len(wanted) -> ", " - prefill_tokens - len(wanted) -> "],
+    "lets drafts take the budget of the prompt: it would be computed later, for tokens that may be rejected.":
+        " - prefill_tokens -> ",
+    "serves the first request in full, then the next: let them take turns, one draft token at a time.":
+        f"{SHARED} -> [min(most, max(0, left - sum(wanted[:n]))) for n, most in enumerate(wanted)]",
+    "gives every request the same share, and loses what is left over: a request that wants less leaves the rest "
+    "to the others.": f"{SHARED} -> [min(most, max(0, left) // len(wanted)) for most in wanted]",
+})  # fmt: skip
+
+
+@Exercise.declare("speculation trades arithmetic for passes, so it pays only where a pass has arithmetic to spare")
+def best_k(acceptance, rows, milliseconds):
+    speeds = []
+    for k in range(len(milliseconds)):
+        width = rows * (k + 1)
+        if width < len(milliseconds):
+            tokens = sum(acceptance**before for before in range(k + 1))
+            speeds.append(tokens / milliseconds[width])
+    return speeds.index(max(speeds))
+
+
+FLAT, STEEP = [0, 20, 20, 20, 20, 20, 20, 20, 20], [0, 20, 30, 40, 50, 60, 70, 80, 90]
+BENT = [0, 20, 21, 22, 23, 24, 25, 26, 27, 32, 37, 42, 47, 52, 57, 62, 67]
+# A kernel computes up to 8, 16, ... tokens in the same time: the best k is at the end of a stair.
+STAIRS = [0, *[20] * 2, *[25] * 2, *[29] * 4, *[46] * 8]
+best_k.table([
+    (0.5, 1, [0, 10, 11, 12, 13]), (0.9, 1, BENT), (0.6, 1, BENT), (0.0, 1, BENT), (0.8, 2, BENT), (0.8, 4, BENT),
+    (0.6, 8, BENT), (0.3, 4, BENT), (1.0, 1, FLAT), (0.7, 2, STEEP), (0.3, 2, STEEP), (0.4, 1, FLAT), (0.0, 1, FLAT),
+    (0.0, 2, FLAT), (0.85, 1, STAIRS), (0.5, 1, STAIRS), (0.95, 2, STAIRS),
+    (0.9, 1, [0, 10, 30, 31, 32, 33, 34, 35, 36, 37, 38]), (1.0, 1, [0, 10, 30, 31, 32, 33, 60, 61, 62]),
+], lambda random: [(round(random.uniform(0.35, 0.95), 2), random.choice([1, 2, 3]), BENT)])  # fmt: skip
+
+EXPECTED, BEST = "sum(acceptance**before for before in range(k + 1))", "speeds.index(max(speeds))"
+best_k.add_misconceptions({
+    "counts every draft token with the same probability. One counts only if all before it are accepted, too.":
+        f"{EXPECTED} -> 1 + acceptance * k",
+    "forgets the token that the model chooses itself: a pass yields at least one.": "range(k + 1)) -> range(1, k + 1))",
+    "treats all draft tokens as accepted.": "acceptance**before -> 1",
+    "takes the time of a pass with a single row: all rows compute their drafts in the same pass.":
+        ["rows * (k + 1) -> k + 1", "[width] -> [k + 1]"],
+    "computes the drafts only: each request also computes its newest token.":
+        ["rows * (k + 1) -> rows * max(k, 1)", "[width] -> [rows * max(k, 1)]"],
+    "ignores what a pass costs: more tokens take longer.": " / milliseconds[width] -> ",
+    "prefers the larger k where two are equally fast: the smaller one computes fewer tokens.":
+        f"{BEST} -> max(range(len(speeds)), key=lambda k: (speeds[k], k))",
+    "stops at the first k that is slower than the one before: times can rise in stairs, so a larger k may be faster.":
+        f"{BEST} -> next((k for k, (now, later) in enumerate(pairwise(speeds)) if later <= now), len(speeds) - 1)",
 })  # fmt: skip

@@ -1,14 +1,23 @@
-"""Lesson 14, quantized weights: a zero point, a product without float weights, and a planted bug."""
+"""Lesson 14, quantization: zero points, products of integers, a KV cache of integers, and a planted bug."""
+
+import torch
 
 from ..comparing import is_number, kind
-from ..edits import add_edits
 from ..exercise import Exercise, JudgedExercise, Passed, Wrong
 
-quantize = Exercise(
-    "quantize(values, bits)",
+
+@Exercise.declare(
     "a zero point moves the integers to where the values are, so no integer is wasted",
     names=("the integers", "the scale", "the zero point"),
 )
+def quantize(values, bits):
+    low, high = min(0.0, *values), max(0.0, *values)
+    scale = (high - low) / (2**bits - 1)
+    zero_point = round(-low / scale)
+    integers = [round(value / scale) + zero_point for value in values]
+    return [min(one, 2**bits - 1) for one in integers], scale, zero_point
+
+
 quantize.table([
     ([-1.0, 0.0, 2.0], 4), ([-0.3, 0.1, 0.87, 1.2], 4), ([-2.25, -0.4, 0.3], 4), ([-1.0, 0.17, 3.0, -0.7, 1.1], 8),
     ([0.5, 1.0, 3.0], 4), ([-0.47, -1.13, -3.0], 4), ([0.02, -0.01, 0.04], 2), ([12.0, -18.0, 3.3], 8),
@@ -21,7 +30,7 @@ quantize.table([
 def however_it_rounds(result, arguments):
     """Accept any rounding: every value within half a step of its integer, less or more by the zero point's rounding."""
     (integers, scale, zero_point), (values, bits) = result, arguments
-    right, step, zero = with_a_zero_point(values, bits)
+    right, step, zero = quantize.solution(values, bits)
     shift = -min(0.0, *values) / step
     fits = abs(scale - step) < 1e-5 * step and abs(zero_point - shift) <= 0.501 and len(integers) == len(values)
     slack = 0.501 + abs(zero_point - shift)
@@ -33,19 +42,8 @@ def however_it_rounds(result, arguments):
     return result
 
 
-@quantize.reference
-def with_a_zero_point(values, bits):
-    low, high = min(0.0, *values), max(0.0, *values)
-    scale = (high - low) / (2**bits - 1)
-    zero_point = round(-low / scale)
-    integers = [round(value / scale) + zero_point for value in values]
-    return [min(one, 2**bits - 1) for one in integers], scale, zero_point
-
-
 LIMITS = "min(0.0, *values), max(0.0, *values)"
-add_edits(quantize, {
-    "takes the scale from the mean: values beyond it need integers that do not exist. The range decides.":
-        f"{LIMITS} -> -(mean := sum(map(abs, values)) / len(values)), mean",
+quantize.add_misconceptions({
     "takes the scale from the largest size alone, as symmetric quantization does: half of the integers stay unused.":
         f"{LIMITS} -> -max(map(abs, values)), max(map(abs, values))",
     "takes the range from 0 to the largest value: negative values need integers, too.": "min(0.0, *values) -> 0.0",
@@ -63,10 +61,17 @@ add_edits(quantize, {
     "by one.": "min(one, 2**bits - 1) -> one",
 })  # fmt: skip
 
-multiply = Exercise(
-    "multiply(x, integers, scales, zeros, group)",
-    "the zero points leave the product with the sums of the inputs, so a kernel needs no float weights",
-)
+
+@Exercise.declare("the zero points leave the product with the sums of the inputs, so a kernel needs no float weights")
+def multiply(x, integers, scales, zeros, group):
+    total = 0.0
+    for n, start in enumerate(range(0, len(x), group)):
+        part = x[start : start + group]
+        products = sum(one * other for one, other in zip(part, integers[start:], strict=False))
+        total += scales[n] * (products - zeros[n] * sum(part))
+    return total
+
+
 multiply.table([
     ([1.0, 2.0], [3, 7], [0.5], [5], 2), ([1.0, -2.0, 0.5, 3.0], [15, 0, 8, 2], [0.5, 2.0], [8, 8], 2),
     ([1.0, -2.0, 0.5, 3.0], [15, 0, 8, 2], [0.5, 2.0], [3, 11], 2),
@@ -78,28 +83,14 @@ multiply.table([
     ([float(random.randint(-3, 3)) for _ in range(6)], random.choices(range(16), k=6), [0.5, 0.125], [9, 4], 3)
 ])  # fmt: skip
 
-
-@multiply.reference
-def by_group(x, integers, scales, zeros, group):
-    total = 0.0
-    for n, start in enumerate(range(0, len(x), group)):
-        part = x[start : start + group]
-        products = sum(one * other for one, other in zip(part, integers[start:], strict=False))
-        total += scales[n] * (products - zeros[n] * sum(part))
-    return total
-
-
-add_edits(multiply, {
+multiply.add_misconceptions({
     "drops the zero points: an integer stands for (integer - zero point) * scale.": " - zeros[n] * sum(part) -> ",
     "subtracts a zero point once per group: each weight of the group contains it, so each input multiplies it.":
         "zeros[n] * sum(part) -> zeros[n]",
     "subtracts a zero point once per weight, but does not multiply it by the inputs.": "sum(part) -> len(part)",
-    "adds the zero points: a weight is (integer - zero point) * scale.": "products - -> products +",
-    "subtracts the first group's zero point everywhere: each group has its own.": "zeros[n] -> zeros[0]",
-    "uses the first scale for all groups: each group has its own.": "scales[n] -> scales[0]",
+    "uses the first group's zero point or scale for all groups: each has its own.":
+        ["zeros[n] -> zeros[0]", "scales[n] -> scales[0]"],
     "leaves out the scales: an integer counts steps, and a scale is their size.": "scales[n] * -> 1 *",
-    "subtracts the zero points after scaling: they are integers, so they are scaled, too.":
-        "(products - zeros[n] * sum(part)) -> products - zeros[n] * sum(part)",
     "multiplies a zero point by the sum of all inputs: only those of its own group have it.": "sum(part) -> sum(x)",
 })  # fmt: skip
 
@@ -132,3 +123,138 @@ def exposes_the_bug(failing_weights, seed: int) -> str | Passed:
 failing_weights = JudgedExercise(
     "failing_weights()", "the bug shows where a positive weight becomes 128, which 8 bits cannot hold", exposes_the_bug
 )
+
+
+SMALL = {
+    "a token": [[1.0, -0.3, 0.2]], "the same token and a larger one": [[1.0, -0.3, 0.2], [0.1, 50.0, -8.0]],
+    "halves": [[127.0, 2.5, -0.5]], "a token of zeros": [[0.1, 50.0, -8.0], [0.0, 0.0, 0.0], [1.0, -0.3, 0.2]],
+    "a negative token": [[-3.0, -1.0, -0.1], [0.1, 50.0, -8.0]],
+}  # fmt: skip
+BEYOND_127 = "", ".clamp(-127, 127)", ".clamp(-128, 127)", ".to(torch.int8)"  # what becomes of larger integers
+
+
+def draw(random, *shape):
+    """Return vectors [..., n] of scales of their own: none of their numbers is halfway between two integers."""
+    seeded = torch.Generator().manual_seed(random.randrange(10**6))
+    numbers = torch.randint(-120, 121, shape, generator=seeded) + 0.8 * torch.rand(shape, generator=seeded) - 0.4
+    numbers[..., random.randrange(shape[-1])] = 127 * (2 * torch.randint(2, shape[:-1], generator=seeded) - 1.0)
+    return numbers * torch.randn(*shape[:-1], 1, generator=seeded).exp() / 30
+
+
+@Exercise.declare(
+    "both scales leave the sum, which is one of integers: exact, and the same for a token in any batch",
+    names=("the sums", "the outputs"),
+)
+def integer_product(x, integers, scales):
+    largest = x.abs().amax(1, keepdim=True)
+    step = torch.where(largest > 0, largest / 127, 1.0)
+    rounded = (x / step).round()
+    sums = rounded.int() @ integers.int().T
+    return sums, sums * step * scales
+
+
+@integer_product.cases
+def _(random):
+    weights, scales = [[1, 3, 5], [-100, 127, 2]], [0.5, 0.25]
+    for name, x in SMALL.items():
+        given = f"{name}: x {x}, integers {weights}, scales {scales}"
+        yield (torch.tensor(x), torch.tensor(weights, dtype=torch.int8), torch.tensor(scales)), given
+    for tokens, inputs, outputs in [(3, 8, 5), (4, 4, 4), (1, 9000, 3), (2, 8000, 4), (random.randint(2, 5), 12, 6)]:
+        x, scales = draw(random, tokens, inputs), draw(random, outputs).abs()
+        integers = torch.tensor([random.choices(range(-127, 128), k=inputs) for _ in range(outputs)], dtype=torch.int8)
+        if inputs > 999:  # sums above 2**24
+            x, integers = x.abs(), integers.abs()
+        yield (x, integers, scales), f"{tokens} tokens, {inputs} inputs, {outputs} outputs"
+
+
+@integer_product.ignoring
+def the_size_of_integers(result, arguments):
+    sums, outputs = result
+    return sums.long() if torch.equal(sums, sums.round()) else sums, outputs
+
+
+LARGEST, SUMS = "x.abs().amax(1, keepdim=True)", "rounded.int() @ integers.int().T"
+ROUNDING = {  # how both tasks round a vector
+    "takes the largest number with its sign: a negative one may be larger in size.":
+        [(".abs().amax( -> .amax(", f".round() -> .round(){change}") for change in BEYOND_127],
+    "maps the largest number to 128, which 8 bits cannot hold: divide by 127.":
+        [("/ 127 -> / 128", f".round() -> .round(){change}") for change in BEYOND_127],
+    "cuts off the fraction: the nearest integer is closer.": [".round() -> .trunc()", ".round() -> .floor()"],
+}  # fmt: skip
+integer_product.add_misconceptions({
+    "takes one scale for the whole batch: beside a larger token, a token has other integers than alone.":
+        f"{LARGEST} -> x.abs().max()",
+    "takes a scale per input instead of one per token: each product of a sum has another one, so none can leave it.":
+        (f"{LARGEST} -> x.abs().amax(0)", "sums * step -> (rounded * step) @ integers.float().T"),
+    **ROUNDING,
+    "adds up in 8 or 16 bits: a single product of two such integers may need 15, so their sum needs 32.":
+        [".int() -> .to(torch.int8)", ".int() -> .short()"],
+    "adds up in float32: beyond 2**24, it leaves out integers, and a sum depends on its order.":
+        f"{SUMS} -> rounded @ integers.float().T",
+    "forgets the scales of the tokens or of the outputs: integers count steps of that size.":
+        ["sums * step * -> sums * ", "* step * scales -> * step"],
+})  # fmt: skip
+
+
+@Exercise.declare(
+    "a key is rounded once, when it is written, so its scale must not depend on any other",
+    names=("the integers", "the scales"),
+)
+def rounded_cache(keys):
+    largest = keys.abs().amax(2)
+    scales = torch.where(largest > 0, largest / 127, 1.0)
+    return (keys / scales[..., None]).round().to(torch.int8), scales
+
+
+@rounded_cache.cases
+def _(random):
+    for name, keys in SMALL.items():
+        yield (torch.tensor([keys]),), f"{name}: keys {[keys]}"
+    for heads, tokens, head_dim in [(2, 5, 8), (3, 4, 3), (1, 4, 16), (4, 1, 6), (random.randint(2, 4), 6, 4)]:
+        yield (draw(random, heads, tokens, head_dim),), f"{heads} heads, {tokens} tokens, head dim {head_dim}"
+
+
+@rounded_cache.ignoring
+def the_shape_of_the_scales(result, arguments):
+    """Give each key its scale, even if several share one: the message is about that, not about a shape."""
+    (integers, scales), (heads, tokens, _) = result, arguments[0].shape
+    rows = 1 if scales.numel() in (1, tokens) else heads
+    return integers, scales.reshape(rows, -1).expand(heads, tokens)
+
+
+rounded_cache.add_misconceptions({
+    "takes one scale per head: a new token that is larger would change the integers of all earlier ones.":
+        "keys.abs().amax(2) -> keys.abs().amax((1, 2))[:, None].expand(keys.shape[:2])",
+    "takes one scale per token: a head of large numbers leaves few steps to the other heads.":
+        "keys.abs().amax(2) -> keys.abs().amax((0, 2)).expand(keys.shape[:2])",
+    "takes a scale per number of the head dim: with a new token, those of all earlier ones would change.":
+        ("amax(2) -> amax(1)", "scales[..., None] -> scales[:, None]"),
+    **ROUNDING,
+})  # fmt: skip
+
+
+@Exercise.declare(
+    "the scales are part of the cache, and longer vectors have fewer of them",
+    names=("the bytes of a token", "the tokens"),
+)
+def cache_bytes(layers, heads, kv_heads, head_dim, kind, memory):
+    vector = 2 * head_dim if kind == "bfloat16" else head_dim + 4
+    token = 2 * layers * kv_heads * vector
+    return token, memory // token
+
+
+cache_bytes.table([
+    (12, 12, 12, 64, "bfloat16", 10**9), (12, 12, 12, 64, "int8", 10**9), (32, 32, 8, 128, "int8", 8 * 2**30),
+    (32, 32, 8, 128, "bfloat16", 8 * 2**30), (4, 8, 1, 16, "int8", 640 * 4), (2, 6, 2, 24, "bfloat16", 5000),
+], lambda random: [
+    (random.randint(3, 40), 12, random.randint(2, 4), 16 * random.randint(1, 9), kind, random.randrange(10**7, 10**9))
+    for kind in ("bfloat16", "int8")
+])  # fmt: skip
+
+cache_bytes.add_misconceptions({
+    "forgets the scales: an int8 vector has one, which takes 4 bytes.": "head_dim + 4 -> head_dim",
+    "counts one scale for all heads: each KV head has its own.":
+        "kv_heads * vector -> (kv_heads * vector if kind == 'bfloat16' else kv_heads * head_dim + 4)",
+    "counts only the keys, or only the values: a token has both.": "2 * layers -> layers",
+    "counts the query heads: several of them may share the keys and values of a KV head.": "kv_heads * -> heads * ",
+})  # fmt: skip

@@ -1,4 +1,4 @@
-"""Lesson 16, one model on several processes: what each worker has of a layer, of an MLP and of the attention."""
+"""Lesson 16, one model on several processes: what each worker has, and what the workers exchange."""
 
 import re
 
@@ -7,14 +7,18 @@ from torch.nn.functional import gelu
 
 from ..calling import or_error
 from ..comparing import difference
-from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_15_adapters import randn
 
-split_linear = Exercise(
-    "split_linear(weight, bias, size, by)",
-    "the outputs of a layer that is split by columns are joined, those of one that is split by rows are added",
+
+@Exercise.declare(
+    "the outputs of a layer that is split by columns are joined, those of one that is split by rows are added"
 )
+def split_linear(weight, bias, size, by):
+    none = torch.zeros_like(bias)
+    if by == "columns":
+        return list(zip(weight.chunk(size, 0), bias.chunk(size), strict=True))
+    return list(zip(weight.chunk(size, 1), [bias] + [none] * (size - 1), strict=True))
 
 
 @split_linear.cases
@@ -27,46 +31,32 @@ def _(random):
             yield (*randn(random, (outputs, inputs), (outputs,)), size, by), given
 
 
-@split_linear.reference
-def neighbors_together(weight, bias, size, by):
-    none = torch.zeros_like(bias)
-    if by == "columns":
-        return list(zip(weight.chunk(size, 0), bias.chunk(size), strict=True))
-    return list(zip(weight.chunk(size, 1), [bias] + [none] * (size - 1), strict=True))
-
-
-CUT_W, CUT_B, ONCE = "weight.chunk(size, 0)", "bias.chunk(size)", "[bias] + [none] * (size - 1)"
-IN_TURN = "{} -> [{}n::size] for n in range(size)]"
-W_IN_TURN = [IN_TURN.format(f"weight.chunk(size, {dim})", f"weight[{':, ' * dim}") for dim in (0, 1)]
-COLUMNS_IN_TURN = W_IN_TURN[0], IN_TURN.format(CUT_B, "bias[")
-add_edits(split_linear, {
+CUT, ONCE = "bias.chunk(size)", "[bias] + [none] * (size - 1)"
+split_linear.add_misconceptions({
     "exchanges columns and rows: the weight is stored as [outputs, inputs], and a split by columns shares out the "
-    "outputs.": ['"columns" -> "rows"', ("size, 0 -> size, -2", "size, 1 -> size, 0", "size, -2 -> size, 1")],
+    "outputs.": '"columns" -> "rows"',
     "splits both kinds of layers in the same way: `by` says which way.": ["by == -> by or", "if by == -> if not"],
     "gives every worker the whole bias of a layer that is split by rows: the sum would contain it several times.":
         f"{ONCE} -> [bias] * size",
-    "cuts the bias of a layer that is split by rows: each worker's results have all outputs, so the pieces don't fit.":
-        f"{ONCE} -> {CUT_B}",
-    "divides the bias of a layer that is split by rows by the number of workers: here, worker 0 has all of it.":
-        f"{ONCE} -> [bias / size] * size",
-    "gives the bias of a layer that is split by rows to no worker: the sum must contain it once.":
-        f"{ONCE} -> [none] * size",
-    "gives workers the whole bias of a layer that is split by columns: a worker has some outputs, and needs theirs.":
-        f"{CUT_B} -> [bias] * size",
-    "gives only worker 0 a bias when it splits by columns: these outputs are not added, so each keeps its own.":
-        f"{CUT_B} -> [one * (not n) for n, one in enumerate({CUT_B})]",
+    "does not give the bias of a layer that is split by rows to worker 0 alone: the sum must contain it once.":
+        [f"{ONCE} -> {other}" for other in (CUT, "[bias / size] * size", "[none] * size")],
+    "gives workers another bias than that of their own outputs when it splits by columns.":
+        [f"{CUT} -> [bias] * size", f"{CUT} -> [one * (not n) for n, one in enumerate({CUT})]"],
     "deals out rows or columns in turn: neighbors stay together, so that joined outputs are in order.":
-        [(*COLUMNS_IN_TURN, W_IN_TURN[1]), COLUMNS_IN_TURN, W_IN_TURN[1]],
-    "gives every worker the whole weight: none of them would save anything.":
-        [(f"{CUT_W} -> [weight] * size", "weight.chunk(size, 1) -> [weight] * size", *bias)
-         for bias in ((), (f"{ONCE} -> [bias] * size", f"{CUT_B} -> [bias] * size"))],
+        tuple(f"{cut} -> [{one}n::size] for n in range(size)]" for cut, one in (
+            ("weight.chunk(size, 0)", "weight["), ("weight.chunk(size, 1)", "weight[:, "), (CUT, "bias["))),
 })  # fmt: skip
 
-split_mlp = Exercise(
-    "split_mlp(x, up, down, size)",
+
+@Exercise.declare(
     "columns, then rows: what a worker computes of the first layer is just what it needs for its share of the second",
     names=("the parts", "the outputs"),
 )
+def split_mlp(x, up, down, size):
+    (w, b), (v, c) = up, down
+    shares = zip(w.chunk(size), b.chunk(size), v.chunk(size, 1), strict=True)
+    parts = [gelu(x @ own_w.T + own_b, approximate="tanh") @ own_v.T for own_w, own_b, own_v in shares]
+    return parts, sum(parts) + c
 
 
 @split_mlp.cases
@@ -81,77 +71,42 @@ def _(random):
         yield (x, (w, b), (v, c), size), given
 
 
-@split_mlp.reference
-def one_sum(x, up, down, size):
-    (w, b), (v, c) = up, down
-    shares = zip(w.chunk(size), b.chunk(size), v.chunk(size, 1), strict=True)
-    parts = [gelu(x @ own_w.T + own_b, approximate="tanh") @ own_v.T for own_w, own_b, own_v in shares]
-    return parts, sum(parts) + c
-
-
 @split_mlp.ignoring
 def where_the_second_bias_is_added(result, arguments):
     (parts, outputs), (_, _, (_, bias), _) = result, arguments
-    first = one_sum(*arguments)[0][0]
+    first = split_mlp.solution(*arguments)[0][0]
     adds = difference(parts[0], first + bias, strict=False) is None
     return ([first, *parts[1:]] if adds else parts), outputs
 
 
 SUM, GELU, OUT = "sum(parts) + c", 'gelu(x @ own_w.T + own_b, approximate="tanh")', "@ own_v.T"
-
-
-def instead_of_the_sum(*wrong):
-    """Return edits: with the second bias after the sum, without it, and with the bias that worker 0 adds."""
-    at_0 = f"return parts, {SUM} -> parts[0] = parts[0] + c\n    return parts, "
-    return [edit for one in wrong for edit in (f"{SUM} -> {one} + c", f"{SUM} -> {one}", at_0 + one)]
-
-
 BY_ROWS = "w.chunk(size) -> zip(x.chunk(size, 1), w.chunk(size, 1))", "x @ own_w.T -> own_w[0] @ own_w[1].T"
-EVERYWHERE = "b.chunk(size) -> [b] * size"
-AT_0 = "b.chunk(size) -> [b] + [0 * b] * (size - 1)"
-WHOLE = "v.chunk(size, 1) -> [v] * size"
-IN_COLUMNS = "v.chunk(size, 1) -> v.chunk(size)", f"{SUM} -> torch.cat(parts, 1) + c"
-ALL = "w.chunk(size) -> [w] * size", EVERYWHERE, WHOLE
-add_edits(split_mlp, {
+EVERYWHERE, WHOLE = "b.chunk(size) -> [b] * size", "v.chunk(size, 1) -> [v] * size"
+split_mlp.add_misconceptions({
     "splits the first layer by rows and applies the activation to partial sums: GELU of a sum is not the sum of GELUs.":
-        [(*BY_ROWS, bias, *rest) for bias in (EVERYWHERE, AT_0) for rest in ((WHOLE,), IN_COLUMNS)],
-    "adds the second bias in every worker: the sum then contains it once for each of them.":
-        [(f"{SUM} -> {total}", f"{OUT} -> {OUT} + c") for total in ("sum(parts)", SUM)],
-    "adds the second bias twice: in a worker, and after the sum.": f"{SUM} -> {SUM} + c",
+        (*BY_ROWS, EVERYWHERE, WHOLE),
+    "adds the second bias several times: the sum must contain it once.":
+        [(f"{SUM} -> sum(parts)", f"{OUT} -> {OUT} + c"), f"{OUT} -> {OUT} + c", f"{SUM} -> {SUM} + c"],
     "leaves out the second bias.": f"{SUM} -> sum(parts)",
     "leaves out the first bias: each worker adds its share of it before the activation.": " + own_b -> ",
     "leaves out the activation: two linear layers in a row are one.": f"{GELU} -> (x @ own_w.T + own_b)",
     "applies the activation after the second layer: its place is between the two.":
-        [(f"{GELU} {OUT} -> gelu((x @ own_w.T + own_b) {OUT}, approximate='tanh')",),
-         (f"{GELU} -> (x @ own_w.T + own_b)", f"{SUM} -> gelu({SUM}, approximate='tanh')")],
+        f"{GELU} {OUT} -> gelu((x @ own_w.T + own_b) {OUT}, approximate='tanh')",
     "computes another GELU: this one has the approximation 'tanh', as in GPT-2.": ', approximate="tanh" -> ',
     "joins the parts instead of adding them: each part has all outputs, and of each a share of its sum.":
-        instead_of_the_sum(*(f"torch.{how}(parts{dim})" for how in ("cat", "stack") for dim in ("", ", 1"))),
-    "returns the mean of the parts: they are shares of a sum.": instead_of_the_sum("sum(parts) / size"),
-    "forgets the sum: the outputs are those of a single worker.": instead_of_the_sum("parts[0]", "parts[-1]"),
+        [f"{SUM} -> torch.cat(parts{dim}){bias}" for dim in ("", ", 1") for bias in ("", " + c")],
+    "returns the mean of the parts, or one of them: they are shares of a sum.":
+        [f"{SUM} -> {one} + c" for one in ("sum(parts) / size", "parts[0]")],
     "splits both layers by columns: each worker of the second one needs the inner numbers of all others, which is a "
-    "second exchange.": [("w.chunk(size) -> [w] * size", EVERYWHERE, *IN_COLUMNS)],
+    "second exchange.": ("w.chunk(size) -> [w] * size", EVERYWHERE, "v.chunk(size, 1) -> v.chunk(size)",
+                         f"{SUM} -> torch.cat(parts, 1) + c"),
     "computes the whole MLP in every worker: each has a share of the inner numbers.":
-        [(*ALL, f"{SUM} -> parts[0] + c"), (*ALL, f"{SUM} -> sum(parts) / size + c"),
-         (*ALL, f"{OUT} -> {OUT} / size"), (*ALL, f"{OUT} -> {OUT} + c", f"{SUM} -> parts[0]")],
+        ("w.chunk(size) -> [w] * size", EVERYWHERE, WHOLE, f"{SUM} -> parts[0] + c"),
 })  # fmt: skip
 
-qkv_rows = Exercise(
-    "qkv_rows(heads, kv_heads, head_dim, size)",
-    "a worker has whole heads, and a query head is where its keys and values are",
-    observe=or_error,
-)
-qkv_rows.table([
-    (4, 2, 1, 2), (4, 4, 2, 2), (8, 2, 2, 2), (6, 3, 1, 3), (8, 4, 2, 4), (12, 4, 3, 2), (5, 5, 2, 5), (4, 1, 2, 1),
-    (8, 2, 2, 4), (6, 6, 1, 4), (6, 2, 2, 3), (5, 5, 4, 2), (9, 3, 1, 2), (16, 8, 1, 3),
-], lambda random: [
-    (kv_heads * random.randint(2, 3), kv_heads, random.randint(2, 4), size)
-    for size in (2, 3) for kv_heads in (2 * size, 2 * size + 1)
-])  # fmt: skip
 
-
-@qkv_rows.reference
-def part_by_part(heads, kv_heads, head_dim, size):
+@Exercise.declare("a worker has whole heads, and a query head is where its keys and values are", observe=or_error)
+def qkv_rows(heads, kv_heads, head_dim, size):
     for count in (heads, kv_heads):
         if count % size:
             raise ValueError(f"{size} workers cannot share {count} heads equally")
@@ -161,6 +116,15 @@ def part_by_part(heads, kv_heads, head_dim, size):
             begin, end = first + n * count // size, first + (n + 1) * count // size
             own += range(begin * head_dim, end * head_dim)
     return shares
+
+
+qkv_rows.table([
+    (4, 2, 1, 2), (4, 4, 2, 2), (8, 2, 2, 2), (6, 3, 1, 3), (8, 4, 2, 4), (12, 4, 3, 2), (5, 5, 2, 5), (4, 1, 2, 1),
+    (8, 2, 2, 4), (6, 6, 1, 4), (6, 2, 2, 3), (5, 5, 4, 2), (9, 3, 1, 2), (16, 8, 1, 3),
+], lambda random: [
+    (kv_heads * random.randint(2, 3), kv_heads, random.randint(2, 4), size)
+    for size in (2, 3) for kv_heads in (2 * size, 2 * size + 1)
+])  # fmt: skip
 
 
 @qkv_rows.ignoring
@@ -175,27 +139,95 @@ def other_words(result, arguments):
 
 PARTS = "((0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads))"
 RAISE = 'raise ValueError(f"{size} workers cannot share {count} heads equally")'
-QUERIES_ONLY = "(heads, kv_heads): -> (heads,):"
 SPAN = "first + n * count // size, first + (n + 1) * count // size"
 DROPPED = f"{SPAN} -> first + n * (count // size), first + (n + 1) * (count // size)"
 ROWS = "range(begin * head_dim, end * head_dim)"
 TURNS = "[row for head in range(first + n, first + count, size) for row in range(head * head_dim, -~head * head_dim)]"
-add_edits(qkv_rows, {
+qkv_rows.add_misconceptions({
     "drops the heads that are left over when the workers can't share them equally. Raise a ValueError.":
         (f"{RAISE} -> pass", DROPPED),
     "gives some workers more heads than others: each pass would wait for them, so raise a ValueError.":
         f"{RAISE} -> pass",
     "checks only the query heads: the KV heads are fewer, and have to be shared out equally, too.":
-        [QUERIES_ONLY, (QUERIES_ONLY, DROPPED)],
+        "(heads, kv_heads): -> (heads,):",
     "cuts the whole matrix into equal pieces: the first workers would get the queries, the last one the values.":
         f"{PARTS} -> ((0, heads + 2 * kv_heads),)",
     "shares out only the queries: a worker also computes the keys and values that its queries read.":
         f"{PARTS} -> ((0, heads),)",
-    "counts as many KV heads as query heads: here, several query heads may share one.":
-        f"{PARTS} -> ((0, heads), (heads, heads), (2 * heads, heads))",
     "gives every worker all KV heads: it needs those that its own query heads read, and no others.":
         f"{SPAN} -> (first, first + count) if first else (n * count // size, (n + 1) * count // size)",
     "shares out the queries without their KV heads: query head 0 reads KV head 0, and so do its neighbors.":
-        [f"{ROWS} -> ({one} if first else {other})" for one, other in ((TURNS, TURNS), (ROWS, TURNS), (TURNS, ROWS))],
+        f"{ROWS} -> {TURNS}",
     "returns heads: each has as many rows as `head_dim` says.": f"{ROWS} -> range(begin, end)",
+})  # fmt: skip
+
+
+@Exercise.declare(
+    "every sum has the size of the pass's hidden states, however many workers there are",
+    names=("the sums", "the bytes"),
+)
+def traffic(blocks, hidden, chunks, is_parallel, splits_embedding):
+    sums = blocks * (1 if is_parallel else 2) + int(splits_embedding)
+    return sums, sums * sum(chunks) * hidden * 4
+
+
+traffic.table([
+    (2, 64, [5], False, True), (2, 64, [5, 1, 1], False, False), (12, 768, [1] * 8, False, True),
+    (32, 4096, [1], False, False), (32, 4096, [512, 1, 1], False, True), (6, 160, [7, 3], True, False),
+    (24, 2048, [1, 1, 30], True, True), (1, 8, [2], True, True),
+], lambda random: [
+    (random.randint(3, 40), 64 * random.randint(2, 9), random.choices(range(1, 20), k=4), is_parallel, splits_embedding)
+    for is_parallel in (False, True) for splits_embedding in (False, True)
+])  # fmt: skip
+
+PER_BLOCK, TOKENS = "(1 if is_parallel else 2)", "sum(chunks)"
+traffic.add_misconceptions({
+    "counts a sum for each matrix: one that is split by columns needs none, since the next one takes its outputs as "
+    "they are.": [f"{PER_BLOCK} -> ({parallel} if is_parallel else 4)" for parallel in (2, 3, 4)],
+    "counts two sums for each block, parallel or not: results that are added anyway need only one sum together.":
+        f"{PER_BLOCK} -> 2",
+    "counts one sum for each block, parallel or not: the MLP needs the attention's sum before it can begin.":
+        f"{PER_BLOCK} -> 1",
+    "forgets the embedding's sum: if it is split, only one worker knows a token's row.": " + int(splits_embedding) -> ",
+    "counts one token for each request: a chunk of a prompt has several, and each has hidden states.":
+        f"{TOKENS} -> len(chunks)",
+    "returns the bytes of one sum: the task asks for those of all.": f"sums * {TOKENS} -> {TOKENS}",
+    "returns the bytes of one token: each token of the pass has hidden states.": f"{TOKENS} * -> ",
+})  # fmt: skip
+
+
+@Exercise.declare(
+    "the best of the workers' best tokens is the best of all, so two numbers from each worker are enough",
+    names=("what the workers send", "the token"),
+)
+def greedy_token(shares):
+    sent, first = [], 0
+    for own in shares:
+        sent.append((max(own), first + own.index(max(own))))
+        first += len(own)
+    return sent, max(sent, key=lambda one: one[0])[1]
+
+
+NONE = float("-inf")
+greedy_token.table([(shares,) for shares in [
+    [[1.0, 3.0, 2.0], [0.5, 2.5, 4.0]], [[1.0, 5.0, 2.0], [0.5, 2.5, 4.0]], [[-4.0, -2.0], [-1.5, -3.0], [-6.0, -5.0]],
+    [[1.0, 3.0, 3.0], [2.0, 3.0, 3.0]], [[0.0, 1.0], [7.0, 2.0], [7.0, 7.0]], [[2.0, 2.0, 2.0]],
+    [[0.5, 1.0, 1.5], [9.0, 2.0], [0.0, 9.5]], [[0.25, 0.5, 0.75, 0.5], [0.5, 0.25, 0.5], [0.5, 0.75, 0.75]],
+    [[NONE, NONE], [NONE, -3e4], [-2e4, NONE]], [[NONE, NONE, -1.0], [NONE, NONE]],
+]], lambda random: [
+    ([random.choices([-2.0, -0.5, 0.0, 1.25], k=count) for count in counts],)
+    for counts in ([4] * 3, random.sample(range(2, 6), 3))
+])  # fmt: skip
+
+NEXT, BEST = "first += len(own)", "max(sent, key=lambda one: one[0])"
+OWN, ALL = "own.index(max(own))", "sum(shares, [])"
+LAST = f"{OWN} -> len(own) - 1 - own[::-1].index(max(own))"
+greedy_token.add_misconceptions({
+    "sends a place in the worker's own share: a token's id is its place in the whole vocabulary.":
+        [f"{NEXT} -> pass", (f"first + {OWN} -> {OWN}", f"{BEST}[1] -> {ALL}.index(max({ALL}))")],
+    "counts ids as if all shares had the same size: they may differ.":
+        "len(own) -> len(shares[0])",
+    "returns the number of the worker: the task asks for its token.": f"{BEST}[1] -> sent.index({BEST})",
+    "prefers the last of several equal logits: everywhere, a tie goes to the lowest id.":
+        [(LAST, f"{BEST} -> max(sent)"), LAST, f"{BEST} -> max(sent)"],
 })  # fmt: skip

@@ -2,14 +2,22 @@
 
 from collections.abc import Callable
 
-from ..edits import add_edits
 from ..exercise import Exercise, JudgedExercise, Passed
 from ..routing import SIGNATURE, baselines, score_route, standing
 
-cached_on = Exercise(
-    "cached_on(reports, hashes, replicas)",
-    "a chain of hashes tells how much of a prompt each replica has, up to the first block that is missing",
+
+@Exercise.declare(
+    "a chain of hashes tells how much of a prompt each replica has, up to the first block that is missing"
 )
+def cached_on(reports, hashes, replicas):
+    known = {(replica, digest): cached for replica, digest, cached in reports}
+    counts = []
+    for replica in range(replicas):
+        present = [known.get((replica, digest), False) for digest in hashes]
+        counts.append([*present, False].index(False))
+    return counts
+
+
 cached_on.table([
     ([(0, "a", True), (0, "b", True), (1, "a", True), (0, "b", False)], ["a", "b"], 2), ([], ["a", "b"], 3),
     ([(0, "b", True), (0, "c", True), (1, "a", True), (1, "c", True)], ["a", "b", "c"], 2),
@@ -24,43 +32,19 @@ cached_on.table([
     ([(random.randrange(3), random.choice("abcd"), random.random() < 0.7) for _ in range(14)], list("abcd"), 3)
 ], given="reports {}, the prompt's hashes {}, {} replicas")  # fmt: skip
 
-
-@cached_on.reference
-def leading_blocks(reports, hashes, replicas):
-    known = {(replica, digest): cached for replica, digest, cached in reports}
-    counts = []
-    for replica in range(replicas):
-        present = [known.get((replica, digest), False) for digest in hashes]
-        counts.append([*present, False].index(False))
-    return counts
-
-
 LEADING = "[*present, False].index(False)"
-add_edits(cached_on, {
+cached_on.add_misconceptions({
     "drops a block for good once it has been evicted: it can be cached again, so its last report counts.":
         "in reports} -> in sorted(reports, key=lambda report: -report[2])}",
     "counts blocks after a missing one. Keys and values depend on everything before them, and the prompt is computed "
     "from the first missing block on.": f"{LEADING} -> sum(present)",
     "counts a prompt only if all of its blocks are cached: a replica that has the first ones need not compute those.":
         f"{LEADING} -> len(present) * all(present)",
-    "counts missing blocks, if a later one is cached: a replica can use only the blocks before the first gap.":
-        f"{LEADING} -> max([0, *(place for place, one in enumerate(present, 1) if one)])",
 })  # fmt: skip
 
-resume = Exercise(
-    "resume(prompt, outputs, max_tokens)",
-    "an output continues from its tokens alone, and what counts tokens or draws goes on counting",
-)
-resume.table([
-    ([5, 6], [([7], False), ([8, 9], True)], 4), ([5, 6, 7], [([8, 9], False)], 10), ([5], [([], False)], 3),
-    ([5, 6], [([1, 2, 3], True), ([4, 5], False), ([6], False)], 8), ([9, 8, 7, 6], [([1, 2], False), ([3], False)], 3),
-    ([3, 4], [([1, 2], True), ([5], True)], 6), ([0, 300], [([0, 0], False), ([], False), ([0, 0], False)], 5),
-], lambda random: [([25, 40, 12], [(random.choices(range(40), k=n), random.random() < 0.3) for n in (3, 1, 6)], 9)],
-   given="the prompt {}, (tokens, finished) of each output {}, max_tokens {}")  # fmt: skip
 
-
-@resume.reference
-def from_tokens(prompt, outputs, max_tokens):
+@Exercise.declare("an output continues from its tokens alone, and what counts tokens or draws goes on counting")
+def resume(prompt, outputs, max_tokens):
     return [
         (index, prompt + tokens, max_tokens - len(tokens), len(tokens))
         for index, (tokens, finished) in enumerate(outputs)
@@ -68,31 +52,43 @@ def from_tokens(prompt, outputs, max_tokens):
     ]
 
 
-add_edits(resume, {
+resume.table([
+    ([5, 6], [([7], False), ([8, 9], True)], 4), ([5, 6, 7], [([8, 9], False)], 10), ([5], [([], False)], 3),
+    ([5, 6], [([1, 2, 3], True), ([4, 5], False), ([6], False)], 8), ([9, 8, 7, 6], [([1, 2], False), ([3], False)], 3),
+    ([3, 4], [([1, 2], True), ([5], True)], 6), ([0, 300], [([0, 0], False), ([], False), ([0, 0], False)], 5),
+], lambda random: [([25, 40, 12], [(random.choices(range(40), k=n), random.random() < 0.3) for n in (3, 1, 6)], 9)],
+   given="the prompt {}, (tokens, finished) of each output {}, max_tokens {}")  # fmt: skip
+
+resume.add_misconceptions({
     "resumes outputs that have finished: their clients would get more tokens than the model generated.":
         "if not finished -> ",
-    "numbers the outputs anew: the client knows them by their numbers, and the seed of each depends on its number.":
-        "enumerate(outputs) -> enumerate([one for one in outputs if not one[1]])",
     "computes the prompt only: the model would generate the delivered tokens again, and the client would get them "
     "twice.": "prompt + tokens -> prompt",
     "leaves out the prompt: every token depends on it.": "prompt + tokens -> tokens",
     "leaves out the last delivered token. It has no keys and values yet, but it is part of the text.":
         "prompt + tokens -> prompt + tokens[:-1]",
     "allows max_tokens further tokens: those that were delivered count, too.": "max_tokens - len(tokens) -> max_tokens",
-    "counts the prompt's tokens against max_tokens, which limits the output.": "tokens - -> tokens - len(prompt) -",
     "begins with the first draw again. The delivered tokens have used one draw each, and the next token needs the "
     "draw after them.": ", len(tokens)) -> , 0)",
-    "skips a draw for each token of the prompt, too: only generated tokens are drawn.":
-        ", len(tokens)) -> , len(prompt) + len(tokens))",
-    "skips one draw too few: the draw of the last delivered token would be used again.":
-        ", len(tokens)) -> , max(0, len(tokens) - 1))",
-    "skips the draws of all outputs: each output has a random generator of its own.":
-        ", len(tokens)) -> , sum(len(one) for one, _ in outputs))",
+    "skips draws of the prompt or of other outputs: each output has a random generator of its own.": [
+        f", len(tokens)) -> , {skips})" for skips in ("len(prompt + tokens)", "sum(len(one) for one, _ in outputs)")],
 })  # fmt: skip
 
-deliver = Exercise(
-    "deliver(events)", "tokens count only if the sender still has the request, so none is delivered twice"
-)
+
+@Exercise.declare("tokens count only if the sender still has the request, so none is delivered twice")
+def deliver(events):
+    owner, streams = {}, {}
+    for event in events:
+        match event:
+            case "assign", request, replica:
+                owner[request] = replica
+                streams.setdefault(request, [])
+            case "lost", replica:
+                owner = {request: own for request, own in owner.items() if own != replica}
+            case "tokens", sender, request, tokens:
+                if owner.get(request) == sender:
+                    streams[request] += tokens
+    return streams
 
 
 def _event(text: str) -> tuple:
@@ -128,26 +124,8 @@ deliver.table([
 ], lambda random: [("three requests, and two losses", _drawn_story(random))], given="{}",
    build=lambda story: [[_event(text) for text in story.split()]])  # fmt: skip
 
-
-@deliver.reference
-def by_owner(events):
-    owner, streams = {}, {}
-    for event in events:
-        match event:
-            case "assign", request, replica:
-                owner[request] = replica
-                streams.setdefault(request, [])
-            case "lost", replica:
-                owner = {request: own for request, own in owner.items() if own != replica}
-            case "tokens", sender, request, tokens:
-                if owner.get(request) == sender:
-                    streams[request] += tokens
-    return streams
-
-
 NO_LOSS = "own != replica -> True"
-NOTE_LOST = "owner, streams = -> lost, owner, streams = set(),", "owner = { -> lost.add(replica); owner = {"
-add_edits(deliver, {
+deliver.add_misconceptions({
     "delivers tokens from any replica, even from one that no longer has the request. The next replica computes these "
     "tokens again, so the client gets them twice.": "owner.get(request) == sender -> True",
     "delivers late tokens: a replica that once had the request may still send some after the request has moved.":
@@ -157,9 +135,8 @@ add_edits(deliver, {
     "drops tokens that the stream has already. A text may contain a token several times: compare the senders, not the "
     "tokens.": "return streams -> return {name: list(dict.fromkeys(tokens)) for name, tokens in streams.items()}",
     "drops all tokens of a replica that was once lost: it can come back, and get the request again.":
-        (*NOTE_LOST, "== sender -> == sender and sender not in lost"),
-    "drops only the tokens of lost replicas: a request can also move away from a replica that is still running.":
-        (*NOTE_LOST, "owner.get(request) == sender -> sender not in lost"),
+        ("owner, streams = -> lost, owner, streams = set(),", "owner = { -> lost.add(replica); owner = {",
+         "== sender -> == sender and sender not in lost"),
 })  # fmt: skip
 
 MOST_TOKENS = {"even": 0.7, "popular": 0.9, "long": 0.6}  # of those that the least loaded replica computes

@@ -1,9 +1,13 @@
-"""Lesson 1, a single request: the next token, the bytes of a cache, how an output ends, what limits decoding."""
+"""Lesson 1, a single request: the next token, the bytes of a cache, the end of an output, and a loop over turns."""
+
+import math
 
 import torch
 
-from ..edits import add_edits
+from ... import kv_cache
+from ...models import load_model
 from ..exercise import Exercise
+from ..watch import loop_on_model, model_named
 
 greedy_step = Exercise("greedy_step(logits)", "every row gets the best token of its own last position")
 greedy_step.reference(lambda logits: logits[:, -1].argmax(dim=-1))
@@ -12,14 +16,10 @@ greedy_step.add_misconceptions({
     "whole text: the first one predicts what follows the first token, and so on.": lambda logits: logits.argmax(dim=-1),
     "returns one token for all rows together. Each row is a separate sequence and needs its own next token.":
         lambda logits: logits[:, -1].argmax(),
-    "uses the first position, which predicts the second token. The last position predicts what follows the whole "
-    "text.": lambda logits: logits[:, 0].argmax(dim=-1),
     "picks the logit with the largest absolute value, but a very negative logit means a very unlikely token.":
         lambda logits: logits[:, -1].abs().argmax(dim=-1),
     "compares the rows with each other. The candidates for the next token are the entries of the vocabulary, and "
     "each row chooses among its own logits.": lambda logits: logits[:, -1].argmax(dim=0),
-    "returns the best token's logit, which is a score. The task asks for its id: its index in the vocabulary.":
-        lambda logits: logits[:, -1].max(dim=-1).values,
 })  # fmt: skip
 
 
@@ -53,39 +53,27 @@ def draws_nothing(arguments, outcome, right):
     )
 
 
-kv_cache_bytes = Exercise(
-    "kv_cache_bytes(windows, kv_heads, head_dim, number_bytes, tokens)",
-    "a key and a value for every token that a layer keeps, in every KV head of every layer",
-)
+@Exercise.declare("a key and a value for every token that a layer keeps, in every KV head of every layer")
+def kv_cache_bytes(windows, kv_heads, head_dim, number_bytes, tokens):
+    return 2 * sum(tokens if w is None else min(w, tokens) for w in windows) * kv_heads * head_dim * number_bytes
+
+
 kv_cache_bytes.table([
     ([None, None, 4], 5, 7, 4, 11), ([None] * 32, 8, 128, 2, 2048),
     ([512, None, 512, 512, 1024, 4096], 4, 256, 2, 3000), ([16, None, 8, 16], 3, 5, 4, 9), ([7, 6], 3, 5, 4, 7),
 ], lambda random: [
     ([None, 7, *random.choices([None, 6, 30, 500], k=5)], 13, 17, 2, random.randint(19, 99)),
 ])  # fmt: skip
+
 kv_cache_bytes.add_misconceptions({
-    "leaves out the layers: each has its own cache.": lambda w, *s: windowed(w[:1], *s),
-    "gives all layers the window of the first: each has its own, or none.":
-        lambda w, *s: windowed(w[:1] * len(w), *s),
-    "leaves out the heads: each has its own keys and values.": lambda w, h, d, b, t: windowed(w, 1, d, b, t),
-    "counts numbers, not bytes: a number takes several bytes.": lambda w, h, d, b, t: windowed(w, h, d, 1, t),
+    "leaves out the layers: each has its own cache.": "in windows -> in windows[:1]",
+    "leaves out the heads: each has its own keys and values.": " * kv_heads -> ",
+    "counts numbers, not bytes: a number takes several bytes.": " * number_bytes -> ",
     "grows with the square of the number of tokens. The cache keeps one key and one value per token; it is the "
-    "*work* without a cache that grows quadratically.": lambda *s: s[-1] * windowed(*s),
+    "*work* without a cache that grows quadratically.": " * number_bytes -> * number_bytes * tokens",
     "keeps all tokens in every layer: one with a window drops the keys and values of older tokens.":
-        {"kept": lambda window, tokens: tokens},
-    "counts the whole window, also where the text is shorter: memory for tokens that do not exist is not part of the "
-    "cache.": {"kept": lambda window, tokens: window},
-    "counts only the layers that keep all tokens: the others keep some.": {"kept": lambda window, tokens: 0},
-    "counts only the layers with a window: `None` means that a layer keeps all tokens.":
-        lambda w, *s: windowed([one for one in w if one is not None], *s),
+        "min(w, tokens) -> tokens",
 })  # fmt: skip
-
-
-@kv_cache_bytes.reference
-def windowed(windows, heads, dimension, number, tokens, kept=min):
-    """Count bytes, with a replaceable part: the tokens that a layer keeps, given its window and those of the text."""
-    return 2 * sum(tokens if w is None else kept(w, tokens) for w in windows) * heads * dimension * number
-
 
 BOTH = "Both happen at the same time, so the pass ends when the slower one ends"
 decode_floor = Exercise(
@@ -114,11 +102,17 @@ def ids(text):
     return list(map(int, text.split()))
 
 
-stop = Exercise(
-    "stop(token_ids, eos_id, max_tokens)",
+@Exercise.declare(
     "an output ends with its first EOS or at max_tokens, whichever is first",
     names=("the token ids that are kept", "the reason"),
 )
+def stop(token_ids, eos_id, max_tokens):
+    kept = token_ids[:max_tokens]
+    if eos_id in kept:
+        return kept[: kept.index(eos_id) + 1], "stop"
+    return kept, "length" if len(kept) == max_tokens else None
+
+
 stop.requires_new("list")
 stop.table([
     ("EOS below max_tokens", [5, 6, 7], 7, 8), ("tokens after EOS", [5, 6, 7, 9, 7, 4], 7, 8),
@@ -132,26 +126,108 @@ stop.table([
     ("large ids", ids("300 4000 1000 4000"), int("4001"), 4), ("one token twice, no EOS", [5, 5, 5, 5, 5], 7, 4),
 ], lambda random: [("random tokens", random.choices(range(4), k=9), 3, random.randint(2, 9))])  # fmt: skip
 
-
-@stop.reference
-def first_eos_or_limit(token_ids, eos_id, max_tokens):
-    kept = token_ids[:max_tokens]
-    if eos_id in kept:
-        return kept[: kept.index(eos_id) + 1], "stop"
-    return kept, "length" if len(kept) == max_tokens else None
-
-
-UP_TO_EOS, AT_THE_LIMIT = "kept[: kept.index(eos_id) + 1]", '"length" if len(kept) == max_tokens'
-add_edits(stop, {
-    "looks for the last EOS. The output ends at the first one.":
-        "kept.index(eos_id) + 1 -> len(kept) - kept[::-1].index(eos_id)",
+UP_TO_EOS = "kept[: kept.index(eos_id) + 1]"
+stop.add_misconceptions({
     "drops EOS. EOS is not text, but the model generated it: it counts as a token and stays in the list.":
         "index(eos_id) + 1 -> index(eos_id)",
     "keeps tokens after the first EOS. The output ends there, whatever follows in the list.": f"{UP_TO_EOS} -> kept",
     'returns "length" although the model ended the output itself: EOS came exactly at the limit.':
         f'{UP_TO_EOS}, "stop" -> {UP_TO_EOS}, "length" if kept.index(eos_id) + 1 == max_tokens else "stop"',
-    'returns "stop" for an EOS beyond max_tokens: the output was cut before it.':
-        f'{AT_THE_LIMIT} -> "stop" if eos_id in token_ids else {AT_THE_LIMIT}',
     "assumes that there is an EOS. An output can end without one, or may not have ended yet.":
         ("[:max_tokens] -> ", "eos_id in kept -> True"),
 })  # fmt: skip
+
+
+@Exercise.declare(
+    "each token is computed once, and the output is the same as for the whole conversation without a cache",
+    observe=loop_on_model,
+)
+def cached_loop(model, turns, max_tokens):
+    cache, outputs, text = kv_cache.new(), [], turns[0][:, :0]
+    token = text
+    for turn in turns:
+        text = torch.cat([text, turn], dim=1)
+        input_ids, output = torch.cat([token, turn], dim=1), []
+        for _ in range(max_tokens):
+            with torch.no_grad():
+                logits = model(input_ids=input_ids, past_key_values=cache, use_cache=True).logits
+            token = logits[:, -1:].argmax(dim=-1)
+            text = torch.cat([text, token], dim=1)
+            output.append(token.item())
+            input_ids = token
+        outputs.append(output)
+    return outputs
+
+
+@cached_loop.cases
+def _(random):
+    other, tokenizer = model_named("other"), load_model()[1]
+    eos = other.config.eos_token_id
+
+    def ids(name: str, *counts: int) -> list[list[int]]:
+        size = model_named(name).config.vocab_size
+        return [[random.randrange(1, size) for _ in range(count)] for count in counts]
+
+    def tensors(turns: list[list[int]]) -> list[torch.Tensor]:
+        return [torch.tensor([turn]) for turn in turns]
+
+    def such_that(fits, max_tokens: int, *counts: int) -> tuple[str, list[list[int]], int]:
+        """Return turns for the other model whose outputs fit."""
+        every = (ids("other", *counts) for _ in range(9999))
+        return "other", next(t for t in every if fits(cached_loop.solution(other, tensors(t), max_tokens))), max_tokens
+
+    for name, turns, max_tokens in [
+        ("course", ids("course", 7, 3), 6),
+        such_that(lambda outputs: any(eos in out[:-1] for out in outputs), 9, 4, 2),
+        such_that(lambda outputs: outputs[0][-1] == eos, 3, 4, 2),
+        such_that(lambda outputs: outputs[0][-1] == 0, 2, 3, 2),
+        such_that(lambda outputs: 0 in outputs[0][:-1], 4, 3, 2),
+        ("other", [[*ids("other", 2)[0], eos, 0], [0], [*ids("other", 4)[0], eos]], 3),
+        ("course", ids("course", 1, 2, 1), 1),
+        ("course", ids("course", 2, 17, 1), 3),  # a long second turn
+        ("course", [tokenizer("What goes up")["input_ids"], *ids("course", 4)], 12),  # generates EOS earlier
+        ("course", [tokenizer("What comes up")["input_ids"]], 10),
+        such_that(lambda outputs: any(eos in out[:-1] for out in outputs), 20, 9, 3),
+    ]:
+        given = f"turns of {' and '.join(str(len(turn)) for turn in turns)} tokens, max_tokens {max_tokens}"
+        yield (name, tensors(turns), max_tokens), given
+
+
+FORGETS = "text = torch.cat([text, turn] -> cache = kv_cache.new(); text = torch.cat([text, turn]"
+NO_CACHE = "past_key_values=cache -> past_key_values=kv_cache.new()"
+TURN_ALONE, WHOLE_TEXT = "torch.cat([token, turn], dim=1) -> turn", "torch.cat([token, turn], dim=1) -> text"
+LAST_PASS = "model(input_ids=token, past_key_values=cache, use_cache=True)"
+cached_loop.add_misconceptions({
+    "recomputes the whole text in every pass. The cache holds the keys and values of the earlier tokens: after the "
+    "prefill, each pass needs to compute only one token.": ("input_ids=input_ids -> input_ids=text", NO_CACHE),
+    "gives the model one token and no cache, so it sees a text of a single token. It also needs the keys and "
+    "values of the earlier tokens.": NO_CACHE,
+    "gives the model the whole text although the cache already holds most of it: those tokens are computed again, "
+    "and are in the cache twice. Only the newest token is missing from the cache.":
+        "input_ids=input_ids -> input_ids=text",
+    "adds each new token to those that the previous pass computed: their keys are in the cache already, and are added "
+    "to it again.": "input_ids = token -> input_ids = torch.cat([input_ids, token], dim=1)",
+    "begins a turn with the user's tokens alone: the last token of the previous output was generated, but is not in "
+    "the cache yet.": TURN_ALONE,
+    "begins a turn with the whole conversation, although the cache already holds most of it: those tokens are in the "
+    "cache twice.": WHOLE_TEXT,
+    "begins every turn with a new cache: the keys of the conversation so far are lost, or are computed again.":
+        [FORGETS, (TURN_ALONE, FORGETS), (WHOLE_TEXT, FORGETS)],
+    "generates one token too few: the prefill yields a token, too.": "range(max_tokens) -> range(max_tokens - 1)",
+    "stops at EOS. A server does that, but this loop should generate exactly max_tokens tokens.":
+        "for _ in range(max_tokens) -> while len(output) < max_tokens and model.config.eos_token_id not in output[-1:]",
+    "runs a pass more than a turn needs, only to compute its last token. The next turn can compute it together with "
+    "the user's tokens, and the last turn needs no other pass.":
+        f"outputs.append(output) -> outputs.append(output); {LAST_PASS}; token = token[:, :0]",
+})  # fmt: skip
+
+
+@cached_loop.rule
+def calls_the_model(arguments, outcome, right):
+    passes, needed = outcome.result["forward passes"], right.result["forward passes"]
+    if not passes:
+        return "never calls the model: each token takes a forward pass"
+    same = outcome.result["token ids"] == right.result["token ids"] and len(passes) == len(needed)
+    if same and math.prod(passes[-1]) != math.prod(needed[-1]):
+        return "gives a decode pass more than the newest token, although the cache holds the earlier ones"
+    return None

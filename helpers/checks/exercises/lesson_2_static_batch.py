@@ -14,36 +14,16 @@ ROW_STEPS = {
     "s": RowStep("stalled", 1),
     ".": RowStep(),
 }
-batch_costs = Exercise(
-    "batch_costs(trace, seconds_per_pass)",
+
+
+@Exercise.declare(
     "only the tokens that requests receive count, and a slot-step without one is wasted, whatever its row does",
     names=("the tokens per second", "the wasted slot-steps"),
     forbidden=["helpers.trace:Trace.wasted_slot_steps.fget"],
 )
-batch_costs.add_misconceptions({
-    "counts every row in every pass. A finished row yields nothing useful: only the tokens that the requests receive "
-    "count.": lambda trace, t: trace.slot_steps / t,
-    "counts a slot-step that yields several tokens once: all of them are useful.":
-        lambda trace, t: (trace.slot_steps - without_a_token(trace)) / t,
-}, part="rate")  # fmt: skip
-batch_costs.add_misconceptions({
-    "subtracts the tokens from the slot-steps: a slot-step that yields several tokens is still one.":
-        lambda trace: trace.slot_steps - trace.output_tokens,
-    "counts the parts of a prompt that yield no token as useful: a slot-step without a token is wasted, whatever its "
-    "row computes.": lambda trace: without_a_token(trace, lambda row: row.work != "prefill"),
-    "counts only finished rows. Empty rows, and rows stalled by a prefill, yielded no token either.":
-        lambda trace: trace.work["finished"],
-    "leaves out stalled rows: while another request's prefill ran, they yielded no token.":
-        lambda trace: without_a_token(trace) - trace.work["stalled"],
-    "leaves out finished rows: they are computed, but yield no token.":
-        lambda trace: without_a_token(trace) - trace.work["finished"],
-    "leaves out empty rows: a row without a request yields no token either.":
-        lambda trace: without_a_token(trace) - trace.work["empty"],
-    "counts prefills as waste. A prefill computes the prompt and yields the first token.":
-        lambda trace: trace.slot_steps - trace.work["decode"],
-    "counts pad tokens. A slot-step is one row in one pass, however many tokens the row computes.":
-        lambda trace: sum(row.padding for one in trace.passes for row in one.row_steps),
-}, part="wasted")  # fmt: skip
+def batch_costs(trace, seconds_per_pass):
+    steps = [row for one in trace.passes for row in one.row_steps]
+    return trace.output_tokens / (len(trace.passes) * seconds_per_pass), sum(row.new_tokens == 0 for row in steps)
 
 
 @batch_costs.cases
@@ -65,24 +45,39 @@ def _(random):
         yield (trace, seconds), given
 
 
-def without_a_token(trace, counts=lambda row: True, passes=slice(None), rows=slice(None)):
-    steps = [row for one in trace.passes[passes] for row in one.row_steps[rows]]
-    return sum(row.new_tokens == 0 and counts(row) for row in steps)
+batch_costs.add_misconceptions({
+    "counts every row in every pass. A finished row yields nothing useful: only the tokens that the requests receive "
+    "count.": "trace.output_tokens -> trace.slot_steps",
+    "counts a slot-step that yields several tokens once: all of them are useful.":
+        "trace.output_tokens -> sum(row.new_tokens > 0 for row in steps)",
+    "subtracts the tokens from the slot-steps: a slot-step that yields several tokens is still one.":
+        "sum(row.new_tokens == 0 for row in steps) -> trace.slot_steps - trace.output_tokens",
+    "counts the parts of a prompt that yield no token as useful: a slot-step without a token is wasted, whatever its "
+    "row computes.": "row.new_tokens == 0 -> row.new_tokens == 0 and row.work != 'prefill'",
+    "leaves out rows of one kind: finished, stalled and empty rows yield no token.": [
+        "row.new_tokens == 0 -> row.work == 'finished'",
+        *(f"row.new_tokens == 0 -> row.new_tokens == 0 and row.work != '{work}'"
+          for work in ("stalled", "finished", "empty"))],
+    "counts pad tokens. A slot-step is one row in one pass, however many tokens the row computes.":
+        "row.new_tokens == 0 -> row.padding",
+    "counts prefills as waste. A prefill computes the prompt and yields the first token.":
+        "row.new_tokens == 0 -> row.work != 'decode'",
+})  # fmt: skip
 
 
-@batch_costs.reference
-def useful_and_wasted(trace, seconds, rate=lambda trace, t: trace.output_tokens / t, wasted=without_a_token):
-    """Return both, with replaceable parts: the rate, given the seconds of all passes, and the waste."""
-    return rate(trace, len(trace.passes) * seconds), wasted(trace)
-
-
-NEWEST = "A row's newest token must be in the last column, where the next token is predicted and appended."
-left_pad = Exercise(
-    "left_pad(rows, pad_id, max_length)",
+@Exercise.declare(
     "the pads are on the left and hidden by the mask, and every row ends with its newest token at the right edge",
     names=("input_ids", "attention_mask"),
     forbidden=["helpers.padded_batch:left_padded"],
 )
+def left_pad(rows, pad_id, max_length):
+    rows = [row[-max_length:] for row in rows]
+    width = max(map(len, rows))
+    ids = [[pad_id] * (width - len(row)) + row for row in rows]
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
 left_pad.table([
     ([[5, 6], [7, 8, 9, 4], [3]], 0, 8),
     ([[2, 7, 2, 6], [8, 2], [2]], 2, 4),  # texts that contain the pad's id
@@ -93,45 +88,28 @@ left_pad.table([
 ], lambda random: [
     ([random.choices(range(6), k=random.randint(1, 7)) for _ in range(5)], 3, random.randint(3, 6)),
 ])  # fmt: skip
+
+NEWEST = "A row's newest token must be in the last column, where the next token is predicted and appended."
+MASK_ON_THE_RIGHT = "[0] * (width - len(row)) + [1] * len(row) -> [1] * len(row) + [0] * (width - len(row))"
 left_pad.add_misconceptions({
     f"pads on the right: the last column of a short row then holds a pad, and the model would continue the pad. "
-    f"{NEWEST}": {"left": False, "mask_left": False},
+    f"{NEWEST}": (MASK_ON_THE_RIGHT, "[pad_id] * (width - len(row)) + row -> row + [pad_id] * (width - len(row))"),
     "pads the mask on the right and the tokens on the left: the mask then hides real tokens and shows pads.":
-        {"mask_left": False},
-    "pads with 0. The pad's id is an argument, because every tokenizer has its own.":
-        lambda rows, pad, n: padded(rows, 0, n),
+        MASK_ON_THE_RIGHT,
+    "pads with 0. The pad's id is an argument, because every tokenizer has its own.": "[pad_id] -> [0]",
     f"keeps the first tokens of a row that is too long, and cuts off the end that the model has to continue. {NEWEST}":
-        {"cut": lambda row, n: row[:n]},
+        "[-max_length:] -> [:max_length]",
     "makes every batch `max_length` wide. If the longest row is shorter, each pass computes columns that hold only "
-    "pads.": lambda rows, pad, n: padded(rows, pad, n, width=n),
+    "pads.": "max(map(len, rows)) -> max_length",
     "sorts the rows by length: row i belongs to request i, and a client would receive another client's output.":
-        lambda rows, *case: padded(sorted(rows, key=len), *case),
-    "finds the width before it cuts the rows: a row that is cut makes no batch wider.":
-        lambda rows, *case: padded(rows, *case, width=max(map(len, rows))),
-})  # fmt: skip
-left_pad.add_wrong_results({
-    "treats every token with the pad's id as a pad. A text may contain that token (GPT-2 is padded with its EOS): "
-    "the mask follows from where you padded, not from the ids.":
-        lambda ids, mask, rows, pad, n: (ids, (ids != pad).long()),
-    "inverts the mask: 1 marks a real token, 0 a pad.": lambda ids, mask, *case: (ids, 1 - mask),
+        "[row[-max_length:] for row in rows -> [row[-max_length:] for row in sorted(rows, key=len)",
+    "finds pads by their id. A text may contain that token (GPT-2 is padded with its EOS): the mask follows "
+    "from where you padded, not from the ids.":
+        [f"torch.tensor(mask) -> (torch.tensor(ids) != {pad}).long()" for pad in ("pad_id", 0)],
+    "inverts the mask: 1 marks a real token, 0 a pad.": "torch.tensor(mask) -> 1 - torch.tensor(mask)",
     "leaves the pads visible: with a mask of 1 everywhere, the tokens of a short row attend to pads as if they "
-    "were text.": lambda ids, mask, *case: (ids, torch.ones_like(mask)),
-    "treats id 0 as a pad: the mask follows from where you padded, not from the ids.":
-        lambda ids, mask, *case: (ids, (ids != 0).long()),
+    "were text.": "[0] * (width -> [1] * (width",
 })  # fmt: skip
-
-
-@left_pad.reference
-def padded(rows, pad_id, max_length, left=True, mask_left=True, width=None, cut=lambda row, length: row[-length:]):
-    rows = [cut(row, max_length) for row in rows]
-    width = width or max(map(len, rows))
-
-    def tensor(rows, fill, left):
-        fills = [[fill] * (width - len(row)) for row in rows]
-        return torch.tensor([pads + row if left else row + pads for pads, row in zip(fills, rows, strict=True)])
-
-    return tensor(rows, pad_id, left), tensor([[1] * len(row) for row in rows], 0, mask_left)
-
 
 position_ids = Exercise(
     "position_ids(attention_mask, new_tokens)",
@@ -142,17 +120,9 @@ position_ids.reference(lambda mask, new_tokens: (mask.cumsum(dim=1) - 1).clamp(m
 position_ids.add_misconceptions({
     "numbers the columns, pads included. Positions count a row's own tokens from 0, whatever columns they are in.":
         lambda mask, n: torch.arange(mask.size(1)).expand_as(mask)[:, -n:],
-    "numbers the columns, pads included, and starts at 1. Positions count a row's own tokens from 0.":
-        lambda mask, n: torch.arange(1, mask.size(1) + 1).expand_as(mask)[:, -n:],
     "counts the pads. Positions count real tokens.": lambda mask, n: (1 - mask).cumsum(dim=1)[:, -n:],
     "restarts at 0 in every pass. The cached tokens come first in the text, and the new positions continue from "
-    "there.": lambda mask, n: mask[:, -n:].cumsum(dim=1) - 1,
-    "restarts at 0 in every pass, and counts pads. A token's position is the number of real tokens before it.":
-        lambda mask, n: torch.arange(n).expand(len(mask), n),
-    "returns positions for the cached tokens, too. The pass computes only the last `new_tokens` columns, and needs "
-    "only their positions.": lambda mask, n: mask.cumsum(dim=1) - 1,
-    "returns the positions of the first columns. The pass computes the last ones.":
-        lambda mask, n: (mask.cumsum(dim=1) - 1)[:, :n],
+    "there.": [lambda mask, n: mask[:, -n:].cumsum(dim=1) - 1, lambda mask, n: torch.arange(n).expand(len(mask), n)],
 })  # fmt: skip
 
 

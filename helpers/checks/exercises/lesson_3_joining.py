@@ -4,27 +4,21 @@ import torch
 from torch.nn.functional import pad
 
 from ... import kv_cache
+from ..edits import edited
 from ..exercise import Exercise
 from ..hand_made import LISTS, TENSORS, blank_cache, contents, hand_made
 
 ROWS = (*LISTS, *TENSORS, "past_key_values")  # everything with an entry per row
-EDGE = "the newest token, which is not in the cache yet, must stay in the last column."
-MOVED = "its keys would have to be moved. In this layout, every row starts in column 0 and stays there."
-UNEQUAL = "stacks rows of unequal width: all rows of a tensor must have the same width."
-merge_masks = Exercise(
-    "merge_masks(first, second)", "both masks are equally wide, no cached token moves, and the newest stays last"
-)
-merge_masks.add_misconceptions({
-    f"pads at the right edge: {EDGE}": {"side": "right"},
-    f"pads on the left, as the lesson does: {MOVED}": {"side": "left"},
-    "pads with 1, which marks the new columns as real: the row would attend to keys that do not exist.": {"value": 1},
-    "puts the second mask's rows first: the running rows must stay on top.": lambda one, two: stack_masks(two, one),
-    UNEQUAL: lambda one, two: torch.cat([one, two]),
-    "cuts the wider mask: its rows could no longer attend to some of their tokens.":
-        [{"wanted": wanted} for wanted in (min, lambda first, second: first, lambda first, second: second)],
-    "always widens the same mask. Either of the two may be the narrower one.": lambda one, two: torch.cat([
-        one, torch.cat([two[:, :-1], two.new_zeros(len(two), one.size(1) - two.size(1)), two[:, -1:]], dim=1)]),
-})  # fmt: skip
+
+
+@Exercise.declare("both masks are equally wide, no cached token moves, and the newest stays last")
+def merge_masks(first, second):
+    width = max(first.size(1), second.size(1))
+    rows = []
+    for mask in (first, second):
+        new = mask.new_zeros(len(mask), width - mask.size(1))
+        rows.append(torch.cat([mask[:, :-1], new, mask[:, -1:]], dim=1))
+    return torch.cat(rows)
 
 
 @merge_masks.cases
@@ -42,56 +36,40 @@ def _(random):
         yield (torch.tensor(first), torch.tensor(second)), f"{what}: {first} and {second}"
 
 
-@merge_masks.reference
-def stack_masks(first, second, side="middle", value=0, wanted=max):
-    """Merge masks, with replaceable parts: where new columns go, their value, and the width."""
-    width = wanted(first.size(1), second.size(1))
-
-    def widened(mask):
-        columns = width - mask.size(1)
-        if side == "middle" and columns > 0:
-            return torch.cat([pad(mask[:, :-1], (0, columns), value=value), mask[:, -1:]], dim=1)
-        return pad(mask, (columns, 0) if side == "left" or columns < 0 else (0, columns), value=value)
-
-    return torch.cat([widened(mask) for mask in (first, second)])
-
+EDGE = "the newest token, which is not in the cache yet, must stay in the last column."
+MOVED = "its keys would have to be moved. In this layout, every row starts in column 0 and stays there."
+TO_THE_LEFT, TO_THE_RIGHT = (f"[mask[:, :-1], new, mask[:, -1:]] -> [{parts}]" for parts in ("new, mask", "mask, new"))
+merge_masks.add_misconceptions({
+    f"pads at the right edge: {EDGE}": TO_THE_RIGHT,
+    f"pads on the left, as the lesson does: {MOVED}": TO_THE_LEFT,
+    "pads with 1, which marks the new columns as real: the row would attend to keys that do not exist.":
+        "new_zeros -> new_ones",
+    "puts the second mask's rows first: the running rows must stay on top.": "in (first, second) -> in (second, first)",
+    "always widens the same mask. Either of the two may be the narrower one.":
+        [f"max(first.size(1), second.size(1)) -> {one}.size(1)" for one in ("first", "second")],
+})  # fmt: skip
 
 EVERY_LAYER = "Every layer has its own keys and values, and each needs the same change."
-merge_batches = Exercise(
-    "merge_batches(first, second)",
+
+
+@Exercise.declare(
     "masks, keys and values of all layers line up, and no row has lost a token",
     forbidden=["helpers.batching:merge_batches", "helpers.padded_batch:concatenate_rows"],
 )
-merge_batches.add_misconceptions({
-    f"pads the cache on the left, as the lesson does: {MOVED}": {"left": (True, True)},
-    "pads the keys on one side and the values on the other: a token's key and value share a column.":
-        {"left": (False, True)},
-    "makes the cache as wide as the mask. The mask has one more column, because the newest token is not in the "
-    "cache yet.": {"adds": lambda columns: columns + 1},
-    "fills the new columns with values that are not finite. The mask gives these columns the weight 0, but 0 times "
-    "infinity is NaN.": {"value": float("inf")},
-    UNEQUAL: {"adds": lambda columns: 0},
-    "puts the second batch's rows first: the running rows must stay on top.": lambda one, two: stack(two, one),
-})  # fmt: skip
-merge_batches.add_wrong_results({
-    f"pads the mask and the cache on the left, as the lesson does: {MOVED}": lambda both, one, two: (
-        stack(one, two, left=(True, True)) | mask_padded_on(one, two, "left")),
-    f"pads the mask at the right edge: {EDGE}": lambda both, one, two: mask_padded_on(one, two, "right"),
-    "stores the keys as values, too: attention needs both.":
-        lambda both, *_: with_layers(both, [(keys, keys) for keys, _ in layers_of(both)]),
-    f"merges only layer 0. {EVERY_LAYER}":
-        lambda both, one, two: with_layers(both, layers_of(both)[:1] + layers_of(one)[1:]),
-    "shifts the positions by the padding. Positions belong to a row's text, and padding a row does not change its "
-    "text.": lambda both, *given: {"position_ids": torch.cat([
-        one["position_ids"] + both["attention_mask"].size(1) - one["attention_mask"].size(1) for one in given])},
-} | {
-    f"orders the rows of `{key}` differently from the other parts: requests would get each other's data.":
-        lambda both, one, two, key=key: {key: stack(two, one)[key]} for key in ROWS
-})  # fmt: skip
+def merge_batches(first, second):
+    width = max(first["attention_mask"].size(1), second["attention_mask"].size(1))
 
+    def widened(tensor, batch):
+        columns = width - batch["attention_mask"].size(1)
+        return pad(tensor, (0, 0, 0, columns))
 
-def mask_padded_on(first, second, side):
-    return {"attention_mask": stack_masks(first["attention_mask"], second["attention_mask"], side=side)}
+    layers = []
+    for one, two in zip(layers_of(first), layers_of(second), strict=True):
+        layers.append([torch.cat([widened(a, first), widened(b, second)]) for a, b in zip(one, two, strict=True)])
+    merged = {key: first[key] + second[key] for key in LISTS}
+    merged |= {key: torch.cat([first[key], second[key]]) for key in ("input_ids", "position_ids")}
+    merged["attention_mask"] = merge_masks.solution(first["attention_mask"], second["attention_mask"])
+    return with_layers(merged, layers)
 
 
 @merge_batches.cases
@@ -122,23 +100,28 @@ def with_layers(batch, layers):
     return batch | {"past_key_values": cache}
 
 
-@merge_batches.reference
-def stack(first, second, left=(False, False), adds=lambda columns: columns, value=0.0):
-    """Merge two batches, with replaceable parts: the new columns' side in keys and in values, number and value."""
-    width = max(first["attention_mask"].size(1), second["attention_mask"].size(1))
-
-    def widened(tensor, batch, on_the_left):
-        columns = adds(width - batch["attention_mask"].size(1))
-        return pad(tensor, (0, 0, columns, 0) if on_the_left else (0, 0, 0, columns), value=value)
-
-    layers = []
-    for one, two in zip(layers_of(first), layers_of(second), strict=True):
-        parts = zip(one, two, left, strict=True)
-        layers.append([torch.cat([widened(a, first, side), widened(b, second, side)]) for a, b, side in parts])
-    merged = {key: first[key] + second[key] for key in LISTS}
-    merged |= {key: torch.cat([first[key], second[key]]) for key in ("input_ids", "position_ids")}
-    merged["attention_mask"] = stack_masks(first["attention_mask"], second["attention_mask"])
-    return with_layers(merged, layers)
+masks_to_the_left, masks_to_the_right = (edited(merge_masks.solution, edit) for edit in (TO_THE_LEFT, TO_THE_RIGHT))
+CACHE_TO_THE_LEFT = "(0, 0, 0, columns) -> (0, 0, columns, 0)"
+merge_batches.add_misconceptions({
+    f"pads the cache on the left, as the lesson does: {MOVED}": CACHE_TO_THE_LEFT,
+    "makes the cache as wide as the mask. The mask has one more column, because the newest token is not in the "
+    "cache yet.": "= width - -> = 1 + width -",
+    "fills the new columns with values that are not finite. The mask gives these columns the weight 0, but 0 times "
+    "infinity is NaN.": "columns)) -> columns), value=float('inf'))",
+    "puts the second batch's rows first: the running rows must stay on top.":
+        lambda one, two: merge_batches.solution(two, one),
+    f"pads the mask and the cache on the left, as the lesson does: {MOVED}":
+        (CACHE_TO_THE_LEFT, "merge_masks.solution( -> masks_to_the_left("),
+    f"pads the mask at the right edge: {EDGE}": "merge_masks.solution( -> masks_to_the_right(",
+    "shifts the positions by the padding. Positions belong to a row's text, and padding a row does not change its "
+    "text.": "(merged, layers) -> (merged | {'position_ids': torch.cat([one['position_ids'] + width "
+        "- one['attention_mask'].size(1) for one in (first, second)])}, layers)",
+    f"merges only layer 0. {EVERY_LAYER}": "(merged, layers) -> (merged, layers[:1] + layers_of(first)[1:])",
+} | {
+    f"orders the rows of `{key}` differently from the other parts: requests would get each other's data.":
+        lambda one, two, key=key: merge_batches.solution(one, two) | {key: merge_batches.solution(two, one)[key]}
+    for key in ROWS
+})  # fmt: skip
 
 
 @merge_batches.ignoring

@@ -5,40 +5,20 @@ import torch
 from ... import kv_cache
 from ..exercise import Exercise
 from ..hand_made import LISTS, TENSORS, hand_made
-from .lesson_3_joining import EVERY_LAYER, ROWS, layers_of, relevant, with_layers
+from .lesson_3_joining import EVERY_LAYER, layers_of, relevant, with_layers
 
-filter_batch = Exercise(
-    "filter_batch(batch)",
+
+@Exercise.declare(
     "finished rows are gone, and so is every column in which no other row has a token",
     names=("the batch", "the list of the removed rows"),
     forbidden=["helpers.batching:filter_batch", "helpers.padded_batch:select_rows", "helpers.padded_batch:trim"],
 )
-filter_batch.add_misconceptions({
-    "trims the left side, as the lesson does. In this layout, the rows' first tokens are there, and the columns "
-    "without a token are behind them.": lambda mask: at_one_end(mask, left=True),
-    "trims the right side, where the newest tokens are.": lambda mask: at_one_end(mask, left=False),
-    "removes only the first gap: columns without a token can be in several places.": lambda mask: first_gap(mask),
-    "trims columns in which some row has no token. A column can go only if no row that stays has a token in it.":
-        lambda mask: mask.all(dim=0),
-    "keeps columns in which only finished rows have tokens: without those rows, no token is left in them.":
-        lambda mask: torch.ones_like(used_columns(mask)),
-    "assumes that a longest row exists: when every row is finished, no row is left.": [
-        lambda mask: (mask.sum(dim=1).max(), used_columns(mask))[1],
-        lambda mask: (max(mask.sum(dim=1).tolist()), used_columns(mask))[1]],
-}, part="columns")  # fmt: skip
-filter_batch.add_wrong_results({
-    "shifts the positions by the trimmed columns. Positions belong to a row's text, and trimming pads does not "
-    "change its text.": lambda new, gone, batch: (new | {
-        "position_ids": new["position_ids"] - batch["attention_mask"].size(1) + new["attention_mask"].size(1)}, gone),
-    "trims the mask, but not the cache: the columns of both must stay aligned.": lambda new, gone, batch: (
-        new | {"past_key_values": select(batch, split(batch)[0])["past_key_values"]}, gone),
-    "keeps the finished rows and drops the others.": lambda new, gone, batch: (select(batch, gone), gone),
-    f"removes the rows only from layer 0. {EVERY_LAYER}": lambda new, gone, batch: (
-        with_layers(new, layers_of(new)[:1] + layers_of(batch)[1:]), gone),
-} | {
-    f"leaves the finished rows in `{key}`: lists, tensors and cache must hold the same rows.":
-        lambda new, gone, batch, key=key: (new | {key: batch[key]}, gone) for key in ROWS
-})  # fmt: skip
+def filter_batch(batch):
+    stay, removed = split(batch)
+    new = select(batch, stay, used_columns(batch["attention_mask"][stay]))
+    return new, removed
+
+
 filter_batch.requires_new("batch")
 
 
@@ -87,25 +67,19 @@ def used_columns(mask):
     return mask.any(dim=0)
 
 
-def at_one_end(mask, left):
-    """Return as many columns as the longest row needs, from one end."""
-    count = int(mask.sum(dim=1).max()) if len(mask) else 1
-    place = torch.arange(mask.size(1), device=mask.device)
-    return place >= len(place) - count if left else place < count
+def first_columns(mask):
+    """Return as many of the first columns as the longest row needs."""
+    return torch.arange(mask.size(1), device=mask.device) < (mask.sum(dim=1).max() if len(mask) else 1)
 
 
-def first_gap(mask):
-    """Return all columns but those of the first gap."""
-    empty = (~used_columns(mask)).tolist()
-    start = empty.index(True) if any(empty) else len(empty)
-    end = empty.index(False, start) if False in empty[start:] else len(empty)
-    return torch.tensor([not start <= place < end for place in range(len(empty))], device=mask.device)
-
-
-@filter_batch.reference
-def trimmed(batch, columns=used_columns):
-    stay, removed = split(batch)
-    return select(batch, stay, columns(batch["attention_mask"][stay])), removed
+filter_batch.add_misconceptions({
+    "trims the left side, as the lesson does. In this layout, the rows' first tokens are there, and the columns "
+    "without a token are behind them.":
+        'used_columns(batch["attention_mask"][stay]) -> first_columns(batch["attention_mask"][stay]).flip(0)',
+    "trims the right side, where the newest tokens are.": "used_columns( -> first_columns(",
+    f"removes the rows only from layer 0. {EVERY_LAYER}":
+        "return new -> return with_layers(new, layers_of(new)[:1] + layers_of(batch)[1:])",
+})  # fmt: skip
 
 
 @filter_batch.ignoring

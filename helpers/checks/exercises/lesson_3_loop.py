@@ -6,16 +6,33 @@ from itertools import pairwise, zip_longest
 from ... import batching
 from ...request import Request
 from ...tiny_model.corpus import unseen_prompts
-from ..edits import add_edits
 from ..exercise import Exercise
 from ..watch import loop_in_words
 
-continuous_loop = Exercise(
-    "continuous_loop(requests, max_batch_size)",
+
+@Exercise.declare(
     "every request gets the tokens that it gets alone, and a free row goes to the next request at once",
     observe=loop_in_words,
     forbidden=[f"helpers.loops:generate_{loop}" for loop in ("alone", "static", "continuous")],
 )
+def continuous_loop(requests, max_batch_size):
+    waiting = deque((time, Request(*each, number)) for number, (*each, time) in enumerate(requests))
+    running, outputs, now = {"request_ids": []}, {}, 0
+    while waiting or running["request_ids"]:
+        if not running["request_ids"]:  # idle
+            now = max(now, waiting[0][0])
+        free = max_batch_size - len(running["request_ids"])
+        joining = min(free, sum(time <= now for time, _ in waiting))
+        if joining > 0:
+            batch = batching.init_batch([waiting.popleft()[1] for _ in range(joining)])
+            running, now = batching.merge_batches(running, batching.generate_next_token(batch)), now + 1
+        running, now = batching.generate_next_token(running), now + 1
+        ended = zip(running["request_ids"], running["token_ids"], running["tokens_remaining"], strict=True)
+        outputs |= {number: token_ids for number, token_ids, left in ended if left == 0}
+        running, _ = batching.filter_batch(running)
+    return [outputs[number] for number in range(len(requests))]
+
+
 OUTPUTS, PASSES = "the list of outputs", "forward passes"
 
 
@@ -40,50 +57,22 @@ def _(random):
         yield ([(*request, arrival) for request, arrival in zip(requests, arrivals, strict=True)], rows), given
 
 
-@continuous_loop.reference
-def in_order(requests, rows):
-    waiting = deque((time, Request(*each, number)) for number, (*each, time) in enumerate(requests))
-    running, outputs, now = {"request_ids": []}, {}, 0
-    while waiting or running["request_ids"]:
-        if not running["request_ids"]:  # idle
-            now = max(now, waiting[0][0])
-        free = rows - len(running["request_ids"])
-        joining = min(free, sum(time <= now for time, _ in waiting))
-        if joining > 0:
-            batch = batching.init_batch([waiting.popleft()[1] for _ in range(joining)])
-            running, now = batching.merge_batches(running, batching.generate_next_token(batch)), now + 1
-        running, now = batching.generate_next_token(running), now + 1
-        ended = zip(running["request_ids"], running["token_ids"], running["tokens_remaining"], strict=True)
-        outputs |= {number: token_ids for number, token_ids, left in ended if left == 0}
-        running, _ = batching.filter_batch(running)
-    return [outputs[number] for number in range(len(requests))]
-
-
 STEP = "running, now = batching.generate_next_token(running)"
-add_edits(continuous_loop, {
+continuous_loop.add_misconceptions({
     "waits until the whole batch has finished, which is static batching. A waiting request can take a finished "
     "request's row before the next pass.": "min(free -> min(0 if running['request_ids'] else free",
     "lets requests join before they arrive: all of them wait from the start, as in the lesson.":
         "deque((time -> deque((0",
     "counts only decode steps as time. A prefill is a forward pass, too, and requests arrive while it runs.":
         "token(batch)), now + 1 -> token(batch)), now",
-    "lets a request join one forward pass after it could: at time t, the requests with an arrival of t are there.":
-        "deque((time -> deque((time + 1 if time else 0",
-    "serves one request at a time and leaves the other rows empty.": "free = rows -> free = 1",
     "runs more than max_batch_size rows at once: the server has no memory for them.":
-        "free = rows -> free = len(requests)",
-    "runs one row too many: the server has memory for max_batch_size rows.": "free = rows -> free = rows + 1",
-    "counts only prefills as time. A decode step is a forward pass, too, and requests arrive while it runs.":
-        "token(running), now + 1 -> token(running), now",
-    "leaves one row empty: max_batch_size requests can run at the same time.": "free = rows -> free = rows - 1",
+        "max_batch_size - -> len(requests) -",
     "runs a separate prefill for every joining request: requests that join at the same time can share one.":
         ("if joining > 0 -> for _ in range(joining)", "for _ in range(joining)] -> for _ in range(1)]"),
     "returns the outputs in the order in which the requests finished. Output i must belong to request i, because "
     "its client waits for it.": "outputs[number] for number in range(len(requests)) -> *outputs.values()",
     "records outputs by prompt: two requests may have the same prompt.": (
         "outputs |= {number: -> outputs |= {requests[number][0]:", "outputs[number] -> outputs[requests[number][0]]"),
-    "loses the last token of each output: a step's tokens must be recorded before the finished rows leave.":
-        "number: token_ids -> number: token_ids[:-1]",
     "loses the output of a request that finishes in its prefill: its row leaves before its tokens are recorded.":
         f"{STEP} -> running, _ = batching.filter_batch(running); {STEP}",
 })  # fmt: skip

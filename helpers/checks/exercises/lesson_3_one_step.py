@@ -9,7 +9,6 @@ from ... import kv_cache
 from ...loops import generate_continuous
 from ...models import context_length
 from ...tiny_model.corpus import unseen_prompts
-from ..edits import add_edits
 from ..exercise import Exercise
 from ..hand_made import blank, blank_cache, contents
 from ..watch import LETTERS, model_named, tokenizer_named, verb_on_model
@@ -24,28 +23,27 @@ def _prompts(name: str, count: int, random) -> list[str]:
     return ["".join(random.choice(LETTERS) for _ in range(random.randint(1, 9))) for _ in range(count)]
 
 
-init_batch = Exercise(
-    "init_batch(requests, model, tokenizer)",
+@Exercise.declare(
     "every row starts in column 0, the pads come last, and a request that was preempted continues",
     observe=verb_on_model,
     forbidden=["helpers.batching:init_batch", "helpers.padded_batch:left_padded"],
 )
-FROM_IDS = (
-    "as a pad. A prompt may contain that id (GPT-2 is padded with its EOS): the mask follows from where you padded."
-)
-init_batch.add_wrong_results({
-    f"treats every token with the pad's id {FROM_IDS}":
-        lambda b, _, m, t: {"attention_mask": 1 * (b["input_ids"] != t.pad_token_id)},
-    f"treats every token with the id 0 {FROM_IDS}": lambda b, *_: {"attention_mask": 1 * (b["input_ids"] != 0)},
-    "leaves the pads visible: with a mask of 1 everywhere, tokens attend to pads as if they were text.":
-        lambda b, *_: {"attention_mask": torch.ones_like(b["input_ids"])},
-    "gives pads a position that the model cannot look up. The mask hides a pad, but its position is still looked "
-    "up: any valid one will do.": lambda b, *_: {"position_ids": b["position_ids"] - 1 + b["attention_mask"]},
-    "loses the generated tokens in `token_ids`: the client waits for all tokens of its output.":
-        lambda b, *_: {"token_ids": [[] for _ in b["token_ids"]]},
-    "leaves `tokens_remaining` at max_tokens: the tokens generated before count, too.":
-        lambda b, requests, *_: {"tokens_remaining": [max_tokens for *_, max_tokens in requests]},
-})  # fmt: skip
+def init_batch(requests, model, tokenizer):
+    texts = [tokenizer(prompt)["input_ids"] + token_ids for prompt, token_ids, _ in requests]
+    width = max(map(len, texts))
+
+    def padded(rows, pad=0):
+        return torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=model.device)
+
+    return {
+        "request_ids": list(range(len(requests))),
+        "token_ids": [list(token_ids) for _, token_ids, _ in requests],
+        "tokens_remaining": [max_tokens - len(token_ids) for _, token_ids, max_tokens in requests],
+        "finish_reasons": [None for _ in requests],
+        "input_ids": padded(texts),
+        "position_ids": padded([list(range(len(text))) for text in texts]),
+        "attention_mask": padded([[1] * len(text) for text in texts]),
+    }
 
 
 @init_batch.cases
@@ -67,32 +65,24 @@ def _(random):
         yield (requests, name, name), f"prompts of {counts} tokens, after which {generated}, on {MODELS[name]}"
 
 
-@init_batch.reference
-def init(requests, model, tokenizer):
-    texts = [tokenizer(prompt)["input_ids"] + token_ids for prompt, token_ids, _ in requests]
-    width = max(map(len, texts))
-
-    def padded(rows, pad=0):
-        return torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=model.device)
-
-    return {
-        "request_ids": list(range(len(requests))),
-        "token_ids": [list(token_ids) for _, token_ids, _ in requests],
-        "tokens_remaining": [max_tokens - len(token_ids) for _, token_ids, max_tokens in requests],
-        "finish_reasons": [None for _ in requests],
-        "input_ids": padded(texts),
-        "position_ids": padded([list(range(len(text))) for text in texts]),
-        "attention_mask": padded([[1] * len(text) for text in texts]),
-    }
-
-
-add_edits(init_batch, {
+MASK, POSITIONS = "padded([[1] * len(text) for text in texts])", "[list(range(len(text))) for text in texts]"
+init_batch.add_misconceptions({
+    "finds pads by their id. A prompt may contain it (GPT-2 is padded with its EOS): the mask follows from where you "
+    "padded.": [f"{MASK} -> 1 * (padded(texts, {pad}) != {pad})" for pad in ("tokenizer.pad_token_id", 0)],
+    "leaves the pads visible: with a mask of 1 everywhere, tokens attend to pads as if they were text.":
+        f"{MASK} -> torch.ones_like(padded(texts))",
+    "gives pads a position that the model cannot look up. The mask hides a pad, but its position is still looked "
+    "up: any valid one will do.": f"{POSITIONS} -> {POSITIONS}, -1",
     "pads on the left, as the lesson does. In this layout, every row starts in column 0.":
         "row + [pad] * (width - len(row)) -> [pad] * (width - len(row)) + row",
     "starts preempted requests anew: the tokens that they had generated would be generated again.":
         "texts = -> requests = [(prompt, [], n) for prompt, _, n in requests]; texts =",
     "puts only the prompts into `input_ids`. A preempted request has lost its cache, so the prefill has to compute its "
     "generated tokens, too.": "] + token_ids -> ]",
+    "loses the generated tokens in `token_ids`: the client waits for all tokens of its output.":
+        "list(token_ids) for -> [] for",
+    "leaves `tokens_remaining` at max_tokens: the tokens generated before count, too.":
+        "max_tokens - len(token_ids) -> max_tokens",
     "gives pads an id that is not in the vocabulary: the mask hides them, but the model still looks up their "
     "embeddings.": "padded(texts) -> padded(texts, -100)",
 })  # fmt: skip
@@ -106,7 +96,7 @@ def _(result, arguments):
     ids = batch["request_ids"]
     if isinstance(ids, list) and len(set(ids)) == len(ids) == len(requests):
         batch["request_ids"] = list(range(len(requests)))
-    hidden = init(requests, model, tokenizer_named(name))["attention_mask"] == 0
+    hidden = init_batch.solution(requests, model, tokenizer_named(name))["attention_mask"] == 0
     if batch["attention_mask"].shape == hidden.shape:
         hidden = hidden | (batch["attention_mask"] == 0)
     batch["input_ids"] = blank(batch["input_ids"], hidden, model.config.vocab_size)
@@ -124,58 +114,36 @@ def every_row_has_a_list_of_its_own(arguments, outcome, right):
     return None
 
 
-ONE_PASS = "All rows share one forward pass: that is the purpose of a batch"
 NO_CACHE = "calls the model without the cache: in a decode step, it would see only one token."
-generate_next_token = Exercise(
-    "generate_next_token(batch, model, tokenizer)",
+
+
+def newest_columns(mask, width):
+    """Return for each row which of the last `width` columns holds its newest token."""
+    return mask[:, -width:].sum(dim=1) - 1
+
+
+@Exercise.declare(
     "one forward pass adds a token to every unfinished row, and the old batch is unchanged",
     observe=verb_on_model,
     forbidden=["helpers.batching:generate_next_token", "helpers.padded_batch:forward"],
 )
-generate_next_token.add_misconceptions({
-    "changed its argument: the model grows the cache that it is given, here that of the old batch. If the cell "
-    "runs twice, it computes the step on a cache that already contains it.": {"copy": lambda cache: cache},
-    "calls the model without the mask: rows would attend to pads as if they were text.":
-        {"without": ["attention_mask"]},
-    "calls the model without the position ids: the model would number the columns, and a row's output would depend "
-    "on its padding.": {"without": ["position_ids"]},
-    NO_CACHE: {"without": ["past_key_values"]},
-    "gives a finished row another token. The row is still computed, because the batch is one tensor, but its "
-    "output is complete.": {"all_continue": True},
-    "looks for the EOS of one tokenizer, whatever tokenizer it is given: each has its own.":
-        lambda batch, model, _: one_pass(batch, model, tokenizer_named("course")),
-    "lets a row continue after EOS: its output is complete, and all further steps for it are wasted.":
-        {"eos_ends": False},
-    "uses the logits of the first column. The next token follows a row's newest token.":
-        {"column": lambda mask, width: torch.zeros_like(mask[:, 0])},
-    "uses the logits of the last column, which in the prefill of a short row is a pad. The next token follows a row's "
-    "newest token.": {"column": lambda mask, width: torch.full_like(mask[:, 0], width - 1)},
-    "uses the number of all real tokens as the column in every pass: a decode step computes one column.":
-        {"column": lambda mask, width: (mask.sum(dim=1) - 1).where(mask.sum(dim=1) <= width, mask.new_tensor(width))},
-})  # fmt: skip
-generate_next_token.add_wrong_results({
-    "drops EOS. EOS is not text, but the model generated it: it belongs to `token_ids`, too.": lambda a, b, m, t:
-        {"token_ids": [[token for token in row if token != t.eos_token_id] for row in a["token_ids"]]},
-    'sets the reason "length" although the model ended the output itself: EOS came exactly at the limit.':
-        lambda a, b, *_: {"finish_reasons": [
-            "length" if left == 1 else why for left, why in zip(b["tokens_remaining"], a["finish_reasons"], strict=True)
-        ]},
-    "puts the whole text into `input_ids`. The cache already holds the earlier tokens: the next pass computes only "
-    "the newest one.": lambda a, b, *_: {"input_ids": torch.cat([b["input_ids"], a["input_ids"]], dim=1)},
-    "leaves the old token in `input_ids`. The next pass computes the token that this pass generated.":
-        lambda a, b, *_: {"input_ids": b["input_ids"].gather(
-            1, newest_columns(b["attention_mask"], b["input_ids"].size(1)).clamp(min=0)[:, None])},
-    "does not widen the attention mask: without a column for it, the next pass cannot attend to the new token.":
-        lambda a, b, *_: {"attention_mask": b["attention_mask"]},
-    "adds a 0 to the attention mask: the new token is real, and a 0 hides it.":
-        lambda a, b, *_: {"attention_mask": pad(b["attention_mask"], (0, 1))},
-    "adds 1 to the position in the last column, which in the prefill of a short row is a pad's. A position is the "
-    "number of the row's tokens before it.": lambda a, b, *_: {"position_ids": b["position_ids"][:, -1:] + 1},
-    "uses the column as the position, pads included. A row counts only its own tokens.":
-        lambda a, b, *_: {"position_ids": torch.full_like(a["input_ids"], b["attention_mask"].size(1))},
-    "returns the cache as it was before the pass: the keys and values that this pass computed are lost.":
-        lambda a, b, *_: {"past_key_values": b.get("past_key_values", kv_cache.new())},
-})  # fmt: skip
+def generate_next_token(batch, model, tokenizer, column=newest_columns):
+    """Run one pass, with a replaceable part: the columns whose logits give the next tokens."""
+    cache = kv_cache.copy(batch.get("past_key_values", kv_cache.new()))
+    inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "position_ids")}
+    with torch.no_grad():
+        logits = model(**inputs, past_key_values=cache, use_cache=True).logits
+    next_ids = logits.argmax(dim=-1).gather(1, column(batch["attention_mask"], logits.size(1))[:, None])[:, 0]
+    after = {key: list(batch[key]) for key in ("token_ids", "tokens_remaining", "finish_reasons")}
+    for row, token in enumerate(next_ids.tolist()):
+        if batch["tokens_remaining"][row] > 0:
+            ends = token == tokenizer.eos_token_id
+            left = 0 if ends else batch["tokens_remaining"][row] - 1
+            after["token_ids"][row] = [*batch["token_ids"][row], token]
+            after["tokens_remaining"][row] = left
+            after["finish_reasons"][row] = "stop" if ends else None if left else "length"
+    after |= {"input_ids": next_ids[:, None], "position_ids": batch["attention_mask"].sum(dim=1, keepdim=True)}
+    return batch | after | {"attention_mask": pad(batch["attention_mask"], (0, 1), value=1), "past_key_values": cache}
 
 
 @generate_next_token.cases
@@ -191,42 +159,50 @@ def _(random):
         # Rows that finish, run and finish again: EOS exactly at the limit, no EOS, EOS before the limit, id 0.
         rows = [by_eos[0], others[0], by_eos[1], others[1], *by_eos[2:4], *with_0[:1]]
         budgets = [len(by_eos[0].token_ids), 9, len(by_eos[1].token_ids), 1, 20, 20, 3]
-        batch, step = init([(row.prompt, [], n) for row, n in zip(rows, budgets, strict=False)], model, tokenizer), 0
+        requests = [(row.prompt, [], most) for row, most in zip(rows, budgets, strict=False)]
+        batch, step = init_batch.solution(requests, model, tokenizer), 0
         pads = batch["attention_mask"] == 0
         other_pads = {key: batch[key].masked_fill(pads, 3) for key in ("input_ids", "position_ids")}
         yield (batch | other_pads, name, name), f"a prefill whose pads have id and position 3, on {MODELS[name]}"
         while any(batch["tokens_remaining"]):
-            after = one_pass(batch, model, tokenizer)
+            after = generate_next_token.solution(batch, model, tokenizer)
             if step < 2 or batch["finish_reasons"] != after["finish_reasons"]:
                 yield (batch, name, name), f"{f'decode step {step}' if step else 'the prefill'}, on {MODELS[name]}"
             batch, step = after, step + 1
 
 
-def newest_columns(mask, width):
-    """Return for each row which of the last `width` columns holds its newest token."""
-    return mask[:, -width:].sum(dim=1) - 1
-
-
-@generate_next_token.reference
-def one_pass(
-    batch, model, tokenizer, without=(), copy=kv_cache.copy, all_continue=False, eos_ends=True, column=newest_columns
-):
-    """Run one pass, with replaceable parts: the inputs, the cache's copy, the rows that continue, the column."""
-    cache = copy(batch.get("past_key_values", kv_cache.new()))
-    inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "position_ids")} | {"past_key_values": cache}
-    with torch.no_grad():
-        logits = model(**{key: inputs[key] for key in inputs if key not in without}, use_cache=True).logits
-    next_ids = logits.argmax(dim=-1).gather(1, column(batch["attention_mask"], logits.size(1))[:, None])[:, 0]
-    after = {key: list(batch[key]) for key in ("token_ids", "tokens_remaining", "finish_reasons")}
-    for row, token in enumerate(next_ids.tolist()):
-        if batch["tokens_remaining"][row] > 0 or all_continue:
-            ends = eos_ends and token == tokenizer.eos_token_id
-            left = 0 if ends else batch["tokens_remaining"][row] - 1
-            after["token_ids"][row] = [*batch["token_ids"][row], token]
-            after["tokens_remaining"][row] = left
-            after["finish_reasons"][row] = "stop" if ends else None if left else "length"
-    after |= {"input_ids": next_ids[:, None], "position_ids": batch["attention_mask"].sum(dim=1, keepdim=True)}
-    return batch | after | {"attention_mask": pad(batch["attention_mask"], (0, 1), value=1), "past_key_values": cache}
+POSITION, STOPS = 'batch["attention_mask"].sum(dim=1, keepdim=True)', '"stop" if ends else'
+generate_next_token.add_misconceptions({
+    "changed its argument: the model grows the cache that it is given, here that of the old batch. If the cell "
+    "runs twice, it computes the step on a cache that already contains it.": "kv_cache.copy( -> (",
+    "calls the model without the mask: rows would attend to pads as if they were text.":
+        '"attention_mask", "position_ids")} -> "position_ids")}',
+    "calls the model without the position ids: the model would number the columns, and a row's output would depend "
+    "on its padding.": '"attention_mask", "position_ids")} -> "attention_mask")}',
+    NO_CACHE: "past_key_values=cache, -> ",
+    "gives a finished row another token. The row is still computed, because the batch is one tensor, but its "
+    "output is complete.": 'if batch["tokens_remaining"][row] > 0 -> if True',
+    "looks for the EOS of one tokenizer, whatever tokenizer it is given: each has its own.":
+        'tokenizer.eos_token_id -> tokenizer_named("course").eos_token_id',
+    "lets a row continue after EOS: its output is complete, and all further steps for it are wasted.":
+        "token == tokenizer.eos_token_id -> False",
+    "uses the logits of the last column, which in the prefill of a short row is a pad. The next token follows a row's "
+    "newest token.": '.gather(1, column(batch["attention_mask"], logits.size(1))[:, None])[:, 0] -> [:, -1]',
+    "drops EOS. EOS is not text, but the model generated it: it belongs to `token_ids`, too.":
+        '[*batch["token_ids"][row], token] -> batch["token_ids"][row] + [token] * (not ends)',
+    'sets the reason "length" although the model ended the output itself: EOS came exactly at the limit.':
+        f'{STOPS} -> "length" if batch["tokens_remaining"][row] == 1 else {STOPS}',
+    "puts the whole text into `input_ids`. The cache already holds the earlier tokens: the next pass computes only "
+    "the newest one.": '"input_ids": next_ids[:, None] -> '
+        '"input_ids": torch.cat([batch["input_ids"], next_ids[:, None]], dim=1)',
+    "returns the cache as it was before the pass: the keys and values that this pass computed are lost.":
+        '"past_key_values": cache -> "past_key_values": batch.get("past_key_values", kv_cache.new())',
+    "adds a 0 to the attention mask: the new token is real, and a 0 hides it.": "value=1 -> value=0",
+    "adds 1 to the position in the last column, which in the prefill of a short row is a pad's. A position is the "
+    "number of the row's tokens before it.": f'{POSITION} -> batch["position_ids"][:, -1:] + 1',
+    "uses the column as the position, pads included. A row counts only its own tokens.":
+        f'{POSITION} -> torch.full_like(next_ids[:, None], batch["attention_mask"].size(1))',
+})  # fmt: skip
 
 
 @generate_next_token.ignoring
@@ -246,5 +222,5 @@ def _(result, arguments):
 def one_forward_pass(arguments, outcome, right):
     passes, [(_, columns, _)] = outcome.result["forward passes"], right.result["forward passes"]
     if len(passes) != 1:
-        return f"calls the model {len(passes)} times for one step. {ONE_PASS}"
+        return f"calls the model {len(passes)} times for one step. All rows share one pass: that is a batch's purpose"
     return NO_CACHE if passes[0][1] < columns else None

@@ -2,25 +2,37 @@
 
 from ..exercise import Exercise
 from ..watch import LETTERS, outputs_on_model
-from .lesson_3_joining import stack
-from .lesson_3_leaving import trimmed
-from .lesson_3_one_step import init, one_pass
+from .lesson_3_joining import merge_batches
+from .lesson_3_leaving import filter_batch
+from .lesson_3_one_step import generate_next_token, init_batch
 
 VERBS = "init_batch", "generate_next_token", "merge_batches", "filter_batch"
 OUTPUTS = "the list of outputs"
-join_and_leave = Exercise(
-    "join_and_leave(first, second, model, tokenizer)",
+
+
+@Exercise.declare(
     "your four verbs together give every request the tokens that it gets alone",
     observe=outputs_on_model,
     forbidden=[f"helpers.batching:{verb}" for verb in VERBS],
 )
+def join_and_leave(first, second, model, tokenizer):
+    """The second group joins after the first one's first decode step."""
+    pair, step = (model, tokenizer), generate_next_token.solution
+    running = step(step(init_batch.solution(first, *pair), *pair), *pair)
+    joining = step(init_batch.solution(second, *pair), *pair)
+    joining["request_ids"] = list(range(len(first), len(first + second)))
+    running = merge_batches.solution(running, joining)
+    outputs = {}
+    while running["request_ids"]:
+        outputs |= dict(zip(running["request_ids"], running["token_ids"], strict=True))
+        running, _ = filter_batch.solution(running)
+        running = step(running, *pair) if running["request_ids"] else running
+    return [outputs[number] for number in range(len(outputs))]
+
+
 join_and_leave.add_misconceptions({
-    "returns the outputs of the requests that join first: the task asks for those of `first`, then of `second`.":
-        lambda first, second, *pair: together(second, first, *pair),
-    "loses the outputs of the requests that join: record a request's tokens before its row leaves.":
-        lambda first, second, *pair: together(first, [], *pair),
     "loses the last token of each output: record a request's tokens before its row leaves.":
-        lambda *case: [output[:-1] for output in together(*case)],
+        "[outputs[number] for -> [outputs[number][:-1] for",
 })  # fmt: skip
 join_and_leave.ignoring(lambda result, arguments: {OUTPUTS: result[OUTPUTS]})
 
@@ -38,20 +50,6 @@ def _(random):
         ("other", [("a", [], 1)], [("long text", [], 6), ("ab", [0, 0], 5)]), ("other", drawn(3), drawn(3)),
     ]:  # fmt: skip
         yield (first, second, name, name), f"first {first}, second {second}"
-
-
-@join_and_leave.reference
-def together(first, second, model, tokenizer, init=init, step=one_pass, merge=stack, leave=trimmed):
-    """Run both groups with replaceable verbs; the second one joins after the first one's first decode step."""
-    running = step(step(init(first, model, tokenizer), model, tokenizer), model, tokenizer)
-    joining = step(init(second, model, tokenizer), model, tokenizer)
-    running = merge(running, joining | {"request_ids": list(range(len(first), len(first + second)))})
-    outputs = {}
-    while running["request_ids"]:
-        outputs |= dict(zip(running["request_ids"], running["token_ids"], strict=True))
-        running, _ = leave(running)
-        running = step(running, model, tokenizer) if running["request_ids"] else running
-    return [outputs[number] for number in range(len(outputs))]
 
 
 @join_and_leave.rule

@@ -1,9 +1,6 @@
 """Lesson 4, scheduling: the order of the queue, and which requests are admitted."""
 
-from statistics import mean
-
 from ...engine import Sequence
-from ..edits import add_edits
 from ..exercise import Exercise
 
 
@@ -14,29 +11,21 @@ def sequence_of(request_id, prompt, generated=0, computed=0, max_tokens=50, prio
     return sequence
 
 
-longest_first = Exercise(
-    "longest_first(waiting)",
+@Exercise.declare(
     "the class with the largest limits starts first, and within a class no request overtakes",
     forbidden=["helpers.engine.policies:LongestFirst.order"],
 )
+def longest_first(waiting):
+    largest = max((one.max_tokens for one in waiting), default=0)
+    return sorted(waiting, key=lambda one: -thirds(one.max_tokens, largest))
+
+
 longest_first.add_misconceptions({
     "keeps the order of arrival: a long request that starts last runs alone at the end.": list,
     "sorts by max_tokens alone. Within a class, requests keep their order of arrival: a limit is not a promise, "
-    "and a slightly larger one is no reason to go first.": lambda w: sorted(w, key=lambda one: -one.max_tokens),
+    "and a slightly larger one is no reason to go first.": "thirds(one.max_tokens, largest) -> one.max_tokens",
     "puts the shortest first. The long requests then start last, and most rows are empty while they finish.":
-        [lambda w: sorted(w, key=lambda one: one.max_tokens), {"class_of": lambda n, m: -thirds(n, m)}],
-    "reverses the order of arrival within a class, where the request that arrived first goes first.":
-        lambda w: in_classes(w[::-1]),
-    "derives the classes from the mean of the limits. They are thirds of the largest limit in the queue.": [
-        {"relative_to": lambda limits: mean([*limits] or [0])},
-        {"relative_to": lambda limits: mean([*limits] or [0]), "class_of": lambda n, m: n > m},
-        {"relative_to": lambda limits: 4 / 3 * mean([*limits] or [0])}],
-    "makes classes with equal numbers of requests. A class is a range of limits: it may be empty or hold nearly all.":
-        {"relative_to": sorted, "class_of": lambda n, m: 3 * m.index(n) // len(m)},
-    "puts the largest limit into a class of its own: other limits in the highest third belong to the same class.":
-        {"class_of": lambda n, m: 3 * n // m},
-    "compares with fixed limits. The classes are thirds of the largest limit in this queue.":
-        {"class_of": lambda n, m: thirds(n, 90)},
+        ["-thirds( -> thirds(", "-thirds(one.max_tokens, largest) -> one.max_tokens"],
 })  # fmt: skip
 longest_first.requires_new("list")
 
@@ -68,13 +57,6 @@ def thirds(limit, largest):
     return (3 * limit > largest) + (3 * limit > 2 * largest)
 
 
-@longest_first.reference
-def in_classes(waiting, relative_to=lambda limits: max(limits, default=0), class_of=thirds):
-    """Order a queue by classes, the highest first, with replaceable parts."""
-    measure = relative_to([one.max_tokens for one in waiting])
-    return sorted(waiting, key=lambda one: -class_of(one.max_tokens, measure))
-
-
 @longest_first.rule
 def is_the_same_queue(arguments, outcome, right):
     ids, largest = [one.request_id for one in outcome.result], max((one.max_tokens for one in arguments[0]), default=0)
@@ -89,34 +71,12 @@ def is_the_same_queue(arguments, outcome, right):
     return None
 
 
-TIES = "Among equally urgent requests, the one that has waited longest is next"
-LEVELS = {
-    "picks the largest number. A smaller number is more urgent: priority 0 goes before 1.":
-        [lambda p, w, a: w // a - p, lambda p, w, a: -p - w // a],
-    "makes waiting requests less urgent. Smaller numbers are more urgent, so waiting has to lower them.":
-        lambda p, w, a: p + w // a,
-    "ignores `waited`: as long as urgent requests keep arriving, the others starve.": lambda p, w, a: p,
-    "lets waiting count too much: all `aging` iterations together are worth one level.": lambda p, w, a: p - w * a,
-    "counts fractions of a level. Only *full* spans of `aging` iterations count.": lambda p, w, a: p - w / a,
-    "rounds to the nearest level. Only *full* spans of `aging` iterations count.": lambda p, w, a: p - round(w / a),
-    "is off by one where a level begins: exactly `aging` iterations are worth a level.":
-        lambda p, w, a: p - (w - 1) // a,
-    "stops at level 0: a request that has waited long enough is more urgent than a new one of priority 0.":
-        lambda p, w, a: max(p - w // a, 0),
-    "counts at most one level: every full `aging` iterations are worth another one.": lambda p, w, a: p - (w >= a),
-}  # fmt: skip
-most_urgent = Exercise(
-    "most_urgent(waiting, aging)",
+@Exercise.declare(
     "the smallest number goes first, and waiting lowers it, so no request starves",
     forbidden=["helpers.engine.policies:Priority.order"],
 )
-most_urgent.add_misconceptions(LEVELS, part="level")
-most_urgent.add_misconceptions(LEVELS, part="level", ties=lambda p, w: 0)
-most_urgent.add_misconceptions({
-    f"breaks ties by priority. {TIES}, however it reached its level.": lambda p, w: p,
-    f"picks the newest of equally urgent requests. {TIES}.": lambda p, w: w,
-    f"breaks ties by the place in the list, which is in no order. {TIES}.": lambda p, w: 0,
-}, part="ties")  # fmt: skip
+def most_urgent(waiting, aging):
+    return min(waiting, key=lambda one: (one.priority - one.waited // aging, -one.waited), default=None)
 
 
 @most_urgent.cases
@@ -142,11 +102,18 @@ def _(random):
     yield ([], 50), "an empty queue"
 
 
-@most_urgent.reference
-def longest_waiting(waiting, aging, level=lambda p, w, a: p - w // a, ties=lambda p, w: -w):
-    """Take a request, with replaceable parts: its level and the order within one, given the priority and the wait."""
-    key = {one.request_id: (level(one.priority, one.waited, aging), ties(one.priority, one.waited)) for one in waiting}
-    return min(waiting, key=lambda one: key[one.request_id], default=None)
+LEVEL, LEVELS = "one.priority - one.waited // aging", "one.waited // aging"
+most_urgent.add_misconceptions({
+    "picks the largest number. A smaller number is more urgent: priority 0 goes before 1.":
+        [f"{LEVEL} -> {LEVELS} - one.priority", f"{LEVEL} -> -{LEVEL}"],
+    "makes waiting requests less urgent. Smaller numbers are more urgent, so waiting has to lower them.":
+        f"{LEVEL} -> one.priority + {LEVELS}",
+    "ignores `waited`: as long as urgent requests keep arriving, the others starve.": f" - {LEVELS} -> ",
+    "counts fractions of a level. Only *full* spans of `aging` iterations count.":
+        ["// -> /", f"{LEVELS} -> round(one.waited / aging)"],
+    "stops at level 0: a request that has waited long enough is more urgent than a new one of priority 0.":
+        f"{LEVEL} -> max({LEVEL}, 0)",
+})  # fmt: skip
 
 
 @most_urgent.rule
@@ -155,14 +122,20 @@ def takes_the_lowest_level(arguments, outcome, right):
     if wanted is None or taken.request_id == wanted.request_id:
         return None
     one, other = (each.priority - each.waited // aging for each in (taken, wanted))
-    why = f". {TIES}" if one == other else ""
+    why = ". Among equally urgent requests, the one that has waited longest is next" if one == other else ""
     return f"picks {taken.request_id}, which counts as {one}, and {wanted.request_id} counts as {other}{why}"
 
 
-admitted = Exercise(
-    "admitted(running, waiting, rows, tokens)",
-    "a request joins if a row is free and its whole prompt fits, and none overtakes the one before it",
-)
+@Exercise.declare("a request joins if a row is free and its whole prompt fits, and none overtakes the one before it")
+def admitted(running, waiting, rows, tokens):
+    names, left = [], tokens - len(running)
+    for one in waiting:
+        need = one.num_uncomputed_tokens
+        if len(running) + len(names) >= rows or need > left:
+            break
+        names.append(one.request_id)
+        left -= need
+    return names
 
 
 @admitted.cases
@@ -189,19 +162,7 @@ def _(random):
         yield (running, waiting, rows, tokens), f"{len(running)} decode; waiting: {queue}; {rows} rows, {tokens} tokens"
 
 
-@admitted.reference
-def in_turn(running, waiting, rows, tokens):
-    names, left = [], tokens - len(running)
-    for one in waiting:
-        need = one.num_uncomputed_tokens
-        if len(running) + len(names) >= rows or need > left:
-            break
-        names.append(one.request_id)
-        left -= need
-    return names
-
-
-add_edits(admitted, {
+admitted.add_misconceptions({
     "skips a prompt that does not fit, and admits a later one: if requests overtake, a long prompt may wait forever.":
         "break -> continue",
     "forgets that each running request computes a token of the budget.": "tokens - len(running) -> tokens",

@@ -6,11 +6,21 @@ import torch
 
 from ..exercise import Exercise
 
-pack = Exercise(
-    "pack(chunks, cached)",
+
+@Exercise.declare(
     "one row holds the tokens of all requests, and each token keeps its position in its own text",
     names=("the row of ids", "the list of positions", "the list of columns"),
 )
+def pack(chunks, cached):
+    positions, columns, start = [], [], 0
+    for chunk, past in zip(chunks, cached, strict=True):
+        end = start + len(chunk)
+        positions += range(past, past + len(chunk))
+        columns.append((start, end))
+        start = end
+    return joined(chunks), positions, columns
+
+
 pack.table([
     ("two decodes", [[14], [23]], [3, 2]), ("two prompts", [[11, 12], [21, 22, 23]], [0, 0]),
     ("two decodes and a prompt", [[15], [24], [31, 32, 33, 34]], [4, 3, 0]),
@@ -20,29 +30,6 @@ pack.table([
 ], lambda random: [
     ("four requests", [random.choices(range(9), k=random.randint(1, 5)) for _ in range(4)], random.sample(range(9), 4)),
 ])  # fmt: skip
-pack.add_misconceptions({
-    "sorts the requests by length: the columns would belong to the wrong ones.": lambda c: joined(sorted(c, key=len)),
-}, part="ids")  # fmt: skip
-pack.add_misconceptions({
-    "starts each chunk at position 0, although tokens of the request are in the cache.": lambda p, n, s: range(n),
-    "continues the positions from one request to the next. A token's position is its place in its own text, wherever "
-    "it is in the row.": lambda p, n, s: range(s, s + n),
-    "adds the column to the cached tokens: a position counts only tokens of the same request.":
-        lambda p, n, s: range(p + s, p + s + n),
-    "returns positions for cached tokens, too: the row holds only the new ones.": lambda p, n, s: range(p + n),
-}, part="positions")  # fmt: skip
-pack.add_misconceptions({
-    "ends the columns at a request's last token. As in a slice, `end` is the column after it: yours would cut one "
-    "token off each request.": lambda p, n, s: (s, s + n - 1),
-    "returns (start, number of tokens) as columns: the task asks where they end.": lambda p, n, s: (s, n),
-    "starts all requests in column 0: they are side by side in one row.": lambda p, n, s: (0, n),
-    "uses positions as columns: a column is a place in the row, whatever is cached.": lambda p, n, s: (p, p + n),
-}, part="columns")  # fmt: skip
-pack.add_wrong_results({
-    "leaves room in the columns for cached tokens: the row holds only the tokens of this pass.":
-        lambda ids, positions, columns, chunks, cached:
-            (ids, positions, side_by_side(past + len(chunk) for chunk, past in zip(chunks, cached, strict=True))),
-})  # fmt: skip
 
 
 def joined(chunks):
@@ -53,11 +40,18 @@ def side_by_side(lengths):
     return list(pairwise(accumulate(lengths, initial=0)))
 
 
-@pack.reference
-def row(chunks, cached, ids=joined, positions=lambda p, n, s: range(p, p + n), columns=lambda p, n, s: (s, s + n)):
-    """Pack a row. Its replaceable parts are functions of (p cached tokens, n new ones, start column s)."""
-    parts = list(zip(cached, map(len, chunks), accumulate(map(len, chunks), initial=0), strict=False))
-    return ids(chunks), joined(positions(*part) for part in parts), [columns(*part) for part in parts]
+pack.add_misconceptions({
+    "sorts the requests by length: the columns would belong to the wrong ones.":
+        "joined(chunks) -> joined(sorted(chunks, key=len))",
+    "starts each chunk at position 0, although tokens of the request are in the cache.":
+        "range(past, past + len(chunk)) -> range(len(chunk))",
+    "continues the positions from one request to the next. A token's position is its place in its own text, wherever "
+    "it is in the row.": "range(past, past + len(chunk)) -> range(start, end)",
+    "ends the columns at a request's last token. As in a slice, `end` is the column after it: yours would cut one "
+    "token off each request.": "(start, end) -> (start, end - 1)",
+    "returns (start, number of tokens) as columns: the task asks where they end.":
+        "(start, end) -> (start, len(chunk))",
+})  # fmt: skip
 
 
 @pack.rule
@@ -68,17 +62,10 @@ def has_no_pads(arguments, outcome, right):
     return None
 
 
-block_mask = Exercise("block_mask(columns)", "each request has its own triangle, and none attends to another")
-block_mask.add_misconceptions({
-    "lets a token attend to all earlier tokens of the row, other requests' tokens included. Only its own request's "
-    "columns are its past.": lambda own, past: past,
-    "lets a token attend to later tokens of its text. The model has learned to predict those without seeing "
-    "them.": lambda own, past: own,
-    "swaps queries and keys: the first index is the token that attends.": lambda own, past: (own & past).T,
-    "inverts the mask: True means that a token attends.": lambda own, past: ~(own & past),
-    "returns a mask to be added to the scores: the task asks for bool.":
-        lambda own, past: torch.where(own & past, 0.0, float("-inf")),
-}, part="of")  # fmt: skip
+@Exercise.declare("each request has its own triangle, and none attends to another")
+def block_mask(columns):
+    own = torch.block_diag(*[torch.ones(end - start, end - start) for start, end in columns]).bool()
+    return own.tril()
 
 
 @block_mask.cases
@@ -87,10 +74,12 @@ def _(random):
         yield (side_by_side(lengths),), f"columns {side_by_side(lengths)}"
 
 
-@block_mask.reference
-def own_past(columns, of=lambda own, past: own & past):
-    own = torch.block_diag(*[torch.ones(end - start, end - start) for start, end in columns]).bool()
-    return of(own, torch.ones_like(own).tril())
+block_mask.add_misconceptions({
+    "lets a token attend to all earlier tokens of the row, other requests' tokens included. Only its own request's "
+    "columns are its past.": "own.tril() -> torch.ones_like(own).tril()",
+    "returns a mask to be added to the scores: the task asks for bool.":
+        "own.tril() -> torch.where(own.tril(), 0.0, float('-inf'))",
+})  # fmt: skip
 
 
 @block_mask.rule
@@ -107,55 +96,21 @@ def is_right_and_bool(arguments, outcome, right):
     return None
 
 
-attend_row = Exercise(
-    "attend_row(query, keys, values, columns)",
-    "it computes a prompt, a chunk and a decode alike, and no request attends to another",
-)
+@Exercise.declare("it computes a prompt, a chunk and a decode alike, and no request attends to another")
+def attend_row(query, keys, values, columns):
+    outputs = []
+    for (start, end), key, value in zip(columns, keys, values, strict=True):
+        new, count = end - start, key.size(1)
+        seen = torch.ones(new, count).tril(count - new).bool()
+        scores = query[:, start:end] @ key.transpose(1, 2) / query.size(2) ** 0.5
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+        outputs.append(weights @ value)
+    return torch.cat(outputs, dim=1)
+
+
 attend_row.ignoring(  # a query without a key gets NaN or 0, depending on how attention is computed
     lambda result, arguments: result.nan_to_num() if isinstance(result, torch.Tensor) else result
 )
-attend_row.add_misconceptions({
-    "attends only to the tokens of this pass. The cached tokens are in `keys` and `values`, too, and every new token "
-    "attends to all of them.": lambda q, k, v, c: attend(q, newest(k, c), newest(v, c), c),
-    "lets a query attend to another request's keys. Each request has its own keys and values in the lists.": [
-        lambda q, k, v, c: attend(q, k[:1] * len(c), v[:1] * len(c), c),
-        lambda q, k, v, c: attend(q, k[::-1], v[::-1], c),
-        lambda q, k, v, c: attend(q, one_text(k) * len(c), one_text(v) * len(c), c),
-        lambda q, k, v, c: attend(q, one_text(k), one_text(v), [(0, q.size(1))], lambda n, k, s: triangle(n, k, k))],
-    "computes the row as one text, but its tokens belong to several requests.": [
-        lambda q, k, v, c: attend(q, one_text(k), one_text(v), [(0, q.size(1))]),
-        lambda q, k, v, c: attend(q, one_text(newest(k, c)), one_text(newest(v, c)), [(0, q.size(1))])],
-    "swaps keys and values: the scores come from the keys.": lambda q, k, v, c: attend(q, v, k, c),
-    "uses the keys as values: they give the scores, and the values give the output.":
-        lambda q, k, v, c: attend(q, k, k, c),
-})  # fmt: skip
-attend_row.add_wrong_results({
-    "joins the outputs in a different order from the queries: requests would get each other's.":
-        lambda output, q, k, v, columns: torch.cat(by_request(output, columns)[::-1], dim=1),
-})  # fmt: skip
-attend_row.add_misconceptions({
-    "lets a token attend to later tokens of its own chunk: only a decode, which computes a single token, needs no "
-    "mask.": [lambda n, k, s: triangle(n, k, k if n < k else 0), lambda n, k, s: triangle(n, k, k)],
-    "aligns the first query with the first key. The new tokens are the last ones of a text: the first of them attends "
-    "to all cached tokens and to itself.":
-        [lambda n, k, s: triangle(n, k, 0), lambda n, k, s: triangle(n, k, 0) | (n == 1)],
-    "makes a mask of queries by queries. A request has keys for its whole text so far, which can be more than its "
-    "queries.": lambda n, k, s: triangle(n, n, 0),
-    "shifts the mask: a token does not attend to itself.": lambda n, k, s: triangle(n, k, k - n - 1),
-    "shifts the mask by the request's place in the row: its past does not depend on that.":
-        lambda n, k, s: triangle(n, k, s),
-    "inverts the mask: for attention, True means to attend.": lambda n, k, s: ~triangle(n, k, k - n),
-}, part="seen")  # fmt: skip
-attend_row.add_misconceptions({
-    "adds a mask of 1 and 0 to the scores, as attention does with any mask that is not bool: a 0 hides nothing.":
-        {"weights": lambda scores, seen: (scores + seen).softmax(-1)},
-    "multiplies the scores by the mask: a key with the score 0 still gets a weight.":
-        {"weights": lambda scores, seen: (scores * seen).softmax(-1)},
-    "applies the mask after the softmax: hidden keys have already taken their share, so the other weights sum to less "
-    "than 1.": {"weights": lambda scores, seen: scores.softmax(-1) * seen},
-    "does not divide the scores by the square root of the head dimension.": {"power": 0},
-    "divides the scores by the head dimension, not by its square root.": {"power": 1},
-})  # fmt: skip
 
 
 @attend_row.cases
@@ -175,34 +130,31 @@ def _(random):
         yield (query, keys, values, columns), given
 
 
-def triangle(new, count, shift):
-    return torch.ones(new, count).tril(shift).bool()
-
-
-def softmax(scores, seen):
-    return scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
-
-
-@attend_row.reference
-def attend(query, keys, values, columns, seen=lambda n, k, s: triangle(n, k, k - n), power=0.5, weights=softmax):
-    """Attend, with replaceable parts: what n queries see of k keys (from column s on), the scale, the weights."""
-    outputs = []
-    for (start, end), key, value in zip(columns, keys, values, strict=True):
-        scores = query[:, start:end] @ key.transpose(1, 2) / query.size(2) ** power
-        outputs.append(weights(scores, seen(end - start, key.size(1), start)) @ value)
-    return torch.cat(outputs, dim=1)
-
-
-def newest(each, columns):
-    return [one[:, start - end :] for one, (start, end) in zip(each, columns, strict=True)]
-
-
-def one_text(each):
-    return [torch.cat(each, 1)]
-
-
-def by_request(output, columns):
-    return list(output.split([end - start for start, end in columns], dim=1))
+PAIRS, SHIFT = "zip(columns, keys, values,", "tril(count - new)"
+WEIGHTS = 'scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)'
+attend_row.add_misconceptions({
+    "attends only to the tokens of this pass. The cached tokens are in `keys` and `values`, too, and every new token "
+    "attends to all of them.": ("new, count = -> key, value = key[:, start - end :], value[:, start - end :]\n"
+        "        new, count ="),
+    "lets a query attend to another request's keys. Each request has its own keys and values in the lists.":
+        f"{PAIRS} -> zip(columns, keys[:1] * len(columns), values[:1] * len(columns),",
+    "computes the row as one text, but its tokens belong to several requests.":
+        lambda q, k, v, c: attend_row.solution(q, [torch.cat(k, dim=1)], [torch.cat(v, dim=1)], [(0, q.size(1))]),
+    "swaps keys and values: the scores come from the keys.": f"{PAIRS} -> zip(columns, values, keys,",
+    "uses the keys as values: they give the scores, and the values give the output.": "@ value -> @ key",
+    "lets a token attend to later tokens of its own chunk: only a decode, which computes a single token, needs no "
+    "mask.": [f"{SHIFT} -> tril(count)", f"{SHIFT} -> tril(count if new < count else 0)"],
+    "aligns the first query with the first key. The new tokens are the last ones of a text: the first of them attends "
+    "to all cached tokens and to itself.": [f"{SHIFT} -> tril(0)", f"{SHIFT} -> tril(0 if new > 1 else count)"],
+    "adds a mask of 1 and 0 to the scores, as attention does with any mask that is not bool: a 0 hides nothing.":
+        f"{WEIGHTS} -> (scores + seen).softmax(dim=-1)",
+    "multiplies the scores by the mask: a key with the score 0 still gets a weight.":
+        f"{WEIGHTS} -> (scores * seen).softmax(dim=-1)",
+    "applies the mask after the softmax: hidden keys have already taken their share, so the other weights sum to less "
+    "than 1.": f"{WEIGHTS} -> scores.softmax(dim=-1) * seen",
+    "does not divide the scores by the square root of the head dimension.": " / query.size(2) ** 0.5 -> ",
+    "divides the scores by the head dimension, not by its square root.": " ** 0.5 -> ",
+})  # fmt: skip
 
 
 @attend_row.rule

@@ -1,14 +1,27 @@
 """Lesson 7, a paged KV cache: slots, block tables that grow, and which requests are preempted."""
 
 from ..block_books import audit, books_after
-from ..edits import add_edits
 from ..exercise import Exercise
 
-slices_of = Exercise(
-    "slices_of(table, start, end, block_size)",
+
+@Exercise.declare(
     "a text can be anywhere in memory: its block table finds each token, and neighboring blocks can be read at once",
     forbidden=["helpers.runners.kv_pool:slot_mapping"],
 )
+def slices_of(table, start, end, block_size):
+    slices = []
+    for token in range(start, end):
+        i, offset = divmod(token, block_size)
+        if i >= len(table) or table[i] == -1:
+            return None
+        slot = table[i] * block_size + offset
+        if slices and sum(slices[-1]) == slot:
+            slices[-1] = slices[-1][0], slices[-1][1] + 1
+        else:
+            slices.append((slot, 1))
+    return slices
+
+
 slices_of.table([
     (table, *span, size)
     for table, size, *spans in [
@@ -23,46 +36,40 @@ slices_of.table([
 ], lambda random: [(random.sample(range(40), 5), random.randint(0, 6), random.randint(7, 15), 3)],
    given="table {}, tokens {} to {}, blocks of {}")  # fmt: skip
 
-
-@slices_of.reference
-def look_up(table, start, end, size):
-    slices = []
-    for token in range(start, end):
-        i, offset = divmod(token, size)
-        if i >= len(table) or table[i] == -1:
-            return None
-        slot = table[i] * size + offset
-        if slices and sum(slices[-1]) == slot:
-            slices[-1] = slices[-1][0], slices[-1][1] + 1
-        else:
-            slices.append((slot, 1))
-    return slices
-
-
-add_edits(slices_of, {
-    "expects an entry for every token: without one, a token has no slot.": "i >= len(table) or table[i] -> table[i]",
+slices_of.add_misconceptions({
     "returns only the slots until the first token without a block: a kernel would read too few keys.":
         "return None -> break",
     "returns None if any block of the table is missing: only the blocks of these tokens are needed.":
         "table[i] == -1 -> -1 in table",
     "looks only at the last token's block: an earlier one can be missing, too.":
-        "i >= len(table) or table[i] == -1 -> (end - 1) // size >= len(table) or table[(end - 1) // size] == -1",
-    "looks only at the first token's block: a later one can be missing, too.":
-        "i >= len(table) or table[i] == -1 -> start // size >= len(table) or table[start // size] == -1",
+        "if i >= len(table) or table[i] == -1 -> last = (end - 1) // block_size\n"
+        "        if last >= len(table) or table[last] == -1",
     "joins blocks that follow each other in the table, wherever they are in memory.":
         " and sum(slices[-1]) == slot -> ",
     "treats -1 as a block. As a Python index, a negative slot is near the end of the memory, with another "
     "request's keys, and there is no error.": " or table[i] == -1 -> ",
     "returns one slice per block. Blocks that follow each other in memory, too, can be read at once.":
         "if slices -> if slices and offset",
-    "returns the block's number: the task asks for slots in the memory.": "table[i] * size + offset -> table[i]",
-    "swaps quotient and remainder: which one is the place in the block?":
-        "table[i] * size + offset -> table[offset % len(table)] * size + i",
     "adds the position to the block's first slot: a block ends after `block_size` slots.": "+ offset -> + token",
 })  # fmt: skip
 
 ALL_OR_NOTHING = "all or nothing, no block has two owners, and none is taken before it is needed"
-grow = Exercise("grow(free, tables, request, tokens, block_size)", ALL_OR_NOTHING, observe=books_after)
+
+
+@Exercise.declare(ALL_OR_NOTHING, observe=books_after)
+def grow(free, tables, request, tokens, block_size, shared=()):
+    table = tables.get(request, list(shared))
+    reused = [block for block in shared if block in free]
+    missing = -(-tokens // block_size) - len(table)
+    if missing > len(free) - len(reused):
+        return None
+    for block in reused:
+        free.remove(block)
+    new = [free.pop(0) for _ in range(missing)]
+    tables[request] = table + new
+    return new
+
+
 ROOM = "free {}, tables {}; {!r} asks for room for {} tokens, blocks of {}"
 A = {"a": [0, 2]}
 grow.table([
@@ -93,36 +100,17 @@ def any_free_block(result, arguments):
     return {"tables": tables, "free": sorted(renamed(result["free"])), "result": new}
 
 
-@grow.reference
-def all_or_nothing(free, tables, request, tokens, size, shared=()):
-    table = tables.get(request, list(shared))
-    reused = [block for block in shared if block in free]
-    missing = -(-tokens // size) - len(table)
-    if missing > len(free) - len(reused):
-        return None
-    for block in reused:
-        free.remove(block)
-    new = [free.pop(0) for _ in range(missing)]
-    tables[request] = table + new
-    return new
-
-
-add_edits(grow, {
-    "counts only full blocks: tokens that do not fill a block need one, too.": "-(-tokens // size) -> tokens // size",
+grow.add_misconceptions({
+    "counts only full blocks: tokens that do not fill a block need one, too.":
+        "-(-tokens // block_size) -> tokens // block_size",
     "takes another block when the last one is exactly full: no token needs it yet.":
-        "-(-tokens // size) -> tokens // size + 1",
+        "-(-tokens // block_size) -> tokens // block_size + 1",
     "takes blocks for all tokens: the request's table already has blocks for some of them.": " - len(table) -> ",
-    "takes at most one block, however many are missing.":
-        "-(-tokens // size) - len(table) -> min(1, -(-tokens // size) - len(table))",
     "refuses when exactly enough blocks are free: they suffice.": "missing > len(free) -> 0 < missing >= len(free)",
     "refuses when no block is free, although the last one has room.": "if missing > -> if not free or missing >",
-    "counts the blocks in the table as missing, and refuses: the request has them already.":
-        "if missing > -> if missing + len(table) >",
-    "loses the blocks in the table: they hold the request's tokens so far.": "table + new -> new or table",
     "returns None if no block is missing: to the caller, that is a refusal.": "return new -> return new or None",
     "changes copies of `free` and `tables`, not the caller's.":
         "reused = -> free, tables = [*free], {**tables}; reused =",
-    "expects a table for every request: a new one has none.": "tables.get(request, list(shared)) -> tables[request]",
 })  # fmt: skip
 
 
@@ -140,10 +128,19 @@ def is_in_order(arguments, outcome, right):
     return audit(free, tables, request, got["free"], got["tables"])
 
 
-preempted = Exercise(
-    "preempted(running, tables, free, request, missing)",
-    "the newest request leaves first, and none makes an older one leave",
-)
+@Exercise.declare("the newest request leaves first, and none makes an older one leave")
+def preempted(running, tables, free, request, missing):
+    names = []
+    for name in reversed(running):
+        if free >= missing:
+            break
+        names.append(name)
+        free += len(tables[name])
+        if name == request:
+            break
+    return names
+
+
 ABCD, ZYX = {"a": [0, 1, 2], "b": [3], "c": [4, 5], "d": [6]}, {"z": [0], "y": [1], "x": [2, 3]}
 preempted.table([
     (list(tables), tables, *case)
@@ -158,21 +155,7 @@ preempted.table([
     for asking, missing in [("c", random.randint(2, 5)), ("b", random.randint(1, 9))]
 ], given="running, oldest first: {}; tables {}; {} free; {!r} is missing {}")  # fmt: skip
 
-
-@preempted.reference
-def newest_first(running, tables, free, request, missing):
-    names = []
-    for name in reversed(running):
-        if free >= missing:
-            break
-        names.append(name)
-        free += len(tables[name])
-        if name == request:
-            break
-    return names
-
-
-add_edits(preempted, {
+preempted.add_misconceptions({
     "preempts the oldest first: it has computed the most, and would lose the most.": "reversed(running) -> running",
     "counts one block per request: a preempted request frees its whole table.": "len(tables[name]) -> 1",
     "keeps the request that asks, although no newer one is left: then it has to leave itself.":

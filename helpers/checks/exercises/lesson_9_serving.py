@@ -1,18 +1,28 @@
 """Lesson 9, serving: pieces of text, the inbox of an engine's thread, and the events of a stream."""
 
 import json
-from itertools import chain, pairwise
+from itertools import pairwise
 
-from ..edits import add_edits
 from ..exercise import Exercise
 from ..streams import DONE, ONE, STREAMS, read_stream
 
-read_events = Exercise(
-    "read_events(pieces)",
+
+@Exercise.declare(
     "wherever the network cuts a stream, each event is yielded as soon as it is complete",
     observe=read_stream,
     forbidden=["helpers.load_test.client:EventStream.feed"],
 )
+def read_events(pieces):
+    rest = b""
+    for piece in pieces:
+        *events, rest = (rest + piece).split(b"\n\n")
+        for event in events:
+            lines = [line for line in event.decode().split("\n") if line.startswith("data:")]
+            data = "\n".join(line.removeprefix("data:").strip() for line in lines)
+            if data == "[DONE]":
+                return
+            if data:
+                yield json.loads(data)
 
 
 @read_events.cases
@@ -30,45 +40,23 @@ def _(random):
         yield ([stream[a:b] for a, b in pairwise([0, *cuts, len(stream)])],), "several events, cut anywhere"
 
 
-@read_events.reference
-def by_empty_lines(pieces):
-    rest = b""
-    for piece in pieces:
-        *events, rest = (rest + piece).split(b"\n\n")
-        for event in events:
-            lines = [line for line in event.decode().split("\n") if line.startswith("data:")]
-            data = "\n".join(line.removeprefix("data:").strip() for line in lines)
-            if data == "[DONE]":
-                return
-            if data:
-                yield json.loads(data)
-
-
-JOINED = r'"\n".join(line.removeprefix("data:").strip() for line in lines)'
-add_edits(read_events, {
+read_events.add_misconceptions({
     "parses [DONE], which is not JSON: it ends the stream.": 'if data == "[DONE]" -> if None',
-    "treats comments as data: lines that begin with `:` have none.": f"{JOINED} -> event.decode()[5:].strip()",
+    "treats comments as data: lines that begin with `:` have none.":
+        r'"\n".join(line.removeprefix("data:").strip() for line in lines) -> event.decode()[5:].strip()',
     "drops falsy events: `null` and 0 are data, too.": "if data: -> if data and json.loads(data):",
     "removes letters instead of the field name: `lstrip` takes a set of characters, and removes the t of `true`, "
     "too.": 'removeprefix("data:").strip() -> lstrip("data: ")',
-    "takes the data from behind `data:` wherever it is in an event: a comment may contain it, too.":
-        f"{JOINED} -> event.decode().partition('data:')[2].strip()",
     "requires the space after `data:`, which may be missing.": '"data:" -> "data: "',
     "keeps one `data:` line of an event: its JSON may need several.": "in lines) -> in lines[-1:])",
     "ends at a text that contains [DONE]. Only an event whose whole data is [DONE] ends the stream.":
         'data == "[DONE]" -> "[DONE]" in data',
-    "removes `data:` from texts: it is a field name only where a line begins.":
-        'removeprefix("data:") -> replace("data:", "")',
-    "splits lines where `str.splitlines` does, even within a text: only \\n ends a line.":
-        r'.decode().split("\n") -> .decode().splitlines()',
     "treats each piece as whole events. The network cuts a stream anywhere: an event is complete only when its empty "
     "line has arrived.": "rest + piece -> piece",
     "decodes each piece by itself. The bytes of a character may arrive in two pieces, which cannot be decoded one by "
-    "one.": lambda pieces: by_empty_lines(piece.decode().encode() for piece in pieces),
+    "one.": lambda pieces: read_events.solution(piece.decode().encode() for piece in pieces),
     "treats every line as an event. An empty line ends an event, so its `data:` lines belong "
     "together.": r'b"\n\n" -> b"\n"',
-    "yields an event without its empty line: the connection broke before it was complete.":
-        lambda pieces: by_empty_lines(chain(pieces, [b"\n\n"])),
 })  # fmt: skip
 
 
@@ -97,10 +85,21 @@ def yields_in_time(arguments, outcome, right):
 
 
 HALF = "\ufffd"  # what an incomplete character is decoded to
-text_pieces = Exercise(
-    "text_pieces(texts, stop)",
-    "a client gets no half of a character and no part of a stop text, and everything else at once",
-)
+
+
+@Exercise.declare("a client gets no half of a character and no part of a stop text, and everything else at once")
+def text_pieces(texts, stop):
+    sent, pieces = 0, []
+    for number, text in enumerate(texts, 1):
+        if stop in text:
+            return [*pieces, text[sent : text.index(stop)]]
+        kept = 0
+        if number < len(texts):
+            text = text.rstrip(HALF)
+            kept = max(n for n in range(len(stop)) if text.endswith(stop[:n]))
+        pieces.append(text[sent : len(text) - kept])
+        sent = max(sent, len(text) - kept)
+    return pieces
 
 
 def _after_each(random, text):
@@ -126,23 +125,7 @@ text_pieces.table([
     ]
 ], given="texts {}, stop {!r}")  # fmt: skip
 
-
-@text_pieces.reference
-def keeping_back(texts, stop):
-    sent, pieces = 0, []
-    for number, text in enumerate(texts, 1):
-        if stop in text:
-            return [*pieces, text[sent : text.index(stop)]]
-        kept = 0
-        if number < len(texts):
-            text = text.rstrip(HALF)
-            kept = max(n for n in range(len(stop)) if text.endswith(stop[:n]))
-        pieces.append(text[sent : len(text) - kept])
-        sent = max(sent, len(text) - kept)
-    return pieces
-
-
-add_edits(text_pieces, {
+text_pieces.add_misconceptions({
     "sends half of a character: an incomplete one decodes to the replacement character.": ".rstrip(HALF) -> ",
     "sends the beginning of the stop text, which the next token may complete.": "range(len(stop)) -> [0]",
     "keeps the end of the text back even after the last token: then nothing can complete it.": "number < -> 0 <",
@@ -150,11 +133,21 @@ add_edits(text_pieces, {
         "max(n for n in range(len(stop)) if text.endswith(stop[:n])) -> min(len(text), len(stop) - 1)",
 })  # fmt: skip
 
-read_inbox = Exercise(
-    "read_inbox(messages, unfinished)",
+
+@Exercise.declare(
     "the engine hears once, before an iteration, what has changed, and nothing of requests that came and went",
     names=("the requests to add", "the requests to abort"),
 )
+def read_inbox(messages, unfinished):
+    added, aborted = [], []
+    for kind, name in messages:
+        if kind == "add":
+            added.append(name)
+        elif name in added:
+            added.remove(name)
+        elif name in unfinished and name not in aborted:
+            aborted.append(name)
+    return added, aborted
 
 
 def _drawn_story(random):
@@ -178,21 +171,7 @@ read_inbox.table([
     ]
 ], lambda random: [_inbox(_drawn_story(random), "ab")], given="messages {}; unfinished: {}")  # fmt: skip
 
-
-@read_inbox.reference
-def net_changes(messages, unfinished):
-    added, aborted = [], []
-    for kind, name in messages:
-        if kind == "add":
-            added.append(name)
-        elif name in added:
-            added.remove(name)
-        elif name in unfinished and name not in aborted:
-            aborted.append(name)
-    return added, aborted
-
-
-add_edits(read_inbox, {
+read_inbox.add_misconceptions({
     "adds a request whose client has left already: both messages are in the same inbox.": "name in added -> None",
     "aborts requests that the engine no longer has: they have finished, and there is nothing to abort.":
         "name in unfinished and -> ",
