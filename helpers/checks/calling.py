@@ -46,7 +46,6 @@ class Question:
         observe: takes the function and the arguments, and returns what is compared. It is defined in a module that a
             grader's sandbox contains, so not next to a reference implementation.
         forbidden: the course's own solutions, as "module:function". They raise an error while the function runs.
-        binds: whether the arguments must fit the function's parameters.
         serve: what the function may ask of the process that puts the question, whose answers it cannot change. The
             observer gets it before the arguments.
     """
@@ -56,7 +55,6 @@ class Question:
     given: str = ""
     observe: Callable = call
     forbidden: tuple[str, ...] = ()
-    binds: bool = True
     serve: Callable | None = None
 
 
@@ -94,14 +92,13 @@ def answer(question: Question, function: Callable) -> Outcome:
             f"is given {kind(function)}, not a function. Pass the function itself, without calling it: "
             f'check("{name}", my_{name}).'
         )
-    if question.binds:
-        try:
-            named = question.signature.count(", ") + 1  # any others are for the observer
-            inspect.signature(function).bind(*question.arguments[:named])
-        except TypeError as error:
-            return _final(f"is called as {question.signature}, but your function does not accept that: {error}.")
-        except ValueError:
-            pass  # some built-in functions have no signature: call and see
+    try:
+        named = question.signature.count(", ") + 1  # any others are for the observer
+        inspect.signature(function).bind(*question.arguments[:named])
+    except TypeError as error:
+        return _final(f"is called as {question.signature}, but your function does not accept that: {error}.")
+    except ValueError:
+        pass  # some built-in functions have no signature: call and see
     arguments = copy.deepcopy(question.arguments)
     try:
         with _without(question.forbidden), time_limit(SECONDS):
