@@ -9,13 +9,13 @@ import copy
 import inspect
 import linecache
 import signal
-import sys
 import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 
 from .comparing import first_line, kind
 
@@ -154,12 +154,8 @@ def _without(names: tuple[str, ...]):
     swapped = []
     try:
         for name in names:
-            module, _, path = name.partition(":")
-            function = sys.modules[module] if module in sys.modules else __import__(module, fromlist=["_"])
-            for part in path.split("."):
-                function = getattr(function, part)
-
-            shown = path.removesuffix(".fget")  # of a property
+            function = resolve_name(name)
+            shown = name.partition(":")[2].removesuffix(".fget")  # of a property
 
             # The code runs with the globals of the course's module, so all that it needs is a default argument.
             def refuse(*args, _name=shown, _error=_ForbiddenError, **kwargs):
