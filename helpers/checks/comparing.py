@@ -5,6 +5,7 @@ alike.
 """
 
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -125,7 +126,7 @@ class _Comparison:
             got = got.item()  # inside a list, a tensor is not a number: JSON and the next verb refuse it
         if not is_number(got):
             return _should_be("an int" if isinstance(right, Integral) else "a number", got, what, path)
-        if not _close(float(got), float(right)):
+        if not math.isclose(got, right, rel_tol=RELATIVE, abs_tol=ABSOLUTE * 1e-5):
             one, other = _apart(right, got)
             return Difference(path, f"{what} should be {one}, but is {other}", what=what)
         if self.strict and isinstance(right, Integral) and not isinstance(got, Integral):
@@ -239,10 +240,6 @@ def _is_of_another_kind(got, right) -> bool:
 def is_number(value) -> bool:
     """Return whether a value is a real number; True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _close(one: float, other: float) -> bool:
-    return one == other or abs(one - other) <= max(RELATIVE * max(abs(one), abs(other)), ABSOLUTE * 1e-5) < float("inf")
 
 
 def _apart(one, other) -> tuple[str, str]:
