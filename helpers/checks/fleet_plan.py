@@ -60,6 +60,12 @@ def trace(seed: int = 0) -> tuple[TimedRequest, ...]:
     return tuple(one._replace(prompt=PAGE) if page else one for one, page in zip(requests, pages, strict=True))
 
 
+@lru_cache(1)
+def cost_model() -> CostModel:
+    """Return the costs of the committed estimate for an H100, which notebooks show."""
+    return CostModel.load(MACHINES["h100_llama_8b"])
+
+
 def run_plan(replicas: int, tokens: int, seed: int = 0, failure: bool = False) -> Served:
     """Run a trace on a simulated fleet.
 
@@ -84,8 +90,7 @@ def run_plan(replicas: int, tokens: int, seed: int = 0, failure: bool = False) -
 def _run(replicas: int, tokens: int, seed: int, failure: bool) -> Served:
     config = EngineConfig(max_batch_size=ROWS, max_tokens_per_step=tokens, prefix_caching=False)
     failures = {"failures": [(FAILS_AT, 0)], "start_seconds": START} if failure else {}
-    cost = CostModel.load(MACHINES["h100_llama_8b"])  # the committed estimate for an H100
-    result = simulate_fleet(trace(seed), config, cost, replicas, _LeastOutstandingTokens(), **failures)
+    result = simulate_fleet(trace(seed), config, cost_model(), replicas, _LeastOutstandingTokens(), **failures)
     return Served(
         in_time=round(result.within(ttft=TTFT, tpot=TPOT) * REQUESTS),
         late=sum(one.ttft > TTFT for one in result.requests),
