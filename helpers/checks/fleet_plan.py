@@ -9,6 +9,7 @@ from numbers import Integral
 from random import Random
 from typing import NamedTuple
 
+from ..cluster.routing import LeastOutstandingTokens
 from ..engine import EngineConfig
 from ..simulator import CostModel, TimedRequest, simulate_fleet, synthetic_trace
 from ..simulator.cost_model import MACHINES
@@ -41,11 +42,6 @@ class Served(NamedTuple):
             f"{self.in_time} of {REQUESTS} in time ({self.share:.1%}); {self.late} late, {self.slow} slow; "
             f"{self.replica_seconds:.0f} replica-seconds"
         )
-
-
-class _LeastOutstandingTokens:
-    def choose(self, prompt_token_ids, replicas) -> int:
-        return min(range(len(replicas)), key=lambda index: replicas[index].outstanding_tokens)
 
 
 @lru_cache(8)
@@ -90,7 +86,7 @@ def run_plan(replicas: int, tokens: int, seed: int = 0, failure: bool = False) -
 def _run(replicas: int, tokens: int, seed: int, failure: bool) -> Served:
     config = EngineConfig(max_batch_size=ROWS, max_tokens_per_step=tokens, prefix_caching=False)
     failures = {"failures": [(FAILS_AT, 0)], "start_seconds": START} if failure else {}
-    result = simulate_fleet(trace(seed), config, cost_model(), replicas, _LeastOutstandingTokens(), **failures)
+    result = simulate_fleet(trace(seed), config, cost_model(), replicas, LeastOutstandingTokens(), **failures)
     return Served(
         in_time=round(result.within(ttft=TTFT, tpot=TPOT) * REQUESTS),
         late=sum(one.ttft > TTFT for one in result.requests),
