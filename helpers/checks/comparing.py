@@ -7,7 +7,7 @@ alike.
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from numbers import Integral, Real
@@ -304,10 +304,15 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def in_notebook() -> bool:
-    """Return whether pictures can be shown: in a Jupyter kernel, but not in a terminal."""
+def show_in_notebook(draw: Callable) -> bool:
+    """Show what a function makes of the module `plots`; return False where pictures cannot be shown: in a terminal."""
     try:
-        from IPython import get_ipython
+        from IPython import display, get_ipython
     except ImportError:
         return False
-    return hasattr(get_ipython(), "kernel")
+    if not hasattr(get_ipython(), "kernel"):
+        return False
+    from .. import plots
+
+    display.display(draw(plots))
+    return True

@@ -16,7 +16,7 @@ from ..model_engine import Engine
 from ..request import Request
 from ..trace import Trace
 from .calling import answer
-from .comparing import in_notebook, kind
+from .comparing import kind, show_in_notebook
 from .examining import examine
 from .exercise import JudgedExercise, Wrong
 from .student_scheduler import StudentScheduler
@@ -223,12 +223,7 @@ def score_schedule(schedule: Callable) -> dict:
         scores[name] = {policy: measure(trace, workload(name)[1]) for policy, trace in of.items()}
         scores[name]["floor"] = floor(of["yours"])
     print(_table(scores))
-    if in_notebook():
-        from IPython.display import display
-
-        from .. import plots
-
-        display(plots.slot_timeline(traces["race"]))
+    show_in_notebook(lambda plots: plots.slot_timeline(traces["race"]))
     return scores
 
 
