@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_1_next_token import ids
 
@@ -44,7 +43,7 @@ def as_digits(separator, ids, k, remaining):
     return []
 
 
-add_edits(propose, {
+propose.add_misconceptions({
     "finds the last tokens themselves: nothing follows them yet. Look for an earlier place.": "- n - 1, -> - n,",
     "takes the earliest match: the latest one is more likely to continue in the same way.":
         "range(len(ids) - n - 1, -1, -1) -> range(len(ids) - n)",
@@ -109,7 +108,7 @@ def by_request(drafts, chosen, eos):
 
 TOKENS = "own[: len(agreed(draft, own)) + 1]"
 CONTEXT = "The model chose the later tokens for a text that contains the rejected one."
-add_edits(verify, {
+verify.add_misconceptions({
     f"accepts draft tokens after the first mismatch. {CONTEXT}":
         f"{TOKENS} -> [one for token, one in zip(draft, own) if token == one] + own[-1:]",
     f"takes all of the model's tokens, also those after a mismatch. {CONTEXT}": f"{TOKENS} -> own",
@@ -157,7 +156,7 @@ def set_back(computed, drafted, accepted, table, size):
 
 
 ATTEND = "Their keys belong to another text, and every later token would attend to them."
-add_edits(settle, {
+settle.add_misconceptions({
     f"keeps the keys of rejected tokens. {ATTEND}": "1 + accepted -> 1 + drafted",
     "counts the token that the pass has chosen. It has no keys yet: the next pass computes it.": "1 + -> 2 +",
     "keeps no accepted token if one is rejected: those before it are right, and so are their keys.":

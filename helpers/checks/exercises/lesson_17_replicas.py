@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from ..edits import add_edits
 from ..exercise import Exercise, JudgedExercise, Passed
 from ..routing import SIGNATURE, baselines, score_route, standing
 
@@ -36,7 +35,7 @@ def leading_blocks(reports, hashes, replicas):
 
 
 LEADING = "[*present, False].index(False)"
-add_edits(cached_on, {
+cached_on.add_misconceptions({
     "drops a block for good once it has been evicted: it can be cached again, so its last report counts.":
         "in reports} -> in sorted(reports, key=lambda report: -report[2])}",
     "counts blocks after a missing one. Keys and values depend on everything before them, and the prompt is computed "
@@ -68,7 +67,7 @@ def from_tokens(prompt, outputs, max_tokens):
     ]
 
 
-add_edits(resume, {
+resume.add_misconceptions({
     "resumes outputs that have finished: their clients would get more tokens than the model generated.":
         "if not finished -> ",
     "numbers the outputs anew: the client knows them by their numbers, and the seed of each depends on its number.":
@@ -147,7 +146,7 @@ def by_owner(events):
 
 NO_LOSS = "own != replica -> True"
 NOTE_LOST = "owner, streams = -> lost, owner, streams = set(),", "owner = { -> lost.add(replica); owner = {"
-add_edits(deliver, {
+deliver.add_misconceptions({
     "delivers tokens from any replica, even from one that no longer has the request. The next replica computes these "
     "tokens again, so the client gets them twice.": "owner.get(request) == sender -> True",
     "delivers late tokens: a replica that once had the request may still send some after the request has moved.":

@@ -1,6 +1,5 @@
 """Lesson 18, the answer: Little's law within a window, and the price of the smallest fleet that keeps a promise."""
 
-from ..edits import add_edits
 from ..exercise import Exercise
 
 waiting_and_running = Exercise(
@@ -32,7 +31,7 @@ def each(condition):
 
 WHOLE = ("min(admitted, end) - max(arrival, start) -> admitted - arrival",
          "min(finished, end) - max(admitted, start) -> finished - admitted")  # fmt: skip
-add_edits(waiting_and_running, {
+waiting_and_running.add_misconceptions({
     "counts requests that finish within the window only: the others are in the system, too.":
         each("start <= a and c <= end"),
     "counts requests that arrive within the window only: earlier ones may still be in the system.":
@@ -95,7 +94,7 @@ def keeps(condition):
     return f"sum(one <= limit for one in fleet[3]) >= share * len(fleet[3]) -> {condition}"
 
 
-add_edits(smallest_fleet, {
+smallest_fleet.add_misconceptions({
     "compares the mean with the limit: a promise is a share of the requests, and the mean hides the slow ones.":
         keeps("statistics.mean(fleet[3]) <= limit"),
     "compares the median with the limit: half of the requests may be slower.":

@@ -9,7 +9,6 @@ from ... import kv_cache
 from ...loops import generate_continuous
 from ...models import context_length
 from ...tiny_model.corpus import unseen_prompts
-from ..edits import add_edits
 from ..exercise import Exercise
 from ..hand_made import blank, blank_cache, contents
 from ..watch import LETTERS, model_named, tokenizer_named, verb_on_model
@@ -86,7 +85,7 @@ def init(requests, model, tokenizer):
     }
 
 
-add_edits(init_batch, {
+init_batch.add_misconceptions({
     "pads on the left, as the lesson does. In this layout, every row starts in column 0.":
         "row + [pad] * (width - len(row)) -> [pad] * (width - len(row)) + row",
     "starts preempted requests anew: the tokens that they had generated would be generated again.":

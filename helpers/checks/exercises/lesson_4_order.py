@@ -3,7 +3,6 @@
 from statistics import mean
 
 from ...engine import Sequence
-from ..edits import add_edits
 from ..exercise import Exercise
 
 
@@ -201,7 +200,7 @@ def in_turn(running, waiting, rows, tokens):
     return names
 
 
-add_edits(admitted, {
+admitted.add_misconceptions({
     "skips a prompt that does not fit, and admits a later one: if requests overtake, a long prompt may wait forever.":
         "break -> continue",
     "forgets that each running request computes a token of the budget.": "tokens - len(running) -> tokens",
