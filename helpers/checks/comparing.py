@@ -116,10 +116,10 @@ class _Comparison:
             return next(filter(None, pairs), None)
         return None  # a model or a generator of random numbers: not compared
 
-    def _differs(self, got, right, what: str, path: tuple, grids: Grids | None = None) -> Difference:
+    def _differs(self, got, right, what: str, path: tuple) -> Difference:
         plain = type(got) is type(right) or isinstance(got, str | int | float | list | tuple | None)
         shown = _short(got) if plain and not (got is None and what == "the result") else kind(got)
-        return Difference(path, f"{what} should be {_short(right)}, but is {shown}", grids, what)
+        return Difference(path, f"{what} should be {_short(right)}, but is {shown}", what=what)
 
     def _numbers(self, got, right, what: str, path: tuple) -> Difference | None:
         if isinstance(got, torch.Tensor) and got.numel() == 1 and got.dtype != torch.bool and not path:
@@ -193,7 +193,7 @@ class _Comparison:
                 named = self.names[place] if isinstance(right, tuple) and not path and self.names else ""
                 found = self.compare(one, other, named or f"{what}, place {place}", (*path, place))
                 if found and not named and _is_plain(got) and _is_plain(right) and list(got) != list(right):
-                    return self._differs(got, right, what, path, _grids(got, right, what))
+                    return self._differs(got, right, what, path)
                 if found:
                     return found
             return None
@@ -262,21 +262,16 @@ def _is_plain(value) -> bool:
     )
 
 
-def _grids(got, right, what: str) -> Grids | None:
+def _grids(got: torch.Tensor, right: torch.Tensor, what: str) -> Grids | None:
     """Return both as grids if they have rows and columns and are small enough to be drawn."""
     title = what.strip("`")
-    if isinstance(right, torch.Tensor):
-        if isinstance(got, torch.Tensor) and got.dim() == right.dim() == 4 and 0 not in (*got.shape, *right.shape):
-            got, right = got[:, 0, :, 0], right[:, 0, :, 0]
-            title += " (first head, first number)"
-        if not isinstance(got, torch.Tensor) or got.dim() != 2 or right.dim() != 2 or max(right.numel(), 1) > 400:
-            return None
-        if got.device.type == "meta" or got.numel() > 400:
-            return None
-        got, right = (one.double().round(decimals=3) if one.is_floating_point() else one.long() for one in (got, right))
-        pads = (None, 0) if "mask" in title else (None,)
-        return Grids(right.tolist(), got.tolist(), title, pads)
-    return None
+    if got.dim() == right.dim() == 4 and 0 not in (*got.shape, *right.shape):
+        got, right = got[:, 0, :, 0], right[:, 0, :, 0]
+        title += " (first head, first number)"
+    if {got.dim(), right.dim()} != {2} or max(got.numel(), right.numel()) > 400 or got.device.type == "meta":
+        return None
+    got, right = (one.double().round(decimals=3) if one.is_floating_point() else one.long() for one in (got, right))
+    return Grids(right.tolist(), got.tolist(), title, (None, 0) if "mask" in title else (None,))
 
 
 def first_line(text: str) -> str:
