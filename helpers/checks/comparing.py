@@ -37,21 +37,18 @@ class Grids:
 
     def __str__(self) -> str:
         """Return both grids as text; a star marks what differs."""
-        columns = max((len(row) for row in [*self.expected, *self.actual]), default=0)
-        cells = [[], []]
-        for rows in zip_longest(self.expected, self.actual, fillvalue=()):
-            one, other = (  # aligned at their right edges, as in a batch
-                [None] * (columns - len(row)) + ["." if cell in self.pads else str(cell) for cell in row]
-                for row in rows
-            )
-            cells[0].append(["" if cell is None else f"{cell} " for cell in one])
-            marked = zip(one, other, strict=True)
-            cells[1].append(["" if b is None else f"{b} " if a == b else f"{b}*" for a, b in marked])
-        wide = max((len(cell) for side in cells for row in side for cell in row), default=1)
-        left, right = ([" ".join(cell.rjust(wide) for cell in row) for row in side] for side in cells)
-        width = max([len(line) for line in left] + [8])
-        lines = [f"  {self.title}  (. is padding, * differs)", f"  {'expected'.ljust(width)}    yours"]
-        return "\n".join(lines + [f"  {a.ljust(width)}    {b}" for a, b in zip(left, right, strict=True)])
+        both = self.expected, self.actual
+        grids = [[["." if cell in self.pads else str(cell) for cell in row] for row in rows] for rows in both]
+        columns = max((len(row) for rows in grids for row in rows), default=0)
+        wide = max((len(cell) for rows in grids for row in rows for cell in row), default=1)
+        width = max(8, columns * (wide + 2) - 1)
+        lines = [f"  {self.title}  (. is padding, * differs)", f"  {'expected':{width}}    yours"]
+        for rows in zip_longest(*grids, fillvalue=[]):
+            one, other = ([""] * (columns - len(row)) + row for row in rows)  # aligned at the right, as in a batch
+            left = " ".join(f"{cell:>{wide}} " for cell in one)
+            right = " ".join(f"{b:>{wide}}{'*' if b and a != b else ' '}" for a, b in zip(one, other, strict=True))
+            lines.append(f"  {left:{width}}    {right}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
