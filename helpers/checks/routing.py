@@ -4,16 +4,15 @@ The replicas are simulators in lock-step, so a score depends on nothing but the 
 """
 
 import operator
+from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
+from itertools import count, takewhile
 from random import Random
 from typing import NamedTuple
 
-from ..cluster.lockstep import LockstepReplicas
-from ..cluster.routing import LeastOutstandingTokens, PrefixAware, RoundRobin, RoutableReplica, Router
+from ..block_hashes import hash_blocks
 from ..engine import EngineConfig, SamplingParams
 from ..metrics import percentile
 from ..simulator import Simulator
@@ -67,31 +66,44 @@ class Score(NamedTuple):
         return f"{self.prompt_tokens:,} prompt tokens with a p95 of TTFT of {self.late:.1f}"
 
 
-class _Routed:
-    """A router that asks a function.
+class _Replica:
+    """A simulator, and the hashes of the blocks that it has cached or is about to compute."""
+
+    def __init__(self, rows: int):
+        config = EngineConfig(max_batch_size=rows, max_tokens_per_step=320, num_blocks=1200, block_size=BLOCK_SIZE)
+        self.engine, self.hashes = Simulator(config), set()
+
+    def known_for(self, prompt: list[int]) -> KnownReplica:
+        """Return what a router knows when a prompt arrives."""
+        for digest, registered in self.engine.block_manager.take_cache_events():
+            (self.hashes.add if registered else self.hashes.discard)(digest)
+        cached = list(takewhile(lambda digest: digest in self.hashes, hash_blocks(prompt[:-1], BLOCK_SIZE)))
+        unfinished = self.engine.scheduler.unfinished
+        outstanding = sum(one.prompt_tokens + one.max_tokens - one.computed for one in unfinished)
+        waiting = max(0, len(unfinished) - self.engine.config.max_batch_size)
+        return KnownReplica(BLOCK_SIZE * len(cached), outstanding, waiting)
+
+    def add(self, prompt: list[int], max_tokens: int, number: int) -> None:
+        self.hashes.update(hash_blocks(prompt, BLOCK_SIZE))
+        self.engine.add_request(prompt, SamplingParams(max_tokens=max_tokens), number)
+
+
+def choose(route: Callable, length: int, replicas: list[KnownReplica]) -> int:
+    """Return the index that a function returns for a request.
 
     Raises:
-        Wrong: what the function returns is not the index of a replica.
+        Wrong: it is not the index of a replica.
     """
-
-    def __init__(self, route: Callable):
-        self._route = route
-
-    def choose(self, prompt_token_ids: list[int], replicas: Seq[RoutableReplica]) -> int:
-        known = [
-            KnownReplica(one.cached_tokens(prompt_token_ids), one.outstanding_tokens, max(0, -one.free_rows))
-            for one in replicas
-        ]
-        chosen = self._route(len(prompt_token_ids), known)
-        try:
-            index = operator.index(chosen)
-        except Exception:  # raised by methods of the result
-            index = None
-        if index is None or isinstance(chosen, bool):
-            raise Wrong(f"should return the index of a replica, an int, but returned {kind(chosen)}.")
-        if not 0 <= index < len(replicas):
-            raise Wrong(f"should return an index from 0 to {len(replicas) - 1}, but returned {index}.")
-        return index
+    chosen = route(length, list(replicas))
+    try:
+        index = operator.index(chosen)
+    except Exception:  # raised by methods of the result
+        index = None
+    if index is None or isinstance(chosen, bool):
+        raise Wrong(f"should return the index of a replica, an int, but returned {kind(chosen)}.")
+    if not 0 <= index < len(replicas):
+        raise Wrong(f"should return an index from 0 to {len(replicas) - 1}, but returned {index}.")
+    return index
 
 
 @lru_cache(8)
@@ -114,32 +126,32 @@ def score_route(route: Callable, workload: str, seed: int = 0) -> Score:
     Raises:
         Wrong: the function returns something that is not the index of a replica.
     """
-    return _score(_Routed(route), workload, seed)
-
-
-def _score(router: Router, workload: str, seed: int) -> Score:
     _, _, rate, rows = WORKLOADS[workload]
-    config = EngineConfig(max_batch_size=rows, max_tokens_per_step=320, num_blocks=1200, block_size=BLOCK_SIZE)
-    replicas, first = LockstepReplicas([Simulator(config) for _ in range(REPLICAS)], router), {}
+    replicas, first, to_come = [_Replica(rows) for _ in range(REPLICAS)], {}, deque(enumerate(requests(workload, seed)))
     for step in count():
-        for number, (prompt, max_tokens) in enumerate(requests(workload, seed)):
-            if int(number / rate) == step:
-                replicas.add_request(prompt, SamplingParams(max_tokens), number)
-        for output in replicas.step():
+        while to_come and int(to_come[0][0] / rate) == step:
+            number, (prompt, max_tokens) = to_come.popleft()
+            known = [replica.known_for(prompt) for replica in replicas]
+            replicas[choose(route, len(prompt), known)].add(prompt, max_tokens, number)
+        for output in [output for replica in replicas for output in replica.engine.step()]:
             first.setdefault(output.request_id, 1 + step - int(output.request_id / rate))
         if len(first) == REQUESTS:
-            return Score(sum(replicas.prompt_tokens), percentile(list(first.values()), 95))
+            computed = sum(replica.engine.trace.prompt_tokens for replica in replicas)
+            return Score(computed, percentile(list(first.values()), 95))
 
 
 @lru_cache(8)
 def baselines(workload: str, seed: int = 0) -> dict[str, Score]:
     """Return the scores of three policies."""
-    routers = {
-        "round robin": RoundRobin(),
-        "least outstanding tokens": LeastOutstandingTokens(),
-        "cache alone": PrefixAware(weight=0),
+    turns, indices = count(), range(REPLICAS)
+    policies = {
+        "round robin": lambda length, replicas: next(turns) % REPLICAS,
+        "least outstanding tokens": lambda length, replicas: min(indices, key=lambda n: replicas[n].outstanding),
+        "cache alone": lambda length, replicas: max(
+            indices, key=lambda n: (replicas[n].cached, -replicas[n].outstanding)
+        ),
     }
-    return {name: _score(router, workload, seed) for name, router in routers.items()}
+    return {name: score_route(route, workload, seed) for name, route in policies.items()}
 
 
 def standing(score: Score, workload: str, seed: int = 0) -> str:
