@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.checks.edits import edited
+from helpers.checks.edits import add_edits, edited
 from helpers.checks.exercise import Exercise
 
 
@@ -46,6 +46,6 @@ def test_an_edit_of_what_is_not_there_is_an_error():
 def test_variants_of_a_misconception_share_its_message_and_functions_are_taken_as_they_are():
     exercise = Exercise("longest(rows)", "the longest rows")
     exercise.reference(longest)
-    exercise.add_misconceptions({"one": ["max( -> min(", ("== -> <", "max -> max")], "two": sorted})
+    add_edits(exercise, {"one": ["max( -> min(", ("== -> <", "max -> max")], "two": sorted})
     assert [each.message for each in exercise.declared] == ["one", "one", "two"]
     assert [each.function(["bc", "a"]) for each in exercise.declared] == [["a"], ["a"], ["a", "bc"]]

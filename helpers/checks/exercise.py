@@ -20,7 +20,6 @@ from functools import cached_property, lru_cache, partial
 from random import Random
 
 from .calling import Outcome, Question, answer, call
-from .edits import edited
 from .general_mistakes import general_mistakes
 
 
@@ -100,23 +99,23 @@ class Exercise:
         self.solution = function
         return function
 
+    def misconception(self, message: str, function: Callable) -> None:
+        """Take a wrong implementation. The first that explains all results is reported."""
+        self.declared.append(Misconception(message, function))
+
     def add_misconceptions(self, wrong: Mapping, part: str = "", **others) -> None:
-        """Take wrong implementations. The first that explains all results is reported.
+        """Take several misconceptions.
 
         Args:
-            wrong: from messages to functions, to edits of the reference (see `edited`), or to dicts with parts of the
-                reference, as its keyword arguments. A list has variants that get the same message.
+            wrong: from messages to functions, or to dicts with parts of the reference, as its keyword arguments. A list
+                has variants that get the same message.
             part: the one part of the reference that every value replaces.
             others: parts of the reference that are replaced in each of them, too.
         """
         for message, given in wrong.items():
             for one in given if isinstance(given, list) else [given]:
-                one = {part: one, **others} if part else one
-                if isinstance(one, Mapping):
-                    one = partial(self._with, one)
-                elif isinstance(one, str | tuple):
-                    one = edited(self.solution, one)
-                self.declared.append(Misconception(message, one))
+                parts = {part: one, **others} if part else one
+                self.misconception(message, partial(self._with, parts) if isinstance(parts, Mapping) else parts)
 
     def add_wrong_results(self, wrong: Mapping) -> None:
         """Take several misconceptions as changes of the right result.
@@ -127,7 +126,7 @@ class Exercise:
         """
         for message, given in wrong.items():
             for change in given if isinstance(given, list) else [given]:
-                self.declared.append(Misconception(message, partial(self._changed, change)))
+                self.misconception(message, partial(self._changed, change))
 
     def _with(self, parts: Mapping, *arguments):
         return self.solution(*arguments, **parts)

@@ -7,6 +7,7 @@ from random import Random
 from statistics import pstdev
 
 from ..comparing import kind
+from ..edits import add_edits
 from ..exercise import Exercise, JudgedExercise, Wrong
 
 EVEN = "Users send independently of each other: sometimes several requests arrive at once, and then none for a while"
@@ -113,7 +114,7 @@ def ranked(rank):
 
 
 LATENCY = "begin + seconds - sent"
-open_loop_latencies.add_misconceptions({
+add_edits(open_loop_latencies, {
     "returns the service times: a closed loop would measure just that. In an open loop, a request also waits while "
     "the server is busy with earlier ones.": f"{LATENCY} -> seconds",
     "starts a request before it is sent: when no request waits, the server is idle.": "max(sent, free) -> free",
@@ -191,7 +192,7 @@ def by_means(requests, seconds, ttft, tpot):
 MEAN_GAP = "(t[-1] - t[0]) / max(1, len(t) - 1)"
 BOTH = f"t[0] - sent <= ttft and {MEAN_GAP} <= tpot"
 GAPS = "TPOT is the mean gap between tokens, and there is one gap fewer than there are tokens."
-goodput.add_misconceptions({
+add_edits(goodput, {
     "counts refused requests. No token of theirs was late, but only because they got none.": "if t and -> if not t or",
     "assumes that every request has tokens. A refused one has none, and does not count.": "if t and -> if",
     "assumes that there is a second token: an output of one token has no TPOT, and only TTFT has a limit.":

@@ -2,6 +2,7 @@
 
 from math import ceil
 
+from ..edits import add_edits
 from ..exercise import Exercise
 from ..queues import first_mistake, run_story
 
@@ -69,7 +70,7 @@ RETRY = "ceil(self.seconds / self.rows)"
 ROW = "Each row is busy for `seconds`, but there are several, and any of them will do."
 EARLY = "A client that retries too early is refused again."
 PLACE = "Each request that finishes makes room for another: a client need not wait until the queue is empty."
-BoundedQueue.add_misconceptions({
+add_edits(BoundedQueue, {
     "assumes that a request that leaves has a place. It may have left before, or may have been refused: then "
     "nothing happens.": "elif request_id in self.running -> else",
     f"returns the time until one particular row is free. {ROW}": f"{RETRY} -> ceil(self.seconds)",

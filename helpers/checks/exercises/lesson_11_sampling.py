@@ -3,6 +3,7 @@
 import math
 from itertools import accumulate
 
+from ..edits import add_edits
 from ..exercise import Exercise
 
 softmax = Exercise("softmax(logits, temperature)", "a temperature changes the differences of logits before the softmax")
@@ -24,7 +25,7 @@ def of_differences(logits, temperature):
     return shares([math.exp(score - max(scores)) for score in scores])
 
 
-softmax.add_misconceptions({
+add_edits(softmax, {
     "multiplies the logits by the temperature: a high temperature must make tokens more alike.": "/ -> *",
     "divides the probabilities by the temperature, after the softmax: they no longer add up to 1.":
         lambda n, t: [value / t for value in of_differences(n, 1.0)],
@@ -68,7 +69,7 @@ def until_the_sum_reaches(probabilities, p):
     return ids
 
 
-top_p.add_misconceptions({
+add_edits(top_p, {
     "leaves out the token with which the sum reaches p. The kept tokens must have *at least* p together: after a "
     "certain token, yours would keep none.": "return ids -> return ids if total == p else ids[:-1]",
     "keeps the tokens whose own probability is at least p: it is their sum that counts.": "total < p -> value >= p",
@@ -96,7 +97,7 @@ def place_of(weights, number):
 
 
 OF_ONE = "sum(weights) -> 1.0"
-draw.add_misconceptions({
+add_edits(draw, {
     "compares the number with sums of weights that do not add up to 1. Divide by their sum first: after top-p, the "
     "weights add up to less, and a number could fall on no token.": [OF_ONE] + [
         (OF_ONE, f"return None -> return {one}") for one in ("len(weights) - 1", "len(weights)", "0")

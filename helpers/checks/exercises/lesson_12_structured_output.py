@@ -2,6 +2,7 @@
 
 import math
 
+from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_11_sampling import any_order, shares
 
@@ -51,7 +52,7 @@ def still_beginnings(text, choices, vocabulary, tokens_left):
     return ids
 
 
-allowed_tokens.add_misconceptions({
+add_edits(allowed_tokens, {
     "allows only tokens that complete a choice: a choice can be made of several tokens.":
         "choice.startswith(text + piece) -> choice == text + piece",
     "ignores the text so far: a token must continue it.": "startswith(text + -> startswith(",
@@ -93,7 +94,7 @@ def of_allowed(logits, allowed):
     return shares([math.exp(score - max(scores)) for score in scores])
 
 
-masked_softmax.add_misconceptions({
+add_edits(masked_softmax, {
     "applies the mask after the softmax. The removed tokens have already taken their share, so the others do not add "
     "up to 1: a drawn number could fall on none.":
         lambda n, a: [value * (place in a) for place, value in enumerate(of_allowed(n, range(len(n))))],
@@ -157,7 +158,7 @@ def skipping(edges, state, text):
 
 
 READ = "read(edges, state, text)"
-next_states.add_misconceptions({
+add_edits(next_states, {
     "reads only the first character of a token: the pattern has to allow all of them.":
         f"{READ} -> edges[state].get(text[0])",
     "allows only tokens of one character: longer ones may span several edges.": f"{READ} -> edges[state].get(text)",

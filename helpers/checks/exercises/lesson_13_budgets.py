@@ -1,5 +1,6 @@
 """Lesson 13, speculative decoding: how many draft tokens fit into a pass, and how many pay."""
 
+from ..edits import add_edits
 from ..exercise import Exercise
 
 draft_lengths = Exercise(
@@ -31,7 +32,7 @@ def share(budget, prefill_tokens, wanted):
 
 
 SHARED = "one_by_one(left, wanted)"
-draft_lengths.add_misconceptions({
+add_edits(draft_lengths, {
     "forgets the decodes: each running request computes its newest token first.": " - len(wanted) -> ",
     "lets drafts take the budget of the prompt: it would be computed later, for tokens that may be rejected.":
         " - prefill_tokens -> ",
@@ -72,7 +73,7 @@ def fastest(acceptance, rows, milliseconds):
 
 
 TOKENS, BEST = "sum(acceptance**before for before in range(k + 1))", "speeds.index(max(speeds))"
-best_k.add_misconceptions({
+add_edits(best_k, {
     "counts every draft token with the same probability. One counts only if all before it are accepted, too.":
         f"{TOKENS} -> 1 + acceptance * k",
     "forgets the token that the model chooses itself: a pass yields at least one.": "range(k + 1)) -> range(1, k + 1))",

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_1_next_token import ids
 
@@ -43,7 +44,7 @@ def as_digits(separator, ids, k, remaining):
     return []
 
 
-propose.add_misconceptions({
+add_edits(propose, {
     "finds the last tokens themselves: nothing follows them yet. Look for an earlier place.": "- n - 1, -> - n,",
     "takes the earliest match: the latest one is more likely to continue in the same way.":
         "range(len(ids) - n - 1, -1, -1) -> range(len(ids) - n)",
@@ -108,7 +109,7 @@ def by_request(drafts, chosen, eos):
 
 TOKENS = "own[: len(agreed(draft, own)) + 1]"
 CONTEXT = "The model chose the later tokens for a text that contains the rejected one."
-verify.add_misconceptions({
+add_edits(verify, {
     f"accepts draft tokens after the first mismatch. {CONTEXT}":
         f"{TOKENS} -> [one for token, one in zip(draft, own) if token == one] + own[-1:]",
     f"takes all of the model's tokens, also those after a mismatch. {CONTEXT}": f"{TOKENS} -> own",
@@ -156,7 +157,7 @@ def set_back(computed, drafted, accepted, table, size):
 
 
 ATTEND = "Their keys belong to another text, and every later token would attend to them."
-settle.add_misconceptions({
+add_edits(settle, {
     f"keeps the keys of rejected tokens. {ATTEND}": "1 + accepted -> 1 + drafted",
     "counts the token that the pass has chosen. It has no keys yet: the next pass computes it.": "1 + -> 2 +",
     "keeps no accepted token if one is rejected: those before it are right, and so are their keys.":

@@ -2,6 +2,7 @@
 
 import torch
 
+from ..edits import add_edits
 from ..exercise import Exercise
 
 SMALL = {
@@ -71,7 +72,7 @@ def rounding(dim):
     }  # fmt: skip
 
 
-integer_product.add_misconceptions({
+add_edits(integer_product, {
     "takes one scale for the whole batch: beside a larger token, a token has other integers than alone.":
         f"{LARGEST} -> x.abs().max()",
     "takes the first token's scale for all: with other tokens before it, a token has other integers.":
@@ -118,7 +119,7 @@ def the_shape_of_the_scales(result, arguments):
     return integers, scales.reshape(rows, -1).expand(heads, tokens)
 
 
-rounded_cache.add_misconceptions({
+add_edits(rounded_cache, {
     "takes one scale per head: a new token that is larger would change the integers of all earlier ones.":
         "keys.abs().amax(2) -> keys.abs().amax((1, 2))[:, None].expand(keys.shape[:2])",
     "takes one scale per token: a head of large numbers leaves few steps to the other heads.":
@@ -149,7 +150,7 @@ def of_all_vectors(layers, heads, kv_heads, head_dim, kind, memory):
     return token, memory // token
 
 
-cache_bytes.add_misconceptions({
+add_edits(cache_bytes, {
     "forgets the scales: an int8 vector has one, which takes 4 bytes.": "head_dim + 4 -> head_dim",
     "counts one scale for all heads: each KV head has its own.":
         "kv_heads * vector -> (kv_heads * vector if kind == 'bfloat16' else kv_heads * head_dim + 4)",

@@ -1,6 +1,7 @@
 """Lesson 14, quantized weights: a zero point, a product without float weights, and a planted bug."""
 
 from ..comparing import is_number, kind
+from ..edits import add_edits
 from ..exercise import Exercise, JudgedExercise, Passed, Wrong
 
 quantize = Exercise(
@@ -42,7 +43,7 @@ def with_a_zero_point(values, bits):
 
 
 LIMITS = "min(0.0, *values), max(0.0, *values)"
-quantize.add_misconceptions({
+add_edits(quantize, {
     "takes the scale from the mean: values beyond it need integers that do not exist. The range decides.":
         f"{LIMITS} -> -(mean := sum(map(abs, values)) / len(values)), mean",
     "takes the scale from the largest size alone, as symmetric quantization does: half of the integers stay unused.":
@@ -88,7 +89,7 @@ def by_group(x, integers, scales, zeros, group):
     return total
 
 
-multiply.add_misconceptions({
+add_edits(multiply, {
     "drops the zero points: an integer stands for (integer - zero point) * scale.": " - zeros[n] * sum(part) -> ",
     "subtracts a zero point once per group: each weight of the group contains it, so each input multiplies it.":
         "zeros[n] * sum(part) -> zeros[n]",

@@ -5,6 +5,7 @@ from itertools import groupby
 import torch
 
 from ..adapted_layers import with_calls, with_multiplications
+from ..edits import add_edits
 from ..exercise import Exercise
 
 
@@ -59,7 +60,7 @@ def does_not_merge(arguments, outcome, right):
 
 
 BESIDE, SMALL = "x @ weight.T + scale * (x @ a.T @ b.T)", "x @ a.T @ b.T"
-adapted_linear.add_misconceptions({
+add_edits(adapted_linear, {
     "forgets the scaling: what A and B add is multiplied by alpha / rank.": "alpha / len(a) -> 1",
     "multiplies by alpha alone: it is divided by the rank, so that another rank needs no other alpha.":
         "alpha / len(a) -> alpha",
@@ -154,7 +155,7 @@ ADD, PRODUCTS, OCCURRING = "y[rows] += adapters[name](x[rows])", "adapters[name]
 PER_ROW = "base(x) -> torch.cat([base(row[None]) for row in x])"
 PRODUCTS_PER_ROW = f"{PRODUCTS} -> torch.cat([adapters[name](x[[row]]) for row in rows])"
 ORDERS = [f"{how}(names)" for how in ("in_groups", "last_without")] + ["in_groups(names, str)"]
-adapt_rows.add_misconceptions({
+add_edits(adapt_rows, {
     "applies one row's adapter to all rows: each row has its own.":
         [f"y = base(x) -> y, names = base(x), [names[{row}]] * len(names)" for row in (0, -1)],
     "adds the products of every adapter to all rows: each row gets those of its own.":

@@ -1,5 +1,6 @@
 """Lesson 15, live weights: blocks that adapters and updates leave usable, and updates while requests run."""
 
+from ..edits import add_edits
 from ..exercise import Exercise
 
 cached_blocks = Exercise(
@@ -72,7 +73,7 @@ SEEN = [f"{place}*ids[{start} : end]" for place in ("", "end, ")
         for start in ("end - block_size", "max(0, end - 2 * block_size)")]  # fmt: skip
 LEADING = "next((n for n, key in enumerate(keys) if key not in cache), len(keys))"
 FORGET = "cache = {key for key in cache if key[0] != files.get(rest[0])}"
-cached_blocks.add_misconceptions({
+add_edits(cached_blocks, {
     f"shares blocks across adapters, and with the base model. {OTHER}": "(files[name], -> (0,",
     f"lets requests of an adapter use the base model's blocks. {OTHER}":
         'key in cache for -> key in cache or ("", *key[1:]) in cache for',
@@ -139,7 +140,7 @@ def pass_by_pass(requests, update, running):
 
 ALL, WHEN = "is_new, cached = True, [0] * len(requests)", '(running == "recompute" or not begun)'
 RESTARTED = "[0 if n in begun else one for n, one in enumerate({})]"
-live_update.add_misconceptions({
+add_edits(live_update, {
     "keeps the keys of the old weights: later tokens would attend to a mixture of both.":
         [f"{ALL} -> is_new = True", (f"{ALL} -> is_new = True", f"{WHEN} -> True")],
     "recomputes only the prompts, or only the generated tokens: the keys of both are of the old weights.":

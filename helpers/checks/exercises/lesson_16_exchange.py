@@ -1,5 +1,6 @@
 """Lesson 16, what workers exchange: the sums of a pass, and the best token of each share of the vocabulary."""
 
+from ..edits import add_edits
 from ..exercise import Exercise
 
 traffic = Exercise(
@@ -24,7 +25,7 @@ def of_one_pass(blocks, hidden, chunks, is_parallel, splits_embedding):
 
 
 PER_BLOCK, TOKENS = "(1 if is_parallel else 2)", "sum(chunks)"
-traffic.add_misconceptions({
+add_edits(traffic, {
     "counts a sum for each matrix: one that is split by columns needs none, since the next one takes its outputs as "
     "they are.": [f"{PER_BLOCK} -> ({parallel} if is_parallel else 4)" for parallel in (2, 3, 4)],
     "counts two sums for each block, parallel or not: results that are added anyway need only one sum together.":
@@ -69,7 +70,7 @@ def best_of_the_best(shares):
 NEXT, BEST = "first += len(own)", "max(sent, key=lambda one: one[0])"
 OWN, ALL = "own.index(max(own))", "sum(shares, [])"
 LAST = f"{OWN} -> len(own) - 1 - own[::-1].index(max(own))"
-greedy_token.add_misconceptions({
+add_edits(greedy_token, {
     "sends a place in the worker's own share: a token's id is its place in the whole vocabulary.":
         [f"{NEXT} -> pass", (f"first + {OWN} -> {OWN}", f"{BEST}[1] -> {ALL}.index(max({ALL}))")],
     "counts ids as if all shares had the same size: they may differ.":

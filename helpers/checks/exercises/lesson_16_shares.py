@@ -7,6 +7,7 @@ from torch.nn.functional import gelu
 
 from ..calling import or_error
 from ..comparing import difference
+from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_15_adapters import randn
 
@@ -38,7 +39,7 @@ CUT_W, CUT_B, ONCE = "weight.chunk(size, 0)", "bias.chunk(size)", "[bias] + [non
 IN_TURN = "{} -> [{}n::size] for n in range(size)]"
 W_IN_TURN = [IN_TURN.format(f"weight.chunk(size, {dim})", f"weight[{':, ' * dim}") for dim in (0, 1)]
 COLUMNS_IN_TURN = W_IN_TURN[0], IN_TURN.format(CUT_B, "bias[")
-split_linear.add_misconceptions({
+add_edits(split_linear, {
     "exchanges columns and rows: the weight is stored as [outputs, inputs], and a split by columns shares out the "
     "outputs.": ['"columns" -> "rows"', ("size, 0 -> size, -2", "size, 1 -> size, 0", "size, -2 -> size, 1")],
     "splits both kinds of layers in the same way: `by` says which way.": ["by == -> by or", "if by == -> if not"],
@@ -111,7 +112,7 @@ AT_0 = "b.chunk(size) -> [b] + [0 * b] * (size - 1)"
 WHOLE = "v.chunk(size, 1) -> [v] * size"
 IN_COLUMNS = "v.chunk(size, 1) -> v.chunk(size)", f"{SUM} -> torch.cat(parts, 1) + c"
 ALL = "w.chunk(size) -> [w] * size", EVERYWHERE, WHOLE
-split_mlp.add_misconceptions({
+add_edits(split_mlp, {
     "splits the first layer by rows and applies the activation to partial sums: GELU of a sum is not the sum of GELUs.":
         [(*BY_ROWS, bias, *rest) for bias in (EVERYWHERE, AT_0) for rest in ((WHOLE,), IN_COLUMNS)],
     "adds the second bias in every worker: the sum then contains it once for each of them.":
@@ -179,7 +180,7 @@ SPAN = "first + n * count // size, first + (n + 1) * count // size"
 DROPPED = f"{SPAN} -> first + n * (count // size), first + (n + 1) * (count // size)"
 ROWS = "range(begin * head_dim, end * head_dim)"
 TURNS = "[row for head in range(first + n, first + count, size) for row in range(head * head_dim, -~head * head_dim)]"
-qkv_rows.add_misconceptions({
+add_edits(qkv_rows, {
     "drops the heads that are left over when the workers can't share them equally. Raise a ValueError.":
         (f"{RAISE} -> pass", DROPPED),
     "gives some workers more heads than others: each pass would wait for them, so raise a ValueError.":

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from ..edits import add_edits
 from ..exercise import Exercise, JudgedExercise, Passed
 from ..routing import SIGNATURE, baselines, score_route, standing
 
@@ -35,7 +36,7 @@ def leading_blocks(reports, hashes, replicas):
 
 
 LEADING = "[*present, False].index(False)"
-cached_on.add_misconceptions({
+add_edits(cached_on, {
     "drops a block for good once it has been evicted: it can be cached again, so its last report counts.":
         "in reports} -> in sorted(reports, key=lambda report: -report[2])}",
     "counts blocks after a missing one. Keys and values depend on everything before them, and the prompt is computed "
@@ -67,7 +68,7 @@ def from_tokens(prompt, outputs, max_tokens):
     ]
 
 
-resume.add_misconceptions({
+add_edits(resume, {
     "resumes outputs that have finished: their clients would get more tokens than the model generated.":
         "if not finished -> ",
     "numbers the outputs anew: the client knows them by their numbers, and the seed of each depends on its number.":
@@ -146,7 +147,7 @@ def by_owner(events):
 
 NO_LOSS = "own != replica -> True"
 NOTE_LOST = "owner, streams = -> lost, owner, streams = set(),", "owner = { -> lost.add(replica); owner = {"
-deliver.add_misconceptions({
+add_edits(deliver, {
     "delivers tokens from any replica, even from one that no longer has the request. The next replica computes these "
     "tokens again, so the client gets them twice.": "owner.get(request) == sender -> True",
     "delivers late tokens: a replica that once had the request may still send some after the request has moved.":

@@ -1,5 +1,6 @@
 """Lesson 18, the answer: Little's law within a window, and the price of the smallest fleet that keeps a promise."""
 
+from ..edits import add_edits
 from ..exercise import Exercise
 
 waiting_and_running = Exercise(
@@ -31,7 +32,7 @@ def each(condition):
 
 WHOLE = ("min(admitted, end) - max(arrival, start) -> admitted - arrival",
          "min(finished, end) - max(admitted, start) -> finished - admitted")  # fmt: skip
-waiting_and_running.add_misconceptions({
+add_edits(waiting_and_running, {
     "counts requests that finish within the window only: the others are in the system, too.":
         each("start <= a and c <= end"),
     "counts requests that arrive within the window only: earlier ones may still be in the system.":
@@ -94,7 +95,7 @@ def keeps(condition):
     return f"sum(one <= limit for one in fleet[3]) >= share * len(fleet[3]) -> {condition}"
 
 
-smallest_fleet.add_misconceptions({
+add_edits(smallest_fleet, {
     "compares the mean with the limit: a promise is a share of the requests, and the mean hides the slow ones.":
         keeps("statistics.mean(fleet[3]) <= limit"),
     "compares the median with the limit: half of the requests may be slower.":

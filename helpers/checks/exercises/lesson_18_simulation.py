@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..edits import add_edits
 from ..exercise import Exercise
 
 finish_times = Exercise(
@@ -44,7 +45,7 @@ def on_a_virtual_clock(requests, rows, constant, per_row):
     return times
 
 
-finish_times.add_misconceptions({
+add_edits(finish_times, {
     "sets the clock back: after an iteration, a request that arrived meanwhile starts now, and not at its arrival.":
         "max(now, arrival) -> arrival",
     "serves a request before it has arrived: an idle engine moves its clock to the next arrival.":
@@ -125,7 +126,7 @@ def by_what_is_left(counts, times):
     return name, fits[name][1]
 
 
-missing_count.add_misconceptions({
+add_edits(missing_count, {
     "leaves out the constant: an iteration takes time even if it computes hardly anything.":
         '[ones, counts["tokens"], -> [counts["tokens"],',
     "leaves out the tokens: the third count has to explain what the first two do not.": ', counts["tokens"], -> ,',

@@ -6,6 +6,7 @@ import torch
 
 from ... import kv_cache
 from ...models import load_model
+from ..edits import add_edits
 from ..exercise import Exercise
 from ..watch import loop_on_model, model_named
 
@@ -74,7 +75,7 @@ NO_CACHE = "past_key_values=cache -> past_key_values=kv_cache.new()"
 TURN_ALONE, WHOLE_TEXT = "torch.cat([token, turn], dim=1) -> turn", "torch.cat([token, turn], dim=1) -> text"
 LAST_PASS = "model(input_ids=token, past_key_values=cache, use_cache=True)"
 UNTIL = "for _ in range(n) -> while len(output) < n and {}.eos_token_id not in output[-1:]"
-cached_loop.add_misconceptions({
+add_edits(cached_loop, {
     "recomputes the whole text in every pass. The cache holds the keys and values of the earlier tokens: after the "
     "prefill, each pass needs to compute only one token.": ("input_ids=input_ids -> input_ids=text", NO_CACHE),
     "gives the model one token and no cache, so it sees a text of a single token. It also needs the keys and "

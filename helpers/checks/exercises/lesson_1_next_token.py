@@ -2,6 +2,7 @@
 
 import torch
 
+from ..edits import add_edits
 from ..exercise import Exercise
 
 greedy_step = Exercise("greedy_step(logits)", "every row gets the best token of its own last position")
@@ -141,7 +142,7 @@ def first_eos_or_limit(token_ids, eos_id, max_tokens):
 
 
 UP_TO_EOS, AT_THE_LIMIT = "kept[: kept.index(eos_id) + 1]", '"length" if len(kept) == max_tokens'
-stop.add_misconceptions({
+add_edits(stop, {
     "looks for the last EOS. The output ends at the first one.":
         "kept.index(eos_id) + 1 -> len(kept) - kept[::-1].index(eos_id)",
     "drops EOS. EOS is not text, but the model generated it: it counts as a token and stays in the list.":

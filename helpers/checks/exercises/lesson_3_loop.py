@@ -6,6 +6,7 @@ from itertools import pairwise, zip_longest
 from ... import batching
 from ...request import Request
 from ...tiny_model.corpus import unseen_prompts
+from ..edits import add_edits
 from ..exercise import Exercise
 from ..watch import loop_in_words
 
@@ -59,7 +60,7 @@ def in_order(requests, rows):
 
 
 STEP = "running, now = batching.generate_next_token(running)"
-continuous_loop.add_misconceptions({
+add_edits(continuous_loop, {
     "waits until the whole batch has finished, which is static batching. A waiting request can take a finished "
     "request's row before the next pass.": "min(free -> min(0 if running['request_ids'] else free",
     "lets requests join before they arrive: all of them wait from the start, as in the lesson.":

@@ -9,6 +9,7 @@ from ... import kv_cache
 from ...loops import generate_continuous
 from ...models import context_length
 from ...tiny_model.corpus import unseen_prompts
+from ..edits import add_edits
 from ..exercise import Exercise
 from ..hand_made import blank, blank_cache, contents
 from ..watch import LETTERS, model_named, tokenizer_named, verb_on_model
@@ -85,7 +86,7 @@ def init(requests, model, tokenizer):
     }
 
 
-init_batch.add_misconceptions({
+add_edits(init_batch, {
     "pads on the left, as the lesson does. In this layout, every row starts in column 0.":
         "row + [pad] * (width - len(row)) -> [pad] * (width - len(row)) + row",
     "starts preempted requests anew: the tokens that they had generated would be generated again.":

@@ -3,6 +3,7 @@
 from statistics import mean
 
 from ...engine import Sequence
+from ..edits import add_edits
 from ..exercise import Exercise
 
 
@@ -200,7 +201,7 @@ def in_turn(running, waiting, rows, tokens):
     return names
 
 
-admitted.add_misconceptions({
+add_edits(admitted, {
     "skips a prompt that does not fit, and admits a later one: if requests overtake, a long prompt may wait forever.":
         "break -> continue",
     "forgets that each running request computes a token of the budget.": "tokens - len(running) -> tokens",

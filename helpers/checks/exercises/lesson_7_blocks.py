@@ -1,6 +1,7 @@
 """Lesson 7, a paged KV cache: slots, block tables that grow, and which requests are preempted."""
 
 from ..block_books import audit, books_after
+from ..edits import add_edits
 from ..exercise import Exercise
 
 slices_of = Exercise(
@@ -38,7 +39,7 @@ def look_up(table, start, end, size):
     return slices
 
 
-slices_of.add_misconceptions({
+add_edits(slices_of, {
     "expects an entry for every token: without one, a token has no slot.": "i >= len(table) or table[i] -> table[i]",
     "returns only the slots until the first token without a block: a kernel would read too few keys.":
         "return None -> break",
@@ -106,7 +107,7 @@ def all_or_nothing(free, tables, request, tokens, size, shared=()):
     return new
 
 
-grow.add_misconceptions({
+add_edits(grow, {
     "counts only full blocks: tokens that do not fill a block need one, too.": "-(-tokens // size) -> tokens // size",
     "takes another block when the last one is exactly full: no token needs it yet.":
         "-(-tokens // size) -> tokens // size + 1",
@@ -171,7 +172,7 @@ def newest_first(running, tables, free, request, missing):
     return names
 
 
-preempted.add_misconceptions({
+add_edits(preempted, {
     "preempts the oldest first: it has computed the most, and would lose the most.": "reversed(running) -> running",
     "counts one block per request: a preempted request frees its whole table.": "len(tables[name]) -> 1",
     "keeps the request that asks, although no newer one is left: then it has to leave itself.":

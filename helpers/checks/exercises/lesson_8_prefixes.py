@@ -2,7 +2,7 @@
 
 from ..block_names import numbered_names, wrong_names
 from ..comparing import kind
-from ..edits import edited
+from ..edits import add_edits, edited
 from ..exercise import Exercise, JudgedExercise, Passed, Wrong
 
 prefix_hashes = Exercise(
@@ -55,7 +55,7 @@ def chain(ids, size, salt):
 
 NAME, BLOCK = "(name, *ids[end - size : end])", "ids[end - size : end]"
 OWN = "Its keys depend on everything before it, so after another beginning they are different."
-prefix_hashes.add_misconceptions({
+add_edits(prefix_hashes, {
     f"looks only at a block's own tokens. {OWN}": "(name, * -> (salt, *",
     f"looks only at a block's own tokens and its place. {OWN}": "(name, * -> (salt, end, *",
     "looks back only one block: keys depend on all earlier tokens.":
@@ -118,7 +118,7 @@ def prefix(names, cached, tokens, size):
 
 
 LEFT, THE_BUG = "tokens - len(blocks) * size", "break -> continue"
-reuse.add_misconceptions({
+add_edits(reuse, {
     "shares a block although one before it is missing: the missing block's tokens would be skipped.": THE_BUG,
     "shares nothing if any block is missing: those before the first missing one can be shared.":
         "break -> return [], tokens",

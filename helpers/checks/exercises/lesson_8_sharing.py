@@ -1,6 +1,7 @@
 """Lesson 8, prefix sharing: allocation of blocks that others have, too, and their release."""
 
 from ..block_books import audit, books_after
+from ..edits import add_edits
 from ..exercise import Exercise
 from .lesson_7_blocks import ROOM, A, all_or_nothing, any_free_block, is_in_order
 
@@ -21,7 +22,7 @@ allocate.table([
    given=f"{ROOM}, shared {{}}")  # fmt: skip
 allocate.ignoring(any_free_block)
 allocate.reference(all_or_nothing)
-allocate.add_misconceptions({
+add_edits(allocate, {
     "leaves shared blocks in `free`: the next request would overwrite keys that are in use.": "in free] -> in []]",
     "counts shared blocks that are in `free` as free: the request cannot get them twice.": " - len(reused) -> ",
     "refuses where only the shared blocks in `free` are left, although no other block is missing.":
@@ -70,7 +71,7 @@ def unless_used(free, tables, request):
 
 
 OWN = "[block for block in table if not any(block in other for other in tables.values())]"
-release.add_misconceptions({
+add_edits(release, {
     "frees blocks that are in another table: the next request would overwrite keys in use.": f"{OWN} -> table",
     "frees nothing if some blocks are shared: the others must become free.":
         f"{OWN} -> table if {OWN} == table else []",

@@ -3,6 +3,7 @@
 import json
 from itertools import chain, pairwise
 
+from ..edits import add_edits
 from ..exercise import Exercise
 from ..streams import DONE, ONE, STREAMS, read_stream
 
@@ -44,7 +45,7 @@ def by_empty_lines(pieces):
 
 
 JOINED = r'"\n".join(line.removeprefix("data:").strip() for line in lines)'
-read_events.add_misconceptions({
+add_edits(read_events, {
     "parses [DONE], which is not JSON: it ends the stream.": 'if data == "[DONE]" -> if None',
     "treats comments as data: lines that begin with `:` have none.": f"{JOINED} -> event.decode()[5:].strip()",
     "drops falsy events: `null` and 0 are data, too.": "if data: -> if data and json.loads(data):",
@@ -141,7 +142,7 @@ def keeping_back(texts, stop):
     return pieces
 
 
-text_pieces.add_misconceptions({
+add_edits(text_pieces, {
     "sends half of a character: an incomplete one decodes to the replacement character.": ".rstrip(HALF) -> ",
     "sends the beginning of the stop text, which the next token may complete.": "range(len(stop)) -> [0]",
     "keeps the end of the text back even after the last token: then nothing can complete it.": "number < -> 0 <",
@@ -191,7 +192,7 @@ def net_changes(messages, unfinished):
     return added, aborted
 
 
-read_inbox.add_misconceptions({
+add_edits(read_inbox, {
     "adds a request whose client has left already: both messages are in the same inbox.": "name in added -> None",
     "aborts requests that the engine no longer has: they have finished, and there is nothing to abort.":
         "name in unfinished and -> ",
