@@ -79,6 +79,13 @@ def test_a_check_cell_examines_one_task(assignment):
     assert [match[1] for match in examined] == [cell.task for cell in release_of(assignment) if cell.task]
 
 
+@pytest.mark.parametrize("assignment", ASSIGNMENTS)
+def test_what_a_notebook_imports_from_the_course_exists(assignment):
+    for cell in read(SOURCE, assignment).cells:
+        for line in re.findall(r"^from helpers.* import \w.*", cell.source, re.MULTILINE):
+            exec(line, {})
+
+
 def test_every_lesson_has_at_least_three_tasks():
     assert all(len(answers_of(assignment)) >= 3 for assignment in LESSONS)
 

@@ -60,6 +60,7 @@ def check(task: str, attempt: Callable, show: bool = True) -> bool:
         ValueError: the task does not exist.
     """
     from .calling import answer
+    from .comparing import show_in_notebook
     from .examining import examine
     from .exercises import EXERCISES  # a grader's sandbox has this package without the exercises
 
@@ -67,17 +68,6 @@ def check(task: str, attempt: Callable, show: bool = True) -> bool:
         raise ValueError(f"There is no exercise {task!r}. There are: {', '.join(sorted(EXERCISES, key=str.lower))}.")
     verdict = examine(EXERCISES[task], lambda question: answer(question, attempt))
     print(f"{task}: {verdict.message}")
-    if show and verdict.grids:
-        _draw(verdict.grids)
+    if show and verdict.grids and not show_in_notebook(lambda plots: verdict.grids.picture()):
+        print(verdict.grids)
     return verdict.passed
-
-
-def _draw(grids) -> None:
-    from .comparing import in_notebook
-
-    if in_notebook():
-        from IPython.display import display
-
-        display(grids.picture())
-    else:
-        print(grids)

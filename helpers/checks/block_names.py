@@ -15,24 +15,15 @@ def numbered_names(function: Callable, texts: Seq[list[int]], block_size: int, s
     Blocks have the same number if they have the same name. A value that is not a list, or cannot be a key, is described
     in words. Texts with the first salt are also numbered alone.
     """
-    pairs = list(zip(texts, salts, strict=True))
-    named = [_usable(function(text, block_size, salt)) for text, salt in pairs]
-    again = [_usable(function(text, block_size, salt)) for text, salt in pairs]
+    named, again = (
+        [function(text, block_size, salt) for text, salt in zip(texts, salts, strict=True)] for _ in range(2)
+    )
+    both = _numbered([*named, *again])
     return {
         "one salt": _numbered([names for names, salt in zip(named, salts, strict=True) if salt == salts[0]]),
-        "all salts": _numbered(named),
-        "same names again": named == again,
+        "all salts": both[: len(named)],
+        "same names again": both[: len(named)] == both[len(named) :],
     }
-
-
-class _Words(str):
-    """A description of a value that is not a list or not a name."""
-
-
-def _usable(names) -> list | _Words:
-    if not isinstance(names, list):
-        return _Words(kind(names))
-    return [name if _is_key(name) else _Words(kind(name)) for name in names]
 
 
 def _is_key(name) -> bool:
@@ -43,13 +34,13 @@ def _is_key(name) -> bool:
         return False
 
 
-def _numbered(named: Seq[list | _Words]) -> list:
+def _numbered(named: Seq) -> list:
     numbers: dict = {}
 
-    def number(name):
-        return str(name) if isinstance(name, _Words) else numbers.setdefault(name, len(numbers))
+    def number(name) -> int | str:
+        return numbers.setdefault(name, len(numbers)) if _is_key(name) else kind(name)
 
-    return [str(names) if isinstance(names, _Words) else [number(name) for name in names] for names in named]
+    return [[number(name) for name in names] if isinstance(names, list) else kind(names) for names in named]
 
 
 def wrong_names(texts: Seq[list[int]], block_size: int, salts: Seq[str], named: list, right: list) -> str | None:

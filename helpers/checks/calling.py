@@ -9,13 +9,13 @@ import copy
 import inspect
 import linecache
 import signal
-import sys
 import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 
 from .comparing import first_line, kind
 
@@ -46,7 +46,6 @@ class Question:
         observe: takes the function and the arguments, and returns what is compared. It is defined in a module that a
             grader's sandbox contains, so not next to a reference implementation.
         forbidden: the course's own solutions, as "module:function". They raise an error while the function runs.
-        binds: whether the arguments must fit the function's parameters.
         serve: what the function may ask of the process that puts the question, whose answers it cannot change. The
             observer gets it before the arguments.
     """
@@ -56,7 +55,6 @@ class Question:
     given: str = ""
     observe: Callable = call
     forbidden: tuple[str, ...] = ()
-    binds: bool = True
     serve: Callable | None = None
 
 
@@ -94,14 +92,13 @@ def answer(question: Question, function: Callable) -> Outcome:
             f"is given {kind(function)}, not a function. Pass the function itself, without calling it: "
             f'check("{name}", my_{name}).'
         )
-    if question.binds:
-        try:
-            named = question.signature.count(", ") + 1  # any others are for the observer
-            inspect.signature(function).bind(*question.arguments[:named])
-        except TypeError as error:
-            return _final(f"is called as {question.signature}, but your function does not accept that: {error}.")
-        except ValueError:
-            pass  # some built-in functions have no signature: call and see
+    try:
+        named = question.signature.count(", ") + 1  # any others are for the observer
+        inspect.signature(function).bind(*question.arguments[:named])
+    except TypeError as error:
+        return _final(f"is called as {question.signature}, but your function does not accept that: {error}.")
+    except ValueError:
+        pass  # some built-in functions have no signature: call and see
     arguments = copy.deepcopy(question.arguments)
     try:
         with _without(question.forbidden), time_limit(SECONDS):
@@ -157,12 +154,8 @@ def _without(names: tuple[str, ...]):
     swapped = []
     try:
         for name in names:
-            module, _, path = name.partition(":")
-            function = sys.modules[module] if module in sys.modules else __import__(module, fromlist=["_"])
-            for part in path.split("."):
-                function = getattr(function, part)
-
-            shown = path.removesuffix(".fget")  # of a property
+            function = resolve_name(name)
+            shown = name.partition(":")[2].removesuffix(".fget")  # of a property
 
             # The code runs with the globals of the course's module, so all that it needs is a default argument.
             def refuse(*args, _name=shown, _error=_ForbiddenError, **kwargs):

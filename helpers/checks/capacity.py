@@ -4,7 +4,6 @@ The course's own scheduler and block manager run in the simulator. An iteration 
 for the forward pass, and 1 for every 50 tokens. So the counts are the same on every machine.
 """
 
-from collections import deque
 from functools import lru_cache
 from itertools import accumulate
 from math import log
@@ -85,16 +84,13 @@ def run_design(rows: int, tokens: int, max_queue: int, seed: int = 0) -> Counts:
 def _run(rows: int, tokens: int, max_queue: int, seed: int) -> Counts:
     limits = {"max_batch_size": rows, "max_tokens_per_step": tokens, "num_blocks": BLOCKS, "block_size": BLOCK_SIZE}
     engine = Simulator(EngineConfig(**limits, prefix_caching=False), seconds=_cost)
-    upcoming, arrivals, prompt_tokens = deque(enumerate(trace(seed))), {}, 0
-    while upcoming or engine.has_unfinished_requests():
-        if not engine.has_unfinished_requests():  # idle until the next request arrives
-            engine.runner.time = max(engine.runner.time, upcoming[0][1][0])
-        while upcoming and upcoming[0][1][0] <= engine.runner.time:
-            number, (arrival, prompt, output) = upcoming.popleft()
-            if len(engine.scheduler.running) + len(engine.scheduler.waiting) < rows + max_queue:
-                arrivals[number], prompt_tokens = arrival, prompt_tokens + prompt
-                engine.add_request([0] * prompt, SamplingParams(output, ignore_eos=True), number)
-        engine.step()
+    arrivals, prompt_tokens = {}, 0
+    for number, (arrival, prompt, output) in enumerate(trace(seed)):
+        engine.run_until(arrival)
+        if len(engine.scheduler.unfinished) < rows + max_queue:
+            arrivals[number], prompt_tokens = arrival, prompt_tokens + prompt
+            engine.add_request([0] * prompt, SamplingParams(output, ignore_eos=True), number)
+    engine.run_until()
     served = metrics.request_metrics(engine.trace, arrivals)
     late = {one.request_id for one in served if one.ttft > TTFT}
     stalled = {one.request_id for one in served if max(one.itl, default=0) > GAP + 1e-9}

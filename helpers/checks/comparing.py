@@ -5,8 +5,9 @@ alike.
 """
 
 import dataclasses
+import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from numbers import Integral, Real
@@ -36,21 +37,18 @@ class Grids:
 
     def __str__(self) -> str:
         """Return both grids as text; a star marks what differs."""
-        columns = max((len(row) for row in [*self.expected, *self.actual]), default=0)
-        cells = [[], []]
-        for rows in zip_longest(self.expected, self.actual, fillvalue=()):
-            one, other = (  # aligned at their right edges, as in a batch
-                [None] * (columns - len(row)) + ["." if cell in self.pads else str(cell) for cell in row]
-                for row in rows
-            )
-            cells[0].append(["" if cell is None else f"{cell} " for cell in one])
-            marked = zip(one, other, strict=True)
-            cells[1].append(["" if b is None else f"{b} " if a == b else f"{b}*" for a, b in marked])
-        wide = max((len(cell) for side in cells for row in side for cell in row), default=1)
-        left, right = ([" ".join(cell.rjust(wide) for cell in row) for row in side] for side in cells)
-        width = max([len(line) for line in left] + [8])
-        lines = [f"  {self.title}  (. is padding, * differs)", f"  {'expected'.ljust(width)}    yours"]
-        return "\n".join(lines + [f"  {a.ljust(width)}    {b}" for a, b in zip(left, right, strict=True)])
+        both = self.expected, self.actual
+        grids = [[["." if cell in self.pads else str(cell) for cell in row] for row in rows] for rows in both]
+        columns = max((len(row) for rows in grids for row in rows), default=0)
+        wide = max((len(cell) for rows in grids for row in rows for cell in row), default=1)
+        width = max(8, columns * (wide + 2) - 1)
+        lines = [f"  {self.title}  (. is padding, * differs)", f"  {'expected':{width}}    yours"]
+        for rows in zip_longest(*grids, fillvalue=[]):
+            one, other = ([""] * (columns - len(row)) + row for row in rows)  # aligned at the right, as in a batch
+            left = " ".join(f"{cell:>{wide}} " for cell in one)
+            right = " ".join(f"{b:>{wide}}{'*' if b and a != b else ' '}" for a, b in zip(one, other, strict=True))
+            lines.append(f"  {left:{width}}    {right}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -115,17 +113,17 @@ class _Comparison:
             return next(filter(None, pairs), None)
         return None  # a model or a generator of random numbers: not compared
 
-    def _differs(self, got, right, what: str, path: tuple, grids: Grids | None = None) -> Difference:
+    def _differs(self, got, right, what: str, path: tuple) -> Difference:
         plain = type(got) is type(right) or isinstance(got, str | int | float | list | tuple | None)
         shown = _short(got) if plain and not (got is None and what == "the result") else kind(got)
-        return Difference(path, f"{what} should be {_short(right)}, but is {shown}", grids, what)
+        return Difference(path, f"{what} should be {_short(right)}, but is {shown}", what=what)
 
     def _numbers(self, got, right, what: str, path: tuple) -> Difference | None:
         if isinstance(got, torch.Tensor) and got.numel() == 1 and got.dtype != torch.bool and not path:
             got = got.item()  # inside a list, a tensor is not a number: JSON and the next verb refuse it
         if not is_number(got):
             return _should_be("an int" if isinstance(right, Integral) else "a number", got, what, path)
-        if not _close(float(got), float(right)):
+        if not math.isclose(got, right, rel_tol=RELATIVE, abs_tol=ABSOLUTE * 1e-5):
             one, other = _apart(right, got)
             return Difference(path, f"{what} should be {one}, but is {other}", what=what)
         if self.strict and isinstance(right, Integral) and not isinstance(got, Integral):
@@ -192,7 +190,7 @@ class _Comparison:
                 named = self.names[place] if isinstance(right, tuple) and not path and self.names else ""
                 found = self.compare(one, other, named or f"{what}, place {place}", (*path, place))
                 if found and not named and _is_plain(got) and _is_plain(right) and list(got) != list(right):
-                    return self._differs(got, right, what, path, _grids(got, right, what))
+                    return self._differs(got, right, what, path)
                 if found:
                     return found
             return None
@@ -241,10 +239,6 @@ def is_number(value) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _close(one: float, other: float) -> bool:
-    return one == other or abs(one - other) <= max(RELATIVE * max(abs(one), abs(other)), ABSOLUTE * 1e-5) < float("inf")
-
-
 def _apart(one, other) -> tuple[str, str]:
     """Return two different numbers as texts that differ."""
     if isinstance(one, Integral) and isinstance(other, Integral):
@@ -265,21 +259,16 @@ def _is_plain(value) -> bool:
     )
 
 
-def _grids(got, right, what: str) -> Grids | None:
+def _grids(got: torch.Tensor, right: torch.Tensor, what: str) -> Grids | None:
     """Return both as grids if they have rows and columns and are small enough to be drawn."""
     title = what.strip("`")
-    if isinstance(right, torch.Tensor):
-        if isinstance(got, torch.Tensor) and got.dim() == right.dim() == 4 and 0 not in (*got.shape, *right.shape):
-            got, right = got[:, 0, :, 0], right[:, 0, :, 0]
-            title += " (first head, first number)"
-        if not isinstance(got, torch.Tensor) or got.dim() != 2 or right.dim() != 2 or max(right.numel(), 1) > 400:
-            return None
-        if got.device.type == "meta" or got.numel() > 400:
-            return None
-        got, right = (one.double().round(decimals=3) if one.is_floating_point() else one.long() for one in (got, right))
-        pads = (None, 0) if "mask" in title else (None,)
-        return Grids(right.tolist(), got.tolist(), title, pads)
-    return None
+    if got.dim() == right.dim() == 4 and 0 not in (*got.shape, *right.shape):
+        got, right = got[:, 0, :, 0], right[:, 0, :, 0]
+        title += " (first head, first number)"
+    if {got.dim(), right.dim()} != {2} or max(got.numel(), right.numel()) > 400 or got.device.type == "meta":
+        return None
+    got, right = (one.double().round(decimals=3) if one.is_floating_point() else one.long() for one in (got, right))
+    return Grids(right.tolist(), got.tolist(), title, (None, 0) if "mask" in title else (None,))
 
 
 def first_line(text: str) -> str:
@@ -307,10 +296,15 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def in_notebook() -> bool:
-    """Return whether pictures can be shown: in a Jupyter kernel, but not in a terminal."""
+def show_in_notebook(draw: Callable) -> bool:
+    """Show what a function makes of the module `plots`; return False where pictures cannot be shown: in a terminal."""
     try:
-        from IPython import get_ipython
+        from IPython import display, get_ipython
     except ImportError:
         return False
-    return hasattr(get_ipython(), "kernel")
+    if not hasattr(get_ipython(), "kernel"):
+        return False
+    from .. import plots
+
+    display.display(draw(plots))
+    return True

@@ -13,7 +13,7 @@ from random import Random
 
 from ..engine import BlockManager, Sequence
 from .calling import answer
-from .comparing import in_notebook, kind
+from .comparing import kind, show_in_notebook
 from .examining import examine
 from .exercise import JudgedExercise, Wrong
 
@@ -220,13 +220,9 @@ def score_eviction(evict: Callable) -> dict[str, dict[str, int]]:
         print(f"evict: {verdict.message}")
         return {}
     print("\n\n".join(_table(trace, score) for trace, score in scores.items()))
-    if in_notebook():
-        from IPython.display import display
-
-        from .. import plots
-
-        for trace, score in scores.items():
-            display(plots.bars(score, "prompt tokens computed", f"{trace}: {TRACES[trace]}"))
+    for trace, score in scores.items():
+        title = f"{trace}: {TRACES[trace]}"
+        show_in_notebook(lambda plots, score=score, title=title: plots.bars(score, "prompt tokens computed", title))
     return scores
 
 

@@ -15,6 +15,8 @@ from .calling import Outcome, Question
 from .comparing import NO_RETURN, Difference, Grids, difference, first_line
 from .exercise import Exercise, JudgedExercise, Passed, Wrong
 
+PURE = "Return a new object and leave the arguments unchanged: otherwise, a cell that runs twice gives two results."
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -147,7 +149,7 @@ class _Trial:
         ):
             if strict and difference(after, before, strict=False) is None:
                 if changed := difference(argument, before, name=f"`{name}`"):
-                    what = f"changed its argument: {changed.what} is no longer what it was. {self.exercise.pure}"
+                    what = f"changed its argument: {changed.what} is no longer what it was. {PURE}"
                     return Difference((name,), what, changed.grids)
             elif changed := difference(argument, after, name=f"`{name}`", strict=strict):
                 return Difference((name,), changed.message, changed.grids)

@@ -23,8 +23,6 @@ from .calling import Outcome, Question, answer, call
 from .edits import Edit, edited
 from .general_mistakes import general_mistakes
 
-PURE = "Return a new object and leave the arguments unchanged: otherwise, a cell that runs twice gives two results."
-
 
 @dataclass(frozen=True)
 class Misconception:
@@ -41,8 +39,7 @@ class Exercise:
         signature: how the function is called, such as "left_pad(rows, pad_id)".
         idea: what a student who passes has understood; it follows "passed." in the message.
         names: the names of the parts of a result that is a tuple.
-        observe, forbidden, binds: see `Question`.
-        pure: the reason in the message for an argument that was changed, although the reference does not change it.
+        observe, forbidden: see `Question`.
     """
 
     def __init__(
@@ -53,16 +50,14 @@ class Exercise:
         names: tuple[str, ...] = (),
         observe: Callable = call,
         forbidden: Iterable[str] = (),
-        binds: bool = True,
-        pure: str = PURE,
     ):
-        self.signature, self.idea, self.names, self.pure = signature, idea, names, pure
+        self.signature, self.idea, self.names = signature, idea, names
         self.name, _, parameters = signature.rstrip(")").partition("(")
         self.parameters = tuple(parameters.split(", "))
         self.declared: list[Misconception] = []
         self.rules: list[Callable] = []
         self.ignore: Callable = lambda result, arguments: result
-        self._observe, self._forbidden, self._binds = observe, tuple(forbidden), binds
+        self._observe, self._forbidden = observe, tuple(forbidden)
         self._cases: Callable[[Random], Iterable[tuple[tuple, str]]]
         self.solution: Callable
         # A student checks a function many times, and each time it is compared with all misconceptions.
@@ -176,7 +171,7 @@ class Exercise:
         """
         pairs = []
         for arguments, given in self._cases(Random(seed)):
-            question = Question(self.signature, arguments, given, self._observe, self._forbidden, self._binds)
+            question = Question(self.signature, arguments, given, self._observe, self._forbidden)
             right = self.outcome_of(self.solution, question)
             if right.failure:
                 raise RuntimeError(f"the reference of {self.name} failed: {right.failure.message} ({given})")

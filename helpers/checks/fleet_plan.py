@@ -9,6 +9,7 @@ from numbers import Integral
 from random import Random
 from typing import NamedTuple
 
+from ..cluster.routing import LeastOutstandingTokens
 from ..engine import EngineConfig
 from ..simulator import CostModel, TimedRequest, simulate_fleet, synthetic_trace
 from ..simulator.cost_model import MACHINES
@@ -43,11 +44,6 @@ class Served(NamedTuple):
         )
 
 
-class _LeastOutstandingTokens:
-    def choose(self, prompt_token_ids, replicas) -> int:
-        return min(range(len(replicas)), key=lambda index: replicas[index].outstanding_tokens)
-
-
 @lru_cache(8)
 def trace(seed: int = 0) -> tuple[TimedRequest, ...]:
     """Return the requests of a trace: synthetic conversations, in which one prompt in ten is a page of text.
@@ -58,6 +54,12 @@ def trace(seed: int = 0) -> tuple[TimedRequest, ...]:
     Random(f"plan {seed}").shuffle(pages)
     requests = at_rate(list(synthetic_trace("conversation", REQUESTS, RATE, seed)), RATE)
     return tuple(one._replace(prompt=PAGE) if page else one for one, page in zip(requests, pages, strict=True))
+
+
+@lru_cache(1)
+def cost_model() -> CostModel:
+    """Return the costs of the committed estimate for an H100, which notebooks show."""
+    return CostModel.load(MACHINES["h100_llama_8b"])
 
 
 def run_plan(replicas: int, tokens: int, seed: int = 0, failure: bool = False) -> Served:
@@ -84,8 +86,7 @@ def run_plan(replicas: int, tokens: int, seed: int = 0, failure: bool = False) -
 def _run(replicas: int, tokens: int, seed: int, failure: bool) -> Served:
     config = EngineConfig(max_batch_size=ROWS, max_tokens_per_step=tokens, prefix_caching=False)
     failures = {"failures": [(FAILS_AT, 0)], "start_seconds": START} if failure else {}
-    cost = CostModel.load(MACHINES["h100_llama_8b"])  # the committed estimate for an H100
-    result = simulate_fleet(trace(seed), config, cost, replicas, _LeastOutstandingTokens(), **failures)
+    result = simulate_fleet(trace(seed), config, cost_model(), replicas, LeastOutstandingTokens(), **failures)
     return Served(
         in_time=round(result.within(ttft=TTFT, tpot=TPOT) * REQUESTS),
         late=sum(one.ttft > TTFT for one in result.requests),

@@ -9,17 +9,17 @@ from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from types import SimpleNamespace
 
 from .. import metrics, workloads
-from ..engine import EngineConfig, Plan, SamplingParams, Sequence
+from ..engine import EngineConfig, Plan, SamplingParams, Scheduler, Sequence
 from ..model_engine import Engine
 from ..request import Request
 from ..trace import Trace
 from .calling import answer
-from .comparing import in_notebook, kind
+from .comparing import kind, show_in_notebook
 from .examining import examine
 from .exercise import JudgedExercise, Wrong
-from .student_scheduler import StudentScheduler
 
 ROWS = 8
 SIGNATURE = "schedule(waiting, running, free_rows)"
@@ -52,7 +52,7 @@ class ServerRequest:
 # --- a schedule drives the engine -----------------------------------------------------------------------------------
 
 
-class _ScheduledBy(StudentScheduler):
+class _ScheduledBy(Scheduler):
     """A scheduler that asks a schedule which requests join, before every iteration that may be a prefill."""
 
     def __init__(self, schedule: Callable, view: Callable[[Sequence], ServerRequest], *args):
@@ -64,9 +64,10 @@ class _ScheduledBy(StudentScheduler):
         if not waiting and not running:
             return
         views = [self._view(sequence) for sequence in waiting]
-        for joining in decide(self._schedule, views, running, self.max_rows - len(running)):
-            sequence = waiting[views.index(joining)]
-            self.add_chunk(plan, sequence, sequence.num_uncomputed_tokens)
+        joining = decide(self._schedule, views, running, self.max_rows - len(running))
+        order = [waiting[views.index(one)] for one in joining]
+        self.policy = SimpleNamespace(order=lambda waiting, running: order)
+        super()._admit(plan)
 
 
 def run_schedule(schedule: Callable, requests: Seq[Request], arrivals: Seq[int], rows: int = ROWS) -> Trace:
@@ -223,12 +224,7 @@ def score_schedule(schedule: Callable) -> dict:
         scores[name] = {policy: measure(trace, workload(name)[1]) for policy, trace in of.items()}
         scores[name]["floor"] = floor(of["yours"])
     print(_table(scores))
-    if in_notebook():
-        from IPython.display import display
-
-        from .. import plots
-
-        display(plots.slot_timeline(traces["race"]))
+    show_in_notebook(lambda plots: plots.slot_timeline(traces["race"]))
     return scores
 
 

@@ -1,4 +1,4 @@
-"""Lesson 4 and the codelab, schedulers that follow the plans of a student's function."""
+"""Lesson 5, a scheduler that follows the plans of a student's function."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -8,28 +8,12 @@ from functools import partial
 from ..engine import Chunk, EngineConfig, Plan, Scheduler, Sequence
 
 
-class StudentScheduler(Scheduler):
-    """A scheduler that leaves some of its decisions to a student's function."""
-
-    def add_chunk(self, plan: Plan, sequence: Sequence, tokens: int) -> None:
-        """Plan a sequence's next tokens if there is memory for them; admit the sequence if it waits."""
-        waits = sequence in self.waiting
-        if waits:  # a cached prefix need not be computed
-            tokens = min(tokens, len(sequence.token_ids) - self.memory.cached_tokens(sequence))
-        if not self.memory.allocate(sequence, tokens):
-            return
-        plan.chunks.append(Chunk(sequence, tokens, self.memory.block_table(sequence)))
-        if waits:
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
-
-
 def planned_by(plan_chunks: Callable) -> Callable[..., Scheduler]:
     """Return a `scheduler_cls` for `EngineConfig` whose plans come from a student's `plan_chunks`."""
     return partial(_PlannedBy, plan_chunks)
 
 
-class _PlannedBy(StudentScheduler):
+class _PlannedBy(Scheduler):
     def __init__(self, plan_chunks: Callable, config: EngineConfig, *args):
         super().__init__(replace(config, mixed_batches=True), *args)  # so that `_admit` runs in every iteration
         self._plan_chunks = plan_chunks
@@ -46,8 +30,20 @@ class _PlannedBy(StudentScheduler):
         running, waiting = list(self.running), list(self.waiting)
         sequences = {one.request_id: one for one in [*running, *waiting]}
         for request_id, tokens in self._plan_chunks(running, waiting, self.max_rows, self.max_tokens_per_step):
-            self.add_chunk(plan, sequences[request_id], tokens)
+            self._add_chunk(plan, sequences[request_id], tokens)
         if sequences and not plan.chunks:
             raise ValueError(
                 f"The plan is empty although {len(sequences)} requests wait or run: no token would ever be computed."
             )
+
+    def _add_chunk(self, plan: Plan, sequence: Sequence, tokens: int) -> None:
+        """Plan a sequence's next tokens if there is memory for them; admit the sequence if it waits."""
+        waits = sequence in self.waiting
+        if waits:  # a cached prefix need not be computed
+            tokens = min(tokens, len(sequence.token_ids) - self.memory.cached_tokens(sequence))
+        if not self.memory.allocate(sequence, tokens):
+            return
+        plan.chunks.append(Chunk(sequence, tokens, self.memory.block_table(sequence)))
+        if waits:
+            self.waiting.remove(sequence)
+            self.running.append(sequence)

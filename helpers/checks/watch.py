@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from unittest.mock import patch
 
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -69,17 +70,12 @@ def watched(model) -> Iterator[list[Pass]]:
         passes.append(Pass(ids, cached, mask, logits[:, -1].argmax(dim=-1).tolist()))
         return output
 
-    shadowed = vars(model).get("forward")
-    model.forward = watching
     logging.set_verbosity_error()
     try:
-        yield passes
+        with patch.object(model, "forward", watching):
+            yield passes
     finally:
         logging.set_verbosity(level)
-        if shadowed is None:
-            del model.forward
-        else:
-            model.forward = shadowed
 
 
 @cache
