@@ -19,17 +19,3 @@ from .load import run_load
 from .prompts import texts, token_ids
 from .report import LoadResult
 from .sweep import capacity, knee, sweep
-
-__all__ = [
-    "MIXES",
-    "LoadResult",
-    "RequestResult",
-    "arrival_times",
-    "capacity",
-    "knee",
-    "lengths",
-    "run_load",
-    "sweep",
-    "texts",
-    "token_ids",
-]
