@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from .colors import BLUE, LIGHT_BLUE, ORANGE, PALE, SMALL
-from .picture import Picture, add_key, empty_figure, set_panel_title
+from .picture import Picture, add_key, draw_box, empty_figure, set_panel_title
 
 COLORS = (LIGHT_BLUE, BLUE, ORANGE)  # also in gray, each differs from its neighbors
 
@@ -33,7 +33,7 @@ def activation_map(
         [max(row[at : at + channels_per_cell]) for at in range(0, len(row), channels_per_cell)] for row in magnitudes
     ]
     width, described = len(cells[0]), []
-    cells_ax.add_patch(Rectangle((0, 0), width * channels_per_cell, len(tokens), facecolor=PALE, linewidth=0))
+    draw_box(cells_ax, 0, 0, width * channels_per_cell, len(tokens), PALE)
     for color, low, high in zip(COLORS, levels, (*levels[1:], float("inf")), strict=True):
         boxes = [
             Path(
@@ -49,7 +49,7 @@ def activation_map(
     largest = [max(row) for row in magnitudes]
     for y, value in enumerate(largest):
         color = next((color for color, low in zip(COLORS[::-1], levels[::-1], strict=True) if value >= low), PALE)
-        largest_ax.add_patch(Rectangle((0, y), value, 0.9, facecolor=color, linewidth=0))
+        draw_box(largest_ax, 0, y, value, 0.9, color)
         largest_ax.text(value + 0.02 * max(largest), y + 0.5, f"{value:.1f}", va="center", fontsize=SMALL)
         described.append(f"{tokens[y]!r} {value:.1f}")
     cells_ax.set_yticks([y + 0.45 for y in range(len(tokens))], [token.strip() for token in tokens])
@@ -59,7 +59,7 @@ def activation_map(
     for ax, name in ((cells_ax, "magnitude of the inputs"), (largest_ax, "per token")):
         set_panel_title(ax, name)
     names = [f"{low:g} to {high:g}" for low, high in pairwise((0, *levels))] + [f"{levels[-1]:g} or more"]
-    add_key(figure, {name: {"facecolor": color} for name, color in zip(names, (PALE, *COLORS), strict=True)}, 4)
+    add_key(figure, dict(zip(names, (PALE, *COLORS), strict=True)), 4)
     return Picture(
         figure, f"Magnitudes of {len(magnitudes[0])} inputs. The largest of each token: {', '.join(described)}."
     )

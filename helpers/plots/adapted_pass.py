@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-from matplotlib.patches import Rectangle
-
 from .colors import GRAY, INK, LIGHT_SKY, LINE, REQUEST_COLORS, ink_on
 from .grids import set_up_grid
-from .picture import Picture, new_figure, write
+from .picture import Picture, draw_box, new_figure, write
 
 
 def merged_and_adapted(adapters: Sequence[str | None] = ("sea", "honest", None, "sea"), title: str = "") -> Picture:
@@ -58,12 +56,12 @@ def _rows_with(adapters: Sequence[str | None], name: str | None) -> list[int]:
 
 def _read(ax, left: float, width: float, rows: int, text: str, color: str) -> None:
     """Draw a box as high as all rows: weights that are read."""
-    ax.add_patch(Rectangle((left, 0.04), width, rows - 0.08, facecolor=color, edgecolor=LINE, linewidth=0.6))
+    draw_box(ax, left, 0.04, width, rows - 0.08, color, edgecolor=LINE, linewidth=0.6)
     write(ax, left + width / 2, rows / 2, text, color=ink_on(color))
 
 
 def _request(ax, left: float, row: int, text: str | None = None) -> None:
     color = REQUEST_COLORS[row % 7]
     width = 0.22 if text == "" else 0.28
-    ax.add_patch(Rectangle((left, row + 0.08), width, 0.84, facecolor=color, edgecolor=INK, linewidth=0.6))
+    draw_box(ax, left, row + 0.08, width, 0.84, color, edgecolor=INK, linewidth=0.6)
     write(ax, left + width / 2, row + 0.52, str(row) if text is None else text, color=ink_on(color))

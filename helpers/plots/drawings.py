@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from matplotlib.patches import ConnectionPatch, Rectangle
+from matplotlib.patches import ConnectionPatch
 
 from ..trace import RowStep, Trace
 from .colors import BLUE, GRAY, INK, LIGHT_SKY, LINE, ORANGE, PAGE, REQUEST_COLORS, SKY, SMALL, ink_on, shade, wasted
 from .grids import draw_cell, set_up_grid
-from .picture import Picture, add_key, new_figure, set_panel_title, write
+from .picture import Picture, add_key, draw_box, new_figure, set_panel_title, write
 from .player import FlipBook
 from .rows import slot_timeline
 
@@ -33,23 +33,15 @@ def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3, drawn: int |
             length = prompt_tokens + y
             known = length - 1 if y else 0  # an earlier pass has computed these
             for x in range(length):
-                look = {"facecolor": SKY, "linewidth": 0}
-                if x < known:
-                    look = {"facecolor": LIGHT_SKY, "linewidth": 0} if cache else wasted(shade(SKY))
-                ax.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, **look))
+                look = {"color": SKY} if x >= known else {"color": LIGHT_SKY} if cache else wasted(shade(SKY))
+                draw_box(ax, x + 0.04, y + 0.06, 0.92, 0.88, **look)
             computed = length - known if cache else length
             totals[-1] += computed
-            text = f"computes {computed}"
-            ax.text(width + 0.2, y + 0.5, text, va="center")
+            ax.text(width + 0.2, y + 0.5, f"computes {computed}", va="center")
         set_up_grid(ax, width, passes, name)
         ax.set_xlim(0, width + 2.4)
         ax.set_yticks([y + 0.5 for y in range(passes)], [f"pass {y + 1}" for y in range(passes)])
-    key = {
-        "computed": {"facecolor": SKY},
-        "computed again": wasted(shade(SKY)),
-        "read from the cache": {"facecolor": LIGHT_SKY},
-    }
-    add_key(figure, key)
+    add_key(figure, {"computed": SKY, "computed again": wasted(shade(SKY)), "read from the cache": LIGHT_SKY})
     alt = (
         f"A grid with a row per forward pass and a column per token, for a prompt of {prompt_tokens} tokens. Computed "
         f"so far: {totals[0]} tokens without a cache; {totals[1]} with one, from which each new token reads the others."
@@ -76,11 +68,11 @@ def shared_pass(rows: int = 4) -> Picture:
     for ax, shared in zip(axes, (False, True), strict=True):
         groups = [list(range(rows))] if shared else [[row] for row in range(rows)]
         for x, group in enumerate(groups):
-            ax.add_patch(Rectangle((x, 0.04), 0.5, rows - 0.08, facecolor=GRAY, linewidth=0))
+            draw_box(ax, x, 0.04, 0.5, rows - 0.08, GRAY)
             write(ax, x + 0.25, rows / 2, "all\nweights", color=ink_on(GRAY))
             for row in group:
                 color = REQUEST_COLORS[row % 7]
-                ax.add_patch(Rectangle((x + 0.54, row + 0.04), 0.34, 0.92, facecolor=color, linewidth=0))
+                draw_box(ax, x + 0.54, row + 0.04, 0.34, 0.92, color)
                 write(ax, x + 0.71, row + 0.52, str(row), color=ink_on(color))
         read = (
             "1 forward pass reads all weights once"
@@ -227,8 +219,8 @@ def block_lookup(
     heading = f"1. Token {token}: {token} // {block_size} = {index} and {token} % {block_size} = {offset}, "
     set_up_grid(top, width, 1, heading + f"so place {offset} in entry {index} of the table")
     for x, block in enumerate(table):
-        look = {"facecolor": color, "edgecolor": INK, "linewidth": 1.8 if x == index and stage > 1 else 0}
-        middle.add_patch(Rectangle((x * block_size + 0.06, 0.06), block_size - 0.12, 0.88, **look))
+        line = 1.8 if x == index and stage > 1 else 0
+        draw_box(middle, x * block_size + 0.06, 0.06, block_size - 0.12, 0.88, color, edgecolor=INK, linewidth=line)
         write(middle, (x + 0.5) * block_size, 0.52, f"{x}: block {block}", color=ink_on(color))
     heading = f"2. The block table: entry {index} is block {table[index]}" if stage > 1 else "2. The block table"
     set_up_grid(middle, width, 1, "")
@@ -240,7 +232,7 @@ def block_lookup(
             look = {"facecolor": color if block in table else PAGE, "edgecolor": INK if here else LINE}
             look |= {"linewidth": 1.8 if here else 0.6, "zorder": 3 if here else 1}
             cell = 0.92 / block_size
-            bottom.add_patch(Rectangle((block + 0.04 + cell_index * cell, 0.06), cell, 0.7, **look))
+            draw_box(bottom, block + 0.04 + cell_index * cell, 0.06, cell, 0.7, **look)
         write(bottom, block + 0.5, 1.02, str(block))
     heading = f"3. The memory: slot {table[index]} x {block_size} + {offset} = {slot} holds its key and value"
     set_up_grid(bottom, blocks, 1, "")  # its heading is below it, where no arrow crosses it

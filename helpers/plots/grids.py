@@ -4,7 +4,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import groupby
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from .colors import (
     INK,
@@ -22,7 +21,7 @@ from .colors import (
     request_colors,
     wasted,
 )
-from .picture import Picture, add_key, empty_figure, new_figure, set_panel_title, write
+from .picture import Picture, add_key, draw_box, empty_figure, new_figure, set_panel_title, write
 
 
 def token_grid(
@@ -131,8 +130,7 @@ def compare(
             write(ax, x + 0.5, y + 0.5, text, 9, color=INK if text in hatched else ink_on(REQUEST_COLORS[y % 7]))
         if name == "yours":
             for y, x in different:
-                frame = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.8, "linestyle": "--"}
-                ax.add_patch(Rectangle((x + 0.06, y + 0.08), 0.88, 0.84, **frame))
+                draw_box(ax, x + 0.06, y + 0.08, 0.88, 0.84, edgecolor=INK, linewidth=1.8, linestyle="--")
                 ax.text(x + 0.88, y + 0.16, "≠", ha="right", va="top", fontsize=9)
         set_up_grid(ax, columns, rows, name)
         ax.set_yticks([y + 0.5 for y in range(rows)], [f"row {y}" for y in range(rows)])
@@ -159,7 +157,7 @@ def _describe(batch: Mapping) -> str:
 def draw_cell(ax, x: int, y: int, color: str | None, framed: bool = False) -> None:
     """Draw a cell in a color, or hatched if the color is None."""
     look = {"facecolor": color, "edgecolor": INK, "linewidth": 1.8 if framed else 0} if color else wasted(LINE)
-    ax.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, **look))
+    draw_box(ax, x + 0.04, y + 0.06, 0.92, 0.88, **look)
 
 
 def set_up_grid(ax, columns: int, rows: int, title: str) -> None:
@@ -228,7 +226,7 @@ def visible_keys(
             for x in range(count):
                 own = owners[x] == owners[y]
                 color = REQUEST_COLORS[owners[y] % 7] if own else RED
-                ax.add_patch(Rectangle((x, y), 0.94, 0.94, facecolor=color if mask[y][x] else PALE, linewidth=0))
+                draw_box(ax, x, y, 0.94, 0.94, color if mask[y][x] else PALE)
                 if mask[y][x] and not own:
                     across += 1
                     write(ax, x + 0.47, y + 0.47, "×", color=ink_on(RED))

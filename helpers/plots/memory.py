@@ -2,11 +2,9 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from matplotlib.patches import Rectangle
-
 from .colors import BLUE, GRAY, INK, LINE, PAGE, SMALL, ink_on, request_colors, wasted
 from .grids import draw_cell, set_up_grid
-from .picture import Picture, add_key, empty_figure, label_area, new_figure, set_panel_title, write
+from .picture import Picture, add_key, draw_box, empty_figure, label_area, new_figure, set_panel_title, write
 
 
 def memory_timeline(
@@ -41,7 +39,7 @@ def memory_timeline(
     for axis in (axes[-1].xaxis, axes[-1].yaxis):
         axis.set_major_formatter("{x:,.0f}")
     if not (held_named and wasted_named):
-        add_key(figure, {"holds tokens": {"facecolor": BLUE}, "allocated, but empty": wasted()})
+        add_key(figure, {"holds tokens": BLUE, "allocated, but empty": wasted()})
     return Picture(figure, f"Memory over iterations, room for {capacity:,} tokens. {'; '.join(described)}.")
 
 
@@ -83,11 +81,11 @@ def block_tables(
         for block in range(blocks):
             filled = max((tokens for _, tokens in owners.get(block, [])), default=0)
             for slot in range(block_size):
-                corner, height = (block + slot / block_size * 0.88 + 0.04, 0.25), 0.5
-                look = {"facecolor": fill.get(block, PAGE) if slot < filled else PAGE, "linewidth": 0.6}
-                hatch = "/////" if block in owners and slot >= filled else None
+                face = fill.get(block, PAGE) if slot < filled else PAGE
                 edge = fill.get(block, LINE) if slot >= filled else PAGE
-                right.add_patch(Rectangle(corner, 0.88 / block_size, height, edgecolor=edge, hatch=hatch, **look))
+                look = {"edgecolor": edge, "linewidth": 0.6}
+                look |= {"hatch": "/////"} if block in owners and slot >= filled else {}
+                draw_box(right, block + slot / block_size * 0.88 + 0.04, 0.25, 0.88 / block_size, 0.5, face, **look)
             write(right, block + 0.48, 0.98, str(block), SMALL)
             # The last word is enough for "answer 0" and "answer 1".
             holders = " ".join(str(request).split()[-1] for request, _ in owners.get(block, []))
@@ -98,9 +96,9 @@ def block_tables(
         described.append(f"{name}: " + (", ".join(f"{name} has {list(table)}" for name, (table, _) in tables.items())))
     for ax in grid[-1]:
         ax.set_xlabel("block table" if ax is grid[-1][0] else "memory: block number", fontsize=SMALL)
-    key = {"holds tokens": {"facecolor": color[next(iter(color))]}} if color else {}
-    key |= {"shared": {"facecolor": GRAY}} if shared_somewhere else {}
-    key |= {"allocated, no token yet": wasted() | {"hatch": "/////"}, "free": {"facecolor": PAGE}}
+    key = {"holds tokens": color[next(iter(color))]} if color else {}
+    key |= {"shared": GRAY} if shared_somewhere else {}
+    key |= {"allocated, no token yet": wasted() | {"hatch": "/////"}, "free": PAGE}
     add_key(figure, key, 4)
     return Picture(figure, f"Block tables and {blocks} blocks of {block_size} tokens. {'; '.join(described)}.")
 

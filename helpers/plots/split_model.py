@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.patches import Rectangle
-
 from .colors import BLUE, GRAY, INK, LIGHT_BLUE, LINE, MUTED, ORANGE, PAGE, SMALL, ink_on
-from .picture import Picture, add_key, new_figure, set_panel_title, write
+from .picture import Picture, add_key, draw_arrow, draw_box, new_figure, set_panel_title, write
 
 WORKERS = (BLUE, ORANGE)
 WAITS = (BLUE, ORANGE, LIGHT_BLUE)
+ARROW = {"linewidth": 1, "mutation_scale": 9}
 
 
 def split_block(heads: tuple[int, int] = (3, 2), title: str = "") -> Picture:
@@ -49,24 +48,23 @@ def _draw_pair(ax, shares: tuple[int, int], parts: int, names: tuple[str, str, s
         middle = top + 0.5
         _vector(ax, 0, middle, "x", GRAY)
         for left, width in ((1.75, 1.5), (5.75, 1.2)):
-            ax.add_patch(Rectangle((left, top), width, 1, facecolor=PAGE, edgecolor=LINE, linewidth=0.7))
+            draw_box(ax, left, top, width, 1, PAGE, edgecolor=LINE, linewidth=0.7)
         for part in range(parts):
             left, unit = 1.75 + part * 1.5 / parts, 1.5 / parts / count
-            ax.add_patch(Rectangle((left + start * unit, top), own * unit, 1, facecolor=color, linewidth=0))
+            draw_box(ax, left + start * unit, top, own * unit, 1, color)
             if part:
                 ax.vlines(left, top, top + 1, color=INK, linewidth=0.7)
-        ax.add_patch(Rectangle((3.85, middle - 0.14), 1.3, 0.28, facecolor=PAGE, edgecolor=LINE, linewidth=0.7))
-        box = 3.85 + 1.3 * start / count, middle - 0.14
-        ax.add_patch(Rectangle(box, 1.3 * own / count, 0.28, facecolor=color, linewidth=0))
+        draw_box(ax, 3.85, middle - 0.14, 1.3, 0.28, PAGE, edgecolor=LINE, linewidth=0.7)
+        draw_box(ax, 3.85 + 1.3 * start / count, middle - 0.14, 1.3 * own / count, 0.28, color)
         write(ax, 4.5, middle + 0.36, names[2 + lane], SMALL)
-        ax.add_patch(Rectangle((5.75, top + start / count), 1.2, own / count, facecolor=color, linewidth=0))
+        draw_box(ax, 5.75, top + start / count, 1.2, own / count, color)
         _vector(ax, 7.55, middle, "part", color)
         _vector(ax, 10.0, middle, "sum", GRAY)
         for left, right in ((1.25, 1.7), (3.3, 3.8), (5.2, 5.7), (7.0, 7.5)):
-            _arrow(ax, (left, middle), (right, middle))
+            draw_arrow(ax, (left, middle), (right, middle), **ARROW)
         inward = 1.25 + 0.22 * (1 if lane else -1)
-        _arrow(ax, (8.8, middle), (9.12, inward))
-        _arrow(ax, (9.5, inward), (9.95, middle))
+        draw_arrow(ax, (8.8, middle), (9.12, inward), **ARROW)
+        draw_arrow(ax, (9.5, inward), (9.95, middle), **ARROW)
     ax.plot(9.31, 1.25, "o", markersize=20, markerfacecolor=PAGE, markeredgecolor=INK, markeredgewidth=1)
     write(ax, 9.31, 1.25, "+", 13)
     for x, text in ((2.5, f"{names[0]}: by columns"), (6.35, f"{names[1]}: by rows")):
@@ -79,13 +77,8 @@ def _draw_pair(ax, shares: tuple[int, int], parts: int, names: tuple[str, str, s
 
 
 def _vector(ax, left: float, middle: float, text: str, color: str) -> None:
-    ax.add_patch(Rectangle((left, middle - 0.19), 1.2, 0.38, facecolor=color, linewidth=0))
+    draw_box(ax, left, middle - 0.19, 1.2, 0.38, color)
     write(ax, left + 0.6, middle, text, SMALL, color=ink_on(color))
-
-
-def _arrow(ax, start: tuple[float, float], end: tuple[float, float]) -> None:
-    look = {"arrowstyle": "->", "color": INK, "shrinkA": 0, "shrinkB": 0, "linewidth": 1, "mutation_scale": 9}
-    ax.annotate("", end, start, arrowprops=look)
 
 
 def pass_shares(
@@ -120,5 +113,5 @@ def pass_shares(
         ax.tick_params(axis="y", length=0)
         ax.spines["bottom"].set_bounds(0, 100)
     axes[-1].set_xlabel("share of the pass's time (percent)")
-    add_key(figure, {meaning: {"facecolor": color} for meaning, color in zip(meanings, WAITS, strict=True)})
+    add_key(figure, dict(zip(meanings, WAITS, strict=True)))
     return Picture(figure, f"What passes wait for. {'. '.join(described)}.")
