@@ -1,7 +1,7 @@
 """One step of attention: which keys and values a new token reads, and what of them has to be computed."""
 
 from .colors import INK, LABEL, LIGHT_SKY, PAGE, SKY, SMALL
-from .grids import draw_cell
+from .grids import draw_cell, set_up_grid
 from .picture import Picture, add_key, draw_box, new_figure, write
 
 # How much of each token's value the newest one, the last, takes in. The shares are made up.
@@ -24,10 +24,8 @@ def attention_step(title: str = "") -> Picture:
     for y in (0.6, 6.1):
         draw_cell(ax, last, y, PAGE, framed=True)
     ax.text(last - 0.1, 6.58, "the rest of the pass, then the next token: dog", ha="right", va="center", fontsize=LABEL)
-    ax.set(xlim=(0, len(SHARES)), ylim=(7.15, 0), xticks=[])
+    set_up_grid(ax, len(SHARES), 7.15, "")
     ax.set_yticks([1.06, 2.66, 3.7, 4.86, 6.56], ["query", "keys", "shares", "values", "sum"], fontsize=LABEL)
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
     key = {
         "read from the KV cache": LIGHT_SKY,
         "computed and kept": SKY,

@@ -160,7 +160,7 @@ def draw_cell(ax, x: int, y: int, color: str | None, framed: bool = False) -> No
     draw_box(ax, x + 0.04, y + 0.06, 0.92, 0.88, **look)
 
 
-def set_up_grid(ax, columns: int, rows: int, title: str) -> None:
+def set_up_grid(ax, columns: float, rows: float, title: str) -> None:
     """Prepare axes for a grid of cells, its first row on top."""
     ax.set(xlim=(0, columns), ylim=(rows, 0), xticks=[])
     ax.tick_params(length=0)
@@ -220,7 +220,7 @@ def visible_keys(
     described = []
     panels = figure.subplots(1, len(named), squeeze=False)[0]
     for ax, (name, mask) in zip(panels, named.items(), strict=True):
-        ax.spines[:].set_visible(False)
+        set_up_grid(ax, count, count, name)
         across = 0
         for y in range(count):
             for x in range(count):
@@ -230,16 +230,14 @@ def visible_keys(
                 if mask[y][x] and not own:
                     across += 1
                     write(ax, x + 0.47, y + 0.47, "×", color=ink_on(RED))
-        ax.set(xlim=(0, count), ylim=(count, 0), aspect="equal")
+        ax.set_aspect("equal")
         ax.set_xticks([x + 0.5 for x in range(count)], [token.strip() for token in tokens], rotation=90, fontsize=SMALL)
         names = [token.strip() for token in tokens] if ax is panels[0] else []
         ax.set_yticks([y + 0.5 for y in range(len(names))], names, fontsize=SMALL)
-        ax.tick_params(length=0)
         ax.xaxis.tick_top()
         if ax is panels[0]:
             ax.set_ylabel("query token")
         ax.set_xlabel("key token")
-        set_panel_title(ax, name)
         attended = sum(map(sum, mask))
         described.append(f"{name}: {attended} of {count * count} pairs attend, {across} of them across requests")
     return Picture(figure, f"Attention masks, queries by keys. {'; '.join(described)}.")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from .colors import BLUE, GRAY, INK, LIGHT_BLUE, LINE, MUTED, ORANGE, PAGE, SMALL, ink_on
+from .grids import set_up_grid
 from .picture import Picture, add_key, draw_arrow, draw_box, new_figure, set_panel_title, write
 
 WORKERS = (BLUE, ORANGE)
@@ -20,10 +21,10 @@ def split_block(heads: tuple[int, int] = (3, 2), title: str = "") -> Picture:
     figure, axes = new_figure(4.6 + 0.3 * bool(title), 2, title)
     first, last = heads[0] - 1, sum(heads) - 1
     names = f"heads 0–{first}", f"heads {first + 1}–{last}"
+    set_up_grid(axes[0], 1, 1, "attention: its heads are shared out")
     _draw_pair(axes[0], heads, 3, ("q, k, v", "output", *names))
-    set_panel_title(axes[0], "attention: its heads are shared out")
+    set_up_grid(axes[1], 1, 1, "MLP: its inner numbers are shared out")
     _draw_pair(axes[1], (1, 1), 1, ("in", "out", "half 0", "half 1"))
-    set_panel_title(axes[1], "MLP: its inner numbers are shared out")
     alt = (
         f"One block on two workers. Both have a copy of the input x. In attention, the matrix for queries, keys and "
         f"values is split by columns: worker 0 has those of {names[0]}, worker 1 those of {names[1]}. The output "
@@ -71,9 +72,6 @@ def _draw_pair(ax, shares: tuple[int, int], parts: int, names: tuple[str, str, s
         write(ax, x, -0.22, text, SMALL, color=MUTED)
     ax.set(xlim=(-0.05, 11.3), ylim=(2.62, -0.42))
     ax.set_yticks([0.5, 2.0], ["worker 0", "worker 1"])
-    ax.set_xticks([])
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
 
 
 def _vector(ax, left: float, middle: float, text: str, color: str) -> None:
