@@ -132,9 +132,9 @@ PICTURES = {
     "virtual_clock": lambda: plots.virtual_clock(
         {"a": 0, "b": 4}, [(0, 2, {"a": 9}), (2, 3, {"a": 1}), (4, 6, {"b": 5})]
     ),
-    "static_and_continuous": lambda: plots.static_and_continuous((6, 2, 3, 2, 4, 1), 2),
     "block_lookup": lambda: plots.block_lookup([4, 6, 7, 8], 9, 4, 12),
     "block_lookup of the first": lambda: plots.block_lookup([0], 0, 4, 2),
+    "cache_growth_steps": lambda: plots.cache_growth_steps().pictures[-1],
     "merged_and_adapted": lambda: plots.merged_and_adapted(title=T),
     "split_block": lambda: plots.split_block(title=T),
     "pass_shares": lambda: plots.pass_shares(
@@ -152,7 +152,7 @@ PICTURES |= {
         "routed_fleet",
         "separate_phases",
         "shared_pass",
-        "with_and_without_cache",
+        "static_and_continuous",
     )
 }
 OF_FILLS = [color.lower() for color in (plots.GRAY, plots.colors.DARK, plots.colors.BRIGHT)]
@@ -195,7 +195,7 @@ def overlapping_texts(picture):
 WITHOUT_AXES = re.compile(
     "token_|batches|compare|constrained_text|tokens_over_states|verified_draft|weight_path|block_lookup|life_of_a_request"
     "|attention_step|padded_and_ragged|policy_gradient|routed_fleet|shared_pass|static_and|system_map|merged_and"
-    "|with_and_without|split_block"
+    "|cache_growth|split_block"
 )
 
 

@@ -21,7 +21,6 @@ from .drawings import (
     shared_pass,
     static_and_continuous,
     token_budget,
-    with_and_without_cache,
 )
 from .fleet_drawings import routed_fleet, separate_phases, virtual_clock
 from .fleet_plans import missed_requests

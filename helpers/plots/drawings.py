@@ -12,14 +12,8 @@ from .player import FlipBook
 from .rows import slot_timeline
 
 
-def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3, drawn: int | None = None) -> Picture:
-    """Draw which tokens each forward pass computes for one request, without and with a KV cache.
-
-    Args:
-        prompt_tokens: the tokens of the prompt.
-        passes: the number of forward passes.
-        drawn: how many of them to draw; None for all.
-    """
+def _with_and_without_cache(prompt_tokens: int, passes: int, drawn: int) -> Picture:
+    """Draw which tokens each of the first `drawn` forward passes computes, without and with a KV cache."""
     panels = {
         "without a cache, each later pass computes every token again": False,
         "with a cache, each later pass computes only the new token": True,
@@ -29,7 +23,7 @@ def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3, drawn: int |
     totals = []
     for ax, (name, cache) in zip(axes, panels.items(), strict=True):
         totals.append(0)
-        for y in range(passes if drawn is None else drawn):
+        for y in range(drawn):
             length = prompt_tokens + y
             known = length - 1 if y else 0  # an earlier pass has computed these
             for x in range(length):
@@ -50,7 +44,7 @@ def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3, drawn: int |
 
 
 def cache_growth_steps(prompt_tokens: int = 7, passes: int = 4) -> FlipBook:
-    """Return `with_and_without_cache` as a flip book, with one more forward pass per step."""
+    """Return a flip book of the tokens that each forward pass of a request computes, without and with a KV cache."""
     captions = [f"Pass 1 computes the prompt's {prompt_tokens} tokens. With a cache, their keys and values are kept."]
     for number in range(2, passes + 1):
         tokens = prompt_tokens + number - 1
@@ -58,7 +52,7 @@ def cache_growth_steps(prompt_tokens: int = 7, passes: int = 4) -> FlipBook:
             f"Pass {number}: without a cache, all {tokens} tokens are computed. With a cache, only the new token is "
             f"computed. It reads the keys and values of the other {tokens - 1}."
         )
-    pictures = [with_and_without_cache(prompt_tokens, passes, drawn) for drawn in range(1, passes + 1)]
+    pictures = [_with_and_without_cache(prompt_tokens, passes, drawn) for drawn in range(1, passes + 1)]
     return FlipBook(pictures, captions, "The cache grows by a token per pass")
 
 
@@ -89,20 +83,15 @@ def shared_pass(rows: int = 4) -> Picture:
     return Picture(figure, alt)
 
 
-def static_and_continuous(lengths: Sequence[int] = (6, 2, 3, 2, 4, 1), rows: int = 2) -> Picture:
-    """Draw the same requests in static batches and with rows that are refilled as soon as they are free.
-
-    Args:
-        lengths: the output tokens of each request, in order of arrival.
-        rows: the number of rows of a batch.
-    """
-    static, start = Trace(rows), 0
-    while start < len(lengths):
-        batch = range(start, min(start + rows, len(lengths)))
+def static_and_continuous() -> Picture:
+    """Draw the same requests in static batches and with rows that are refilled as soon as they are free."""
+    lengths, rows = (6, 2, 3, 2, 4, 1), 2  # the output tokens of each request, in order of arrival
+    static = Trace(rows)
+    for start in range(0, len(lengths), rows):
+        batch = range(start, start + rows)
         for step in range(max(lengths[id] for id in batch)):
             _add_step(static, [(id, step, lengths[id]) for id in batch])
         static.free(batch)
-        start += rows
     continuous, waiting, running = Trace(rows), list(range(len(lengths))), {}
     while waiting or running:
         while waiting and len(running) < rows:
