@@ -177,7 +177,7 @@ class ReplicaSet:
             return
         replicas = with_salt(self._replicas, sequence.request.salt)
         member = self._ready[self._router.choose(sequence.token_ids, replicas)]
-        member.replica.add_sequence(sequence, self.clock.now)
+        member.replica.add(sequence, self.clock.now)
         heapq.heappush(self._due, (member.replica.busy_until, member.number))
 
     def _send(self, sequences: list[Sequence]) -> None:
