@@ -115,7 +115,7 @@ PICTURES = {
     "rounding_levels": lambda: plots.rounding_levels([0.3, -0.2, 0.05, 0.0], {"all": [0.1], "two": [0.1, 0.05]}, 3, T),
     "weight_path": lambda: plots.weight_path((-0.31, 0.52), (-3, 5), 0.1, T),
     "activation_map": lambda: plots.activation_map(
-        [[0.1, 5.0, 0.2], [1.5, 0.3, 2.5]], [" a", "b"], channels_per_cell=2, title=T
+        [[0.1, 5.0, 0.2, 0.0, 0.3], [1.5, 0.3, 0.2, 0.0, 2.5]], [" a", "b"], T
     ),
     "agreement": lambda: plots.agreement(
         [[1, 2, 3, 4], [5, 6], [7, 8]], {"int4": [[1, 9, 3, 4], [5, 6, 6], [7, 8]]}, T
@@ -312,9 +312,9 @@ def heights_of_lanes(axes):
         ("draft_staircase", cells_per_row, [(0, 5), (5, 5), (7, 1)]),  # from the token that the pass before chose
         ("draft_timeline", relative_heights, [3, 3, 3, 1, 2]),  # prefills; three gained; one gained and two rejected
         (
-            "activation_map",  # a patch for each color, which begins at its first cell; two channels share a cell
+            "activation_map",  # a patch for each color, which begins at its first cell; four channels share a cell
             lambda axes: [tuple(patch.get_path().vertices[0]) for patch in axes[0].patches[1:]],
-            [(0, 1), (2, 1), (0, 0)],
+            [(0, 1), (4, 1), (0, 0)],
         ),
         ("rounding_levels", levels_and_errors, ([-0.3, -0.2, -0.1, 0, 0.1, 0.2, 0.3], [0.3, -0.2, 0.05])),
         (
