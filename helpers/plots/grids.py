@@ -52,10 +52,7 @@ def token_grid(
                     write(ax, x + 0.5, y + 0.78, str(positions[name][y][x]), SMALL - 1, color=ink)
         set_up_grid(ax, max(map(len, grid)), len(grid), name)
         ax.set_yticks([y + 0.5 for y in range(len(grid))], [f"request {y}" for y in range(len(grid))])
-    described = []
-    for name in grids:
-        pads = [len(row) - sum(row) for row in masks[name]]
-        described.append(f"{name}: pads per row {pads}")
+    described = [f"{name}: pads per row {[len(row) - sum(row) for row in masks[name]]}" for name in grids]
     return Picture(figure, f"Grid of tokens. {'; '.join(described)}.")
 
 
@@ -113,16 +110,15 @@ def compare(
     columns = max([1, *(len(row) for row in [*expected, *actual])])
     rows = max(1, len(expected), len(actual))
     figure = Figure(figsize=(min(11, 1.0 * columns + 2), 0.42 * rows + 0.95), layout="constrained")
-    cells, different = {}, []
+    cells = {}
     for name, grid in (("expected", expected), ("yours", actual)):
         cells[name] = {
             (y, x + columns - len(row)): "" if cell is None else str(cell)
             for y, row in enumerate(grid)
             for x, cell in enumerate(row)
         }
-    for cell in sorted(cells["expected"] | cells["yours"]):
-        if cells["expected"].get(cell) != cells["yours"].get(cell):
-            different.append(cell)
+    places = sorted(cells["expected"] | cells["yours"])
+    different = [place for place in places if cells["expected"].get(place) != cells["yours"].get(place)]
     hatched = {"" if pad is None else str(pad) for pad in pads}
     for ax, name in zip(figure.subplots(1, 2), cells, strict=True):
         for (y, x), text in cells[name].items():

@@ -1,6 +1,7 @@
 """Pictures of the KV cache: how much memory is allocated, used and shared."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import groupby
 
 from .colors import BLUE, GRAY, INK, LINE, PAGE, SMALL, ink_on, request_colors, wasted
 from .grids import draw_cell, set_up_grid
@@ -118,14 +119,11 @@ def memory_shares(named: Mapping[str, Sequence[int]], capacity: int, unit: str, 
     for name, shares in named.items():
         top = [under + more for under, more in zip(below, [*shares, shares[-1]], strict=True)]
         ax.fill_between(range(count + 1), below, top, step="post", color=color[name], linewidth=0)
-        held = [(iteration, iteration + 1) for iteration, share in enumerate(shares) if share]
-        starts = [first for first, _ in held if first - 1 not in dict(held)]
-        for start in starts:
-            end = next(last for first, last in held if first >= start and last not in dict(held))
-            areas.append((str(name), color[name], start, end, below, top))
+        runs = [list(run) for is_held, run in groupby(enumerate(shares), key=lambda one: one[1] > 0) if is_held]
+        stretches = [(run[0][0], run[-1][0] + 1) for run in runs]
+        areas += [(str(name), color[name], start, end, below, top) for start, end in stretches]
         below = top
-        times = "".join(f"{first} to " * (first - 1 not in dict(held)) + f"{last}, " * (last not in dict(held))
-                        for first, last in held)  # fmt: skip
+        times = "".join(f"{start} to {end}, " for start, end in stretches)
         described.append(f"{name} from iteration {times}at most {max(shares)}")
     ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
     ax.set(xlim=(0, count), ylim=(0, 1.2 * capacity))
