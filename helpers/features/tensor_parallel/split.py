@@ -140,8 +140,8 @@ def share_of(model: nn.Module, rank: int, size: int) -> Share:
             share.model.set_submodule(path, own)
         else:
             dim = 0 if style in COLUMNS else 1
-            outputs = _out_features(module)
-            parts = _parts(name, config, outputs) if dim == 0 else (_in_features(module),)
+            outputs, inputs = _sizes(module)
+            parts = _parts(name, config, outputs) if dim == 0 else (inputs,)
             share.model.set_submodule(path, _linear(cut, path, module, dim, parts))
             if dim == 1:
                 share.sums.append(path)
@@ -240,12 +240,9 @@ def _equal_parts(whole: int, count: int) -> tuple[int, ...]:
     return (whole // count,) * count
 
 
-def _out_features(layer: nn.Module) -> int:
-    return layer.nf if isinstance(layer, Conv1D) else layer.out_features
-
-
-def _in_features(layer: nn.Module) -> int:
-    return layer.weight.shape[0] if isinstance(layer, Conv1D) else layer.in_features
+def _sizes(layer: nn.Module) -> tuple[int, int]:
+    """Return the numbers of outputs and inputs."""
+    return (layer.nf, layer.nx) if isinstance(layer, Conv1D) else (layer.out_features, layer.in_features)
 
 
 def _is_module(model: nn.Module, path: str) -> bool:
