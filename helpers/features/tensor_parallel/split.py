@@ -117,8 +117,9 @@ def share_of(model: nn.Module, rank: int, size: int) -> Share:
     share.parallel = config.model_type in PARALLEL_BLOCKS or bool(getattr(config, "use_parallel_residual", False))
     cut = _Cut(rank, size)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    modules = dict(share.model.named_modules())
     for path, style in styles.items():
-        module = share.model.get_submodule(path) if _is_module(model, path) else None
+        module = modules.get(path)
         name = path.rpartition(".")[2]
         if module is None:
             parent = share.model.get_submodule(path.rpartition(".")[0])
@@ -243,8 +244,3 @@ def _equal_parts(whole: int, count: int) -> tuple[int, ...]:
 def _sizes(layer: nn.Module) -> tuple[int, int]:
     """Return the numbers of outputs and inputs."""
     return (layer.nf, layer.nx) if isinstance(layer, Conv1D) else (layer.out_features, layer.in_features)
-
-
-def _is_module(model: nn.Module, path: str) -> bool:
-    parent, _, name = path.rpartition(".")
-    return name in model.get_submodule(parent)._modules
