@@ -56,10 +56,10 @@ def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int,
     axes[-1].set_xlabel("forward pass (the numbers on the bars are requests)")
     seen = [kind for kind in WORK if any(trace.work[kind] for trace in traces.values())]
     add_key(figure, {WORK_MEANING[kind]: work_key(kind) for kind in seen})
-    described = [
-        f"{name}: {trace.forward_passes} forward passes on {trace.rows} rows; {_counts(trace)}"
-        for name, trace in traces.items()
-    ]
+    described = []
+    for name, trace in traces.items():
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(trace.work.items()))
+        described.append(f"{name}: {trace.forward_passes} forward passes on {trace.rows} rows; {counts}")
     return Picture(figure, f"Timeline of rows, slot-steps by kind. {'; '.join(described)}.")
 
 
@@ -108,10 +108,6 @@ def runs_of(trace: Trace, row: int) -> Iterator[tuple[int, int, str, Hashable]]:
         length = len(list(stretch))
         yield start, length, work, request_id
         start += length
-
-
-def _counts(trace: Trace) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in sorted(trace.work.items()))
 
 
 def waiting_requests(
