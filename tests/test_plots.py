@@ -267,6 +267,13 @@ def test_letters_have_enough_contrast_with_every_color_of_a_request(share):
         assert light / dark > 4, (color, share)
 
 
+def test_larger_magnitudes_of_activations_are_brighter_on_a_dark_page():
+    dark = {light: dark for light, dark, *_ in plots.style.THEME.values()}
+    levels = (plots.colors.PALE, *plots.activations.COLORS)
+    brightness = [plots.colors._luminance(dark.get(color, color)) for color in levels]
+    assert brightness == sorted(brightness)
+
+
 def test_equal_latencies_are_stacked():
     (ax,) = plots.waiting_requests({"all the same": latencies(5, 5, 5)}, {"any": {0, 1, 2}}).figure.axes
     dots = {(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines if line.get_marker() == "o"}

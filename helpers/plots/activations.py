@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from .colors import BLUE, LIGHT_BLUE, ORANGE, PALE, SMALL
+from .colors import BLUE, LIGHT_SKY, ORANGE, PALE, SMALL
 from .picture import Picture, add_key, draw_box, empty_figure, set_panel_title
 
-COLORS = (LIGHT_BLUE, BLUE, ORANGE)  # also in gray, each differs from its neighbors
+COLORS = (LIGHT_SKY, BLUE, ORANGE)  # also in gray, each differs from its neighbors, and on a dark page, too
 LEVELS = (1, 2, 4)  # where these colors begin; smaller magnitudes stay pale
 CELL = 4  # neighboring channels share a cell, which shows the largest of them
 
