@@ -18,4 +18,4 @@ from .lengths import MIXES, lengths
 from .load import run_load
 from .prompts import texts, token_ids
 from .report import LoadResult
-from .sweep import capacity, knee, sweep
+from .sweep import capacity, sweep
