@@ -5,21 +5,7 @@ from itertools import pairwise
 
 from matplotlib.patches import FancyBboxPatch
 
-from .colors import (
-    BRIGHT,
-    GRAY,
-    INK,
-    ORANGE,
-    PAGE,
-    PALE,
-    RED,
-    REQUEST_COLORS,
-    SKY,
-    SMALL,
-    ink_on,
-    request_colors,
-    shade,
-)
+from .colors import GRAY, INK, ORANGE, PAGE, PALE, RED, REQUEST_COLORS, SKY, SMALL, ink_on, request_colors, shade
 from .picture import Picture, add_key, draw_arrow, draw_box, new_figure, write
 
 FLEET = (("A, B", (0, 1, 2), (3, 4)), ("C", (5, None, None), ()))  # cached prefixes, the rows' requests, those waiting
@@ -114,7 +100,7 @@ def separate_phases() -> Picture:
             write(ax, left + wide / 2, lane + 0.5, str(request), SMALL, color=ink_on(face))
     for lane in (0, 1):
         draw_box(ax, decodes + 0.03, lane + 0.15, prefill - 0.06, 0.7, shade(ORANGE))
-        write(ax, decodes + prefill / 2, lane + 0.5, "prefill of 1", SMALL, color=BRIGHT)
+        write(ax, decodes + prefill / 2, lane + 0.5, "prefill of 1", SMALL, color=ink_on(shade(ORANGE)))
     draw_arrow(ax, (done - 0.1, 1.85), (done + 0.6, 2.15), linewidth=2)
     ax.text(done + 0.8, 1.75, "keys and values move", fontsize=SMALL, va="center")
     ax.set(xlim=(0, end), ylim=(3, 0), xlabel="time (a decode takes 1)")

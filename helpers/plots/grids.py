@@ -5,22 +5,7 @@ from itertools import groupby
 
 from matplotlib.figure import Figure
 
-from .colors import (
-    INK,
-    LABEL,
-    LINE,
-    MUTED,
-    PAGE,
-    PALE,
-    RED,
-    REQUEST_COLORS,
-    SKY,
-    SMALL,
-    WIDTH,
-    ink_on,
-    request_colors,
-    wasted,
-)
+from .colors import INK, LABEL, LINE, MUTED, PAGE, PALE, RED, REQUEST_COLORS, SKY, SMALL, ink_on, request_colors, wasted
 from .picture import Picture, add_key, draw_box, empty_figure, new_figure, set_panel_title, write
 
 
@@ -38,9 +23,9 @@ def token_grid(
     """
     height = sum(0.5 * len(grid) + 0.45 for grid in grids.values())
     columns = max(len(row) for grid in grids.values() for row in grid)
-    width = min(WIDTH, 0.95 * columns + 1)
-    figure, axes = new_figure(height, len(grids), width=width)
-    size = _font_size([token for grid in grids.values() for row in grid for token in row], (width - 0.9) / columns)
+    figure, axes = new_figure(height, len(grids), width=0.95 * columns + 1)
+    room = (figure.get_figwidth() - 0.9) / columns
+    size = _font_size([token for grid in grids.values() for row in grid for token in row], room)
     for ax, (name, grid) in zip(axes, grids.items(), strict=True):
         for y, row in enumerate(grid):
             for x, token in enumerate(row):
@@ -69,7 +54,7 @@ def batches(named: Mapping[str, Mapping], title: str = "") -> Picture:
     columns = max(batch["attention_mask"].size(1) for batch in named.values())
     rows = [max(1, len(batch["request_ids"])) + 0.9 for batch in named.values()]
     height = 0.38 * sum(rows) + 0.45 + 0.3 * bool(title)
-    figure, axes = new_figure(height, len(named), title, min(WIDTH, 0.42 * columns + 3.4), height_ratios=rows)
+    figure, axes = new_figure(height, len(named), title, 0.42 * columns + 3.4, height_ratios=rows)
     color = request_colors(request_id for batch in named.values() for request_id in batch["request_ids"])
     for ax, (name, batch) in zip(axes, named.items(), strict=True):
         mask = batch["attention_mask"].tolist()
@@ -173,10 +158,11 @@ def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]]) -> Pictu
         named: for each panel, (text, request, position) of each token.
     """
     columns = max(len(cells) for cells in named.values())
-    width = min(WIDTH, max(3.2, 0.85 * columns + 1))
-    figure, axes = new_figure(1.4 * len(named) + 0.1, len(named), width=width)
+    figure, axes = new_figure(1.4 * len(named) + 0.1, len(named), width=max(3.2, 0.85 * columns + 1))
     color = request_colors(request for cells in named.values() for _, request, _ in cells)
-    size = _font_size([token for cells in named.values() for token, _, _ in cells], (width - 0.8) / columns)
+    size = _font_size(
+        [token for cells in named.values() for token, _, _ in cells], (figure.get_figwidth() - 0.8) / columns
+    )
     described = []
     for ax, (name, cells) in zip(axes, named.items(), strict=True):
         for x, (token, request, position) in enumerate(cells):
@@ -211,8 +197,8 @@ def visible_keys(
         owners: the number of each token's request. A cross marks attention to a token of another request.
     """
     count = len(tokens)
-    width = min(WIDTH, 0.44 * count * len(named) + 2)
-    figure = empty_figure(width / len(named) + 0.5 + 0.3 * bool(title), title, width)
+    figure = empty_figure(1, title, 0.44 * count * len(named) + 2)
+    figure.set_figheight(figure.get_figwidth() / len(named) + 0.5 + 0.3 * bool(title))
     described = []
     panels = figure.subplots(1, len(named), squeeze=False)[0]
     for ax, (name, mask) in zip(panels, named.items(), strict=True):

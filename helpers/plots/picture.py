@@ -54,7 +54,8 @@ def new_figure(height: float, panels: int = 1, title: str = "", width: float = W
 
 
 def empty_figure(height: float, title: str = "", width: float = WIDTH) -> Figure:
-    """Return a figure without axes, its title above it on as many lines as it needs."""
+    """Return a figure without axes, at most WIDTH wide, its title above it on as many lines as it needs."""
+    width = min(width, WIDTH)
     figure = Figure(figsize=(width, height), layout="constrained")
     if title:
         figure.suptitle(textwrap.fill(title, round(10.5 * width)), x=0.01, ha="left")

@@ -6,20 +6,8 @@ from itertools import groupby
 
 from ..metrics import RequestMetrics, percentile
 from ..trace import WORK, Trace
-from .colors import (
-    BLUE,
-    INK,
-    PAGE,
-    SERIES_COLORS,
-    SMALL,
-    WIDTH,
-    WORK_MEANING,
-    ink_on,
-    request_colors,
-    work_key,
-    work_look,
-)
-from .picture import Picture, add_key, new_figure, set_panel_title
+from .colors import BLUE, PAGE, SERIES_COLORS, SMALL, WIDTH, WORK_MEANING, ink_on, request_colors, work_key, work_look
+from .picture import Picture, add_key, new_figure, set_panel_title, write
 
 
 def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int, int] | None = None) -> Picture:
@@ -88,12 +76,9 @@ def _draw_rows(ax, trace: Trace, first: int, end: int, colors: Mapping[Hashable,
             length, start, work = max(parts)
             text = str(request_id)
             if 5.5 * len(text) + 2 < length * points:
-                look = {"ha": "center", "va": "center", "fontsize": SMALL - 0.5}
-                if work == "finished":
-                    look |= {"bbox": {"facecolor": PAGE, "linewidth": 0, "pad": 0.8}, "color": INK}
-                else:
-                    look |= {"color": ink_on(work_look(work, color)["facecolor"])}
-                ax.text(start + length / 2, row + 0.52, text, **look)
+                box = {"facecolor": PAGE, "linewidth": 0, "pad": 0.8} if work == "finished" else None
+                ink = ink_on(work_look(work, color)["facecolor"])
+                write(ax, start + length / 2, row + 0.52, text, SMALL - 0.5, color=ink, bbox=box)
 
 
 def runs_of(trace: Trace, row: int) -> Iterator[tuple[int, int, str, Hashable]]:

@@ -5,22 +5,7 @@ from collections.abc import Hashable, Sequence
 from matplotlib.patches import FancyArrowPatch
 
 from ..trace import Trace, num_matching
-from .colors import (
-    GREEN,
-    INK,
-    LABEL,
-    MUTED,
-    ORANGE,
-    PAGE,
-    PALE,
-    RED,
-    SKY,
-    ink_on,
-    request_colors,
-    shade,
-    wasted,
-    work_key,
-)
+from .colors import GREEN, LABEL, MUTED, ORANGE, PAGE, PALE, RED, SKY, ink_on, request_colors, shade, wasted, work_key
 from .grids import set_up_grid
 from .picture import Picture, add_key, draw_arrow, draw_box, new_figure, write
 
@@ -48,7 +33,7 @@ def verified_draft(newest: str, draft: Sequence[str], chosen: Sequence[str], tit
     for x, token in enumerate([newest, *draft]):
         look = REJECTED if x > accepted else {"facecolor": ACCEPTED if x else NEWEST}
         draw_box(ax, x + 0.04, 2.06, 0.92, 0.88, **look)
-        _write_token(ax, x, 2.5, token, INK if x > accepted else ink_on(look["facecolor"]), boxed=x > accepted)
+        _write_token(ax, x, 2.5, token, ink_on(look["facecolor"]), boxed=x > accepted)
     for x, token in enumerate(chosen):
         gained = x <= accepted
         draw_box(ax, x + 0.04, 0.06, 0.92, 0.88, ORANGE if gained else PALE)
