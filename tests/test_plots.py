@@ -352,6 +352,19 @@ def test_what_is_drawn_is_what_was_given(name, read, expected):
     assert read(axes_of(name)) == expected
 
 
+@pytest.mark.parametrize("name", [name for name in PICTURES if name != "verified_draft without a draft"])
+def test_a_key_explains_colors_that_are_drawn(name):
+    figure, drawn_colors = drawn(name).figure, set()
+    for ax in figure.axes:
+        drawn_colors |= {to_rgb(patch.get_facecolor()) for patch in ax.patches}
+        drawn_colors |= {to_rgb(line.get_color()) for line in ax.lines}
+        drawn_colors |= {
+            to_rgb(color) for each in ax.collections for color in (*each.get_facecolor(), *each.get_edgecolor())
+        }
+    explained = {to_rgb(patch.get_facecolor()) for key in figure.legends for patch in key.get_patches()}
+    assert explained <= drawn_colors
+
+
 def test_a_resumed_stream_changes_its_color_with_the_replica():
     patches = axes_of("resumed_streams")[0].patches
     first, second, other = [patch.get_facecolor() for patch in patches if patch.get_width() < 0.9]
