@@ -24,7 +24,8 @@ def merged_and_adapted(adapters: Sequence[str | None] = ("sea", "honest", None, 
         for row in _rows_with(adapters, name):
             _request(axes[0], 1.3 * number + 0.9, row)
     passes = f"merged: {len(models)} models, so {len(models)} forward passes, each of which reads all weights"
-    set_up_grid(axes[0], width, rows, passes)
+    names = [name or "no adapter" for name in adapters]
+    set_up_grid(axes[0], width, rows, passes, names)
     ticks = {1.3 * number + 0.55: f"pass {number + 1}" for number in range(len(models))}
     axes[0].set_xticks(list(ticks), list(ticks.values()))
     _read(axes[1], 0, 0.86, rows, "all weights,\nonce", GRAY)
@@ -36,11 +37,10 @@ def merged_and_adapted(adapters: Sequence[str | None] = ("sea", "honest", None, 
     last = 0.94 + 0.42 * len(named)
     for row in range(rows):
         _request(axes[1], last, row)
-    set_up_grid(axes[1], width, rows, "adapters: 1 forward pass reads all weights once, and each adapter once")
+    passes = "adapters: 1 forward pass reads all weights once, and each adapter once"
+    set_up_grid(axes[1], width, rows, passes, names)
     ticks = [0.43, *(1.11 + 0.42 * number for number in range(len(named))), last + 0.14]
     axes[1].set_xticks(ticks, ["pass 1", *named, ""])
-    for ax in axes:
-        ax.set_yticks([row + 0.5 for row in range(rows)], [name or "no adapter" for name in adapters])
     users = "; ".join(f"{name}: requests {', '.join(map(str, _rows_with(adapters, name)))}" for name in named)
     alt = (
         f"Two drawings of {rows} requests that each get a token. With merged weights, {len(models)} models run in "

@@ -32,9 +32,7 @@ def _with_and_without_cache(prompt_tokens: int, passes: int, drawn: int) -> Pict
             computed = length - known if cache else length
             totals[-1] += computed
             ax.text(width + 0.2, y + 0.5, f"computes {computed}", va="center")
-        set_up_grid(ax, width, passes, name)
-        ax.set_xlim(0, width + 2.4)
-        ax.set_yticks([y + 0.5 for y in range(passes)], [f"pass {y + 1}" for y in range(passes)])
+        set_up_grid(ax, width + 2.4, passes, name, [f"pass {y + 1}" for y in range(passes)])
     add_key(figure, {"computed": SKY, "computed again": wasted(shade(SKY)), "read from the cache": LIGHT_SKY})
     alt = (
         f"A grid with a row per forward pass and a column per token, for a prompt of {prompt_tokens} tokens. Computed "
@@ -73,9 +71,8 @@ def shared_pass(rows: int = 4) -> Picture:
             if shared
             else f"{rows} forward passes read all weights {rows} times"
         )
-        set_up_grid(ax, rows, rows, f"{read}, for {rows} new tokens")
+        set_up_grid(ax, rows, rows, f"{read}, for {rows} new tokens", [f"request {row}" for row in range(rows)])
         ax.set_xticks([x + 0.44 for x in range(len(groups))], [f"pass {x + 1}" for x in range(len(groups))])
-        ax.set_yticks([row + 0.5 for row in range(rows)], [f"request {row}" for row in range(rows)])
     alt = (
         f"Two drawings of {rows} requests that each get a token. Alone, {rows} forward passes read the weights {rows} "
         "times. In one batch, one forward pass reads the weights once for all of them."
@@ -157,8 +154,8 @@ def padded_and_ragged(lengths: Sequence[int] = (1, 1, 1, 7)) -> Picture:
     for y, length in enumerate(lengths):
         for x in range(width):
             draw_cell(upper, x, y, REQUEST_COLORS[y % 7] if x >= width - length else None)
-    set_up_grid(upper, columns, rows, f"padded: {rows} x {width} = {width * rows} tokens computed, {pads} of them pads")
-    upper.set_yticks([y + 0.5 for y in range(rows)], [f"request {y}" for y in range(rows)])
+    heading = f"padded: {rows} x {width} = {width * rows} tokens computed, {pads} of them pads"
+    set_up_grid(upper, columns, rows, heading, [f"request {y}" for y in range(rows)])
     for ax, gap, name in (
         (middle, 0, f"ragged: the linear layers compute {total} tokens, in one row"),
         (lower, 0.5, "attention splits the row by request, and its results are joined again"),
@@ -171,7 +168,6 @@ def padded_and_ragged(lengths: Sequence[int] = (1, 1, 1, 7)) -> Picture:
             write(ax, left + length / 2, 0.52, str(request), color=ink_on(color))
             left += length + gap
         set_up_grid(ax, columns, 1, name)
-        ax.set_yticks([])
     alt = (
         f"A pass over {rows} requests with {', '.join(map(str, lengths))} tokens. Padded to one width, it computes "
         f"{width * rows} tokens, {pads} of them pads. Side by side in one row, it computes {total} tokens. Only "
@@ -227,8 +223,6 @@ def block_lookup(
     set_up_grid(bottom, blocks, 1, "")  # its heading is below it, where no arrow crosses it
     bottom.set_xlabel(heading if stage > 2 else "3. The memory, block by block", loc="left")
     bottom.set_ylim(1.2, 0)
-    for ax in (top, middle, bottom):
-        ax.set_yticks([])
     arrow = {"arrowstyle": "->", "color": INK, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 2}
     ends = (
         (top, (token + 0.5, 0.97), middle, ((index + 0.5) * block_size, 0.06)),

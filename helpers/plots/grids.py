@@ -35,8 +35,7 @@ def token_grid(
                 write(ax, x + 0.5, y + (0.4 if positions else 0.5), token.strip(), size, color=ink)
                 if positions:
                     write(ax, x + 0.5, y + 0.78, str(positions[name][y][x]), SMALL - 1, color=ink)
-        set_up_grid(ax, max(map(len, grid)), len(grid), name)
-        ax.set_yticks([y + 0.5 for y in range(len(grid))], [f"request {y}" for y in range(len(grid))])
+        set_up_grid(ax, max(map(len, grid)), len(grid), name, [f"request {y}" for y in range(len(grid))])
     described = [f"{name}: pads per row {[len(row) - sum(row) for row in masks[name]]}" for name in grids]
     return Picture(figure, f"Grid of tokens. {'; '.join(described)}.")
 
@@ -62,12 +61,11 @@ def batches(named: Mapping[str, Mapping], title: str = "") -> Picture:
         for y, request_id in enumerate(batch["request_ids"]):
             for x, real in enumerate(mask[y]):
                 draw_cell(ax, x, y, color[request_id] if real else None, framed=bool(real) and x >= cached)
-        set_up_grid(ax, columns, max(1, len(mask)), name)
         labels = [
             f"{request_id}: {'done' if left == 0 else f'{left} to go'}"
             for request_id, left in zip(batch["request_ids"], batch["tokens_remaining"], strict=True)
         ]
-        ax.set_yticks([y + 0.5 for y in range(len(labels))], labels)
+        set_up_grid(ax, columns, max(1, len(mask)), name, labels)
         if not labels:
             write(ax, columns / 2, 0.5, "no rows", color=MUTED)
     key = {
@@ -113,8 +111,7 @@ def compare(
             for y, x in different:
                 draw_box(ax, x + 0.06, y + 0.08, 0.88, 0.84, edgecolor=INK, linewidth=1.8, linestyle="--")
                 ax.text(x + 0.88, y + 0.16, "≠", ha="right", va="top", fontsize=9)
-        set_up_grid(ax, columns, rows, name)
-        ax.set_yticks([y + 0.5 for y in range(rows)], [f"row {y}" for y in range(rows)])
+        set_up_grid(ax, columns, rows, name, [f"row {y}" for y in range(rows)])
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     described = []
     for y, x in different[:8]:
@@ -141,9 +138,10 @@ def draw_cell(ax, x: int, y: int, color: str | None, framed: bool = False) -> No
     draw_box(ax, x + 0.04, y + 0.06, 0.92, 0.88, **look)
 
 
-def set_up_grid(ax, columns: float, rows: float, title: str) -> None:
-    """Prepare axes for a grid of cells, its first row on top."""
+def set_up_grid(ax, columns: float, rows: float, title: str, names: Sequence[str] = ()) -> None:
+    """Prepare axes for a grid of cells, its first row on top, with the names of its rows."""
     ax.set(xlim=(0, columns), ylim=(rows, 0), xticks=[])
+    ax.set_yticks([y + 0.5 for y in range(len(names))], names)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     set_panel_title(ax, title)

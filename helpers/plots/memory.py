@@ -93,7 +93,7 @@ def block_tables(
             if len(holders) < 7:
                 write(right, block + 0.48, 0.12, holders, SMALL - 2)
         set_up_grid(right, blocks, 1, "")
-        right.set(ylim=(1.15, 0), yticks=[])
+        right.set_ylim(1.15, 0)
         described.append(f"{name}: " + (", ".join(f"{name} has {list(table)}" for name, (table, _) in tables.items())))
     for ax in grid[-1]:
         ax.set_xlabel("block table" if ax is grid[-1][0] else "memory: block number", fontsize=SMALL)
