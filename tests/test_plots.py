@@ -371,6 +371,20 @@ def test_a_resumed_stream_changes_its_color_with_the_replica():
     assert first != second == other
 
 
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("token_grid", ["request 0", "request 1"]),
+        ("batches", ["0: 1 to go", "1: done"]),
+        ("batches without rows", ["0: 1 to go", "1: done"]),
+        ("compare", ["row 0", "row 1"]),
+        ("merged_and_adapted", ["sea", "honest", "no adapter", "sea"]),
+    ],
+)
+def test_a_grid_names_its_rows(name, rows):
+    assert [label.get_text() for label in axes_of(name)[0].get_yticklabels()] == rows
+
+
 def test_a_request_keeps_its_color_from_row_to_row():
     first, second = ([patch.get_facecolor() for patch in ax.patches] for ax in axes_of("token_row"))
     assert first == second[::-1] and first[0] != first[1]
