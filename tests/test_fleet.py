@@ -17,7 +17,7 @@ from helpers.cluster.routing import (
     RoundRobin,
     Router,
 )
-from helpers.engine import POLICIES, EngineConfig, SamplingParams
+from helpers.engine import POLICIES, EngineConfig, SamplingParams, Sequence
 from helpers.metrics import request_metrics
 from helpers.simulator import (
     AdaptedRequest,
@@ -75,7 +75,7 @@ def test_a_stretch_leaves_what_its_iterations_would_leave_one_by_one(workload):
     arrivals = (check_trace(requests, config, replica.check) for replica in replicas)
     for pair in zip(*arrivals, strict=True):
         for replica, (arrival, sequence) in zip(replicas, pair, strict=True):
-            replica.add_sequence(sequence, arrival)
+            replica.add(sequence, arrival)
         assert state(replicas[0]) == state(replicas[1])
     for replica in replicas:
         replica.advance()
@@ -152,7 +152,7 @@ def test_a_router_sees_the_same_loads_and_rows_with_and_without_stretches(router
 def test_most_iterations_of_long_outputs_are_not_planned_one_by_one():
     replica = SimulatedReplica(EngineConfig(max_batch_size=8, num_blocks=2000, prefix_caching=False), COST)
     for number in range(8):
-        replica.add(number, 0.0, [0] * 100, 400)
+        replica.add(Sequence(number, [0] * 100, 400), 0.0)
     replica.advance()
     assert replica.iterations > 400
     assert replica.planned < 20

@@ -115,7 +115,7 @@ PICTURES = {
     "rounding_levels": lambda: plots.rounding_levels([0.3, -0.2, 0.05, 0.0], {"all": [0.1], "two": [0.1, 0.05]}, 3, T),
     "weight_path": lambda: plots.weight_path((-0.31, 0.52), (-3, 5), 0.1, T),
     "activation_map": lambda: plots.activation_map(
-        [[0.1, 5.0, 0.2], [1.5, 0.3, 2.5]], [" a", "b"], channels_per_cell=2, title=T
+        [[0.1, 5.0, 0.2, 0.0, 0.3], [1.5, 0.3, 0.2, 0.0, 2.5]], [" a", "b"], T
     ),
     "agreement": lambda: plots.agreement(
         [[1, 2, 3, 4], [5, 6], [7, 8]], {"int4": [[1, 9, 3, 4], [5, 6, 6], [7, 8]]}, T
@@ -132,9 +132,9 @@ PICTURES = {
     "virtual_clock": lambda: plots.virtual_clock(
         {"a": 0, "b": 4}, [(0, 2, {"a": 9}), (2, 3, {"a": 1}), (4, 6, {"b": 5})]
     ),
-    "static_and_continuous": lambda: plots.static_and_continuous((6, 2, 3, 2, 4, 1), 2),
     "block_lookup": lambda: plots.block_lookup([4, 6, 7, 8], 9, 4, 12),
     "block_lookup of the first": lambda: plots.block_lookup([0], 0, 4, 2),
+    "cache_growth_steps": lambda: plots.cache_growth_steps().pictures[-1],
     "merged_and_adapted": lambda: plots.merged_and_adapted(title=T),
     "split_block": lambda: plots.split_block(title=T),
     "pass_shares": lambda: plots.pass_shares(
@@ -152,7 +152,7 @@ PICTURES |= {
         "routed_fleet",
         "separate_phases",
         "shared_pass",
-        "with_and_without_cache",
+        "static_and_continuous",
     )
 }
 OF_FILLS = [color.lower() for color in (plots.GRAY, plots.colors.DARK, plots.colors.BRIGHT)]
@@ -195,7 +195,7 @@ def overlapping_texts(picture):
 WITHOUT_AXES = re.compile(
     "token_|batches|compare|constrained_text|tokens_over_states|verified_draft|weight_path|block_lookup|life_of_a_request"
     "|attention_step|padded_and_ragged|policy_gradient|routed_fleet|shared_pass|static_and|system_map|merged_and"
-    "|with_and_without|split_block"
+    "|cache_growth|split_block"
 )
 
 
@@ -267,6 +267,13 @@ def test_letters_have_enough_contrast_with_every_color_of_a_request(share):
         assert light / dark > 4, (color, share)
 
 
+def test_larger_magnitudes_of_activations_are_brighter_on_a_dark_page():
+    dark = {light: dark for light, dark, *_ in plots.style.THEME.values()}
+    levels = (plots.colors.PALE, *plots.activations.COLORS)
+    brightness = [plots.colors._luminance(dark.get(color, color)) for color in levels]
+    assert brightness == sorted(brightness)
+
+
 def test_equal_latencies_are_stacked():
     (ax,) = plots.waiting_requests({"all the same": latencies(5, 5, 5)}, {"any": {0, 1, 2}}).figure.axes
     dots = {(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines if line.get_marker() == "o"}
@@ -312,9 +319,9 @@ def heights_of_lanes(axes):
         ("draft_staircase", cells_per_row, [(0, 5), (5, 5), (7, 1)]),  # from the token that the pass before chose
         ("draft_timeline", relative_heights, [3, 3, 3, 1, 2]),  # prefills; three gained; one gained and two rejected
         (
-            "activation_map",  # a patch for each color, which begins at its first cell; two channels share a cell
+            "activation_map",  # a patch for each color, which begins at its first cell; four channels share a cell
             lambda axes: [tuple(patch.get_path().vertices[0]) for patch in axes[0].patches[1:]],
-            [(0, 1), (2, 1), (0, 0)],
+            [(0, 1), (4, 1), (0, 0)],
         ),
         ("rounding_levels", levels_and_errors, ([-0.3, -0.2, -0.1, 0, 0.1, 0.2, 0.3], [0.3, -0.2, 0.05])),
         (
@@ -345,10 +352,37 @@ def test_what_is_drawn_is_what_was_given(name, read, expected):
     assert read(axes_of(name)) == expected
 
 
+@pytest.mark.parametrize("name", [name for name in PICTURES if name != "verified_draft without a draft"])
+def test_a_key_explains_colors_that_are_drawn(name):
+    figure, drawn_colors = drawn(name).figure, set()
+    for ax in figure.axes:
+        drawn_colors |= {to_rgb(patch.get_facecolor()) for patch in ax.patches}
+        drawn_colors |= {to_rgb(line.get_color()) for line in ax.lines}
+        drawn_colors |= {
+            to_rgb(color) for each in ax.collections for color in (*each.get_facecolor(), *each.get_edgecolor())
+        }
+    explained = {to_rgb(patch.get_facecolor()) for key in figure.legends for patch in key.get_patches()}
+    assert explained <= drawn_colors
+
+
 def test_a_resumed_stream_changes_its_color_with_the_replica():
     patches = axes_of("resumed_streams")[0].patches
     first, second, other = [patch.get_facecolor() for patch in patches if patch.get_width() < 0.9]
     assert first != second == other
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("token_grid", ["request 0", "request 1"]),
+        ("batches", ["0: 1 to go", "1: done"]),
+        ("batches without rows", ["0: 1 to go", "1: done"]),
+        ("compare", ["row 0", "row 1"]),
+        ("merged_and_adapted", ["sea", "honest", "no adapter", "sea"]),
+    ],
+)
+def test_a_grid_names_its_rows(name, rows):
+    assert [label.get_text() for label in axes_of(name)[0].get_yticklabels()] == rows
 
 
 def test_a_request_keeps_its_color_from_row_to_row():

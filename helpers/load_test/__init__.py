@@ -18,18 +18,4 @@ from .lengths import MIXES, lengths
 from .load import run_load
 from .prompts import texts, token_ids
 from .report import LoadResult
-from .sweep import capacity, knee, sweep
-
-__all__ = [
-    "MIXES",
-    "LoadResult",
-    "RequestResult",
-    "arrival_times",
-    "capacity",
-    "knee",
-    "lengths",
-    "run_load",
-    "sweep",
-    "texts",
-    "token_ids",
-]
+from .sweep import capacity, sweep

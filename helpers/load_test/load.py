@@ -72,7 +72,7 @@ def run_load(
 
     async def load() -> list[RequestResult]:
         async with client:
-            await _gather([client.send(0, *pair, 0.0, time.perf_counter) for pair in pairs[:warm_up]])
+            await asyncio.gather(*(client.send(0, *pair, 0.0, time.perf_counter) for pair in pairs[:warm_up]))
             name = f"{rate:g} requests/s" if users is None else f"{users} users"
             with tqdm(total=len(pairs) - warm_up, desc=name, leave=False, disable=None if progress else True) as bar:
 
@@ -113,7 +113,7 @@ async def _open_loop(send: Send, times: Sequence[float]) -> list[RequestResult]:
         await asyncio.sleep(times[number] - now())
         return await send(number, times[number], now)
 
-    return await _gather([send_when_due(number) for number in range(len(times))])
+    return await asyncio.gather(*map(send_when_due, range(len(times))))
 
 
 async def _closed_loop(send: Send, count: int, users: int, think: float) -> list[RequestResult]:
@@ -133,15 +133,8 @@ async def _closed_loop(send: Send, count: int, users: int, think: float) -> list
             results.append(await send(number, now(), now))
         return results
 
-    results = itertools.chain(*await _gather([user() for _ in range(users)]))
+    results = itertools.chain(*await asyncio.gather(*(user() for _ in range(users))))
     return sorted(results, key=lambda result: result.request_id)
-
-
-async def _gather(coroutines: Sequence[Awaitable[T]]) -> list[T]:
-    """Run coroutines concurrently and return their results. Cancelling this call cancels all of them."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one) for one in coroutines]
-    return [task.result() for task in tasks]
 
 
 def _start_clock() -> Callable[[], float]:

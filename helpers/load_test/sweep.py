@@ -6,7 +6,7 @@ The knee is the rate of the greatest *power*: completed requests per second divi
 
 from collections.abc import Callable, Sequence
 
-from .. import metrics
+from ..metrics import knee
 from ..request import Request
 from .client import Prompt
 from .load import run_load
@@ -57,22 +57,12 @@ def capacity(url: str, requests: Callable[[int], Requests], **settings) -> float
         users *= 2
 
 
-def knee(results: Sequence[LoadResult]) -> LoadResult:
-    """Return the result with the greatest power.
-
-    Raises:
-        ValueError: no request of any result was completed.
-    """
-    completed = [result for result in results if result.ok]
-    if not completed:
-        raise ValueError("There is no knee where no request was completed.")
-    return completed[metrics.knee([(one.request_throughput, one.percentile("e2e", 50)) for one in completed])]
-
-
 def table(results: Sequence[LoadResult]) -> str:
     """Return a table with one line per rate and a mark at the knee."""
     heads = ["offered/s", "done/s", "tokens/s", "good/s", "TTFT p50", "p99", "E2E p50", "p99 (ms)", "refused", "failed"]
-    best = knee(results) if any(result.ok for result in results) else None
+    completed = [result for result in results if result.ok]
+    points = [(result.request_throughput, result.percentile("e2e", 50)) for result in completed]
+    best = completed[knee(points)] if completed else None
     lines = ["".join(f"{head:>11}" for head in heads)]
     for result in results:
         latencies = [result.percentile(name, percent) for name in ("ttft", "e2e") for percent in (50, 99)]

@@ -98,35 +98,30 @@ def _quantization_config(model: nn.Module, layers: dict[str, QuantizedLinear]) -
 
 def check_supported(quantization: dict) -> None:
     """Raise a ValueError unless the `quantization_config` of a folder describes weights that `load_model` can keep."""
-    problems = []
-    if (format := quantization.get("format")) != FORMAT:
-        problems.append(f"the format {format!r}")
-    if quantization.get("kv_cache_scheme"):
-        problems.append("a quantized KV cache")
-    if (quantization.get("transform_config") or {}).get("config_groups"):
-        problems.append("transformed weights")
-    if (quantization.get("sparsity_config") or {}).get("format", "dense") != "dense":
-        problems.append("sparse weights")
+    format = quantization.get("format")
+    found = [
+        (format != FORMAT, f"the format {format!r}"),
+        (quantization.get("kv_cache_scheme"), "a quantized KV cache"),
+        ((quantization.get("transform_config") or {}).get("config_groups"), "transformed weights"),
+        ((quantization.get("sparsity_config") or {}).get("format", "dense") != "dense", "sparse weights"),
+    ]
     groups = quantization.get("config_groups")
     if not groups or not all(group and group.get("weights") for group in groups.values()):
         raise ValueError("the quantization_config of its config.json describes no weights")
     for group in groups.values():
-        if group.get("input_activations") or group.get("output_activations"):
-            problems.append("quantized activations")
-        weights, size = group["weights"], group["weights"].get("group_size")
-        if weights.get("type", "int") != "int" or weights.get("num_bits") not in (4, 8):
-            problems.append(f"weights of the type {weights.get('type')} with {weights.get('num_bits')} bits")
-        if not weights.get("symmetric", True):
-            problems.append("asymmetric weights")
-        if weights.get("dynamic"):
-            problems.append("dynamic scales")
-        if weights.get("actorder") in (True, "group", "dynamic"):  # "weight" and "static" leave the order of inputs
-            problems.append("an activation order")
-        if weights.get("strategy") not in ("channel", "group"):
-            problems.append(f"a scale per {weights.get('strategy')}")
-        elif weights["strategy"] == "group" and (size or 0) % GROUP:
-            problems.append(f"groups of {size} inputs")
-    if problems:
+        weights = group["weights"]
+        kind, bits, strategy = (weights.get(name) for name in ("type", "num_bits", "strategy"))
+        size, order = weights.get("group_size"), weights.get("actorder")
+        found += [
+            (group.get("input_activations") or group.get("output_activations"), "quantized activations"),
+            (weights.get("type", "int") != "int" or bits not in (4, 8), f"weights of the type {kind} with {bits} bits"),
+            (not weights.get("symmetric", True), "asymmetric weights"),
+            (weights.get("dynamic"), "dynamic scales"),
+            (order in (True, "group", "dynamic"), "an activation order"),  # others leave the order of the inputs
+            (strategy not in ("channel", "group"), f"a scale per {strategy}"),
+            (strategy == "group" and (size or 0) % GROUP, f"groups of {size} inputs"),
+        ]
+    if problems := [problem for is_found, problem in found if is_found]:
         raise ValueError(f"its weights are quantized with {', '.join(dict.fromkeys(problems))}; {SUPPORTED}")
 
 

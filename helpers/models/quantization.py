@@ -310,7 +310,9 @@ def dequantized(model: nn.Module, weights: str) -> nn.Module:
     if is_quantized(model, weights):
         for path, layer in list(model.named_modules()):
             if isinstance(layer, QuantizedLinear):
-                model.set_submodule(path, _float_layer(layer))
+                rounded = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+                rounded.weight, rounded.bias = nn.Parameter(layer.weight), layer.bias
+                model.set_submodule(path, rounded)
         return model.eval()
     for _, layer in _layers_to_quantize(model):
         weight = QuantizedLinear(layer, weights).weight
@@ -318,13 +320,6 @@ def dequantized(model: nn.Module, weights: str) -> nn.Module:
     if getattr(getattr(model, "config", None), "tie_word_embeddings", False):
         model.config.tie_word_embeddings = False  # the embedding is not rounded
     return model.eval()
-
-
-def _float_layer(quantized: QuantizedLinear) -> nn.Linear:
-    """Return an ordinary layer with the rounded weight."""
-    layer = nn.Linear(quantized.in_features, quantized.out_features, bias=False, device="meta")
-    layer.weight, layer.bias = nn.Parameter(quantized.weight), quantized.bias
-    return layer
 
 
 def check_format(weights: str) -> None:

@@ -5,6 +5,9 @@ them when they are the last expression of a cell. All carry a text that describe
 sentence what the picture shows.
 """
 
+import inspect
+
+from . import style
 from .activations import activation_map
 from .adapted_pass import merged_and_adapted
 from .attention_step import attention_step
@@ -18,7 +21,6 @@ from .drawings import (
     shared_pass,
     static_and_continuous,
     token_budget,
-    with_and_without_cache,
 )
 from .fleet_drawings import routed_fleet, separate_phases, virtual_clock
 from .fleet_plans import missed_requests
@@ -33,73 +35,8 @@ from .replicas import prefix_map, replica_work, resumed_streams
 from .rounding import agreement, rounding_levels, weight_path
 from .rows import slot_timeline, tokens_read, waiting_requests
 from .split_model import pass_shares, split_block
-from .style import styled
 from .system_map import system_map
 from .token_choices import constrained_text, probability_strips, tokens_over_states
 from .verified_drafts import draft_staircase, draft_timeline, verified_draft
 
-__all__ = [
-    "BLUE",
-    "GRAY",
-    "INK",
-    "ORANGE",
-    "PURPLE",
-    "REQUEST_COLORS",
-    "SKY",
-    "Picture",
-    "activation_map",
-    "agreement",
-    "attention_step",
-    "bars",
-    "batches",
-    "block_lookup",
-    "block_lookup_steps",
-    "block_tables",
-    "cache_growth_steps",
-    "compare",
-    "constrained_text",
-    "draft_staircase",
-    "draft_timeline",
-    "flip_book",
-    "grouped_bars",
-    "life_of_a_request",
-    "lines",
-    "load_run",
-    "load_sweep",
-    "memory_shares",
-    "memory_timeline",
-    "merged_and_adapted",
-    "missed_requests",
-    "padded_and_ragged",
-    "pass_shares",
-    "play",
-    "policy_gradient_step",
-    "prefix_map",
-    "probability_strips",
-    "replica_work",
-    "request_timeline",
-    "resumed_streams",
-    "rounding_levels",
-    "routed_fleet",
-    "separate_phases",
-    "shared_pass",
-    "slot_timeline",
-    "split_block",
-    "static_and_continuous",
-    "system_map",
-    "throughput_latency",
-    "token_budget",
-    "token_grid",
-    "token_row",
-    "tokens_over_states",
-    "tokens_read",
-    "tradeoff",
-    "verified_draft",
-    "virtual_clock",
-    "visible_keys",
-    "waiting_requests",
-    "weight_path",
-    "with_and_without_cache",
-]
-
-globals().update({name: styled(globals()[name]) for name in __all__ if name.islower()})  # constants and Picture are not
+globals().update({name: style.styled(draw) for name, draw in globals().items() if inspect.isfunction(draw)})

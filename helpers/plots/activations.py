@@ -1,65 +1,52 @@
 """Where the inputs of a layer are large: a picture of tokens by input channels."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
-from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from .colors import BLUE, LIGHT_BLUE, ORANGE, PALE, SMALL
-from .picture import Picture, add_key, empty_figure, set_panel_title
+from .colors import BLUE, LIGHT_SKY, ORANGE, PALE, SMALL
+from .picture import Picture, add_key, draw_box, empty_figure, set_panel_title
 
-COLORS = (LIGHT_BLUE, BLUE, ORANGE)  # also in gray, each differs from its neighbors
+COLORS = (LIGHT_SKY, BLUE, ORANGE)  # also in gray, each differs from its neighbors, and on a dark page, too
+LEVELS = (1, 2, 4)  # where these colors begin; smaller magnitudes stay pale
+CELL = 4  # neighboring channels share a cell, which shows the largest of them
 
 
-def activation_map(
-    magnitudes: Sequence[Sequence[float]],
-    tokens: Sequence[str],
-    levels: tuple[float, float, float] = (1, 2, 4),
-    channels_per_cell: int = 4,
-    title: str = "",
-) -> Picture:
+def activation_map(magnitudes: Sequence[Sequence[float]], tokens: Sequence[str], title: str = "") -> Picture:
     """Draw the magnitudes of a layer's inputs, a row per token, and beside it the largest one of each token.
 
     Args:
         magnitudes: [tokens, channels], at least 0.
         tokens: the text of each token.
-        levels: where the three colors begin; what is smaller stays pale.
-        channels_per_cell: so many neighboring channels share a cell, which shows the largest of them.
     """
     figure = empty_figure(0.175 * len(tokens) + 1.35, title)
     cells_ax, largest_ax = figure.subplots(1, 2, sharey=True, width_ratios=[3.4, 1])
-    cells = [
-        [max(row[at : at + channels_per_cell]) for at in range(0, len(row), channels_per_cell)] for row in magnitudes
-    ]
+    cells = [[max(row[at : at + CELL]) for at in range(0, len(row), CELL)] for row in magnitudes]
     width, described = len(cells[0]), []
-    cells_ax.add_patch(Rectangle((0, 0), width * channels_per_cell, len(tokens), facecolor=PALE, linewidth=0))
-    for color, low, high in zip(COLORS, levels, (*levels[1:], float("inf")), strict=True):
+    draw_box(cells_ax, 0, 0, width * CELL, len(tokens), PALE)
+    for color, low, high in zip(COLORS, LEVELS, (*LEVELS[1:], float("inf")), strict=True):
         boxes = [
-            Path(
-                [(x, y), (x + channels_per_cell, y), (x + channels_per_cell, y + 0.9), (x, y + 0.9), (x, y)],
-                closed=True,
-            )
+            Path([(x, y), (x + CELL, y), (x + CELL, y + 0.9), (x, y + 0.9), (x, y)], closed=True)
             for y, row in enumerate(cells)
-            for x, value in ((index * channels_per_cell, value) for index, value in enumerate(row))
+            for x, value in ((index * CELL, value) for index, value in enumerate(row))
             if low <= value < high
         ]
         if boxes:  # one patch for all cells of a color keeps the file small
             cells_ax.add_patch(PathPatch(Path.make_compound_path(*boxes), facecolor=color, linewidth=0))
     largest = [max(row) for row in magnitudes]
     for y, value in enumerate(largest):
-        color = next((color for color, low in zip(COLORS[::-1], levels[::-1], strict=True) if value >= low), PALE)
-        largest_ax.add_patch(Rectangle((0, y), value, 0.9, facecolor=color, linewidth=0))
+        color = next((color for color, low in zip(COLORS[::-1], LEVELS[::-1], strict=True) if value >= low), PALE)
+        draw_box(largest_ax, 0, y, value, 0.9, color)
         largest_ax.text(value + 0.02 * max(largest), y + 0.5, f"{value:.1f}", va="center", fontsize=SMALL)
         described.append(f"{tokens[y]!r} {value:.1f}")
     cells_ax.set_yticks([y + 0.45 for y in range(len(tokens))], [token.strip() for token in tokens])
-    cells_ax.set(xlim=(0, width * channels_per_cell), ylim=(len(tokens), 0), xlabel="input channel", ylabel="token")
+    cells_ax.set(xlim=(0, width * CELL), ylim=(len(tokens), 0), xlabel="input channel", ylabel="token")
     largest_ax.set(xlim=(0, 1.3 * max(largest)), xlabel="largest input")
     largest_ax.tick_params(axis="y", length=0)
     for ax, name in ((cells_ax, "magnitude of the inputs"), (largest_ax, "per token")):
         set_panel_title(ax, name)
-    names = [f"{low:g} to {high:g}" for low, high in pairwise((0, *levels))] + [f"{levels[-1]:g} or more"]
-    add_key(figure, {name: {"facecolor": color} for name, color in zip(names, (PALE, *COLORS), strict=True)}, 4)
+    add_key(figure, dict(zip(("0 to 1", "1 to 2", "2 to 4", "4 or more"), (PALE, *COLORS), strict=True)), 4)
     return Picture(
         figure, f"Magnitudes of {len(magnitudes[0])} inputs. The largest of each token: {', '.join(described)}."
     )

@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-from matplotlib.patches import Rectangle
-
 from .colors import GRAY, INK, LIGHT_SKY, LINE, REQUEST_COLORS, ink_on
 from .grids import set_up_grid
-from .picture import Picture, new_figure, write
+from .picture import Picture, draw_box, new_figure, write
 
 
 def merged_and_adapted(adapters: Sequence[str | None] = ("sea", "honest", None, "sea"), title: str = "") -> Picture:
@@ -26,7 +24,8 @@ def merged_and_adapted(adapters: Sequence[str | None] = ("sea", "honest", None, 
         for row in _rows_with(adapters, name):
             _request(axes[0], 1.3 * number + 0.9, row)
     passes = f"merged: {len(models)} models, so {len(models)} forward passes, each of which reads all weights"
-    set_up_grid(axes[0], width, rows, passes)
+    names = [name or "no adapter" for name in adapters]
+    set_up_grid(axes[0], width, rows, passes, names)
     ticks = {1.3 * number + 0.55: f"pass {number + 1}" for number in range(len(models))}
     axes[0].set_xticks(list(ticks), list(ticks.values()))
     _read(axes[1], 0, 0.86, rows, "all weights,\nonce", GRAY)
@@ -38,11 +37,10 @@ def merged_and_adapted(adapters: Sequence[str | None] = ("sea", "honest", None, 
     last = 0.94 + 0.42 * len(named)
     for row in range(rows):
         _request(axes[1], last, row)
-    set_up_grid(axes[1], width, rows, "adapters: 1 forward pass reads all weights once, and each adapter once")
+    passes = "adapters: 1 forward pass reads all weights once, and each adapter once"
+    set_up_grid(axes[1], width, rows, passes, names)
     ticks = [0.43, *(1.11 + 0.42 * number for number in range(len(named))), last + 0.14]
     axes[1].set_xticks(ticks, ["pass 1", *named, ""])
-    for ax in axes:
-        ax.set_yticks([row + 0.5 for row in range(rows)], [name or "no adapter" for name in adapters])
     users = "; ".join(f"{name}: requests {', '.join(map(str, _rows_with(adapters, name)))}" for name in named)
     alt = (
         f"Two drawings of {rows} requests that each get a token. With merged weights, {len(models)} models run in "
@@ -58,12 +56,12 @@ def _rows_with(adapters: Sequence[str | None], name: str | None) -> list[int]:
 
 def _read(ax, left: float, width: float, rows: int, text: str, color: str) -> None:
     """Draw a box as high as all rows: weights that are read."""
-    ax.add_patch(Rectangle((left, 0.04), width, rows - 0.08, facecolor=color, edgecolor=LINE, linewidth=0.6))
+    draw_box(ax, left, 0.04, width, rows - 0.08, color, edgecolor=LINE, linewidth=0.6)
     write(ax, left + width / 2, rows / 2, text, color=ink_on(color))
 
 
 def _request(ax, left: float, row: int, text: str | None = None) -> None:
     color = REQUEST_COLORS[row % 7]
     width = 0.22 if text == "" else 0.28
-    ax.add_patch(Rectangle((left, row + 0.08), width, 0.84, facecolor=color, edgecolor=INK, linewidth=0.6))
+    draw_box(ax, left, row + 0.08, width, 0.84, color, edgecolor=INK, linewidth=0.6)
     write(ax, left + width / 2, row + 0.52, str(row) if text is None else text, color=ink_on(color))

@@ -1,10 +1,8 @@
 """One step of attention: which keys and values a new token reads, and what of them has to be computed."""
 
-from matplotlib.patches import Rectangle
-
 from .colors import INK, LABEL, LIGHT_SKY, PAGE, SKY, SMALL
-from .grids import draw_cell
-from .picture import Picture, add_key, new_figure, write
+from .grids import draw_cell, set_up_grid
+from .picture import Picture, add_key, draw_box, new_figure, write
 
 # How much of each token's value the newest one, the last, takes in. The shares are made up.
 SHARES = dict(The=0.04, quick=0.08, brown=0.09, fox=0.31, jumped=0.16, over=0.06, the=0.11, lazy=0.15)
@@ -21,18 +19,16 @@ def attention_step(title: str = "") -> Picture:
         for y in (2.2, 4.4):
             draw_cell(ax, x, y, SKY if x == last else LIGHT_SKY)
         write(ax, x + 0.5, 3.3, f"{share:.0%}", SMALL)
-        ax.add_patch(Rectangle((x + 0.3, 4.1 - 0.62 * strength), 0.4, 0.62 * strength, facecolor=INK))
+        draw_box(ax, x + 0.3, 4.1 - 0.62 * strength, 0.4, 0.62 * strength, INK, linewidth=0.7)
         ax.plot((x + 0.5, last + 0.5), (5.36, 6.14), **line)
     for y in (0.6, 6.1):
         draw_cell(ax, last, y, PAGE, framed=True)
     ax.text(last - 0.1, 6.58, "the rest of the pass, then the next token: dog", ha="right", va="center", fontsize=LABEL)
-    ax.set(xlim=(0, len(SHARES)), ylim=(7.15, 0), xticks=[])
+    set_up_grid(ax, len(SHARES), 7.15, "")
     ax.set_yticks([1.06, 2.66, 3.7, 4.86, 6.56], ["query", "keys", "shares", "values", "sum"], fontsize=LABEL)
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
     key = {
-        "read from the KV cache": {"facecolor": LIGHT_SKY},
-        "computed and kept": {"facecolor": SKY},
+        "read from the KV cache": LIGHT_SKY,
+        "computed and kept": SKY,
         "computed, not kept": {"facecolor": PAGE, "edgecolor": INK, "linewidth": 1.6},
     }
     add_key(figure, key)

@@ -125,7 +125,7 @@ def grouped_bars(
         ax.annotate(f"{line[1]}: {line[0]:g}", (-0.42, line[0]), (0, 4), textcoords="offset points")
     ax.set_xticks(range(len(groups)), groups)
     ax.set(xlabel=xlabel, ylabel=ylabel)
-    add_key(figure, {name: {"facecolor": color} for name, color in zip(series, SERIES_COLORS, strict=False)}, 2)
+    add_key(figure, dict(zip(series, SERIES_COLORS, strict=False)), 2)
     listed = "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, values in series.items())
     return Picture(figure, f"Bars of {ylabel} by {xlabel} ({', '.join(groups)}). {listed}.")
 

@@ -2,24 +2,18 @@
 
 from collections.abc import Sequence
 
-from matplotlib.patches import ConnectionPatch, Rectangle
+from matplotlib.patches import ConnectionPatch
 
 from ..trace import RowStep, Trace
 from .colors import BLUE, GRAY, INK, LIGHT_SKY, LINE, ORANGE, PAGE, REQUEST_COLORS, SKY, SMALL, ink_on, shade, wasted
 from .grids import draw_cell, set_up_grid
-from .picture import Picture, add_key, new_figure, set_panel_title, write
+from .picture import Picture, add_key, draw_box, new_figure, set_panel_title, write
 from .player import FlipBook
 from .rows import slot_timeline
 
 
-def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3, drawn: int | None = None) -> Picture:
-    """Draw which tokens each forward pass computes for one request, without and with a KV cache.
-
-    Args:
-        prompt_tokens: the tokens of the prompt.
-        passes: the number of forward passes.
-        drawn: how many of them to draw; None for all.
-    """
+def _with_and_without_cache(prompt_tokens: int, passes: int, drawn: int) -> Picture:
+    """Draw which tokens each of the first `drawn` forward passes computes, without and with a KV cache."""
     panels = {
         "without a cache, each later pass computes every token again": False,
         "with a cache, each later pass computes only the new token": True,
@@ -29,27 +23,17 @@ def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3, drawn: int |
     totals = []
     for ax, (name, cache) in zip(axes, panels.items(), strict=True):
         totals.append(0)
-        for y in range(passes if drawn is None else drawn):
+        for y in range(drawn):
             length = prompt_tokens + y
             known = length - 1 if y else 0  # an earlier pass has computed these
             for x in range(length):
-                look = {"facecolor": SKY, "linewidth": 0}
-                if x < known:
-                    look = {"facecolor": LIGHT_SKY, "linewidth": 0} if cache else wasted(shade(SKY))
-                ax.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, **look))
+                look = {"color": SKY} if x >= known else {"color": LIGHT_SKY} if cache else wasted(shade(SKY))
+                draw_box(ax, x + 0.04, y + 0.06, 0.92, 0.88, **look)
             computed = length - known if cache else length
             totals[-1] += computed
-            text = f"computes {computed}"
-            ax.text(width + 0.2, y + 0.5, text, va="center")
-        set_up_grid(ax, width, passes, name)
-        ax.set_xlim(0, width + 2.4)
-        ax.set_yticks([y + 0.5 for y in range(passes)], [f"pass {y + 1}" for y in range(passes)])
-    key = {
-        "computed": {"facecolor": SKY},
-        "computed again": wasted(shade(SKY)),
-        "read from the cache": {"facecolor": LIGHT_SKY},
-    }
-    add_key(figure, key)
+            ax.text(width + 0.2, y + 0.5, f"computes {computed}", va="center")
+        set_up_grid(ax, width + 2.4, passes, name, [f"pass {y + 1}" for y in range(passes)])
+    add_key(figure, {"computed": SKY, "computed again": wasted(shade(SKY)), "read from the cache": LIGHT_SKY})
     alt = (
         f"A grid with a row per forward pass and a column per token, for a prompt of {prompt_tokens} tokens. Computed "
         f"so far: {totals[0]} tokens without a cache; {totals[1]} with one, from which each new token reads the others."
@@ -58,7 +42,7 @@ def with_and_without_cache(prompt_tokens: int = 7, passes: int = 3, drawn: int |
 
 
 def cache_growth_steps(prompt_tokens: int = 7, passes: int = 4) -> FlipBook:
-    """Return `with_and_without_cache` as a flip book, with one more forward pass per step."""
+    """Return a flip book of the tokens that each forward pass of a request computes, without and with a KV cache."""
     captions = [f"Pass 1 computes the prompt's {prompt_tokens} tokens. With a cache, their keys and values are kept."]
     for number in range(2, passes + 1):
         tokens = prompt_tokens + number - 1
@@ -66,7 +50,7 @@ def cache_growth_steps(prompt_tokens: int = 7, passes: int = 4) -> FlipBook:
             f"Pass {number}: without a cache, all {tokens} tokens are computed. With a cache, only the new token is "
             f"computed. It reads the keys and values of the other {tokens - 1}."
         )
-    pictures = [with_and_without_cache(prompt_tokens, passes, drawn) for drawn in range(1, passes + 1)]
+    pictures = [_with_and_without_cache(prompt_tokens, passes, drawn) for drawn in range(1, passes + 1)]
     return FlipBook(pictures, captions, "The cache grows by a token per pass")
 
 
@@ -76,20 +60,19 @@ def shared_pass(rows: int = 4) -> Picture:
     for ax, shared in zip(axes, (False, True), strict=True):
         groups = [list(range(rows))] if shared else [[row] for row in range(rows)]
         for x, group in enumerate(groups):
-            ax.add_patch(Rectangle((x, 0.04), 0.5, rows - 0.08, facecolor=GRAY, linewidth=0))
+            draw_box(ax, x, 0.04, 0.5, rows - 0.08, GRAY)
             write(ax, x + 0.25, rows / 2, "all\nweights", color=ink_on(GRAY))
             for row in group:
                 color = REQUEST_COLORS[row % 7]
-                ax.add_patch(Rectangle((x + 0.54, row + 0.04), 0.34, 0.92, facecolor=color, linewidth=0))
+                draw_box(ax, x + 0.54, row + 0.04, 0.34, 0.92, color)
                 write(ax, x + 0.71, row + 0.52, str(row), color=ink_on(color))
         read = (
             "1 forward pass reads all weights once"
             if shared
             else f"{rows} forward passes read all weights {rows} times"
         )
-        set_up_grid(ax, rows, rows, f"{read}, for {rows} new tokens")
+        set_up_grid(ax, rows, rows, f"{read}, for {rows} new tokens", [f"request {row}" for row in range(rows)])
         ax.set_xticks([x + 0.44 for x in range(len(groups))], [f"pass {x + 1}" for x in range(len(groups))])
-        ax.set_yticks([row + 0.5 for row in range(rows)], [f"request {row}" for row in range(rows)])
     alt = (
         f"Two drawings of {rows} requests that each get a token. Alone, {rows} forward passes read the weights {rows} "
         "times. In one batch, one forward pass reads the weights once for all of them."
@@ -97,20 +80,15 @@ def shared_pass(rows: int = 4) -> Picture:
     return Picture(figure, alt)
 
 
-def static_and_continuous(lengths: Sequence[int] = (6, 2, 3, 2, 4, 1), rows: int = 2) -> Picture:
-    """Draw the same requests in static batches and with rows that are refilled as soon as they are free.
-
-    Args:
-        lengths: the output tokens of each request, in order of arrival.
-        rows: the number of rows of a batch.
-    """
-    static, start = Trace(rows), 0
-    while start < len(lengths):
-        batch = range(start, min(start + rows, len(lengths)))
+def static_and_continuous() -> Picture:
+    """Draw the same requests in static batches and with rows that are refilled as soon as they are free."""
+    lengths, rows = (6, 2, 3, 2, 4, 1), 2  # the output tokens of each request, in order of arrival
+    static = Trace(rows)
+    for start in range(0, len(lengths), rows):
+        batch = range(start, start + rows)
         for step in range(max(lengths[id] for id in batch)):
             _add_step(static, [(id, step, lengths[id]) for id in batch])
         static.free(batch)
-        start += rows
     continuous, waiting, running = Trace(rows), list(range(len(lengths))), {}
     while waiting or running:
         while waiting and len(running) < rows:
@@ -176,8 +154,8 @@ def padded_and_ragged(lengths: Sequence[int] = (1, 1, 1, 7)) -> Picture:
     for y, length in enumerate(lengths):
         for x in range(width):
             draw_cell(upper, x, y, REQUEST_COLORS[y % 7] if x >= width - length else None)
-    set_up_grid(upper, columns, rows, f"padded: {rows} x {width} = {width * rows} tokens computed, {pads} of them pads")
-    upper.set_yticks([y + 0.5 for y in range(rows)], [f"request {y}" for y in range(rows)])
+    heading = f"padded: {rows} x {width} = {width * rows} tokens computed, {pads} of them pads"
+    set_up_grid(upper, columns, rows, heading, [f"request {y}" for y in range(rows)])
     for ax, gap, name in (
         (middle, 0, f"ragged: the linear layers compute {total} tokens, in one row"),
         (lower, 0.5, "attention splits the row by request, and its results are joined again"),
@@ -190,7 +168,6 @@ def padded_and_ragged(lengths: Sequence[int] = (1, 1, 1, 7)) -> Picture:
             write(ax, left + length / 2, 0.52, str(request), color=ink_on(color))
             left += length + gap
         set_up_grid(ax, columns, 1, name)
-        ax.set_yticks([])
     alt = (
         f"A pass over {rows} requests with {', '.join(map(str, lengths))} tokens. Padded to one width, it computes "
         f"{width * rows} tokens, {pads} of them pads. Side by side in one row, it computes {total} tokens. Only "
@@ -227,8 +204,8 @@ def block_lookup(
     heading = f"1. Token {token}: {token} // {block_size} = {index} and {token} % {block_size} = {offset}, "
     set_up_grid(top, width, 1, heading + f"so place {offset} in entry {index} of the table")
     for x, block in enumerate(table):
-        look = {"facecolor": color, "edgecolor": INK, "linewidth": 1.8 if x == index and stage > 1 else 0}
-        middle.add_patch(Rectangle((x * block_size + 0.06, 0.06), block_size - 0.12, 0.88, **look))
+        line = 1.8 if x == index and stage > 1 else 0
+        draw_box(middle, x * block_size + 0.06, 0.06, block_size - 0.12, 0.88, color, edgecolor=INK, linewidth=line)
         write(middle, (x + 0.5) * block_size, 0.52, f"{x}: block {block}", color=ink_on(color))
     heading = f"2. The block table: entry {index} is block {table[index]}" if stage > 1 else "2. The block table"
     set_up_grid(middle, width, 1, "")
@@ -240,14 +217,12 @@ def block_lookup(
             look = {"facecolor": color if block in table else PAGE, "edgecolor": INK if here else LINE}
             look |= {"linewidth": 1.8 if here else 0.6, "zorder": 3 if here else 1}
             cell = 0.92 / block_size
-            bottom.add_patch(Rectangle((block + 0.04 + cell_index * cell, 0.06), cell, 0.7, **look))
+            draw_box(bottom, block + 0.04 + cell_index * cell, 0.06, cell, 0.7, **look)
         write(bottom, block + 0.5, 1.02, str(block))
     heading = f"3. The memory: slot {table[index]} x {block_size} + {offset} = {slot} holds its key and value"
     set_up_grid(bottom, blocks, 1, "")  # its heading is below it, where no arrow crosses it
     bottom.set_xlabel(heading if stage > 2 else "3. The memory, block by block", loc="left")
     bottom.set_ylim(1.2, 0)
-    for ax in (top, middle, bottom):
-        ax.set_yticks([])
     arrow = {"arrowstyle": "->", "color": INK, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 2}
     ends = (
         (top, (token + 0.5, 0.97), middle, ((index + 0.5) * block_size, 0.06)),

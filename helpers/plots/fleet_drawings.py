@@ -3,24 +3,10 @@
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyBboxPatch
 
-from .colors import (
-    BRIGHT,
-    GRAY,
-    INK,
-    ORANGE,
-    PAGE,
-    PALE,
-    RED,
-    REQUEST_COLORS,
-    SKY,
-    SMALL,
-    ink_on,
-    request_colors,
-    shade,
-)
-from .picture import Picture, add_key, new_figure, write
+from .colors import GRAY, INK, ORANGE, PAGE, PALE, RED, REQUEST_COLORS, SKY, SMALL, ink_on, request_colors, shade
+from .picture import Picture, add_key, draw_arrow, draw_box, new_figure, write
 
 FLEET = (("A, B", (0, 1, 2), (3, 4)), ("C", (5, None, None), ()))  # cached prefixes, the rows' requests, those waiting
 
@@ -35,7 +21,7 @@ def routed_fleet() -> Picture:
     _request(ax, 0.3, 4.8, 6)
     write(ax, 0.75, 6.3, "prefix A", SMALL)
     write(ax, 0.75, 4.0, "client", SMALL)
-    _arrow(ax, (1.3, 5.1), (3.65, 5.1), "<->")
+    draw_arrow(ax, (1.3, 5.1), (3.65, 5.1), "<->")
     write(ax, 2.5, 4.6, "tokens", SMALL)
     states = []
     for number, (cached, rows, queue) in enumerate(FLEET):
@@ -46,13 +32,13 @@ def routed_fleet() -> Picture:
         for x, request in enumerate(queue):
             _request(ax, 13.2 + 0.95 * x, y + 0.45, request, GRAY)
         write(ax, 10.65, y + 2.2, f"cached: {cached}", SMALL)
-        _arrow(ax, (6.65, 5.3), (8.55, y + 1.45), "<->")
+        draw_arrow(ax, (6.65, 5.3), (8.55, y + 1.45), "<->")
         taken, waiting = sum(row is not None for row in rows), len(queue)
         states.append(f"Replica {number} has cached {cached}; rows taken: {taken} of 3, requests waiting: {waiting}.")
     write(ax, 14.1, 2.2, "waiting", SMALL)
     _box(ax, 8.6, 7.2, 4.1, 2.9, "replica 2 has died", PALE, RED)
     write(ax, 10.65, 8.65, "rows, queue and\ncache are lost", SMALL)
-    _arrow(ax, (6.65, 5.3), (8.55, 8.65), "-", linestyle=(0, (2, 2)), color=RED)
+    draw_arrow(ax, (6.65, 5.3), (8.55, 8.65), "-", linestyle=(0, (2, 2)), color=RED)
     ax.set(xlim=(-0.3, 15.2), ylim=(10.3, -0.8))
     alt = f"A client's request 6, with prefix A, reaches a front end with a router and a dispatcher. {' '.join(states)}"
     return Picture(figure, f"{alt} Replica 2 has died, and its rows, queue and cache are lost.")
@@ -70,31 +56,26 @@ def virtual_clock(
     figure, (ax,) = new_figure(0.45 * len(arrivals) + 1.9, title=title)
     colors, rows = request_colors(arrivals), {request: y for y, request in enumerate(arrivals, start=1)}
     for number, (start, end, tokens) in enumerate(iterations):
-        ax.add_patch(Rectangle((start, 0.1), end - start, 0.8, facecolor=PAGE, edgecolor=INK, linewidth=1))
+        draw_box(ax, start, 0.1, end - start, 0.8, PAGE, edgecolor=INK, linewidth=1)
         write(ax, (start + end) / 2, 0.5, str(number), SMALL)
         for request, count in tokens.items():
             face = shade(colors[request]) if count > 1 else colors[request]
-            ax.add_patch(Rectangle((start, rows[request] + 0.1), end - start, 0.8, facecolor=face, edgecolor=PAGE))
+            draw_box(ax, start, rows[request] + 0.1, end - start, 0.8, face, edgecolor=PAGE, linewidth=0.7)
             write(ax, (start + end) / 2, rows[request] + 0.5, str(count), SMALL, color=ink_on(face))
     jumps = []
     for (_, end, _), (start, _, _) in pairwise(iterations):
         if start > end:
-            _arrow(ax, (end, 0.5), (start, 0.5), "->", linestyle=(0, (3, 2)))
+            draw_arrow(ax, (end, 0.5), (start, 0.5), linestyle=(0, (3, 2)))
             write(ax, (start + end) / 2, 0.15, "jumps", SMALL)
             jumps.append(f"from {end:g} to {start:g}")
     for request, arrival in arrivals.items():
         begins = next(start for start, _, tokens in iterations if request in tokens)
-        wait = Rectangle((arrival, rows[request] + 0.35), begins - arrival, 0.3, facecolor=GRAY, linewidth=0)
-        ax.add_patch(wait)
+        draw_box(ax, arrival, rows[request] + 0.35, begins - arrival, 0.3, GRAY)
         ax.plot(arrival, rows[request] + 0.5, marker=">", color=INK, markersize=7, clip_on=False, zorder=3)
     ax.set(xlim=(0, 1.01 * iterations[-1][1]), ylim=(len(arrivals) + 1, 0), xlabel="time on the virtual clock")
     ax.set_yticks([y + 0.5 for y in range(len(arrivals) + 1)], ["iteration", *(f"request {one}" for one in arrivals)])
-    key = {
-        "prefill, with its tokens": [{"facecolor": shade(color)} for color in REQUEST_COLORS[:3]],
-        "decode": [{"facecolor": color} for color in REQUEST_COLORS[:3]],
-        "waits": {"facecolor": GRAY},
-    }
-    add_key(figure, key)
+    some = list(REQUEST_COLORS[:3])
+    add_key(figure, {"prefill, with its tokens": [*map(shade, some)], "decode": some, "waits": GRAY})
     arrive = ", ".join(f"request {request} at {arrival:g}" for request, arrival in arrivals.items())
     ends = ", ".join(f"{end:g}" for _, end, _ in iterations)
     alt = f"Arrivals: {arrive}. {len(iterations)} iterations end at {ends}."
@@ -115,13 +96,12 @@ def separate_phases() -> Picture:
         for number, request in enumerate(requests):
             wide, face = 0.94 / len(requests), (SKY, ORANGE)[request]
             left = start + 0.03 + number * wide
-            ax.add_patch(Rectangle((left, lane + 0.15), wide, 0.7, facecolor=face, linewidth=0))
+            draw_box(ax, left, lane + 0.15, wide, 0.7, face)
             write(ax, left + wide / 2, lane + 0.5, str(request), SMALL, color=ink_on(face))
     for lane in (0, 1):
-        look = {"facecolor": shade(ORANGE), "linewidth": 0}
-        ax.add_patch(Rectangle((decodes + 0.03, lane + 0.15), prefill - 0.06, 0.7, **look))
-        write(ax, decodes + prefill / 2, lane + 0.5, "prefill of 1", SMALL, color=BRIGHT)
-    _arrow(ax, (done - 0.1, 1.85), (done + 0.6, 2.15), "->", linewidth=2)
+        draw_box(ax, decodes + 0.03, lane + 0.15, prefill - 0.06, 0.7, shade(ORANGE))
+        write(ax, decodes + prefill / 2, lane + 0.5, "prefill of 1", SMALL, color=ink_on(shade(ORANGE)))
+    draw_arrow(ax, (done - 0.1, 1.85), (done + 0.6, 2.15), linewidth=2)
     ax.text(done + 0.8, 1.75, "keys and values move", fontsize=SMALL, va="center")
     ax.set(xlim=(0, end), ylim=(3, 0), xlabel="time (a decode takes 1)")
     ax.set_yticks([0.5, 1.5, 2.5], lanes)
@@ -144,11 +124,6 @@ def _box(ax, x: float, y: float, wide: float, high: float, name: str, face: str,
 def _request(ax, x: float, y: float, request: int | None, face: str = "") -> None:
     """Draw a request as a square with its number, or an empty row."""
     face = PALE if request is None else face or REQUEST_COLORS[request % 7]
-    ax.add_patch(Rectangle((x, y), 0.85, 1.05, facecolor=face, edgecolor=PAGE))
+    draw_box(ax, x, y, 0.85, 1.05, face, edgecolor=PAGE, linewidth=0.7)
     if request is not None:
         write(ax, x + 0.42, y + 0.52, str(request), color=ink_on(face))
-
-
-def _arrow(ax, start: tuple[float, float], end: tuple[float, float], style: str, **look) -> None:
-    arrow = {"arrowstyle": style, "color": INK, "shrinkA": 0, "shrinkB": 0, "linewidth": 1.2} | look
-    ax.annotate("", end, start, arrowprops=arrow)

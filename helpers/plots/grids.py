@@ -4,25 +4,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import groupby
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from .colors import (
-    INK,
-    LABEL,
-    LINE,
-    MUTED,
-    PAGE,
-    PALE,
-    RED,
-    REQUEST_COLORS,
-    SKY,
-    SMALL,
-    WIDTH,
-    ink_on,
-    request_colors,
-    wasted,
-)
-from .picture import Picture, add_key, empty_figure, new_figure, set_panel_title, write
+from .colors import INK, LABEL, LINE, MUTED, PAGE, PALE, RED, REQUEST_COLORS, SKY, SMALL, ink_on, request_colors, wasted
+from .picture import Picture, add_key, draw_box, empty_figure, new_figure, set_panel_title, write
 
 
 def token_grid(
@@ -39,9 +23,9 @@ def token_grid(
     """
     height = sum(0.5 * len(grid) + 0.45 for grid in grids.values())
     columns = max(len(row) for grid in grids.values() for row in grid)
-    width = min(WIDTH, 0.95 * columns + 1)
-    figure, axes = new_figure(height, len(grids), width=width)
-    size = _font_size([token for grid in grids.values() for row in grid for token in row], (width - 0.9) / columns)
+    figure, axes = new_figure(height, len(grids), width=0.95 * columns + 1)
+    room = (figure.get_figwidth() - 0.9) / columns
+    size = _font_size([token for grid in grids.values() for row in grid for token in row], room)
     for ax, (name, grid) in zip(axes, grids.items(), strict=True):
         for y, row in enumerate(grid):
             for x, token in enumerate(row):
@@ -51,12 +35,8 @@ def token_grid(
                 write(ax, x + 0.5, y + (0.4 if positions else 0.5), token.strip(), size, color=ink)
                 if positions:
                     write(ax, x + 0.5, y + 0.78, str(positions[name][y][x]), SMALL - 1, color=ink)
-        set_up_grid(ax, max(map(len, grid)), len(grid), name)
-        ax.set_yticks([y + 0.5 for y in range(len(grid))], [f"request {y}" for y in range(len(grid))])
-    described = []
-    for name in grids:
-        pads = [len(row) - sum(row) for row in masks[name]]
-        described.append(f"{name}: pads per row {pads}")
+        set_up_grid(ax, max(map(len, grid)), len(grid), name, [f"request {y}" for y in range(len(grid))])
+    described = [f"{name}: pads per row {[len(row) - sum(row) for row in masks[name]]}" for name in grids]
     return Picture(figure, f"Grid of tokens. {'; '.join(described)}.")
 
 
@@ -73,7 +53,7 @@ def batches(named: Mapping[str, Mapping], title: str = "") -> Picture:
     columns = max(batch["attention_mask"].size(1) for batch in named.values())
     rows = [max(1, len(batch["request_ids"])) + 0.9 for batch in named.values()]
     height = 0.38 * sum(rows) + 0.45 + 0.3 * bool(title)
-    figure, axes = new_figure(height, len(named), title, min(WIDTH, 0.42 * columns + 3.4), height_ratios=rows)
+    figure, axes = new_figure(height, len(named), title, 0.42 * columns + 3.4, height_ratios=rows)
     color = request_colors(request_id for batch in named.values() for request_id in batch["request_ids"])
     for ax, (name, batch) in zip(axes, named.items(), strict=True):
         mask = batch["attention_mask"].tolist()
@@ -81,12 +61,11 @@ def batches(named: Mapping[str, Mapping], title: str = "") -> Picture:
         for y, request_id in enumerate(batch["request_ids"]):
             for x, real in enumerate(mask[y]):
                 draw_cell(ax, x, y, color[request_id] if real else None, framed=bool(real) and x >= cached)
-        set_up_grid(ax, columns, max(1, len(mask)), name)
         labels = [
             f"{request_id}: {'done' if left == 0 else f'{left} to go'}"
             for request_id, left in zip(batch["request_ids"], batch["tokens_remaining"], strict=True)
         ]
-        ax.set_yticks([y + 0.5 for y in range(len(labels))], labels)
+        set_up_grid(ax, columns, max(1, len(mask)), name, labels)
         if not labels:
             write(ax, columns / 2, 0.5, "no rows", color=MUTED)
     key = {
@@ -114,16 +93,15 @@ def compare(
     columns = max([1, *(len(row) for row in [*expected, *actual])])
     rows = max(1, len(expected), len(actual))
     figure = Figure(figsize=(min(11, 1.0 * columns + 2), 0.42 * rows + 0.95), layout="constrained")
-    cells, different = {}, []
+    cells = {}
     for name, grid in (("expected", expected), ("yours", actual)):
         cells[name] = {
             (y, x + columns - len(row)): "" if cell is None else str(cell)
             for y, row in enumerate(grid)
             for x, cell in enumerate(row)
         }
-    for cell in sorted(cells["expected"] | cells["yours"]):
-        if cells["expected"].get(cell) != cells["yours"].get(cell):
-            different.append(cell)
+    places = sorted(cells["expected"] | cells["yours"])
+    different = [place for place in places if cells["expected"].get(place) != cells["yours"].get(place)]
     hatched = {"" if pad is None else str(pad) for pad in pads}
     for ax, name in zip(figure.subplots(1, 2), cells, strict=True):
         for (y, x), text in cells[name].items():
@@ -131,11 +109,9 @@ def compare(
             write(ax, x + 0.5, y + 0.5, text, 9, color=INK if text in hatched else ink_on(REQUEST_COLORS[y % 7]))
         if name == "yours":
             for y, x in different:
-                frame = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.8, "linestyle": "--"}
-                ax.add_patch(Rectangle((x + 0.06, y + 0.08), 0.88, 0.84, **frame))
+                draw_box(ax, x + 0.06, y + 0.08, 0.88, 0.84, edgecolor=INK, linewidth=1.8, linestyle="--")
                 ax.text(x + 0.88, y + 0.16, "≠", ha="right", va="top", fontsize=9)
-        set_up_grid(ax, columns, rows, name)
-        ax.set_yticks([y + 0.5 for y in range(rows)], [f"row {y}" for y in range(rows)])
+        set_up_grid(ax, columns, rows, name, [f"row {y}" for y in range(rows)])
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     described = []
     for y, x in different[:8]:
@@ -159,12 +135,13 @@ def _describe(batch: Mapping) -> str:
 def draw_cell(ax, x: int, y: int, color: str | None, framed: bool = False) -> None:
     """Draw a cell in a color, or hatched if the color is None."""
     look = {"facecolor": color, "edgecolor": INK, "linewidth": 1.8 if framed else 0} if color else wasted(LINE)
-    ax.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, **look))
+    draw_box(ax, x + 0.04, y + 0.06, 0.92, 0.88, **look)
 
 
-def set_up_grid(ax, columns: int, rows: int, title: str) -> None:
-    """Prepare axes for a grid of cells, its first row on top."""
+def set_up_grid(ax, columns: float, rows: float, title: str, names: Sequence[str] = ()) -> None:
+    """Prepare axes for a grid of cells, its first row on top, with the names of its rows."""
     ax.set(xlim=(0, columns), ylim=(rows, 0), xticks=[])
+    ax.set_yticks([y + 0.5 for y in range(len(names))], names)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     set_panel_title(ax, title)
@@ -179,10 +156,11 @@ def token_row(named: Mapping[str, Sequence[tuple[str, Hashable, int]]]) -> Pictu
         named: for each panel, (text, request, position) of each token.
     """
     columns = max(len(cells) for cells in named.values())
-    width = min(WIDTH, max(3.2, 0.85 * columns + 1))
-    figure, axes = new_figure(1.4 * len(named) + 0.1, len(named), width=width)
+    figure, axes = new_figure(1.4 * len(named) + 0.1, len(named), width=max(3.2, 0.85 * columns + 1))
     color = request_colors(request for cells in named.values() for _, request, _ in cells)
-    size = _font_size([token for cells in named.values() for token, _, _ in cells], (width - 0.8) / columns)
+    size = _font_size(
+        [token for cells in named.values() for token, _, _ in cells], (figure.get_figwidth() - 0.8) / columns
+    )
     described = []
     for ax, (name, cells) in zip(axes, named.items(), strict=True):
         for x, (token, request, position) in enumerate(cells):
@@ -217,31 +195,29 @@ def visible_keys(
         owners: the number of each token's request. A cross marks attention to a token of another request.
     """
     count = len(tokens)
-    width = min(WIDTH, 0.44 * count * len(named) + 2)
-    figure = empty_figure(width / len(named) + 0.5 + 0.3 * bool(title), title, width)
+    figure = empty_figure(1, title, 0.44 * count * len(named) + 2)
+    figure.set_figheight(figure.get_figwidth() / len(named) + 0.5 + 0.3 * bool(title))
     described = []
     panels = figure.subplots(1, len(named), squeeze=False)[0]
     for ax, (name, mask) in zip(panels, named.items(), strict=True):
-        ax.spines[:].set_visible(False)
+        set_up_grid(ax, count, count, name)
         across = 0
         for y in range(count):
             for x in range(count):
                 own = owners[x] == owners[y]
                 color = REQUEST_COLORS[owners[y] % 7] if own else RED
-                ax.add_patch(Rectangle((x, y), 0.94, 0.94, facecolor=color if mask[y][x] else PALE, linewidth=0))
+                draw_box(ax, x, y, 0.94, 0.94, color if mask[y][x] else PALE)
                 if mask[y][x] and not own:
                     across += 1
                     write(ax, x + 0.47, y + 0.47, "×", color=ink_on(RED))
-        ax.set(xlim=(0, count), ylim=(count, 0), aspect="equal")
+        ax.set_aspect("equal")
         ax.set_xticks([x + 0.5 for x in range(count)], [token.strip() for token in tokens], rotation=90, fontsize=SMALL)
         names = [token.strip() for token in tokens] if ax is panels[0] else []
         ax.set_yticks([y + 0.5 for y in range(len(names))], names, fontsize=SMALL)
-        ax.tick_params(length=0)
         ax.xaxis.tick_top()
         if ax is panels[0]:
             ax.set_ylabel("query token")
         ax.set_xlabel("key token")
-        set_panel_title(ax, name)
         attended = sum(map(sum, mask))
         described.append(f"{name}: {attended} of {count * count} pairs attend, {across} of them across requests")
     return Picture(figure, f"Attention masks, queries by keys. {'; '.join(described)}.")

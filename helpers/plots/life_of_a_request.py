@@ -2,10 +2,8 @@
 
 from itertools import pairwise
 
-from matplotlib.patches import Rectangle
-
 from .colors import INK, MUTED, ORANGE, PALE, SKY, SMALL, ink_on, shade
-from .picture import Picture, new_figure, write
+from .picture import Picture, draw_arrow, draw_box, new_figure, write
 
 LANES = ("clients", "server's event loop", "engine thread")
 LIFE = (  # (from lane, to lane, what happens, the requests): a step within one lane, or a message to another one
@@ -42,25 +40,18 @@ def life_of_a_request() -> Picture:
             parts = sorted(set(owner))
             for number, part in enumerate(parts):
                 wide = 3.5 / len(parts)
-                corner = (xs[start] - 1.75 + number * wide, y - 0.38)
-                ax.add_patch(Rectangle(corner, wide, 0.76, facecolor=colors[part], linewidth=0))
+                draw_box(ax, xs[start] - 1.75 + number * wide, y - 0.38, wide, 0.76, colors[part])
             write(ax, xs[start], y, text, SMALL, color=ink_on(SKY))
         else:
-            look = {
-                "arrowstyle": "->",
-                "color": INK if owner == "AB" else shade(colors[owner], 0.8),
-                "shrinkA": 0,
-                "shrinkB": 0,
-            }
-            ax.annotate("", (xs[end], y), (xs[start], y), arrowprops=look | {"linewidth": 1.5})
+            color = INK if owner == "AB" else shade(colors[owner], 0.8)
+            draw_arrow(ax, (xs[start], y), (xs[end], y), color=color, linewidth=1.5)
             ax.text((xs[start] + xs[end]) / 2, y - 0.08, text, ha="center", va="bottom", fontsize=SMALL)
             if end == 0:
                 chunks.append(y)
-    arrow = {"arrowstyle": "<->", "color": MUTED, "shrinkA": 0, "shrinkB": 0}
     spans = [("TTFT", 0, chunks[0], 1.7), ("E2E", 0, chunks[-1], 0.5)]
     spans += [("ITL", top, bottom, 1.7) for top, bottom in pairwise(chunks)]
     for name, top, bottom, x in spans:
-        ax.annotate("", (x, bottom), (x, top), arrowprops=arrow)
+        draw_arrow(ax, (x, top), (x, bottom), "<->", color=MUTED, linewidth=0.7)
         ax.text(x - 0.1, (top + bottom) / 2, f"{name}\nof A", ha="right", va="center", fontsize=SMALL)
     ax.set(xlim=(-0.6, 11.7), ylim=(len(LIFE) - 0.3, -1.3))
     steps = "; ".join(

@@ -7,7 +7,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ..metrics import RequestMetrics, knee
 from .colors import BLUE, GRAY, INK, LINE, ORANGE, PALE, SERIES_COLORS, SMALL
-from .picture import Picture, add_key, label_ends, new_figure
+from .picture import Picture, add_key, draw_arrow, label_ends, new_figure
 
 
 def request_timeline(request: RequestMetrics, title: str = "") -> Picture:
@@ -29,14 +29,13 @@ def request_timeline(request: RequestMetrics, title: str = "") -> Picture:
     ax.plot(times[1:], [0] * len(times[1:]), "o", color=BLUE, markersize=5)
     if len(times) > 2:
         ax.text(times[-1], -0.4, "later tokens", ha="right", va="top", fontsize=SMALL)
-    arrow = {"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0}
     spans = [("TTFT", 0, times[0], 2), ("E2E", 0, times[-1], 3)]
     if len(times) > 1:
         gap = max(range(1, len(times)), key=lambda number: times[number] - times[number - 1])
         spans.append(("longest gap (ITL)", times[gap - 1], times[gap], 1))
     for name, left, right, height in spans:
         ax.vlines([left, right], 0, height, color=PALE, zorder=0)
-        ax.annotate("", (left, height), (right, height), arrowprops=arrow)
+        draw_arrow(ax, (right, height), (left, height), "<->", linewidth=0.7)
         # A text that is wider than its arrow ends where the arrow ends, inside the picture.
         side, x = ("right", right) if left > 0.6 * times[-1] else ("center", (left + right) / 2)
         ax.text(x, height + 0.12, f"{name} {right - left:.0f} ms", ha=side, fontsize=SMALL)
@@ -65,10 +64,8 @@ def load_run(result, title: str = "") -> Picture:
     ax.invert_yaxis()
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlim=(0, None), xlabel="seconds since the first request was due", ylabel="request, in order of arrival")
-    key = {
-        "waits for the first token": Line2D([], [], color=LINE, linewidth=3),
-        "receives tokens": Line2D([], [], color=BLUE, linewidth=3),
-    }
+    meanings = {"waits for the first token": LINE, "receives tokens": BLUE}
+    key = {meaning: Line2D([], [], color=color, linewidth=3) for meaning, color in meanings.items()}
     if len(result.ok) < len(result.requests):
         key["refused or failed"] = Line2D([], [], linestyle="", marker="x", color=INK)
     add_key(figure, key)

@@ -1,12 +1,11 @@
 """Pictures of the KV cache: how much memory is allocated, used and shared."""
 
 from collections.abc import Hashable, Mapping, Sequence
-
-from matplotlib.patches import Rectangle
+from itertools import groupby
 
 from .colors import BLUE, GRAY, INK, LINE, PAGE, SMALL, ink_on, request_colors, wasted
 from .grids import draw_cell, set_up_grid
-from .picture import Picture, add_key, empty_figure, label_area, new_figure, set_panel_title, write
+from .picture import Picture, add_key, draw_box, empty_figure, label_area, new_figure, set_panel_title, write
 
 
 def memory_timeline(
@@ -41,7 +40,7 @@ def memory_timeline(
     for axis in (axes[-1].xaxis, axes[-1].yaxis):
         axis.set_major_formatter("{x:,.0f}")
     if not (held_named and wasted_named):
-        add_key(figure, {"holds tokens": {"facecolor": BLUE}, "allocated, but empty": wasted()})
+        add_key(figure, {"holds tokens": BLUE, "allocated, but empty": wasted()})
     return Picture(figure, f"Memory over iterations, room for {capacity:,} tokens. {'; '.join(described)}.")
 
 
@@ -83,24 +82,24 @@ def block_tables(
         for block in range(blocks):
             filled = max((tokens for _, tokens in owners.get(block, [])), default=0)
             for slot in range(block_size):
-                corner, height = (block + slot / block_size * 0.88 + 0.04, 0.25), 0.5
-                look = {"facecolor": fill.get(block, PAGE) if slot < filled else PAGE, "linewidth": 0.6}
-                hatch = "/////" if block in owners and slot >= filled else None
+                face = fill.get(block, PAGE) if slot < filled else PAGE
                 edge = fill.get(block, LINE) if slot >= filled else PAGE
-                right.add_patch(Rectangle(corner, 0.88 / block_size, height, edgecolor=edge, hatch=hatch, **look))
+                look = {"edgecolor": edge, "linewidth": 0.6}
+                look |= {"hatch": "/////"} if block in owners and slot >= filled else {}
+                draw_box(right, block + slot / block_size * 0.88 + 0.04, 0.25, 0.88 / block_size, 0.5, face, **look)
             write(right, block + 0.48, 0.98, str(block), SMALL)
             # The last word is enough for "answer 0" and "answer 1".
             holders = " ".join(str(request).split()[-1] for request, _ in owners.get(block, []))
             if len(holders) < 7:
                 write(right, block + 0.48, 0.12, holders, SMALL - 2)
         set_up_grid(right, blocks, 1, "")
-        right.set(ylim=(1.15, 0), yticks=[])
+        right.set_ylim(1.15, 0)
         described.append(f"{name}: " + (", ".join(f"{name} has {list(table)}" for name, (table, _) in tables.items())))
     for ax in grid[-1]:
         ax.set_xlabel("block table" if ax is grid[-1][0] else "memory: block number", fontsize=SMALL)
-    key = {"holds tokens": {"facecolor": color[next(iter(color))]}} if color else {}
-    key |= {"shared": {"facecolor": GRAY}} if shared_somewhere else {}
-    key |= {"allocated, no token yet": wasted() | {"hatch": "/////"}, "free": {"facecolor": PAGE}}
+    key = {"holds tokens": color[next(iter(color))]} if color else {}
+    key |= {"shared": GRAY} if shared_somewhere else {}
+    key |= {"allocated, no token yet": wasted() | {"hatch": "/////"}, "free": PAGE}
     add_key(figure, key, 4)
     return Picture(figure, f"Block tables and {blocks} blocks of {block_size} tokens. {'; '.join(described)}.")
 
@@ -120,14 +119,11 @@ def memory_shares(named: Mapping[str, Sequence[int]], capacity: int, unit: str, 
     for name, shares in named.items():
         top = [under + more for under, more in zip(below, [*shares, shares[-1]], strict=True)]
         ax.fill_between(range(count + 1), below, top, step="post", color=color[name], linewidth=0)
-        held = [(iteration, iteration + 1) for iteration, share in enumerate(shares) if share]
-        starts = [first for first, _ in held if first - 1 not in dict(held)]
-        for start in starts:
-            end = next(last for first, last in held if first >= start and last not in dict(held))
-            areas.append((str(name), color[name], start, end, below, top))
+        runs = [list(run) for is_held, run in groupby(enumerate(shares), key=lambda one: one[1] > 0) if is_held]
+        stretches = [(run[0][0], run[-1][0] + 1) for run in runs]
+        areas += [(str(name), color[name], start, end, below, top) for start, end in stretches]
         below = top
-        times = "".join(f"{first} to " * (first - 1 not in dict(held)) + f"{last}, " * (last not in dict(held))
-                        for first, last in held)  # fmt: skip
+        times = "".join(f"{start} to {end}, " for start, end in stretches)
         described.append(f"{name} from iteration {times}at most {max(shares)}")
     ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
     ax.set(xlim=(0, count), ylim=(0, 1.2 * capacity))

@@ -8,10 +8,10 @@ from itertools import combinations
 
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from PIL import Image
 
-from .colors import LABEL, LINE, WIDTH, ink_on
+from .colors import INK, LABEL, LINE, WIDTH, ink_on
 from .style import svg_file_of, svg_of
 
 
@@ -54,7 +54,8 @@ def new_figure(height: float, panels: int = 1, title: str = "", width: float = W
 
 
 def empty_figure(height: float, title: str = "", width: float = WIDTH) -> Figure:
-    """Return a figure without axes, its title above it on as many lines as it needs."""
+    """Return a figure without axes, at most WIDTH wide, its title above it on as many lines as it needs."""
+    width = min(width, WIDTH)
     figure = Figure(figsize=(width, height), layout="constrained")
     if title:
         figure.suptitle(textwrap.fill(title, round(10.5 * width)), x=0.01, ha="left")
@@ -71,12 +72,24 @@ def write(ax, x: float, y: float, text: str, size: float = LABEL, **look) -> Non
     ax.text(x, y, text, ha="center", va="center", fontsize=size, **look)
 
 
+def draw_box(ax, x: float, y: float, width: float, height: float, color: str = "none", **look) -> None:
+    """Draw a rectangle from a corner, without a line around it unless its look has one."""
+    ax.add_patch(Rectangle((x, y), width, height, **{"facecolor": color, "linewidth": 0, **look}))
+
+
+def draw_arrow(ax, start: tuple[float, float], end: tuple[float, float], style: str = "->", **look) -> None:
+    """Draw an arrow from point to point, without gaps at its ends unless its look has them."""
+    look = {"arrowstyle": style, "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0, **look}
+    ax.annotate("", end, start, arrowprops=look)
+
+
 def add_key(figure: Figure, entries: dict, columns: int = 3) -> None:
-    """Write what looks mean below a figure: {meaning: look of a patch, looks of several patches, or a line}."""
+    """Write what looks mean below a figure: {meaning: color or look of a patch, several of these, or a line}."""
 
     def handle(look):
         if isinstance(look, list):
             return tuple(map(handle, look))
+        look = {"facecolor": look} if isinstance(look, str) else look
         return Patch(**{"edgecolor": LINE, **look}) if isinstance(look, dict) else look
 
     figure.legend(

@@ -23,7 +23,7 @@ UNIT, LEFT, RIGHT = 24, 168, 446  # the height of a row, and the widths of its l
 # The script builds the controls, because a notebook that is not trusted keeps buttons and loses what they do.
 PAGE = Template(
     """\
-<div id="$id" style="$theme;max-width:${width}px;font-size:14px;color:var(--plot-ink);padding:6px 0">
+<div id="$id" style="$theme;max-width:800px;font-size:14px;color:var(--plot-ink);padding:6px 0">
 <div style="margin-bottom:6px"><b>$title</b></div>
 <div class="show"><img src="$still" alt="$text" style="width:100%">
 <div style="font-style:italic">$hint</div></div>
@@ -97,7 +97,7 @@ function draw(n) { leaves.forEach((leaf, index) => leaf.hidden = index != n - 1)
 class Player:
     """A timeline that plays in the browser: iteration by iteration, rows prefill, decode and become free."""
 
-    def __init__(self, trace: Trace, title: str):
+    def __init__(self, trace: Trace, title: str = "Rows, iteration by iteration"):
         self.trace, self.title = trace, title
 
     def __repr__(self) -> str:
@@ -138,7 +138,7 @@ class Player:
         )
         controls = CONTROLS.substitute(last=len(frames), unit="iteration")
         return PAGE.substitute(
-            id=id, title=html.escape(self.title), text=text, width=800, last=len(frames), unit="iteration",
+            id=id, title=html.escape(self.title), text=text, last=len(frames), unit="iteration",
             still="data:image/svg+xml;base64," + base64.b64encode(still.encode()).decode(),
             hint="This is the whole timeline. Run the cell to play it iteration by iteration.",
             moving=_json(controls + moving), below=_key(trace, id), script=script, milliseconds=120,
@@ -199,7 +199,13 @@ def _key(trace: Trace, id: str) -> str:
 
 
 class FlipBook:
-    """Pictures of one thing at several moments, to leaf through in the browser."""
+    """Pictures of one thing at several moments, to leaf through in the browser.
+
+    Args:
+        pictures: what to show at each step, all of the same size.
+        captions: a sentence per picture, which says what has just happened.
+        title: what the pictures show together.
+    """
 
     def __init__(self, pictures: Sequence[Picture], captions: Sequence[str], title: str):
         if len(pictures) != len(captions) or not pictures:
@@ -224,21 +230,7 @@ class FlipBook:
             still="data:image/png;base64," + self.pictures[-1].png(),
             hint=html.escape(self.captions[-1]) + " Run the cell to leaf through all steps.",
             moving=_json(controls + leaves), below="", script=LEAF_SCRIPT, milliseconds=1600,
-            width=800,
         )  # fmt: skip
 
 
-def play(trace: Trace, title: str = "Rows, iteration by iteration") -> Player:
-    """Return an animation of a trace, with a play button and a slider."""
-    return Player(trace, title)
-
-
-def flip_book(pictures: Sequence[Picture], captions: Sequence[str], title: str) -> FlipBook:
-    """Return pictures to leaf through, with a play button and a slider.
-
-    Args:
-        pictures: what to show at each step, all of the same size.
-        captions: a sentence per picture, which says what has just happened.
-        title: what the pictures show together.
-    """
-    return FlipBook(pictures, captions, title)
+play, flip_book = Player, FlipBook  # by the names of functions, as all pictures

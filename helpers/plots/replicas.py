@@ -5,10 +5,8 @@ A replica keeps its color: the colors of the requests would say something else h
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from matplotlib.patches import Rectangle
-
 from .colors import GRAY, INK, PALE, REQUEST_COLORS, SMALL, ink_on, shade
-from .picture import Picture, add_key, new_figure, set_panel_title, write
+from .picture import Picture, add_key, draw_box, new_figure, set_panel_title, write
 
 
 def prefix_map(runs: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> Picture:
@@ -25,7 +23,7 @@ def prefix_map(runs: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> 
             color = _color(y)
             for x, count in enumerate(row):
                 face = color if count else PALE
-                ax.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.88, facecolor=face, linewidth=0))
+                draw_box(ax, x + 0.03, y + 0.06, 0.94, 0.88, face)
                 if count:
                     write(ax, x + 0.5, y + 0.5, str(count), SMALL, color=ink_on(color))
         computed = sum(count > 0 for row in rows for count in row)
@@ -78,9 +76,9 @@ def resumed_streams(
     last = max(step for outputs in streams.values() for step, _, _ in outputs)
     described = []
     for y, (name, outputs) in enumerate(streams.items()):
-        ax.add_patch(Rectangle((0, y + 0.06), outputs[-1][0] + 1, 0.88, facecolor=PALE, linewidth=0))
+        draw_box(ax, 0, y + 0.06, outputs[-1][0] + 1, 0.88, PALE)
         for step, replica, _ in outputs:
-            ax.add_patch(Rectangle((step + 0.06, y + 0.06), 0.88, 0.88, facecolor=_color(replica), linewidth=0))
+            draw_box(ax, step + 0.06, y + 0.06, 0.88, 0.88, _color(replica))
         path = list(dict.fromkeys(replica for _, replica, _ in outputs))
         tokens = sum(number for _, _, number in outputs)
         described.append(f"{name}: {tokens} tokens from replica {' and then '.join(map(str, path))}")
@@ -92,8 +90,8 @@ def resumed_streams(
     ax.set_yticks([y + 0.5 for y in range(len(streams))], [str(name) for name in streams])
     ax.set(ylabel="request", xlabel="iteration")
     replicas = sorted({replica for outputs in streams.values() for _, replica, _ in outputs})
-    key = {f"token from replica {replica}": {"facecolor": _color(replica)} for replica in replicas}
-    add_key(figure, key | {"no token": {"facecolor": PALE}}, columns=2)
+    key = {f"token from replica {replica}": _color(replica) for replica in replicas}
+    add_key(figure, key | {"no token": PALE}, columns=2)
     lost = ", ".join(f"replica {replica} before iteration {step}" for step, replica in lost.items())
     return Picture(figure, f"A row per request and a column per iteration. Lost: {lost}. {'; '.join(described)}.")
 

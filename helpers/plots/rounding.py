@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.patches import Rectangle
-
 from ..trace import num_matching
 from .colors import BLUE, LABEL, LINE, ORANGE, PAGE, RED, SKY, ink_on, wasted
-from .picture import Picture, add_key, new_figure, set_panel_title, write
+from .picture import Picture, add_key, draw_box, new_figure, set_panel_title, write
 
 
 def rounding_levels(
@@ -38,7 +36,7 @@ def rounding_levels(
         ax.set(ylim=(-edge, edge), ylabel="weight")
         described.append(f"{name}: {len(of_groups)} scale{'s' * (len(of_groups) > 1)}, mean error {mean:.3f}")
     axes[-1].set_xlabel("input")
-    add_key(figure, {"weight": {"facecolor": BLUE}, "level": {"facecolor": LINE}, "error": {"facecolor": RED}})
+    add_key(figure, {"weight": BLUE, "level": LINE, "error": RED})
     alt = f"{len(weights)} weights and the levels to which they are rounded. {'; '.join(described)}."
     return Picture(figure, alt)
 
@@ -65,10 +63,10 @@ def weight_path(weights: tuple[float, float], integers: tuple[int, int], scale: 
     ):
         for number, (color, text, value) in enumerate(zip((SKY, ORANGE), stored, arrived, strict=True)):
             x = 8.2 - (2 - number) * width
-            ax.add_patch(Rectangle((x + 0.03, y), width - 0.06, 0.5, facecolor=color, linewidth=0))
+            draw_box(ax, x + 0.03, y, width - 0.06, 0.5, color)
             ax.vlines([x + byte for byte in range(1, int(width))], y, y + 0.5, color=PAGE, linewidth=0.8)
             write(ax, x + width / 2 + (number - 0.5) * 0.5 * (width < 1), y - 0.17, text)
-            ax.add_patch(Rectangle((10.6, y - 0.18 + 0.45 * number), 5.2, 0.4, facecolor=color, linewidth=0))
+            draw_box(ax, 10.6, y - 0.18 + 0.45 * number, 5.2, 0.4, color)
             line = value if width > 1 else f"{integers[number]} × {scale:.4f} = {value}"
             write(ax, 13.2, y + 0.02 + 0.45 * number, line, color=ink_on(color))
         ax.annotate("", (10.4, y + 0.25), (8.5, y + 0.25), arrowprops={"arrowstyle": "->", "linewidth": 1 + width})
@@ -102,14 +100,14 @@ def agreement(expected: Sequence[Sequence], named: Mapping[str, Sequence[Sequenc
             length = max(len(right), len(text))
             first = num_matching(right, text)
             changed += first < length
-            ax.add_patch(Rectangle((0, y + 0.1), first, 0.8, facecolor=SKY, linewidth=0))
+            draw_box(ax, 0, y + 0.1, first, 0.8, SKY)
             if first < length:
-                ax.add_patch(Rectangle((first + 1, y + 0.1), length - first - 1, 0.8, **wasted(LINE)))
-                ax.add_patch(Rectangle((first, y + 0.1), 1, 0.8, facecolor=RED, linewidth=0))
+                draw_box(ax, first + 1, y + 0.1, length - first - 1, 0.8, **wasted(LINE))
+                draw_box(ax, first, y + 0.1, 1, 0.8, RED)
         set_panel_title(ax, f"{name}: {changed} of {len(expected)} texts change")
         ax.set(xlim=(0, columns), ylim=(len(expected), 0), yticks=[], ylabel="text")
         described.append(f"{name}: {changed} of {len(expected)} texts change")
     axes[-1].set_xlabel("position in the output (tokens)")
-    key = {"the same token": {"facecolor": SKY}, "the first that differs": {"facecolor": RED}, "after it": wasted()}
+    key = {"the same token": SKY, "the first that differs": RED, "after it": wasted()}
     add_key(figure, key)
     return Picture(figure, f"Texts, token by token, against those without quantization. {'; '.join(described)}.")

@@ -6,20 +6,8 @@ from itertools import groupby
 
 from ..metrics import RequestMetrics, percentile
 from ..trace import WORK, Trace
-from .colors import (
-    BLUE,
-    INK,
-    PAGE,
-    SERIES_COLORS,
-    SMALL,
-    WIDTH,
-    WORK_MEANING,
-    ink_on,
-    request_colors,
-    work_key,
-    work_look,
-)
-from .picture import Picture, add_key, new_figure, set_panel_title
+from .colors import BLUE, PAGE, SERIES_COLORS, SMALL, WIDTH, WORK_MEANING, ink_on, request_colors, work_key, work_look
+from .picture import Picture, add_key, new_figure, set_panel_title, write
 
 
 def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int, int] | None = None) -> Picture:
@@ -56,10 +44,10 @@ def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int,
     axes[-1].set_xlabel("forward pass (the numbers on the bars are requests)")
     seen = [kind for kind in WORK if any(trace.work[kind] for trace in traces.values())]
     add_key(figure, {WORK_MEANING[kind]: work_key(kind) for kind in seen})
-    described = [
-        f"{name}: {trace.forward_passes} forward passes on {trace.rows} rows; {_counts(trace)}"
-        for name, trace in traces.items()
-    ]
+    described = []
+    for name, trace in traces.items():
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(trace.work.items()))
+        described.append(f"{name}: {trace.forward_passes} forward passes on {trace.rows} rows; {counts}")
     return Picture(figure, f"Timeline of rows, slot-steps by kind. {'; '.join(described)}.")
 
 
@@ -88,12 +76,9 @@ def _draw_rows(ax, trace: Trace, first: int, end: int, colors: Mapping[Hashable,
             length, start, work = max(parts)
             text = str(request_id)
             if 5.5 * len(text) + 2 < length * points:
-                look = {"ha": "center", "va": "center", "fontsize": SMALL - 0.5}
-                if work == "finished":
-                    look |= {"bbox": {"facecolor": PAGE, "linewidth": 0, "pad": 0.8}, "color": INK}
-                else:
-                    look |= {"color": ink_on(work_look(work, color)["facecolor"])}
-                ax.text(start + length / 2, row + 0.52, text, **look)
+                box = {"facecolor": PAGE, "linewidth": 0, "pad": 0.8} if work == "finished" else None
+                ink = ink_on(work_look(work, color)["facecolor"])
+                write(ax, start + length / 2, row + 0.52, text, SMALL - 0.5, color=ink, bbox=box)
 
 
 def runs_of(trace: Trace, row: int) -> Iterator[tuple[int, int, str, Hashable]]:
@@ -108,10 +93,6 @@ def runs_of(trace: Trace, row: int) -> Iterator[tuple[int, int, str, Hashable]]:
         length = len(list(stretch))
         yield start, length, work, request_id
         start += length
-
-
-def _counts(trace: Trace) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in sorted(trace.work.items()))
 
 
 def waiting_requests(

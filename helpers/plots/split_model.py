@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.patches import Rectangle
-
 from .colors import BLUE, GRAY, INK, LIGHT_BLUE, LINE, MUTED, ORANGE, PAGE, SMALL, ink_on
-from .picture import Picture, add_key, new_figure, set_panel_title, write
+from .grids import set_up_grid
+from .picture import Picture, add_key, draw_arrow, draw_box, new_figure, set_panel_title, write
 
 WORKERS = (BLUE, ORANGE)
 WAITS = (BLUE, ORANGE, LIGHT_BLUE)
+ARROW = {"linewidth": 1, "mutation_scale": 9}
 
 
 def split_block(heads: tuple[int, int] = (3, 2), title: str = "") -> Picture:
@@ -21,10 +21,10 @@ def split_block(heads: tuple[int, int] = (3, 2), title: str = "") -> Picture:
     figure, axes = new_figure(4.6 + 0.3 * bool(title), 2, title)
     first, last = heads[0] - 1, sum(heads) - 1
     names = f"heads 0–{first}", f"heads {first + 1}–{last}"
+    set_up_grid(axes[0], 1, 1, "attention: its heads are shared out")
     _draw_pair(axes[0], heads, 3, ("q, k, v", "output", *names))
-    set_panel_title(axes[0], "attention: its heads are shared out")
+    set_up_grid(axes[1], 1, 1, "MLP: its inner numbers are shared out")
     _draw_pair(axes[1], (1, 1), 1, ("in", "out", "half 0", "half 1"))
-    set_panel_title(axes[1], "MLP: its inner numbers are shared out")
     alt = (
         f"One block on two workers. Both have a copy of the input x. In attention, the matrix for queries, keys and "
         f"values is split by columns: worker 0 has those of {names[0]}, worker 1 those of {names[1]}. The output "
@@ -49,43 +49,34 @@ def _draw_pair(ax, shares: tuple[int, int], parts: int, names: tuple[str, str, s
         middle = top + 0.5
         _vector(ax, 0, middle, "x", GRAY)
         for left, width in ((1.75, 1.5), (5.75, 1.2)):
-            ax.add_patch(Rectangle((left, top), width, 1, facecolor=PAGE, edgecolor=LINE, linewidth=0.7))
+            draw_box(ax, left, top, width, 1, PAGE, edgecolor=LINE, linewidth=0.7)
         for part in range(parts):
             left, unit = 1.75 + part * 1.5 / parts, 1.5 / parts / count
-            ax.add_patch(Rectangle((left + start * unit, top), own * unit, 1, facecolor=color, linewidth=0))
+            draw_box(ax, left + start * unit, top, own * unit, 1, color)
             if part:
                 ax.vlines(left, top, top + 1, color=INK, linewidth=0.7)
-        ax.add_patch(Rectangle((3.85, middle - 0.14), 1.3, 0.28, facecolor=PAGE, edgecolor=LINE, linewidth=0.7))
-        box = 3.85 + 1.3 * start / count, middle - 0.14
-        ax.add_patch(Rectangle(box, 1.3 * own / count, 0.28, facecolor=color, linewidth=0))
+        draw_box(ax, 3.85, middle - 0.14, 1.3, 0.28, PAGE, edgecolor=LINE, linewidth=0.7)
+        draw_box(ax, 3.85 + 1.3 * start / count, middle - 0.14, 1.3 * own / count, 0.28, color)
         write(ax, 4.5, middle + 0.36, names[2 + lane], SMALL)
-        ax.add_patch(Rectangle((5.75, top + start / count), 1.2, own / count, facecolor=color, linewidth=0))
+        draw_box(ax, 5.75, top + start / count, 1.2, own / count, color)
         _vector(ax, 7.55, middle, "part", color)
         _vector(ax, 10.0, middle, "sum", GRAY)
         for left, right in ((1.25, 1.7), (3.3, 3.8), (5.2, 5.7), (7.0, 7.5)):
-            _arrow(ax, (left, middle), (right, middle))
+            draw_arrow(ax, (left, middle), (right, middle), **ARROW)
         inward = 1.25 + 0.22 * (1 if lane else -1)
-        _arrow(ax, (8.8, middle), (9.12, inward))
-        _arrow(ax, (9.5, inward), (9.95, middle))
+        draw_arrow(ax, (8.8, middle), (9.12, inward), **ARROW)
+        draw_arrow(ax, (9.5, inward), (9.95, middle), **ARROW)
     ax.plot(9.31, 1.25, "o", markersize=20, markerfacecolor=PAGE, markeredgecolor=INK, markeredgewidth=1)
     write(ax, 9.31, 1.25, "+", 13)
     for x, text in ((2.5, f"{names[0]}: by columns"), (6.35, f"{names[1]}: by rows")):
         write(ax, x, -0.22, text, SMALL, color=MUTED)
     ax.set(xlim=(-0.05, 11.3), ylim=(2.62, -0.42))
     ax.set_yticks([0.5, 2.0], ["worker 0", "worker 1"])
-    ax.set_xticks([])
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
 
 
 def _vector(ax, left: float, middle: float, text: str, color: str) -> None:
-    ax.add_patch(Rectangle((left, middle - 0.19), 1.2, 0.38, facecolor=color, linewidth=0))
+    draw_box(ax, left, middle - 0.19, 1.2, 0.38, color)
     write(ax, left + 0.6, middle, text, SMALL, color=ink_on(color))
-
-
-def _arrow(ax, start: tuple[float, float], end: tuple[float, float]) -> None:
-    look = {"arrowstyle": "->", "color": INK, "shrinkA": 0, "shrinkB": 0, "linewidth": 1, "mutation_scale": 9}
-    ax.annotate("", end, start, arrowprops=look)
 
 
 def pass_shares(
@@ -120,5 +111,5 @@ def pass_shares(
         ax.tick_params(axis="y", length=0)
         ax.spines["bottom"].set_bounds(0, 100)
     axes[-1].set_xlabel("share of the pass's time (percent)")
-    add_key(figure, {meaning: {"facecolor": color} for meaning, color in zip(meanings, WAITS, strict=True)})
+    add_key(figure, dict(zip(meanings, WAITS, strict=True)))
     return Picture(figure, f"What passes wait for. {'. '.join(described)}.")

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from matplotlib.patches import FancyBboxPatch
 
 from .colors import INK, LIGHT_SKY, LINE, MUTED, ORANGE, PAGE, ink_on
-from .picture import Picture, new_figure, set_panel_title, write
+from .picture import Picture, draw_arrow, new_figure, set_panel_title, write
 
 IDEAS = {
     1: "a forward pass yields one token, and a cache spares recomputing the others",
@@ -109,5 +109,4 @@ def _draw_arrow(ax, start: tuple[int, int], end: tuple[int, int], kind: str) -> 
         x = column * ACROSS + WIDTH / 2 + sign * right * (WIDTH / 2 - 0.1 * bool(down))
         y = row * DOWN + HEIGHT / 2 + sign * down * HEIGHT / 2
         points.append((x, y))
-    look = {"arrowstyle": kind, "color": INK, "shrinkA": 2, "shrinkB": 2, "linewidth": 1.1, "mutation_scale": 11}
-    ax.annotate("", points[1], points[0], arrowprops=look)
+    draw_arrow(ax, *points, kind, shrinkA=2, shrinkB=2, linewidth=1.1, mutation_scale=11)

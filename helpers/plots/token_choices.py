@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.patches import Circle, FancyBboxPatch
 
 from .colors import GRAY, INK, ORANGE, PAGE, PALE, RED, REQUEST_COLORS, SKY, SMALL, ink_on, shade
-from .picture import Picture, add_key, new_figure, write
+from .picture import Picture, add_key, draw_arrow, new_figure, write
 
 OTHERS = "all others"
 
@@ -109,12 +109,11 @@ def tokens_over_states(tokens: Sequence[str], refused: tuple[str, str], first: i
     ax.set_aspect("equal")
     characters = "".join(tokens)
     ax.set(xlim=(-0.5, len(characters) + 1.4), ylim=(-0.95, 0.5))
-    arrow = {"arrowstyle": "->", "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
     for state in range(len(characters) + 1):
         ax.add_patch(Circle((state, 0), 0.24, facecolor=PALE, edgecolor=INK, linewidth=1))
         write(ax, state, 0, str(first + state))
         if state < len(characters):
-            ax.annotate("", (state + 0.74, 0), (state + 0.26, 0), arrowprops=arrow)
+            draw_arrow(ax, (state + 0.26, 0), (state + 0.74, 0))
             shown = characters[state].replace(" ", "␣")
             write(ax, state + 0.5, 0.24, shown, family="monospace")
     left = 0
@@ -126,7 +125,7 @@ def tokens_over_states(tokens: Sequence[str], refused: tuple[str, str], first: i
         write(ax, left + width / 2, -0.72, shown, family="monospace", color=shade(color, 0.7))
         left += width
     end = len(characters)
-    ax.annotate("", (end + 0.74, 0), (end + 0.26, 0), arrowprops=arrow | {"color": RED, "linestyle": "--"})
+    draw_arrow(ax, (end + 0.26, 0), (end + 0.74, 0), color=RED, linestyle="--")
     write(ax, end + 0.5, 0.24, refused[1], family="monospace", color=RED)
     write(ax, end + 0.9, 0, "×", 16, color=RED)
     listed = ", ".join(f"{token!r} over {len(token)} edges" for token in tokens)

@@ -2,30 +2,16 @@
 
 from collections.abc import Hashable, Sequence
 
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch
 
 from ..trace import Trace, num_matching
-from .colors import (
-    GREEN,
-    INK,
-    LABEL,
-    MUTED,
-    ORANGE,
-    PAGE,
-    PALE,
-    RED,
-    SKY,
-    ink_on,
-    request_colors,
-    shade,
-    wasted,
-    work_key,
-)
+from .colors import GREEN, LABEL, MUTED, ORANGE, PAGE, PALE, RED, SKY, ink_on, request_colors, shade, wasted, work_key
 from .grids import set_up_grid
-from .picture import Picture, add_key, new_figure, write
+from .picture import Picture, add_key, draw_arrow, draw_box, new_figure, write
 
 NEWEST, ACCEPTED = shade(SKY), SKY
 REJECTED = wasted(RED)
+DRAFT_KEY = {"newest token": NEWEST, "accepted": ACCEPTED, "rejected": REJECTED}
 
 
 def verified_draft(newest: str, draft: Sequence[str], chosen: Sequence[str], title: str = "") -> Picture:
@@ -45,17 +31,14 @@ def verified_draft(newest: str, draft: Sequence[str], chosen: Sequence[str], tit
     columns = len(chosen)
     figure, (ax,) = new_figure(2.5, title=title)
     for x, token in enumerate([newest, *draft]):
-        look = {"facecolor": NEWEST, "linewidth": 0} if x == 0 else {"facecolor": ACCEPTED, "linewidth": 0}
-        if x > accepted:
-            look = REJECTED
-        ax.add_patch(Rectangle((x + 0.04, 2.06), 0.92, 0.88, **look))
-        _write_token(ax, x, 2.5, token, INK if x > accepted else ink_on(look["facecolor"]), boxed=x > accepted)
+        look = REJECTED if x > accepted else {"facecolor": ACCEPTED if x else NEWEST}
+        draw_box(ax, x + 0.04, 2.06, 0.92, 0.88, **look)
+        _write_token(ax, x, 2.5, token, ink_on(look["facecolor"]), boxed=x > accepted)
     for x, token in enumerate(chosen):
         gained = x <= accepted
-        look = {"facecolor": ORANGE if gained else PALE, "linewidth": 0}
-        ax.add_patch(Rectangle((x + 0.04, 0.06), 0.92, 0.88, **look))
+        draw_box(ax, x + 0.04, 0.06, 0.92, 0.88, ORANGE if gained else PALE)
         _write_token(ax, x, 0.5, token, ink_on(ORANGE) if gained else MUTED)
-        ax.annotate("", (x + 0.5, 1.0), (x + 0.5, 2.0), arrowprops={"arrowstyle": "->", "color": INK, "linewidth": 1.1})
+        draw_arrow(ax, (x + 0.5, 2.0), (x + 0.5, 1.0), linewidth=1.1, shrinkA=2, shrinkB=2)
     for x in range(min(accepted + 1, len(draft))):  # the model's token is compared with the next draft token
         same = x < accepted
         look = {"arrowstyle": "<->", "color": GREEN if same else RED, "linewidth": 1.3, "mutation_scale": 9}
@@ -64,13 +47,7 @@ def verified_draft(newest: str, draft: Sequence[str], chosen: Sequence[str], tit
         write(ax, x + 1.0, 1.5, "=" if same else "≠", color=shade(look["color"], 0.75), weight="bold", bbox=box)
     set_up_grid(ax, columns, 3, "")
     ax.set_yticks([0.5, 2.5], ["the model\nchooses", "the pass\ncomputes"])
-    key = {
-        "newest token": {"facecolor": NEWEST},
-        "accepted": {"facecolor": ACCEPTED},
-        "rejected": REJECTED,
-        "gained by the output": {"facecolor": ORANGE},
-        "chosen after a rejected token": {"facecolor": PALE},
-    }
+    key = DRAFT_KEY | {"gained by the output": ORANGE, "chosen after a rejected token": PALE}
     add_key(figure, key)
     alt = (
         f"One pass computes the newest token, {newest!r}, and the draft {_listed(draft)}. After these, the model "
@@ -100,18 +77,16 @@ def draft_staircase(passes: Sequence[tuple[int, int]], title: str = "") -> Pictu
     position, furthest = 0, 0
     for y, (drafted, accepted) in enumerate(passes):
         for x in range(position, position + drafted + 1):
-            look = {"facecolor": NEWEST if x == position else ACCEPTED, "linewidth": 0}
-            if x > position + accepted:
-                look = wasted(RED) | {"hatch": "//////"}
-            ax.add_patch(Rectangle((x + 0.05, y + 0.05), 0.9, 0.9, **look))
+            own = {"color": NEWEST if x == position else ACCEPTED}
+            look = REJECTED | {"hatch": "//////"} if x > position + accepted else own
+            draw_box(ax, x + 0.05, y + 0.05, 0.9, 0.9, **look)
         furthest = max(furthest, position + drafted + 1)
         position += accepted + 1
     ax.set(xlim=(0, furthest), ylim=(len(passes), 0), xlabel="position in the output (tokens)", ylabel="decode pass")
     ticks = range(0, len(passes), 5)
     ax.set_yticks([tick + 0.5 for tick in ticks], [str(tick + 1) for tick in ticks])
     ax.grid(axis="x")
-    key = {"newest token": {"facecolor": NEWEST}, "accepted": {"facecolor": ACCEPTED}, "rejected": REJECTED}
-    add_key(figure, key)
+    add_key(figure, DRAFT_KEY)
     drafted, accepted = (sum(column) for column in zip(*passes, strict=True))
     alt = (
         f"A row per decode pass and a column per token of the output. {len(passes)} passes yield {position} tokens: of "
@@ -133,14 +108,14 @@ def draft_timeline(trace: Trace, title: str = "") -> Picture:
     for x, traced in enumerate(trace.passes):
         for y, row in enumerate(traced.row_steps):
             if row.work == "prefill":
-                ax.add_patch(Rectangle((x, y + 0.06), 1, 0.88, facecolor=shade(colors[row.request_id]), linewidth=0))
+                draw_box(ax, x, y + 0.06, 1, 0.88, shade(colors[row.request_id]))
             elif row.work == "decode":
                 color, unit, bottom = colors[row.request_id], 0.88 / tallest, y + 0.94
                 gained = (1 + row.accepted) * unit
-                ax.add_patch(Rectangle((x + 0.06, bottom - gained), 0.88, gained, facecolor=color, linewidth=0))
+                draw_box(ax, x + 0.06, bottom - gained, 0.88, gained, color)
                 if wrong := (row.drafted - row.accepted) * unit:
                     look = wasted(shade(RED, 0.9)) | {"hatch": "//////"}
-                    ax.add_patch(Rectangle((x + 0.06, bottom - gained - wrong), 0.88, wrong, **look))
+                    draw_box(ax, x + 0.06, bottom - gained - wrong, 0.88, wrong, **look)
     ax.set(xlim=(0, max(1, trace.forward_passes)), ylim=(trace.rows, 0))
     ax.set_yticks([row + 0.5 for row in range(trace.rows)], [str(row) for row in range(trace.rows)])
     ax.set(ylabel="row", xlabel=f"forward pass (a full cell is {tallest} tokens)")

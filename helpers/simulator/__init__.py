@@ -24,21 +24,3 @@ from .simulated_replica import SimulatedReplica
 from .simulator import SimulatedRunner, Simulator
 from .synthetic import synthetic_trace
 from .trace_files import read_trace, write_trace
-
-__all__ = [
-    "AdaptedRequest",
-    "CostModel",
-    "FleetResult",
-    "Lifetime",
-    "SimulatedReplica",
-    "SimulatedRunner",
-    "Simulator",
-    "TimedRequest",
-    "random_failures",
-    "read_trace",
-    "simulate",
-    "simulate_disaggregated",
-    "simulate_fleet",
-    "synthetic_trace",
-    "write_trace",
-]

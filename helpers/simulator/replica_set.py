@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ..cluster.routing import Router, with_salt
 from ..engine import Sequence
@@ -23,6 +23,7 @@ from .fleet_result import FleetResult, Lifetime
 from .simulated_replica import FinishedRequest, FleetClock, SimulatedReplica
 
 MOST_FAILURES = 10_000  # in a row, while requests wait or run and none finishes
+COUNTS = ("iterations", "preemptions", "busy_seconds", "computed_tokens")  # what is kept of a replica that stops
 
 
 class Autoscaler(Protocol):
@@ -48,16 +49,6 @@ class _Member:
     @property
     def unfinished(self) -> int:
         return len(self.replica.scheduler.unfinished)
-
-
-class _Counts(NamedTuple):
-    """What is kept of a replica that has stopped."""
-
-    lifetime: Lifetime
-    iterations: int
-    preemptions: int
-    busy_seconds: float
-    computed_tokens: int
 
 
 class ReplicaSet:
@@ -103,7 +94,7 @@ class ReplicaSet:
         self._due: list[tuple[float, int]] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._members: dict[int, _Member] = {}  # by number
-        self._stopped: dict[int, _Counts] = {}
+        self._stopped: dict[int, tuple[Lifetime, dict[str, float]]] = {}  # by number, with its COUNTS
         self._ready: list[_Member] = []
         self._waiting: list[Sequence] = []  # until a replica is ready
         for place in range(replicas):
@@ -186,7 +177,7 @@ class ReplicaSet:
             return
         replicas = with_salt(self._replicas, sequence.request.salt)
         member = self._ready[self._router.choose(sequence.token_ids, replicas)]
-        member.replica.add_sequence(sequence, self.clock.now)
+        member.replica.add(sequence, self.clock.now)
         heapq.heappush(self._due, (member.replica.busy_until, member.number))
 
     def _send(self, sequences: list[Sequence]) -> None:
@@ -216,8 +207,7 @@ class ReplicaSet:
         """Stop a replica at the end of the iteration in progress, keep only its counts, and return that time."""
         one = self._members.pop(member.number).replica
         lifetime = Lifetime(member.started, member.ready, max(time, member.started, one.time))
-        counts = _Counts(lifetime, one.iterations, one.preemptions, one.busy_seconds, one.computed_tokens)
-        self._stopped[member.number] = counts
+        self._stopped[member.number] = lifetime, {name: getattr(one, name) for name in COUNTS}
         return lifetime.stopped
 
     def report(self, result: FleetResult) -> None:
@@ -225,12 +215,10 @@ class ReplicaSet:
         begin, end = min(result.arrivals), max(result.last_tokens)
         for member in list(self._members.values()):
             self._stop(member, end)
-        for _, counts in sorted(self._stopped.items()):
-            result.lifetimes.append(Lifetime(*(max(time, begin) for time in counts.lifetime)))
-            result.iterations.append(counts.iterations)
-            result.preemptions.append(counts.preemptions)
-            result.busy_seconds.append(counts.busy_seconds)
-            result.computed_tokens.append(counts.computed_tokens)
+        for _, (lifetime, counts) in sorted(self._stopped.items()):
+            result.lifetimes.append(Lifetime(*(max(time, begin) for time in lifetime)))
+            for name, count in counts.items():
+                getattr(result, name).append(count)
         result.resumed += self._resumed
         result.lost_tokens += self._lost_tokens
 

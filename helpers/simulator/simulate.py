@@ -66,18 +66,14 @@ class _TraceOnly(Simulator):
 
     def run_until(self, time: float = inf) -> None:
         while self.runner.time < time and self.scheduler.unfinished:
-            plan = self._plan_and_run()
+            plan = self.scheduler.schedule()
+            output = self.runner.run(plan, self.now)
+            finished = self.scheduler.update(plan, output)
+            record_iteration(self.trace, self.steps, plan, output, finished)
+            self.steps += 1
             if self._cost is not None:
                 self._skip_ahead(plan, time)
         super().run_until(time)
-
-    def _plan_and_run(self) -> Plan:
-        plan = self.scheduler.schedule()
-        output = self.runner.run(plan, self.now)
-        finished = self.scheduler.update(plan, output)
-        record_iteration(self.trace, self.steps, plan, output, finished)
-        self.steps += 1
-        return plan
 
     def _skip_ahead(self, last: Plan, time: float) -> None:
         """Run and record the iterations before `time` that only decode, as far as they follow from the last plan."""

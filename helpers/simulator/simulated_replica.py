@@ -149,21 +149,11 @@ class SimulatedReplica:
         if may_move:
             self._validator.check_recomputation(prompt_tokens, output_tokens)
 
-    def add(self, request_id: Hashable, arrival: float, prompt_token_ids: list[int], output_tokens: int) -> None:
-        """Add a request, which `check` has accepted, after all iterations that begin before its arrival.
-
-        Args:
-            request_id: an id that is not in use.
-            arrival: in simulated seconds; arrivals do not decrease from call to call.
-            prompt_token_ids: the prompt, which belongs to the replica from now on.
-            output_tokens: the number of tokens to generate.
-        """
-        self.add_sequence(Sequence(request_id, prompt_token_ids, output_tokens, arrival=arrival), arrival)
-
-    def add_sequence(self, sequence: Sequence, now: float) -> None:
+    def add(self, sequence: Sequence, now: float) -> None:
         """Add a sequence, whether new or from another replica, after all iterations that begin before `now`.
 
-        Its `computed` tokens are those whose keys and values arrive with it; only a `DecodeReplica` can use them.
+        `check` has accepted its lengths, and `now` does not decrease from call to call. Its `computed` tokens are
+        those whose keys and values arrive with it; only a `DecodeReplica` can use them.
         """
         self._run_before(now)
         if not self.scheduler.unfinished:

@@ -10,15 +10,7 @@ from functools import lru_cache
 from math import inf
 
 from ..base_engine import BaseEngine
-from ..engine import (
-    Chunk,
-    EngineConfig,
-    ForwardPass,
-    ModelInfo,
-    Plan,
-    RunnerOutput,
-    SampledToken,
-)
+from ..engine import Chunk, EngineConfig, ForwardPass, ModelInfo, Plan, RunnerOutput, SampledToken
 from ..engine.plan import Clock
 
 TOKEN = 0  # every generated token, unless `next_token` says otherwise

@@ -8,7 +8,7 @@ BurstGPT (Wang et al., arXiv 2401.17644). Neither contains any text, so all prom
 """
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -107,8 +107,3 @@ def at_rate(requests: list[TimedRequest], rate: float) -> list[TimedRequest]:
         raise ValueError("All requests of the trace arrive at once, so it has no rate to change: do not set one.")
     factor = (len(requests) - 1) / rate / seconds
     return [one._replace(arrival=one.arrival * factor) for one in requests]
-
-
-def cut(requests: Iterable[TimedRequest], tokens: int) -> Iterator[TimedRequest]:
-    """Yield the requests that fit a context of this many tokens, prompt and output together."""
-    return (one for one in requests if one.prompt + one.output_tokens <= tokens)

@@ -6,28 +6,18 @@ no forward pass. A dictionary of all n-grams of a text grows with it, so a looku
 
 from .proposer import Context
 
+SIZES = range(3, 0, -1)  # how many of the newest tokens must occur earlier; longer n-grams are looked up first
+
 
 class NgramProposer:
-    """Proposes what followed the latest earlier occurrence of the newest tokens; a `Proposer`.
-
-    Args:
-        longest, shortest: how many of the newest tokens must occur earlier. Longer n-grams are looked up first.
-
-    Raises:
-        ValueError: `shortest` is below 1, or above `longest`.
-    """
-
-    def __init__(self, longest: int = 3, shortest: int = 1):
-        if not 1 <= shortest <= longest:
-            raise ValueError(f"shortest must be from 1 to longest, not {shortest} with longest {longest}.")
-        self.sizes = range(longest, shortest - 1, -1)
+    """Proposes what followed the latest earlier occurrence of the newest tokens; a `Proposer`."""
 
     def propose(self, token_ids: list[int], k: int) -> list[int]:
         """Return at most `k` ids that followed the newest tokens earlier in the text."""
         context = Context.of(token_ids)
         index = context.notes.setdefault(self, _Index())
-        index.extend(context, self.sizes)
-        for size in self.sizes:
+        index.extend(context)
+        for size in SIZES:
             follower = index.followers.get(tuple(context[-size:]))
             if follower is not None:
                 draft = context[follower : follower + k]
@@ -44,10 +34,10 @@ class _Index:
         self.followers: dict[tuple[int, ...], int] = {}
         self.end = 1
 
-    def extend(self, token_ids: list[int], sizes: range) -> None:
+    def extend(self, token_ids: list[int]) -> None:
         """Add the n-grams that were not added before."""
         for end in range(self.end, len(token_ids)):
-            for size in sizes:
+            for size in SIZES:
                 if size <= end:
                     self.followers[tuple(token_ids[end - size : end])] = end
         self.end = max(self.end, len(token_ids))

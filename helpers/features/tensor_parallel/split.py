@@ -117,8 +117,9 @@ def share_of(model: nn.Module, rank: int, size: int) -> Share:
     share.parallel = config.model_type in PARALLEL_BLOCKS or bool(getattr(config, "use_parallel_residual", False))
     cut = _Cut(rank, size)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    modules = dict(share.model.named_modules())
     for path, style in styles.items():
-        module = share.model.get_submodule(path) if _is_module(model, path) else None
+        module = modules.get(path)
         name = path.rpartition(".")[2]
         if module is None:
             parent = share.model.get_submodule(path.rpartition(".")[0])
@@ -140,8 +141,8 @@ def share_of(model: nn.Module, rank: int, size: int) -> Share:
             share.model.set_submodule(path, own)
         else:
             dim = 0 if style in COLUMNS else 1
-            outputs = _out_features(module)
-            parts = _parts(name, config, outputs) if dim == 0 else (_in_features(module),)
+            outputs, inputs = _sizes(module)
+            parts = _parts(name, config, outputs) if dim == 0 else (inputs,)
             share.model.set_submodule(path, _linear(cut, path, module, dim, parts))
             if dim == 1:
                 share.sums.append(path)
@@ -240,14 +241,6 @@ def _equal_parts(whole: int, count: int) -> tuple[int, ...]:
     return (whole // count,) * count
 
 
-def _out_features(layer: nn.Module) -> int:
-    return layer.nf if isinstance(layer, Conv1D) else layer.out_features
-
-
-def _in_features(layer: nn.Module) -> int:
-    return layer.weight.shape[0] if isinstance(layer, Conv1D) else layer.in_features
-
-
-def _is_module(model: nn.Module, path: str) -> bool:
-    parent, _, name = path.rpartition(".")
-    return name in model.get_submodule(parent)._modules
+def _sizes(layer: nn.Module) -> tuple[int, int]:
+    """Return the numbers of outputs and inputs."""
+    return (layer.nf, layer.nx) if isinstance(layer, Conv1D) else (layer.out_features, layer.in_features)

@@ -15,6 +15,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -134,8 +135,8 @@ class Worker:
         self.sums.attach(start.share)
         self.runner = start.make_fast(RaggedRunner(start.share.model, 1, 1))
 
-    def compute(self, one: Pass) -> tuple[torch.Tensor, int, int]:
-        """Return logits [columns, own part of the vocabulary], and the number of sums and their bytes."""
+    def compute(self, one: Pass) -> tuple[np.ndarray, int, int]:
+        """Return logits [columns, own part of the vocabulary], float32, and the number of sums and their bytes."""
         runner, device = self.runner, self.runner.model.device
         if self._pool != one.pool:
             kind, runner.num_blocks, runner.block_size = self._pool = one.pool
@@ -151,7 +152,8 @@ class Worker:
             for source, destination in one.copies:
                 runner.pool.copy_block(source, destination)
             logits = runner.call_model(token_ids, positions, columns, metadata)
-        return logits.cpu(), self.sums.calls - calls, self.sums.bytes - size
+        array = logits.cpu().float().numpy()  # NumPy has no bfloat16
+        return array, self.sums.calls - calls, self.sums.bytes - size
 
 
 class Channel:
@@ -186,11 +188,6 @@ class Channel:
         return message[0] == "done"
 
 
-def as_array(tensor: torch.Tensor):
-    """Return the tensor as a float32 array: NumPy has no bfloat16."""
-    return tensor.float().numpy()
-
-
 def main(descriptor: int) -> None:
     """Run until the socket ends."""
     connection = Connection(descriptor)
@@ -220,13 +217,9 @@ def main(descriptor: int) -> None:
     if not channel.answer(join):
         return
 
-    def compute(one: Pass):
-        logits, calls, size = worker.compute(one)
-        return as_array(logits), calls, size
-
     while True:
         try:
             one = connection.recv()
         except (EOFError, OSError):
             os._exit(0)  # without waiting for a sum that will never come
-        channel.answer(lambda one=one: compute(one))
+        channel.answer(lambda one=one: worker.compute(one))
