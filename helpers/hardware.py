@@ -1,7 +1,7 @@
-"""Measure two limits of this machine: how fast it reads memory and how fast it multiplies.
+"""Measure a limit of this machine: how fast it reads memory.
 
-A forward pass cannot be faster than the tighter of the two limits allows (Williams et al., Roofline, CACM 2009). The
-measurements differ from run to run and from machine to machine, so no test asserts their values.
+A forward pass cannot be faster than this limit allows (Williams et al., Roofline, CACM 2009). The measurements differ
+from run to run and from machine to machine, so no test asserts their values.
 """
 
 import statistics
@@ -44,9 +44,3 @@ def memory_bandwidth(device: str = "cpu", megabytes: int = 512) -> float:
     """Return the bytes per second that the device reads, measured by summing a tensor larger than most caches."""
     data = torch.ones(megabytes * 250_000, device=device)
     return data.nbytes / seconds(lambda: data.sum())
-
-
-def matmul_rate(device: str = "cpu", size: int = 1536) -> float:
-    """Return the operations per second of a float32 product of two square matrices (2 * size**3 operations)."""
-    matrix = torch.ones(size, size, device=device)
-    return 2 * size**3 / seconds(lambda: matrix @ matrix)

@@ -1,4 +1,4 @@
-"""The measured limits of a machine are plausible figures. No test asserts how large they are."""
+"""The measured limit of a machine is a plausible figure. No test asserts how large it is."""
 
 from types import SimpleNamespace
 
@@ -18,6 +18,5 @@ def test_seconds_is_the_median_of_the_repeats_without_the_warm_up(monkeypatch):
     assert hardware.seconds(function, repeats=3) == pytest.approx(1.0)
 
 
-def test_the_limits_are_positive():
+def test_the_bandwidth_is_positive():
     assert hardware.memory_bandwidth(megabytes=8) > 0
-    assert hardware.matmul_rate(size=64) > 0

@@ -339,3 +339,12 @@ async def test_a_replica_compiles_structured_outputs_beside_its_engine_which_goe
         assert "too complex" in ended["refused"].error and compiler.threads == {"tokenizer-slow_0"}
     finally:
         await replica.stop()
+
+
+@in_loop
+async def test_a_request_without_max_tokens_counts_as_many_as_the_context_has_room_for():
+    async with running(shut=True) as client:
+        for prompt in ([0, 1], [0, 1, 2, 3, 4]):
+            await submit(client, prompt, None, str(len(prompt)))
+        context = client.engine.validator.model.context_length
+        assert [request.max_tokens for request in client.dispatcher.requests.values()] == [context - 2, context - 5]

@@ -128,10 +128,7 @@ class ReplicaClient(EngineClient):
     def _send(
         self, engine_id: str, token_ids: list[int], params: SamplingParams, priority: int, adapter: str | None = None
     ) -> None:
-        max_tokens, context = params.max_tokens, self.engine.validator.model.context_length
-        if max_tokens is None:  # the validator has made sure that there is a limit
-            limits = self.engine.config.max_output_tokens, context and context - len(token_ids)
-            max_tokens = min(limit for limit in limits if limit is not None)
+        max_tokens = self.engine.validator.check_counts(len(token_ids), params)
         self._dispatch_waiting()  # they arrived before
         salt = b"" if adapter is None else self.engine.info.adapters[adapter]
         arrival = next(self._arrivals)

@@ -15,7 +15,8 @@ considers only the cache sends all requests with a popular prefix to one replica
 import itertools
 import random
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Protocol
 
 
@@ -34,33 +35,21 @@ class RoutableReplica(Protocol):
         """Return how many tokens of a prompt, from the first, the replica need not compute."""
 
 
-class SaltableReplica(RoutableReplica, Protocol):
-    """A replica whose cache also knows blocks of requests with a salt, such as those of an adapter."""
+def with_salt(replicas: Seq[RoutableReplica], salt: bytes) -> Seq[RoutableReplica]:
+    """Return what a router reads of replicas now, for a request whose blocks have this salt, such as an adapter's.
 
-    def cached_tokens(self, prompt_token_ids: Seq[int], salt: bytes = b"") -> int:
-        """Return the same for a request whose blocks have this salt."""
-
-
-@dataclass(frozen=True)
-class _SaltedView:
-    replica: SaltableReplica
-    salt: bytes
-
-    @property
-    def outstanding_tokens(self) -> int:
-        return self.replica.outstanding_tokens
-
-    @property
-    def free_rows(self) -> int:
-        return self.replica.free_rows
-
-    def cached_tokens(self, prompt_token_ids: Seq[int]) -> int:
-        return self.replica.cached_tokens(prompt_token_ids, self.salt)
-
-
-def with_salt(replicas: Seq[SaltableReplica], salt: bytes) -> Seq[RoutableReplica]:
-    """Return what a router reads of replicas for a request whose blocks have this salt."""
-    return [_SaltedView(replica, salt) for replica in replicas] if salt else replicas
+    With a salt, the method `cached_tokens` of the replicas must take it as an argument of this name.
+    """
+    return [
+        SimpleNamespace(
+            outstanding_tokens=one.outstanding_tokens,
+            free_rows=one.free_rows,
+            cached_tokens=partial(one.cached_tokens, salt=salt),
+        )
+        if salt
+        else one
+        for one in replicas
+    ]
 
 
 class Router(Protocol):

@@ -171,12 +171,8 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that gets a row or has finished."""
         del self._in_order[bisect_left(self._in_order, sequence.number, key=_number)]
-        for attribute, groups in self._groups.items():
-            value = getattr(sequence, attribute)
-            group, values = groups[value], self._values[attribute]
-            del group[bisect_left(group, sequence.number, key=_number)]
-            if not group:
-                del groups[value], values[bisect_left(values, value)]
+        for attribute in self._groups:
+            self._remove_from_group(attribute, sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """Stop counting the waiting time of a sequence that has finished."""
@@ -200,6 +196,13 @@ class WaitingQueue:
             groups[value] = []
             insort(self._values[attribute], value)
         insort(groups[value], sequence, key=_number)
+
+    def _remove_from_group(self, attribute: str, sequence: Sequence) -> None:
+        groups, value = self._groups[attribute], getattr(sequence, attribute)
+        group, values = groups[value], self._values[attribute]
+        del group[bisect_left(group, sequence.number, key=_number)]
+        if not group:
+            del groups[value], values[bisect_left(values, value)]
 
     def _counted(self, sequence: Sequence) -> Sequence:
         sequence.waited = self.step - self._added_at[sequence]

@@ -89,7 +89,8 @@ class Scheduler:
         self._release(sequence)
         for feature in sequence.request.features:
             feature.preempted(sequence)
-        self._enqueue(sequence)
+        if sequence not in self.held:
+            self.waiting.add(sequence)
 
     def finish(self, sequence: Sequence, reason: str, error: BaseException | None = None) -> None:
         """Finish a waiting or running sequence, and free its row and memory."""
@@ -228,7 +229,3 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.memory.free(sequence)
         self._released.append(sequence)
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        if sequence not in self.held:
-            self.waiting.add(sequence)

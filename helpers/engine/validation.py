@@ -76,13 +76,12 @@ class RequestValidator:
             ValueError: the request is too long for the model's context, for the engine's limits or for its memory.
         """
         context, limit, wanted = self.model.context_length, self.config.max_output_tokens, params.max_tokens
-        room = [] if limit is None else [limit]
-        room += [] if context is None else [context - prompt_tokens]
-        if wanted is None and not room:
-            raise ValueError("The model's context has no end: set max_tokens, or the engine's max_output_tokens.")
-        if room and (1 if wanted is None else wanted) > min(room):
+        room = min(limit or math.inf, (context or math.inf) - prompt_tokens)
+        if (1 if wanted is None else wanted) > room:
             raise ValueError(self._why_too_long(prompt_tokens, wanted))
-        max_tokens = min(room) if wanted is None else wanted
+        max_tokens = room if wanted is None else wanted
+        if max_tokens == math.inf:
+            raise ValueError("The model's context has no end: set max_tokens, or the engine's max_output_tokens.")
         if params.min_tokens > max_tokens:
             raise ValueError(
                 f"min_tokens is {params.min_tokens}, but an output after {prompt_tokens} prompt tokens can have at "

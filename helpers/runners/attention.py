@@ -5,9 +5,8 @@ knows nothing about sequences, a context variable passes the row's metadata to `
 one sequence after another, unless a kernel (`../fast/attention.py`) does it for several at once.
 """
 
-import contextlib
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 
 import torch
@@ -104,14 +103,11 @@ class AttentionMetadata:
 _metadata: ContextVar[AttentionMetadata] = ContextVar("attention_metadata")
 
 
-@contextlib.contextmanager
-def attending_with(metadata: AttentionMetadata):
-    """Make the metadata available to `attend`, in this thread, while a forward pass runs."""
-    token = _metadata.set(metadata)
-    try:
-        yield
-    finally:
-        _metadata.reset(token)
+def call_with(metadata: AttentionMetadata, model: Callable, **inputs):
+    """Call a model in a context of its own, in which `attend` finds the metadata of the row."""
+    context = copy_context()
+    context.run(_metadata.set, metadata)
+    return context.run(model, **inputs)
 
 
 def attend(module, query, key, value, attention_mask, scaling=None, sliding_window=None, softcap=None, s_aux=None, **_):
@@ -130,14 +126,7 @@ def attend(module, query, key, value, attention_mask, scaling=None, sliding_wind
     return attend_row(_metadata.get(), module.layer_idx, query[0], key[0], value[0], settings)[None], None
 
 
-def attend_row(
-    row: AttentionMetadata,
-    layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    settings: AttentionSettings,
-) -> torch.Tensor:
+def attend_row(row: AttentionMetadata, layer: int, query, key, value, settings: AttentionSettings) -> torch.Tensor:
     """Compute a layer's attention, as `attend` does.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 
 from ..engine import Chunk, ForwardPass, Plan, RunnerOutput
 from ..engine.plan import Clock
-from .attention import AttentionMetadata, AttentionSettings, QuerySegment, attending_with
+from .attention import AttentionMetadata, AttentionSettings, QuerySegment, call_with
 from .kv_pool import KVPool, slot_mapping
 from .sampling import BatchSampler, read_logits
 
@@ -117,7 +117,7 @@ class RaggedRunner:
             metadata: what attention needs to know about the row.
         """
         keep = {"logits_to_keep": columns} if self._selects_rows else {}
-        with attending_with(metadata):
-            output = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **keep)
+        inputs = {"input_ids": token_ids[None], "position_ids": positions[None], "use_cache": False} | keep
+        output = call_with(metadata, self.model, **inputs)
         self.attention_settings = metadata.settings
         return output.logits[0] if self._selects_rows else output.logits[0, columns]

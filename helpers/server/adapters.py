@@ -34,14 +34,9 @@ class UnloadAdapter(Strict):
 
 
 def loaded_adapters(engine: EngineCore) -> dict[str, "Adapter"]:
-    """Return the adapters that new requests can name. Any thread may ask."""
+    """Return the adapters that new requests can name, by name. Any thread may ask."""
     features = getattr(engine.validator, "features", ())  # a simulator's validator has none
     return {name: adapter for one in features if one.name == "adapters" for name, adapter in dict(one.loaded).items()}
-
-
-def adapter_names(engine: EngineCore) -> list[str]:
-    """Return the names of the loaded adapters. Any thread may ask."""
-    return list(loaded_adapters(engine))
 
 
 def add_addresses(app: FastAPI, responses: dict) -> None:
@@ -67,7 +62,7 @@ async def load(body: LoadAdapter, request: Request) -> PlainTextResponse:
 async def unload(body: UnloadAdapter, request: Request) -> PlainTextResponse:
     """Unload an adapter; requests that run finish with it."""
     state, name = request.app.state, body.lora_name
-    if name not in adapter_names(state.engine):
+    if name not in loaded_adapters(state.engine):
         raise APIError(404, f"There is no adapter {name!a}.", "lora_name", "model_not_found")
     try:
         await state.engine_client.run(lambda: state.engine.unload_adapter(name))

@@ -115,7 +115,7 @@ async def generate(
 async def models(request: Request) -> dict[str, Any]:
     """List the model that this server runs, and its adapters, which have it as their `parent`."""
     state = request.app.state
-    names = [state.model_name, *adapters.adapter_names(state.engine)]
+    names = [state.model_name, *adapters.loaded_adapters(state.engine)]
     return {"object": "list", "data": [_model_card(request, name) for name in names]}
 
 
@@ -140,8 +140,8 @@ def find_adapter(request: Request, name: str | None) -> str | None:
     own = request.app.state.model_name
     if name in (None, own):
         return None
-    if name not in (names := adapters.adapter_names(request.app.state.engine)):
-        known = " and ".join(map(ascii, [own, *names[:10]]))
+    if name not in (adapter_of := adapters.loaded_adapters(request.app.state.engine)):
+        known = " and ".join(map(ascii, [own, *list(adapter_of)[:10]]))
         raise APIError(404, f"There is no model {name!a}; this server runs {known}.", "model", "model_not_found")
     return name
 
