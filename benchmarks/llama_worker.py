@@ -46,7 +46,7 @@ class LlamaCpp:
         return {"llama-cpp-python": llama_cpp.__version__, "gguf": version("gguf")}
 
     def run(self, requests: list) -> list[list[int]]:
-        """Return the generated token ids for each (prompt ids, number of tokens, ...); they are always the best ones."""
+        """Return the generated token ids for each (prompt ids, number of tokens, ...), always the best ones."""
         memory = llama_cpp.llama_get_memory(self.context)
         llama_cpp.llama_memory_clear(memory, False)
         outputs = [[] for _ in requests]

@@ -90,8 +90,8 @@ def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
         "Median (least–greatest) of the repeats. Ratios are taken within a repeat.",
         "Same tokens: the share of requests with exactly the tokens of the first engine. In all other requests, every "
         "token is the model's best one after the tokens before it, or nearly tied with it. In brackets: by which share "
-        "of the logits' range a token falls short of the best one at most. With integer products, the model is another one: "
-        "every token is compared with the best one of its integer reference.",
+        "of the logits' range a token falls short of the best one at most. With integer products, the model is another "
+        "one: every token is compared with the best one of its integer reference.",
         *skipped_lines(setting["skipped"]),
     ]
     for panel in panels(measurements):

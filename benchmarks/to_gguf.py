@@ -80,7 +80,7 @@ def _describe_llama(writer: gguf.GGUFWriter, config: dict) -> None:
 
 
 def _interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Return the outputs in llama.cpp's order: it rotates neighbors, while transformers rotates the halves of a head."""
+    """Return the outputs in llama.cpp's order: neighbors rotate, in transformers the halves of a head."""
     halves = weight.reshape(heads, 2, -1, weight.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
 

@@ -61,7 +61,7 @@ class QuerySegment:
         return self._key_slots
 
     def mask(self, settings: AttentionSettings, query: torch.Tensor) -> torch.Tensor | None:
-        """Return what is added to the scores, [tokens, keys], in the dtype of the query; None if `attend_one` needs none.
+        """Return what is added to the scores, [tokens, keys], in the query's dtype; None if `attend_one` needs none.
 
         A query attends to its own key and all earlier ones, or only to the last `window` of these. The scores of all
         other keys become -infinity. A bool mask would be converted to these numbers in every layer.
