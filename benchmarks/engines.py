@@ -6,8 +6,8 @@
     generate_batch                            transformers' own continuous batching
     vllm, llama                               engines in environments and processes of their own
 
-Every engine decodes greedily unless a workload is sampled. Each ignores EOS, shares no prefixes between requests or runs,
-and uses all cores.
+Every engine decodes greedily unless a workload is sampled. Each ignores EOS, shares no prefixes between requests or
+runs, and uses all cores.
 """
 
 import dataclasses
