@@ -85,6 +85,9 @@ multiply.table([
 
 multiply.add_misconceptions({
     "drops the zero points: an integer stands for (integer - zero point) * scale.": " - zeros[n] * sum(part) -> ",
+    "adds the zero points: a weight is (integer - zero point) * scale.": "- zeros[n] -> + zeros[n]",
+    "subtracts the zero points after scaling: they are integers, so they are scaled, too.":
+        "(products - zeros[n] * sum(part)) -> products - zeros[n] * sum(part)",
     "subtracts a zero point once per group: each weight of the group contains it, so each input multiplies it.":
         "zeros[n] * sum(part) -> zeros[n]",
     "subtracts a zero point once per weight, but does not multiply it by the inputs.": "sum(part) -> len(part)",
@@ -253,6 +256,9 @@ cache_bytes.table([
 
 cache_bytes.add_misconceptions({
     "forgets the scales: an int8 vector has one, which takes 4 bytes.": "head_dim + 4 -> head_dim",
+    "counts half of a scale per vector: the key and the value have one each, of 4 bytes.":
+        "head_dim + 4 -> head_dim + 2",
+    "counts one layer: each has its own keys and values.": "2 * layers -> 2",
     "counts one scale for all heads: each KV head has its own.":
         "kv_heads * vector -> (kv_heads * vector if kind == 'bfloat16' else kv_heads * head_dim + 4)",
     "counts only the keys, or only the values: a token has both.": "2 * layers -> layers",
