@@ -61,6 +61,9 @@ finish_times.add_misconceptions({
     "gives no token in the first iteration of a request: a prefill yields the first token.": "= tokens -> = tokens + 1",
     "returns when the last iteration of a request begins: its token is available at the end.":
         ("now += -> begin, now = now, now +", "times[number] = now -> times[number] = begin"),
+    "runs more requests than there are rows.": "len(running) < rows -> True",
+    "pays for all rows: only those that run make the iteration longer.": "per_row * len(running) -> per_row * rows",
+    "ends a request one iteration too early.": "<= 0 -> <= 1",
 })  # fmt: skip
 
 
@@ -123,6 +126,11 @@ missing_count.add_misconceptions({
     "fit leaves unexplained.": "(errors**2).sum() -> -abs(np.corrcoef(counts[name], times)[0, 1])",
     "chooses the largest coefficient. Coefficients have different units: seconds per key cannot be compared with "
     "seconds per row.": "(errors**2).sum() -> -coefficients[-1]",
+    "minimizes relative errors, as the lesson does: here, the errors of the times themselves are squared.":
+        '[ones, counts["tokens"], counts[name]], times -> '
+        'np.array([ones, counts["tokens"], counts[name]]) / np.array(times), ones',
+    "takes the coefficient from a fit of all counts at once: fit each count in turn, with the constant and the tokens "
+    "only.": "fits[name][1] -> float(least_squares([ones, *counts.values()], times)[0][1 + [*counts].index(name)])",
     "fits the count to what the first two leave over. Fit all three together: with the third one, the coefficients of "
     "the first two change, too.": (
         "{}\n -> {}\n    times = -least_squares([ones, counts['tokens']], times)[1]\n",
