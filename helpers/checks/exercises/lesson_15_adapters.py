@@ -57,6 +57,13 @@ adapted_linear.add_misconceptions({
     "forgets the scaling: what A and B add is multiplied by alpha / rank.": "alpha / len(a) -> 1",
     "multiplies by alpha alone: it is divided by the rank, so that another rank needs no other alpha.":
         "alpha / len(a) -> alpha",
+    "divides alpha by the root of the rank, as rsLoRA does: this adapter was trained with alpha / rank.":
+        "len(a) -> len(a) ** 0.5",
+    "divides the rank by alpha: it is the other way around.": "alpha / len(a) -> len(a) / alpha",
+    "cuts off the fraction of the scale: an alpha below the rank would make it 0.": "alpha / len(a) -> alpha // len(a)",
+    "divides alpha by the inputs or the outputs: the rank is the dimension that A and B share.":
+        ["len(a) -> len(weight)", "len(a) -> a.shape[1]"],
+    "scales twice, once with A and once with B: once is enough.": "scale * (x -> scale * scale * (x",
     "scales the base's product: only the adapter's part is scaled.":
         [f"{BESIDE} -> scale * (x @ weight.T + {SMALL})", f"{BESIDE} -> scale * (x @ weight.T) + {SMALL}"],
     "swaps A and B: A comes first and takes the inputs to the rank, B takes the rank to the outputs.":
