@@ -38,6 +38,8 @@ cached_on.add_misconceptions({
         "in reports} -> in sorted(reports, key=lambda report: -report[2])}",
     "counts blocks after a missing one. Keys and values depend on everything before them, and the prompt is computed "
     "from the first missing block on.": f"{LEADING} -> sum(present)",
+    "counts missing blocks, if a later one is cached: a replica can use only the blocks before the first gap.":
+        f"{LEADING} -> max([n + 1 for n, one in enumerate(present) if one], default=0)",
     "counts a prompt only if all of its blocks are cached: a replica that has the first ones need not compute those.":
         f"{LEADING} -> len(present) * all(present)",
 })  # fmt: skip
@@ -68,6 +70,12 @@ resume.add_misconceptions({
     "leaves out the last delivered token. It has no keys and values yet, but it is part of the text.":
         "prompt + tokens -> prompt + tokens[:-1]",
     "allows max_tokens further tokens: those that were delivered count, too.": "max_tokens - len(tokens) -> max_tokens",
+    "counts the prompt's tokens against max_tokens, which limits the output.":
+        "max_tokens - len(tokens) -> max_tokens - len(prompt + tokens)",
+    "numbers the outputs anew: the client knows them by their numbers, and the seed of each depends on its number.":
+        "enumerate(outputs) -> enumerate([one for one in outputs if not one[1]])",
+    "skips one draw too few: the draw of the last delivered token would be used again.":
+        ", len(tokens)) -> , max(0, len(tokens) - 1))",
     "begins with the first draw again. The delivered tokens have used one draw each, and the next token needs the "
     "draw after them.": ", len(tokens)) -> , 0)",
     "skips draws of the prompt or of other outputs: each output has a random generator of its own.": [
