@@ -66,11 +66,9 @@ class QuerySegment:
         A query attends to its own key and all earlier ones, or only to the last `window` of these. The scores of all
         other keys become -infinity. A bool mask would be converted to these numbers in every layer.
         """
-        window = settings.window
-        if window is None or self.past + self.tokens <= window:
-            is_causal = self.past == 0 and not settings.needs_scores  # PyTorch skips the keys that are hidden
-            if self.tokens == 1 or is_causal:
-                return None
+        window, is_causal = settings.window, self.past == 0 and not settings.needs_scores
+        if (self.tokens == 1 or is_causal) and (window is None or self.past + self.tokens <= window):
+            return None
         if (window, query.dtype) not in self._masks:
             places = torch.arange(self.past, self.past + self.tokens, device=query.device)[:, None]
             keys = torch.arange(self.past + self.tokens, device=query.device)
@@ -163,10 +161,8 @@ def attend_one(query, key, value, mask, settings: AttentionSettings) -> torch.Te
         q, k, v = q.float(), k.float(), v.float()
         mask = None if mask is None else mask.float()
     grouped = query.shape[0] > key.shape[0]
-    is_causal = mask is None and query.shape[1] > 1
-    output = scaled_dot_product_attention(
-        q, k, v, mask, is_causal=is_causal, scale=settings.scaling, enable_gqa=grouped
-    )
+    causal = mask is None and query.shape[1] > 1  # PyTorch skips the keys that are hidden
+    output = scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=settings.scaling, enable_gqa=grouped)
     return output[0].to(query.dtype)
 
 

@@ -16,10 +16,14 @@ greedy_step.add_misconceptions({
     "whole text: the first one predicts what follows the first token, and so on.": lambda logits: logits.argmax(dim=-1),
     "returns one token for all rows together. Each row is a separate sequence and needs its own next token.":
         lambda logits: logits[:, -1].argmax(),
+    "uses the first position, which predicts the second token. The last position predicts what follows the whole "
+    "text.": lambda logits: logits[:, 0].argmax(dim=-1),
     "picks the logit with the largest absolute value, but a very negative logit means a very unlikely token.":
         lambda logits: logits[:, -1].abs().argmax(dim=-1),
     "compares the rows with each other. The candidates for the next token are the entries of the vocabulary, and "
     "each row chooses among its own logits.": lambda logits: logits[:, -1].argmax(dim=0),
+    "returns the best token's logit, which is a score. The task asks for its id: its index in the vocabulary.":
+        lambda logits: logits[:, -1].max(dim=-1).values,
 })  # fmt: skip
 
 
@@ -67,12 +71,19 @@ kv_cache_bytes.table([
 
 kv_cache_bytes.add_misconceptions({
     "leaves out the layers: each has its own cache.": "in windows -> in windows[:1]",
+    "gives all layers the window of the first: each has its own, or none.":
+        "in windows -> in windows[:1] * len(windows)",
     "leaves out the heads: each has its own keys and values.": " * kv_heads -> ",
     "counts numbers, not bytes: a number takes several bytes.": " * number_bytes -> ",
     "grows with the square of the number of tokens. The cache keeps one key and one value per token; it is the "
     "*work* without a cache that grows quadratically.": " * number_bytes -> * number_bytes * tokens",
     "keeps all tokens in every layer: one with a window drops the keys and values of older tokens.":
         "min(w, tokens) -> tokens",
+    "counts the whole window, also where the text is shorter: memory for tokens that do not exist is not part of the "
+    "cache.": "min(w, tokens) -> w",
+    "counts only the layers that keep all tokens: the others keep some.": "min(w, tokens) -> 0",
+    "counts only the layers with a window: `None` means that a layer keeps all tokens.":
+        "tokens if w is None -> 0 if w is None",
 })  # fmt: skip
 
 BOTH = "Both happen at the same time, so the pass ends when the slower one ends"
@@ -126,13 +137,17 @@ stop.table([
     ("large ids", ids("300 4000 1000 4000"), int("4001"), 4), ("one token twice, no EOS", [5, 5, 5, 5, 5], 7, 4),
 ], lambda random: [("random tokens", random.choices(range(4), k=9), 3, random.randint(2, 9))])  # fmt: skip
 
-UP_TO_EOS = "kept[: kept.index(eos_id) + 1]"
+UP_TO_EOS, AT_THE_LIMIT = "kept[: kept.index(eos_id) + 1]", '"length" if len(kept) == max_tokens'
 stop.add_misconceptions({
+    "looks for the last EOS. The output ends at the first one.":
+        "kept.index(eos_id) + 1 -> len(kept) - kept[::-1].index(eos_id)",
     "drops EOS. EOS is not text, but the model generated it: it counts as a token and stays in the list.":
         "index(eos_id) + 1 -> index(eos_id)",
     "keeps tokens after the first EOS. The output ends there, whatever follows in the list.": f"{UP_TO_EOS} -> kept",
     'returns "length" although the model ended the output itself: EOS came exactly at the limit.':
         f'{UP_TO_EOS}, "stop" -> {UP_TO_EOS}, "length" if kept.index(eos_id) + 1 == max_tokens else "stop"',
+    'returns "stop" for an EOS beyond max_tokens: the output was cut before it.':
+        f'{AT_THE_LIMIT} -> "stop" if eos_id in token_ids else {AT_THE_LIMIT}',
     "assumes that there is an EOS. An output can end without one, or may not have ended yet.":
         ("[:max_tokens] -> ", "eos_id in kept -> True"),
 })  # fmt: skip
@@ -193,7 +208,8 @@ def _(random):
         yield (name, tensors(turns), max_tokens), given
 
 
-FORGETS = "text = torch.cat([text, turn] -> cache = kv_cache.new(); text = torch.cat([text, turn]"
+BEGINS = "text = torch.cat([text, turn] -> {}; text = torch.cat([text, turn]"
+FORGETS = BEGINS.format("cache = kv_cache.new()")
 NO_CACHE = "past_key_values=cache -> past_key_values=kv_cache.new()"
 TURN_ALONE, WHOLE_TEXT = "torch.cat([token, turn], dim=1) -> turn", "torch.cat([token, turn], dim=1) -> text"
 LAST_PASS = "model(input_ids=token, past_key_values=cache, use_cache=True)"
@@ -207,18 +223,32 @@ cached_loop.add_misconceptions({
         "input_ids=input_ids -> input_ids=text",
     "adds each new token to those that the previous pass computed: their keys are in the cache already, and are added "
     "to it again.": "input_ids = token -> input_ids = torch.cat([input_ids, token], dim=1)",
+    "gives every pass the prompt's last token. Each pass must compute the token that the previous pass generated.":
+        "input_ids = token -> input_ids = turn[:, -1:]",
     "begins a turn with the user's tokens alone: the last token of the previous output was generated, but is not in "
     "the cache yet.": TURN_ALONE,
     "begins a turn with the whole conversation, although the cache already holds most of it: those tokens are in the "
     "cache twice.": WHOLE_TEXT,
     "begins every turn with a new cache: the keys of the conversation so far are lost, or are computed again.":
         [FORGETS, (TURN_ALONE, FORGETS), (WHOLE_TEXT, FORGETS)],
+    "computes the user's tokens before the last token of the previous output, which comes before them in the text.":
+        "[token, turn] -> [turn, token]",
     "generates one token too few: the prefill yields a token, too.": "range(max_tokens) -> range(max_tokens - 1)",
+    "drops the first token of a turn and adds one at the end: the prefill yields the first token of the output.":
+        ("range(max_tokens) -> range(max_tokens + 1)", "append(output) -> append(output[1:])"),
+    "generates one token too many: the prefill already yields the first one.":
+        "range(max_tokens) -> range(max_tokens + 1)",
     "stops at EOS. A server does that, but this loop should generate exactly max_tokens tokens.":
         "for _ in range(max_tokens) -> while len(output) < max_tokens and model.config.eos_token_id not in output[-1:]",
     "runs a pass more than a turn needs, only to compute its last token. The next turn can compute it together with "
     "the user's tokens, and the last turn needs no other pass.":
         f"outputs.append(output) -> outputs.append(output); {LAST_PASS}; token = token[:, :0]",
+    "computes the last token of the previous output in a pass of its own: the first pass of a turn can compute it "
+    "together with the user's tokens.":
+        (BEGINS.format(f"outputs and {LAST_PASS}"), "[token, turn] -> [token[:, :0], turn]"),
+    "numbers the positions of every pass from 0. A token's position is its place in the whole text, and the "
+    "model's output depends on it: a cache must not change the output.":
+        "use_cache=True -> use_cache=True, position_ids=torch.arange(input_ids.size(1))[None]",
 })  # fmt: skip
 
 

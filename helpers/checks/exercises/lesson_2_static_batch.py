@@ -54,10 +54,14 @@ batch_costs.add_misconceptions({
         "sum(row.new_tokens == 0 for row in steps) -> trace.slot_steps - trace.output_tokens",
     "counts the parts of a prompt that yield no token as useful: a slot-step without a token is wasted, whatever its "
     "row computes.": "row.new_tokens == 0 -> row.new_tokens == 0 and row.work != 'prefill'",
-    "leaves out rows of one kind: finished, stalled and empty rows yield no token.": [
+    "counts only finished rows. Empty rows, and rows stalled by a prefill, yielded no token either.":
         "row.new_tokens == 0 -> row.work == 'finished'",
-        *(f"row.new_tokens == 0 -> row.new_tokens == 0 and row.work != '{work}'"
-          for work in ("stalled", "finished", "empty"))],
+    "leaves out stalled rows: while another request's prefill ran, they yielded no token.":
+        "row.new_tokens == 0 -> row.new_tokens == 0 and row.work != 'stalled'",
+    "leaves out finished rows: they are computed, but yield no token.":
+        "row.new_tokens == 0 -> row.new_tokens == 0 and row.work != 'finished'",
+    "leaves out empty rows: a row without a request yields no token either.":
+        "row.new_tokens == 0 -> row.new_tokens == 0 and row.work != 'empty'",
     "counts pad tokens. A slot-step is one row in one pass, however many tokens the row computes.":
         "row.new_tokens == 0 -> row.padding",
     "counts prefills as waste. A prefill computes the prompt and yields the first token.":
@@ -103,9 +107,13 @@ left_pad.add_misconceptions({
     "pads.": "max(map(len, rows)) -> max_length",
     "sorts the rows by length: row i belongs to request i, and a client would receive another client's output.":
         "[row[-max_length:] for row in rows -> [row[-max_length:] for row in sorted(rows, key=len)",
-    "finds pads by their id. A text may contain that token (GPT-2 is padded with its EOS): the mask follows "
-    "from where you padded, not from the ids.":
-        [f"torch.tensor(mask) -> (torch.tensor(ids) != {pad}).long()" for pad in ("pad_id", 0)],
+    "finds the width before it cuts the rows: a row that is cut makes no batch wider.":
+        ("    width = max(map(len, rows))\n -> ", "rows = [row[ -> width = max(map(len, rows)); rows = [row["),
+    "treats every token with the pad's id as a pad. A text may contain that token (GPT-2 is padded with its EOS): "
+    "the mask follows from where you padded, not from the ids.":
+        "torch.tensor(mask) -> (torch.tensor(ids) != pad_id).long()",
+    "treats id 0 as a pad: the mask follows from where you padded, not from the ids.":
+        "torch.tensor(mask) -> (torch.tensor(ids) != 0).long()",
     "inverts the mask: 1 marks a real token, 0 a pad.": "torch.tensor(mask) -> 1 - torch.tensor(mask)",
     "leaves the pads visible: with a mask of 1 everywhere, the tokens of a short row attend to pads as if they "
     "were text.": "[0] * (width -> [1] * (width",
@@ -120,9 +128,17 @@ position_ids.reference(lambda mask, new_tokens: (mask.cumsum(dim=1) - 1).clamp(m
 position_ids.add_misconceptions({
     "numbers the columns, pads included. Positions count a row's own tokens from 0, whatever columns they are in.":
         lambda mask, n: torch.arange(mask.size(1)).expand_as(mask)[:, -n:],
+    "numbers the columns, pads included, and starts at 1. Positions count a row's own tokens from 0.":
+        lambda mask, n: torch.arange(1, mask.size(1) + 1).expand_as(mask)[:, -n:],
     "counts the pads. Positions count real tokens.": lambda mask, n: (1 - mask).cumsum(dim=1)[:, -n:],
     "restarts at 0 in every pass. The cached tokens come first in the text, and the new positions continue from "
-    "there.": [lambda mask, n: mask[:, -n:].cumsum(dim=1) - 1, lambda mask, n: torch.arange(n).expand(len(mask), n)],
+    "there.": lambda mask, n: mask[:, -n:].cumsum(dim=1) - 1,
+    "restarts at 0 in every pass, and counts pads. A token's position is the number of real tokens before it.":
+        lambda mask, n: torch.arange(n).expand(len(mask), n),
+    "returns positions for the cached tokens, too. The pass computes only the last `new_tokens` columns, and needs "
+    "only their positions.": lambda mask, n: mask.cumsum(dim=1) - 1,
+    "returns the positions of the first columns. The pass computes the last ones.":
+        lambda mask, n: (mask.cumsum(dim=1) - 1)[:, :n],
 })  # fmt: skip
 
 

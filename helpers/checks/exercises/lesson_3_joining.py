@@ -37,16 +37,24 @@ def _(random):
 
 
 EDGE = "the newest token, which is not in the cache yet, must stay in the last column."
+UNEQUAL = "stacks rows of unequal width: all rows of a tensor must have the same width."
 MOVED = "its keys would have to be moved. In this layout, every row starts in column 0 and stays there."
-TO_THE_LEFT, TO_THE_RIGHT = (f"[mask[:, :-1], new, mask[:, -1:]] -> [{parts}]" for parts in ("new, mask", "mask, new"))
+WIDTH, NEW_COLUMNS = "max(first.size(1), second.size(1))", "[mask[:, :-1], new, mask[:, -1:]]"
+TO_THE_LEFT, TO_THE_RIGHT = (f"{NEW_COLUMNS} -> [{parts}]" for parts in ("new, mask", "mask, new"))
 merge_masks.add_misconceptions({
     f"pads at the right edge: {EDGE}": TO_THE_RIGHT,
     f"pads on the left, as the lesson does: {MOVED}": TO_THE_LEFT,
     "pads with 1, which marks the new columns as real: the row would attend to keys that do not exist.":
         "new_zeros -> new_ones",
     "puts the second mask's rows first: the running rows must stay on top.": "in (first, second) -> in (second, first)",
+    UNEQUAL: lambda one, two: torch.cat([one, two]),
+    "cuts the wider mask: its rows could no longer attend to some of their tokens.": [
+        (f"{WIDTH} -> {width}", "width - mask.size(1)) -> max(0, width - mask.size(1)))",
+         f"{NEW_COLUMNS}, dim=1) -> {NEW_COLUMNS}, dim=1)[:, {columns}]")
+        for width in ("min(first.size(1), second.size(1))", "first.size(1)", "second.size(1)")
+        for columns in ("-width:", ":width")],
     "always widens the same mask. Either of the two may be the narrower one.":
-        [f"max(first.size(1), second.size(1)) -> {one}.size(1)" for one in ("first", "second")],
+        [f"{WIDTH} -> {one}.size(1)" for one in ("first", "second")],
 })  # fmt: skip
 
 EVERY_LAYER = "Every layer has its own keys and values, and each needs the same change."
@@ -102,12 +110,16 @@ def with_layers(batch, layers):
 
 masks_to_the_left, masks_to_the_right = (edited(merge_masks.solution, edit) for edit in (TO_THE_LEFT, TO_THE_RIGHT))
 CACHE_TO_THE_LEFT = "(0, 0, 0, columns) -> (0, 0, columns, 0)"
+IS_OF_VALUES = "any(tensor is values for _, values in layers_of(batch))"
 merge_batches.add_misconceptions({
     f"pads the cache on the left, as the lesson does: {MOVED}": CACHE_TO_THE_LEFT,
+    "pads the keys on one side and the values on the other: a token's key and value share a column.":
+        f"{CACHE_TO_THE_LEFT} if {IS_OF_VALUES} else (0, 0, 0, columns)",
     "makes the cache as wide as the mask. The mask has one more column, because the newest token is not in the "
     "cache yet.": "= width - -> = 1 + width -",
     "fills the new columns with values that are not finite. The mask gives these columns the weight 0, but 0 times "
     "infinity is NaN.": "columns)) -> columns), value=float('inf'))",
+    UNEQUAL: 'width - batch["attention_mask"].size(1) -> 0',
     "puts the second batch's rows first: the running rows must stay on top.":
         lambda one, two: merge_batches.solution(two, one),
     f"pads the mask and the cache on the left, as the lesson does: {MOVED}":
@@ -116,6 +128,8 @@ merge_batches.add_misconceptions({
     "shifts the positions by the padding. Positions belong to a row's text, and padding a row does not change its "
     "text.": "(merged, layers) -> (merged | {'position_ids': torch.cat([one['position_ids'] + width "
         "- one['attention_mask'].size(1) for one in (first, second)])}, layers)",
+    "stores the keys as values, too: attention needs both.":
+        "(merged, layers) -> (merged, [(keys, keys) for keys, _ in layers])",
     f"merges only layer 0. {EVERY_LAYER}": "(merged, layers) -> (merged, layers[:1] + layers_of(first)[1:])",
 } | {
     f"orders the rows of `{key}` differently from the other parts: requests would get each other's data.":

@@ -5,7 +5,7 @@ import torch
 from ... import kv_cache
 from ..exercise import Exercise
 from ..hand_made import LISTS, TENSORS, hand_made
-from .lesson_3_joining import EVERY_LAYER, layers_of, relevant, with_layers
+from .lesson_3_joining import EVERY_LAYER, ROWS, layers_of, relevant, with_layers
 
 
 @Exercise.declare(
@@ -72,13 +72,40 @@ def first_columns(mask):
     return torch.arange(mask.size(1), device=mask.device) < (mask.sum(dim=1).max() if len(mask) else 1)
 
 
+def all_but_the_first_gap(mask):
+    """Return all columns but those of the first gap."""
+    empty = (~used_columns(mask)).tolist()
+    start = empty.index(True) if any(empty) else len(empty)
+    end = empty.index(False, start) if False in empty[start:] else len(empty)
+    return torch.tensor([not start <= place < end for place in range(len(empty))], device=mask.device)
+
+
+STAYING = 'batch["attention_mask"][stay]'
 filter_batch.add_misconceptions({
     "trims the left side, as the lesson does. In this layout, the rows' first tokens are there, and the columns "
     "without a token are behind them.":
-        'used_columns(batch["attention_mask"][stay]) -> first_columns(batch["attention_mask"][stay]).flip(0)',
+        f"used_columns({STAYING}) -> first_columns({STAYING}).flip(0)",
     "trims the right side, where the newest tokens are.": "used_columns( -> first_columns(",
+    "removes only the first gap: columns without a token can be in several places.":
+        "used_columns( -> all_but_the_first_gap(",
+    "trims columns in which some row has no token. A column can go only if no row that stays has a token in it.":
+        f"used_columns({STAYING}) -> {STAYING}.all(dim=0)",
+    "keeps columns in which only finished rows have tokens: without those rows, no token is left in them.":
+        [f"used_columns({STAYING}) -> None", f'{STAYING} -> batch["attention_mask"]'],
+    "assumes that a longest row exists: when every row is finished, no row is left.": [
+        f"new = select -> {STAYING}.sum(dim=1).max(); new = select",
+        f"new = select -> max({STAYING}.sum(dim=1).tolist()); new = select"],
+    "shifts the positions by the trimmed columns. Positions belong to a row's text, and trimming pads does not "
+    "change its text.": 'return new -> new["position_ids"] += new["attention_mask"].size(1) '
+        '- batch["attention_mask"].size(1); return new',
+    "trims the mask, but not the cache: the columns of both must stay aligned.":
+        "return new -> return new | {'past_key_values': select(batch, stay)['past_key_values']}",
+    "keeps the finished rows and drops the others.": "return new -> return select(batch, removed)",
     f"removes the rows only from layer 0. {EVERY_LAYER}":
         "return new -> return with_layers(new, layers_of(new)[:1] + layers_of(batch)[1:])",
+} | {
+    f"leaves the finished rows in `{key}`: lists, tensors and cache must hold the same rows.":
+        f"return new -> return new | {{'{key}': batch['{key}']}}" for key in ROWS
 })  # fmt: skip
 
 

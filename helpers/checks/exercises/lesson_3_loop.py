@@ -65,14 +65,24 @@ continuous_loop.add_misconceptions({
         "deque((time -> deque((0",
     "counts only decode steps as time. A prefill is a forward pass, too, and requests arrive while it runs.":
         "token(batch)), now + 1 -> token(batch)), now",
+    "lets a request join one forward pass after it could: at time t, the requests with an arrival of t are there.":
+        "deque((time -> deque((time + 1 if time else 0",
+    "serves one request at a time and leaves the other rows empty.": "max_batch_size - -> 1 -",
     "runs more than max_batch_size rows at once: the server has no memory for them.":
         "max_batch_size - -> len(requests) -",
+    "runs one row too many: the server has memory for max_batch_size rows.": "max_batch_size - -> max_batch_size + 1 -",
+    "counts only prefills as time. A decode step is a forward pass, too, and requests arrive while it runs.":
+        "token(running), now + 1 -> token(running), now",
+    "leaves one row empty: max_batch_size requests can run at the same time.":
+        "max_batch_size - -> max_batch_size - 1 -",
     "runs a separate prefill for every joining request: requests that join at the same time can share one.":
         ("if joining > 0 -> for _ in range(joining)", "for _ in range(joining)] -> for _ in range(1)]"),
     "returns the outputs in the order in which the requests finished. Output i must belong to request i, because "
     "its client waits for it.": "outputs[number] for number in range(len(requests)) -> *outputs.values()",
     "records outputs by prompt: two requests may have the same prompt.": (
         "outputs |= {number: -> outputs |= {requests[number][0]:", "outputs[number] -> outputs[requests[number][0]]"),
+    "loses the last token of each output: a step's tokens must be recorded before the finished rows leave.":
+        "number: token_ids -> number: token_ids[:-1]",
     "loses the output of a request that finishes in its prefill: its row leaves before its tokens are recorded.":
         f"{STEP} -> running, _ = batching.filter_batch(running); {STEP}",
 })  # fmt: skip
