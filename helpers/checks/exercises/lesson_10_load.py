@@ -178,6 +178,9 @@ goodput.add_misconceptions({
     "returns a share of the requests, which does not say how many per second are served in time.":
         ["good / seconds -> good / max(1, len(requests))", "good / seconds -> good / len(requests)"],
     "returns the number of requests: the task asks for requests per second.": "good / seconds -> good",
+    "assumes that every request has tokens. A refused one has none, and does not count.": "if t and -> if",
+    "assumes that there is a second token: an output of one token has no TPOT, and only TTFT has a limit.":
+        "max(1, len(t) - 1) -> (len(t) - 1)",
 })  # fmt: skip
 
 

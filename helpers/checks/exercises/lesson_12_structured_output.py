@@ -67,6 +67,10 @@ allowed_tokens.add_misconceptions({
     "forgets that the token itself is one of those that are left.": "tokens_left - 1 -> tokens_left",
     "allows only EOS after a complete choice: a longer choice could still follow.":
         "return ids -> return [0] if text in choices else ids",
+    "allows tokens from anywhere in a choice: a token must continue the text where it ends.":
+        "choice.startswith(text + piece) -> piece in choice",
+    "counts one token for the rest of a choice, whatever it is: the vocabulary may have no such token.":
+        "fewest(rest, vocabulary[1:]) -> bool(rest)",
 })  # fmt: skip
 
 
@@ -98,6 +102,12 @@ masked_softmax.add_misconceptions({
     "become 0: subtract the largest *allowed* one.": "max(scores) -> max(logits)",
     "computes exponentials of the logits as they are: that of 1,000 is too large for a float. Subtract the largest "
     "allowed logit first, which changes no probability.": "max(scores) -> 0",
+    "subtracts 0 if all allowed logits are negative: exponentials of numbers far below 0 are all 0.":
+        "max(scores) -> max(0, *scores)",
+    "inverts the mask: the tokens in `allowed` are those that stay.":
+        "if place in allowed -> if place not in allowed or len(allowed) == len(logits)",
+    "gives all allowed tokens the same probability: their logits still count.":
+        "scores = [logit if place in allowed -> scores = [1 if place in allowed",
 })  # fmt: skip
 
 
@@ -135,4 +145,6 @@ next_states.add_misconceptions({
     "loses tokens that lead to state 0: 0 is a state, too, and only None is none.": " is not None -> ",
     "refuses tokens that lead to a state without edges: the text may end there.":
         "after is not None -> after is not None and edges[after]",
+    "skips characters that have no edge: then a token that the pattern refuses is allowed.": "read( -> skipping(",
+    "returns every token, with None for those that are not allowed: leave them out.": " if after is not None -> ",
 })  # fmt: skip

@@ -101,6 +101,9 @@ verify.add_misconceptions({
     "compares every draft with the start of the row: each request has its own part of it.": "start += len(own) -> pass",
     "begins a request's part of the row after the tokens that the requests before it gained. A part has one token more "
     "than the draft, however many are accepted.": "start += len(own) -> start += len(outputs[-1])",
+    "compares a draft token with the model's token for the place after it: the first draft token and the model's first "
+    "token have the same place.":
+        f"{TOKENS} -> [*own[1:], None][: len(agreed(draft, [*own[1:], None])) + 1]",
 })  # fmt: skip
 
 
@@ -129,6 +132,8 @@ settle.add_misconceptions({
     "keeps the blocks of rejected tokens: other requests may need them.": "-now // -> -(computed + 1 + drafted) //",
     "keeps an empty block if the last one is exactly full: round up the number of blocks instead of adding one.":
         "-(-now // block_size) -> now // block_size + 1",
+    "keeps no accepted token if one is rejected: those before it are right, and so are their keys.":
+        "1 + accepted -> 1 + drafted * (accepted == drafted)",
 })  # fmt: skip
 
 
@@ -206,4 +211,5 @@ best_k.add_misconceptions({
         f"{BEST} -> max(range(len(speeds)), key=lambda k: (speeds[k], k))",
     "stops at the first k that is slower than the one before: times can rise in stairs, so a larger k may be faster.":
         f"{BEST} -> next((k for k, (now, later) in enumerate(pairwise(speeds)) if later <= now), len(speeds) - 1)",
+    "adds the draft of a single row to the pass: every row has one.": ["* (k + 1) -> + k", "[width] -> [rows + k]"],
 })  # fmt: skip

@@ -59,6 +59,8 @@ quantize.add_misconceptions({
     "cuts off the fraction: the nearest integer has a smaller error.": "round(value -> int(value",
     "has an integer of 2**bits: where the largest value and the zero point are both rounded up, their sum is too large "
     "by one.": "min(one, 2**bits - 1) -> one",
+    "takes the scale from the mean: values beyond it need integers that do not exist. The range decides.":
+        f"{LIMITS} -> -(mean := sum(map(abs, values)) / len(values)), mean",
 })  # fmt: skip
 
 

@@ -69,6 +69,7 @@ adapted_linear.add_misconceptions({
     "swaps A and B: A comes first and takes the inputs to the rank, B takes the rank to the outputs.":
         [f"{SMALL} -> x @ b @ a", f"{SMALL} -> x @ b.T @ a.T"],
     "returns only what the adapter adds: the base's product is missing.": "x @ weight.T + -> ",
+    "gives A the base's outputs: an adapter starts from the layer's inputs.": f"{SMALL} -> x @ weight.T @ a.T @ b.T",
 })  # fmt: skip
 
 
@@ -129,6 +130,14 @@ adapt_rows.add_misconceptions({
         f"{PRODUCTS} -> adapters[name](x)[rows]",
     "calls adapters that no row has: hundreds may be loaded, and each call reads matrices.":
         f"{OCCURRING} -> adapters",
+    "adds an adapter's products to only one of its rows.": "rows = [row for -> rows = [names.index(name) for",
+    "drops the outputs of rows without an adapter: the base's are theirs.":
+        ["return y -> y[[name is None for name in names]] = 0; return y",
+         "return y -> return y[[name is not None for name in names]]"],
+    "gives an adapter to rows that have none: they get what the base returns.":
+        [f"y = base(x) -> y, names = base(x), [name or list(adapters)[{place}] for name in names]"
+         for place in (0, -1)],
+    "gives an adapter the base's outputs: it starts from the inputs.": "(x[rows]) -> (y[rows])",
 })  # fmt: skip
 
 
@@ -219,6 +228,8 @@ cached_blocks.add_misconceptions({
         "len(ids) + 1 -> len(ids) + block_size",
     "finds the blocks that the request itself has just computed.":
         ("cache.update(keys) -> pass", "found.append( -> cache.update(keys); found.append("),
+    "forgets only the adapters' blocks at an update: the base model's are those of the old weights, too.":
+        "cache.clear() -> cache = {key for key in cache if not key[0]}",
 })  # fmt: skip
 
 
@@ -276,4 +287,9 @@ live_update.add_misconceptions({
     "computes every text anew in every pass: keys of the same weights stay in the cache.": " - cached[n] -> ",
     "counts only the tokens from before the update as old ones: with 'finish', some requests get old ones afterwards.":
         "+= not is_new -> += len(passes) <= update",
+    "recomputes only the prompts, or only the generated tokens: the keys of both are of the old weights.":
+        [f"{ALL} -> is_new, cached = True, [{kept} if n in begun else 0 for n in range(len(requests))]"
+         for kept in ("done[n]", "done[n] - 1", "requests[n][1]")],
+    "leaves out the newest token at the update: it has no key yet, so the pass computes it with all others.":
+        f"{ALL} -> is_new, cached = True, [int(n in begun) for n in range(len(requests))]",
 })  # fmt: skip

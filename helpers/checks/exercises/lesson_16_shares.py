@@ -159,6 +159,8 @@ qkv_rows.add_misconceptions({
     "shares out the queries without their KV heads: query head 0 reads KV head 0, and so do its neighbors.":
         f"{ROWS} -> {TURNS}",
     "returns heads: each has as many rows as `head_dim` says.": f"{ROWS} -> range(begin, end)",
+    "counts as many KV heads as query heads: here, several query heads may share one.":
+        f"{PARTS} -> ((0, heads), (heads, heads), (2 * heads, heads))",
 })  # fmt: skip
 
 
@@ -193,6 +195,8 @@ traffic.add_misconceptions({
         f"{TOKENS} -> len(chunks)",
     "returns the bytes of one sum: the task asks for those of all.": f"sums * {TOKENS} -> {TOKENS}",
     "returns the bytes of one token: each token of the pass has hidden states.": f"{TOKENS} * -> ",
+    "counts a sum for the output layer: each worker has the logits of its own tokens, and these are joined.":
+        "int(splits_embedding) -> int(splits_embedding) + 1",
 })  # fmt: skip
 
 
@@ -230,4 +234,10 @@ greedy_token.add_misconceptions({
     "returns the number of the worker: the task asks for its token.": f"{BEST}[1] -> sent.index({BEST})",
     "prefers the last of several equal logits: everywhere, a tie goes to the lowest id.":
         [(LAST, f"{BEST} -> max(sent)"), LAST, f"{BEST} -> max(sent)"],
+    "sends the token before its logit: the task asks for (logit, token).":
+        "return sent, -> return [pair[::-1] for pair in sent],",
+    "sends all logits: a worker's best one is enough.":
+        f"return sent, -> return [(one, n) for n, one in enumerate({ALL})],",
+    "sends only the best of all: no worker knows which one that is before all have sent theirs.":
+        f"return sent, -> return [{BEST}],",
 })  # fmt: skip

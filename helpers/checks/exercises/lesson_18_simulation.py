@@ -226,4 +226,5 @@ smallest_fleet.add_misconceptions({
     "pays for hours that have only begun as if they were full: the price is in proportion to the time.":
         "best[1] -> math.ceil(best[1])",
     "pays only for the hours in which replicas are busy: idle replicas cost as much.": "best[0] * best[1] -> best[2]",
+    "swaps the two shares: the promised share has to be within the limit, not above it.": "<= limit -> > limit",
 })  # fmt: skip

@@ -51,6 +51,9 @@ slices_of.add_misconceptions({
     "returns one slice per block. Blocks that follow each other in memory, too, can be read at once.":
         "if slices -> if slices and offset",
     "adds the position to the block's first slot: a block ends after `block_size` slots.": "+ offset -> + token",
+    "expects an entry for every token: without one, a token has no slot.": "i >= len(table) or table[i] -> table[i]",
+    "looks only at the first token's block: a later one can be missing, too.":
+        "i >= len(table) or table[i] == -1 -> start // size >= len(table) or table[start // size] == -1",
 })  # fmt: skip
 
 ALL_OR_NOTHING = "all or nothing, no block has two owners, and none is taken before it is needed"
@@ -111,6 +114,10 @@ grow.add_misconceptions({
     "returns None if no block is missing: to the caller, that is a refusal.": "return new -> return new or None",
     "changes copies of `free` and `tables`, not the caller's.":
         "reused = -> free, tables = [*free], {**tables}; reused =",
+    "counts the blocks in the table as missing, and refuses: the request has them already.":
+        "if missing > -> if missing + len(table) >",
+    "loses the blocks in the table: they hold the request's tokens so far.": "table + new -> new or table",
+    "expects a table for every request: a new one has none.": "tables.get(request, list(shared)) -> tables[request]",
 })  # fmt: skip
 
 

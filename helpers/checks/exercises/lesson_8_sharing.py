@@ -30,6 +30,12 @@ allocate.add_misconceptions({
         "- len(reused) -> - len(shared)",
     "puts the shared blocks behind the new ones: they hold the beginning of the text.":
         "table + new -> table + new if request in tables else new + table",
+    "leaves shared blocks in `free`: the next request would overwrite keys that are in use.": "in free] -> in []]",
+    "refuses where only the shared blocks in `free` are left, although no other block is missing.":
+        "if missing > -> if len(free) == len(reused) or missing >",
+    "takes every shared block out of `free`, but some are in another request's table.": " if block in free -> ",
+    "does not put the shared blocks into the table: the request's first tokens would have no keys.":
+        "table + new -> tables.get(request, []) + new",
 })  # fmt: skip
 allocate.rule(is_in_order)
 
@@ -68,6 +74,8 @@ release.add_misconceptions({
         " if not any(block in other for other in tables.values()) -> ",
     "frees no block: without a table and not in `free`, a block is lost. (`free = ...` makes a new list and leaves "
     "the caller's unchanged.)": "free += -> free =",
+    "keeps the table: its blocks will hold other requests' tokens.": "table = -> tables = {**tables}; table =",
+    "leaves an empty table behind, as if the request ran.": "free += -> tables[request] = []; free +=",
 })  # fmt: skip
 release.rule(lambda arguments, outcome, right: audit(*arguments, outcome.result["free"], outcome.result["tables"]))
 
@@ -173,6 +181,8 @@ reuse.add_misconceptions({
     "whole, because it holds the last token.": ("(tokens - 1) // -> tokens //", f"{LEFT} -> max(1, {LEFT})"),
     "leaves no token to compute if all blocks are cached. The last token is always computed: its logits give the next "
     "one.": "(tokens - 1) // -> tokens //",
+    "shares the blocks after the last missing one. A prefix begins at the first token.":
+        "break -> blocks = []; continue",
 })  # fmt: skip
 
 

@@ -57,6 +57,10 @@ read_events.add_misconceptions({
     "one.": lambda pieces: read_events.solution(piece.decode().encode() for piece in pieces),
     "treats every line as an event. An empty line ends an event, so its `data:` lines belong "
     "together.": r'b"\n\n" -> b"\n"',
+    "removes `data:` from texts: it is a field name only where a line begins.":
+        'removeprefix("data:") -> replace("data:", "")',
+    "splits lines where `str.splitlines` does, even within a text: only \\n ends a line.":
+        r'.decode().split("\n") -> .decode().splitlines()',
 })  # fmt: skip
 
 
