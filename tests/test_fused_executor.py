@@ -20,13 +20,14 @@ from helpers.fast.fused_executor import FusedExecutor
 from helpers.fast.linear import choose_linear_backends
 from helpers.fast.linear_choice import ROWS, Times
 from helpers.fast.one_call_choice import MANY, ONE, most_rows
-from helpers.models import clone_sharing_weights
+from helpers.models import clone_sharing_weights, quantize, round_inputs
 from tests.support.families import build, by_name
 
 pytestmark = pytest.mark.skipif(
     bool(kernels.unavailable()), reason=f"there are no compiled kernels: {kernels.unavailable()}"
 )
 DTYPES = [torch.float32, torch.bfloat16]
+WEIGHTS = [{"weights": "int8"}, {"weights": "int4"}, {"weights": "int8", "compute": "int8"}]
 LENGTHS = [3, 9, 14, 6, 11] * 3  # of the outputs
 
 
@@ -87,11 +88,19 @@ def threads(request):
 # --- bits -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "weights"),
+    [(dtype, "floats") for dtype in DTYPES] + list(zip(DTYPES * 2, ["int4", "int8", "int8 by int8"], strict=False)),
+    ids=str,
+)
 @pytest.mark.parametrize("name", sorted(RECOGNIZED))
-def test_one_call_gives_the_bits_of_many_calls_in_every_family(name, dtype, threads, calls, monkeypatch):
+def test_one_call_gives_the_bits_of_many_calls_in_every_family(name, dtype, weights, threads, calls, monkeypatch):
     """Chunks and decodes share rows; some threads have no heads."""
     model = clone_sharing_weights(build(by_name(name), dtype))
+    if weights != "floats":
+        quantize(model, weights[:4])
+    if weights == "int8 by int8":
+        round_inputs(model)
     choose_linear_backends(model, "compiled")
     runner = make_runner(model, compiled=True)
     two_passes(runner)  # this writes the first keys, which cannot be done in one call
@@ -105,7 +114,10 @@ def test_one_call_gives_the_bits_of_many_calls_in_every_family(name, dtype, thre
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"max_batch_size": 32}, {"max_tokens_per_step": 4}, {"speculative": "ngram"}, {"kv_cache": "int8"}],
+    [
+        *({}, {"max_batch_size": 32}, {"max_tokens_per_step": 4}, {"speculative": "ngram"}, {"kv_cache": "int8"}),
+        *({**weights, "max_batch_size": rows} for weights in WEIGHTS for rows in (3, 32)),
+    ],
     ids=str,
 )
 def test_one_call_gives_the_bits_of_many_calls_in_an_engine(dtype, settings, calls, monkeypatch, always_drafts):
@@ -161,7 +173,6 @@ def resize_an_mlp(model) -> None:
 NOT_FUSED = {
     "another backend": {"linear_backend": "pytorch"},
     "no kernels": {"kernels": False},
-    "quantized weights": {"weights": "int8", "linear_backend": "auto"},
     "an activation without a kernel": {"change": use_the_exact_gelu},
     "two activations": {"change": use_two_activations},
     "MLPs of unequal sizes": {"change": resize_an_mlp},

@@ -23,7 +23,7 @@ from helpers import Engine, EngineConfig, Request, SamplingParams, dequantized, 
 from helpers.fast import kernels, linear
 from helpers.fast.linear import choose_linear_backends
 from helpers.fast.linear_choice import ROWS
-from helpers.fast.quantized_linear import multiply_dequantized, multiply_quantized
+from helpers.fast.quantized_linear import multiply_dequantized, multiply_quantized, packed
 from helpers.models import quantize
 from helpers.models.quantization import FORMATS, GROUP, QuantizedLinear, round_to_integers
 from tests.support.families import (
@@ -192,7 +192,7 @@ def test_the_kernel_refuses_what_does_not_fit():
         with pytest.raises(ValueError, match=f"has 40 inputs, but x has {inputs}"):
             multiply_quantized(quantized, torch.randn(2, inputs))
     with pytest.raises(ValueError, match="has 64 inputs, but x has 65"):
-        kernels.quantized_linear(torch.randn(2, 65), quantized.words, quantized.scales, None, 8, 70)
+        kernels.quantized_linear(torch.randn(2, 65), packed(quantized), None)
     with pytest.raises(ValueError, match=r"float32 \[70\]: pass a bias of \[70\] in the dtype of x, torch.bfloat16"):
         multiply_quantized(quantized, torch.randn(2, 40).bfloat16())
 

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ..models.quantization import weight_of
+from ..models.integer_products import IntegerLinear, rounds_inputs
+from ..models.quantization import QuantizedLinear, weight_of
 from ..runners.attention import AttentionMetadata, AttentionSettings
 from ..runners.kv_pool import KVPool
 from . import kernels
@@ -25,7 +26,11 @@ from .adapter_tables import AdapterTables
 from .attention import kernel_segments, kernel_wins_chunks
 from .decoder_blocks import Decoder, activation_kind, epsilon
 from .linear import FastLinear, is_plain
+from .linear_backends import kind_of
 from .plain_executor import Rotary
+from .quantized_linear import multiply_integers, multiply_quantized, packed
+
+Weight = kernels.PackedWeight | kernels.QuantizedWeight
 
 
 class FusedExecutor:
@@ -62,7 +67,8 @@ class FusedExecutor:
         if packed:
             norms = [norm for block in decoder.blocks for norm in block.norms.values()]
             self._parameters = _Parameters([getattr(layer, "layer", layer) for layer in linears], norms)
-            self.adapters = AdapterTables(decoder, packed[0].panels.dtype)
+            self._rounds = any(getattr(one, "rounds", False) for one in packed)
+            self.adapters = AdapterTables(decoder, decoder.final_norm.weight.dtype)
         self.use(pool)
 
     def use(self, pool: KVPool) -> None:
@@ -104,6 +110,8 @@ class FusedExecutor:
         rows = len(hidden)
         if not 0 < rows <= self.max_rows or hidden.dtype is not self.pool.layers[0][0].dtype:
             return False
+        if self._rounds and not rounds_inputs():  # a trial
+            return False
         slots = row.slots.tolist()  # PyTorch's operators raise an error for wrong ones, and the kernel would crash
         if len(slots) != rows or min(slots) < 0 or max(slots) >= self.pool.num_slots:
             return False
@@ -140,19 +148,22 @@ class FusedExecutor:
             gated=decoder.family.is_gated,
         )
 
-    def _has_kernels(self, packed: list[kernels.PackedWeight]) -> bool:
+    def _has_kernels(self, packed: list[Weight]) -> bool:
         """Return whether kernels compute every operation as each layer asks for it."""
         if not packed:
             return False
-        decoder, dtype = self.decoder, packed[0].panels.dtype
+        decoder, dtype = self.decoder, self.decoder.final_norm.weight.dtype
+        biases = [layer.bias for layer in self._packed if layer.bias is not None]
+        floats = [one for one in packed if isinstance(one, kernels.PackedWeight)]
         norms = [norm for block in decoder.blocks for norm in block.norms.values()]
         weights = [one for norm in norms for one in norm._parameters.values() if one is not None]
         cache = (decoder.kv_heads, self.pool.num_slots, decoder.head_dim)
         query = torch.empty(decoder.heads, 1, decoder.head_dim, dtype=dtype)
         activations = {activation_kind(block.activation) for block in decoder.blocks}
         return (
-            all(one.panels.dtype is dtype and one.inputs % 2 == 0 for one in packed)  # odd bfloat16 inputs are padded
-            and all(one.dtype is dtype and one.is_contiguous() for one in weights)
+            all(one.panels.dtype is dtype and one.inputs % 2 == 0 for one in floats)  # odd bfloat16 inputs are padded
+            and len({getattr(one, "rounds", False) for one in packed}) == 1  # neighbors have the same inputs
+            and all(one.dtype is dtype and one.is_contiguous() for one in weights + biases)
             and all(one.softcap is None and one.sinks is None for one in self.settings)
             and len(activations) == 1
             and None not in activations
@@ -161,7 +172,7 @@ class FusedExecutor:
             and [(one.inputs, one.outputs) for one in packed] == self._shapes(packed) * len(decoder.blocks)
         )
 
-    def _shapes(self, packed: list[kernels.PackedWeight]) -> list[tuple[int, int]]:
+    def _shapes(self, packed: list[Weight]) -> list[tuple[int, int]]:
         """Return the (inputs, outputs) of a block's linear layers, given those of the first block."""
         decoder, family, last = self.decoder, self.decoder.family, packed[len(self.decoder.blocks[0].linears) - 1]
         size, inner = last.outputs, last.inputs
@@ -179,7 +190,7 @@ class FusedExecutor:
         block, settings = self.decoder.blocks[layer], self.settings[layer]
 
         def linears(*modules: nn.Module) -> list[kernels.Linear]:
-            return [kernels.Linear.of(self._packed[module], module.bias) for module in modules]
+            return [self._packed[module].describe(module.bias) for module in modules]
 
         kind = self.decoder.family.norm_kind
         norms = {
@@ -200,13 +211,14 @@ class FusedExecutor:
 
 
 class _Parameters:
-    """The parameters of layers whose weights were copied, and of norms, which are read where they are."""
+    """The tensors of layers and norms, which are read where they are, except for float weights, which were copied."""
 
     def __init__(self, layers: list[nn.Module], norms: list[nn.Module]):
-        self._where = [(one._parameters, name) for one in layers + norms for name in one._parameters]
+        kept = [tensors for one in layers + norms for tensors in (one._parameters, one._buffers)]
+        self._where = [(tensors, name) for tensors in kept for name in tensors]
         self._parameters = [parameters[name] for parameters, name in self._where]
         self._memory = [one.detach() for one in self._parameters if one is not None]  # nothing else gets its addresses
-        self._weights = [layer.weight for layer in layers]
+        self._weights = [layer.weight for layer in layers if not isinstance(layer, QuantizedLinear)]
         self._state = self._addresses_and_versions()
 
     def are_unchanged(self) -> bool:
@@ -219,19 +231,31 @@ class _Parameters:
         return addresses, [weight._version for weight in self._weights]
 
 
-def _pack(linears: list[nn.Module]) -> list[kernels.PackedWeight]:
+def _pack(linears: list[nn.Module]) -> list[Weight]:
     """Return the weights of all layers as the kernel reads them; an empty list if it cannot read some."""
-    if not all(layer.is_unchanged() if type(layer) is FastLinear else is_plain(layer) for layer in linears):
+    if not all(map(can_be_read, linears)):
         return []
-    kinds = {(layer.weight.dtype, layer.weight.device) for layer in linears}
+    layers = [getattr(layer, "layer", layer) for layer in linears]
+    kinds = {kind_of(layer)[:2] for layer in layers}
     if len(kinds) > 1 or kernels.unavailable(*kinds.pop()):
         return []
-    packed = [layer.packed_weight() if type(layer) is FastLinear else None for layer in linears]
-    layers = [getattr(layer, "layer", layer) for layer in linears]
-    return [one or kernels.pack(weight_of(layer)) for one, layer in zip(packed, layers, strict=True)]
+    return [
+        packed(layer, isinstance(layer, IntegerLinear))
+        if isinstance(layer, QuantizedLinear)
+        else (type(module) is FastLinear and module.packed_weight()) or kernels.pack(weight_of(layer))
+        for module, layer in zip(linears, layers, strict=True)
+    ]
+
+
+def can_be_read(layer: nn.Module) -> bool:
+    """Return whether a linear layer has a weight that the kernel can read."""
+    if isinstance(layer, FastLinear):
+        return layer.is_unchanged()
+    return is_plain(layer) or type(layer) in (QuantizedLinear, IntegerLinear)
 
 
 def _are_all_compiled(linears: list[nn.Module]) -> bool:
-    """Return whether the kernel computes all layers that are large enough for a choice."""
+    """Return whether kernels compute all layers that are large enough for a choice."""
+    compiled = (kernels.linear, multiply_quantized, multiply_integers)
     products = [product for layer in linears if isinstance(layer, FastLinear) for product in layer.products]
-    return bool(products) and all(getattr(product, "func", None) is kernels.linear for product in products)
+    return bool(products) and all(getattr(product, "func", None) in compiled for product in products)

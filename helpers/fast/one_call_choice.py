@@ -14,14 +14,15 @@ from collections.abc import Callable
 
 import torch
 
+from ..models.quantization import QuantizedLinear
 from ..runners.attention import AttentionMetadata, QuerySegment
 from ..runners.kv_pool import KVPool
 from .attention import attend_with_kernel
 from .executor import Executor
-from .fused_executor import FusedExecutor
-from .linear import MIN_MODEL_BYTES, FastLinear, is_plain
-from .linear_backends import bytes_of
-from .linear_choice import BUDGET, MIN_SAVING, ROUNDS, ROWS, Times, kept_or_measured
+from .fused_executor import FusedExecutor, can_be_read
+from .linear import MIN_MODEL_BYTES
+from .linear_backends import bytes_of, kind_of
+from .linear_choice import BUDGET, MIN_SAVING, ROUNDS, ROWS, Times, kept_or_measured, shape_of
 
 MANY, ONE = "pytorch", "compiled blocks"  # the names under which times are kept
 BLOCK_SIZE, PAST = 4, 3  # of each row: a short sequence in a block of its own
@@ -30,13 +31,14 @@ BLOCK_SIZE, PAST = 4, 3  # of each row: a short sequence in a block of its own
 def measure_one_call(executor: Executor) -> None:
     """Choose the most rows of a call if the layers of the blocks are large and are multiplied by several backends.
 
-    Where the blocks hold no copies for the kernel yet, one call must save `MIN_SAVING` of the time for some number of
-    rows: otherwise the second copy of the weights is not worth its memory.
+    If the one call needs copies of weights that no layer has yet, it must save `MIN_SAVING` of the time for some number
+    of rows: otherwise they are not worth their memory. Quantized weights are read where they are.
     """
     linears = [layer for block in executor.decoder.blocks for layer in block.linears]
-    if not executor.plain.compiled or not all(type(layer) is FastLinear or is_plain(layer) for layer in linears):
-        return  # a layer whose weight the kernel cannot read, such as a quantized one
-    if sum(map(bytes_of, linears)) < MIN_MODEL_BYTES:
+    layers = [getattr(layer, "layer", layer) for layer in linears]
+    if not executor.plain.compiled or not all(map(can_be_read, linears)):
+        return
+    if sum(map(bytes_of, layers)) < MIN_MODEL_BYTES:
         return
     backends = [getattr(layer, "backends", ["pytorch"]) for layer in linears]
     if all(set(one) == {"compiled"} for one in backends):
@@ -44,13 +46,13 @@ def measure_one_call(executor: Executor) -> None:
     trial = _Trial(executor)
     if not trial.fused.max_rows:
         return
-    layers = dict.fromkeys(
-        f"{'x'.join(map(str, one.weight.shape))} {' '.join(of)}" for one, of in zip(linears, backends, strict=True)
+    shapes = dict.fromkeys(f"{shape_of(layer)} {' '.join(of)}" for layer, of in zip(layers, backends, strict=True))
+    name = f"{len(executor.decoder.blocks)} blocks: {'; '.join(shapes)}"
+    times = kept_or_measured(kind_of(layers[0])[0], [name], [MANY, ONE], lambda: {name: trial.measure()})[name]
+    no_copies = all(
+        "compiled" in of or isinstance(layer, QuantizedLinear) for layer, of in zip(layers, backends, strict=True)
     )
-    name = f"{len(executor.decoder.blocks)} blocks: {'; '.join(layers)}"
-    times = kept_or_measured(linears[0].weight.dtype, [name], [MANY, ONE], lambda: {name: trial.measure()})[name]
-    has_copies = all("compiled" in one for one in backends)
-    trial.fused.limit(most_rows(times, 0 if has_copies else MIN_SAVING))
+    trial.fused.limit(most_rows(times, 0 if no_copies else MIN_SAVING))
     executor.fused = trial.fused
 
 

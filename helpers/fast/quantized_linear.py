@@ -23,7 +23,7 @@ def multiply_quantized(layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
         ValueError: x has another number of inputs; also see `kernels.quantized_linear`.
     """
     _check_inputs(layer, x)
-    return kernels.quantized_linear(x, layer.words, layer.scales, layer.bias, layer.format.bits, layer.out_features)
+    return kernels.quantized_linear(x, packed(layer), layer.bias)
 
 
 def multiply_dequantized(layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
@@ -40,10 +40,15 @@ def multiply_integers(layer: IntegerLinear, x: torch.Tensor) -> torch.Tensor:
     """Round x [..., in], multiply it by a layer's integers and return [..., out]: the bits of the layer's own method.
 
     Raises:
-        ValueError: x has another number of inputs; also see `kernels.integer_linear`.
+        ValueError: see `multiply_quantized`.
     """
     _check_inputs(layer, x)
-    return kernels.integer_linear(x, layer.words, layer.scales, layer.bias, layer.out_features)
+    return kernels.quantized_linear(x, packed(layer, rounds=True), layer.bias)
+
+
+def packed(layer: QuantizedLinear, rounds: bool = False) -> kernels.QuantizedWeight:
+    """Return a layer's weight as the kernels read it, and whether they round the inputs."""
+    return kernels.QuantizedWeight(layer.words, layer.scales, layer.format.bits, layer.out_features, rounds)
 
 
 def _check_inputs(layer: QuantizedLinear, x: torch.Tensor) -> None:

@@ -2,9 +2,8 @@
 
     linear            multiplies a few rows by a large weight, as fast as memory can be read
     unpacked_linear   does so without a copy of the weight in another order
-    quantized_linear  does so with a weight of integers, which take fewer bytes
+    quantized_linear  does so with a weight of integers, which take fewer bytes; it may round the rows to integers, too
     dequantize        returns such a weight as floats, for products of many rows
-    integer_linear    rounds the rows to integers, too, and multiplies integers by integers
     paged_attention   computes the attention of all sequences of an iteration in one call, through their block tables
     add_norm, rotate_, activate   compute what lies between linear layers in one pass over memory
     compute_blocks    calls these kernels for all blocks of a decoder at once
@@ -13,7 +12,7 @@ The first use compiles them, which takes some seconds; the result is kept on dis
 and for dtypes other than float32 and bfloat16, PyTorch's operators do this work. `unavailable` returns the reason.
 """
 
-from .blocks import AdaptedBlock, AdaptedRows, Block, Linear, LowRankPair, Norm, Sizes, compute_blocks
+from .blocks import AdaptedBlock, AdaptedRows, Block, LowRankPair, Norm, Sizes, compute_blocks
 from .compiled import unavailable
 from .elementwise import (
     LAYER_NORM,
@@ -25,6 +24,6 @@ from .elementwise import (
     add_norm,
     rotate_,
 )
-from .linear import PackedWeight, linear, pack, unpacked_linear
+from .linear import Linear, PackedWeight, linear, pack, unpacked_linear
 from .paged_attention import NO_WINDOW, Cache, Segments, is_supported, paged_attention
-from .quantized import dequantize, integer_linear, quantized_linear
+from .quantized import QuantizedWeight, dequantize, quantized_linear

@@ -35,6 +35,19 @@ template <typename Number> struct Adapters {
   long rank;
 };
 
+// What products of integers need: rounded rows, which each thread has for itself if they are few; and for each thread a
+// buffer for a panel. `inputs` are the most of a layer.
+template <typename Number> struct IntegerBuffers {
+  long inputs;
+  RoundedRows rounded;
+  Number* panel;
+
+  IntegerBuffers of_thread(bool few) const {
+    long thread = omp_get_thread_num(), first = few ? thread * 2 * TILE : 0;
+    return {inputs, {rounded.integers + first * inputs, rounded.rows + first}, panel + thread * inputs * PANEL};
+  }
+};
+
 struct Sizes {
   long rows, size, inner, heads, kv_heads, dim, rotated, slots;
   int activation, gated;
@@ -44,7 +57,7 @@ struct Sizes {
 // matrices for the first of these layers are at `first`. Return which outputs of the last one are this thread's.
 template <int N, typename Number>
 static Range linear_shares(const Number* x, const Linear<Number> (&layers)[N], Number* y, long rows, long step,
-                           const Adapters<Number>& adapters, long first) {
+                           const Adapters<Number>& adapters, long first, const IntegerBuffers<Number>& buffers) {
   Range own[N] = {};
   int count = 0;
   long task = 0;
@@ -56,8 +69,18 @@ static Range linear_shares(const Number* x, const Linear<Number> (&layers)[N], N
       if (matrices.a) compute(matrices, inner, run.begin, run.end - run.begin);
     }
   };
+  if (layers[0].rounds) {
+    bool few = rows <= FEW_ROWS;
+    round_rows(x, buffers.rounded, few ? Range{0, rows} : share_of(rows), layers[0].in);
+    if (!few) {
+#pragma omp barrier
+    }
+  }
   for (Number* outputs = y; count < N && layers[count].weight; outputs += layers[count++].out) {
-    own[count] = linear_share(x, layers[count], outputs, rows, step);
+    const Linear<Number>& layer = layers[count];
+    own[count] = layer.rounds   ? integer_share(buffers.rounded, layer, outputs, rows, step)
+                 : layer.scales ? quantized_share(x, layer, outputs, rows, step, buffers.panel)
+                                : linear_share(x, layer, outputs, rows, step);
     long in = layers[count].in;
     for_adapted_rows(count, [&](const LowRank<Number>& matrices, float* inner, long begin, long run_rows) {
       shrink_share(x + begin * in, matrices, inner, run_rows, in, task);
@@ -93,8 +116,8 @@ static void place_heads(const Block<Number>& block, const Sizes& sizes, const lo
 
 template <typename Number>
 static void compute_blocks(const Block<Number>* blocks, long num_blocks, const Sizes& sizes, const Segments& segments,
-                           Adapters<Number> adapters, const long* slots, const Number* cos, const Number* sin, Number* hidden, Number* update,
-                           Number* buffers, int threads) {
+                           Adapters<Number> adapters, const IntegerBuffers<Number>& integers, const long* slots, const Number* cos,
+                           const Number* sin, Number* hidden, Number* update, Number* buffers, int threads) {
   long rows = sizes.rows, size = sizes.size, dim = sizes.dim, inner = sizes.inner, width = rows * size;
   long qkv_step = (sizes.heads + 2 * sizes.kv_heads) * dim, inner_step = sizes.gated ? 2 * inner : inner;
   Number *qkv = buffers, *attended = qkv + rows * qkv_step, *inputs = attended + rows * sizes.heads * dim;
@@ -106,6 +129,7 @@ static void compute_blocks(const Block<Number>* blocks, long num_blocks, const S
     Number* x = few ? normed + omp_get_thread_num() * 2 * width : normed;
     Number* own_hidden = few ? x + width : hidden;
     if (few) memcpy(own_hidden, hidden, width * sizeof *hidden);
+    const IntegerBuffers<Number> own_integers = integers.of_thread(few);
     auto norm = [&](const Number* added, const Norm<Number>& layer) {
       Range own = few ? Range{0, rows} : share_of(rows);
       for (long r = own.begin; r < own.end; r++)
@@ -117,16 +141,16 @@ static void compute_blocks(const Block<Number>* blocks, long num_blocks, const S
     for (const Block<Number>* block = blocks; block < blocks + num_blocks; block++) {
       norm(block == blocks ? nullptr : update, block->attention_norm);
       long first = (block - blocks) * LAYERS;
-      linear_shares(x, block->qkv, qkv, rows, qkv_step, adapters, first + QKV);
+      linear_shares(x, block->qkv, qkv, rows, qkv_step, adapters, first + QKV, own_integers);
 #pragma omp barrier
       place_heads(*block, sizes, slots, cos, sin, qkv);
 #pragma omp barrier
       attend_share<Number>(qkv, dim, qkv_step, block->keys, block->values, sizes.slots, segments, sizes.heads,
                            sizes.kv_heads, dim, block->window, block->scale, attended);
-      linear_shares(attended, block->attention_output, update, rows, size, adapters, first + ATTENTION_OUTPUT);
+      linear_shares(attended, block->attention_output, update, rows, size, adapters, first + ATTENTION_OUTPUT, own_integers);
 #pragma omp barrier
       norm(update, block->mlp_norm);
-      Range own = linear_shares(x, block->mlp_inputs, inputs, rows, inner_step, adapters, first + MLP_INPUTS);
+      Range own = linear_shares(x, block->mlp_inputs, inputs, rows, inner_step, adapters, first + MLP_INPUTS, own_integers);
       if (sizes.gated && !block->mlp_inputs[1].weight) {  // one layer: this thread's gates may belong to others' inputs
 #pragma omp barrier
         own = share_of(inner);
@@ -137,7 +161,7 @@ static void compute_blocks(const Block<Number>* blocks, long num_blocks, const S
                      sizes.activation);
       }
 #pragma omp barrier
-      linear_shares(activated, block->mlp_output, update, rows, size, adapters, first + MLP_OUTPUT);
+      linear_shares(activated, block->mlp_output, update, rows, size, adapters, first + MLP_OUTPUT, own_integers);
 #pragma omp barrier
     }
     if (few && omp_get_thread_num() == 0) memcpy(hidden, own_hidden, width * sizeof *hidden);
@@ -148,10 +172,12 @@ static void compute_blocks(const Block<Number>* blocks, long num_blocks, const S
 // buffers: [rows, heads and kv_heads * dim twice, up to three times `inner`, `size` twice for each thread].
 #define BLOCKS(dtype, Number)                                                                                            \
   extern "C" void blocks_##dtype(const Block<Number>* blocks, long num_blocks, const Sizes* sizes,                       \
-                                 const Segments* segments, const Adapters<Number>* adapters, const long* slots,          \
+                                 const Segments* segments, const Adapters<Number>* adapters,                             \
+                                 const IntegerBuffers<Number>* integers, const long* slots,                              \
                                  const Number* cos, const Number* sin, Number* hidden, Number* update, Number* buffers,  \
                                  int threads) {                                                                          \
-    compute_blocks(blocks, num_blocks, *sizes, *segments, *adapters, slots, cos, sin, hidden, update, buffers, threads); \
+    compute_blocks(blocks, num_blocks, *sizes, *segments, *adapters, *integers, slots, cos, sin, hidden, update,         \
+                   buffers, threads);                                                                                    \
   }
 
 BLOCKS(float32, float)

@@ -6,10 +6,11 @@ from ctypes import Array, Structure, addressof, c_float, c_int, c_long, c_void_p
 import torch
 
 from .compiled import address, function
-from .linear import PackedWeight
+from .linear import Linear
 from .paged_attention import Cache, Segments
+from .quantized import panel_buffers, rounding_buffers
 
-ARGUMENTS = (c_void_p, c_long, *(c_void_p,) * 9, c_int)
+ARGUMENTS = (c_void_p, c_long, *(c_void_p,) * 10, c_int)
 
 
 class Norm(Structure):
@@ -21,17 +22,6 @@ class Norm(Structure):
     def of(cls, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, kind: int) -> "Norm":
         """Describe a norm; `kind` is one of elementwise.py's."""
         return cls(address(weight), address(bias), eps, kind)
-
-
-class Linear(Structure):
-    """A linear layer, as shares.h describes it."""
-
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("inputs", c_long), ("outputs", c_long))
-
-    @classmethod
-    def of(cls, weight: PackedWeight, bias: torch.Tensor | None) -> "Linear":
-        """Describe a layer, whose number of inputs must be even."""
-        return cls(address(weight.panels), address(bias), weight.inputs, weight.outputs)
 
 
 class Block(Structure):
@@ -87,6 +77,12 @@ class Adapters(Structure):
     _fields_ = (("runs", c_void_p), ("num_runs", c_long), ("inner", c_void_p), ("rank", c_long))
 
 
+class IntegerBuffers(Structure):
+    """Buffers for products of integers, as in blocks.cpp; `inputs` are the most of a layer."""
+
+    _fields_ = (("inputs", c_long), ("integers", c_void_p), ("rounded", c_void_p), ("panels", c_void_p))
+
+
 class Sizes(Structure):
     """What the blocks of a decoder have in common.
 
@@ -131,7 +127,11 @@ def compute_blocks(
     runs, rank = (AdaptedRows * len(adapted))(*adapted), max((run.rank for run in adapted), default=0)
     inner = hidden.new_empty(3 * rows * rank, dtype=torch.float32)
     adapters = Adapters(addressof(runs), len(adapted), address(inner), rank)
+    most_inputs, kept = max(sizes.size, sizes.heads * sizes.dim, sizes.inner), []
+    if blocks[0].mlp_output.scales:
+        kept = [*rounding_buffers(rows, most_inputs, threads), panel_buffers(rows, most_inputs, hidden.dtype)]
+    integers = IntegerBuffers(most_inputs, *map(address, kept))
     tensors = [address(tensor) for tensor in (slots, cos, sin, hidden, update, buffers)]
-    described = addressof(sizes), addressof(segments.described), addressof(adapters)
+    described = (addressof(one) for one in (sizes, segments.described, adapters, integers))
     function("blocks", hidden.dtype, ARGUMENTS)(addressof(blocks), len(blocks), *described, *tensors, threads)
     return update

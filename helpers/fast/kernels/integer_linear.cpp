@@ -13,9 +13,11 @@
 #pragma GCC optimize("fp-contract=off")  // no fused multiply-add, which rounds once instead of twice
 #endif
 
+#include <algorithm>
 #include <cfloat>
 
 #include "prefetch.h"
+#include "shares.h"
 #include "tiles.h"
 #include "vectors.h"
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
@@ -28,15 +30,9 @@ constexpr long AHEAD = 4096;  // bytes
 
 typedef uint32_t Quads __attribute__((vector_size(LANES)));  // four bytes a word
 
-// A rounded row: value = scale * integer.
-struct Row {
-  float scale;
-  int32_t sum;  // of the integers
-};
-
 // Round a row of x to integers. The bits of absolute values, read as integers, have the order of the values, and those of
 // NaN are larger than all. A row with NaN or infinity gets zeros, and a scale that makes all outputs NaN.
-template <typename Number> static Row round_row(const Number* x, int8_t* integers, long in) {
+template <typename Number> static RoundedRow round_row(const Number* x, int8_t* integers, long in) {
   Ints most = {}, total = {};
   for (long k = 0; k < in; k += LANES) {
     Ints bits = bit_cast<Ints>(load(x + k)) & 0x7fffffff;
@@ -73,7 +69,7 @@ static inline Ints add_four(Ints sums, Words w, uint32_t x) {
 }
 
 // Multiply R rows of x [rows, words] by a panel w [words, PANEL]; sums [R, PANEL].
-template <int R> static void multiply(const uint32_t* x, const uint32_t* w, const Row* rows, int32_t* sums, long words) {
+template <int R> static void multiply(const uint32_t* x, const uint32_t* w, const RoundedRow* rows, int32_t* sums, long words) {
   Ints totals[R][VECTORS];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
@@ -94,7 +90,7 @@ template <int R> static void multiply(const uint32_t* x, const uint32_t* w, cons
   memcpy(sums, totals, sizeof totals);
 }
 
-template <int R> static int multiply_rows(long left, const uint32_t* x, const uint32_t* w, const Row* rows, int32_t* sums,
+template <int R> static int multiply_rows(long left, const uint32_t* x, const uint32_t* w, const RoundedRow* rows, int32_t* sums,
                                           long words) {
   if constexpr (R > 1)
     if (left < R) return multiply_rows<R / 2>(left, x, w, rows, sums, words);
@@ -102,50 +98,53 @@ template <int R> static int multiply_rows(long left, const uint32_t* x, const ui
   return R;
 }
 
+template <typename Number> void round_rows(const Number* x, RoundedRows rounded, Range rows, long in) {
+  for (long r = rows.begin; r < rows.end; r++) rounded.rows[r] = round_row(x + r * in, rounded.integers + r * in, in);
+}
+
 template <typename Number>
-static void integer_linear(const Number* x, const uint32_t* w, const float* scales, const Number* bias, Number* y,
-                           int8_t* integers, Row* rounded, long rows, long in, long out, int threads) {
-  const long words = in / 4;
+Range integer_share(RoundedRows x, const Linear<Number>& layer, Number* y, long rows, long step) {
+  const long words = layer.in / 4;
+  const auto *w = (const uint32_t*)layer.weight, *integers = (const uint32_t*)x.integers;
+  const auto* scales = (const float*)layer.scales;
   const bool tiles = words % TILE == 0 && may_use_tiles();
-#pragma omp parallel for num_threads(threads) if (rows > ROWS)  // waking threads takes longer than a few rows
-  for (long r = 0; r < rows; r++) rounded[r] = round_row(x + r * in, integers + r * in, in);
-#pragma omp parallel num_threads(threads)
-  {
-    if (tiles) configure_tiles();
-#pragma omp for
-    for (long c = 0; c < out; c += PANEL) {
-      alignas(64) int32_t sums[2 * TILE * PANEL];
-      const long columns = out - c < PANEL ? out - c : PANEL;
-      for (long r = 0, n; r < rows; r += n) {
-        const uint32_t *panel = w + c * words, *numbers = (const uint32_t*)integers + r * words;
-        n = tiles ? multiply_tiles(rows - r, numbers, panel, sums, words)
-                  : multiply_rows<ROWS>(rows - r, numbers, panel, rounded + r, sums, words);
-        for (long i = 0; i < n; i++) {
-          Floats products[VECTORS];
-          for (int v = 0; v < VECTORS; v++) {
-            Ints some;
-            memcpy(&some, sums + i * PANEL + v * LANES, sizeof some);
-            products[v] = __builtin_convertvector(some, Floats) * rounded[r + i].scale * load(scales + c + v * LANES);
-          }
-          store_sums<VECTORS>(products, bias ? bias + c : bias, y + (r + i) * out + c, columns);
+  const Range panels = share_of((layer.out + PANEL - 1) / PANEL);
+  const Range own = {panels.begin * PANEL, std::min(panels.end * PANEL, layer.out)};
+  if (tiles) configure_tiles();
+  for (long c = own.begin; c < own.end; c += PANEL) {
+    alignas(64) int32_t sums[2 * TILE * PANEL];
+    for (long r = 0, n; r < rows; r += n) {
+      n = tiles ? multiply_tiles(rows - r, integers + r * words, w + c * words, sums, words)
+                : multiply_rows<ROWS>(rows - r, integers + r * words, w + c * words, x.rows + r, sums, words);
+      for (long i = 0; i < n; i++) {
+        Floats products[VECTORS];
+        for (int v = 0; v < VECTORS; v++) {
+          Ints some;
+          memcpy(&some, sums + i * PANEL + v * LANES, sizeof some);
+          products[v] = __builtin_convertvector(some, Floats) * x.rows[r + i].scale * load(scales + c + v * LANES);
         }
+        store_sums<VECTORS>(products, layer.bias ? layer.bias + c : nullptr, y + (r + i) * step + c,
+                            std::min<long>(PANEL, own.end - c));
       }
     }
-    if (tiles) release_tiles();
   }
+  if (tiles) release_tiles();
+  return own;
 }
 
-extern "C" {
+// x [rows, in], y [rows, out]; the rounded rows are a buffer for up to a multiple of 2 * TILE rows. The layer's weight
+// [panels, in / 4, PANEL], scales [panels, 1, PANEL]; `in` is a multiple of 32.
+#define INTEGER_LINEAR(dtype, Number)                                                                                    \
+  template void round_rows(const Number*, RoundedRows, Range, long);                                                     \
+  template Range integer_share(RoundedRows, const Linear<Number>&, Number*, long, long);                                 \
+  extern "C" void integer_linear_##dtype(const Number* x, const Linear<Number>* layer, Number* y, int8_t* integers,      \
+                                         RoundedRow* rounded, long rows, int threads) {                                  \
+    bool few = rows <= ROWS; /* waking threads takes longer than rounding these */                                       \
+    _Pragma("omp parallel num_threads(threads) if (!few)")                                                               \
+    round_rows(x, {integers, rounded}, share_of(rows), layer->in);                                                       \
+    _Pragma("omp parallel num_threads(threads)")                                                                         \
+    integer_share({integers, rounded}, *layer, y, rows, layer->out);                                                     \
+  }
 
-// x [rows, in], w [panels, in / 4, PANEL], scales [panels, 1, PANEL], bias [out] or null, y [rows, out]; buffers: integers
-// [rows, up to a multiple of 2 * TILE; in], rounded [rows, 2]. `in` is a multiple of 32.
-void integer_linear_float32(const float* x, const uint32_t* w, const float* scales, const float* bias, float* y,
-                            int8_t* integers, Row* rounded, long rows, long in, long out, int threads) {
-  integer_linear(x, w, scales, bias, y, integers, rounded, rows, in, out, threads);
-}
-
-void integer_linear_bfloat16(const uint16_t* x, const uint32_t* w, const float* scales, const uint16_t* bias, uint16_t* y,
-                             int8_t* integers, Row* rounded, long rows, long in, long out, int threads) {
-  integer_linear(x, w, scales, bias, y, integers, rounded, rows, in, out, threads);
-}
-}
+INTEGER_LINEAR(float32, float)
+INTEGER_LINEAR(bfloat16, uint16_t)

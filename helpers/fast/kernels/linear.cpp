@@ -71,7 +71,7 @@ extern "C" int panel_columns() { return COLUMNS; }
   template Range linear_share(const Number*, Linear<Number>, Number*, long, long);                                       \
   extern "C" void linear_##dtype(const Number* x, const Number* w, const Number* bias, Number* y, long rows, long in,    \
                                  long out, int threads) {                                                                \
-    _Pragma("omp parallel num_threads(threads)") linear_share(x, {w, bias, in, out}, y, rows, out);                      \
+    _Pragma("omp parallel num_threads(threads)") linear_share(x, Linear<Number>{w, bias, in, out}, y, rows, out);                      \
   }
 
 LINEAR(float32, float)

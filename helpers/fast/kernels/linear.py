@@ -1,6 +1,6 @@
 """Multiply a few rows by a weight: by a copy in the order in which `linear.cpp` reads it, or by the layer's own."""
 
-from ctypes import c_int, c_long, c_void_p
+from ctypes import Structure, c_int, c_long, c_void_p
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,15 @@ LINE = 64  # bytes
 INPUTS_PER_WORD = {torch.float32: 1, torch.bfloat16: 2}  # a word has 32 bits
 
 
+class Linear(Structure):
+    """A linear layer, as shares.h describes it. It does not keep the tensors."""
+
+    _fields_ = (
+        *(("weight", c_void_p), ("bias", c_void_p), ("inputs", c_long), ("outputs", c_long)),
+        *(("scales", c_void_p), ("groups", c_long), ("bits", c_int), ("scale_bytes", c_int), ("rounds", c_int)),
+    )
+
+
 class PackedWeight(NamedTuple):
     """A weight [outputs, inputs] in the order in which `linear` reads it.
 
@@ -25,6 +34,10 @@ class PackedWeight(NamedTuple):
     panels: torch.Tensor
     inputs: int
     outputs: int
+
+    def describe(self, bias: torch.Tensor | None) -> Linear:
+        """Describe a layer with this weight, whose number of inputs must be even."""
+        return Linear(address(self.panels), address(bias), self.inputs, self.outputs)
 
 
 def pack(weight: torch.Tensor) -> PackedWeight:

@@ -11,16 +11,17 @@
 // For more than CONVERTED rows, a panel is converted once, into a buffer that stays in the cache. The sums are the same and
 // have the same order, so the numbers of a row do not depend on the other rows of the batch.
 
-#include <omp.h>
+#include <algorithm>
 
 #include "prefetch.h"
+#include "shares.h"
 #include "vectors.h"
 #if defined(__AVX512BW__)
 #include <immintrin.h>
 #endif
 
 constexpr int ROWS = LANES == 16 ? 8 : 4;  // see linear.cpp
-constexpr int VECTORS = 2, PANEL = 32;
+constexpr int VECTORS = 2;
 constexpr int CONVERTED = 8 * ROWS;  // up to here, converting a panel again for every ROWS rows takes less time
 constexpr long AHEAD = 4096;  // bytes
 
@@ -63,9 +64,9 @@ static inline Words load_words(const uint32_t* w) {
 }
 
 // The sizes of a product: `steps` per row of x, which are one float32 or two bfloat16 inputs each; words per group. With
-// at most ROWS rows a weight is read `once`, and need not stay in the caches (prefetch.h).
+// at most ROWS rows a weight is read `once`, and need not stay in the caches (prefetch.h). Rows of y begin `step` apart.
 struct Sizes {
-  long steps, out, groups, group_words;
+  long steps, step, groups, group_words;
   bool once;
 };
 
@@ -108,7 +109,7 @@ static void multiply(const Word* x, const uint32_t* w, const Scale* scales, cons
     }
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++) store_sums<VECTORS>(totals[r], bias, y + r * sizes.out, columns);
+  for (int r = 0; r < R; r++) store_sums<VECTORS>(totals[r], bias, y + r * sizes.step, columns);
 }
 
 // Multiply as many rows as the largest compiled `multiply` that is not too large, and return how many. Only powers of two
@@ -134,29 +135,42 @@ template <int BITS, int STEPS, typename Vector> static void convert(const uint32
       }
 }
 
-template <int BITS, typename Vector, typename Word, typename Number, typename Scale>
-static void quantized_linear(const Word* x, const uint32_t* w, const Scale* scales, const Number* bias, Number* y,
-                             uint32_t* buffers, long rows, Sizes sizes, int threads) {
-  constexpr int STEPS = 32 / BITS / (sizeof(Word) / sizeof(Number));
-  long words = sizes.groups * sizes.group_words;
-#pragma omp parallel for num_threads(threads)
-  for (long c = 0; c < sizes.out; c += PANEL) {
-    const uint32_t* panel = w + c / PANEL * words * PANEL;
-    uint32_t* converted = buffers + omp_get_thread_num() * sizes.steps * PANEL;
+template <int BITS, typename Scale, typename Number>
+static Range quantized_share(const Number* x, const Linear<Number>& layer, Number* y, long rows, long step, Number* buffer) {
+  typedef typename Product<Number>::Vector Vector;
+  typedef typename Product<Number>::Word Word;
+  constexpr int PER_STEP = sizeof(Word) / sizeof(Number), STEPS = 32 / BITS / PER_STEP;
+  const long words = layer.in * BITS / 32;
+  const Sizes sizes = {layer.in / PER_STEP, step, layer.groups, words / layer.groups, rows <= ROWS};
+  const Word* inputs = (const Word*)x;
+  uint32_t* converted = (uint32_t*)buffer;
+  const Range panels = share_of((layer.out + PANEL - 1) / PANEL);
+  const Range own = {panels.begin * PANEL, std::min(panels.end * PANEL, layer.out)};
+  for (long c = own.begin; c < own.end; c += PANEL) {
+    const uint32_t* panel = (const uint32_t*)layer.weight + c * words;
     if (rows > CONVERTED) convert<BITS, STEPS, Vector>(panel, converted, words);
-    for (long d = 0; d < PANEL && c + d < sizes.out; d += VECTORS * LANES) {
-      long rest = sizes.out - c - d, columns = rest < VECTORS * LANES ? rest : VECTORS * LANES, r = 0;
-      const Scale* scale = scales + c / PANEL * sizes.groups * PANEL + d;
-      const Number* b = bias ? bias + c + d : bias;
-      Number* out = y + c + d;
+    for (long d = c; d < std::min(c + PANEL, own.end); d += VECTORS * LANES) {
+      const long columns = std::min<long>(VECTORS * LANES, own.end - d);
+      const Scale* scale = (const Scale*)layer.scales + c * layer.groups + d - c;
+      const Number* bias = layer.bias ? layer.bias + d : nullptr;
+      long r = 0;
       if (rows > CONVERTED)
         for (; r + ROWS <= rows; r += ROWS)
-          multiply<ROWS, BITS, false, Vector>(x + r * sizes.steps, converted + d, scale, b, out + r * sizes.out, sizes, columns);
+          multiply<ROWS, BITS, false, Vector>(inputs + r * sizes.steps, converted + d - c, scale, bias, y + r * step + d,
+                                              sizes, columns);
       while (r < rows)
-        r += multiply_rows<ROWS, BITS, Vector>(rows - r, x + r * sizes.steps, panel + d, scale, b, out + r * sizes.out, sizes,
-                                               columns);
+        r += multiply_rows<ROWS, BITS, Vector>(rows - r, inputs + r * sizes.steps, panel + d - c, scale, bias,
+                                               y + r * step + d, sizes, columns);
     }
   }
+  return own;
+}
+
+template <typename Number>
+Range quantized_share(const Number* x, const Linear<Number>& layer, Number* y, long rows, long step, Number* buffer) {
+  if (layer.bits == 8) return quantized_share<8, float>(x, layer, y, rows, step, buffer);
+  if (layer.scale_bytes == 4) return quantized_share<4, float>(x, layer, y, rows, step, buffer);
+  return quantized_share<4, uint16_t>(x, layer, y, rows, step, buffer);
 }
 
 // Store the rounded weight [in, out], from w [panels, words, PANEL] and scales [panels, groups, PANEL].
@@ -185,38 +199,22 @@ static void dequantize(const uint32_t* w, const void* scales, Number* weight, lo
   else dequantize<4>(w, (const uint16_t*)scales, weight, in, out, groups, threads);
 }
 
-extern "C" {
+extern "C" int rows_without_buffer() { return CONVERTED; }
+extern "C" int panel_outputs() { return PANEL; }
 
-void dequantize_float32(const uint32_t* w, const void* scales, float* weight, long in, long out, long groups, int bits,
-                        int scale_bytes, int threads) {
-  dequantize(w, scales, weight, in, out, groups, bits, scale_bytes, threads);
-}
+// x [rows, in], y [rows, out]; buffers [threads, in, PANEL], used for more than CONVERTED rows. The layer's weight
+// [panels, in * bits / 32, PANEL], scales [panels, groups, PANEL] (float32, or bfloat16 for 4 bits).
+#define QUANTIZED(dtype, Number)                                                                                         \
+  template Range quantized_share(const Number*, const Linear<Number>&, Number*, long, long, Number*);                    \
+  extern "C" void quantized_linear_##dtype(const Number* x, const Linear<Number>* layer, Number* y, Number* buffers,     \
+                                           long rows, int threads) {                                                     \
+    _Pragma("omp parallel num_threads(threads)")                                                                         \
+    quantized_share(x, *layer, y, rows, layer->out, buffers + omp_get_thread_num() * layer->in * PANEL);                 \
+  }                                                                                                                      \
+  extern "C" void dequantize_##dtype(const uint32_t* w, const void* scales, Number* weight, long in, long out,           \
+                                     long groups, int bits, int scale_bytes, int threads) {                              \
+    dequantize(w, scales, weight, in, out, groups, bits, scale_bytes, threads);                                          \
+  }
 
-void dequantize_bfloat16(const uint32_t* w, const void* scales, uint16_t* weight, long in, long out, long groups, int bits,
-                         int scale_bytes, int threads) {
-  dequantize(w, scales, weight, in, out, groups, bits, scale_bytes, threads);
-}
-
-int rows_without_buffer() { return CONVERTED; }
-
-// x [rows, in], w [panels, in * bits / 32, PANEL], scales [panels, groups, PANEL] (float32, or bfloat16 for 4 bits),
-// bias [out] or null, y [rows, out]; buffers [threads, in, PANEL], used for more than CONVERTED rows.
-void quantized_linear_float32(const float* x, const uint32_t* w, const void* scales, const float* bias, float* y,
-                              uint32_t* buffers, long rows, long in, long out, long groups, int bits, int scale_bytes,
-                              int threads) {
-  Sizes sizes = {in, out, groups, in * bits / 32 / groups, rows <= ROWS};
-  if (bits == 8) quantized_linear<8, Floats>(x, w, (const float*)scales, bias, y, buffers, rows, sizes, threads);
-  else if (scale_bytes == 4) quantized_linear<4, Floats>(x, w, (const float*)scales, bias, y, buffers, rows, sizes, threads);
-  else quantized_linear<4, Floats>(x, w, (const uint16_t*)scales, bias, y, buffers, rows, sizes, threads);
-}
-
-// The same with two inputs per step: buffers [threads, in / 2, PANEL].
-void quantized_linear_bfloat16(const uint32_t* x, const uint32_t* w, const void* scales, const uint16_t* bias, uint16_t* y,
-                               uint32_t* buffers, long rows, long in, long out, long groups, int bits, int scale_bytes,
-                               int threads) {
-  Sizes sizes = {in / 2, out, groups, in * bits / 32 / groups, rows <= ROWS};
-  if (bits == 8) quantized_linear<8, Words>(x, w, (const float*)scales, bias, y, buffers, rows, sizes, threads);
-  else if (scale_bytes == 4) quantized_linear<4, Words>(x, w, (const float*)scales, bias, y, buffers, rows, sizes, threads);
-  else quantized_linear<4, Words>(x, w, (const uint16_t*)scales, bias, y, buffers, rows, sizes, threads);
-}
-}
+QUANTIZED(float32, float)
+QUANTIZED(bfloat16, uint16_t)

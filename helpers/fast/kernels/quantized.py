@@ -1,41 +1,85 @@
 """Multiply rows by a weight of integers, as floats (`quantized.cpp`) or as integers (`integer_linear.cpp`)."""
 
-from ctypes import c_int, c_long, c_void_p
+from ctypes import addressof, c_int, c_long, c_void_p
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from .compiled import DTYPES, address, function, library
+from .linear import Linear
 
-ARGUMENTS = (c_void_p,) * 6 + (c_long,) * 4 + (c_int,) * 3
+ARGUMENTS = (c_void_p,) * 4 + (c_long, c_int)
 DEQUANTIZE_ARGUMENTS = (c_void_p,) * 3 + (c_long,) * 3 + (c_int,) * 3
 TILE_ROWS = 32  # that the processor may read at once
-INTEGER_ARGUMENTS = (c_void_p,) * 7 + (c_long,) * 3 + (c_int,)
+INTEGER_ARGUMENTS = (c_void_p,) * 5 + (c_long, c_int)
 
 
-def quantized_linear(
-    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, bits: int, outputs: int
-) -> torch.Tensor:
+class QuantizedWeight(NamedTuple):
+    """A weight of integers; `helpers/models/quantization.py` describes their order.
+
+    Attributes:
+        words: int32 [panels, in * bits / 32, 32], where `in` may be padded.
+        scales: [panels, groups, 32], float32, or bfloat16 for 4 bits.
+        rounds: whether inputs are rounded to integers, too: then it has 8 bits and a single group.
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    bits: int
+    outputs: int
+    rounds: bool = False
+
+    @property
+    def inputs(self) -> int:
+        """The number of inputs, with padding."""
+        return self.words.shape[1] * 32 // self.bits
+
+    def describe(self, bias: torch.Tensor | None) -> Linear:
+        """Describe a layer with this weight."""
+        scales, sizes = self.scales, (self.inputs, self.outputs)
+        format = address(scales), scales.shape[1], self.bits, scales.itemsize, self.rounds
+        return Linear(address(self.words), address(bias), *sizes, *format)
+
+
+def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiply x [..., in] by a quantized weight, add bias [out] and return [..., out]. No gradients are recorded.
-
-    `helpers/models/quantization.py` describes the order of the integers.
 
     Args:
         x: float32 or bfloat16.
-        words: int32 [panels, in * bits / 32, 32], where `in` may be padded.
-        scales: [panels, groups, 32], float32, or bfloat16 for 4 bits.
+        weight: its integers, and whether x is rounded to integers, too; `helpers/models/integer_products.py` describes
+            that product, and computes the same bits.
         bias: [out], in the dtype of x, or None.
 
     Raises:
         ValueError: a tensor is not on the CPU, or the dtype or size of x or bias does not match.
     """
-    x, bias, y, inputs = _prepare(x, words, scales, bias, bits, outputs)
-    rows, threads = x.numel() // inputs, torch.get_num_threads()
-    buffers = x.new_empty(threads * inputs * words.shape[2] if rows > library().rows_without_buffer() else 0)
-    pointers = [address(tensor) for tensor in (x, words, scales, bias, y, buffers)]
-    sizes = rows, inputs, outputs, scales.shape[1], bits, scales.itemsize
-    function("quantized_linear", x.dtype, ARGUMENTS)(*pointers, *sizes, threads)
+    x, bias, y = _prepare(x, weight, bias)
+    rows, threads = x.numel() // weight.inputs, torch.get_num_threads()
+    layer = weight.describe(bias)
+    pointers = address(x), addressof(layer), address(y)
+    if weight.rounds:
+        integers, rounded = rounding_buffers(rows, weight.inputs)
+        pointers += address(integers), address(rounded)
+        function("integer_linear", x.dtype, INTEGER_ARGUMENTS)(*pointers, rows, threads)
+        return y
+    buffers = panel_buffers(rows, weight.inputs, x.dtype)
+    function("quantized_linear", x.dtype, ARGUMENTS)(*pointers, address(buffers), rows, threads)
     return y
+
+
+def rounding_buffers(rows: int, inputs: int, copies: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return buffers for rounded rows, at least this many copies of few rows: integers, and a scale and a sum each."""
+    rows = max(copies, -(-rows // TILE_ROWS)) * TILE_ROWS
+    return torch.empty(rows, inputs, dtype=torch.int8, device="cpu"), torch.empty(
+        rows, 2, dtype=torch.int32, device="cpu"
+    )
+
+
+def panel_buffers(rows: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return a buffer in which each thread converts a panel, if that is done for so many rows."""
+    panel = inputs * library().panel_outputs() if rows > library().rows_without_buffer() else 0
+    return torch.empty(torch.get_num_threads() * panel, dtype=dtype, device="cpu")
 
 
 def dequantize(words: torch.Tensor, scales: torch.Tensor, bits: int, outputs: int, dtype: torch.dtype) -> torch.Tensor:
@@ -48,30 +92,10 @@ def dequantize(words: torch.Tensor, scales: torch.Tensor, bits: int, outputs: in
     return weight
 
 
-def integer_linear(
-    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, outputs: int
-) -> torch.Tensor:
-    """Round each row of x [..., in] to integers and multiply them by those of a weight; otherwise `quantized_linear`.
-
-    `helpers/models/integer_products.py` describes the product and computes the same bits.
-
-    Args:
-        words: int32 [panels, in / 4, 32], where `in` may be padded.
-        scales: float32 [panels, 1, 32].
-    """
-    x, bias, y, inputs = _prepare(x, words, scales, bias, 8, outputs)
-    rows, threads = x.numel() // inputs, torch.get_num_threads()
-    integers = x.new_empty(-(-rows // TILE_ROWS) * TILE_ROWS, inputs, dtype=torch.int8)
-    rounded = x.new_empty(rows, 2, dtype=torch.int32)
-    pointers = [address(tensor) for tensor in (x, words, scales, bias, y, integers, rounded)]
-    function("integer_linear", x.dtype, INTEGER_ARGUMENTS)(*pointers, rows, inputs, outputs, threads)
-    return y
-
-
-def _prepare(x, words, scales, bias, bits: int, outputs: int) -> tuple:
-    """Return x with padded inputs, the bias, and an empty y, which the kernels can read and write; and the inputs."""
-    inputs = words.shape[1] * 32 // bits
-    if x.dtype not in DTYPES or not (x.is_cpu and words.is_cpu and scales.is_cpu):
+def _prepare(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> tuple:
+    """Return x with padded inputs, the bias, and an empty y, which the kernels can read and write."""
+    inputs, outputs = weight.inputs, weight.outputs
+    if x.dtype not in DTYPES or not (x.is_cpu and weight.words.is_cpu and weight.scales.is_cpu):
         raise ValueError(
             f"x is {x.dtype} on {x.device}: the kernel needs float32 or bfloat16, and all tensors on the CPU."
         )
@@ -84,4 +108,4 @@ def _prepare(x, words, scales, bias, bits: int, outputs: int) -> tuple:
     if x.shape[-1] < inputs:
         x = pad(x, (0, inputs - x.shape[-1]))
     bias = None if bias is None else bias.contiguous()
-    return x.contiguous(), bias, x.new_empty(*x.shape[:-1], outputs), inputs
+    return x.contiguous(), bias, x.new_empty(*x.shape[:-1], outputs)

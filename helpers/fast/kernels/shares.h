@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <omp.h>
 
+// Integers: outputs of a panel (quantized.cpp), rows of a tile (tiles.h).
+constexpr int PANEL = 32, TILE = 16;
+
 struct Range {
   long begin, end;
 };
@@ -26,10 +29,28 @@ template <typename Number> struct Norm {
   int kind;
 };
 
-// The weight is packed (linear.cpp); bias [out] or null.
+// The weight is packed (linear.cpp) or, if there are scales, consists of integers (quantized.cpp); bias [out] or null. A scale
+// has `scale_bytes` and belongs to one of `groups` groups of inputs. A layer that `rounds` multiplies integers by integers
+// (integer_linear.cpp).
 template <typename Number> struct Linear {
-  const Number *weight, *bias;
+  const void* weight;
+  const Number* bias;
   long in, out;
+  const void* scales;
+  long groups;
+  int bits, scale_bytes, rounds;
+};
+
+// A row of integers: value = scale * integer.
+struct RoundedRow {
+  float scale;
+  int32_t sum;  // of the integers
+};
+
+// Rows that are rounded to integers [rows, in].
+struct RoundedRows {
+  int8_t* integers;
+  RoundedRow* rows;
 };
 
 // What an adapter adds to the outputs of a linear layer for inputs x: x a^T b. a [rank, in]; b [rank, out]; null for nothing.
@@ -74,6 +95,21 @@ template <typename Number> void activate_row(const Number* x, const Number* fact
 
 // Multiply x [rows, in] by a layer; y has rows that begin `step` numbers apart. Return which outputs are this thread's.
 template <typename Number> Range linear_share(const Number* x, Linear<Number> layer, Number* y, long rows, long step);
+
+// --- quantized.cpp ----------------------------------------------------------------------------------------------------
+
+// The same for a layer with integers; this thread converts a panel into a buffer [in, PANEL] if rows are many.
+template <typename Number>
+Range quantized_share(const Number* x, const Linear<Number>& layer, Number* y, long rows, long step, Number* buffer);
+
+// --- integer_linear.cpp -----------------------------------------------------------------------------------------------
+
+// Round these rows of x [rows, in].
+template <typename Number> void round_rows(const Number* x, RoundedRows rounded, Range rows, long in);
+
+// The same for a layer that rounds. The integers of x fill whole tiles of rows (tiles.h).
+template <typename Number>
+Range integer_share(RoundedRows x, const Linear<Number>& layer, Number* y, long rows, long step);
 
 // --- low_rank.cpp -----------------------------------------------------------------------------------------------------
 

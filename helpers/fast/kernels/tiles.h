@@ -4,9 +4,7 @@
 // lie in memory.
 
 #pragma once
-#include <cstdint>
-
-constexpr int TILE = 16, PANEL = 32;
+#include "shares.h"
 
 #if defined(__AMX_INT8__)
 #include <immintrin.h>
