@@ -16,6 +16,7 @@ from worker import serve
 
 HOME = Path(__file__).resolve().parent.parent / "build" / "bench" / "models"
 BATCH = 2048  # the most tokens in a llama_decode call, which splits them itself
+MOST_CONTEXT = 1024  # tokens of a row, which is enough for every workload; memory for all of them is allocated at once
 
 
 class LlamaCpp:
@@ -31,7 +32,7 @@ class LlamaCpp:
         if not self.model:
             raise RuntimeError(f"llama.cpp cannot load {file}")
         params = llama_cpp.llama_context_default_params()
-        context = llama_cpp.llama_model_n_ctx_train(self.model)
+        context = min(llama_cpp.llama_model_n_ctx_train(self.model), MOST_CONTEXT)
         params.n_ctx, params.n_seq_max, params.n_batch = rows * context, rows, BATCH
         params.n_threads = params.n_threads_batch = os.cpu_count()
         params.kv_unified = False

@@ -50,6 +50,7 @@ class Measurement:
         seconds: one time per repeat.
         bandwidth: the bytes per second at which memory was read right before and right after all engines' repeats.
         other_programs: what else ran on this machine during the repeats.
+        rounds: whether the engine reads other weights than the others, integers.
     """
 
     engine: str
@@ -65,6 +66,7 @@ class Measurement:
     seconds: list[float]
     bandwidth: tuple[float, float]
     other_programs: OtherPrograms
+    rounds: bool = False
 
 
 def measure(
@@ -121,7 +123,7 @@ def measure(
         Measurement(
             engine.name, engine.ours, workload.name, dtype, workload.rows, len(workload.requests),
             workload.prompt_tokens, workload.output_tokens, *checked[engine.name], seconds[engine.name], bandwidth,
-            others,
+            others, engine.rounds,
         )
         for engine in engines
     ]  # fmt: skip

@@ -115,7 +115,8 @@ def markdown(measurements: Sequence[Measurement], setting: dict) -> str:
             row = f"| {name} | {speed:.0f} | {ratios(first, measured):.2f} |"
             row += f" {_same_tokens(measured)} |"
             if single:
-                row += f" {bandwidth_share(measured, setting['weight bytes'][measured.dtype]):.0%} |"
+                share = bandwidth_share(measured, setting["weight bytes"][measured.dtype])
+                row += " |" if measured.rounds else f" {share:.0%} |"
             lines.append(row)
     return "\n".join(lines)
 
