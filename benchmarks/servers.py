@@ -3,7 +3,7 @@
 Both serve the same model to clients of `helpers.load_test` with the same number of rows. No prompt is sent twice, so
 prefix caches find nothing. At each rate, one server is tested right after the other, while the other is idle. The
 rates are multiples of what the faster of the two completes under constant load. The report marks each server's knee.
-It also compares a client that is alone with the engine itself: the difference is what HTTP, JSON and threads cost.
+It also compares a single user, and one user per row, with the engine itself: HTTP, JSON and threads are the difference.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--requests", type=int, default=60, help="per rate and server")
-    parser.add_argument("--alone", action="store_true", help="measure only the client that is alone")
+    parser.add_argument("--alone", action="store_true", help="measure only what the server adds to the engine")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     model = find_model(options.model)
@@ -58,8 +58,12 @@ def main() -> int:
         contents = token_ids(prompts, 1000 * options.seed + number)
         return [Request(prompt, tokens) for prompt, tokens in zip(contents, outputs, strict=True)]
 
+    def beside_the_engine() -> str:
+        few = alone(model.folder, options.dtype, users=1, count=1, repeats=15)
+        return f"{few}\n{alone(model.folder, options.dtype, options.rows, 6 * options.rows, repeats=5)}"
+
     if options.alone:
-        print(alone(model.folder, options.dtype))
+        print(beside_the_engine())
         return 0
     with ExitStack() as stack:
         urls = {"course": stack.enter_context(course_server(model.folder, options.dtype, options.rows))}
@@ -74,7 +78,7 @@ def main() -> int:
                 results[name].append(run_load(url, requests(number), rate, body=BODY, warm_up=4, progress=False))
         for name, measured in results.items():
             print(f"\n{name}\n{table(measured)}")
-    print(f"\n{alone(model.folder, options.dtype)}")
+    print(f"\n{beside_the_engine()}")
     return 0
 
 
@@ -136,30 +140,33 @@ def _answers(url: str) -> bool:
         return False
 
 
-def alone(folder: Path, dtype: str, repeats: int = 15) -> str:
-    """Compare requests of a single client with the same requests on an engine in this process, in turns."""
+def alone(folder: Path, dtype: str, users: int, count: int, repeats: int) -> str:
+    """Compare the requests of some users, of whom each sends the next one when the last one has ended, with the same
+    requests on an engine in this process, in turns. `count` requests are sent per turn.
+    """
     import torch
 
     model, tokenizer = load_model(folder, dtype=getattr(torch, dtype))
-    engine = Engine(model, tokenizer, EngineConfig(max_batch_size=1, prefix_caching=False))
+    engine = Engine(model, tokenizer, EngineConfig(max_batch_size=users, prefix_caching=False))
     params = SamplingParams(max_tokens=32, ignore_eos=True)
-    times: dict[str, list[float]] = {"engine": [], "client": []}
-    with course_server(folder, dtype, rows=1) as url:
-        for prompt in token_ids([32] * (repeats + 1), seed=7):
+    times: list[tuple[float, float]] = []
+    with course_server(folder, dtype, rows=users) as url:
+        for turn in range(repeats + 1):
+            prompts = token_ids([32] * count, seed=7 + turn)
             time.sleep(0.3)  # the threads of the turn before spin for a while
             start = time.perf_counter()
-            engine.generate([prompt], [params])
-            times["engine"].append(time.perf_counter() - start)
+            engine.generate(prompts, params)
+            own = time.perf_counter() - start
             time.sleep(0.3)
-            (result,) = run_load(url, [Request(prompt, 32)], users=1, body=BODY, progress=False).requests
-            times["client"].append(result.e2e)
-    engine_time, client_time = (statistics.median(times[name][1:]) for name in ("engine", "client"))
-    pairs = zip(times["client"][1:], times["engine"][1:], strict=True)
-    extra = sorted(client - engine for client, engine in pairs)
+            load = run_load(url, [Request(prompt, 32) for prompt in prompts], users=users, body=BODY, progress=False)
+            times.append((own, load.duration))
+    engine_time, server_time = (1000 * statistics.median(one) for one in zip(*times[1:], strict=True))
+    extra = sorted(1000 * (server - own) for own, server in times[1:])
     return (
-        f"One client alone, 32 prompt and 32 output tokens, medians of {repeats}: engine {1000 * engine_time:.1f} ms, "
-        f"through the server {1000 * client_time:.1f} ms; the difference is {1000 * statistics.median(extra):.1f} ms "
-        f"({1000 * extra[0]:.1f} to {1000 * extra[-1]:.1f})."
+        f"Users: {users}. {count} requests of 32 prompt and 32 output tokens, medians of {repeats}: engine "
+        f"{engine_time:.1f} ms, through the server {server_time:.1f} ms; the difference is "
+        f"{statistics.median(extra):.1f} ms ({extra[0]:.1f} to {extra[-1]:.1f}), and the server has "
+        f"{statistics.median(own / server for own, server in times[1:]):.2f} of the engine's throughput."
     )
 
 

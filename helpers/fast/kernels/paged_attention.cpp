@@ -171,7 +171,8 @@ static void attend(const Number* query, Vectors<Stored> keys, Vectors<Stored> va
 
 constexpr int QUERIES = LANES == 16 ? 8 : 4;  // of a tile, whose sums fit in the registers
 constexpr int COLUMNS = 2 * LANES;            // of a panel
-constexpr int TASK_QUERIES = 128;             // queries that share packed keys and values
+constexpr long TASK_QUERIES[] = {128, 512};   // that share packed keys and values: the least and the most
+constexpr int TASKS = 4;                      // of a thread, or more if even the largest tasks are many
 
 // y [QUERIES, y_step] = x [QUERIES, x_step] times a panel w [size, COLUMNS], plus y * shrink [QUERIES] if that is given.
 template <typename Vector, typename Word>
@@ -271,12 +272,16 @@ static void attend_all(const Number* query, long head_step, long token_step, Vec
   auto attend_one = dim == 64    ? attend<64, Number, Stored>
                     : dim == 128 ? attend<128, Number, Stored>
                                  : attend<0, Number, Stored>;
-  int group = heads / kv_heads, task_tokens = std::max(QUERIES, TASK_QUERIES / group);
-  long most_keys = 0, most_tasks = 0;
-  for (int s = 0; s < segments.sequences; s++) {
-    if (tokens[s] > 1) most_keys = std::max<long>(most_keys, round_up(lengths[s], KEYS));
+  long most_keys = 0, most_tasks = 0, queries = 0;
+  for (int s = 0; s < segments.sequences; s++)
+    if (tokens[s] > 1) {
+      most_keys = std::max<long>(most_keys, round_up(lengths[s], KEYS));
+      queries += (long)tokens[s] * heads;
+    }
+  long task_queries = std::clamp(queries / (TASKS * omp_get_num_threads()), TASK_QUERIES[0], TASK_QUERIES[1]);
+  int group = heads / kv_heads, task_tokens = std::max<long>(QUERIES, task_queries / group);
+  for (int s = 0; s < segments.sequences; s++)
     most_tasks = std::max<long>(most_tasks, (tokens[s] + task_tokens - 1) / task_tokens);
-  }
   // The heads of a group read the same keys, so a thread computes them one after the other. But with few decodes, some
   // threads would have no work.
   bool split_groups = !most_keys && kv_heads * segments.sequences < 2 * omp_get_num_threads();
