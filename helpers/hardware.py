@@ -1,9 +1,10 @@
-"""Measure a limit of this machine: how fast it reads memory.
+"""What this machine has, and a limit that is measured: how fast it reads memory.
 
 A forward pass cannot be faster than this limit allows (Williams et al., Roofline, CACM 2009). The measurements differ
 from run to run and from machine to machine, so no test asserts their values.
 """
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -33,6 +34,14 @@ def cpuinfo() -> dict[str, str]:
         return {}
     fields = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in fields}
+
+
+def memory_bytes() -> int:
+    """Return the bytes of this machine's memory; 0 if the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        return 0
 
 
 def _synchronize() -> None:

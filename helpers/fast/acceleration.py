@@ -3,6 +3,7 @@
 from transformers import PreTrainedModel
 
 from ..engine import EngineConfig
+from ..hardware import memory_bytes
 from ..models import clone_sharing_weights
 from ..runners import PaddedRunner, RaggedRunner
 from . import kernels
@@ -13,7 +14,8 @@ from .linear_backends import BATCH_INVARIANT
 from .one_call_choice import measure_one_call
 from .recognition import recognize
 
-MAX_COPIED_BYTES = 2**30  # of a larger model, weights are copied only if the configuration names such a backend
+# Weights of a model that is larger are copied only if the configuration names such a backend.
+MAX_COPIED_BYTES = max(2**30, memory_bytes() // 8)
 
 
 def accelerate(runner: PaddedRunner | RaggedRunner, config: EngineConfig) -> PaddedRunner | RaggedRunner:
