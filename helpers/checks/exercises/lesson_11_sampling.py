@@ -40,6 +40,8 @@ softmax.add_misconceptions({
         ["max(scores) -> max(0, *scores)", "max(scores) -> max(map(abs, scores))"],
     "divides the logits by their sum: without an exponential, a negative logit gets a negative share.":
         "[math.exp(score - max(scores)) for score in scores] -> scores",
+    "gives the best token the probability 1: that is temperature 0.":
+        lambda logits, temperature: [float(logit == max(logits)) for logit in logits],
 })  # fmt: skip
 
 
@@ -101,4 +103,8 @@ draw.add_misconceptions({
     "interval contains its lower end, but not its upper one.": "end > number -> end >= number",
     "computes a softmax of the weights: they are weights already, as after a softmax and top-p.":
         "total = -> weights = list(map(math.exp, weights)); total =",
+    "gives all intervals the same width: each is as wide as its token's share of all weights.":
+        lambda weights, number: int(number * len(weights)),
+    "looks for a single weight above the number: it is the sum of the weights so far that counts.":
+        ("accumulate(weights) -> weights", "number * total -> number"),
 })  # fmt: skip

@@ -198,6 +198,8 @@ integer_product.add_misconceptions({
         f"{SUMS} -> rounded @ integers.float().T",
     "forgets the scales of the tokens or of the outputs: integers count steps of that size.":
         ["sums * step * -> sums * ", "* step * scales -> * step"],
+    "takes the first token's scale for all: with other tokens before it, a token has other integers.":
+        [(f"{LARGEST} -> x[:1].abs().amax(1, keepdim=True)", f".round() -> .round(){change}") for change in BEYOND_127],
 })  # fmt: skip
 
 

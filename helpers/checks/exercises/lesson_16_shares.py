@@ -45,6 +45,9 @@ split_linear.add_misconceptions({
     "deals out rows or columns in turn: neighbors stay together, so that joined outputs are in order.":
         tuple(f"{cut} -> [{one}n::size] for n in range(size)]" for cut, one in (
             ("weight.chunk(size, 0)", "weight["), ("weight.chunk(size, 1)", "weight[:, "), (CUT, "bias["))),
+    "gives every worker the whole weight: none of them would save anything.":
+        [("weight.chunk(size, 0) -> [weight] * size", "weight.chunk(size, 1) -> [weight] * size", *biases)
+         for biases in ((), (f"{ONCE} -> [bias] * size", f"{CUT} -> [bias] * size"))],
 })  # fmt: skip
 
 
@@ -96,7 +99,9 @@ split_mlp.add_misconceptions({
     "joins the parts instead of adding them: each part has all outputs, and of each a share of its sum.":
         [f"{SUM} -> torch.cat(parts{dim}){bias}" for dim in ("", ", 1") for bias in ("", " + c")],
     "returns the mean of the parts, or one of them: they are shares of a sum.":
-        [f"{SUM} -> {one} + c" for one in ("sum(parts) / size", "parts[0]")],
+        [f"return parts, {SUM} -> {before}return parts, {one}{after}"
+         for one in ("sum(parts) / size", "parts[0]", "parts[-1]")
+         for before, after in (("", " + c"), ("", ""), ("parts[0] = parts[0] + c; ", ""))],
     "splits both layers by columns: each worker of the second one needs the inner numbers of all others, which is a "
     "second exchange.": ("w.chunk(size) -> [w] * size", EVERYWHERE, "v.chunk(size, 1) -> v.chunk(size)",
                          f"{SUM} -> torch.cat(parts, 1) + c"),
