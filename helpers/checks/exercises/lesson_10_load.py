@@ -196,7 +196,9 @@ goodput.add_misconceptions({
     "counts all requests that were served, in time or not: that is throughput.": f" and {BOTH} -> ",
     "compares the means of all requests with the limits. Each request meets its limits or misses them.": by_means,
     "returns a share of the requests, which does not say how many per second are served in time.":
-        ["good / seconds -> good / max(1, len(requests))", "good / seconds -> good / len(requests)"],
+        [f"good / seconds -> {share}" for share in (
+            "good / max(1, len(requests))", "good / len(requests)", "100 * good / max(1, len(requests))",
+            "good / max(1, sum(bool(t) for _, t in requests))")],
     "returns the number of requests: the task asks for requests per second.": "good / seconds -> good",
     "assumes that every request has tokens. A refused one has none, and does not count.": "if t and -> if",
     "assumes that there is a second token: an output of one token has no TPOT, and only TTFT has a limit.":

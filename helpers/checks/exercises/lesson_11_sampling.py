@@ -98,7 +98,8 @@ draw.table([
 draw.add_misconceptions({
     "compares the number with sums of weights that do not add up to 1. Divide by their sum first: after top-p, the "
     "weights add up to less, and a number could fall on no token.":
-        ["sum(weights) -> 1.0", ("sum(weights) -> 1.0", "return None -> return len(weights) - 1")],
+        [("sum(weights) -> 1.0", f"return None -> return {last}")
+         for last in ("None", "len(weights) - 1", "len(weights)", "0")],
     "gives a number at which two intervals meet to the first of them. Then 0 draws a token with the weight 0: an "
     "interval contains its lower end, but not its upper one.": "end > number -> end >= number",
     "computes a softmax of the weights: they are weights already, as after a softmax and top-p.":

@@ -137,13 +137,18 @@ adapt_rows.add_misconceptions({
     "adds the products of every adapter to all rows: each row gets those of its own.":
         f"{ADD} -> y += adapters[name](x)",
     "calls the base again for each group: each call reads all of its weights, so one call has to serve all rows.":
-        [PER_ROW, (PER_ROW, PRODUCTS_PER_ROW), f"{ADD} -> y[rows] = base(x[rows]) + {PRODUCTS}"],
+        [PER_ROW, (PER_ROW, PRODUCTS_PER_ROW),
+         "base(x) -> torch.empty(len(x), base(x[:0]).size(1))\n"
+         "    for name in set(names):\n"
+         "        rows = [row for row, own in enumerate(names) if own == name]\n"
+         "        y[rows] = base(x[rows])",
+         f"{ADD} -> y[rows] = base(x[rows]) + {PRODUCTS}"],
     "replaces the base's outputs by an adapter's products: these are added.": f"{ADD} -> y[rows] = {PRODUCTS}",
     "calls an adapter again for each of its rows: each call reads its matrices.": PRODUCTS_PER_ROW,
     "calls an adapter again for each chunk, or for rows that are apart: its matrices are read again.":
         [call_by_call(list), call_by_call(neighbors)],
     "computes an adapter's products for rows that have another one or none, and throws them away.":
-        f"{PRODUCTS} -> adapters[name](x)[rows]",
+        [(f"{OCCURRING} -> {loop}", f"{PRODUCTS} -> adapters[name](x)[rows]") for loop in (OCCURRING, "adapters")],
     "calls adapters that no row has: hundreds may be loaded, and each call reads matrices.":
         f"{OCCURRING} -> adapters",
     "adds an adapter's products to only one of its rows.": "rows = [row for -> rows = [names.index(name) for",
@@ -224,6 +229,9 @@ cached_blocks.table([
      1),
 ], _drawn)  # fmt: skip
 
+COUNT, LEADING = "sum(key in cache for key in keys)", "[*(key in cache for key in keys), False].index(False)"
+STARTS = "end - block_size", "max(0, end - 2 * block_size)"
+SEEN = [f"{place}*ids[{start} : end]" for place in ("", "end, ") for start in STARTS]
 cached_blocks.add_misconceptions({
     "shares blocks across adapters, or with the base model. An adapter changes keys, too.": [
         "(files[name], -> (0,", 'key in cache for -> key in cache or ("", *key[1:]) in cache for'],
@@ -240,8 +248,9 @@ cached_blocks.add_misconceptions({
     "forgets only the base model's blocks at an update: an adapter's keys are computed with the model's weights, too.":
         "cache.clear() -> cache = {key for key in cache if key[0]}",
     "looks only at a block's own tokens, or back at one block more: keys depend on everything before them.":
-        [f"*ids[:end] -> *ids[{start} : end]" for start in ("end - block_size", "max(0, end - 2 * block_size)")],
-    "leaves out a block that holds a prompt's last token: in this task, it counts.": "len(ids) + 1 -> len(ids)",
+        [(f"*ids[:end] -> {seen}", f"{COUNT} -> {count}") for seen in SEEN for count in (COUNT, LEADING)],
+    "leaves out a block that holds a prompt's last token: in this task, it counts.":
+        ["len(ids) + 1 -> len(ids)", f"{COUNT} -> min((len(ids) - 1) // block_size, {COUNT})"],
     "counts a block that is not full: it will get more tokens, so it cannot be shared yet.":
         "len(ids) + 1 -> len(ids) + block_size",
     "finds the blocks that the request itself has just computed.":
@@ -289,7 +298,8 @@ live_update.table([
 
 ALL, WHEN = "is_new, cached = True, [0] * len(requests)", '(running == "recompute" or not begun)'
 live_update.add_misconceptions({
-    "keeps the keys of the old weights: later tokens would attend to a mixture of both.": f"{ALL} -> is_new = True",
+    "keeps the keys of the old weights: later tokens would attend to a mixture of both.":
+        [(f"{ALL} -> is_new = True", f"{WHEN} -> {when}") for when in (WHEN, "True")],
     "generates the tokens again: those of the old weights stay, and only their keys are recomputed.":
         f"{ALL} -> {ALL}; done = [0 if n in begun else one for n, one in enumerate(done)]",
     "recomputes in a pass that yields no token: the pass over a text so far yields the next one.":

@@ -142,6 +142,10 @@ def _(random):
         yield (query, keys, values, columns), given
 
 
+def newest(each, columns):
+    return [one[:, start - end :] for one, (start, end) in zip(each, columns, strict=True)]
+
+
 PAIRS, SHIFT = "zip(columns, keys, values,", "tril(count - new)"
 WEIGHTS = 'scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)'
 attend_row.add_misconceptions({
@@ -149,9 +153,12 @@ attend_row.add_misconceptions({
     "attends to all of them.": ("new, count = -> key, value = key[:, start - end :], value[:, start - end :]\n"
         "        new, count ="),
     "lets a query attend to another request's keys. Each request has its own keys and values in the lists.":
-        f"{PAIRS} -> zip(columns, keys[:1] * len(columns), values[:1] * len(columns),",
+        [f"{PAIRS} -> zip(columns, {{}}, {{}},".format(*(wrong.format(each) for each in ("keys", "values")))
+         for wrong in ("{}[:1] * len(columns)", "{}[::-1]", "[torch.cat({}, dim=1)] * len(columns)")],
     "computes the row as one text, but its tokens belong to several requests.":
-        lambda q, k, v, c: attend_row.solution(q, [torch.cat(k, dim=1)], [torch.cat(v, dim=1)], [(0, q.size(1))]),
+        [lambda q, k, v, c: attend_row.solution(q, [torch.cat(k, dim=1)], [torch.cat(v, dim=1)], [(0, q.size(1))]),
+         lambda q, k, v, c: attend_row.solution(
+             q, [torch.cat(newest(k, c), dim=1)], [torch.cat(newest(v, c), dim=1)], [(0, q.size(1))])],
     "swaps keys and values: the scores come from the keys.": f"{PAIRS} -> zip(columns, values, keys,",
     "uses the keys as values: they give the scores, and the values give the output.": "@ value -> @ key",
     "lets a token attend to later tokens of its own chunk: only a decode, which computes a single token, needs no "

@@ -1,7 +1,7 @@
 """Lesson 9, serving: pieces of text, the inbox of an engine's thread, and the events of a stream."""
 
 import json
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from ..exercise import Exercise
 from ..streams import DONE, ONE, STREAMS, read_stream
@@ -65,7 +65,7 @@ read_events.add_misconceptions({
     "takes the data from behind `data:` wherever it is in an event: a comment may contain it, too.":
         f"{DATA} -> event.decode().partition('data:')[2].strip()",
     "yields an event without its empty line: the connection broke before it was complete.":
-        lambda pieces: read_events.solution([*pieces, b"\n\n"]),
+        lambda pieces: read_events.solution(chain(pieces, [b"\n\n"])),
 })  # fmt: skip
 
 
