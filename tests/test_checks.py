@@ -90,6 +90,17 @@ def test_no_misconception_is_right_in_all_cases_but_one(name):
     assert [one.message for one in exercise.declared if misses(one) < 2] == []
 
 
+def test_no_misconception_stops_at_a_name_that_is_not_defined():
+    """Otherwise, its message would be about every answer with a misspelled name."""
+    outcomes = [
+        (one.message, exercise.outcome_of(one.function, question).failure)
+        for exercise in DECLARED.values()
+        for one in exercise.declared
+        for question, _ in exercise.questions(0)
+    ]
+    assert {message for message, failure in outcomes if failure and failure.error == "NameError"} == set()
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_messages_are_one_or_two_sentences_and_name_no_nobody(name):
     for misconception in getattr(EXERCISES[name], "declared", ()):
