@@ -138,10 +138,8 @@ adapt_rows.add_misconceptions({
         f"{ADD} -> y += adapters[name](x)",
     "calls the base again for each group: each call reads all of its weights, so one call has to serve all rows.":
         [PER_ROW, (PER_ROW, PRODUCTS_PER_ROW),
-         "base(x) -> torch.empty(len(x), base(x[:0]).size(1))\n"
-         "    for name in set(names):\n"
-         "        rows = [row for row, own in enumerate(names) if own == name]\n"
-         "        y[rows] = base(x[rows])",
+         "y = base(x) -> groups = [[row for row, own in enumerate(names) if own == name] for name in set(names)]\n"
+         "    y = torch.cat([base(x[rows]) for rows in groups])[torch.tensor(sum(groups, [])).argsort()]",
          f"{ADD} -> y[rows] = base(x[rows]) + {PRODUCTS}"],
     "replaces the base's outputs by an adapter's products: these are added.": f"{ADD} -> y[rows] = {PRODUCTS}",
     "calls an adapter again for each of its rows: each call reads its matrices.": PRODUCTS_PER_ROW,
@@ -297,11 +295,12 @@ live_update.table([
 ], given="requests {}, new weights before pass {}, running={}")  # fmt: skip
 
 ALL, WHEN = "is_new, cached = True, [0] * len(requests)", '(running == "recompute" or not begun)'
+AGAIN = "[0 if n in begun else one for n, one in enumerate({})]"
 live_update.add_misconceptions({
     "keeps the keys of the old weights: later tokens would attend to a mixture of both.":
         [(f"{ALL} -> is_new = True", f"{WHEN} -> {when}") for when in (WHEN, "True")],
     "generates the tokens again: those of the old weights stay, and only their keys are recomputed.":
-        f"{ALL} -> {ALL}; done = [0 if n in begun else one for n, one in enumerate(done)]",
+        [f"{ALL} -> {ALL}; done = {AGAIN.format('done')}{counts}" for counts in ("", f"; old = {AGAIN.format('old')}")],
     "recomputes in a pass that yields no token: the pass over a text so far yields the next one.":
         f"{ALL} -> is_new = True; passes += [sum(cached[n] for n in begun)] if begun else []",
     "recomputes, whatever `running` is: with 'finish', requests that have begun end with the old weights, and others "

@@ -148,13 +148,15 @@ def newest(each, columns):
 
 PAIRS, SHIFT = "zip(columns, keys, values,", "tril(count - new)"
 WEIGHTS = 'scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)'
+ALL_KEYS = "[torch.cat(keys, dim=1)] * len(columns)"
 attend_row.add_misconceptions({
     "attends only to the tokens of this pass. The cached tokens are in `keys` and `values`, too, and every new token "
     "attends to all of them.": ("new, count = -> key, value = key[:, start - end :], value[:, start - end :]\n"
         "        new, count ="),
     "lets a query attend to another request's keys. Each request has its own keys and values in the lists.":
-        [f"{PAIRS} -> zip(columns, {{}}, {{}},".format(*(wrong.format(each) for each in ("keys", "values")))
-         for wrong in ("{}[:1] * len(columns)", "{}[::-1]", "[torch.cat({}, dim=1)] * len(columns)")],
+        [f"{PAIRS} -> zip(columns, keys{other}, values{other}," for other in ("[:1] * len(columns)", "[::-1]")]
+        + [(f"{PAIRS} -> zip(columns, {ALL_KEYS}, {ALL_KEYS.replace('keys', 'values')},", f"{SHIFT} -> {shift}")
+           for shift in (SHIFT, "tril(count)")],
     "computes the row as one text, but its tokens belong to several requests.":
         [lambda q, k, v, c: attend_row.solution(q, [torch.cat(k, dim=1)], [torch.cat(v, dim=1)], [(0, q.size(1))]),
          lambda q, k, v, c: attend_row.solution(
