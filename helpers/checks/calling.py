@@ -12,10 +12,14 @@ import signal
 import sysconfig
 import threading
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .comparing import first_line, kind
 
@@ -25,6 +29,25 @@ SECONDS = 10  # of wall-clock time per question; the slowest takes less than one
 def call(function: Callable, *arguments):
     """Return what a function returns: the plainest way to observe it."""
     return function(*arguments)
+
+
+INTEGERS = torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8
+
+
+class _RefusesCastsOfNaN(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, arguments=(), settings=None):
+        result = operation(*arguments, **settings or {})
+        source = {torch.ops.aten._to_copy.default: 0, torch.ops.aten.copy_.default: 1}.get(operation)
+        if source is not None and result.dtype in INTEGERS and arguments[source].isnan().any():
+            raise ValueError("NaN is cast to an integer, and no integer stands for it")
+        return result
+
+
+def call_without_casts_of_nan(function: Callable, *arguments):
+    """Return what a function returns; casts of NaN are errors, because their integers depend on the processor."""
+    with _RefusesCastsOfNaN(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "invalid value encountered in cast")  # in NumPy
+        return function(*arguments)
 
 
 def or_error(function: Callable, *arguments) -> dict:

@@ -40,6 +40,8 @@ softmax.add_misconceptions({
         ["max(scores) -> max(0, *scores)", "max(scores) -> max(map(abs, scores))"],
     "divides the logits by their sum: without an exponential, a negative logit gets a negative share.":
         "[math.exp(score - max(scores)) for score in scores] -> scores",
+    "gives the best token the probability 1: that is temperature 0.":
+        lambda logits, temperature: [float(logit == max(logits)) for logit in logits],
 })  # fmt: skip
 
 
@@ -96,9 +98,14 @@ draw.table([
 draw.add_misconceptions({
     "compares the number with sums of weights that do not add up to 1. Divide by their sum first: after top-p, the "
     "weights add up to less, and a number could fall on no token.":
-        ["sum(weights) -> 1.0", ("sum(weights) -> 1.0", "return None -> return len(weights) - 1")],
+        [("sum(weights) -> 1.0", f"return None -> return {last}")
+         for last in ("None", "len(weights) - 1", "len(weights)", "0")],
     "gives a number at which two intervals meet to the first of them. Then 0 draws a token with the weight 0: an "
     "interval contains its lower end, but not its upper one.": "end > number -> end >= number",
     "computes a softmax of the weights: they are weights already, as after a softmax and top-p.":
         "total = -> weights = list(map(math.exp, weights)); total =",
+    "gives all intervals the same width: each is as wide as its token's share of all weights.":
+        lambda weights, number: int(number * len(weights)),
+    "looks for a single weight above the number: it is the sum of the weights so far that counts.":
+        ("accumulate(weights) -> weights", "number * total -> number"),
 })  # fmt: skip

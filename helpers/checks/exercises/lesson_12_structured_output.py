@@ -108,6 +108,9 @@ masked_softmax.add_misconceptions({
         "if place in allowed -> if place not in allowed or len(allowed) == len(logits)",
     "gives all allowed tokens the same probability: their logits still count.":
         "scores = [logit if place in allowed -> scores = [1 if place in allowed",
+    "returns only the probabilities of the allowed tokens: in a shorter list, places are no longer ids.":
+        lambda n, a: [value for place, value in enumerate(masked_softmax.solution(n, a)) if place in a],
+    "does not divide by the sum: probabilities add up to 1.": "shares( -> list(",
 })  # fmt: skip
 
 
@@ -139,12 +142,27 @@ def read(edges, state, text):
     return state
 
 
+def skipping(edges, state, text):
+    known = False
+    for character in text:
+        if character in edges[state]:
+            state, known = edges[state][character], True
+    return state if known else None
+
+
+READ = "read(edges, state, text)"
 next_states.add_misconceptions({
     "reads only the first character of a token: the pattern has to allow all of them.":
-        "read(edges, state, text) -> edges[state].get(text[0])",
+        f"{READ} -> edges[state].get(text[0])",
+    "allows only tokens of one character: longer ones may span several edges.": f"{READ} -> edges[state].get(text)",
     "loses tokens that lead to state 0: 0 is a state, too, and only None is none.": " is not None -> ",
     "refuses tokens that lead to a state without edges: the text may end there.":
         "after is not None -> after is not None and edges[after]",
     "skips characters that have no edge: then a token that the pattern refuses is allowed.": "read( -> skipping(",
     "returns every token, with None for those that are not allowed: leave them out.": " if after is not None -> ",
+    "stops at the first character without an edge, but allows the token: the pattern has to allow all characters.":
+        f"{READ} -> next((one for end in range(len(text), 0, -1) "
+        "if (one := read(edges, state, text[:end])) is not None), None)",
+    "reads all characters from the same state: each one leads to the next state.":
+        f"{READ} -> edges[state][text[-1]] if all(one in edges[state] for one in text) else None",
 })  # fmt: skip

@@ -43,6 +43,8 @@ propose.add_misconceptions({
          for text in ("''", "' '")],
     "looks for more than three tokens first: three are enough, and the latest of their matches is taken.":
         ["(3, 2, 1) -> range(20, 0, -1)", "(3, 2, 1) -> (4, 3, 2, 1)"],
+    "overlooks a match that only one token follows: that is the latest place, so look there first.":
+        "- n - 1, -> - n - 2,",
 })  # fmt: skip
 
 
@@ -104,6 +106,8 @@ verify.add_misconceptions({
     "compares a draft token with the model's token for the place after it: the first draft token and the model's first "
     "token have the same place.":
         f"{TOKENS} -> [*own[1:], None][: len(agreed(draft, [*own[1:], None])) + 1]",
+    "cuts the drafts at EOS and adds the model's next token behind it: an accepted EOS ends the output.":
+        ("agreed(draft -> agreed(up_to_eos(draft, eos)", "up_to_eos(tokens, eos) -> tokens"),
 })  # fmt: skip
 
 
@@ -134,6 +138,8 @@ settle.add_misconceptions({
         "-(-now // block_size) -> now // block_size + 1",
     "keeps no accepted token if one is rejected: those before it are right, and so are their keys.":
         "1 + accepted -> 1 + drafted * (accepted == drafted)",
+    "sets the number back by the accepted tokens: it is the rejected ones whose keys belong to another text.":
+        "+ accepted -> + drafted - accepted",
 })  # fmt: skip
 
 
@@ -171,6 +177,8 @@ draft_lengths.add_misconceptions({
         f"{SHARED} -> [min(most, max(0, left - sum(wanted[:n]))) for n, most in enumerate(wanted)]",
     "gives every request the same share, and loses what is left over: a request that wants less leaves the rest "
     "to the others.": f"{SHARED} -> [min(most, max(0, left) // len(wanted)) for most in wanted]",
+    "gives every request what it wants if the budget is too small for the newest tokens and the prompts: there are "
+    "no drafts then.": f"{SHARED} -> list(wanted) if left < 0 else {SHARED}",
 })  # fmt: skip
 
 
@@ -212,4 +220,6 @@ best_k.add_misconceptions({
     "stops at the first k that is slower than the one before: times can rise in stairs, so a larger k may be faster.":
         f"{BEST} -> next((k for k, (now, later) in enumerate(pairwise(speeds)) if later <= now), len(speeds) - 1)",
     "adds the draft of a single row to the pass: every row has one.": ["* (k + 1) -> + k", "[width] -> [rows + k]"],
+    "counts a draft as accepted as a whole or not at all: the tokens before the first rejected one count, too.":
+        f"{EXPECTED} -> 1 + k * acceptance**k",
 })  # fmt: skip

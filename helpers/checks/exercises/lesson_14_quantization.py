@@ -2,6 +2,7 @@
 
 import torch
 
+from ..calling import call_without_casts_of_nan
 from ..comparing import is_number, kind
 from ..exercise import Exercise, JudgedExercise, Passed, Wrong
 
@@ -133,7 +134,7 @@ failing_weights = JudgedExercise(
 SMALL = {
     "a token": [[1.0, -0.3, 0.2]], "the same token and a larger one": [[1.0, -0.3, 0.2], [0.1, 50.0, -8.0]],
     "halves": [[127.0, 2.5, -0.5]], "a token of zeros": [[0.1, 50.0, -8.0], [0.0, 0.0, 0.0], [1.0, -0.3, 0.2]],
-    "a negative token": [[-3.0, -1.0, -0.1], [0.1, 50.0, -8.0]],
+    "zeros": [[0.0, 0.0, 0.0]], "a negative token": [[-3.0, -1.0, -0.1], [0.1, 50.0, -8.0]],
 }  # fmt: skip
 BEYOND_127 = "", ".clamp(-127, 127)", ".clamp(-128, 127)", ".to(torch.int8)"  # what becomes of larger integers
 
@@ -149,6 +150,7 @@ def draw(random, *shape):
 @Exercise.declare(
     "both scales leave the sum, which is one of integers: exact, and the same for a token in any batch",
     names=("the sums", "the outputs"),
+    observe=call_without_casts_of_nan,
 )
 def integer_product(x, integers, scales):
     largest = x.abs().amax(1, keepdim=True)
@@ -190,7 +192,8 @@ integer_product.add_misconceptions({
     "takes one scale for the whole batch: beside a larger token, a token has other integers than alone.":
         f"{LARGEST} -> x.abs().max()",
     "takes a scale per input instead of one per token: each product of a sum has another one, so none can leave it.":
-        (f"{LARGEST} -> x.abs().amax(0)", "sums * step -> (rounded * step) @ integers.float().T"),
+        [(f"{LARGEST} -> x.abs().amax(0)", f"sums * step -> {scaled}")
+         for scaled in ("sums * step", "(rounded * step) @ integers.float().T")],
     **ROUNDING,
     "adds up in 8 or 16 bits: a single product of two such integers may need 15, so their sum needs 32.":
         [".int() -> .to(torch.int8)", ".int() -> .short()"],
@@ -198,6 +201,10 @@ integer_product.add_misconceptions({
         f"{SUMS} -> rounded @ integers.float().T",
     "forgets the scales of the tokens or of the outputs: integers count steps of that size.":
         ["sums * step * -> sums * ", "* step * scales -> * step"],
+    "takes the first token's scale for all: with other tokens before it, a token has other integers.":
+        [(f"{LARGEST} -> x[:1].abs().amax(1, keepdim=True)", f".round() -> .round(){change}") for change in BEYOND_127],
+    "divides the zeros of a token by a step of 0: the quotient is NaN, and no integer stands for it.":
+        "torch.where(largest > 0, largest / 127, 1.0) -> largest / 127",
 })  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Lesson 15, adapters in one pass, blocks that they leave usable, and weights that change while requests run."""
 
+from itertools import groupby
+
 import torch
 
 from ..adapted_layers import with_calls, with_multiplications
@@ -100,34 +102,51 @@ def _(random):
         yield (x, weight, matrices, chunks), f"chunks {chunks}, loaded are {list(matrices)}"
 
 
-def chunk_by_chunk(x, base, adapters, chunks):
-    y, start = base(x), 0
-    for name, tokens in chunks:
-        if name is not None:
-            y[start : start + tokens] += adapters[name](x[start : start + tokens])
-        start += tokens
-    return y
+def call_by_call(groups_of):
+    """Return a wrong answer that calls an adapter for each of the groups: a name, and the number of its rows."""
+
+    def adapt(x, base, adapters, chunks):
+        y, start = base(x), 0
+        for name, tokens in groups_of(chunks):
+            if name is not None:
+                y[start : start + tokens] += adapters[name](x[start : start + tokens])
+            start += tokens
+        return y
+
+    return adapt
+
+
+def neighbors(chunks):
+    return [(name, sum(tokens for _, tokens in group)) for name, group in groupby(chunks, key=lambda chunk: chunk[0])]
 
 
 ADD, PRODUCTS, OCCURRING = "y[rows] += adapters[name](x[rows])", "adapters[name](x[rows])", "set(names) - {None}"
 PER_ROW = "base(x) -> torch.cat([base(row[None]) for row in x])"
 PRODUCTS_PER_ROW = f"{PRODUCTS} -> torch.cat([adapters[name](x[[row]]) for row in rows])"
+RANKS = "names.index(names[row])", "str(names[row])", "(names[row] is None, names[row] or '')"
+GROUPED = [f"sorted(range(len(names)), key=lambda row: {rank})" for rank in RANKS]
 adapt_rows.add_misconceptions({
     "applies one row's adapter to all rows: each row has its own.":
         [f"y = base(x) -> y, names = base(x), [names[{row}]] * len(names)" for row in (0, -1)],
     "takes one row per chunk: a chunk has a row for each of its tokens.":
         "for _ in range(tokens)] -> ]; names = (names + [None] * len(x))[: len(x)]",
     "returns the rows in the order of the groups: they belong where their inputs are.":
-        "return y -> return y[sorted(range(len(names)), key=lambda row: names.index(names[row]))]",
+        [f"return y -> return y[{order}]" for order in GROUPED],
+    "sorts the rows once more: to undo a sorting, each row goes back to where it was.":
+        [f"return y -> return y[{order}][{order}]" for order in GROUPED],
     "adds the products of every adapter to all rows: each row gets those of its own.":
         f"{ADD} -> y += adapters[name](x)",
     "calls the base again for each group: each call reads all of its weights, so one call has to serve all rows.":
-        [PER_ROW, (PER_ROW, PRODUCTS_PER_ROW), f"{ADD} -> y[rows] = base(x[rows]) + {PRODUCTS}"],
+        [PER_ROW, (PER_ROW, PRODUCTS_PER_ROW),
+         "y = base(x) -> groups = [[row for row, own in enumerate(names) if own == name] for name in set(names)]\n"
+         "    y = torch.cat([base(x[rows]) for rows in groups])[torch.tensor(sum(groups, [])).argsort()]",
+         f"{ADD} -> y[rows] = base(x[rows]) + {PRODUCTS}"],
     "replaces the base's outputs by an adapter's products: these are added.": f"{ADD} -> y[rows] = {PRODUCTS}",
     "calls an adapter again for each of its rows: each call reads its matrices.": PRODUCTS_PER_ROW,
-    "calls an adapter again for each chunk: its matrices are read again.": chunk_by_chunk,
+    "calls an adapter again for each chunk, or for rows that are apart: its matrices are read again.":
+        [call_by_call(list), call_by_call(neighbors)],
     "computes an adapter's products for rows that have another one or none, and throws them away.":
-        f"{PRODUCTS} -> adapters[name](x)[rows]",
+        [(f"{OCCURRING} -> {loop}", f"{PRODUCTS} -> adapters[name](x)[rows]") for loop in (OCCURRING, "adapters")],
     "calls adapters that no row has: hundreds may be loaded, and each call reads matrices.":
         f"{OCCURRING} -> adapters",
     "adds an adapter's products to only one of its rows.": "rows = [row for -> rows = [names.index(name) for",
@@ -208,6 +227,9 @@ cached_blocks.table([
      1),
 ], _drawn)  # fmt: skip
 
+COUNT, LEADING = "sum(key in cache for key in keys)", "[*(key in cache for key in keys), False].index(False)"
+STARTS = "end - block_size", "max(0, end - 2 * block_size)"
+SEEN = [f"{place}*ids[{start} : end]" for place in ("", "end, ") for start in STARTS]
 cached_blocks.add_misconceptions({
     "shares blocks across adapters, or with the base model. An adapter changes keys, too.": [
         "(files[name], -> (0,", 'key in cache for -> key in cache or ("", *key[1:]) in cache for'],
@@ -216,14 +238,17 @@ cached_blocks.add_misconceptions({
     "recognizes an adapter by its name: other files under the same name would find the blocks of the old ones.":
         "(files[name], -> (name,",
     "keeps apart two names of the same files: these compute the same keys.": "(files[name], -> (files[name], name,",
-    "forgets an adapter's blocks when it is unloaded: the same files compute the same keys whenever they are loaded.":
-        "rest[1] -> rest[1], object()",
+    "forgets an adapter's blocks when it is unloaded or loaded: the same files compute the same keys whenever they are "
+    "loaded.": ["rest[1] -> rest[1], object()", 'elif kind == "update": -> elif kind == "unload":\n'
+        "            cache = {key for key in cache if key[0] != files[rest[0]]}\n"
+        '        elif kind == "update":'],
     "keeps blocks when the weights are updated: their keys are those of the old weights.": "cache.clear() -> pass",
     "forgets only the base model's blocks at an update: an adapter's keys are computed with the model's weights, too.":
         "cache.clear() -> cache = {key for key in cache if key[0]}",
     "looks only at a block's own tokens, or back at one block more: keys depend on everything before them.":
-        [f"*ids[:end] -> *ids[{start} : end]" for start in ("end - block_size", "max(0, end - 2 * block_size)")],
-    "leaves out a block that holds a prompt's last token: in this task, it counts.": "len(ids) + 1 -> len(ids)",
+        [(f"*ids[:end] -> {seen}", f"{COUNT} -> {count}") for seen in SEEN for count in (COUNT, LEADING)],
+    "leaves out a block that holds a prompt's last token: in this task, it counts.":
+        ["len(ids) + 1 -> len(ids)", f"{COUNT} -> min((len(ids) - 1) // block_size, {COUNT})"],
     "counts a block that is not full: it will get more tokens, so it cannot be shared yet.":
         "len(ids) + 1 -> len(ids) + block_size",
     "finds the blocks that the request itself has just computed.":
@@ -270,10 +295,12 @@ live_update.table([
 ], given="requests {}, new weights before pass {}, running={}")  # fmt: skip
 
 ALL, WHEN = "is_new, cached = True, [0] * len(requests)", '(running == "recompute" or not begun)'
+AGAIN = "[0 if n in begun else one for n, one in enumerate({})]"
 live_update.add_misconceptions({
-    "keeps the keys of the old weights: later tokens would attend to a mixture of both.": f"{ALL} -> is_new = True",
+    "keeps the keys of the old weights: later tokens would attend to a mixture of both.":
+        [(f"{ALL} -> is_new = True", f"{WHEN} -> {when}") for when in (WHEN, "True")],
     "generates the tokens again: those of the old weights stay, and only their keys are recomputed.":
-        f"{ALL} -> {ALL}; done = [0 if n in begun else one for n, one in enumerate(done)]",
+        [f"{ALL} -> {ALL}; done = {AGAIN.format('done')}{counts}" for counts in ("", f"; old = {AGAIN.format('old')}")],
     "recomputes in a pass that yields no token: the pass over a text so far yields the next one.":
         f"{ALL} -> is_new = True; passes += [sum(cached[n] for n in begun)] if begun else []",
     "recomputes, whatever `running` is: with 'finish', requests that have begun end with the old weights, and others "
@@ -292,4 +319,7 @@ live_update.add_misconceptions({
          for kept in ("done[n]", "done[n] - 1", "requests[n][1]")],
     "leaves out the newest token at the update: it has no key yet, so the pass computes it with all others.":
         f"{ALL} -> is_new, cached = True, [int(n in begun) for n in range(len(requests))]",
+    "changes the weights one pass too late or too early: they are new from pass `update` on.":
+        [("len(passes) >= -> len(passes) >", "update < -> update + 1 <"),
+         ("len(passes) >= -> len(passes) + 1 >=", "update < -> update <=")],
 })  # fmt: skip

@@ -32,9 +32,14 @@ def _(random):
 
 
 CUT, ONCE = "bias.chunk(size)", "[bias] + [none] * (size - 1)"
+COLUMNS_IN_TURN = (
+    "weight.chunk(size, 0) -> [weight[n::size] for n in range(size)]",
+    f"{CUT} -> [bias[n::size] for n in range(size)]",
+)
+ROWS_IN_TURN = "weight.chunk(size, 1) -> [weight[:, n::size] for n in range(size)]"
 split_linear.add_misconceptions({
     "exchanges columns and rows: the weight is stored as [outputs, inputs], and a split by columns shares out the "
-    "outputs.": '"columns" -> "rows"',
+    "outputs.": ['"columns" -> "rows"', ("size, 0 -> size, -2", "size, 1 -> size, 0", "size, -2 -> size, 1")],
     "splits both kinds of layers in the same way: `by` says which way.": ["by == -> by or", "if by == -> if not"],
     "gives every worker the whole bias of a layer that is split by rows: the sum would contain it several times.":
         f"{ONCE} -> [bias] * size",
@@ -43,8 +48,10 @@ split_linear.add_misconceptions({
     "gives workers another bias than that of their own outputs when it splits by columns.":
         [f"{CUT} -> [bias] * size", f"{CUT} -> [one * (not n) for n, one in enumerate({CUT})]"],
     "deals out rows or columns in turn: neighbors stay together, so that joined outputs are in order.":
-        tuple(f"{cut} -> [{one}n::size] for n in range(size)]" for cut, one in (
-            ("weight.chunk(size, 0)", "weight["), ("weight.chunk(size, 1)", "weight[:, "), (CUT, "bias["))),
+        [(*COLUMNS_IN_TURN, ROWS_IN_TURN), COLUMNS_IN_TURN, ROWS_IN_TURN],
+    "gives every worker the whole weight: none of them would save anything.":
+        [("weight.chunk(size, 0) -> [weight] * size", "weight.chunk(size, 1) -> [weight] * size", *biases)
+         for biases in ((), (f"{ONCE} -> [bias] * size", f"{CUT} -> [bias] * size"))],
 })  # fmt: skip
 
 
@@ -82,9 +89,19 @@ def where_the_second_bias_is_added(result, arguments):
 SUM, GELU, OUT = "sum(parts) + c", 'gelu(x @ own_w.T + own_b, approximate="tanh")', "@ own_v.T"
 BY_ROWS = "w.chunk(size) -> zip(x.chunk(size, 1), w.chunk(size, 1))", "x @ own_w.T -> own_w[0] @ own_w[1].T"
 EVERYWHERE, WHOLE = "b.chunk(size) -> [b] * size", "v.chunk(size, 1) -> [v] * size"
+IN_COLUMNS = "v.chunk(size, 1) -> v.chunk(size)", f"{SUM} -> torch.cat(parts, 1) + c"
+
+
+def instead_of_the_sum(*wrong):
+    """Return edits: with the second bias after the sum, without it, and with the bias that worker 0 adds."""
+    changes = ("", " + c"), ("", ""), ("parts[0] = parts[0] + c; ", "")
+    return [f"return parts, {SUM} -> {before}return parts, {one}{after}" for one in wrong for before, after in changes]
+
+
 split_mlp.add_misconceptions({
     "splits the first layer by rows and applies the activation to partial sums: GELU of a sum is not the sum of GELUs.":
-        (*BY_ROWS, EVERYWHERE, WHOLE),
+        [(*BY_ROWS, bias, *rest) for bias in (EVERYWHERE, "b.chunk(size) -> [b] + [0 * b] * (size - 1)")
+         for rest in ((WHOLE,), IN_COLUMNS)],
     "adds the second bias several times: the sum must contain it once.":
         [(f"{SUM} -> sum(parts)", f"{OUT} -> {OUT} + c"), f"{OUT} -> {OUT} + c", f"{SUM} -> {SUM} + c"],
     "leaves out the second bias.": f"{SUM} -> sum(parts)",
@@ -94,14 +111,15 @@ split_mlp.add_misconceptions({
         f"{GELU} {OUT} -> gelu((x @ own_w.T + own_b) {OUT}, approximate='tanh')",
     "computes another GELU: this one has the approximation 'tanh', as in GPT-2.": ', approximate="tanh" -> ',
     "joins the parts instead of adding them: each part has all outputs, and of each a share of its sum.":
-        [f"{SUM} -> torch.cat(parts{dim}){bias}" for dim in ("", ", 1") for bias in ("", " + c")],
+        instead_of_the_sum(*(f"torch.{how}(parts{dim})" for how in ("cat", "stack") for dim in ("", ", 1"))),
     "returns the mean of the parts, or one of them: they are shares of a sum.":
-        [f"{SUM} -> {one} + c" for one in ("sum(parts) / size", "parts[0]")],
+        instead_of_the_sum("sum(parts) / size", "parts[0]", "parts[-1]"),
     "splits both layers by columns: each worker of the second one needs the inner numbers of all others, which is a "
-    "second exchange.": ("w.chunk(size) -> [w] * size", EVERYWHERE, "v.chunk(size, 1) -> v.chunk(size)",
-                         f"{SUM} -> torch.cat(parts, 1) + c"),
+    "second exchange.": ("w.chunk(size) -> [w] * size", EVERYWHERE, *IN_COLUMNS),
     "computes the whole MLP in every worker: each has a share of the inner numbers.":
-        ("w.chunk(size) -> [w] * size", EVERYWHERE, WHOLE, f"{SUM} -> parts[0] + c"),
+        [("w.chunk(size) -> [w] * size", EVERYWHERE, WHOLE, *sums) for sums in (
+            (f"{SUM} -> parts[0] + c",), (f"{SUM} -> sum(parts) / size + c",), (f"{OUT} -> {OUT} / size",),
+            (f"{OUT} -> {OUT} + c", f"{SUM} -> parts[0]"))],
 })  # fmt: skip
 
 
@@ -157,7 +175,7 @@ qkv_rows.add_misconceptions({
     "gives every worker all KV heads: it needs those that its own query heads read, and no others.":
         f"{SPAN} -> (first, first + count) if first else (n * count // size, (n + 1) * count // size)",
     "shares out the queries without their KV heads: query head 0 reads KV head 0, and so do its neighbors.":
-        f"{ROWS} -> {TURNS}",
+        [f"{ROWS} -> ({one} if first else {other})" for one, other in ((TURNS, TURNS), (ROWS, TURNS), (TURNS, ROWS))],
     "returns heads: each has as many rows as `head_dim` says.": f"{ROWS} -> range(begin, end)",
     "counts as many KV heads as query heads: here, several query heads may share one.":
         f"{PARTS} -> ((0, heads), (heads, heads), (2 * heads, heads))",
@@ -230,7 +248,7 @@ greedy_token.add_misconceptions({
     "sends a place in the worker's own share: a token's id is its place in the whole vocabulary.":
         [f"{NEXT} -> pass", (f"first + {OWN} -> {OWN}", f"{BEST}[1] -> {ALL}.index(max({ALL}))")],
     "counts ids as if all shares had the same size: they may differ.":
-        "len(own) -> len(shares[0])",
+        [f"len(own) -> {size}" for size in ("len(shares[0])", "max(map(len, shares))", f"len({ALL}) // len(shares)")],
     "returns the number of the worker: the task asks for its token.": f"{BEST}[1] -> sent.index({BEST})",
     "prefers the last of several equal logits: everywhere, a tie goes to the lowest id.":
         [(LAST, f"{BEST} -> max(sent)"), LAST, f"{BEST} -> max(sent)"],

@@ -133,6 +133,7 @@ deliver.table([
    build=lambda story: [[_event(text) for text in story.split()]])  # fmt: skip
 
 NO_LOSS = "own != replica -> True"
+NOTES_LOST = "owner, streams = -> lost, owner, streams = set(),", "owner = { -> lost.add(replica); owner = {"
 deliver.add_misconceptions({
     "delivers tokens from any replica, even from one that no longer has the request. The next replica computes these "
     "tokens again, so the client gets them twice.": "owner.get(request) == sender -> True",
@@ -143,8 +144,9 @@ deliver.add_misconceptions({
     "drops tokens that the stream has already. A text may contain a token several times: compare the senders, not the "
     "tokens.": "return streams -> return {name: list(dict.fromkeys(tokens)) for name, tokens in streams.items()}",
     "drops all tokens of a replica that was once lost: it can come back, and get the request again.":
-        ("owner, streams = -> lost, owner, streams = set(),", "owner = { -> lost.add(replica); owner = {",
-         "== sender -> == sender and sender not in lost"),
+        (*NOTES_LOST, "== sender -> == sender and sender not in lost"),
+    "drops only the tokens of lost replicas: a request can also move away from a replica that is still running.":
+        (*NOTES_LOST, "owner.get(request) == sender -> sender not in lost"),
 })  # fmt: skip
 
 MOST_TOKENS = {"even": 0.7, "popular": 0.9, "long": 0.6}  # of those that the least loaded replica computes

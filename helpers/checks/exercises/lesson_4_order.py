@@ -11,6 +11,10 @@ def sequence_of(request_id, prompt, generated=0, computed=0, max_tokens=50, prio
     return sequence
 
 
+def thirds(limit, largest):
+    return (3 * limit > largest) + (3 * limit > 2 * largest)
+
+
 @Exercise.declare(
     "the class with the largest limits starts first, and within a class no request overtakes",
     forbidden=["helpers.engine.policies:LongestFirst.order"],
@@ -20,12 +24,23 @@ def longest_first(waiting):
     return sorted(waiting, key=lambda one: -thirds(one.max_tokens, largest))
 
 
+CLASS, LARGEST = "thirds(one.max_tokens, largest)", "max((one.max_tokens for one in waiting), default=0)"
+MEAN = f"{LARGEST} -> statistics.mean([one.max_tokens for one in waiting] or [0])"
 longest_first.add_misconceptions({
     "keeps the order of arrival: a long request that starts last runs alone at the end.": list,
     "sorts by max_tokens alone. Within a class, requests keep their order of arrival: a limit is not a promise, "
-    "and a slightly larger one is no reason to go first.": "thirds(one.max_tokens, largest) -> one.max_tokens",
+    "and a slightly larger one is no reason to go first.": f"{CLASS} -> one.max_tokens",
     "puts the shortest first. The long requests then start last, and most rows are empty while they finish.":
-        ["-thirds( -> thirds(", "-thirds(one.max_tokens, largest) -> one.max_tokens"],
+        [f"-{CLASS} -> {CLASS}", f"-{CLASS} -> one.max_tokens"],
+    "derives the classes from the mean of the limits. They are thirds of the largest limit in the queue.":
+        [MEAN, (MEAN, f"{CLASS} -> (one.max_tokens > largest)"), MEAN.replace("> ", "> 4 / 3 * ")],
+    "makes classes with equal numbers of requests. A class is a range of limits: it may be empty or hold nearly all.":
+        (f"{LARGEST} -> sorted(one.max_tokens for one in waiting)",
+         f"{CLASS} -> (3 * largest.index(one.max_tokens) // len(largest))"),
+    "puts the largest limit into a class of its own: other limits in the highest third belong to the same class.":
+        f"{CLASS} -> (3 * one.max_tokens // max(1, largest))",
+    "compares with fixed limits. The classes are thirds of the largest limit in this queue.":
+        f"{LARGEST} -> 90",
 })  # fmt: skip
 longest_first.requires_new("list")
 
@@ -51,10 +66,6 @@ def _(random):
         generated = (random.choice([0, limit - 1]) * is_drawn for limit in limits)
         queue = [sequence_of(name, random.randint(3, 59), next(generated), max_tokens=limit) for name, limit in named]
         yield (queue,), f"max_tokens in order of arrival: {', '.join(f'{n} {m}' for n, m in named) or 'an empty queue'}"
-
-
-def thirds(limit, largest):
-    return (3 * limit > largest) + (3 * limit > 2 * largest)
 
 
 @longest_first.rule
@@ -103,16 +114,28 @@ def _(random):
 
 
 LEVEL, LEVELS = "one.priority - one.waited // aging", "one.waited // aging"
-most_urgent.add_misconceptions({
+WRONG_LEVELS = {
     "picks the largest number. A smaller number is more urgent: priority 0 goes before 1.":
         [f"{LEVEL} -> {LEVELS} - one.priority", f"{LEVEL} -> -{LEVEL}"],
     "makes waiting requests less urgent. Smaller numbers are more urgent, so waiting has to lower them.":
-        f"{LEVEL} -> one.priority + {LEVELS}",
-    "ignores `waited`: as long as urgent requests keep arriving, the others starve.": f" - {LEVELS} -> ",
+        [f"{LEVEL} -> one.priority + {LEVELS}"],
+    "ignores `waited`: as long as urgent requests keep arriving, the others starve.": [f" - {LEVELS} -> "],
+    "lets waiting count too much: all `aging` iterations together are worth one level.":
+        [f"{LEVELS} -> one.waited * aging", f"{LEVELS} -> one.waited"],
     "counts fractions of a level. Only *full* spans of `aging` iterations count.":
         ["// -> /", f"{LEVELS} -> round(one.waited / aging)"],
+    "is off by one where a level begins: exactly `aging` iterations are worth a level.":
+        [f"{LEVELS} -> (one.waited - 1) // aging"],
     "stops at level 0: a request that has waited long enough is more urgent than a new one of priority 0.":
-        f"{LEVEL} -> max({LEVEL}, 0)",
+        [f"{LEVEL} -> max({LEVEL}, 0)"],
+    "counts at most one level: every full `aging` iterations are worth another one.":
+        [f"{LEVELS} -> (one.waited >= aging)"],
+}  # fmt: skip
+most_urgent.add_misconceptions({
+    **{message: [(edit, *ties) for edit in edits for ties in ((), ("-one.waited -> 0",))]
+       for message, edits in WRONG_LEVELS.items()},
+    "breaks ties by priority. Among equally urgent requests, the one that has waited longest is next, however it "
+    "reached its level.": "-one.waited -> one.priority",
 })  # fmt: skip
 
 

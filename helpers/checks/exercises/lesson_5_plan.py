@@ -40,6 +40,12 @@ plan_chunks.add_misconceptions({
         "one.num_uncomputed_tokens -> one.prompt_tokens - one.computed",
     "caps the chunks: only what is left of the budget limits a chunk.":
         [f"min(uncomputed, tokens) -> min(uncomputed, tokens, {most})" for most in (*range(1, 7), 8, 10, 16, 32, 64)],
+    "does not count decodes against the budget. Each computes one token, which counts like any other.":
+        "tokens -= count -> tokens -= 0 if one.is_decode else count",
+    "gives every request the whole budget. The tokens that one request computes are not available to the next.":
+        "tokens -= count -> pass",
+    "treats the last token of a prompt as a decode: it waits for its turn like any other chunk.":
+        "one.is_decode -> (one.num_uncomputed_tokens == 1)",
 })  # fmt: skip
 
 
@@ -172,6 +178,8 @@ next_chunk.add_misconceptions({
     "tokens: before that, the model would repeat them.": f"{DONE} -> tokens > 0 and c + tokens >= p",
     "reports a new token for a request that computes nothing: without a forward pass there are no logits.":
         f"{DONE} -> tokens in (0, uncomputed)",
+    f"reports a new token only after decodes. {SAME_PASS}: another has nothing to compute.":
+        f"{DONE} -> {DONE} == 1 and g > 0",
 })  # fmt: skip
 
 

@@ -40,17 +40,27 @@ def side_by_side(lengths):
     return list(pairwise(accumulate(lengths, initial=0)))
 
 
+POSITIONS = "range(past, past + len(chunk))"
 pack.add_misconceptions({
     "sorts the requests by length: the columns would belong to the wrong ones.":
         "joined(chunks) -> joined(sorted(chunks, key=len))",
     "starts each chunk at position 0, although tokens of the request are in the cache.":
-        "range(past, past + len(chunk)) -> range(len(chunk))",
+        f"{POSITIONS} -> range(len(chunk))",
     "continues the positions from one request to the next. A token's position is its place in its own text, wherever "
-    "it is in the row.": "range(past, past + len(chunk)) -> range(start, end)",
+    "it is in the row.": f"{POSITIONS} -> range(start, end)",
+    "adds the column to the cached tokens: a position counts only tokens of the same request.":
+        f"{POSITIONS} -> range(past + start, past + end)",
+    "returns positions for cached tokens, too: the row holds only the new ones.":
+        f"{POSITIONS} -> range(past + len(chunk))",
     "ends the columns at a request's last token. As in a slice, `end` is the column after it: yours would cut one "
     "token off each request.": "(start, end) -> (start, end - 1)",
     "returns (start, number of tokens) as columns: the task asks where they end.":
         "(start, end) -> (start, len(chunk))",
+    "starts all requests in column 0: they are side by side in one row.": "(start, end) -> (0, len(chunk))",
+    "uses positions as columns: a column is a place in the row, whatever is cached.":
+        "(start, end) -> (past, past + len(chunk))",
+    "leaves room in the columns for cached tokens: the row holds only the tokens of this pass.":
+        "end = start + -> end = start + past +",
 })  # fmt: skip
 
 
@@ -79,6 +89,8 @@ block_mask.add_misconceptions({
     "columns are its past.": "own.tril() -> torch.ones_like(own).tril()",
     "returns a mask to be added to the scores: the task asks for bool.":
         "own.tril() -> torch.where(own.tril(), 0.0, float('-inf'))",
+    "swaps queries and keys: the first index is the token that attends.": "own.tril() -> own.triu()",
+    "inverts the mask: True means that a token attends.": "own.tril() -> ~own.tril()",
 })  # fmt: skip
 
 
@@ -130,16 +142,25 @@ def _(random):
         yield (query, keys, values, columns), given
 
 
+def newest(each, columns):
+    return [one[:, start - end :] for one, (start, end) in zip(each, columns, strict=True)]
+
+
 PAIRS, SHIFT = "zip(columns, keys, values,", "tril(count - new)"
 WEIGHTS = 'scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)'
+ALL_KEYS = "[torch.cat(keys, dim=1)] * len(columns)"
 attend_row.add_misconceptions({
     "attends only to the tokens of this pass. The cached tokens are in `keys` and `values`, too, and every new token "
     "attends to all of them.": ("new, count = -> key, value = key[:, start - end :], value[:, start - end :]\n"
         "        new, count ="),
     "lets a query attend to another request's keys. Each request has its own keys and values in the lists.":
-        f"{PAIRS} -> zip(columns, keys[:1] * len(columns), values[:1] * len(columns),",
+        [f"{PAIRS} -> zip(columns, keys{other}, values{other}," for other in ("[:1] * len(columns)", "[::-1]")]
+        + [(f"{PAIRS} -> zip(columns, {ALL_KEYS}, {ALL_KEYS.replace('keys', 'values')},", f"{SHIFT} -> {shift}")
+           for shift in (SHIFT, "tril(count)")],
     "computes the row as one text, but its tokens belong to several requests.":
-        lambda q, k, v, c: attend_row.solution(q, [torch.cat(k, dim=1)], [torch.cat(v, dim=1)], [(0, q.size(1))]),
+        [lambda q, k, v, c: attend_row.solution(q, [torch.cat(k, dim=1)], [torch.cat(v, dim=1)], [(0, q.size(1))]),
+         lambda q, k, v, c: attend_row.solution(
+             q, [torch.cat(newest(k, c), dim=1)], [torch.cat(newest(v, c), dim=1)], [(0, q.size(1))])],
     "swaps keys and values: the scores come from the keys.": f"{PAIRS} -> zip(columns, values, keys,",
     "uses the keys as values: they give the scores, and the values give the output.": "@ value -> @ key",
     "lets a token attend to later tokens of its own chunk: only a decode, which computes a single token, needs no "
@@ -154,6 +175,13 @@ attend_row.add_misconceptions({
     "than 1.": f"{WEIGHTS} -> scores.softmax(dim=-1) * seen",
     "does not divide the scores by the square root of the head dimension.": " / query.size(2) ** 0.5 -> ",
     "divides the scores by the head dimension, not by its square root.": " ** 0.5 -> ",
+    "inverts the mask: for attention, True means to attend.": "~seen -> seen",
+    "joins the outputs in a different order from the queries: requests would get each other's.":
+        "outputs, dim=1 -> outputs[::-1], dim=1",
+    "makes a mask of queries by queries. A request has keys for its whole text so far, which can be more than its "
+    "queries.": f"torch.ones(new, count).{SHIFT} -> torch.ones(new, new).tril()",
+    "shifts the mask by the request's place in the row: its past does not depend on that.":
+        f"{SHIFT} -> tril(start)",
 })  # fmt: skip
 
 

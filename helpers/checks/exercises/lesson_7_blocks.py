@@ -53,7 +53,12 @@ slices_of.add_misconceptions({
     "adds the position to the block's first slot: a block ends after `block_size` slots.": "+ offset -> + token",
     "expects an entry for every token: without one, a token has no slot.": "i >= len(table) or table[i] -> table[i]",
     "looks only at the first token's block: a later one can be missing, too.":
-        "i >= len(table) or table[i] == -1 -> start // size >= len(table) or table[start // size] == -1",
+        "if i >= len(table) or table[i] == -1 -> first = start // block_size\n"
+        "        if first >= len(table) or table[first] == -1",
+    "returns the block's number: the task asks for slots in the memory.":
+        "table[i] * block_size + offset -> table[i]",
+    "swaps quotient and remainder: which one is the place in the block?":
+        "table[i] * block_size + offset -> table[offset % len(table)] * block_size + i",
 })  # fmt: skip
 
 ALL_OR_NOTHING = "all or nothing, no block has two owners, and none is taken before it is needed"
@@ -118,6 +123,8 @@ grow.add_misconceptions({
         "if missing > -> if missing + len(table) >",
     "loses the blocks in the table: they hold the request's tokens so far.": "table + new -> new or table",
     "expects a table for every request: a new one has none.": "tables.get(request, list(shared)) -> tables[request]",
+    "takes at most one block, however many are missing.": 
+        "-(-tokens // block_size) - len(table) -> min(1, -(-tokens // block_size) - len(table))",
 })  # fmt: skip
 
 

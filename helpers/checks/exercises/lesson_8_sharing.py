@@ -69,6 +69,7 @@ def order_and_result(result, arguments):
     return {"tables": result["tables"], "free": sorted(result["free"])}
 
 
+OWN = "[block for block in table if not any(block in other for other in tables.values())]"
 release.add_misconceptions({
     "frees blocks that are in another table: the next request would overwrite keys in use.":
         " if not any(block in other for other in tables.values()) -> ",
@@ -76,6 +77,8 @@ release.add_misconceptions({
     "the caller's unchanged.)": "free += -> free =",
     "keeps the table: its blocks will hold other requests' tokens.": "table = -> tables = {**tables}; table =",
     "leaves an empty table behind, as if the request ran.": "free += -> tables[request] = []; free +=",
+    "frees nothing if some blocks are shared: the others must become free.":
+        f"{OWN} -> table if {OWN} == table else []",
 })  # fmt: skip
 release.rule(lambda arguments, outcome, right: audit(*arguments, outcome.result["free"], outcome.result["tables"]))
 
@@ -135,6 +138,18 @@ prefix_hashes.add_misconceptions({
     "has sent.": "= salt, [] -> = '', []",
     "names the last block although it is not full. It will get more tokens, so it cannot be shared "
     "yet.": "len(token_ids) + 1 -> len(token_ids) + block_size",
+    "looks back only one block: keys depend on all earlier tokens.":
+        f"{NAME} -> (salt, end > block_size, *token_ids[max(0, end - 2 * block_size) : end])",
+    "looks at its own tokens and the first block only: keys depend on all earlier tokens.":
+        f"{NAME} -> (salt, end > block_size, *token_ids[:block_size], *{BLOCK})",
+    "ignores the order of tokens, but keys depend on it.": f"*{BLOCK} -> sum({BLOCK})",
+    "ignores some of a block's tokens: its name must depend on all of them.":
+        f"*{BLOCK} -> token_ids[end - block_size]",
+    "joins the digits of ids, so that 1, 11 and 11, 1 get the same name.":
+        f'*{BLOCK} -> "".join(map(str, {BLOCK}))',
+    "names the same text differently each time: no block would ever be found.": f"{NAME} -> object()",
+    "joins the salt and the ids, although a salt may end with digits: other ids with another salt get the same name.":
+        f'{NAME} -> name + " ".join(map(str, {BLOCK}))',
 })  # fmt: skip
 
 
@@ -183,6 +198,8 @@ reuse.add_misconceptions({
     "one.": "(tokens - 1) // -> tokens //",
     "shares the blocks after the last missing one. A prefix begins at the first token.":
         "break -> blocks = []; continue",
+    "shares every cached block, whatever its name: only those of this prompt hold its keys.":
+        "in names[: (tokens - 1) // block_size] -> in cached",
 })  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Lesson 9, serving: pieces of text, the inbox of an engine's thread, and the events of a stream."""
 
 import json
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from ..exercise import Exercise
 from ..streams import DONE, ONE, STREAMS, read_stream
@@ -40,10 +40,11 @@ def _(random):
         yield ([stream[a:b] for a, b in pairwise([0, *cuts, len(stream)])],), "several events, cut anywhere"
 
 
+DATA = r'"\n".join(line.removeprefix("data:").strip() for line in lines)'
 read_events.add_misconceptions({
     "parses [DONE], which is not JSON: it ends the stream.": 'if data == "[DONE]" -> if None',
     "treats comments as data: lines that begin with `:` have none.":
-        r'"\n".join(line.removeprefix("data:").strip() for line in lines) -> event.decode()[5:].strip()',
+        f"{DATA} -> event.decode()[5:].strip()",
     "drops falsy events: `null` and 0 are data, too.": "if data: -> if data and json.loads(data):",
     "removes letters instead of the field name: `lstrip` takes a set of characters, and removes the t of `true`, "
     "too.": 'removeprefix("data:").strip() -> lstrip("data: ")',
@@ -61,6 +62,10 @@ read_events.add_misconceptions({
         'removeprefix("data:") -> replace("data:", "")',
     "splits lines where `str.splitlines` does, even within a text: only \\n ends a line.":
         r'.decode().split("\n") -> .decode().splitlines()',
+    "takes the data from behind `data:` wherever it is in an event: a comment may contain it, too.":
+        f"{DATA} -> event.decode().partition('data:')[2].strip()",
+    "yields an event without its empty line: the connection broke before it was complete.":
+        lambda pieces: read_events.solution(chain(pieces, [b"\n\n"])),
 })  # fmt: skip
 
 
