@@ -194,6 +194,15 @@ def test_every_block_is_the_one_that_a_search_of_all_finds_and_the_heap_stays_sm
         blocks.take()
 
 
+def test_a_block_that_comes_and_goes_leaves_no_history_in_the_heap():
+    blocks = FreeBlocks(1000)
+    assert [blocks.take(after) for after in (None, *range(899))] == list(range(900))
+    for _ in range(500):
+        blocks.put(500)
+        assert blocks.take(after=499) == 500
+    assert len(blocks._largest) < 20, "one gap is left"
+
+
 def test_a_block_costs_no_more_among_a_hundred_thousand_than_among_a_thousand():
     def cost(count: int) -> int:
         blocks = FreeBlocks(count)

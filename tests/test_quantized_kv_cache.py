@@ -14,8 +14,8 @@ import transformers
 from conftest import LONGEST, PROMPTS, random_pair, spied
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from test_attention_kernel import SIZES, Cache
 from test_beam_search import by_transformers, check_beams
+from test_kernels import SIZES, Cache
 from test_ragged_exactness import EVENTS, RaggedMachine
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -24,16 +24,7 @@ from helpers.fast import kernels
 from helpers.features.quantized_kv_cache.pool import QuantizedKVPool, QuantizedVectors
 from helpers.features.quantized_kv_cache.rounding import quantize_vectors, rounded
 from helpers.runners import choice
-from tests.support.families import (
-    LEAD,
-    by_name,
-    generate,
-    lead,
-    not_ragged_because,
-    reference,
-    serve_ragged,
-    tokenizer,
-)
+from tests.support.families import LEAD, by_name, generate, lead, not_ragged_because, reference, serve_ragged, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
