@@ -24,7 +24,7 @@ from helpers.fast import kernels
 from helpers.features.quantized_kv_cache.pool import QuantizedKVPool, QuantizedVectors
 from helpers.features.quantized_kv_cache.rounding import quantize_vectors, rounded
 from helpers.runners import choice
-from tests.support.families import LEAD, by_name, generate, lead, not_ragged_because, reference, serve_ragged, tokenizer
+from tests.support.families import LEAD, by_name, generate, lead, reference, serve_ragged, skip_unless_ragged, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
@@ -99,8 +99,7 @@ def test_the_reference_is_a_cache_that_holds_rounded_vectors():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("is_fast", [False, True], ids=["PyTorch", "fast"])
 def test_chunks_preemptions_and_sharing_give_the_tokens_of_the_reference(name, is_fast):
-    if not by_name(name).available or not_ragged_because(by_name(name)):
-        pytest.skip(f"transformers {transformers.__version__} does not know {name}, or it runs padded there")
+    skip_unless_ragged(by_name(name))
     plain = reference(by_name(name))
     results = [
         (request, *generate(plain.model, request, past_key_values=RoundedKVCache())) for request in plain.requests
