@@ -332,40 +332,24 @@ def test_all_blocks_are_computed_in_one_call_again_after_an_update(monkeypatch):
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def without_a_weight(state):
-    del state["transformer.h.0.attn.c_attn.weight"]
-
-
-def another_shape(state):
-    state["transformer.h.0.attn.c_attn.weight"] = torch.zeros(32, 97)
-
-
-def an_unknown_name(state):
-    state["model.layers.0.weight"] = torch.zeros(3)
-
-
-def no_tensor(state):
-    state["transformer.h.0.attn.c_attn.weight"] = [1.0]
-
-
+C_ATTN = "transformer.h.0.attn.c_attn.weight"
 WRONG = {
-    without_a_weight: r"There is no new weight 'transformer\.h\.0\.attn\.c_attn\.weight'",
-    another_shape: r"has the shape \[32, 97\], but that of GPT2LMHeadModel has \[32, 96\]",
-    an_unknown_name: "GPT2LMHeadModel has no tensor 'model.layers.0.weight'",
-    no_tensor: "must be a model or its state_dict",
+    "without a weight": ({C_ATTN: None}, f"There is no new weight '{C_ATTN}'"),
+    "another shape": ({C_ATTN: torch.zeros(32, 97)}, r"shape \[32, 97\], but that of GPT2LMHeadModel has \[32, 96\]"),
+    "an unknown name": ({"model.norm": torch.zeros(3)}, "GPT2LMHeadModel has no tensor 'model.norm'"),
+    "no tensor": ({C_ATTN: [1.0]}, "must be a model or its state_dict"),
 }
 
 
 @pytest.mark.parametrize("weights", [None, "int8"])
-@pytest.mark.parametrize("spoil", WRONG, ids=lambda spoil: spoil.__name__)
-def test_weights_that_do_not_fit_are_refused_and_nothing_changes(spoil, weights):
+@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG)
+def test_weights_that_do_not_fit_are_refused_and_nothing_changes(changes, message, weights):
     model, tokenizer = own_pair("gpt2")
     engine = Engine(model, tokenizer, EngineConfig(weights=weights, **SETTINGS))
     (before,) = engine.generate(PROMPTS[0], PARAMS)
-    state = updated("gpt2", 1).state_dict()
-    spoil(state)
-    with pytest.raises(ValueError, match=WRONG[spoil]):
-        engine.update_weights(state)
+    state = updated("gpt2", 1).state_dict() | changes
+    with pytest.raises(ValueError, match=message):
+        engine.update_weights({name: tensor for name, tensor in state.items() if tensor is not None})
     assert engine.generate(PROMPTS[0], PARAMS)[0].token_ids == before.token_ids
 
 

@@ -44,11 +44,6 @@ PRODUCTS = [QuantizedLinear.multiply_dequantized] + [multiply_quantized, multipl
 )
 
 
-@pytest.fixture
-def no_kernels(monkeypatch):
-    monkeypatch.setattr(kernels, "unavailable", lambda *of: "there is no C++ compiler")
-
-
 @pytest.fixture(scope="module")
 def pair():
     """The embedded model on the CPU, even if there is a GPU."""

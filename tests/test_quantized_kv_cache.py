@@ -226,10 +226,6 @@ def test_the_same_bytes_hold_more_tokens_than_in_bfloat16(head_dim, least, monke
     assert tokens["int8"] / tokens["auto"] >= least
 
 
-def test_the_number_of_blocks_may_be_set(random_pairs):
-    assert make_engine(random_pairs, num_blocks=37).block_manager.num_blocks == 37
-
-
 def test_a_model_that_caches_other_vectors_than_its_attention_reads_is_refused():
     """transformers 4 expands DeepSeek's latent vectors first, and can serve as a reference."""
     model = reference(by_name("deepseek_v3")).model

@@ -206,7 +206,7 @@ def test_before_min_tokens_neither_eos_nor_a_stop_token_is_chosen_and_stop_strin
     (output,) = engine.generate("fg", SamplingParams(8, min_tokens=4))
     assert (output.token_ids, output.finish_reason) == ([8, 9, 1, 2, 3, 4, 5, 6], "length")
     (output,) = engine.generate("ab", SamplingParams(20, min_tokens=3, stop_token_ids=[5]))
-    assert output.token_ids == [3, 4, 0, 1, 2, 3, 4, 5][:2] + output.token_ids[2:]
+    assert output.token_ids[:2] == [3, 4]
     assert 5 not in output.token_ids[:3] and 0 not in output.token_ids[:3]
     texts = []
     for min_tokens in range(6):
