@@ -79,11 +79,7 @@ class Simulation:
 
     def __init__(self, policy="fcfs", rows: int = 1, tokens: int = 64, memory=None, mixed=True, chunked=True):
         config = EngineConfig(
-            max_batch_size=rows,
-            max_tokens_per_step=tokens,
-            policy=policy,
-            mixed_batches=mixed,
-            chunked_prefill=chunked,
+            max_batch_size=rows, max_tokens_per_step=tokens, policy=policy, mixed_batches=mixed, chunked_prefill=chunked
         )
         self.scheduler, self.config = Scheduler(config, memory), config
         self._sharing = SharedPrompt(self)

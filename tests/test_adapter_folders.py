@@ -116,10 +116,6 @@ def test_a_tensor_that_does_not_fit_is_refused_with_the_reason(engine, folder, c
     check_refused(engine, folder, message)
 
 
-def no_tensors(folder):
-    save_file({}, folder / WEIGHTS)
-
-
 def cut_off(folder):
     path = folder / WEIGHTS
     path.write_bytes(path.read_bytes()[:-7])
@@ -130,27 +126,19 @@ def pipe(folder):
     os.mkfifo(folder / WEIGHTS)
 
 
-def pickle_alone(folder):
-    (folder / WEIGHTS).rename(folder / "adapter_model.bin")
-
-
-def deep(folder):
-    (folder / CONFIG).write_text("[" * 100_000)
-
-
 FILES = {
     "no configuration": (lambda folder: (folder / CONFIG).unlink(), "There is no file .*adapter_config.json"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "There is no file .*safetensors"),
-    "pickled weights": (pickle_alone, "could run any code"),
+    "pickled weights": (lambda folder: (folder / WEIGHTS).rename(folder / "adapter_model.bin"), "could run any code"),
     "no JSON": (lambda folder: (folder / CONFIG).write_text("{"), "is not valid JSON"),
     "no text": (lambda folder: (folder / CONFIG).write_bytes(b"\xff\xfe\x00"), "is not valid JSON"),
-    "deep JSON": (deep, "is not valid JSON"),
+    "deep JSON": (lambda folder: (folder / CONFIG).write_text("[" * 100_000), "is not valid JSON"),
     "a list": (lambda folder: (folder / CONFIG).write_text("[]"), "must describe a LoRA"),
     "a large configuration": (
         lambda folder: (folder / CONFIG).write_text(" " * (2**20 + 1)),
         "more than 1048576 bytes",
     ),
-    "no tensors": (no_tensors, "has no tensors"),
+    "no tensors": (lambda folder: save_file({}, folder / WEIGHTS), "has no tensors"),
     "weights cut off": (cut_off, "is damaged"),
     "no safetensors": (lambda folder: (folder / WEIGHTS).write_bytes(b"\xff" * 100), "is damaged"),
     "a pipe": (pipe, "There is no file"),

@@ -3,7 +3,6 @@
 import copy
 import gc
 import random
-import statistics
 import weakref
 from collections import Counter
 
@@ -22,7 +21,7 @@ from helpers.features import adapters as feature
 from helpers.features.adapters.grouped_products import AdapterStack
 from helpers.runners.kv_pool import KVPool
 from tests.support.adapters import TARGETS, linears, merged, write_adapter
-from tests.support.families import FAMILIES, CountingScheduler, build, lead, not_ragged_because, tokenizer
+from tests.support.families import FAMILIES, CountingScheduler, build, lead, skip_unless_ragged, tokenizer
 from tests.support.families import generate as generate_alone
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,6 +65,11 @@ def company(request, tmp_path_factory):
 @pytest.fixture(scope="session")
 def llamas(tmp_path_factory):
     return Company("llama", tmp_path_factory.mktemp("llamas"))
+
+
+def adapters_of(engine: Engine):
+    """Return the feature that knows the adapters."""
+    return next(feature for feature in engine.validator.features if feature.name == "adapters")
 
 
 def token_ids(outputs) -> list[list[int]]:
@@ -118,23 +122,24 @@ def test_adapters_change_the_tokens_of_most_requests(company):
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_runs_adapters_of_all_its_layers_or_refuses_them(family, tmp_path):
-    if not family.available or not_ragged_because(family):
-        pytest.skip("unknown, or runs padded")
-    model = build(family)
-    engine = Engine(model, tokenizer(), EngineConfig(**TINY))
-    folders = [write_adapter(tmp_path / str(seed), model, "all-linear", seed, 3 + seed, 0.3) for seed in (0, 1)]
+    skip_unless_ragged(family)
     try:
-        for folder in folders:
-            engine.load_adapter(folder.name, folder)
+        check_all_layers(build(family), tmp_path)
     except ValueError as error:  # experts that get some of the tokens
         assert "does not call with all tokens of a pass" in str(error)
-        return
-    names = [None, "0", "1"] * 2
-    models = [model, *(merged(model, folder) for folder in folders)] * 2
+
+
+def check_all_layers(model, folder, **config) -> None:
+    """Compare the tokens of two adapters of all layers, and of none, with those of merged models."""
+    engine = Engine(model, tokenizer(), EngineConfig(**TINY | config))
+    folders = [write_adapter(folder / str(seed), model, "all-linear", seed, 3 + 4 * seed, 0.3) for seed in (0, 1)]
+    for one in folders:
+        engine.load_adapter(one.name, one)
+    models = [model, *(merged(model, one) for one in folders)] * 2
     prompts = [tokenizer().decode(range(start, start + 11)) for start in range(40, 100, 10)]
     expected = [generate_alone(one, Request(prompt, 12)) for one, prompt in zip(models, prompts, strict=True)]
+    outputs = engine.generate(prompts, SamplingParams(max_tokens=12), adapter=[None, "0", "1"] * 2)
     is_clear = [lead(logits) > 1e-4 for _, logits in expected]
-    outputs = engine.generate(prompts, SamplingParams(max_tokens=12), adapter=names)
     assert sum(is_clear) >= 4
     for clear, output, (tokens, _) in zip(is_clear, outputs, expected, strict=True):
         assert not clear or output.token_ids == tokens
@@ -224,21 +229,26 @@ def test_scores_and_continued_outputs_are_those_of_the_merged_model(company):
     assert outputs[-1].token_ids == whole
 
 
-def test_in_bfloat16_scores_are_close_to_those_of_the_merged_model(company):
-    """Rounding moves them; the scores of another adapter differ by much more."""
-    engine, names, params = (
-        company.engine(dtype=torch.bfloat16),
-        company.names[1:5],
-        SamplingParams(0, prompt_logprobs=0),
-    )
-    outputs = engine.generate([PROMPTS[3]] * 4, params, adapter=names)
-    scores = [[next(iter(one.values())) for one in output.prompt_logprobs[1:]] for output in outputs]
+def prompt_scores(engine: Engine, names: list[str | None]) -> torch.Tensor:
+    """Return the log-probabilities [names, tokens] of a prompt's tokens."""
+    params = SamplingParams(0, prompt_logprobs=0)
+    outputs = engine.generate([PROMPTS[3]] * len(names), params, adapter=names)
+    return torch.tensor([[next(iter(one.values())) for one in output.prompt_logprobs[1:]] for output in outputs])
+
+
+def check_bfloat16(company, engine: Engine) -> None:
+    """Rounding moves scores; those of another adapter differ by much more."""
+    names = company.names[:6]
+    actual = prompt_scores(engine, names)
     for number, name in enumerate(names):
-        (expected,) = merged_engine(company, name, dtype=torch.bfloat16).generate(PROMPTS[3], params)
-        own = [next(iter(one.values())) for one in expected.prompt_logprobs[1:]]
-        differences = [statistics.mean(abs(a - b) for a, b in zip(one, own, strict=True)) for one in scores]
-        assert differences.index(min(differences)) == number
-        assert min(differences) < 0.2 * sorted(differences)[1]
+        expected = prompt_scores(merged_engine(company, name, dtype=torch.bfloat16), [None])
+        distances = (actual - expected).abs().mean(1)
+        assert distances.argmin() == number
+        assert distances[number] < 0.2 * distances.sort().values[1]
+
+
+def test_in_bfloat16_scores_are_closer_to_those_of_the_merged_model_than_to_any_others(company):
+    check_bfloat16(company, company.engine(dtype=torch.bfloat16))
 
 
 def test_a_stream_runs_with_an_adapter(company):
@@ -313,7 +323,7 @@ def test_running_requests_finish_with_an_unloaded_adapter_and_new_ones_are_refus
     other = engine.add_request(PROMPTS[0], GREEDY, adapter=company.names[2])
     for _ in range(3):
         engine.step()
-    loaded = weakref.ref(next(one for one in engine.validator.features if one.name == "adapters").loaded[name])
+    loaded = weakref.ref(adapters_of(engine).loaded[name])
     engine.unload_adapter(name)
     with pytest.raises(ValueError, match="There is no adapter"):
         engine.add_request(PROMPTS[0], GREEDY, adapter=name)
@@ -338,18 +348,6 @@ def test_the_memory_of_an_adapter_is_free_once_it_is_unloaded_and_unused(company
     assert all(layer.stack is None for layer in engine.runner._adapted.values())
 
 
-def test_an_aborted_request_lets_go_of_its_adapter(company):
-    engine, name = company.engine(), company.names[1]
-    request_id = engine.add_request(PROMPTS[0], SamplingParams(30, temperature=1.0, n=3), adapter=name)
-    engine.step()
-    loaded = weakref.ref(next(one for one in engine.validator.features if one.name == "adapters").loaded[name])
-    engine.unload_adapter(name)
-    engine.abort_request(request_id)
-    engine.step()
-    gc.collect()
-    assert loaded() is None
-
-
 def test_a_refused_request_leaves_no_user_behind(company):
     engine, name = company.engine(), company.names[1]
     with pytest.raises(ValueError, match="generated"):
@@ -359,7 +357,7 @@ def test_a_refused_request_leaves_no_user_behind(company):
     with pytest.raises(ValueError, match="2 prompts, but 3 values of adapter"):
         engine.generate([PROMPTS[0], PROMPTS[1]], GREEDY, adapter=[name, None, None])
     assert not engine.has_unfinished_requests()
-    loaded = weakref.ref(next(one for one in engine.validator.features if one.name == "adapters").loaded[name])
+    loaded = weakref.ref(adapters_of(engine).loaded[name])
     engine.unload_adapter(name)
     gc.collect()
     assert loaded() is None
@@ -474,7 +472,7 @@ class AdapterMachine(RuleBasedStateMachine):
             assert output.token_ids == expected[: len(output.token_ids)]
             assert output.finish_reason == "abort" or output.token_ids == expected
         assert self.engine.block_manager.used == 0
-        assert not next(one for one in self.engine.validator.features if one.name == "adapters")._users
+        assert not adapters_of(self.engine)._users
 
 
 def test_adapters_come_and_go_at_random(company):

@@ -17,7 +17,7 @@ from helpers.fast import acceleration, kernels
 from helpers.fast.decoder_blocks import FAMILIES as DESCRIBED
 from helpers.fast.linear import FastLinear
 from helpers.models import clone_sharing_weights
-from tests.support.families import FAMILIES, CountingScheduler, build, not_ragged_because, tokenizer
+from tests.support.families import FAMILIES, CountingScheduler, build, skip_unless_ragged, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROPE = "rope_parameters" if transformers.__version__ >= "5" else "rope_scaling"
@@ -122,10 +122,7 @@ def test_without_the_setting_company_changes_bits(model):
 @needs_kernels
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_that_runs_ragged_is_invariant_or_refused(family):
-    if not family.available:
-        pytest.skip(f"transformers {transformers.__version__} does not know {family.config['model_type']}")
-    if reason := not_ragged_because(family):
-        pytest.skip(f"runs padded: {reason}")
+    skip_unless_ragged(family)
     model, requests = build(family), requests_of([(23, 6), (5, 8), (31, 3)])
     try:
         alone = observed(model, requests, one_by_one=True, batch_invariant=True)[0]

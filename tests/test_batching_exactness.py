@@ -175,10 +175,7 @@ def zip_rows(batch, key):
 def test_in_whatever_order_requests_join_and_leave_each_one_gets_its_own_tokens(family, examples):
     attributes = {"pair": staticmethod(PAIRS[family]), "events": Counter()}
     machine = type(f"Batching_{family}", (BatchingMachine,), attributes)
-    run_state_machine_as_test(
-        machine,
-        settings=settings(max_examples=examples, stateful_step_count=30, phases=PHASES),
-    )
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=30, phases=PHASES))
     assert all(machine.events[event] >= 2 for event in EVENTS), machine.events
 
 

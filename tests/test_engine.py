@@ -478,11 +478,7 @@ def test_a_policy_that_fails_ends_all_requests_and_the_engine_continues_exactly(
     model, tokenizer = random_pair("llama")
     policy = FailingPolicy()
     config = EngineConfig(
-        max_batch_size=4,
-        max_tokens_per_step=40,
-        policy=policy,
-        scheduler_cls=FailingScheduler,
-        execution=execution,
+        max_batch_size=4, max_tokens_per_step=40, policy=policy, scheduler_cls=FailingScheduler, execution=execution
     )
     engine = Engine(model, tokenizer, config)
     some = SamplingParams(20, temperature=1.0, seed=1, ignore_eos=True, n=2)

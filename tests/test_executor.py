@@ -18,7 +18,7 @@ from helpers.fast.executor import Executor
 from helpers.fast.recognition import recognize
 from helpers.models import clone_sharing_weights
 from helpers.runners import RaggedRunner
-from tests.support.families import FAMILIES, build, by_name, not_ragged_because
+from tests.support.families import FAMILIES, build, by_name, skip_unless_ragged
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RECOGNIZED = {"gpt2", "llama", "llama (3.1)", "mistral", "phi3", "phi3 (longrope)", "qwen2", "qwen3", "starcoder2"}
@@ -64,8 +64,7 @@ def two_passes(runner: RaggedRunner) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_the_families_with_an_executor_are_those_of_the_list(family):
-    if not family.available or not_ragged_because(family):
-        pytest.skip("not ragged with this version of transformers")
+    skip_unless_ragged(family)
     assert has_executor(make_runner(build(family), COMPILED[-1])) == (family.name in RECOGNIZED)
 
 

@@ -14,14 +14,7 @@ import transformers
 import yaml
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from helpers import (
-    Request,
-    generate_alone,
-    generate_continuous,
-    generate_static,
-    init_batch,
-    load_model,
-)
+from helpers import Request, generate_alone, generate_continuous, generate_static, init_batch, load_model
 from helpers.models import context_length, require_exact_batching
 from tests.support import families
 from tests.support.families import (
@@ -50,8 +43,8 @@ of_every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family:
 @pytest.fixture(autouse=True)
 def known_to_this_transformers(request):
     family = request.node.callspec.params.get("family") if hasattr(request.node, "callspec") else None
-    if isinstance(family, Family) and not family.available:
-        pytest.skip(f"transformers {transformers.__version__} does not know {family.config['model_type']}")
+    if isinstance(family, Family):
+        families.skip_unless_known(family)
 
 
 # --- exactness --------------------------------------------------------------------------------------------------------

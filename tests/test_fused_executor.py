@@ -283,34 +283,19 @@ def test_small_layers_are_packed_for_the_one_call(calls, monkeypatch):
 # --- copies and changes -----------------------------------------------------------------------------------------------
 
 
-def write_a_weight(block) -> None:
-    block.mlp.c_fc.weight.mul_(2)
+CHANGES = {
+    "a weight is written": lambda block: block.mlp.c_fc.weight.mul_(2),
+    "a weight moves": lambda block: setattr(block.attn.c_proj.weight, "data", block.attn.c_proj.weight * 2),
+    "a weight is replaced": lambda block: setattr(
+        block.mlp.c_fc.layer, "weight", nn.Parameter(block.mlp.c_fc.weight * 2)
+    ),
+    "a bias is replaced": lambda block: setattr(block.mlp.c_fc.layer, "bias", nn.Parameter(block.mlp.c_fc.bias + 0.5)),
+    "a norm is written": lambda block: block.ln_1.bias.add_(0.5),
+    "a norm moves": lambda block: setattr(block.ln_2.weight, "data", block.ln_2.weight * 2),
+}
 
 
-def move_a_weight(block) -> None:
-    block.attn.c_proj.weight.data = block.attn.c_proj.weight * 2
-
-
-def write_a_norm(block) -> None:
-    block.ln_1.bias.add_(0.5)
-
-
-def move_a_norm(block) -> None:
-    block.ln_2.weight.data = block.ln_2.weight * 2
-
-
-def replace_a_weight(block) -> None:
-    block.mlp.c_fc.layer.weight = nn.Parameter(block.mlp.c_fc.weight * 2)
-
-
-def replace_a_bias(block) -> None:
-    block.mlp.c_fc.layer.bias = nn.Parameter(block.mlp.c_fc.bias + 0.5)
-
-
-CHANGES = [write_a_weight, move_a_weight, replace_a_weight, replace_a_bias, write_a_norm, move_a_norm]
-
-
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_change_of_the_weights_is_followed(change, calls, monkeypatch):
     engine = make_engine()
     before = run(engine, monkeypatch)

@@ -39,12 +39,11 @@ from tests.support.families import (
     FAMILIES,
     CountingScheduler,
     build,
+    count_near_ties,
     generate,
-    logit_range,
-    not_ragged_because,
     prompts,
-    serve_ragged,
-    tokenizer,
+    serve_in_company,
+    skip_unless_known,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -198,41 +197,21 @@ def in_float64(model):
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_an_engine_generates_the_references_tokens_in_any_company(family):
-    """Ragged, with chunks, preemptions and shared prefixes; padded where the family runs padded.
-
-    transformers cannot run some families in float64. In float32, their tokens are the reference's best, or near it.
-    """
-    if not family.available:
-        pytest.skip("this version of transformers does not know it")
+    """transformers cannot run some families in float64. In float32, tokens are the reference's best, or near it."""
+    skip_unless_known(family)
     model = build(family, torch.float64)
     try:
         require_exact_batching(model)
     except ValueError:
         model = build(family)
     requests = [Request(prompt, 12) for prompt in prompts()[1:3]]
-    if not_ragged_because(family):
-        engine = Engine(model, tokenizer(), EngineConfig(max_batch_size=3, **INT8))
-        params = [SamplingParams(max_tokens=request.max_tokens) for request in requests]
-        outputs = [one.token_ids for one in engine.generate([request.prompt for request in requests], params)]
-    else:
-        outputs, engine = serve_ragged(model, requests, seed=0, **INT8)
-        assert engine.scheduler.num_partial_chunks > 2
+    outputs, engine = serve_in_company(family, model, requests, **INT8)
     assert any(type(layer) is IntegerLinear for layer in engine.model.modules())
     reference = integer_reference(model)
     if model.dtype is torch.float64:
         assert outputs == [generate(reference, request)[0] for request in requests]
     for request, output in zip(requests, outputs, strict=True):
-        assert_near_best(reference, tokenizer()(request.prompt)["input_ids"], output, BF16_MARGIN)
-
-
-def assert_near_best(model, prompt: list[int], output: list[int], margin: float) -> int:
-    """Assert that each token's logit is close to the best one's, by the logits' range; return how many are not best."""
-    ids = torch.tensor([prompt + output[:-1]])
-    with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, len(prompt) - 1 :]
-    chosen = logits[torch.arange(len(output)), output]
-    assert (logits.amax(-1) - chosen <= margin * logit_range(logits)).all()
-    return int((logits.argmax(-1) != torch.tensor(output)).sum())
+        count_near_ties(reference, request.prompt, output, BF16_MARGIN)
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
@@ -291,8 +270,7 @@ def test_in_float32_tokens_are_the_references_best_or_near_it(settings, dtype):
     reference = integer_reference(model)
     engine = Engine(model, own, EngineConfig(max_batch_size=3, dtype=dtype, **INT8, **settings))
     outputs = [output.token_ids for output in engine.generate(PROMPTS, SamplingParams(max_tokens=24))]
-    texts = [own(prompt)["input_ids"] for prompt in PROMPTS]
-    differ = [assert_near_best(reference, *pair, MARGIN) for pair in zip(texts, outputs, strict=True)]
+    differ = [count_near_ties(reference, *pair, MARGIN) for pair in zip(PROMPTS, outputs, strict=True)]
     assert sum(map(len, outputs)) > 90 and sum(differ) <= 2
 
 

@@ -3,6 +3,7 @@
 test_ragged_exactness.py shows that they change no token while requests arrive, leave and are preempted.
 """
 
+import itertools
 import math
 import shutil
 import subprocess
@@ -50,29 +51,48 @@ def forget():
 
 # --- linear layers ----------------------------------------------------------------------------------------------------
 
+ORDERS = ["as in Linear", "as in Conv1D", "rows that lie apart"]
+
+
+def stored(weight: torch.Tensor, order: str) -> torch.Tensor:
+    """Return the same weight [out, in], stored in the order of one kind of layer."""
+    if order == "rows that lie apart":
+        return torch.stack([weight, weight], dim=1)[:, 0]
+    return weight.T.contiguous().T if order == "as in Conv1D" else weight.contiguous()
+
+
+def multiply(x, weight, bias, order: str | None = None):
+    """Multiply by the weight as it is, or in this order or "packed"."""
+    if order == "packed":
+        return kernels.linear(x, kernels.pack(weight), bias)
+    return kernels.unpacked_linear(x, stored(weight, order) if order else weight, bias)
+
 
 @needs_kernels
 @in_both_dtypes
-@pytest.mark.parametrize("outputs", [1, 16, 32, 33, 100])
-@pytest.mark.parametrize("inputs", [1, 2, 7, 64])
-def test_linear_computes_pytorchs_linear(dtype, tolerance, outputs, inputs):
+@pytest.mark.parametrize(
+    ("order", "inputs"), [*itertools.product(["packed", *ORDERS], [1, 2, 7, 64, 99]), *((order, 0) for order in ORDERS)]
+)
+@pytest.mark.parametrize("outputs", [1, 3, 16, 32, 33, 100, 2100])
+def test_a_product_is_pytorchs_linear_however_the_weight_is_stored(dtype, tolerance, order, outputs, inputs):
     torch.manual_seed(0)
     weight, bias = torch.randn(outputs, inputs).to(dtype), torch.randn(outputs).to(dtype)
-    packed = kernels.pack(weight)
-    for shape in [(0,), (1,), (2,), (7,), (8,), (9,), (1, 13), (2, 3, 5), (64,)]:
+    for shape in [(0,), (1,), (2,), (7,), (8,), (9,), (1, 13), (2, 3, 5), (67,)]:
         x = torch.randn(*shape, inputs).to(dtype)
         for b in (bias, None):
             expected = linear(x.float(), weight.float(), None if b is None else b.float()).to(dtype)
-            torch.testing.assert_close(kernels.linear(x, packed, b), expected, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(multiply(x, weight, b, order), expected, rtol=tolerance, atol=tolerance)
 
 
 @needs_kernels
 @in_both_dtypes
-def test_strides_do_not_matter(dtype, tolerance):
-    weight, x, bias = torch.randn(24, 40).to(dtype).T, torch.randn(24, 9).to(dtype).T, torch.randn(80).to(dtype)[::2]
-    assert not (weight.is_contiguous() or x.is_contiguous() or bias.is_contiguous())
-    expected = linear(x.float(), weight.float(), bias.float()).to(dtype)
-    torch.testing.assert_close(kernels.linear(x, kernels.pack(weight), bias), expected, rtol=0.02, atol=tolerance)
+@pytest.mark.parametrize("order", ["packed", None])
+def test_strides_do_not_matter(dtype, tolerance, order):
+    x, bias = torch.randn(24, 9).to(dtype).T, torch.randn(160).to(dtype)[::2]
+    for weight in (torch.randn(24, 80).to(dtype).T, torch.randn(80, 48).to(dtype)[:, ::2]):
+        assert not (weight.is_contiguous() or x.is_contiguous() or bias.is_contiguous())
+        expected = linear(x.float(), weight.float(), bias.float()).to(dtype)
+        torch.testing.assert_close(multiply(x, weight, bias, order), expected, rtol=0.02, atol=tolerance)
 
 
 @needs_kernels
@@ -83,46 +103,9 @@ def test_bfloat16_is_rounded_to_nearest_even():
     assert got.flatten().tolist() == [1.0, 1.0, 1 + 2**-7, 1 + 2**-6]
 
 
-def stored(weight: torch.Tensor, order: str) -> torch.Tensor:
-    """Return the same weight [out, in], stored in the order of one kind of layer."""
-    if order == "rows that lie apart":
-        return torch.stack([weight, weight], dim=1)[:, 0]
-    return weight.T.contiguous().T if order == "as in Conv1D" else weight.contiguous()
-
-
-in_every_order = pytest.mark.parametrize("order", ["as in Linear", "as in Conv1D", "rows that lie apart"])
-
-
 @needs_kernels
 @in_both_dtypes
-@in_every_order
-@pytest.mark.parametrize("outputs", [1, 3, 33, 100, 2100])
-@pytest.mark.parametrize("inputs", [0, 1, 2, 7, 64, 99])
-def test_unpacked_linear_computes_pytorchs_linear(dtype, tolerance, order, outputs, inputs):
-    torch.manual_seed(0)
-    weight, bias = torch.randn(outputs, inputs).to(dtype), torch.randn(outputs).to(dtype)
-    in_order = stored(weight, order)
-    for shape in [(0,), (1,), (2,), (7,), (8,), (9,), (2, 3, 5), (67,)]:
-        x = torch.randn(*shape, inputs).to(dtype)
-        for b in (bias, None):
-            expected = linear(x.float(), weight.float(), None if b is None else b.float()).to(dtype)
-            actual = kernels.unpacked_linear(x, in_order, b)
-            torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-
-
-@needs_kernels
-@in_both_dtypes
-def test_unpacked_linear_takes_any_strides(dtype, tolerance):
-    weight = torch.randn(80, 48).to(dtype)[:, ::2]
-    x, bias = torch.randn(24, 9).to(dtype).T, torch.randn(160).to(dtype)[::2]
-    assert 1 not in weight.stride() and not (x.is_contiguous() or bias.is_contiguous())
-    expected = linear(x.float(), weight.float(), bias.float()).to(dtype)
-    torch.testing.assert_close(kernels.unpacked_linear(x, weight, bias), expected, rtol=0.02, atol=tolerance)
-
-
-@needs_kernels
-@in_both_dtypes
-@in_every_order
+@pytest.mark.parametrize("order", ORDERS)
 def test_the_result_of_an_unpacked_row_does_not_depend_on_the_other_rows(dtype, tolerance, order):
     weight, x = stored(torch.randn(100, 99).to(dtype), order), torch.randn(70, 99).to(dtype)
     together = kernels.unpacked_linear(x, weight, None)
@@ -131,32 +114,32 @@ def test_the_result_of_an_unpacked_row_does_not_depend_on_the_other_rows(dtype, 
         assert torch.equal(torch.cat(parts), together)
 
 
+ONES = torch.ones(40, 24)
+
+
 @needs_kernels
 @pytest.mark.parametrize(
-    ("x", "bias", "message"),
+    ("weight", "x", "bias", "message"),
     [
-        (torch.ones(2, 24).bfloat16(), None, r"float32 on the CPU, but an argument is torch\.bfloat16 on cpu"),
-        (torch.ones(2, 24), torch.ones(40).double(), r"an argument is torch\.float64"),
-        (torch.ones(2, 24, device="meta"), None, r"an argument is torch\.float32 on meta"),
-        (torch.ones(2, 23), None, "has 24 inputs, but x has 23"),
-        (torch.ones(2, 24), torch.ones(39), r"bias has shape \[39\], but the layer has 40 outputs"),
+        (ONES, ONES[:2].bfloat16(), None, r"float32 on the CPU, but an argument is torch\.bfloat16 on cpu"),
+        (ONES, ONES[:2], torch.ones(40).double(), r"an argument is torch\.float64"),
+        (ONES, torch.ones(2, 24, device="meta"), None, r"an argument is torch\.float32 on meta"),
+        (ONES, ONES[:2], torch.ones(39), r"bias has shape \[39\], but the layer has 40 outputs"),
+        (ONES, torch.ones(2, 23), None, "has 24 inputs, but x has 23"),
+        (ONES.bfloat16(), torch.ones(2, 25).bfloat16(), None, "has 24 inputs, but x has 25"),
+        (ONES[:, 1:], ONES[:2], None, "has 23 inputs, but x has 24"),
+        (
+            ONES[:, 1:].bfloat16(),
+            ONES[:2].bfloat16(),
+            None,
+            "has 23 inputs, but x has 24",
+        ),  # with padding, it would fit
     ],
 )
-def test_arguments_that_do_not_fit_the_weight_are_rejected(x, bias, message):
-    with pytest.raises(ValueError, match=message):
-        kernels.linear(x, kernels.pack(torch.ones(40, 24)), bias)
-    with pytest.raises(ValueError, match=message):
-        kernels.unpacked_linear(x, torch.ones(40, 24), bias)
-
-
-@needs_kernels
-@in_both_dtypes
-@pytest.mark.parametrize("inputs", [23, 24])
-@pytest.mark.parametrize("difference", [-1, 1])
-def test_an_input_of_another_width_is_rejected_even_if_padding_would_make_it_fit(dtype, tolerance, inputs, difference):
-    x, packed = torch.ones(2, inputs + difference).to(dtype), kernels.pack(torch.ones(40, inputs).to(dtype))
-    with pytest.raises(ValueError, match=f"has {inputs} inputs, but x has {inputs + difference}"):
-        kernels.linear(x, packed, None)
+def test_arguments_that_do_not_fit_the_weight_are_rejected(weight, x, bias, message):
+    for order in ("packed", None):
+        with pytest.raises(ValueError, match=message):
+            multiply(x, weight, bias, order)
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -186,20 +169,106 @@ def test_blocks_of_any_size(block_size):
 @needs_kernels
 @in_both_dtypes
 @pytest.mark.parametrize(
-    ("score", "first", "last"),
+    ("tokens", "score", "first", "last"),
     [
-        *((-math.inf, *keys) for keys in [(0, 12), (0, 11), (0, 4), (3, 9), (8, 12)]),
-        *((math.nan, *keys) for keys in [(0, 1), (0, 4), (9, 11)]),
+        *((tokens, -math.inf, *keys) for tokens in (1, 12) for keys in [(0, 12), (0, 11), (0, 4), (3, 9), (8, 12)]),
+        *((1, math.nan, *keys) for keys in [(0, 1), (0, 4), (9, 11)]),
     ],
 )
-def test_scores_of_minus_infinity_and_nan_give_what_they_give_in_pytorch(dtype, tolerance, score, first, last):
+def test_scores_of_minus_infinity_and_nan_give_what_they_give_in_pytorch(dtype, tolerance, tokens, score, first, last):
     """A key with the score -inf has no weight, and a query without any weights gets zeros. NaN stays NaN."""
-    keys, values, query = torch.zeros(1, 12, 8), torch.randn(1, 12, 8).to(dtype), torch.zeros(1, 1, 8).to(dtype)
+    keys, values, query = torch.zeros(1, 12, 8), torch.randn(1, 12, 8).to(dtype), torch.zeros(1, tokens, 8).to(dtype)
     keys[0, first:last, 0], query[..., 0] = score, 1
     keys = keys.to(dtype)
-    output = attention(query, keys, values, Segments([0], [1], [12], [[0, 1, 2]], 4), 1.0)
-    expected = scaled_dot_product_attention(query[None], keys[None], values[None], scale=1.0)
-    torch.testing.assert_close(output[0], expected[0, :, 0], rtol=tolerance, atol=tolerance, equal_nan=True)
+    output = attention(query, keys, values, Segments([0], [tokens], [12], [[0, 1, 2]], 4), 1.0)
+    mask = torch.ones(tokens, 12, dtype=torch.bool).tril(12 - tokens)
+    expected = scaled_dot_product_attention(query[None], keys[None], values[None], mask, scale=1.0)
+    torch.testing.assert_close(output[:, 0], expected[0, 0], rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+# (tokens, past): a decode, chunks shorter and longer than a tile of queries, a piece of keys and a task, with and
+# without a past.
+SIZES = [(1, 0), (5, 0), (1, 40), (130, 17), (8, 260), (300, 0)]
+
+
+class Cache:
+    """Keys and values of sequences of SIZES in random blocks; NaN wherever no token has been written."""
+
+    def __init__(self, sizes, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype):
+        torch.manual_seed(0)
+        blocks_of = [-(-(tokens + past) // block_size) for tokens, past in sizes]
+        num_blocks = sum(blocks_of) + 3
+        free_blocks = iter(torch.randperm(num_blocks).tolist())
+        self.tables = [[next(free_blocks) for _ in range(count)] for count in blocks_of]
+        self.keys, self.values = (
+            torch.full((kv_heads, num_blocks * block_size, dim), math.nan).to(dtype) for _ in range(2)
+        )
+        self.slots = [
+            [table[i // block_size] * block_size + i % block_size for i in range(tokens + past)]
+            for (tokens, past), table in zip(sizes, self.tables, strict=True)
+        ]
+        for slots in self.slots:
+            for tensor in (self.keys, self.values):
+                tensor[:, slots] = torch.randn(kv_heads, len(slots), dim).to(dtype)
+        starts = [sum(tokens for tokens, _ in sizes[:i]) for i in range(len(sizes))]
+        lengths = [tokens + past for tokens, past in sizes]
+        self.segments = Segments(starts, [tokens for tokens, _ in sizes], lengths, self.tables, block_size)
+        self.starts, self.total = starts, sum(tokens for tokens, _ in sizes)
+
+    def attend(self, query, window=None, segments=None):
+        return attention(query, self.keys, self.values, segments or self.segments, 0.3, window)
+
+
+@needs_kernels
+@in_both_dtypes
+@pytest.mark.parametrize("dim", [2, 6, 64, 80, 128])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
+@pytest.mark.parametrize("window", [None, 1, 9, 150])
+@pytest.mark.parametrize("block_size", [4, 16, 300])
+def test_every_query_attends_to_the_keys_before_it_within_the_window(
+    dtype, tolerance, dim, heads, kv_heads, window, block_size
+):
+    cache = Cache(SIZES, kv_heads, dim, block_size, dtype)
+    query = torch.randn(cache.total, 3, heads, dim).to(dtype)[:, 1].transpose(0, 1)  # a view of a larger tensor
+    output = cache.attend(query, window)
+    for (tokens, past), start, slots in zip(SIZES, cache.starts, cache.slots, strict=True):
+        queries, keys = torch.arange(past, past + tokens)[:, None], torch.arange(past + tokens)
+        mask = (keys <= queries) & (keys > queries - (window or math.inf))
+        q, k, v = query[:, start : start + tokens], cache.keys[:, slots], cache.values[:, slots]
+        expected = scaled_dot_product_attention(
+            q[None].float(), k[None].float(), v[None].float(), mask, scale=0.3, enable_gqa=True
+        )[0].transpose(0, 1)
+        difference = (output[start : start + tokens].float() - expected).abs().max()
+        assert difference < tolerance, (tokens, past)  # NaN, from an unwritten slot, fails, too
+
+
+@needs_kernels
+@in_both_dtypes
+@pytest.mark.parametrize("window", [None, 20])
+def test_the_result_of_a_query_does_not_depend_on_the_size_of_its_chunk(dtype, tolerance, window):
+    """A chunk of one token is a decode, which sums in another order."""
+    cache = Cache([(300, 0)], 2, 64, 16, dtype)
+    query = torch.randn(4, 300, 64).to(dtype)
+    whole = cache.attend(query, window)
+    sizes = [2, 3, 90, 33, 5, 167]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    lengths = [start + size for start, size in zip(starts, sizes, strict=True)]
+    chunks = Segments(starts, sizes, lengths, cache.tables * len(sizes), 16)
+    assert torch.equal(cache.attend(query, window, chunks), whole)
+
+
+@needs_kernels
+@in_both_dtypes
+@pytest.mark.parametrize("dim", [6, 64])
+@pytest.mark.parametrize("window", [None, 20])
+def test_the_bits_of_a_decode_do_not_depend_on_the_size_of_blocks(dtype, tolerance, dim, window):
+    torch.manual_seed(0)
+    query, keys, values = (torch.randn(2, tokens, dim).to(dtype) for tokens in (1, 301, 301))
+    outputs = []
+    for block_size in (4, 7, 16, 301):
+        segments = Segments([0], [1], [301], [list(range(-(-301 // block_size)))], block_size)
+        outputs.append(attention(query, keys, values, segments, 0.3, window))
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 
 def test_unsupported_queries_keys_and_values_are_recognised():

@@ -141,22 +141,38 @@ class Special(nn.Linear):
     """A subclass may do more than multiply."""
 
 
+class Quantized(nn.Parameter):
+    """A weight of another class may be quantized."""
+
+
+def with_quantized_weight(layer: nn.Linear) -> None:
+    layer.weight = Quantized(layer.weight.detach())
+
+
+def in_inference_mode(layer: nn.Linear) -> None:
+    """Such a weight does not show that it has changed."""
+    with torch.inference_mode():
+        layer.weight = nn.Parameter(layer.weight.clone())
+
+
+UNCHANGED = {
+    "another class": lambda layer: setattr(layer, "__class__", Special),
+    "a quantized weight": with_quantized_weight,
+    "a weight made in inference mode": in_inference_mode,
+    "a hook": lambda layer: layer.register_forward_hook(lambda *_: None),
+    "a hook before it": lambda layer: layer.register_forward_pre_hook(lambda *_: None),
+}
+
+
 @needs_onednn
-def test_only_layers_of_a_known_class_are_replaced():
-    model = nn.ModuleList([nn.Linear(16, 16), Special(512, 512), nn.Embedding(512, 512)])
+@pytest.mark.parametrize("change", UNCHANGED.values(), ids=UNCHANGED)
+def test_a_linear_layer_with_anything_special_stays_as_it_is(change):
+    model = nn.ModuleList([nn.Linear(16, 16), nn.Linear(512, 512), nn.Embedding(512, 512)])
+    change(model[1])
+    expected = type(model[1])
     assert choose_linear_backends(model, "onednn_packed") == 1
-    assert [type(layer) for layer in model] == [FastLinear, Special, nn.Embedding]
+    assert [type(layer) for layer in model] == [FastLinear, expected, nn.Embedding]
     assert unchanged_layers(model) == ["1"]
-
-
-@needs_onednn
-def test_a_weight_of_another_class_may_be_quantized_and_stays():
-    class Quantized(nn.Parameter):
-        pass
-
-    model = nn.Sequential(nn.Linear(24, 40))
-    model[0].weight = Quantized(model[0].weight.detach())
-    assert choose_linear_backends(model, "onednn_packed") == 0
 
 
 @needs_onednn
@@ -245,25 +261,6 @@ def test_layers_of_other_dtypes_and_devices_stay_as_they_are(monkeypatch, option
     assert type(model[0]) is nn.Linear
     with pytest.raises(ValueError, match=r"'onednn' does not work for float.. on (cpu|meta) here: .* 'pytorch'"):
         choose_linear_backends(model, "onednn")
-
-
-def test_layers_whose_weights_were_made_in_inference_mode_stay_as_they_are():
-    with torch.inference_mode():
-        model = nn.Sequential(nn.Linear(24, 40))
-    assert choose_linear_backends(model, "pytorch") == 0  # such a weight does not show that it has changed
-    assert unchanged_layers(model) == ["0"]
-
-
-@needs_onednn
-def test_a_layer_with_a_hook_stays_as_it_is():
-    calls = []
-    model = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 24))
-    model[0].register_forward_hook(lambda *_: calls.append("after"))
-    model[1].register_forward_pre_hook(lambda *_: calls.append("before"))
-    assert choose_linear_backends(model, "onednn") == 0
-    with torch.no_grad():
-        model(torch.randn(2, 24))
-    assert calls == ["after", "before"]
 
 
 @pytest.mark.parametrize("name", ["mkl", "", "Compiled"])

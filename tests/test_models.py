@@ -9,13 +9,7 @@ import torch
 import transformers
 from conftest import LOADED_MODELS, LOADED_MODULES, byte_tokenizer, random_pair
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    BertForMaskedLM,
-    ElectraForMaskedLM,
-    MambaConfig,
-    RobertaForMaskedLM,
-)
+from transformers import AutoModelForCausalLM, BertForMaskedLM, ElectraForMaskedLM, MambaConfig, RobertaForMaskedLM
 
 from helpers import generate_alone, init_batch, load_model
 from helpers.models import (
@@ -158,12 +152,6 @@ def test_the_error_for_a_model_in_training_mode_says_so():
         default_pair(model, byte_tokenizer())
 
 
-def test_a_folder_without_a_model_is_named_in_the_error(tmp_path):
-    (tmp_path / "notes.txt").write_text("no model")
-    with pytest.raises(ValueError, match=rf"Cannot load '{tmp_path}'.*load_model\(\) without a name"):
-        load_model(tmp_path)
-
-
 def test_a_model_that_needs_code_from_its_folder_is_refused_without_a_question_and_the_code_does_not_run(tmp_path):
     settings = {"model_type": "chatglm", "auto_map": {"AutoConfig": "configuration_chatglm.ChatGLMConfig"}}
     (tmp_path / "config.json").write_text(json.dumps(settings))
@@ -247,15 +235,19 @@ def test_the_error_for_a_damaged_folder_names_the_file_and_does_not_blame_the_ne
     assert "Hub" not in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_the_error_for_a_path_that_does_not_exist_says_so(tmp_path):
-    with pytest.raises(ValueError, match=f"Cannot load '{tmp_path}/none': there is no such folder"):
-        load_model(tmp_path / "none")
-
-
-def test_the_error_for_an_unknown_name_says_what_works_without_a_network():
-    # conftest.py sets HF_HUB_OFFLINE. Without it, the Hub would be asked repeatedly for more than 20 seconds.
-    with pytest.raises(ValueError, match=r"Cannot load 'no-one/no-such-model'.*load_model\(\) without a name"):
-        load_model("no-one/no-such-model")
+# conftest.py sets HF_HUB_OFFLINE. Without it, the Hub would be asked repeatedly for more than 20 seconds.
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("{folder}", r"Cannot load '{folder}'.*load_model\(\) without a name"),
+        ("{folder}/none", "Cannot load '{folder}/none': there is no such folder"),
+        ("no-one/no-such-model", r"Cannot load 'no-one/no-such-model'.*load_model\(\) without a name"),
+    ],
+)
+def test_the_error_for_a_name_or_folder_without_a_model_says_what_works(name, message, tmp_path):
+    (tmp_path / "notes.txt").write_text("no model")
+    with pytest.raises(ValueError, match=message.replace("{folder}", str(tmp_path))):
+        load_model(name.replace("{folder}", str(tmp_path)))
 
 
 # --- questions to a model -------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import random
 from collections import Counter
 
 import pytest
-import transformers
 from conftest import CountingModel, letter_tokenizer
 
 from helpers import Engine, EngineConfig, SamplingParams
@@ -128,9 +127,7 @@ SPECIAL = ["opt", "gpt_neo", "mpt", "bloom", "falcon (rw)", "mistral", "gemma3_t
 
 @pytest.mark.parametrize("name", SPECIAL)
 def test_whatever_is_special_about_a_family_prompts_can_be_computed_in_chunks(name):
-    family = next(family for family in families.FAMILIES if family.name == name)
-    if not family.available:
-        pytest.skip(f"transformers {transformers.__version__} does not know {name}")
+    families.skip_unless_known(family := families.by_name(name))
     reference = families.reference(family)
     for seed in range(2):
         draw = random.Random(seed)

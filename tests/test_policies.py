@@ -1,13 +1,12 @@
-"""What each policy prefers, on small cases written by hand, and that none of them lets a request starve.
-
-That an order is the one of a sorted list, and what it costs, is test_waiting_queue.py.
-"""
+"""What each policy prefers, and that none lets a request starve; the waiting queue orders as a sorted list does."""
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from helpers.engine import POLICIES, Balanced, EngineConfig, FirstComeFirstServed, Priority, Scheduler, Sequence
-from helpers.engine.policies import make_policy
-from tests.simulation import Simulation, queue_of
+from helpers.engine.policies import WaitingQueue, make_policy, merged
+from tests.simulation import KEYS, Simulation, queue_of
 
 
 class LastComeFirstServed(FirstComeFirstServed):
@@ -53,6 +52,55 @@ def test_balanced_admits_when_enough_requests_wait_or_the_first_has_waited_too_l
     assert not admits(1, 8, 19) and admits(1, 8, 20)
     assert admits(1, 8, 3, max_waiting_tokens=3) and not admits(8, 8, 0, waiting_served_ratio=1.1)
     assert not admits(0, 8, 0), "an empty queue has no first"
+
+
+# --- the queue --------------------------------------------------------------------------------------------------------
+
+ORDERS = [(policy(), KEYS[name]) for name, policy in POLICIES.items()]
+
+ORDERS += [(Priority(aging=n), lambda one, _, n=n: one.priority - one.waited // n) for n in (1, 3)]
+
+
+def check_queue(queue: WaitingQueue, expected: list[Sequence], added_at: dict[Sequence, int]) -> None:
+    """Compare every question that a queue answers with the answer of a plain list."""
+    expected = sorted(expected, key=lambda one: one.number)
+    assert list(queue) == expected and len(queue) == len(expected)
+    assert all((one in queue) == (one in expected) for one in added_at)
+    for one in queue:
+        assert one.waited == queue.step - added_at[one]
+    for attribute in ("max_tokens", "priority"):
+        groups = {value: list(group) for value, group in queue.grouped_by(attribute)}
+        values = {getattr(one, attribute) for one in expected}
+        assert groups == {value: [one for one in expected if getattr(one, attribute) == value] for value in values}
+        assert list(merged(groups.values())) == expected
+    longest = max((one.max_tokens for one in expected), default=0)
+    for policy, key in ORDERS:
+        assert list(policy.order(queue, [])) == sorted(expected, key=lambda one, key=key: key(one, longest))
+
+
+@settings(max_examples=300, phases=[Phase.generate])
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20), st.integers(1, 9), st.integers(-2, 2)), max_size=40))
+def test_every_order_is_that_of_sorting_the_whole_list(actions):
+    queue, waiting, running, added_at = WaitingQueue(), [], [], {}
+    for place, (action, which, max_tokens, priority) in enumerate(actions):
+        if action <= 1:  # a request arrives
+            new = Sequence(len(added_at), [0], max_tokens, priority=priority)
+            new.number = len(added_at)
+            queue.add(new)
+            waiting.append(new)
+            added_at[new] = queue.step
+        elif action == 2 and waiting:  # one is admitted, wherever it is in the queue
+            running.append(waiting.pop(which % len(waiting)))
+            queue.remove(running[-1])
+        elif action == 3 and running:  # one is preempted
+            waiting.append(running.pop(which % len(running)))
+            queue.add(waiting[-1])
+        elif action == 4 and running:  # one ends
+            queue.forget(running.pop(which % len(running)))
+        else:
+            queue.step += which
+        if place % 7 == 6 or place == len(actions) - 1:  # not at first: a queue may be grouped when it is full
+            check_queue(queue, waiting, added_at)
 
 
 # --- starvation -------------------------------------------------------------------------------------------------------

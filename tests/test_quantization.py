@@ -10,7 +10,6 @@ import sys
 
 import pytest
 import torch
-import transformers
 from conftest import CountingModel, letter_tokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -31,11 +30,10 @@ from tests.support.families import (
     LEAD,
     SIZES,
     build,
-    logit_range,
-    not_ragged_because,
+    count_near_ties,
     prompts,
-    serve_ragged,
-    tokenizer,
+    serve_in_company,
+    skip_unless_known,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,11 +42,6 @@ needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no comp
 PRODUCTS = [QuantizedLinear.multiply_dequantized] + [multiply_quantized, multiply_dequantized] * (
     not kernels.unavailable()
 )
-
-
-@pytest.fixture
-def no_kernels(monkeypatch):
-    monkeypatch.setattr(kernels, "unavailable", lambda *of: "there is no C++ compiler")
 
 
 @pytest.fixture(scope="module")
@@ -245,38 +238,16 @@ def test_the_callers_model_stays_as_it_is(pair, weights):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def greedy_or_nearly_tied(model, prompt: list[int], output: list[int]) -> int:
-    """Assert that every token of an output is the model's best one, near ties excepted; return how many were ties."""
-    with torch.no_grad():
-        ids = torch.tensor([prompt + output[:-1]])
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, len(prompt) - 1 :]
-    chosen = logits[torch.arange(len(output)), output]
-    assert (logits.amax(-1) - chosen <= LEAD * logit_range(logits)).all()
-    return int((logits.argmax(-1) != torch.tensor(output)).sum())
-
-
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_an_engine_generates_the_dequantized_models_tokens_in_any_company(family):
-    """Ragged, with chunks, preemptions and shared prefixes; padded where the family runs padded.
-
-    Half of the families are quantized in each format, which takes half the time.
-    """
-    if not family.available:
-        pytest.skip(f"transformers {transformers.__version__} does not know {family.config['model_type']}")
+    """Half of the families are quantized in each format, which takes half the time."""
+    skip_unless_known(family)
     model, weights = build(family), list(FORMATS)[FAMILIES.index(family) % 2]
     requests = [Request(prompt, tokens) for prompt, (_, tokens) in zip(prompts()[1:3], SIZES[1:], strict=False)]
-    texts = [tokenizer()(request.prompt)["input_ids"] for request in requests]
-    if not_ragged_because(family):
-        engine = Engine(model, tokenizer(), EngineConfig(max_batch_size=3, weights=weights))
-        params = [SamplingParams(max_tokens=request.max_tokens) for request in requests]
-        outputs = [output.token_ids for output in engine.generate(texts, params)]
-    else:
-        outputs, engine = serve_ragged(model, requests, seed=0, weights=weights)
-        assert engine.scheduler.num_partial_chunks > 2
+    outputs, engine = serve_in_company(family, model, requests, weights=weights)
     assert quantized_layers(engine.model)
-    rounded = dequantized(model, weights)
-    ties = sum(greedy_or_nearly_tied(rounded, *pair) for pair in zip(texts, outputs, strict=True))
-    assert ties <= 1
+    rounded, pairs = dequantized(model, weights), zip(requests, outputs, strict=True)
+    assert sum(count_near_ties(rounded, request.prompt, output, LEAD) for request, output in pairs) <= 1
 
 
 @pytest.mark.parametrize("settings", [{"speculative": "ngram"}, {"execution": "padded"}, {"linear_backend": "pytorch"}])

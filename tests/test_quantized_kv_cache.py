@@ -14,8 +14,8 @@ import transformers
 from conftest import LONGEST, PROMPTS, random_pair, spied
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from test_attention_kernel import SIZES, Cache
 from test_beam_search import by_transformers, check_beams
+from test_kernels import SIZES, Cache
 from test_ragged_exactness import EVENTS, RaggedMachine
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -24,16 +24,7 @@ from helpers.fast import kernels
 from helpers.features.quantized_kv_cache.pool import QuantizedKVPool, QuantizedVectors
 from helpers.features.quantized_kv_cache.rounding import quantize_vectors, rounded
 from helpers.runners import choice
-from tests.support.families import (
-    LEAD,
-    by_name,
-    generate,
-    lead,
-    not_ragged_because,
-    reference,
-    serve_ragged,
-    tokenizer,
-)
+from tests.support.families import LEAD, by_name, generate, lead, reference, serve_ragged, skip_unless_ragged, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
@@ -108,8 +99,7 @@ def test_the_reference_is_a_cache_that_holds_rounded_vectors():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("is_fast", [False, True], ids=["PyTorch", "fast"])
 def test_chunks_preemptions_and_sharing_give_the_tokens_of_the_reference(name, is_fast):
-    if not by_name(name).available or not_ragged_because(by_name(name)):
-        pytest.skip(f"transformers {transformers.__version__} does not know {name}, or it runs padded there")
+    skip_unless_ragged(by_name(name))
     plain = reference(by_name(name))
     results = [
         (request, *generate(plain.model, request, past_key_values=RoundedKVCache())) for request in plain.requests
@@ -234,10 +224,6 @@ def test_the_same_bytes_hold_more_tokens_than_in_bfloat16(head_dim, least, monke
         assert 0.98 * 2**20 < taken <= 2**20
         tokens[kv_cache] = engine.block_manager.num_blocks * 4
     assert tokens["int8"] / tokens["auto"] >= least
-
-
-def test_the_number_of_blocks_may_be_set(random_pairs):
-    assert make_engine(random_pairs, num_blocks=37).block_manager.num_blocks == 37
 
 
 def test_a_model_that_caches_other_vectors_than_its_attention_reads_is_refused():

@@ -9,7 +9,6 @@ from collections import Counter
 
 import pytest
 import torch
-import transformers
 from conftest import LONGEST, PROMPTS, alone, random_pair, spied
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -25,7 +24,7 @@ from hypothesis.stateful import (
 from helpers import Engine, EngineConfig, SamplingParams, load_model
 from helpers.fast.linear_backends import available_backends
 from helpers.runners.kv_pool import KVPool
-from tests.support.families import FAMILIES, CountingScheduler, not_ragged_because, reference, serve_ragged, tokenizer
+from tests.support.families import FAMILIES, CountingScheduler, reference, serve_ragged, skip_unless_ragged, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 of_every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name, indirect=True)
@@ -33,11 +32,8 @@ of_every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family:
 
 @pytest.fixture
 def family(request):
-    """A family that runs ragged; SUPPORT.md lists them, and test_families.py compares that list."""
-    if not request.param.available:
-        pytest.skip(f"transformers {transformers.__version__} does not know {request.param.config['model_type']}")
-    if reason := not_ragged_because(request.param):
-        pytest.skip(f"runs padded: {reason}")
+    """A family that runs ragged."""
+    skip_unless_ragged(request.param)
     return request.param
 
 
@@ -164,7 +160,6 @@ class RaggedMachine(RuleBasedStateMachine):
 def test_whichever_requests_arrive_and_leave_every_greedy_request_gets_its_own_tokens(name):
     machine = type(f"Ragged_{name}", (RaggedMachine,), {"pair": staticmethod(PAIRS[name]), "events": Counter()})
     run_state_machine_as_test(
-        machine,
-        settings=settings(max_examples=10, stateful_step_count=20, phases=[Phase.generate]),
+        machine, settings=settings(max_examples=10, stateful_step_count=20, phases=[Phase.generate])
     )
     assert all(machine.events[name] > 10 for name in EVENTS), machine.events

@@ -8,11 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from helpers.engine import (
-    POLICIES,
-    FirstComeFirstServed,
-    UnlimitedMemory,
-)
+from helpers.engine import POLICIES, FirstComeFirstServed, UnlimitedMemory
 from tests.simulation import Simulation, TokenMemory, operations, run_without_a_model
 
 SWITCHES = [(mixed, chunked) for mixed in (True, False) for chunked in (True, False)]
@@ -74,23 +70,27 @@ def test_no_budget_is_ever_exceeded_and_every_request_finishes(workload):
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_sequence_loses_its_memory_is_computed_anew_and_finishes():
+def test_the_newest_sequence_loses_its_memory_is_computed_anew_and_finishes_and_the_runner_is_told_once():
     simulation = Simulation("fcfs", rows=3, tokens=16, memory=TokenMemory(12))
     scheduler = simulation.scheduler
     a, b, c = simulation.add(4, 4, "a"), simulation.add(4, 3, "b"), simulation.add(3, 4, "c")
-    assert simulation.step().preempted == []
+    plan = simulation.step()
+    assert plan.preempted == plan.released == []
     assert (a.computed, b.computed, c.computed) == (4, 4, 3)
     # 11 of 12 tokens are allocated, and each sequence needs one more: a gets it, and c is preempted for b.
     plan = simulation.step()
-    assert chunks(plan) == [(a, 1), (b, 1)] and plan.preempted == [c]
+    assert chunks(plan) == [(a, 1), (b, 1)] and plan.preempted == plan.released == [c]
     assert (c.computed, c.generated, c.num_uncomputed_tokens) == (0, 1, 4)  # its new token is not lost
     assert list(scheduler.waiting) == [c] and scheduler.running == [a, b]
     # 10 are allocated. a and b advance, and b ends. Then c computes all of its tokens anew, generated ones included.
-    assert chunks(simulation.step()) == [(a, 1), (b, 1)]
+    plan = simulation.step()
+    assert chunks(plan) == [(a, 1), (b, 1)] and plan.released == []
     assert simulation.finished == [b]
-    assert chunks(simulation.step()) == [(a, 1), (c, 4)]
+    plan = simulation.step()
+    assert chunks(plan) == [(a, 1), (c, 4)] and plan.released == [b], "it has ended"
     assert simulation.run() == ["b", "a", "c"]
     assert simulation.num_preemptions == 1 and c.generated == 4
+    assert simulation.step().released == [c] and simulation.step().released == []
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -211,18 +211,6 @@ def test_a_sample_has_waited_since_its_request_was_added_so_that_later_requests_
     assert [one.waited for one in simulation.scheduler.waiting] == [60, 60]
     simulation.run()
     assert simulation.finished == [first, second, other]
-
-
-def test_a_runner_is_told_once_of_every_sequence_that_lost_its_row():
-    simulation = Simulation("fcfs", rows=3, tokens=16, memory=TokenMemory(12))
-    a, b, c = simulation.add(4, 4, "a"), simulation.add(4, 3, "b"), simulation.add(3, 4, "c")
-    assert simulation.step().released == []
-    assert simulation.step().released == [c], "preempted"
-    assert simulation.step().released == []
-    assert simulation.step().released == [b], "it has ended"
-    simulation.scheduler.finish(c, "abort")
-    assert simulation.step().released == [a, c]
-    assert simulation.step().released == [] and not simulation.scheduler.unfinished
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------

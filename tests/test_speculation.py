@@ -11,7 +11,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import transformers
 from conftest import PROMPTS, random_pair
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -28,7 +27,7 @@ from helpers import Engine, EngineConfig, SamplingParams, load_model
 from helpers.detokenizer import REPLACEMENT_CHARACTER
 from helpers.engine import BlockManager, Sequence
 from helpers.features.speculation import NgramProposer
-from tests.support.families import FAMILIES, CountingScheduler, not_ragged_because, reference, serve_ragged, tokenizer
+from tests.support.families import CountingScheduler, by_name, reference, serve_ragged, skip_unless_ragged, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -267,8 +266,7 @@ def test_whatever_is_proposed_every_request_gets_its_own_tokens(proposer, always
     name = f"Speculating_{proposer}"  # other names, other examples
     machine = type(name, (SpeculatingMachine,), {"make_proposer": PROPOSERS[proposer], "events": Counter()})
     run_state_machine_as_test(
-        machine,
-        settings=settings(max_examples=7, stateful_step_count=10, phases=[Phase.generate]),
+        machine, settings=settings(max_examples=7, stateful_step_count=10, phases=[Phase.generate])
     )
     events = machine.events
     assert events["drafted"] > 50 and events["cached"] > 10 and events["partial_chunks"] > 5, events
@@ -287,16 +285,10 @@ def test_whatever_is_proposed_every_request_gets_its_own_tokens(proposer, always
 KINDS_OF_ATTENTION = ["gpt2", "bloom", "llama", "llama4_text", "mistral", "gemma2", "gpt_oss", "deepseek_v3"]
 
 
-@pytest.mark.parametrize(
-    "family",
-    [family for family in FAMILIES if family.name in KINDS_OF_ATTENTION],
-    ids=lambda family: family.name,
-)
-def test_drafts_change_no_token_whatever_the_attention(family, always_drafts):
-    if not family.available:
-        pytest.skip(f"transformers {transformers.__version__} does not know {family.config['model_type']}")
-    if reason := not_ragged_because(family):
-        pytest.skip(f"runs padded: {reason}")
+@pytest.mark.parametrize("name", KINDS_OF_ATTENTION)
+def test_drafts_change_no_token_whatever_the_attention(name, always_drafts):
+    family = by_name(name)
+    skip_unless_ragged(family)
     alone = reference(family)
     requests, expected = alone.requests[:8], alone.tokens[:8]
     texts = [

@@ -30,6 +30,7 @@ from helpers.features.structured_outputs.description import MAX_CHOICE, MAX_LENG
 from helpers.features.structured_outputs.grammar import GrammarCompiler
 from helpers.features.structured_outputs.grammar_state import GrammarState
 from helpers.features.structured_outputs.schema_recursion import can_end
+from tests.support.families import CountingScheduler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -150,17 +151,13 @@ def schemas(depth: int = 2):
     return st.one_of(leaves, objects, arrays, either)
 
 
-SOME_SCHEMAS = settings(max_examples=8, suppress_health_check=[*HealthCheck])
-MANY_SCHEMAS = settings(SOME_SCHEMAS, max_examples=56)  # of 6 schemas, on three tokenizers: 1,008
+@pytest.mark.parametrize(  # examples of 6 schemas on three tokenizers: 1,008 in all
+    "examples", [8, pytest.param(56, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_sampled_texts_parse_and_match_random_schemas(pair, examples):
+    engine, reasons = Engine(*pair, EngineConfig(max_batch_size=8)), Counter()
 
-
-def check_random_schemas(pair, examples) -> Counter:
-    """Run random schemas, several in one engine, check every text, and return how often outputs ended how."""
-    model, tokenizer = pair
-    engine = Engine(model, tokenizer, EngineConfig(max_batch_size=8))
-    reasons = Counter()
-
-    @examples
+    @settings(max_examples=examples, suppress_health_check=[*HealthCheck])
     @given(st.lists(schemas(), min_size=6, max_size=6), st.integers(0, 10**6))
     def run(several, seed):
         params = [structured(250, json=schema, seed=seed) for schema in several]
@@ -172,18 +169,6 @@ def check_random_schemas(pair, examples) -> Counter:
                 assert output.finish_reason == "length", (output.error, schema)
 
     run()
-    return reasons
-
-
-def test_sampled_texts_parse_and_match_random_schemas(pair):
-    reasons = check_random_schemas(pair, SOME_SCHEMAS)
-    assert reasons["length"] < 0.1 * reasons.total(), reasons
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_sampled_texts_parse_and_match_many_random_schemas(pair):
-    reasons = check_random_schemas(pair, MANY_SCHEMAS)
     assert reasons["length"] < 0.1 * reasons.total(), reasons
 
 
@@ -376,6 +361,17 @@ def alone_in_an_engine(pair):
     return [(one.token_ids, one.text, one.finish_reason) for several in outputs for one in several]
 
 
+class KnownOutputs:
+    """Proposes what the requests get alone, with some wrong drafts: grammars advance, and go back."""
+
+    texts = ()
+
+    def propose(self, token_ids, k):
+        known = [text for text in self.texts if text[: len(token_ids)] == token_ids]
+        drafts = known[0][len(token_ids) :][:k] if known else []
+        return [(id + 1) % 100 if (len(token_ids) + place) % 5 == 4 else id for place, id in enumerate(drafts)]
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -384,52 +380,21 @@ def alone_in_an_engine(pair):
         {"max_batch_size": 6, "num_blocks": 12, "block_size": 8, "prefix_caching": True},  # preempts
         {"max_batch_size": 4, "execution": "padded"},
         {"max_batch_size": 4, "speculative": "ngram"},
+        {"max_batch_size": 8, "speculative": KnownOutputs()},
+        {"max_batch_size": 8, "speculative": KnownOutputs(), "num_blocks": 14, "block_size": 8},
     ],
     ids=str,
 )
 def test_a_structured_request_gets_the_tokens_that_it_gets_alone(embedded, config):
-    engine = Engine(*embedded, EngineConfig(**config))
-    preempted = []
-    schedule = engine.scheduler.schedule
-
-    def watched():
-        plan = schedule()
-        preempted.extend(plan.preempted)
-        return plan
-
-    engine.scheduler.schedule = watched
-    prompts, params = zip(*REQUESTS, strict=True)
+    (prompts, params), expected = zip(*REQUESTS, strict=True), alone_in_an_engine(embedded)
+    texts = [embedded[1](prompt)["input_ids"] for prompt, one in REQUESTS for _ in range(one.n)]
+    KnownOutputs.texts = [ids + tokens for ids, (tokens, *_) in zip(texts, expected, strict=True)]
+    engine = Engine(*embedded, EngineConfig(scheduler_cls=CountingScheduler, **config))
     outputs = engine.generate(list(prompts), list(params), arrivals=[0, 0, 2, 3, 5, 5, 9])
-    assert [(one.token_ids, one.text, one.finish_reason) for one in outputs] == alone_in_an_engine(embedded)
-    assert bool(preempted) == ("num_blocks" in config)
-
-
-class KnownOutputs:
-    """Proposes what the requests get alone, with some wrong drafts: grammars advance, and go back."""
-
-    def __init__(self, pair):
-        outputs = iter(alone_in_an_engine(pair))
-        self.texts = []
-        for prompt, params in REQUESTS:
-            prompt_ids = pair[1](prompt)["input_ids"]
-            self.texts += [prompt_ids + next(outputs)[0] for _ in range(params.n)]
-
-    def propose(self, token_ids, k):
-        known = [text for text in self.texts if text[: len(token_ids)] == token_ids]
-        drafts = known[0][len(token_ids) :][:k] if known else []
-        return [(id + 1) % 100 if (len(token_ids) + place) % 5 == 4 else id for place, id in enumerate(drafts)]
-
-
-@pytest.mark.parametrize("num_blocks", [None, 14])
-def test_drafts_change_no_structured_output(embedded, num_blocks):
-    prompts, params = map(list, zip(*REQUESTS, strict=True))
-    settings = {"max_batch_size": 8, "num_blocks": num_blocks, "block_size": 8}
-    engine = Engine(*embedded, EngineConfig(speculative=KnownOutputs(embedded), **settings))
-    outputs = engine.generate(prompts, params)
-    assert [(one.token_ids, one.text, one.finish_reason) for one in outputs] == alone_in_an_engine(embedded)
-    without = Engine(*embedded, EngineConfig(**settings))
-    without.generate(prompts, params)
-    assert engine.steps < 0.8 * without.steps, "drafts were accepted"
+    assert [(one.token_ids, one.text, one.finish_reason) for one in outputs] == expected
+    assert bool(engine.scheduler.num_preempted) == ("num_blocks" in config)
+    if isinstance(config.get("speculative"), KnownOutputs):
+        assert engine.trace.accepted_tokens > 50, "drafts were accepted"
 
 
 # --- where an output ends ---------------------------------------------------------------------------------------------
@@ -451,10 +416,7 @@ REFUSED = {
     "a schema that is not JSON": ({"json": "{"}, "json must be a JSON schema"),
     "a schema that is a list": ({"json": "[]"}, "it is not an object"),
     "a schema with a set": ({"json": {"enum": {1}}}, "not JSON serializable"),
-    "a deep schema": (
-        {"json": '{"items":' * 10**4 + "{}" + "}" * 10**4},
-        "nested too deeply|at most",
-    ),
+    "a deep schema": ({"json": '{"items":' * 10**4 + "{}" + "}" * 10**4}, "nested too deeply|at most"),
     "no choices": ({"choice": []}, "one or more non-empty texts"),
     "an empty choice": ({"choice": ["a", ""]}, "one or more non-empty texts"),
     "a text as choices": ({"choice": "ab"}, "a list of texts"),

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
 import torch
+import transformers
 import yaml
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -217,6 +219,19 @@ def not_ragged_because(family: Family) -> str | None:
     return why_not_ragged(build(family))
 
 
+def skip_unless_known(family: Family) -> None:
+    """Skip a test of a family that this version of transformers does not know."""
+    if not family.available:
+        pytest.skip(f"transformers {transformers.__version__} does not know {family.config['model_type']}")
+
+
+def skip_unless_ragged(family: Family) -> None:
+    """Skip a test of a family that is unknown or runs padded. SUPPORT.md lists them; test_families.py compares."""
+    skip_unless_known(family)
+    if reason := not_ragged_because(family):
+        pytest.skip(f"runs padded: {reason}")
+
+
 def serve_through_verbs(model, requests: list[Request], seed: int) -> list[list[int]]:
     """Let requests join and leave at random through the four verbs; return each one's token ids.
 
@@ -300,6 +315,29 @@ def serve_ragged(model, requests: list[Request], seed: int, **settings) -> tuple
         arrivals=[rng.randint(0, 3 * len(requests)) for _ in requests],
     )
     return [output.token_ids for output in outputs], engine
+
+
+def serve_in_company(family: Family, model, requests: list[Request], **settings) -> tuple[list[list[int]], Engine]:
+    """Serve requests ragged, with chunks, preemptions and shared prefixes; padded where the family runs padded."""
+    if not not_ragged_because(family):
+        outputs, engine = serve_ragged(model, requests, seed=0, **settings)
+        assert engine.scheduler.num_partial_chunks > 2
+        return outputs, engine
+    engine = Engine(model, tokenizer(), EngineConfig(max_batch_size=3, **settings))
+    params = [SamplingParams(max_tokens=request.max_tokens) for request in requests]
+    outputs = engine.generate([request.prompt for request in requests], params)
+    return [output.token_ids for output in outputs], engine
+
+
+def count_near_ties(model, prompt: str, output: list[int], margin: float) -> int:
+    """Assert that each token's logit is close to the best one's, by the logits' range; return how many are not best."""
+    prompt_ids = tokenizer()(prompt)["input_ids"]
+    ids = torch.tensor([prompt_ids + output[:-1]])
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, len(prompt_ids) - 1 :]
+    chosen = logits[torch.arange(len(output)), output]
+    assert (logits.amax(-1) - chosen <= margin * logit_range(logits)).all()
+    return int((logits.argmax(-1) != torch.tensor(output)).sum())
 
 
 def first_difference(expected: list[int], actual: list[int]) -> int | None:
