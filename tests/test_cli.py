@@ -332,8 +332,7 @@ def assert_only_the_second_of_three_fails(capsys, argv, place, said):
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
-    [(TOO_LONG, "the model's context is 512"), ("", "has no tokens"), ("Caf\udce9", "udce9")],
+    ("bad", "said"), [(TOO_LONG, "the model's context is 512"), ("", "has no tokens"), ("Caf\udce9", "udce9")]
 )
 def test_a_prompt_that_fails_costs_the_others_nothing(capsys, bad, said):
     argv = ["The quick brown fox", bad, "What comes up"]

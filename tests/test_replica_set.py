@@ -144,9 +144,7 @@ def test_endless_random_failures_are_read_only_as_far_as_the_run_lasts_and_are_a
     assert len(result.lifetimes) == 4 + sum(time < 49.5 for time, _ in failures)
 
 
-def test_replicas_that_fail_before_they_finish_anything_are_an_error_instead_of_an_endless_run(
-    monkeypatch,
-):
+def test_replicas_that_fail_before_they_finish_anything_are_an_error_instead_of_an_endless_run(monkeypatch):
     monkeypatch.setattr(replica_set, "MOST_FAILURES", 100)
     failing = {"failures": ((number / 10, 0) for number in itertools.count()), "start_seconds": 100.0}
     with pytest.raises(ValueError, match=r"100 times, .* fail less often, or start sooner \(start_seconds is 100\)"):

@@ -6,15 +6,7 @@ from random import Random
 import pytest
 from answers import solutions
 
-from helpers import (
-    Engine,
-    EngineConfig,
-    Request,
-    SamplingParams,
-    generate_continuous,
-    generate_static,
-    workloads,
-)
+from helpers import Engine, EngineConfig, Request, SamplingParams, generate_continuous, generate_static, workloads
 from helpers.checks import first_come, planned_by, run_schedule, score_schedule
 from helpers.checks.exercises.lesson_4_order import sequence_of
 from helpers.checks.exercises.lesson_5_plan import plan_chunks

@@ -28,7 +28,7 @@ from tests.support.serving import OWL, RawConnection, body, embedded_engine, exp
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 quick = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 JSON = {"Content-Type": "application/json"}
 POSTS = ("/v1/completions", "/v1/chat/completions", "/pace")
