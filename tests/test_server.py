@@ -126,13 +126,6 @@ def test_a_stream_has_a_chunk_for_every_token_and_its_texts_join_to_the_complete
         assert all(chunk.usage is None for chunk in chunks)
 
 
-def test_the_last_chunk_has_the_token_counts_if_requested(client):
-    *chunks, last = greedy(client, PROMPTS[0], 9, stream=True, stream_options={"include_usage": True})
-    assert (last.choices, last.usage.completion_tokens, last.usage.prompt_tokens) == ([], len(chunks), 4)
-    without = list(greedy(client, PROMPTS[0], 9, stream=True, stream_options={"include_usage": False}))
-    assert len(without) == len(chunks) and without[-1].choices
-
-
 def test_incomplete_characters_and_stop_strings_are_not_sent(keyed):
     """A random model of bytes generates incomplete characters all the time."""
     engine, sent = Engine(*random_pair("llama")), ""
@@ -167,42 +160,13 @@ def test_the_choices_of_several_prompts_as_text_or_ids_come_in_their_order(clien
     assert greedy(client, [prompts[0]], 12).choices[0].text == wanted[0]
 
 
-def test_several_choices_for_several_prompts(client, embedded):
-    settings = {"seed": 11, "n": 3, "temperature": 1.0, "max_tokens": 8}
-    outputs = Engine(*embedded).generate(PROMPTS[:2], SamplingParams(**settings))
-    response = client.completions.create(model="tiny-model", prompt=PROMPTS[:2], **settings)
-    assert [(c.index, c.text) for c in response.choices] == list(enumerate(output.text for output in outputs))
-    assert response.usage.completion_tokens == sum(len(output.token_ids) for output in outputs)
-    assert response.usage.prompt_tokens == 4 + 5
-    texts = [""] * 6
-    for chunk in client.completions.create(model="tiny-model", prompt=PROMPTS[:2], stream=True, **settings):
-        texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert texts == [choice.text for choice in response.choices]
-
-
 # --- log-probabilities ----------------------------------------------------------------------------------------------
-
-
-def test_logprobs_of_a_completion(client, embedded):
-    tokenizer = embedded[1]
-    output = expected("Once upon a time", 10, logprobs=3)
-    choice = greedy(client, "Once upon a time", 10, logprobs=3).choices[0]
-    spelled = [tokenizer.decode([token]) for token in output.token_ids]
-    assert choice.logprobs.tokens == spelled
-    chosen = [known[token] for token, known in zip(output.token_ids, output.logprobs, strict=True)]
-    assert choice.logprobs.token_logprobs == pytest.approx(chosen, abs=1e-4)
-    for token, top in zip(spelled, choice.logprobs.top_logprobs, strict=True):
-        assert len(top) == 3 and max(top, key=top.get) == token  # greedy
-    none_best = greedy(client, "Once upon a time", 3, logprobs=0).choices[0].logprobs
-    assert [[token] for token in none_best.tokens] == [list(top) for top in none_best.top_logprobs]
-    assert greedy(client, "Once upon a time", 3).choices[0].logprobs is None
-    pieces = [chunk.choices[0].logprobs for chunk in greedy(client, "Once upon a time", 10, logprobs=3, stream=True)]
-    assert [piece.tokens for piece in pieces] == [[token] for token in spelled]
-    assert [piece.token_logprobs[0] for piece in pieces] == pytest.approx(chosen, abs=1e-4)
 
 
 def test_a_completion_reports_each_token_among_the_best_ones_and_tells_parts_of_characters_apart(client, embedded):
     tokenizer = embedded[1]
+    none_best = greedy(client, "Once upon a time", 3, logprobs=0).choices[0].logprobs
+    assert [[token] for token in none_best.tokens] == [list(top) for top in none_best.top_logprobs]
     drawn = client.completions.create(
         model="tiny-model",
         prompt="é☃",
