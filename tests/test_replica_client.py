@@ -152,25 +152,6 @@ async def test_the_last_output_of_a_request_without_a_replica_joins_the_others()
 
 
 @in_loop
-async def test_without_a_replica_requests_wait_for_the_next_one():
-    async with running(num_replicas=1, shut=True, restarts=False) as client:
-        begun = await submit(client, [0, 1], 5, "begun")
-        let(client.started[0], 2)
-        await wait_until(lambda: client.seen and client.seen[-1][0])
-        client.started[0].lose()
-        await wait_until(lambda: not client.replicas)
-        new, left = await submit(client, [0], 2, "new"), await submit(client, [0], 2, "left")
-        assert client.alive and client.seen[-1] is not None
-        with left:
-            pass  # its client leaves
-        await wait_until(lambda: client.num_in_flight == 2)
-        assert client._snapshot(()).num_waiting == 2 and client._snapshot(()).waiting == ("begun", "new")
-        client.may_start.release()
-        assert await tokens(begun) == [2, 3, 4, 5, 6] and await tokens(new) == [1, 2]
-        await wait_until(lambda: is_empty(client))
-
-
-@in_loop
 async def test_an_aborted_request_is_not_resumed_even_if_one_of_its_outputs_had_finished():
     async with running(num_replicas=2, shut=True) as client:
         stream, _ = await client.submit("r", [[0, 1]], SamplingParams(9, n=2, temperature=1.0))

@@ -189,6 +189,7 @@ async def test_requests_wait_for_a_replica_in_the_order_of_their_arrival():
             await submit(client, [0, 1], 4, f"new-{number}")
         client.started[1].lose()
         await wait_until(lambda: not client.replicas)
+        assert client._snapshot(()).waiting[:2] == ("old-0", "old-1") and client.alive
         assert of_waiting(client) == [f"old-{number}" for number in range(8)] + [f"new-{number}" for number in range(4)]
 
 
