@@ -5,17 +5,17 @@ is test_server_requests.py; what happens under load and faults is test_server_fa
 """
 
 import asyncio
+import copy
 
-import httpx
 import openai
 import psutil
 import pytest
 from conftest import PROMPTS, alone, random_pair
 
-from helpers import Engine, EngineConfig, SamplingParams, load_model
+from helpers import Engine, EngineConfig, SamplingParams
 from helpers.server import launch
 from helpers.server.formats import ChatFormatter, CompletionFormatter
-from tests.support.serving import body, embedded_engine, events_of, expected, serving, text_of_chunks
+from tests.support.serving import embedded_engine, expected, post, serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,28 +48,6 @@ def untemplated():
     """A client of the embedded model without its chat template."""
     with serving(embedded_engine()) as server, openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A random model with a chat template, in a folder."""
-    path = tmp_path_factory.mktemp("model")
-    model, tokenizer = random_pair("llama")
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    (path / "chat_template.jinja").write_text(TEMPLATE)
-    return path
-
-
-@pytest.fixture(scope="module")
-def keyed(folder):
-    """A model from a folder, behind a key."""
-    engine = Engine(*load_model(str(folder)), EngineConfig(max_batch_size=3, trace_length=1000))
-    with serving(engine, model_name="mine", api_key="schlüssel") as server:
-        yield server
-
-
-KEY = {"Authorization": "Bearer schlüssel".encode()}
 
 
 def greedy(client, prompt, max_tokens=20, **settings):
@@ -124,24 +102,6 @@ def test_a_stream_has_a_chunk_for_every_token_and_its_texts_join_to_the_complete
         ]
         assert len({(chunk.id, chunk.created, chunk.model, chunk.object) for chunk in chunks}) == 1
         assert all(chunk.usage is None for chunk in chunks)
-
-
-def test_incomplete_characters_and_stop_strings_are_not_sent(keyed):
-    """A random model of bytes generates incomplete characters all the time."""
-    engine, sent = Engine(*random_pair("llama")), ""
-    for prompt in PROMPTS[:6]:
-        (whole,) = engine.generate(prompt, SamplingParams(30, ignore_eos=True))
-        stop = whole.text[3:5]
-        for settings in ({}, {"stop": stop}):
-            (alone,) = engine.generate(prompt, SamplingParams(30, ignore_eos=True, **settings))
-            sent_body = body(prompt, 30, ignore_eos=True, stream=True, **settings)
-            with httpx.stream("POST", keyed.url + "/v1/completions", json=sent_body, headers=KEY) as response:
-                chunks = list(events_of(response.iter_lines()))
-            assert text_of_chunks(chunks) == alone.text
-            assert chunks[-2]["choices"][0]["finish_reason"] == alone.finish_reason
-            sent += alone.text
-            assert not settings or alone.text == whole.text[: whole.text.find(stop)]
-    assert "\ufffd" in sent and any(0x7F < ord(character) < 0xFFFD for character in sent)
 
 
 def test_the_choices_of_several_prompts_as_text_or_ids_come_in_their_order(client, embedded):
@@ -233,16 +193,18 @@ def test_a_chat_without_a_limit_continues_to_its_end(untemplated, embedded):
     assert response.usage.completion_tokens == len(output.token_ids) > 16
 
 
-def test_the_models_own_template_is_used(keyed, folder):
+def test_the_models_own_template_is_used():
+    model, tokenizer = random_pair("llama")
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = TEMPLATE
     prompt = "<system>Be kind.<user>Once upon a time<assistant>"
-    (wanted,) = Engine(*random_pair("llama")).generate(prompt, SamplingParams(20))
-    chat = {"messages": MESSAGES, "max_tokens": 20, "temperature": 0, "model": "mine"}
-    response = httpx.post(keyed.url + "/v1/chat/completions", json=chat, headers=KEY).json()
-    assert response["choices"][0]["message"]["content"] == wanted.text
-    assert response["usage"]["prompt_tokens"] == len(prompt) and response["model"] == "mine"
-    reversed = {"messages": [{"role": "assistant", "content": "I"}]}
-    response = httpx.post(keyed.url + "/v1/chat/completions", json=reversed, headers=KEY)
-    assert response.status_code == 400 and "the user begins" in response.json()["error"]["message"]
+    (wanted,) = Engine(model, tokenizer).generate(prompt, SamplingParams(20))
+    with serving(Engine(model, tokenizer, EngineConfig(trace_length=1000)), model_name="mine") as own:
+        response = post(own, "/v1/chat/completions", messages=MESSAGES, max_tokens=20, temperature=0).json()
+        assert response["choices"][0]["message"]["content"] == wanted.text
+        assert response["usage"]["prompt_tokens"] == len(prompt) and response["model"] == "mine"
+        response = post(own, "/v1/chat/completions", messages=[{"role": "assistant", "content": "I"}])
+        assert response.status_code == 400 and "the user begins" in response.json()["error"]["message"]
 
 
 # --- the process ----------------------------------------------------------------------------------------------------
