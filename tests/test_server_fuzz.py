@@ -1,7 +1,7 @@
 """Whatever a client sends: no status of 500 and above, every error in OpenAI's format, and nothing left over.
 
 Schemathesis reads the server's own description and sends requests that fit it and requests that do not. Hypothesis
-sends bytes that are not even requests. Neither knows the correct response: that is test_server.py.
+sends requests that are nearly right. Neither knows the correct response: that is test_server.py.
 """
 
 import json

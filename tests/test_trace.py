@@ -64,7 +64,7 @@ def continuous() -> Trace:
     return trace
 
 
-def test_the_row_steps_counts_and_times_of_a_continuous_run(continuous):
+def test_a_continuous_run_has_the_row_steps_counts_and_times_computed_by_hand(continuous):
     def decode(id):
         return RowStep("decode", id, tokens=1, new_tokens=1)
 
