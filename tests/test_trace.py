@@ -88,6 +88,18 @@ def test_a_continuous_run_has_the_row_steps_counts_and_times_computed_by_hand(co
     assert continuous.seconds == 3.5
 
 
+def test_a_finished_row_of_a_static_batch_is_computed_and_yields_nothing():
+    trace = Trace(rows=2)
+    trace.record(fresh(a=1, b=3), running(a=0, b=1), 0.0, 1.0)
+    trace.record(running(a=0, b=1), running(a=0, b=0), 1.0, 1.0)
+    trace.record(fresh(c=2), running(c=0), 2.0, 1.0)
+    assert row_steps(trace)[1:] == [
+        [RowStep("finished", "a", tokens=0, padding=1), RowStep("decode", "b", tokens=1, new_tokens=1)],
+        [RowStep("prefill", "c", 2, 0, 1), RowStep("empty")],
+    ]
+    assert (trace.output_tokens, trace.prompt_padding) == (4, 2)  # the input of a finished row is no pad of a prompt
+
+
 def test_a_request_keeps_its_row_when_rows_above_it_are_filtered_out():
     trace = Trace(rows=3)
     trace.record(fresh(a=1, b=2, c=3), running(a=0, b=0, c=5), 0.0, 1.0)
@@ -171,3 +183,10 @@ def test_a_trace_may_forget_all_but_the_last_iterations():
     assert rows(trace) == [[(None, "empty"), ("b", "decode")]] * 3
     assert trace.token_times == {"b": [7.0, 8.0, 9.0]} and trace.seconds == 9.0
     assert trace.retimed().forward_passes == 3
+
+
+def test_a_trace_of_nothing_counts_nothing():
+    trace = Trace(rows=4)
+    assert trace.forward_passes == trace.slot_steps == trace.output_tokens == trace.wasted_slot_steps == 0
+    assert trace.prompt_tokens == trace.prompt_padding == trace.seconds == trace.work.total() == 0
+    assert trace.token_times == {}
