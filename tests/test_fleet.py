@@ -152,6 +152,23 @@ def test_a_simulated_fleet_routes_as_replicas_in_lock_step_do(workload, router):
     assert fleet.choices == lockstep.choices
 
 
+def test_a_router_sees_the_blocks_that_a_replica_has_cached_so_far():
+    config, prompt = EngineConfig(4, 256, num_blocks=40, block_size=16), list(range(70))
+    requests, seen = [TimedRequest(0.0, prompt, 100), TimedRequest(0.05, prompt, 100)], []
+
+    class Watching(PrefixAware):
+        def choose(self, prompt_token_ids, replicas):
+            seen[-1].append([replica.cached_tokens(prompt_token_ids) for replica in replicas])
+            return super().choose(prompt_token_ids, replicas)
+
+    results = []
+    for skip in (True, False):
+        seen.append([])
+        results.append(simulate_fleet(requests, config, CostModel(iterations=0.01), 2, Watching(0), skip))
+    assert seen[0] == seen[1] == [[0, 0], [64, 0]]
+    assert results[0] == results[1]
+
+
 def test_goodput_counts_the_requests_within_all_limits():
     config, cost = EngineConfig(max_batch_size=1), CostModel(iterations=1.0)
     result = simulate_fleet([TimedRequest(0.0, 1, 4), TimedRequest(1.0, 1, 1)], config, cost, 1, RoundRobin())
