@@ -13,13 +13,7 @@ import schemathesis
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    negative_data_rejection,
-    response_schema_conformance,
-    status_code_conformance,
-    unsupported_method,
-)
+from schemathesis.specs.openapi import checks
 
 from helpers.server.engine_thread import EngineThread
 from tests.support.serving import OWL, RawConnection, body, embedded_engine, expected, post, serving, text_of_response
@@ -83,12 +77,9 @@ OPERATIONS = [
     ("GET", "/health"), ("GET", "/metrics"), ("POST", "/pace"), ("GET", "/version"), ("POST", "/tokenize"),
 ]  # fmt: skip
 CHECKS = [
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-    negative_data_rejection,
-    unsupported_method,
-]
+    checks.status_code_conformance, checks.content_type_conformance, checks.response_schema_conformance,
+    checks.negative_data_rejection, checks.unsupported_method,
+]  # fmt: skip
 
 
 def test_the_description_has_these_operations(description):
