@@ -281,26 +281,18 @@ def test_structured_outputs_have_options_of_their_own(no_model, embedded, tmp_pa
         (["a", "--temperature", "-1"], "--temperature must be a number of at least 0, not -1.0"),
         (["a", "--temperature", "warm"], "--temperature"),
         (["a", "--max-tokens", "1.5"], "--max-tokens"),
-        (["a", "--n", "2"], "2 greedy outputs would all be the same"),
-        (["a", "--policy", "luck"], "longest_first"),
-        (["a", "--speculative", "luck"], "ngram"),
         (["a", "--speculative", "ngram", "--num-speculative-tokens", "0"], "--num-speculative-tokens must be"),
         (["a", "--draft-model", "b"], "no effect unless speculative"),
         (["a", "--rows", "0"], "--rows must be an integer of at least 1, not 0"),
-        (["a", "--rows", "600"], "600 rows"),
-        (["a", "--dtype", "int8"], "bfloat16"),
         (["a", "--weights", "int3"], '"int8", "int4"'),
         (["a", "--compute", "int8"], 'compute="int8" needs weights="int8"'),
-        (["a", "--kv-cache", "int4"], '"auto", "int8"'),
         (["a", "--device", "abacus"], "'abacus' cannot be used"),
         (["a", "--logprobs", "1"], "--logprobs needs --json"),
         (["a", "--prompt-logprobs", "1"], "--prompt-logprobs needs --json"),
-        (["a", "--stop-token-ids", "1.5"], "--stop-token-ids"),
         (["a", "--logit-bias.5=101"], "The bias of token 5 in --logit-bias must be a number from -100 to 100"),
         (["a", "--max-tokens", "0"], "--prompt-logprobs to score the prompt"),
         (["a", "--temp", "1"], "--temp"),  # no abbreviations
         (["a", "--file", "b"], "not both"),
-        (["a", "--regex", "b", "--choice", "c"], "not regex and choice"),
         (["a", "--json-schema", "no/such/file"], "no/such/file"),
         (["--file", "no/such/file"], "no/such/file"),
         (["--file", "EMPTY"], "There are no prompts in"),
@@ -316,7 +308,28 @@ def test_a_bad_setting_is_refused_before_a_model_is_loaded(no_model, tmp_path, c
     assert printed.out == ""
 
 
-def assert_only_the_second_of_three_fails(capsys, argv, place, said):
+@pytest.mark.parametrize(
+    ("is_line", "bad", "said"),
+    [
+        (False, TOO_LONG, "the model's context is 512"),
+        (False, "", "has no tokens"),
+        (False, "Caf\udce9", "udce9"),
+        (True, json.dumps({"prompt": TOO_LONG, "n": 3, "temperature": 1}), "the model's context is 512"),
+        (True, "The quick brown fox", "This line is not JSON"),
+        (True, "[" * 10**5, "This line is not JSON"),
+        (True, '{"text": "a"}', "an object with a prompt"),
+        (True, '{"prompt": 5}', "A prompt must be a text or a list of token ids, not 5"),
+        (True, '{"prompt": "a\\ud83d"}', "ud83d"),
+        (True, '{"prompt": "a", "max_token": 1}', "There is no setting 'max_token'"),
+        (True, '{"prompt": "a", "max_tokens": "1"}', "max_tokens must be an integer"),
+    ],
+)
+def test_a_prompt_or_a_line_that_fails_costs_the_others_nothing(tmp_path, capsys, is_line, bad, said):
+    argv, place = ["The quick brown fox", bad, "What comes up"], "prompt 2"
+    if is_line:
+        file = tmp_path / "prompts.jsonl"
+        file.write_text('\n{"prompt": "The quick brown fox"}\n' + bad + '\n{"prompt": "What comes up"}')
+        argv, place = ["--file", str(file)], f"{file}:3"
     assert main([*argv, "--max-tokens", "2"]) == 1
     output = capsys.readouterr()
     assert output.out == "The quick brown fox jumped over\nWhat comes up must come\n"
@@ -329,34 +342,6 @@ def assert_only_the_second_of_three_fails(capsys, argv, place, said):
     assert [line["finish_reason"] for line in lines] == ["length", "error", "length"]
     assert [said in line.get("error", "") for line in lines] == [False, True, False]
     assert output.err == ""
-
-
-@pytest.mark.parametrize(
-    ("bad", "said"),
-    [(TOO_LONG, "the model's context is 512"), ("", "has no tokens"), ("Caf\udce9", "udce9")],
-)
-def test_a_prompt_that_fails_costs_the_others_nothing(capsys, bad, said):
-    argv = ["The quick brown fox", bad, "What comes up"]
-    assert_only_the_second_of_three_fails(capsys, argv, "prompt 2", said)
-
-
-@pytest.mark.parametrize(
-    ("bad", "said"),
-    [
-        (json.dumps({"prompt": TOO_LONG, "n": 3, "temperature": 1}), "the model's context is 512"),
-        ("The quick brown fox", "This line is not JSON"),
-        ("[" * 10**5, "This line is not JSON"),
-        ('{"text": "a"}', "an object with a prompt"),
-        ('{"prompt": 5}', "A prompt must be a text or a list of token ids, not 5"),
-        ('{"prompt": "a\\ud83d"}', "ud83d"),
-        ('{"prompt": "a", "max_token": 1}', "There is no setting 'max_token'"),
-        ('{"prompt": "a", "max_tokens": "1"}', "max_tokens must be an integer"),
-    ],
-)
-def test_a_line_that_fails_costs_the_others_nothing(tmp_path, capsys, bad, said):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('\n{"prompt": "The quick brown fox"}\n' + bad + '\n{"prompt": "What comes up"}')
-    assert_only_the_second_of_three_fails(capsys, ["--file", str(file)], f"{file}:3", said)
 
 
 def test_an_output_that_fails_midway_is_reported_and_the_others_are_printed(monkeypatch, embedded, capsys):
@@ -435,10 +420,10 @@ def test_libraries_are_quiet_and_afterwards_as_talkative_as_before(monkeypatch, 
 # --- as a program ----------------------------------------------------------------------------------------------------
 
 
-def program(*argv: str, **options) -> subprocess.Popen:
+def program(*argv: str, module: str = "helpers", **options) -> subprocess.Popen:
     """Start the command line. Ctrl-C works in it even if SIGINT is ignored here, as in a shell's background job."""
     return subprocess.Popen(
-        [sys.executable, "-m", "helpers", *argv],
+        [sys.executable, "-m", module, *argv],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -482,9 +467,11 @@ def without_end(tmp_path, library: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(tmp_path)}
 
 
-@pytest.mark.parametrize("library", ["torch", "cyclopts"])
-def test_ctrl_c_during_the_imports_prints_no_traceback(tmp_path, library):
-    process = program("What comes up", env=without_end(tmp_path, library))
+@pytest.mark.parametrize(
+    ("module", "library"), [("helpers", "torch"), ("helpers", "cyclopts"), ("helpers.server", "torch")]
+)
+def test_ctrl_c_during_the_imports_prints_no_traceback(tmp_path, module, library):
+    process = program("What comes up", module=module, env=without_end(tmp_path, library))
     assert first_output(process).strip() == "importing"
     process.send_signal(signal.SIGINT)
     status, out, err = ended(process)

@@ -147,10 +147,7 @@ def test_the_readme_has_the_address_and_badges_below_its_title_and_behind_each_n
     ci, overview = "https://github.com/someone/course/actions/workflows/ci.yml", "notebooks/0_in_ten_minutes.ipynb"
     assert lines.pop(2) == f"[![CI]({ci}/badge.svg)]({ci}) {colab.badge('someone/course', overview)}"
     assert lines.pop(2) == "" and (ROOT / overview).exists()
-    assert lines[2:4] == [
-        "See [lesson 1](notebooks/1_one.ipynb).",
-        "git clone https://github.com/someone/course here",
-    ]
+    assert lines[2:4] == ["See [lesson 1](notebooks/1_one.ipynb).", "git clone https://github.com/someone/course here"]
     one = colab.badge("someone/course", "notebooks/1_one.ipynb")
     assert lines[7] == f"| 1 | [One](notebooks/1_one.ipynb) {one} | a loop |"
     assert lines[8].count("[![") == 1  # not behind the link to another place

@@ -7,9 +7,9 @@ import pytest
 from conftest import PROMPTS, alone
 
 from helpers import Engine
-from helpers.cluster.dispatcher import DispatchedRequest, Dispatcher, NoReplicas
+from helpers.cluster.dispatcher import DispatchedRequest, Dispatcher
 from helpers.cluster.lockstep import LockstepReplicas
-from helpers.cluster.routing import ROUTERS, FreeRowsFirst, LeastOutstandingTokens, PrefixAware, RoundRobin
+from helpers.cluster.routing import ROUTERS, PrefixAware, RoundRobin
 from helpers.engine import EngineConfig, SamplingParams
 from helpers.features.structured_outputs import StructuredOutputs
 from helpers.server.output_delta import OutputDelta
@@ -57,30 +57,6 @@ def test_one_popular_prefix_overloads_a_replica_and_the_weight_of_the_load_preve
     herd, balanced = run(PrefixAware(weight=0), prompts), run(PrefixAware(), prompts)
     assert herd.imbalance > 2.5 and balanced.imbalance < 1.25
     assert sum(balanced.prompt_tokens) < 1.2 * sum(herd.prompt_tokens) < sum(run(RoundRobin(), prompts).prompt_tokens)
-
-
-@pytest.mark.parametrize("name", ROUTERS)
-def test_counts_repeat_and_every_request_gets_all_of_its_tokens(name):
-    prompts = shared_prefixes(num_prefixes=3, number=40)
-    first, second = run(ROUTERS[name](), prompts), run(ROUTERS[name](), prompts)
-    assert first.prompt_tokens == second.prompt_tokens and first.computed_tokens == second.computed_tokens
-    assert sum(engine.trace.output_tokens for engine in first.engines) == 40 * 16
-    assert not first.dispatcher.requests
-    assert [state.outstanding_tokens for state in first.dispatcher.replicas.values()] == [0] * 4
-
-
-def test_while_a_row_is_free_no_request_is_sent_to_a_replica_without_one():
-    def sent_to_wait(router) -> int:
-        replicas, draw, count = LockstepReplicas(simulators(2), router), random.Random(0), 0
-        for number in range(200):
-            rows = [state.free_rows for state in replicas.dispatcher.replicas.values()]
-            assert rows == [8 - len(engine.scheduler.unfinished) for engine in replicas.engines]
-            replicas.add_request([1], SamplingParams(max_tokens=draw.choice([2, 2, 40])), number)
-            count += rows[replicas.dispatcher.requests[number].replica] <= 0 < max(rows)
-            replicas.step()
-        return count
-
-    assert sent_to_wait(FreeRowsFirst(LeastOutstandingTokens())) == 0 < sent_to_wait(LeastOutstandingTokens())
 
 
 # --- killed replicas ------------------------------------------------------------------------------------------------
@@ -214,14 +190,6 @@ def test_only_unfinished_outputs_are_resumed():
     dispatcher.accept("second", [delta("a", 1, [], "abort"), delta("a", 2, [], "abort")])
     assert (second.outstanding_tokens, second.free_rows, second.num_requests) == (0, 8, 0)
     assert not dispatcher.requests
-
-
-def test_a_request_waits_where_no_replica_is_left():
-    dispatcher, request = dispatched()
-    assert dispatcher.remove_replica("first") == [request]
-    with pytest.raises(NoReplicas):
-        dispatcher.assign(request)
-    assert dispatcher.requests == {"a": request}
 
 
 # --- what an engine refuses to resume -------------------------------------------------------------------------------

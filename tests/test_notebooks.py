@@ -181,14 +181,8 @@ GIVEN = {
         "156": "312 / 2",
         **dict.fromkeys(("114", "342", "1,594"), "sums of 57, which is printed, in the sentence itself"),
     },
-    "6_padding_free_batching": {
-        "31": "the mixed requests in bfloat16, run on an AMD EPYC (Zen 4)",
-        "3,176": "8 * 397",
-    },
-    "7_paged_kv_cache": {
-        **dict.fromkeys(("20.4", "38.2"), "Kwon et al., SOSP 2023"),
-        "138": "output tokens / 40",
-    },
+    "6_padding_free_batching": {"31": "the mixed requests in bfloat16, run on an AMD EPYC (Zen 4)", "3,176": "8 * 397"},
+    "7_paged_kv_cache": {**dict.fromkeys(("20.4", "38.2"), "Kwon et al., SOSP 2023"), "138": "output tokens / 40"},
     "8_prefix_sharing": {"128": "eight blocks of 16", "127": "128 - 1"},
     "10_load_and_overload": {"32": "question 2"},
     "14_quantized_weights": {

@@ -142,19 +142,11 @@ PICTURES = {
     ),
     "system_map": lambda: plots.system_map(),
 }
-PICTURES |= {
-    name: getattr(plots, name)
-    for name in (
-        "life_of_a_request",
-        "attention_step",
-        "padded_and_ragged",
-        "policy_gradient_step",
-        "routed_fleet",
-        "separate_phases",
-        "shared_pass",
-        "static_and_continuous",
-    )
-}
+DRAWINGS = (
+    "life_of_a_request attention_step padded_and_ragged policy_gradient_step routed_fleet separate_phases shared_pass "
+    "static_and_continuous"
+)
+PICTURES |= {name: getattr(plots, name) for name in DRAWINGS.split()}
 OF_FILLS = [color.lower() for color in (plots.GRAY, plots.colors.DARK, plots.colors.BRIGHT)]
 TEXTS = yaml.safe_load(Path(__file__).with_name("support").joinpath("picture_texts.yaml").read_text("utf-8"))
 

@@ -6,8 +6,7 @@ from conftest import random_pair
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.cluster.dispatcher import DispatchedRequest, Dispatcher
 from helpers.cluster.replica import Replica
-from helpers.cluster.replica_state import ReplicaState
-from helpers.cluster.routing import PrefixAware, with_salt
+from helpers.cluster.routing import PrefixAware
 from tests.support import local_replicas
 from tests.support.adapters import merged, write_adapter
 from tests.support.gated_thread import in_loop, wait_until
@@ -82,16 +81,6 @@ async def test_what_replicas_report_as_cached_is_found_by_requests_with_the_same
         (state,), salts = client.dispatcher.replicas.values(), client.engine.info.adapters
         await wait_until(lambda: state.cached_tokens(PROMPT, salts["a"]) == 28)
         assert state.cached_tokens(PROMPT, salts["b"]) == state.cached_tokens(PROMPT) == 0
-
-
-def test_cached_tokens_are_counted_within_a_salt():
-    state = ReplicaState(block_size=4)
-    state.add("one", PROMPT, 5, salt=b"a")
-    assert state.cached_tokens(PROMPT, b"a") == 28 and state.cached_tokens(PROMPT) == 0
-    for salt, cached in ((b"a", 28), (b"b", 0), (b"", 0)):
-        (view,) = with_salt([state], salt)
-        assert view.cached_tokens(PROMPT) == cached
-        assert (view.free_rows, view.outstanding_tokens) == (state.free_rows, state.outstanding_tokens)
 
 
 def test_a_dispatcher_looks_for_the_prefix_of_the_requests_own_adapter():

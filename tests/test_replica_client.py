@@ -5,14 +5,12 @@ import os
 import threading
 import time
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
 from helpers import EngineConfig, SamplingParams, StructuredOutputs
 from helpers.cluster.fleet_description import FleetDescription
 from helpers.cluster.replica import Replica, Report
-from helpers.cluster.routing import PrefixAware
 from helpers.engine.hooks import Feature
 from helpers.server.errors import EngineFailed
 from helpers.server.output_delta import OutputDelta
@@ -59,41 +57,42 @@ async def test_streams_go_on_when_a_replica_is_lost_and_another_takes_its_place(
         await wait_until(lambda: is_empty(client))
 
 
-@in_loop
-async def test_requests_go_on_when_an_engine_stops_and_the_log_says_which_and_why(caplog):
-    async with running(shut=True) as client:
-        first, second = client.started
-        streams = [await submit(client, [0, 1], 9, f"r{number}") for number in range(2)]
-        let(first, 1)
-        await wait_until(lambda: client.seen)
-        first.replica.engine.step = lambda: 1 / 0
-        let(first, 1), let(second, ENOUGH)
-        assert [await tokens(stream) for stream in streams] == [list(range(2, 11))] * 2
-        assert client.num_lost == 1 and first.killed
-        reason = "its engine has stopped: ZeroDivisionError: division by zero."
-        assert f"Replica r0 (process {os.getpid()} on {os.uname().nodename}) is lost: {reason}" in caplog.text
+def fail_in_a_step(engine):
+    engine.step = lambda: 1 / 0
 
 
-@pytest.mark.parametrize("others", [0, 1], ids=["all of its requests fail", "another one is left"])
-@in_loop
-async def test_requests_go_on_elsewhere_when_processes_that_share_a_replicas_model_fail(others, caplog):
+def lose_a_process_of_the_model(engine):
     """Alone, the engine would end the requests of the pass with an error, and go on with the others."""
+    run = engine.runner.run
+
+    def fail(plan, clock):
+        engine.runner.num_failures = 1
+        return replace(run(plan, clock), passes=[], error=RuntimeError("Process 1 of 2 of the model has ended."))
+
+    engine.runner.run = fail
+
+
+@pytest.mark.parametrize(
+    ("fail", "num_requests", "reason"),
+    [
+        (fail_in_a_step, 2, "ZeroDivisionError: division by zero."),
+        (lose_a_process_of_the_model, 2, "ModelLost: processes that share its model have failed."),
+        (lose_a_process_of_the_model, 6, "ModelLost: processes that share its model have failed."),  # some are waiting
+    ],
+)
+@in_loop
+async def test_requests_go_on_when_an_engine_stops_and_the_log_says_which_and_why(fail, num_requests, reason, caplog):
     async with running(shut=True) as client:
         first, second = client.started
-        streams = [await submit(client, [0, 1], 9, f"r{number}") for number in range(2 + 4 * others)]
+        streams = [await submit(client, [0, 1], 9, f"r{number}") for number in range(num_requests)]
         let(first, 1)
         await wait_until(lambda: client.seen)
-        runner, run = first.replica.engine.runner, first.replica.engine.runner.run
-
-        def fail(plan, clock):
-            runner.num_failures = 1
-            return replace(run(plan, clock), passes=[], error=RuntimeError("Process 1 of 2 of the model has ended."))
-
-        runner.run = fail
+        fail(first.replica.engine)
         let(first, 2), let(second, ENOUGH)  # the first of these has begun
-        assert [await tokens(stream) for stream in streams] == [list(range(2, 11))] * len(streams)
+        assert [await tokens(stream) for stream in streams] == [list(range(2, 11))] * num_requests
         assert client.num_lost == 1 and first.killed and client.num_resumed > 0
-        assert "its engine has stopped: ModelLost: processes that share its model have failed." in caplog.text
+        place = f"Replica r0 (process {os.getpid()} on {os.uname().nodename})"
+        assert f"{place} is lost: its engine has stopped: {reason}" in caplog.text
 
 
 @in_loop
@@ -153,25 +152,6 @@ async def test_the_last_output_of_a_request_without_a_replica_joins_the_others()
 
 
 @in_loop
-async def test_without_a_replica_requests_wait_for_the_next_one():
-    async with running(num_replicas=1, shut=True, restarts=False) as client:
-        begun = await submit(client, [0, 1], 5, "begun")
-        let(client.started[0], 2)
-        await wait_until(lambda: client.seen and client.seen[-1][0])
-        client.started[0].lose()
-        await wait_until(lambda: not client.replicas)
-        new, left = await submit(client, [0], 2, "new"), await submit(client, [0], 2, "left")
-        assert client.alive and client.seen[-1] is not None
-        with left:
-            pass  # its client leaves
-        await wait_until(lambda: client.num_in_flight == 2)
-        assert client._snapshot(()).num_waiting == 2 and client._snapshot(()).waiting == ("begun", "new")
-        client.may_start.release()
-        assert await tokens(begun) == [2, 3, 4, 5, 6] and await tokens(new) == [1, 2]
-        await wait_until(lambda: is_empty(client))
-
-
-@in_loop
 async def test_an_aborted_request_is_not_resumed_even_if_one_of_its_outputs_had_finished():
     async with running(num_replicas=2, shut=True) as client:
         stream, _ = await client.submit("r", [[0, 1]], SamplingParams(9, n=2, temperature=1.0))
@@ -220,21 +200,6 @@ async def test_a_request_that_no_other_replica_could_resume_is_refused():
         assert validator.validate([0, 1], SamplingParams(7)) == ([0, 1], 7)
         with pytest.raises(ValueError, match="on another replica, the request may have to compute 9 tokens at once"):
             validator.validate([0, 1], SamplingParams(8))
-
-
-@in_loop
-async def test_a_prompt_goes_where_its_beginning_is_cached():
-    async with running(shut=True, router=partial(PrefixAware, weight=0)) as client:
-        first, second = client.started
-        streams = [await submit(client, [9, 9, 9], 2, "other"), await submit(client, [0, 1, 2, 3, 4], 2, "one")]
-        await wait_until(lambda: first.replica.engine.num_running == second.replica.engine.num_running == 1)
-        for replica in client.started:
-            let(replica, ENOUGH)
-        assert [await tokens(stream) for stream in streams] == [[3, 4], [5, 6]]
-        steps = first.replica.engine.steps
-        assert await tokens(await submit(client, [0, 1, 2, 3, 4], 3, "two")) == [5, 6, 7]
-        assert first.replica.engine.steps == steps, "the first one would be chosen if both were equal"
-        await wait_until(lambda: is_empty(client))
 
 
 @in_loop

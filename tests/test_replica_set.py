@@ -58,13 +58,11 @@ def test_no_token_is_lost_or_repeated_and_stretches_change_nothing(workload, gap
     config, requests = workload
     times = itertools.accumulate(gap for gap, _ in gaps)
     failures = [(time, place if scale else place % 2) for time, (_, place) in zip(times, gaps, strict=True)]
-
     results = []
     for skip in (True, False):
         autoscaler = QueueLengthAutoscaler(1, 3, target=2, interval=0.1, window=2) if scale else None
         options = {"failures": failures, "autoscaler": autoscaler, "start_seconds": start_seconds}
         results.append(simulate_fleet(requests, config, COST, 2, wrap(policy()), skip, **options))
-
     assert comparable(results[0]) == comparable(results[1])
     result = results[0]
     lengths = [(len(request.prompt), request.output_tokens) for request in requests]
@@ -78,9 +76,7 @@ def test_no_token_is_lost_or_repeated_and_stretches_change_nothing(workload, gap
 
 def test_a_request_continues_on_another_replica_after_the_iteration_in_which_its_own_failed():
     requests = [TimedRequest(0.0, 10, 6), TimedRequest(0.0, 20, 6)]
-
     result = simulate_fleet(requests, EngineConfig(), SECOND, 2, RoundRobin(), failures=[(2.5, 1)], start_seconds=4.0)
-
     # The second request has 3 tokens when its replica fails at 3.0, with the keys and values of 20 + 2 tokens.
     assert (result.resumed, result.lost_tokens) == (1, 22)
     assert result.computed_tokens == [15 + 23 + 2, 22, 0]
@@ -101,42 +97,12 @@ def test_the_tokens_of_a_resumed_request_count_as_outstanding_until_its_next_tok
     requests = [TimedRequest(0.0, 10, 6), TimedRequest(0.0, 20, 6), TimedRequest(3.5, 1, 1), TimedRequest(50.0, 1, 1)]
     config = EngineConfig(max_batch_size=1)
     simulate_fleet(requests, config, SECOND, 2, Watching(), failures=[(2.5, 1)], start_seconds=4.0)
-
     # At 3.0, the second request moves with 20 + 3 tokens to the first replica, where it waits for the row.
     assert seen == [(10, [0, 0]), (20, [16, 0]), (23, [3]), (1, [2 + 23 + 3]), (1, [0, 0])]
 
 
-@pytest.mark.parametrize("skip", [True, False])
-def test_a_resumed_request_whose_last_chunk_is_one_token_counts_the_same_with_and_without_stretches(skip):
-    seen = []
-
-    class Watching(LeastOutstandingTokens):
-        def choose(self, prompt_token_ids, replicas):
-            seen.append([replica.outstanding_tokens for replica in replicas])
-            return super().choose(prompt_token_ids, replicas)
-
-    requests = [TimedRequest(0.0, 5, 40), TimedRequest(8.5, 1, 1)]
-    config = EngineConfig(max_tokens_per_step=3, max_batch_size=2)
-    simulate_fleet(requests, config, SECOND, 2, Watching(), skip, failures=[(2.5, 0)], start_seconds=99.0)
-
-    # At 3.0, the request moves with 5 + 2 tokens, computed until 6.0 in chunks of 3, 3 and 1. At 8.5, its sixth output
-    # token is in progress.
-    assert seen == [[0, 0], [0], [40 - 6]]
-
-
-def test_a_replica_that_fails_while_it_starts_starts_over():
-    failures = [(0.0, 0), (5.0, 0)]
-    requests = [TimedRequest(1.0, 1, 1)]
-
-    result = simulate_fleet(requests, EngineConfig(), SECOND, 1, RoundRobin(), failures=failures, start_seconds=6.0)
-
-    assert list(result.last_tokens) == [12.0]
-    assert result.lifetimes == [Lifetime(1.0, 1.0, 1.0), Lifetime(1.0, 6.0, 5.0), Lifetime(5.0, 11.0, 12.0)]
-
-
 def test_endless_random_failures_are_read_only_as_far_as_the_run_lasts_and_are_as_frequent_as_stated():
     failures = list(itertools.takewhile(lambda failure: failure[0] < 10_000, random_failures(4, 100.0)))
-
     assert 350 < len(failures) < 450
     assert {place for _, place in failures} == {0, 1, 2, 3}
     requests = [TimedRequest(float(second), 1, 3) for second in range(50)]
@@ -144,9 +110,7 @@ def test_endless_random_failures_are_read_only_as_far_as_the_run_lasts_and_are_a
     assert len(result.lifetimes) == 4 + sum(time < 49.5 for time, _ in failures)
 
 
-def test_replicas_that_fail_before_they_finish_anything_are_an_error_instead_of_an_endless_run(
-    monkeypatch,
-):
+def test_replicas_that_fail_before_they_finish_anything_are_an_error_instead_of_an_endless_run(monkeypatch):
     monkeypatch.setattr(replica_set, "MOST_FAILURES", 100)
     failing = {"failures": ((number / 10, 0) for number in itertools.count()), "start_seconds": 100.0}
     with pytest.raises(ValueError, match=r"100 times, .* fail less often, or start sooner \(start_seconds is 100\)"):
@@ -161,20 +125,16 @@ def test_failures_while_no_request_waits_or_runs_are_no_error(monkeypatch):
     monkeypatch.setattr(replica_set, "MOST_FAILURES", 100)
     failures = [(float(number), 0) for number in range(1, 200)]
     requests = [TimedRequest(0.0, 1, 1), TimedRequest(200.0, 1, 1)]
-
     result = simulate_fleet(requests, EngineConfig(), SECOND, 1, RoundRobin(), failures=failures, start_seconds=0.0)
-
     assert (list(result.last_tokens), len(result.lifetimes)) == ([1.0, 201.0], 200)
 
 
 def test_an_autoscaler_sees_all_unfinished_requests_and_pays_for_replicas_from_their_start():
     requests = [TimedRequest(0.0, 1, 4) for _ in range(3)] + [TimedRequest(3.0, 1, 2)]
     autoscaler = Planned(2)
-
     result = simulate_fleet(
         requests, EngineConfig(max_batch_size=1), SECOND, 1, RoundRobin(), autoscaler=autoscaler, start_seconds=1.5
     )
-
     # Two replicas from 1.0 on, the second of which is ready at 2.5; round robin sends the last request to it.
     assert sorted(zip(result.arrivals, result.last_tokens, strict=True)) == [(0, 4), (0, 8), (0, 12), (3, 5)]
     assert autoscaler.seen == [3, 3, 3, 3, 2, 2, 2, 1, 1, 1, 1]
@@ -182,38 +142,37 @@ def test_an_autoscaler_sees_all_unfinished_requests_and_pays_for_replicas_from_t
     assert (result.replica_seconds, result.utilization) == (12 + 11, 14 / 23)
 
 
-def test_a_drained_replica_ends_its_requests_and_gets_no_others():
-    requests = [TimedRequest(0.0, 1, 5), TimedRequest(0.0, 1, 4), TimedRequest(1.5, 1, 5), TimedRequest(1.5, 1, 5)]
-
-    result = simulate_fleet(
-        requests, EngineConfig(), SECOND, 2, LeastOutstandingTokens(), autoscaler=Planned(1), start_seconds=9.0
-    )
-
-    # Both have one request at 1.0: the newest replica is drained.
-    assert result.lifetimes == [Lifetime(0.0, 0.0, 7.0), Lifetime(0.0, 0.0, 4.0)]
-    assert result.computed_tokens == [5 + 5 + 5, 4]
-
-
-def test_a_replica_that_is_still_needed_is_taken_back_before_another_one_is_started():
-    requests = [TimedRequest(0.0, 1, 9), TimedRequest(0.0, 1, 9)]
-
-    result = simulate_fleet(
-        requests, EngineConfig(), SECOND, 2, RoundRobin(), autoscaler=Planned(1, 3, 2), start_seconds=3.0
-    )
-
-    # One is drained at 1.0 and taken back at 2.0, when a third one is started, which stops before it is ready.
-    assert result.lifetimes == [Lifetime(0.0, 0.0, 9.0), Lifetime(0.0, 0.0, 9.0), Lifetime(2.0, 5.0, 3.0)]
-
-
-def test_a_failed_replica_that_was_draining_is_not_replaced():
-    requests = [TimedRequest(0.0, 1, 9), TimedRequest(0.0, 1, 9)]
-
-    result = simulate_fleet(
-        requests, EngineConfig(), SECOND, 2, RoundRobin(), autoscaler=Planned(1), failures=[(2.5, 1)], start_seconds=1.0
-    )
-
-    assert result.lifetimes == [Lifetime(0.0, 0.0, 9.0), Lifetime(0.0, 0.0, 3.0)]
-    assert result.resumed == 1
+@pytest.mark.parametrize(
+    "requests, replicas, events, lifetimes",
+    [
+        pytest.param(
+            [(1.0, 1, 1)], 1, {"failures": [(0.0, 0), (5.0, 0)], "start_seconds": 6.0},
+            [(1.0, 1.0, 1.0), (1.0, 6.0, 5.0), (5.0, 11.0, 12.0)],
+            id="one that fails while it starts starts over",
+        ),
+        pytest.param(  # both have one request at 1.0: the newest replica is drained
+            [(0.0, 1, 5), (0.0, 1, 4), (1.5, 1, 5), (1.5, 1, 5)], 2, {"autoscaler": (1,)},
+            [(0.0, 0.0, 7.0), (0.0, 0.0, 4.0)],
+            id="one that drains ends its requests and gets no others",
+        ),
+        pytest.param(  # drained at 1.0, taken back at 2.0, when a third one is started, which stops before it is ready
+            [(0.0, 1, 9), (0.0, 1, 9)], 2, {"autoscaler": (1, 3, 2), "start_seconds": 3.0},
+            [(0.0, 0.0, 9.0), (0.0, 0.0, 9.0), (2.0, 5.0, 3.0)],
+            id="one that drains and is needed is taken back before another one starts",
+        ),
+        pytest.param(
+            [(0.0, 1, 9), (0.0, 1, 9)], 2, {"autoscaler": (1,), "failures": [(2.5, 1)]},
+            [(0.0, 0.0, 9.0), (0.0, 0.0, 3.0)],
+            id="one that fails while it drains is not replaced",
+        ),
+    ],
+)  # fmt: skip
+def test_replicas_start_and_stop_at_these_times(requests, replicas, events, lifetimes):
+    if "autoscaler" in events:
+        events = events | {"autoscaler": Planned(*events["autoscaler"])}
+    requests = [TimedRequest(*request) for request in requests]
+    result = simulate_fleet(requests, EngineConfig(), SECOND, replicas, LeastOutstandingTokens(), **events)
+    assert result.lifetimes == lifetimes
 
 
 @pytest.mark.parametrize(
@@ -236,7 +195,6 @@ def test_a_fleet_says_what_is_wrong_with_its_events(options, reason):
 def test_a_request_that_no_other_replica_could_continue_is_refused_if_replicas_may_fail():
     config = EngineConfig(max_batch_size=1, max_tokens_per_step=10, chunked_prefill=False)
     requests = [TimedRequest(0.0, 8, 4)]
-
     assert len(simulate_fleet(requests, config, COST, 1, RoundRobin())) == 1
     with pytest.raises(ValueError, match="on another replica, the request may have to compute 11 tokens at once"):
         simulate_fleet(requests, config, COST, 1, RoundRobin(), failures=[(9.0, 0)])

@@ -7,7 +7,6 @@ import pytest
 
 from helpers.cluster.replica_state import ReplicaState
 from helpers.cluster.routing import (
-    ROUTERS,
     FreeRowsFirst,
     LeastOutstandingTokens,
     PowerOfTwoChoices,
@@ -69,22 +68,12 @@ def test_prefix_aware_follows_the_cache_until_the_load_outweighs_it():
     assert router.choose(PROMPT, [Known(), Known(39, cached=20)]) == 1
     assert router.choose(PROMPT, [Known(), Known(41, cached=20)]) == 0, "20 cached tokens are worth 20 / 0.5"
     assert PrefixAware(weight=0).choose(PROMPT, [Known(), Known(10**6, cached=4)]) == 1
-
-
-def test_prefix_aware_takes_the_least_loaded_of_replicas_that_cache_equally_much():
     assert PrefixAware(weight=0).choose(PROMPT, [Known(7, cached=8), Known(3, cached=8), Known(0)]) == 1
 
 
 def test_a_negative_weight_is_refused():
     with pytest.raises(ValueError, match="weight must be at least 0, not -1"):
         PrefixAware(-1)
-
-
-@pytest.mark.parametrize("make", ROUTERS.values())
-def test_a_request_gets_a_free_row_whatever_the_policy_prefers(make):
-    full = [Known(1, cached=39, free_rows=0), Known(0, cached=39, free_rows=-2)]
-    for _ in range(3):
-        assert FreeRowsFirst(make()).choose(PROMPT, [full[0], Known(99), full[1]]) == 1
 
 
 def test_the_policy_chooses_among_the_replicas_with_a_free_row_and_among_all_if_there_are_none():

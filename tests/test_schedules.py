@@ -6,15 +6,7 @@ from random import Random
 import pytest
 from answers import solutions
 
-from helpers import (
-    Engine,
-    EngineConfig,
-    Request,
-    SamplingParams,
-    generate_continuous,
-    generate_static,
-    workloads,
-)
+from helpers import Engine, EngineConfig, Request, SamplingParams, generate_continuous, generate_static, workloads
 from helpers.checks import first_come, planned_by, run_schedule, score_schedule
 from helpers.checks.exercises.lesson_4_order import sequence_of
 from helpers.checks.exercises.lesson_5_plan import plan_chunks
@@ -52,7 +44,6 @@ def test_a_student_s_plan_runs_the_engine_and_changes_no_token():
     outputs = engine.generate(
         [one.prompt for one in requests], [SamplingParams(max_tokens=one.max_tokens) for one in requests]
     )
-
     assert [one.token_ids for one in outputs] == [one.token_ids for one in generate_continuous(requests).outputs]
     computed = Counter()
     for iteration in engine.trace.passes:
@@ -67,7 +58,6 @@ def test_a_student_s_plan_need_not_consider_cached_prefixes():
     outputs = engine.generate(
         [one.prompt for one in requests], [SamplingParams(max_tokens=one.max_tokens) for one in requests]
     )
-
     assert [one.token_ids for one in outputs] == [one.token_ids for one in generate_continuous(requests).outputs]
     prompt_tokens = sum(len(engine.tokenizer(one.prompt)["input_ids"]) for one in requests)
     assert engine.trace.prompt_tokens < prompt_tokens
@@ -95,14 +85,12 @@ def test_a_slot_step_with_several_tokens_is_useful_once():
     trace = Trace(2)
     trace.add([RowStep("prefill", 0, 3, 0, 1)], 0.0, 1.0, 0)
     trace.add([RowStep("decode", 0, 4, 0, 4, drafted=3, accepted=3)], 1.0, 1.0, 1)
-
     assert measure(trace, [0])["useful_share"] == 0.5
 
 
 def test_the_race_costs_what_the_codelab_says(capsys):
     scores = score_schedule(first_come)
     race = scores["race"]
-
     assert list(scores) == ["race", "mixed", "arriving"]
     assert race["first come, first served"] == race["yours"]
     assert race["yours"]["forward_passes"] == 132  # 6 prefills + 126 decode steps
@@ -132,7 +120,6 @@ def test_the_loop_that_runs_a_schedule_is_the_course_s_continuous_loop():
     race = workloads.race(16, long=40)
     trace, theirs = run_schedule(first_come, race, [0] * 16), generate_continuous(race).trace
     assert [one.row_steps for one in trace.passes] == [one.row_steps for one in theirs.passes]
-
     trace, theirs = run_schedule(static, race, [0] * 16), generate_static(race).trace
     assert trace.forward_passes == theirs.forward_passes
 
@@ -140,7 +127,6 @@ def test_the_loop_that_runs_a_schedule_is_the_course_s_continuous_loop():
 def test_longest_first_comes_closest_to_the_floor():
     race = workloads.race()
     trace = run_schedule(solutions.schedule, race, [0] * 32)
-
     assert trace.forward_passes == 106  # 99 decode steps of the longest request, and 7 prefills
     assert trace.output_tokens == 680
 
@@ -148,7 +134,6 @@ def test_longest_first_comes_closest_to_the_floor():
 def test_latency_counts_forward_passes_from_the_arrival():
     requests = [Request("Once upon a time, a brave", 3, 0), Request("Once upon a time, a brave", 2, 1)]
     trace = run_schedule(first_come, requests, [0, 9], rows=1)
-
     # Request 0 is done after 3 passes; the server then waits for request 1, which takes 2.
     assert trace.token_times == {0: [1, 2, 3], 1: [10, 11]}
     assert measure(trace, [0, 9])["p95_latency"] == pytest.approx(2 + 0.95)

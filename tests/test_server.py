@@ -5,17 +5,17 @@ is test_server_requests.py; what happens under load and faults is test_server_fa
 """
 
 import asyncio
+import copy
 
-import httpx
 import openai
 import psutil
 import pytest
 from conftest import PROMPTS, alone, random_pair
 
-from helpers import Engine, EngineConfig, SamplingParams, load_model
+from helpers import Engine, EngineConfig, SamplingParams
 from helpers.server import launch
 from helpers.server.formats import ChatFormatter, CompletionFormatter
-from tests.support.serving import body, embedded_engine, events_of, expected, serving, text_of_chunks
+from tests.support.serving import embedded_engine, expected, post, serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,28 +48,6 @@ def untemplated():
     """A client of the embedded model without its chat template."""
     with serving(embedded_engine()) as server, openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A random model with a chat template, in a folder."""
-    path = tmp_path_factory.mktemp("model")
-    model, tokenizer = random_pair("llama")
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    (path / "chat_template.jinja").write_text(TEMPLATE)
-    return path
-
-
-@pytest.fixture(scope="module")
-def keyed(folder):
-    """A model from a folder, behind a key."""
-    engine = Engine(*load_model(str(folder)), EngineConfig(max_batch_size=3, trace_length=1000))
-    with serving(engine, model_name="mine", api_key="schlüssel") as server:
-        yield server
-
-
-KEY = {"Authorization": "Bearer schlüssel".encode()}
 
 
 def greedy(client, prompt, max_tokens=20, **settings):
@@ -126,31 +104,6 @@ def test_a_stream_has_a_chunk_for_every_token_and_its_texts_join_to_the_complete
         assert all(chunk.usage is None for chunk in chunks)
 
 
-def test_the_last_chunk_has_the_token_counts_if_requested(client):
-    *chunks, last = greedy(client, PROMPTS[0], 9, stream=True, stream_options={"include_usage": True})
-    assert (last.choices, last.usage.completion_tokens, last.usage.prompt_tokens) == ([], len(chunks), 4)
-    without = list(greedy(client, PROMPTS[0], 9, stream=True, stream_options={"include_usage": False}))
-    assert len(without) == len(chunks) and without[-1].choices
-
-
-def test_incomplete_characters_and_stop_strings_are_not_sent(keyed):
-    """A random model of bytes generates incomplete characters all the time."""
-    engine, sent = Engine(*random_pair("llama")), ""
-    for prompt in PROMPTS[:6]:
-        (whole,) = engine.generate(prompt, SamplingParams(30, ignore_eos=True))
-        stop = whole.text[3:5]
-        for settings in ({}, {"stop": stop}):
-            (alone,) = engine.generate(prompt, SamplingParams(30, ignore_eos=True, **settings))
-            sent_body = body(prompt, 30, ignore_eos=True, stream=True, **settings)
-            with httpx.stream("POST", keyed.url + "/v1/completions", json=sent_body, headers=KEY) as response:
-                chunks = list(events_of(response.iter_lines()))
-            assert text_of_chunks(chunks) == alone.text
-            assert chunks[-2]["choices"][0]["finish_reason"] == alone.finish_reason
-            sent += alone.text
-            assert not settings or alone.text == whole.text[: whole.text.find(stop)]
-    assert "\ufffd" in sent and any(0x7F < ord(character) < 0xFFFD for character in sent)
-
-
 def test_the_choices_of_several_prompts_as_text_or_ids_come_in_their_order(client, embedded):
     prompts = PROMPTS[:5]
     ids = [embedded[1](prompt)["input_ids"] for prompt in prompts]
@@ -167,42 +120,13 @@ def test_the_choices_of_several_prompts_as_text_or_ids_come_in_their_order(clien
     assert greedy(client, [prompts[0]], 12).choices[0].text == wanted[0]
 
 
-def test_several_choices_for_several_prompts(client, embedded):
-    settings = {"seed": 11, "n": 3, "temperature": 1.0, "max_tokens": 8}
-    outputs = Engine(*embedded).generate(PROMPTS[:2], SamplingParams(**settings))
-    response = client.completions.create(model="tiny-model", prompt=PROMPTS[:2], **settings)
-    assert [(c.index, c.text) for c in response.choices] == list(enumerate(output.text for output in outputs))
-    assert response.usage.completion_tokens == sum(len(output.token_ids) for output in outputs)
-    assert response.usage.prompt_tokens == 4 + 5
-    texts = [""] * 6
-    for chunk in client.completions.create(model="tiny-model", prompt=PROMPTS[:2], stream=True, **settings):
-        texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert texts == [choice.text for choice in response.choices]
-
-
 # --- log-probabilities ----------------------------------------------------------------------------------------------
-
-
-def test_logprobs_of_a_completion(client, embedded):
-    tokenizer = embedded[1]
-    output = expected("Once upon a time", 10, logprobs=3)
-    choice = greedy(client, "Once upon a time", 10, logprobs=3).choices[0]
-    spelled = [tokenizer.decode([token]) for token in output.token_ids]
-    assert choice.logprobs.tokens == spelled
-    chosen = [known[token] for token, known in zip(output.token_ids, output.logprobs, strict=True)]
-    assert choice.logprobs.token_logprobs == pytest.approx(chosen, abs=1e-4)
-    for token, top in zip(spelled, choice.logprobs.top_logprobs, strict=True):
-        assert len(top) == 3 and max(top, key=top.get) == token  # greedy
-    none_best = greedy(client, "Once upon a time", 3, logprobs=0).choices[0].logprobs
-    assert [[token] for token in none_best.tokens] == [list(top) for top in none_best.top_logprobs]
-    assert greedy(client, "Once upon a time", 3).choices[0].logprobs is None
-    pieces = [chunk.choices[0].logprobs for chunk in greedy(client, "Once upon a time", 10, logprobs=3, stream=True)]
-    assert [piece.tokens for piece in pieces] == [[token] for token in spelled]
-    assert [piece.token_logprobs[0] for piece in pieces] == pytest.approx(chosen, abs=1e-4)
 
 
 def test_a_completion_reports_each_token_among_the_best_ones_and_tells_parts_of_characters_apart(client, embedded):
     tokenizer = embedded[1]
+    none_best = greedy(client, "Once upon a time", 3, logprobs=0).choices[0].logprobs
+    assert [[token] for token in none_best.tokens] == [list(top) for top in none_best.top_logprobs]
     drawn = client.completions.create(
         model="tiny-model",
         prompt="é☃",
@@ -269,16 +193,18 @@ def test_a_chat_without_a_limit_continues_to_its_end(untemplated, embedded):
     assert response.usage.completion_tokens == len(output.token_ids) > 16
 
 
-def test_the_models_own_template_is_used(keyed, folder):
+def test_the_models_own_template_is_used():
+    model, tokenizer = random_pair("llama")
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = TEMPLATE
     prompt = "<system>Be kind.<user>Once upon a time<assistant>"
-    (wanted,) = Engine(*random_pair("llama")).generate(prompt, SamplingParams(20))
-    chat = {"messages": MESSAGES, "max_tokens": 20, "temperature": 0, "model": "mine"}
-    response = httpx.post(keyed.url + "/v1/chat/completions", json=chat, headers=KEY).json()
-    assert response["choices"][0]["message"]["content"] == wanted.text
-    assert response["usage"]["prompt_tokens"] == len(prompt) and response["model"] == "mine"
-    reversed = {"messages": [{"role": "assistant", "content": "I"}]}
-    response = httpx.post(keyed.url + "/v1/chat/completions", json=reversed, headers=KEY)
-    assert response.status_code == 400 and "the user begins" in response.json()["error"]["message"]
+    (wanted,) = Engine(model, tokenizer).generate(prompt, SamplingParams(20))
+    with serving(Engine(model, tokenizer, EngineConfig(trace_length=1000)), model_name="mine") as own:
+        response = post(own, "/v1/chat/completions", messages=MESSAGES, max_tokens=20, temperature=0).json()
+        assert response["choices"][0]["message"]["content"] == wanted.text
+        assert response["usage"]["prompt_tokens"] == len(prompt) and response["model"] == "mine"
+        response = post(own, "/v1/chat/completions", messages=[{"role": "assistant", "content": "I"}])
+        assert response.status_code == 400 and "the user begins" in response.json()["error"]["message"]
 
 
 # --- the process ----------------------------------------------------------------------------------------------------

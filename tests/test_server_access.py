@@ -9,14 +9,7 @@ from helpers import Engine, EngineConfig
 from helpers.command_line import parse
 from helpers.server import __main__ as command
 from helpers.server.options import allowed_hosts, name_of
-from tests.support.serving import (
-    OWL,
-    RawConnection,
-    body,
-    error_of,
-    post,
-    serving,
-)
+from tests.support.serving import OWL, RawConnection, body, error_of, post, serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

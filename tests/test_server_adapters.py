@@ -159,20 +159,3 @@ def test_adapters_are_loaded_at_the_start(root, texts):
     assert options.app_options["adapter_folder"] == str(root)
     outputs = _load_engine(options).generate([OWL] * 3, SamplingParams(12), adapter=["a", None, "b"])
     assert [output.text for output in outputs] == [texts[name] for name in ("a", None, "b")]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--adapters", "a"], "--adapters takes names and folders, as in story=path/to/folder, not 'a'"),
-        (["--adapters", "=a"], "not '=a'"),
-        (["--adapters", "a=b", "a=c"], "'a' is taken"),
-        (["--adapters", "tiny-model=b"], "'tiny-model' is taken"),
-        (["--adapter-folder", "/no/such/folder"], "--adapter-folder /no/such/folder is no folder"),
-    ],
-    ids=str,
-)
-def test_wrong_options_are_refused_before_a_model_is_loaded(arguments, message, capsys):
-    with pytest.raises(SystemExit):
-        parse(command, arguments)
-    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())

@@ -196,15 +196,6 @@ def test_a_failed_forward_pass_is_500_for_its_requests_and_no_other():
         assert 'engine_sequences_finished_total{reason="error"} 2.0' in httpx.get(server.url + "/metrics").text
 
 
-def test_a_failed_pass_before_the_first_token_of_a_stream_is_a_status():
-    with gated(shut=False) as (server, gate):
-        gate.faults = {0: ArithmeticError("no")}
-        response = post(server, stream=True, prompt=OWL)
-        assert error_of((response.status_code, response.json()), 500)["message"] == "ArithmeticError: no"
-        assert text_of_response(post(server, **body(OWL, 3)).json()) == expected(OWL, 3).text
-        server.assert_empty()
-
-
 def test_a_sequence_that_fails_fails_its_request_and_frees_the_rows_of_the_others():
     with gated(config={"max_batch_size": 3}) as (server, gate):
         (request,) = send_in_order(server, body(OWL, 50, n=3, temperature=1, stream=True))

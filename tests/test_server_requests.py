@@ -11,14 +11,7 @@ import pytest
 
 from helpers import Engine, SamplingParams
 from helpers.server.protocol import ChatRequest, CompletionRequest
-from tests.support.serving import (
-    FOX,
-    OWL,
-    body,
-    embedded_engine,
-    expected,
-    serving,
-)
+from tests.support.serving import FOX, OWL, body, embedded_engine, expected, serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HOT = {"temperature": 1.5, "seed": 1}

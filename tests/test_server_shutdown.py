@@ -144,26 +144,6 @@ def test_ctrl_c_finishes_the_accepted_requests_and_a_second_one_stops_at_once(tm
         assert log.read_text().startswith("Loading the model.\n")
 
 
-def test_ctrl_c_during_the_imports_prints_no_traceback(tmp_path):
-    (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(10**6)\n")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "helpers.server", "--port", "0"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        assert process.stdout.readline() == "importing\n"
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=PATIENCE) == ("", "")
-    finally:
-        process.kill()
-    assert process.returncode == 130
-
-
 def test_ctrl_c_while_the_model_is_loaded_ends_the_program_without_a_traceback(monkeypatch):
     monkeypatch.setattr(command, "load_model", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(SystemExit) as caught:

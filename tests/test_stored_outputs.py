@@ -52,23 +52,29 @@ def lead(model, prompt, output):
     return (best - second).min().item()
 
 
+def merged_model(name):
+    return merged(load_model()[0], tiny_adapter(name)) if name else load_model()[0]
+
+
+STORED = {
+    "lessons": [(prompt, 400) for prompt in [*LESSON_1, *LESSON_2, *LESSON_3]],
+    "mixed": workloads.mixed(32),
+    "pages": workloads.pages(8),
+    "one_beginning": workloads.one_beginning(),
+    "stories": workloads.race(4, every=1, long=40),  # lesson 7 lets them run out of memory
+    "4 stories": workloads.race(5, every=1, long=100)[1:],
+    "told_again": workloads.told_again(),
+    "lesson 15": [(prompt, 40) for prompt in LESSON_15],
+    "lesson 16": [(prompt, 40) for prompt in LESSON_16],
+}
+
+
 @pytest.mark.parametrize(
-    "requests",
-    [
-        [(prompt, 400) for prompt in [*LESSON_1, *LESSON_2, *LESSON_3]],
-        workloads.mixed(32),
-        workloads.pages(8),
-        workloads.one_beginning(),
-        workloads.race(4, every=1, long=40),  # lesson 7 lets them run out of memory
-        workloads.race(5, every=1, long=100)[1:],
-        workloads.told_again(),
-        [(prompt, 40) for prompt in LESSON_16],
-    ],
-    ids=["lessons", "mixed", "pages", "one_beginning", "stories", "4 stories", "told_again", "lesson 16"],
+    ("name", "adapter"), [*((name, None) for name in STORED), ("lesson 15", "sea"), ("lesson 15", "honest")]
 )
-def test_the_best_token_of_a_stored_output_leads_clearly_at_every_step(requests):
-    model, tokenizer = load_model()
-    outputs = generate_continuous(requests, 16).outputs
+def test_the_best_token_of_a_stored_output_leads_clearly_at_every_step(name, adapter):
+    model, tokenizer = merged_model(adapter), load_model()[1]
+    outputs = generate_continuous(STORED[name], 16, model=model, tokenizer=tokenizer).outputs
     leads = {output.prompt: lead(model, tokenizer(output.prompt)["input_ids"], output.token_ids) for output in outputs}
     assert {prompt: smallest for prompt, smallest in leads.items() if smallest < CLEAR} == {}
 
@@ -102,19 +108,6 @@ def test_the_notebook_on_integers_compares_texts_whose_leads_exceed_a_step_of_ro
     leads = {one.prompt: lead(model, tokenizer(one.prompt)["input_ids"], one.token_ids) for one in outputs}
     assert len(leads) == 11
     assert {prompt: smallest for prompt, smallest in leads.items() if smallest < CLEAR_INTEGERS} == {}
-
-
-def merged_model(name):
-    return merged(load_model()[0], tiny_adapter(name)) if name else load_model()[0]
-
-
-@pytest.mark.parametrize("name", [None, "sea", "honest"])
-def test_lesson_15_stores_no_near_tie_of_the_model_or_of_a_merged_one(name):
-    model, tokenizer = merged_model(name), load_model()[1]
-    requests = [(prompt, 40) for prompt in LESSON_15]
-    outputs = generate_continuous(requests, 16, model=model, tokenizer=tokenizer).outputs
-    leads = {one.prompt: lead(model, tokenizer(one.prompt)["input_ids"], one.token_ids) for one in outputs}
-    assert {prompt: smallest for prompt, smallest in leads.items() if smallest < CLEAR} == {}
 
 
 @pytest.mark.parametrize("keeps_cache", [True, False])

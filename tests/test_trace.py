@@ -64,7 +64,7 @@ def continuous() -> Trace:
     return trace
 
 
-def test_every_row_step_of_a_continuous_run(continuous):
+def test_a_continuous_run_has_the_row_steps_counts_and_times_computed_by_hand(continuous):
     def decode(id):
         return RowStep("decode", id, tokens=1, new_tokens=1)
 
@@ -75,9 +75,6 @@ def test_every_row_step_of_a_continuous_run(continuous):
         [RowStep("stalled", "a"), RowStep("prefill", "c", 3, 0, 1), RowStep("prefill", "d", 1, 2, 1)],
         [decode("a"), decode("c"), RowStep("empty")],
     ]
-
-
-def test_counts_of_a_continuous_run(continuous):
     assert continuous.forward_passes == 4
     assert continuous.slot_steps == 12
     assert continuous.work == {"prefill": 4, "decode": 4, "stalled": 1, "empty": 3}
@@ -86,40 +83,21 @@ def test_counts_of_a_continuous_run(continuous):
     assert continuous.wasted_slot_steps == 4
     assert continuous.prompt_tokens == 10
     assert continuous.prompt_padding == 4
-
-
-def test_times_of_a_continuous_run(continuous):
     # A token is available when its iteration ends.
     assert continuous.token_times == {"a": [0.5, 1.5, 3.5], "b": [0.5, 1.5], "c": [2.5, 3.5], "d": [2.5]}
     assert continuous.seconds == 3.5
 
 
-@pytest.fixture
-def static() -> Trace:
+def test_a_finished_row_of_a_static_batch_is_computed_and_yields_nothing():
     trace = Trace(rows=2)
-    for before, after in [
-        (fresh(a=1, b=3), running(a=0, b=2)),
-        (running(a=0, b=2), running(a=0, b=1)),
-        (running(a=0, b=1), running(a=0, b=0)),
-        (fresh(c=2), running(c=0)),
-    ]:
-        trace.record(before, after, start=0.0, seconds=1.0)
-    return trace
-
-
-def test_a_finished_row_of_a_static_batch_is_computed_and_yields_nothing(static):
-    finished = RowStep("finished", "a", tokens=0, padding=1)
-    decode = RowStep("decode", "b", tokens=1, new_tokens=1)
-    assert row_steps(static) == [
-        [RowStep("prefill", "a", 1, 2, 1), RowStep("prefill", "b", 3, 0, 1)],
-        [finished, decode],
-        [finished, decode],
+    trace.record(fresh(a=1, b=3), running(a=0, b=1), 0.0, 1.0)
+    trace.record(running(a=0, b=1), running(a=0, b=0), 1.0, 1.0)
+    trace.record(fresh(c=2), running(c=0), 2.0, 1.0)
+    assert row_steps(trace)[1:] == [
+        [RowStep("finished", "a", tokens=0, padding=1), RowStep("decode", "b", tokens=1, new_tokens=1)],
         [RowStep("prefill", "c", 2, 0, 1), RowStep("empty")],
     ]
-    assert static.work == {"prefill": 3, "decode": 2, "finished": 2, "empty": 1}
-    assert static.output_tokens == 5
-    # The input of a finished row is waste, but it is no pad of a prompt.
-    assert static.prompt_padding == 2
+    assert (trace.output_tokens, trace.prompt_padding) == (4, 2)  # the input of a finished row is no pad of a prompt
 
 
 def test_a_request_keeps_its_row_when_rows_above_it_are_filtered_out():
@@ -210,6 +188,5 @@ def test_a_trace_may_forget_all_but_the_last_iterations():
 def test_a_trace_of_nothing_counts_nothing():
     trace = Trace(rows=4)
     assert trace.forward_passes == trace.slot_steps == trace.output_tokens == trace.wasted_slot_steps == 0
-    assert trace.prompt_tokens == trace.prompt_padding == trace.seconds == 0
+    assert trace.prompt_tokens == trace.prompt_padding == trace.seconds == trace.work.total() == 0
     assert trace.token_times == {}
-    assert trace.work.total() == 0

@@ -47,7 +47,7 @@ def window(browser):
     """
     errors, expected, contexts = [], [], []
 
-    def open_window(url: str, expect_errors: str = "", events_fail=False, message=None, site="", **settings) -> Page:
+    def open_window(url: str, expect_errors: str = "", message=None, site="", **settings) -> Page:
         expected.append(expect_errors)
         contexts.append(browser.new_context(**settings))
         page = contexts[-1].new_page()
@@ -57,8 +57,6 @@ def window(browser):
         page.on(
             "request", lambda request: request.url.startswith(site or url) or errors.append(f"requested {request.url}")
         )
-        if events_fail:
-            page.route("**/events", lambda route: route.abort())
         if message:
             page.route("**/events", lambda route: route.fulfill(body=f"data: {json.dumps(message)}\n\n"))
         page.goto(url)

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import uvicorn
@@ -215,28 +216,21 @@ class BackgroundRequest:
     def __init__(self, server, path: str = "/v1/completions", method: str = "POST", **settings):
         self.response: httpx.Response | None = None
         self.chunks: list[dict | str] = []
-        self.error: Exception | None = None
         self.client = httpx.Client(timeout=PATIENCE)
-        self._request = self.client.build_request(method, server.url + path, json=settings)
-        self._running = threading.Thread(target=self._run, daemon=True)
-        self._running.start()
+        request = self.client.build_request(method, server.url + path, json=settings)
+        self._running = ThreadPoolExecutor(1).submit(self._run, request)
 
-    def _run(self) -> None:
-        try:
-            self.response = self.client.send(self._request, stream=True)
-            if self.response.headers["content-type"].startswith("text/event-stream"):
-                for chunk in events_of(self.response.iter_lines()):
-                    self.chunks.append(chunk)
-            else:
-                self.response.read()
-        except Exception as error:
-            self.error = error
+    def _run(self, request: httpx.Request) -> None:
+        self.response = self.client.send(request, stream=True)
+        if self.response.headers["content-type"].startswith("text/event-stream"):
+            for chunk in events_of(self.response.iter_lines()):
+                self.chunks.append(chunk)
+        else:
+            self.response.read()
 
     def wait(self) -> "BackgroundRequest":
         """Wait for the end of the response."""
-        self._running.join(PATIENCE)
-        assert not self._running.is_alive(), "the response did not end"
-        assert self.error is None, self.error
+        self._running.result(PATIENCE)
         return self
 
     @property

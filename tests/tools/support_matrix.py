@@ -185,11 +185,7 @@ def remote_lines() -> list[str]:
 def page(newest: dict, oldest: dict) -> str:
     """Return the text of SUPPORT.md, from the measurements on both versions of transformers."""
     versions = [run["transformers"] for run in (newest, oldest)]
-    header = [
-        *HEADER,
-        *(f"{name}, {version}" for name in MEASURED for version in versions),
-        "`generate_batch`",
-    ]
+    header = [*HEADER, *(f"{name}, {version}" for name in MEASURED for version in versions), "`generate_batch`"]
     lines = [header, ["---"] * len(header)]
     for family in FAMILIES:
         new, old = newest["rows"][family.name], oldest["rows"][family.name]
