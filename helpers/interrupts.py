@@ -28,7 +28,8 @@ class _Noted:
 def deferred() -> Iterator[None]:
     """Run a block to its end before an interrupt is raised."""
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler) or isinstance(handler, _Noted):
+    elsewhere = threading.current_thread() is not threading.main_thread()
+    if elsewhere or not callable(handler) or isinstance(handler, _Noted):
         yield  # nothing can interrupt this thread, interrupts are ignored, or an outer block defers them
         return
     noted = _Noted(handler)

@@ -206,11 +206,15 @@ class Scheduler:
             for chunk in done.chunks:
                 self._settle(chunk, done)
                 finished += [chunk.sequence] if chunk.sequence.finish_reason is not None else []
+        return finished if output.error is None else finished + self._fail(plan, output)
+
+    def _fail(self, plan: Plan, output: RunnerOutput) -> list[Sequence]:
+        """Finish the sequences that were not computed because of an error, and return them."""
         computed = {chunk.sequence for done in output.passes for chunk in done.chunks}
-        failed = [] if output.error is None else [one for one in plan.sequences if one not in computed]
+        failed = [sequence for sequence in plan.sequences if sequence not in computed]
         for sequence in failed:
             self.finish(sequence, "error", output.error)
-        return finished + failed
+        return failed
 
     def _settle(self, chunk: Chunk, done: ForwardPass) -> None:
         """Apply the results of a forward pass to one sequence."""

@@ -94,16 +94,15 @@ class RequestValidator:
         return max_tokens
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
+        last = self.model.vocab_size - 1
         if isinstance(prompt, str):
             if not prompt.isascii():
                 check_encoding(prompt)
-            token_ids, last = self.tokenizer(prompt)["input_ids"] if prompt else [], self.model.vocab_size - 1
+            token_ids = self.tokenizer(prompt)["input_ids"] if prompt else []
             if max(token_ids, default=0) > last:  # the embeddings were not resized, for example
                 raise ValueError(f"The model knows no tokens above {last}: remove {max(token_ids)} from the prompt.")
-        elif isinstance(prompt, Iterable):
-            token_ids = _integers(list(prompt), self.model.vocab_size)
         else:
-            raise ValueError(f"A prompt must be a text or a list of token ids, not {prompt!r}.")
+            token_ids = _integers(prompt, last)
         if not token_ids:
             raise ValueError(f"The prompt {prompt!r} has no tokens: give at least one word to continue.")
         return token_ids
@@ -163,11 +162,14 @@ def check_needs(settings, features: Iterable[Feature]) -> None:
             raise ValueError(f"{setting}={value!r} needs helpers/features/{feature}, which is missing: leave it out.")
 
 
-def _integers(token_ids: list, vocab_size: int) -> list[int]:
-    """Return token ids, such as NumPy's, as Python's integers; raise a ValueError if one is not in the vocabulary."""
+def _integers(prompt: Any, last: int) -> list[int]:
+    """Return token ids, such as NumPy's, as Python's integers; raise a ValueError unless they are from 0 to `last`."""
+    if not isinstance(prompt, Iterable):
+        raise ValueError(f"A prompt must be a text or a list of token ids, not {prompt!r}.")
+    token_ids = list(prompt)
     with contextlib.suppress(TypeError):  # not integers
         found = list(map(operator.index, token_ids))
-        if not found or 0 <= min(found) <= max(found) < vocab_size:
+        if not found or 0 <= min(found) <= max(found) <= last:
             return found
     shown = token_ids if len(token_ids) <= 5 else [*token_ids[:5], "..."]
-    raise ValueError(f"Token ids must be integers from 0 to {vocab_size - 1}, not {shown}.")
+    raise ValueError(f"Token ids must be integers from 0 to {last}, not {shown}.")
