@@ -5,20 +5,19 @@ import os
 import threading
 import time
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
 from helpers import EngineConfig, SamplingParams, StructuredOutputs
 from helpers.cluster.fleet_description import FleetDescription
 from helpers.cluster.replica import Replica, Report
-from helpers.cluster.routing import PrefixAware
 from helpers.engine.hooks import Feature
 from helpers.server.errors import EngineFailed
 from helpers.server.output_delta import OutputDelta
 from helpers.simulator import Simulator
 from tests.support.gated_thread import in_loop, wait_until
 from tests.support.local_replicas import ENOUGH, http_client, is_empty, let, next_report, running, submit, tokens
+from tests.support.routers import CacheAlone
 from tests.support.serving import PATIENCE
 
 
@@ -224,7 +223,7 @@ async def test_a_request_that_no_other_replica_could_resume_is_refused():
 
 @in_loop
 async def test_a_prompt_goes_where_its_beginning_is_cached():
-    async with running(shut=True, router=partial(PrefixAware, weight=0)) as client:
+    async with running(shut=True, router=CacheAlone) as client:
         first, second = client.started
         streams = [await submit(client, [9, 9, 9], 2, "other"), await submit(client, [0, 1, 2, 3, 4], 2, "one")]
         await wait_until(lambda: first.replica.engine.num_running == second.replica.engine.num_running == 1)
