@@ -83,10 +83,7 @@ class RequestValidator:
         if max_tokens == math.inf:
             raise ValueError("The model's context has no end: set max_tokens, or the engine's max_output_tokens.")
         if params.min_tokens > max_tokens:
-            raise ValueError(
-                f"min_tokens is {params.min_tokens}, but an output after {prompt_tokens} prompt tokens can have at "
-                f"most {max_tokens} tokens: lower it, or shorten the prompt."
-            )
+            raise ValueError(self._why_too_few(prompt_tokens, params.min_tokens, max_tokens))
         if not self._holds_any_request:
             self._check_memory(prompt_tokens, max_tokens)
         if not self.config.chunked_prefill:
@@ -115,6 +112,12 @@ class RequestValidator:
         return (
             f"The request has {prompt_tokens} prompt tokens{asked}, but the model's context is {context}: shorten the "
             f"prompt or ask for fewer tokens."
+        )
+
+    def _why_too_few(self, prompt_tokens: int, min_tokens: int, max_tokens: int) -> str:
+        return (
+            f"min_tokens is {min_tokens}, but an output after {prompt_tokens} prompt tokens can have at most "
+            f"{max_tokens} tokens: lower it, or shorten the prompt."
         )
 
     def _check_memory(self, prompt_tokens: int, max_tokens: int) -> None:
