@@ -73,12 +73,7 @@ class BatchSampler:
                     sampled[chunk.sequence].append(choice)
 
     def _choose(self, pending: list, depth: int, logits: torch.Tensor, best: list[int]) -> list[Choice]:
-        """Return a choice for each of the chunks, whose first `depth` draft tokens are accepted.
-
-        Args:
-            pending: the chunks, each with the row of the logits after its newest token.
-            best: the best token of each row, if any of the chunks is greedy.
-        """
+        """Return a choice for each (chunk, row after its newest token), of whose drafts `depth` tokens are accepted."""
         choices = [
             SampledToken(best[row + depth]) if self._takes_best(chunk, depth, best, row + depth) else None
             for chunk, row in pending
