@@ -5,6 +5,7 @@ tell how much of a prompt the replica has cached (`cluster/replica_state.py`).
 """
 
 from array import array
+from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from hashlib import sha256
@@ -23,3 +24,23 @@ def hash_blocks(token_ids: Seq[int], block_size: int, previous: bytes = b"") -> 
     for end in range(block_size, len(token_ids) + 1, block_size):
         previous = sha256(previous + array("q", token_ids[end - block_size : end]).tobytes()).digest()
         yield previous
+
+
+class RecordedBlocks(dict):
+    """The registered blocks by hash, with a record of changes: a hash, and whether it was registered or evicted."""
+
+    def __init__(self, blocks: dict[bytes, int]):
+        super().__init__(blocks)
+        self.events = deque((digest, True) for digest in blocks)
+
+    def __setitem__(self, digest: bytes, block: int) -> None:
+        super().__setitem__(digest, block)
+        self.events.append((digest, True))
+
+    def __delitem__(self, digest: bytes) -> None:
+        super().__delitem__(digest)
+        self.events.append((digest, False))
+
+    def clear(self) -> None:
+        self.events.extend((digest, False) for digest in self)
+        super().clear()

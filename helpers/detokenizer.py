@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 REPLACEMENT_CHARACTER = "\ufffd"  # what an incomplete character is decoded to
+BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 def letter_ids(tokenizer) -> list[int]:
@@ -45,20 +46,16 @@ class IncrementalDetokenizer:
 
     Args:
         tokenizer: the model's tokenizer.
-        stop: the stop strings, which end the output.
-        min_tokens: stop strings that are complete within this many tokens are ignored.
 
     Attributes:
         text: the text that is certain; it only grows.
         stopped: whether a stop string has appeared; `text` ends before it.
     """
 
-    def __init__(self, tokenizer, stop: Sequence[str] = (), min_tokens: int = 0):
+    def __init__(self, tokenizer):
         self.text, self.stopped = "", False
-        self._tokenizer, self._stop = tokenizer, stop
-        self._search = StopStringSearch(stop) if stop else None
+        self._tokenizer = tokenizer
         self._decoded = ""  # `text` and what is held back after it
-        self._min_tokens, self._ignored = min_tokens, 0  # stop strings do not count in the first characters
         self._token_ids: list[int] = []
         self._bytes: list[int] = []  # a run of byte tokens that may continue
         # The tokenizers library decodes incrementally. It starts after a letter, as `text_of` does.
@@ -70,33 +67,14 @@ class IncrementalDetokenizer:
 
     def push(self, token_id: int) -> str:
         """Append a token and return the text that has become certain."""
-        if self.stopped:
-            return ""
         self._token_ids.append(token_id)
-        new = self._decode(token_id)
-        self._decoded += new
-        return self._show(len(self._decoded), None) if self._search is None else self._search_in(new)
-
-    def _search_in(self, new: str) -> str:
-        """Search for stop strings in new text, and return the text that has become certain."""
-        if len(self._token_ids) <= self._min_tokens:
-            self._ignored = len(self._decoded) + self._num_pending_characters()
-        stop = self._search.extend(new, self._ignored)
-        return self._show(len(self._decoded) - self._search.num_held_back, stop)
+        self._decoded += self._decode(token_id)
+        return self._show(len(self._decoded))
 
     def finish(self) -> str:
         """Return the text that was held back, now that no tokens follow; nothing if a stop string has appeared."""
-        if self.stopped:
-            return ""
         self._decoded = text_of(self._token_ids, self._tokenizer)
-        return self._show(len(self._decoded), None) if self._search is None else self._finish_search()
-
-    def _finish_search(self) -> str:
-        if len(self._token_ids) <= self._min_tokens:
-            self._ignored = len(self._decoded)
-        shown = len(self.text)
-        stop = StopStringSearch(self._stop).extend(self._decoded[shown:], self._ignored - shown)
-        return self._show(len(self._decoded), None if stop is None else shown + stop)
+        return self._show(len(self._decoded))
 
     def _decode(self, token_id: int) -> str:
         """Return the text that a token adds; nothing while a character is incomplete."""
@@ -109,16 +87,12 @@ class IncrementalDetokenizer:
                 return self._stream.step(self._backend, token_ids) or ""
             except Exception:  # "Invalid prefix": the decoder changed earlier text; continue without it
                 self._stream = None
+        return self._decode_all()
+
+    def _decode_all(self) -> str:
+        """Return the text that the newest token adds, where no decoder goes on from the text so far."""
         text = text_of(self._token_ids, self._tokenizer)
         return "" if text.endswith(REPLACEMENT_CHARACTER) else text[len(self._decoded) :]
-
-    def _num_pending_characters(self) -> int:
-        """Return how many characters are complete in the run of byte tokens, whose text follows when it ends."""
-        run = bytes(int(self._piece(token_id)[3:5], 16) for token_id in self._bytes if self._is_byte(token_id))
-        return len(run.decode("utf-8", errors="ignore"))
-
-    def _piece(self, token_id: int) -> str:
-        return self._tokenizer.convert_ids_to_tokens(token_id) or ""
 
     def _is_byte(self, token_id: int) -> bool:
         """Return whether the token is a single byte such as `<0xE2>`.
@@ -126,15 +100,66 @@ class IncrementalDetokenizer:
         Sentencepiece encodes rare characters as bytes. One invalid byte makes the whole run of bytes invalid, so a run
         is decoded once it ends.
         """
-        return re.fullmatch("<0x[0-9A-F]{2}>", self._piece(token_id)) is not None
+        return BYTE.fullmatch(self._tokenizer.convert_ids_to_tokens(token_id) or "") is not None
 
-    def _show(self, end: int, stop: int | None) -> str:
-        """Extend the text to `end`, or to the beginning of a stop string, and return the new part."""
-        if stop is not None:
-            end, self.stopped = stop, True
+    def _show(self, end: int) -> str:
+        """Extend the text to `end`, and return the new part."""
         new = self._decoded[len(self.text) : end]
         self.text += new
         return new
+
+
+class StoppingDetokenizer(IncrementalDetokenizer):
+    """A detokenizer that stops before the first stop string.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        stop: the stop strings, which end the output.
+        min_tokens: stop strings that are complete within this many tokens are ignored.
+    """
+
+    def __init__(self, tokenizer, stop: Sequence[str], min_tokens: int = 0):
+        super().__init__(tokenizer)
+        self._stop, self._search = stop, StopStringSearch(stop)
+        self._min_tokens, self._ignored = min_tokens, 0  # stop strings do not count in the first characters
+
+    def push(self, token_id: int) -> str:
+        if self.stopped:
+            return ""
+        self._token_ids.append(token_id)
+        new = self._decode(token_id)
+        self._decoded += new
+        if len(self._token_ids) <= self._min_tokens:
+            self._ignored = len(self._decoded) + self._num_pending_characters()
+        stop = self._search.extend(new, self._ignored)
+        return self._show_before(stop, len(self._decoded) - self._search.num_held_back)
+
+    def finish(self) -> str:
+        if self.stopped:
+            return ""
+        self._decoded = text_of(self._token_ids, self._tokenizer)
+        if len(self._token_ids) <= self._min_tokens:
+            self._ignored = len(self._decoded)
+        shown = len(self.text)
+        stop = StopStringSearch(self._stop).extend(self._decoded[shown:], self._ignored - shown)
+        return self._show_before(None if stop is None else shown + stop, len(self._decoded))
+
+    def _num_pending_characters(self) -> int:
+        """Return how many characters are complete in the run of byte tokens, whose text follows when it ends."""
+        pieces = (
+            self._tokenizer.convert_ids_to_tokens(token_id) for token_id in self._bytes if self._is_byte(token_id)
+        )
+        return len(bytes(int(piece[3:5], 16) for piece in pieces).decode("utf-8", errors="ignore"))
+
+    def _show_before(self, stop: int | None, end: int) -> str:
+        """Extend the text to the beginning of a stop string, or to `end`, and return the new part."""
+        self.stopped = stop is not None
+        return self._show(end if stop is None else stop)
+
+
+def make_detokenizer(tokenizer, stop: Sequence[str], min_tokens: int) -> IncrementalDetokenizer:
+    """Return a detokenizer for an output; see `StoppingDetokenizer`."""
+    return StoppingDetokenizer(tokenizer, stop, min_tokens) if stop else IncrementalDetokenizer(tokenizer)
 
 
 class StopStringSearch:

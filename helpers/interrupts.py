@@ -8,28 +8,35 @@ is done here. Exceptions that another thread injects (`PyThreadState_SetAsyncExc
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+
+class _Noted:
+    """A signal handler that notes interrupts; a second one is raised at once."""
+
+    def __init__(self, handler: Callable):
+        self.handler, self.calls = handler, []
+
+    def __call__(self, number, frame):
+        self.calls.append((number, frame))
+        if len(self.calls) > 1:
+            self.handler(number, frame)
 
 
 @contextmanager
 def deferred() -> Iterator[None]:
     """Run a block to its end before an interrupt is raised."""
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler) or hasattr(handler, "calls"):
+    elsewhere = threading.current_thread() is not threading.main_thread()
+    if elsewhere or not callable(handler) or isinstance(handler, _Noted):
         yield  # nothing can interrupt this thread, interrupts are ignored, or an outer block defers them
         return
-
-    def note(number, frame):
-        note.calls.append((number, frame))
-        if len(note.calls) > 1:
-            handler(number, frame)
-
-    note.calls = []
-    signal.signal(signal.SIGINT, note)
+    noted = _Noted(handler)
+    signal.signal(signal.SIGINT, noted)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if len(note.calls) == 1:
-            handler(*note.calls[0])
+        if len(noted.calls) == 1:
+            handler(*noted.calls[0])

@@ -95,7 +95,7 @@ def test_texts_of_the_course_s_model_are_those_of_its_requests_alone():
     from helpers import generate_alone
 
     requests = [("Once upon a time, a brave", 9), ("Many hands", 3), ("Many hands", 5)]
-    texts = try_engine(engine(), requests, max_rows=2)
+    texts = try_engine(engine(), requests)
     assert texts == [
         prompt + one.text for (prompt, _), one in zip(requests, generate_alone(requests).outputs, strict=True)
     ]

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import Unigram
 
 from helpers import load_model
-from helpers.detokenizer import IncrementalDetokenizer, StopStringSearch, text_of
+from helpers.detokenizer import StoppingDetokenizer, StopStringSearch, make_detokenizer, text_of
 
 TEXTS = [
     "a fox 🦊 who said “né?” 👩‍👩‍👧 in 北京 — and left.",
@@ -83,7 +83,7 @@ def decoded(tokenizer, ids, stop=()):
     Returns:
         The detokenizer, and the text that it showed after each token.
     """
-    detokenizer, shown, pieces = IncrementalDetokenizer(tokenizer, stop), [], ""
+    detokenizer, shown, pieces = make_detokenizer(tokenizer, stop, 0), [], ""
     for id in ids:
         pieces += detokenizer.push(id)
         shown.append(detokenizer.text)
@@ -139,7 +139,7 @@ def test_a_stop_string_in_a_run_of_bytes_within_min_tokens_is_ignored():
         ([newline, *euro, letter], 3, "€", True),  # it was not complete
         ([newline, *euro, letter], 3, "\n", False),
     ):
-        detokenizer = IncrementalDetokenizer(tokenizer, [stop], min_tokens)
+        detokenizer = StoppingDetokenizer(tokenizer, [stop], min_tokens)
         for token_id in ids:
             detokenizer.push(token_id)
         assert detokenizer.stopped == stopped, (ids, min_tokens, stop)
@@ -248,7 +248,7 @@ class CountingString(str):
 def test_the_cost_of_a_stop_string_is_linear_in_the_text_however_long_the_string_is(length):
     # The text always ends with the beginning of the stop string, and never contains all of it.
     tokenizer, text = tokenizer_of("bytes"), ("a" * (length - 1) + "b") * (2000 // length)
-    detokenizer = IncrementalDetokenizer(tokenizer, [CountingString("a" * length)])
+    detokenizer = StoppingDetokenizer(tokenizer, [CountingString("a" * length)])
     CountingString.comparisons = 0
     for id in tokenizer(text)["input_ids"]:
         detokenizer.push(id)

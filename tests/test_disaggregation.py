@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from test_fleet import COST, workloads
 from test_replica_set import SECOND, Planned, comparable
 
-from helpers.cluster.autoscaling import QueueLengthAutoscaler
 from helpers.cluster.routing import FreeRowsFirst, LeastOutstandingTokens, RoundRobin
 from helpers.engine import EngineConfig
 from helpers.simulator import CostModel, Lifetime, TimedRequest, simulate_disaggregated
+from tests.support.autoscalers import with_window
 
 PER_TOKEN = CostModel(iterations=1.0, tokens=0.1)
 
@@ -44,7 +44,7 @@ def test_each_token_is_computed_once_by_the_right_kind_of_replica_and_again_only
         failures[decodes].append((time, place % numbers[decodes]))
     results = []
     for skip in (True, False):
-        scalers = [QueueLengthAutoscaler(1, 3, target=2, interval=0.1, window=2) if one else None for one in scales]
+        scalers = [with_window(2)(1, 3, target=2, interval=0.1) if one else None for one in scales]
         options = {f"{kind}_failures": failures[number] for number, kind in enumerate(("prefill", "decode"))}
         options |= {f"{kind}_autoscaler": scalers[number] for number, kind in enumerate(("prefill", "decode"))}
         options |= {"wrap": wrap, "skip": skip, "start_seconds": start_seconds}

@@ -6,11 +6,11 @@ from conftest import random_pair
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.cluster.dispatcher import DispatchedRequest, Dispatcher
 from helpers.cluster.replica import Replica
-from helpers.cluster.routing import PrefixAware
 from tests.support import local_replicas
 from tests.support.adapters import merged, write_adapter
 from tests.support.gated_thread import in_loop, wait_until
 from tests.support.local_replicas import LocalReplica, http_client, is_empty, running, tokens
+from tests.support.routers import CacheAlone
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT, CONFIG = list(range(40, 70)), EngineConfig(max_batch_size=2, num_blocks=100, block_size=4, trace_length=100)
@@ -74,7 +74,7 @@ async def test_the_front_end_lists_the_adapters_of_the_replicas_and_refuses_othe
 
 @in_loop
 async def test_what_replicas_report_as_cached_is_found_by_requests_with_the_same_adapter(folders):
-    async with running(1, router=lambda: PrefixAware(weight=0)) as client:
+    async with running(1, router=lambda: CacheAlone()) as client:
         stream, _ = await client.submit("request", [PROMPT], SamplingParams(2), adapter="a")
         await tokens(stream)
         await wait_until(lambda: is_empty(client))
@@ -84,7 +84,7 @@ async def test_what_replicas_report_as_cached_is_found_by_requests_with_the_same
 
 
 def test_a_dispatcher_looks_for_the_prefix_of_the_requests_own_adapter():
-    dispatcher = Dispatcher(PrefixAware(weight=0))
+    dispatcher = Dispatcher(CacheAlone())
     for name in ("x", "y"):
         dispatcher.add_replica(name, 4, 8)
     first = DispatchedRequest("1", PROMPT, SamplingParams(2), 2, adapter="a", salt=b"a")

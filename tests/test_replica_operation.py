@@ -11,11 +11,11 @@ import pytest
 
 from helpers import EngineConfig, SamplingParams
 from helpers.cluster import replica, replica_client
-from helpers.cluster.autoscaling import QueueLengthAutoscaler
 from helpers.cluster.lifecycle import DRAINING, READY, STARTING
 from helpers.cluster.replica_pool import ReplicaPool
 from helpers.server.errors import EngineFailed
 from helpers.simulator import Simulator
+from tests.support.autoscalers import with_window
 from tests.support.gated_thread import in_loop, wait_until
 from tests.support.local_replicas import ENOUGH, http_client, is_empty, let, running, submit, tokens
 
@@ -136,7 +136,7 @@ async def test_after_the_grace_requests_move_to_others_and_many_restarts_are_no_
 
 @in_loop
 async def test_replicas_are_added_for_a_queue_and_drained_after_it():
-    autoscaler = QueueLengthAutoscaler(1, 3, target=2, interval=NEVER, window=1)
+    autoscaler = with_window(1)(1, 3, target=2, interval=NEVER)
     async with running(1, all_shut=True, max_queue=20, most=3, autoscaler=autoscaler) as client:
         streams = [await submit(client, [0, 1], 6, f"r{number}") for number in range(6)]
         client.autoscale()

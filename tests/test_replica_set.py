@@ -7,7 +7,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from test_fleet import COST, workloads
 
-from helpers.cluster.autoscaling import QueueLengthAutoscaler
 from helpers.cluster.routing import FreeRowsFirst, LeastOutstandingTokens, PrefixAware, RoundRobin
 from helpers.engine import EngineConfig
 from helpers.simulator import (
@@ -19,6 +18,7 @@ from helpers.simulator import (
     replica_set,
     simulate_fleet,
 )
+from tests.support.autoscalers import with_window
 
 SECOND = CostModel(iterations=1.0)  # per iteration
 
@@ -60,7 +60,7 @@ def test_no_token_is_lost_or_repeated_and_stretches_change_nothing(workload, gap
     failures = [(time, place if scale else place % 2) for time, (_, place) in zip(times, gaps, strict=True)]
     results = []
     for skip in (True, False):
-        autoscaler = QueueLengthAutoscaler(1, 3, target=2, interval=0.1, window=2) if scale else None
+        autoscaler = with_window(2)(1, 3, target=2, interval=0.1) if scale else None
         options = {"failures": failures, "autoscaler": autoscaler, "start_seconds": start_seconds}
         results.append(simulate_fleet(requests, config, COST, 2, wrap(policy()), skip, **options))
     assert comparable(results[0]) == comparable(results[1])

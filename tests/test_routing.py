@@ -3,8 +3,6 @@
 import random
 from collections import Counter
 
-import pytest
-
 from helpers.cluster.replica_state import ReplicaState
 from helpers.cluster.routing import (
     FreeRowsFirst,
@@ -15,6 +13,7 @@ from helpers.cluster.routing import (
 )
 from helpers.engine import EngineConfig, SamplingParams, Sequence
 from helpers.simulator import Simulator
+from tests.support.routers import CacheAlone
 
 PROMPT = list(range(40))
 
@@ -63,17 +62,12 @@ def test_power_of_two_choices_never_takes_the_most_loaded_replica_and_repeats_it
 
 
 def test_prefix_aware_follows_the_cache_until_the_load_outweighs_it():
-    router = PrefixAware(weight=0.5)
+    router = PrefixAware()
     assert router.choose(PROMPT, [Known(), Known(0, cached=20)]) == 1
-    assert router.choose(PROMPT, [Known(), Known(39, cached=20)]) == 1
-    assert router.choose(PROMPT, [Known(), Known(41, cached=20)]) == 0, "20 cached tokens are worth 20 / 0.5"
-    assert PrefixAware(weight=0).choose(PROMPT, [Known(), Known(10**6, cached=4)]) == 1
-    assert PrefixAware(weight=0).choose(PROMPT, [Known(7, cached=8), Known(3, cached=8), Known(0)]) == 1
-
-
-def test_a_negative_weight_is_refused():
-    with pytest.raises(ValueError, match="weight must be at least 0, not -1"):
-        PrefixAware(-1)
+    assert router.choose(PROMPT, [Known(), Known(79, cached=20)]) == 1
+    assert router.choose(PROMPT, [Known(), Known(81, cached=20)]) == 0, "20 cached tokens are worth 20 / 0.25"
+    assert CacheAlone().choose(PROMPT, [Known(), Known(10**6, cached=4)]) == 1
+    assert CacheAlone().choose(PROMPT, [Known(7, cached=8), Known(3, cached=8), Known(0)]) == 1
 
 
 def test_the_policy_chooses_among_the_replicas_with_a_free_row_and_among_all_if_there_are_none():

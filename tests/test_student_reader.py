@@ -25,11 +25,12 @@ def test_a_student_s_row_changes_no_token():
     assert model.config._attn_implementation == "sdpa", "it is a copy that is changed"
 
 
-def test_a_student_s_row_runs_a_model_whose_heads_share_keys():
+def test_a_student_s_row_runs_a_model_whose_heads_share_keys(monkeypatch):
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=50, num_hidden_layers=2, **sizes)).eval()
-    reader = Reader(solutions.pack, solutions.attend_row, model)
+    monkeypatch.setattr("helpers.checks.reader.load_model", lambda: (model, None))
+    reader = Reader(solutions.pack, solutions.attend_row)
     reader.read({"a": [3, 4, 5], "b": [6]})
     logits = reader.read({"b": [7, 8], "a": [9]})
     for name, text in {"a": [3, 4, 5, 9], "b": [6, 7, 8]}.items():

@@ -14,6 +14,7 @@ from .examining import examine
 from .exercise import JudgedExercise, Passed, Wrong
 
 SIGNATURE = "MyEngine(model, max_rows, max_tokens_per_step)"
+ROWS = 4  # of `try_engine`
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def score_engine(engine_class: Callable) -> dict[str, dict[str, tuple[int, int]]
     return scores
 
 
-def try_engine(engine_class: Callable, requests: list[tuple[str, int]], max_rows: int = 4) -> list[str]:
+def try_engine(engine_class: Callable, requests: list[tuple[str, int]]) -> list[str]:
     """Run an engine on the course's model, and return the texts of (prompt, max_new_tokens) requests.
 
     Raises:
@@ -126,9 +127,9 @@ def try_engine(engine_class: Callable, requests: list[tuple[str, int]], max_rows
     """
     tokenizer = load_model()[1]
     work = [(0, tokenizer(prompt)["input_ids"], most) for prompt, most in requests]
-    workload = roomy("", work, max_rows)
+    workload = roomy("", work, ROWS)
     run = Run(workload, RealModel(workload.num_blocks, workload.block_size))
-    drive(engine_class, run.serve, run.shape, max_rows, NO_LIMIT)
+    drive(engine_class, run.serve, run.shape, ROWS, NO_LIMIT)
     if run.error:
         raise ValueError(f"The engine {run.error}.")
     return [tokenizer.decode(one.text, skip_special_tokens=True) for one in run.requests.values()]

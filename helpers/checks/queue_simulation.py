@@ -3,16 +3,15 @@
 import heapq
 from collections.abc import Hashable, Sequence
 
+TOKENS, STEP = 20, 0.05  # a running request gets a token every `STEP` seconds, and leaves with the last one
 
-def simulate_queue(
-    queue, arrivals: Sequence[float], tokens: int = 20, step: float = 0.05
-) -> list[tuple[float, list[float]]]:
+
+def simulate_queue(queue, arrivals: Sequence[float]) -> list[tuple[float, list[float]]]:
     """Run requests through a queue; refused requests do not retry.
 
     Args:
         queue: has `offer`, `leave` and `running`.
         arrivals: when each request is sent.
-        tokens, step: a running request gets a token every `step` seconds, and leaves with the last one.
 
     Returns:
         For each request, when it was sent and when each of its tokens was generated; a refused request has no tokens.
@@ -23,7 +22,7 @@ def simulate_queue(
     def begin(now: float) -> None:
         for number in list(queue.running):
             if not times[number]:
-                times[number] = [now + step * (token + 1) for token in range(tokens)]
+                times[number] = [now + STEP * (token + 1) for token in range(TOKENS)]
                 heapq.heappush(ends, (times[number][-1], number))
 
     for number, sent in enumerate([*arrivals, float("inf")]):

@@ -14,15 +14,14 @@ class Reader:
 
     Args:
         pack, attend_row: the student's functions.
-        model: by default, the model that `load_model()` returns; it is not changed.
 
     Attributes:
         columns: the number of columns of each row so far.
     """
 
-    def __init__(self, pack: Callable, attend_row: Callable, model=None):
+    def __init__(self, pack: Callable, attend_row: Callable):
         self.pack, self.attend_row = pack, attend_row
-        self.model = clone_sharing_weights(model or load_model()[0])
+        self.model = clone_sharing_weights(load_model()[0])  # which is not changed
         self.columns: list[int] = []
         self._kept: dict[tuple[Hashable, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._parts: list[tuple[Hashable, int, int]] = []  # of the current row

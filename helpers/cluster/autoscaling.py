@@ -18,21 +18,20 @@ class QueueLengthAutoscaler:
         least, most: the limits on the number of replicas.
         target: the unfinished requests per replica, running or queued.
         interval: the seconds from one decision to the next.
-        window: replicas stop once this many decisions in a row have asked for fewer of them.
 
     Raises:
         ValueError: a setting is outside its range.
     """
 
-    def __init__(self, least: int, most: int, target: float, interval: float = 10.0, window: int = 6):
+    window = 6  # replicas stop once this many decisions in a row have asked for fewer of them
+
+    def __init__(self, least: int, most: int, target: float, interval: float = 10.0):
         if not 1 <= least <= most:
             raise ValueError(f"An autoscaler keeps at least 1 replica and at most `most`, not {least} to {most}.")
         if not (0 < target < inf and 0 < interval < inf):
             raise ValueError(f"target and interval must be numbers above 0, not {target} and {interval}.")
-        if window < 1:
-            raise ValueError(f"window is a number of decisions of at least 1, not {window}.")
         self.least, self.most, self.target, self.interval = least, most, target, interval
-        self._recent: deque[int] = deque(maxlen=window)
+        self._recent: deque[int] = deque(maxlen=self.window)
 
     def desired(self, unfinished: int) -> int:
         """Return how many replicas there should be; to be called once per interval.

@@ -158,17 +158,6 @@ class LockstepReplicas:
         """How many tokens the prefills of each replica computed, those of resumed requests included."""
         return [engine.trace.prompt_tokens for engine in self.engines]
 
-    @property
-    def computed_tokens(self) -> list[int]:
-        """How many tokens each replica computed."""
-        return [sum(one.tokens for one in engine.trace.passes) for engine in self.engines]
-
-    @property
-    def imbalance(self) -> float:
-        """The largest load of a replica over the mean, in computed tokens: 1 is even; 0 if nothing was computed."""
-        computed = self.computed_tokens
-        return max(computed) * len(computed) / sum(computed) if any(computed) else 0.0
-
 
 def _cache_events(engine: EngineCore) -> list[tuple[bytes, bool]]:
     return [] if engine.block_manager is None else engine.block_manager.take_cache_events()

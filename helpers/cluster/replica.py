@@ -57,7 +57,7 @@ class Report:
 
     Attributes:
         outputs: new outputs, in order.
-        cache_events: see `BlockManager`.
+        cache_events: see `BlockManager.take_cache_events`.
         snapshot: the engine now, with the forward passes since the last report.
         step_seconds: for how long the current iteration has run; 0 between two iterations.
         error: why the engine has stopped; None if it has not.

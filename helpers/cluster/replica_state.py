@@ -61,12 +61,7 @@ class ReplicaState:
         return cached
 
     def add(
-        self,
-        request_id: Hashable,
-        prompt_token_ids: Seq[int],
-        max_tokens: int,
-        outputs: int = 1,
-        salt: bytes = b"",
+        self, request_id: Hashable, prompt_token_ids: Seq[int], max_tokens: int, outputs: int = 1, salt: bytes = b""
     ) -> None:
         """Count a request that was sent to the replica.
 

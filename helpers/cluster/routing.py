@@ -103,18 +103,9 @@ class PrefixAware:
 
     The load of a replica is its outstanding tokens per token of the prompt. So another replica gets the request as soon
     as it has fewer outstanding tokens than the one with the cached prefix, by more than the cached tokens / `weight`.
-
-    Args:
-        weight: 0 considers the cache alone; with a large weight, the cache decides only between equal loads.
-
-    Raises:
-        ValueError: a negative weight.
     """
 
-    def __init__(self, weight: float = 0.25):
-        if not weight >= 0:
-            raise ValueError(f"weight must be at least 0, not {weight}.")
-        self.weight = weight
+    weight = 0.25  # 0 considers the cache alone; with a large weight, the cache decides only between equal loads
 
     def choose(self, prompt_token_ids: Seq[int], replicas: Seq[RoutableReplica]) -> int:
         length = len(prompt_token_ids)

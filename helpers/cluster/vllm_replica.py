@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..block_hashes import hash_blocks
-from ..detokenizer import IncrementalDetokenizer
+from ..detokenizer import IncrementalDetokenizer, make_detokenizer
 from ..engine import EngineConfig, ModelInfo, SamplingParams
 from ..engine.sequence import GREEDY
 from ..engine.validation import RequestValidator
@@ -230,7 +230,7 @@ class VLLMEngine:
             self._add(request_id, index, params, max_tokens, [*token_ids, *before], before, priority)
 
     def _add(self, request_id, index, params, max_tokens, prompt, before, priority) -> None:
-        detokenizer = IncrementalDetokenizer(self.tokenizer, params.stop, params.min_tokens)
+        detokenizer = make_detokenizer(self.tokenizer, params.stop, params.min_tokens)
         for token_id in before:
             detokenizer.push(token_id)
         output = _Output(request_id, index, f"{request_id}/{index}", detokenizer, len(before))

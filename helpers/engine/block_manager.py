@@ -15,10 +15,10 @@ does the bookkeeping only, without torch. `runners/kv_pool.py` holds the tensors
 """
 
 import heapq
-from collections import OrderedDict, deque
-from collections.abc import Iterable, KeysView
+from collections import OrderedDict
+from collections.abc import KeysView
 
-from ..block_hashes import hash_blocks
+from ..block_hashes import RecordedBlocks, hash_blocks
 from .sequence import Sequence
 
 
@@ -62,8 +62,6 @@ class BlockManager:
         tables: the block table of every sequence that has blocks.
         references: for each block, the number of tables that contain it.
         copies: (source, destination) blocks to copy before the next forward pass writes anything.
-        cache_events: hashes of blocks and whether they were registered or, otherwise, evicted, in order; None until
-            `take_cache_events` is called.
 
     Raises:
         ValueError: `num_blocks` or `block_size` is below 1.
@@ -76,7 +74,6 @@ class BlockManager:
         self.tables: dict[Sequence, list[int]] = {}
         self.references = [0] * num_blocks
         self.copies: list[tuple[int, int]] = []
-        self.cache_events: deque[tuple[bytes, bool]] | None = None
         self._free = FreeBlocks(num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._block_of: dict[bytes, int] = {}  # by hash
@@ -95,10 +92,7 @@ class BlockManager:
         A sequence without blocks first gets those that it can share, and its `computed` is set to their tokens.
         """
         admitted = sequence not in self.tables
-        if admitted:
-            table, computed = self._shared(sequence)
-        else:
-            table, computed = self.tables[sequence], sequence.computed
+        table, computed = self._shared(sequence) if admitted else (self.tables[sequence], sequence.computed)
         # If the first new token falls into a block that other sequences share, it is written to a copy.
         last = computed // self.block_size
         copy = last < len(table) and self.references[table[last]] + admitted > 1
@@ -113,9 +107,7 @@ class BlockManager:
             self.tables[sequence], sequence.computed = table, computed
         self._register(sequence)
         if copy:
-            old, table[last] = table[last], self._new(after=table[last - 1] if last else None)
-            self.copies.append((old, table[last]))
-            self._drop(old)
+            self._copy(table, last)
         for _ in range(self.blocks_for(computed + tokens) - len(table)):
             table.append(self._new(after=table[-1] if table else None))
         return True
@@ -159,7 +151,6 @@ class BlockManager:
 
     def forget_cached(self) -> None:
         """Free all cached blocks, and share no block of now: its keys and values would be those of other weights."""
-        self._report(self._block_of, registered=False)
         for block in self._cached:
             self._free.put(block)
         for known in (self._cached, self._block_of, self._hash_of, self._registered):
@@ -171,10 +162,17 @@ class BlockManager:
         return copies
 
     def take_cache_events(self) -> list[tuple[bytes, bool]]:
-        """Return the cache events since the last call, and forget them. Another thread may call this, too."""
-        if self.cache_events is None:  # from now on, they are recorded
-            self.cache_events = deque((digest, True) for digest in self._block_of)
-        return [self.cache_events.popleft() for _ in range(len(self.cache_events))]
+        """Return what was registered and evicted since the last call, and forget it; at first, what is registered.
+
+        Another thread may call this, too.
+
+        Returns:
+            The hashes of blocks, each with whether it was registered or, otherwise, evicted, in order.
+        """
+        if not isinstance(self._block_of, RecordedBlocks):
+            self._block_of = RecordedBlocks(self._block_of)
+        events = self._block_of.events
+        return [events.popleft() for _ in range(len(events))]
 
     # --- counts and tables --------------------------------------------------------------------------------------
 
@@ -249,12 +247,7 @@ class BlockManager:
                 if digest not in self._block_of:
                     block = self.tables[sequence][place]
                     self._block_of[digest], self._hash_of[block] = block, digest
-                    self._report([digest], registered=True)
             self._registered[sequence] = full
-
-    def _report(self, hashes: Iterable[bytes], registered: bool) -> None:
-        if self.cache_events is not None:
-            self.cache_events.extend((digest, registered) for digest in hashes)
 
     # --- blocks change state ------------------------------------------------------------------------------------
 
@@ -264,11 +257,15 @@ class BlockManager:
             block = self._free.take(after)
         else:
             block, _ = self._cached.popitem(last=False)
-            digest = self._hash_of.pop(block)
-            del self._block_of[digest]
-            self._report([digest], registered=False)
+            del self._block_of[self._hash_of.pop(block)]
         self.references[block] = 1
         return block
+
+    def _copy(self, table: list[int], place: int) -> None:
+        """Put a copy into a table, to write to, in place of a block that other tables contain, too."""
+        old, table[place] = table[place], self._new(after=table[place - 1] if place else None)
+        self.copies.append((old, table[place]))
+        self._drop(old)
 
     def _refer(self, block: int) -> None:
         self.references[block] += 1

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
 
-from ..detokenizer import IncrementalDetokenizer
+from ..detokenizer import make_detokenizer
 from ..engine_config import EngineConfig
 from ..interrupts import deferred
 from ..sampling_params import SamplingParams
@@ -26,7 +26,7 @@ from ..trace import Trace, record_iteration
 from .block_manager import BlockManager
 from .hooks import installed_features
 from .outputs import OutputCollector, RequestOutput
-from .plan import ModelInfo, Runner
+from .plan import ModelInfo, Plan, Runner
 from .scheduler import Scheduler
 from .sequence import EngineRequest, Prompt, Sequence
 from .validation import RequestValidator, check_needs
@@ -106,13 +106,16 @@ class EngineCore:
                 output = self.runner.run(plan, self.now)
                 finished = self.scheduler.update(plan, output)
             except Exception as error:  # of the policy, or of a runner that raises instead of returning its error
-                failed = self.scheduler.unfinished if plan is None else plan.sequences
-                self._end([sequence for sequence in failed if sequence.finish_reason is None], "error", error)
-                if plan is None:
-                    raise
-                return
+                return self._fail(plan, error)
             record_iteration(self.trace, self.steps - 1, plan, output, finished)
             self.outputs.collect(plan, finished)
+
+    def _fail(self, plan: Plan | None, error: Exception) -> None:
+        """Finish the sequences of a failed iteration; all of them, and raise the error, if there is no plan."""
+        failed = self.scheduler.unfinished if plan is None else plan.sequences
+        self._end([sequence for sequence in failed if sequence.finish_reason is None], "error", error)
+        if plan is None:
+            raise error
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
@@ -179,7 +182,7 @@ class EngineCore:
             feature.prepare(request)
         for index in request.indices:
             sequence = Sequence(request_id, list(token_ids), max_tokens, index, request)
-            sequence.detokenizer = IncrementalDetokenizer(self.tokenizer, params.stop, params.min_tokens)
+            sequence.detokenizer = make_detokenizer(self.tokenizer, params.stop, params.min_tokens)
         for feature in request.features:
             feature.begin(request)
         with self.undisturbed():

@@ -114,7 +114,7 @@ class OutputCollector:
 
     def holds(self, request_id: Hashable) -> bool:
         """Return whether a request has undelivered outputs or a subscriber."""
-        return self.has_subscriber(request_id) or any(output.request_id == request_id for output in self.pending)
+        return request_id in self._subscribers or any(output.request_id == request_id for output in self.pending)
 
     def collect(self, plan: Plan, finished: Iterable[Sequence]) -> None:
         """Make and queue the outputs of an iteration."""

@@ -69,19 +69,9 @@ class ShortestFirst(Policy):
 
 
 class Priority(Policy):
-    """Admits the most urgent requests first: those with the smallest number. Waiting lowers it, so no request starves.
+    """Admits the most urgent requests first: those with the smallest number, which waiting lowers, so none starves."""
 
-    Args:
-        aging: the number of iterations since its arrival that make a request more urgent by 1.
-
-    Raises:
-        ValueError: `aging` is below 1.
-    """
-
-    def __init__(self, aging: int = 50):
-        if aging < 1:
-            raise ValueError(f"aging is a number of iterations of at least 1, not {aging}.")
-        self.aging = aging
+    aging = 50  # the number of iterations since its arrival that make a request more urgent by 1
 
     def order(self, waiting, running):
         groups = (group for _, group in waiting.grouped_by("priority"))
@@ -91,15 +81,11 @@ class Priority(Policy):
 class Balanced(Policy):
     """Lets running requests decode undisturbed until enough requests wait to justify an interruption.
 
-    Both limits are text-generation-inference's (`waiting_served_ratio`, `max_waiting_tokens`).
-
-    Args:
-        waiting_served_ratio: admit once the waiting requests divided by the running ones reach this ratio.
-        max_waiting_tokens: admit, too, once the first request in the queue has waited this many iterations.
+    Both limits are text-generation-inference's.
     """
 
-    def __init__(self, waiting_served_ratio: float = 0.3, max_waiting_tokens: int = 20):
-        self.waiting_served_ratio, self.max_waiting_tokens = waiting_served_ratio, max_waiting_tokens
+    waiting_served_ratio = 0.3  # admit once the waiting requests divided by the running ones reach this
+    max_waiting_tokens = 20  # admit, too, once the first request in the queue has waited this many iterations
 
     def order(self, waiting, running):
         enough = len(waiting) >= self.waiting_served_ratio * len(running)

@@ -133,19 +133,24 @@ class Scheduler:
 
     def choose_chunks(self, plan: Plan) -> None:
         """Choose which sequences compute how many tokens: running ones first, then those that are admitted."""
-        decoding, prefilling = [], []
-        for sequence in self.running:
-            if sequence not in self.held:
-                (decoding if sequence.is_decode else prefilling).append(sequence)
-        decode_only = not self.mixed and self._prefilled_last and bool(decoding)
-        if not decode_only:
-            if self.mixed:
-                self._advance(plan, decoding)
+        active = [sequence for sequence in self.running if sequence not in self.held]
+        decoding = [sequence for sequence in active if sequence.is_decode]
+        prefilling = [sequence for sequence in active if not sequence.is_decode]
+        if not self.mixed:
+            self._take_turns(plan, decoding, prefilling)
+            return
+        self._advance(plan, decoding + prefilling)
+        if not plan.preempted:  # after a preemption, there is no memory for another sequence
+            self._admit(plan)
+
+    def _take_turns(self, plan: Plan, decoding: list[Sequence], prefilling: list[Sequence]) -> None:
+        """Prefill, unless the last iteration did and there is something to decode."""
+        if not (self._prefilled_last and decoding):
             self._advance(plan, prefilling)
-            if not plan.preempted:  # after a preemption, there is no memory for another sequence
+            if not plan.preempted:
                 self._admit(plan)
         self._prefilled_last = bool(plan.chunks)
-        if not self.mixed and not plan.chunks:  # the decodes' turn, or there is nothing to prefill
+        if not plan.chunks:
             self._advance(plan, [sequence for sequence in decoding if sequence not in plan.preempted])
 
     def _advance(self, plan: Plan, sequences: list[Sequence]) -> None:
@@ -201,11 +206,15 @@ class Scheduler:
             for chunk in done.chunks:
                 self._settle(chunk, done)
                 finished += [chunk.sequence] if chunk.sequence.finish_reason is not None else []
+        return finished if output.error is None else finished + self._fail(plan, output)
+
+    def _fail(self, plan: Plan, output: RunnerOutput) -> list[Sequence]:
+        """Finish the sequences that were not computed because of an error, and return them."""
         computed = {chunk.sequence for done in output.passes for chunk in done.chunks}
-        failed = [] if output.error is None else [one for one in plan.sequences if one not in computed]
+        failed = [sequence for sequence in plan.sequences if sequence not in computed]
         for sequence in failed:
             self.finish(sequence, "error", output.error)
-        return finished + failed
+        return failed
 
     def _settle(self, chunk: Chunk, done: ForwardPass) -> None:
         """Apply the results of a forward pass to one sequence."""

@@ -9,6 +9,7 @@ import contextlib
 import random
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -32,7 +33,7 @@ class EngineRequest:
         priority: for the policy "priority"; a smaller number is more urgent.
         arrival: when it was added, in seconds on the engine's clock.
         end_token_ids: the tokens that end an output.
-        seed: the seed of its random draws.
+        own_seed: the seed of its random draws, unless the parameters have one.
         indices: the outputs to generate, as numbers from 0.
         features: those that the request needs (`hooks.py`).
         options: further arguments of `add_request`, which features read.
@@ -49,17 +50,13 @@ class EngineRequest:
     priority: int = 0
     arrival: float = 0.0
     end_token_ids: frozenset[int] = frozenset()
-    seed: int = 0
+    own_seed: int = field(default_factory=partial(random.getrandbits, 63))
     indices: tuple[int, ...] = (0,)
     features: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
     salt: bytes = b""
     sequences: "list[Sequence]" = field(default_factory=list, repr=False)
-
-    def __post_init__(self):
-        given = self.params.seed
-        self.seed = random.getrandbits(63) if given is None else int(given)
 
 
 class Sequence:

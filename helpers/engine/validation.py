@@ -83,10 +83,7 @@ class RequestValidator:
         if max_tokens == math.inf:
             raise ValueError("The model's context has no end: set max_tokens, or the engine's max_output_tokens.")
         if params.min_tokens > max_tokens:
-            raise ValueError(
-                f"min_tokens is {params.min_tokens}, but an output after {prompt_tokens} prompt tokens can have at "
-                f"most {max_tokens} tokens: lower it, or shorten the prompt."
-            )
+            raise ValueError(self._why_too_few(prompt_tokens, params.min_tokens, max_tokens))
         if not self._holds_any_request:
             self._check_memory(prompt_tokens, max_tokens)
         if not self.config.chunked_prefill:
@@ -94,16 +91,15 @@ class RequestValidator:
         return max_tokens
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
+        last = self.model.vocab_size - 1
         if isinstance(prompt, str):
             if not prompt.isascii():
                 check_encoding(prompt)
-            token_ids, last = self.tokenizer(prompt)["input_ids"] if prompt else [], self.model.vocab_size - 1
+            token_ids = self.tokenizer(prompt)["input_ids"] if prompt else []
             if max(token_ids, default=0) > last:  # the embeddings were not resized, for example
                 raise ValueError(f"The model knows no tokens above {last}: remove {max(token_ids)} from the prompt.")
-        elif isinstance(prompt, Iterable):
-            token_ids = _integers(list(prompt), self.model.vocab_size)
         else:
-            raise ValueError(f"A prompt must be a text or a list of token ids, not {prompt!r}.")
+            token_ids = _integers(prompt, last)
         if not token_ids:
             raise ValueError(f"The prompt {prompt!r} has no tokens: give at least one word to continue.")
         return token_ids
@@ -116,6 +112,12 @@ class RequestValidator:
         return (
             f"The request has {prompt_tokens} prompt tokens{asked}, but the model's context is {context}: shorten the "
             f"prompt or ask for fewer tokens."
+        )
+
+    def _why_too_few(self, prompt_tokens: int, min_tokens: int, max_tokens: int) -> str:
+        return (
+            f"min_tokens is {min_tokens}, but an output after {prompt_tokens} prompt tokens can have at most "
+            f"{max_tokens} tokens: lower it, or shorten the prompt."
         )
 
     def _check_memory(self, prompt_tokens: int, max_tokens: int) -> None:
@@ -163,11 +165,14 @@ def check_needs(settings, features: Iterable[Feature]) -> None:
             raise ValueError(f"{setting}={value!r} needs helpers/features/{feature}, which is missing: leave it out.")
 
 
-def _integers(token_ids: list, vocab_size: int) -> list[int]:
-    """Return token ids, such as NumPy's, as Python's integers; raise a ValueError if one is not in the vocabulary."""
+def _integers(prompt: Any, last: int) -> list[int]:
+    """Return token ids, such as NumPy's, as Python's integers; raise a ValueError unless they are from 0 to `last`."""
+    if not isinstance(prompt, Iterable):
+        raise ValueError(f"A prompt must be a text or a list of token ids, not {prompt!r}.")
+    token_ids = list(prompt)
     with contextlib.suppress(TypeError):  # not integers
         found = list(map(operator.index, token_ids))
-        if not found or 0 <= min(found) <= max(found) < vocab_size:
+        if not found or 0 <= min(found) <= max(found) <= last:
             return found
     shown = token_ids if len(token_ids) <= 5 else [*token_ids[:5], "..."]
-    raise ValueError(f"Token ids must be integers from 0 to {vocab_size - 1}, not {shown}.")
+    raise ValueError(f"Token ids must be integers from 0 to {last}, not {shown}.")

@@ -66,7 +66,7 @@ class Client:
         timeout: seconds after which the client closes the connection, and the request counts as failed.
 
     Raises:
-        ValueError: `url` is not an http address; or, on entry, the server does not have the model.
+        ValueError: `url` is not an http address; `timeout` is not above 0; or, on entry, the server lacks the model.
         ConnectionError: on entry, no OpenAI-compatible server answers at this address.
         PermissionError: on entry, the server requires an API key or rejects this one.
     """
@@ -82,6 +82,8 @@ class Client:
     ):
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"A server's address looks like http://127.0.0.1:8000, not {url!r}.")
+        if timeout <= 0:
+            raise ValueError(f"timeout is more than 0 seconds, not {timeout}.")
         self.url = url.rstrip("/").removesuffix("/v1") + "/v1"
         self.model, self.chat, self.body, self.timeout = model, chat, body or {}, timeout
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

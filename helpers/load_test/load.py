@@ -11,7 +11,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -37,12 +37,8 @@ def run_load(
     think: float = 0.0,
     warm_up: int = 0,
     limits: dict[str, float] | None = None,
-    model: str | None = None,
-    api_key: str | None = None,
-    chat: bool = False,
-    body: dict[str, Any] | None = None,
-    timeout: float = 600.0,
     progress: bool = True,
+    **client_settings,
 ) -> LoadResult:
     """Send requests to a server and measure its responses.
 
@@ -58,17 +54,17 @@ def run_load(
             waits for at least the server's Retry-After, or one second without it.
         warm_up: how many of the requests are sent before the clock starts. No result includes them.
         limits: the largest "ttft", "tpot" and "e2e" (in seconds) of a request that counts as good.
-        model, api_key, chat, body, timeout: see `Client`.
         progress: show a progress bar if stderr is a terminal.
+        client_settings: `model`, `api_key`, `chat`, `body` and `timeout`; see `Client`.
 
     Raises:
         ConnectionError, PermissionError: see `Client`.
         ValueError: a setting is out of range or contradicts another; see also `Client`.
     """
-    _check_settings(len(requests), rate, users, think, warm_up, limits or {}, timeout)
+    _check_settings(len(requests), rate, users, think, warm_up, limits or {})
     pairs = [(one.prompt, one.max_tokens) if isinstance(one, Request) else one for one in requests]
     times = None if rate is None else arrival_times(len(pairs) - warm_up, rate, cv, seed)
-    client = Client(url, model, api_key, chat, body, timeout)
+    client = Client(url, **client_settings)
 
     async def load() -> list[RequestResult]:
         async with client:
@@ -87,19 +83,19 @@ def run_load(
 
     results = _run_in_thread(load())
     loop = {"rate": rate, "cv": cv, "seed": seed} if users is None else {"users": users, "think": think}
-    settings = {"url": url, "model": client.model, "chat": chat, "body": body or {}, "timeout": timeout}
+    settings = {"url": url} | {name: getattr(client, name) for name in ("model", "chat", "body", "timeout")}
     return LoadResult(loop | {"warm_up": warm_up} | settings, results, dict(limits or {}))
 
 
 def _check_settings(
-    count: int, rate: float | None, users: int | None, think: float, warm_up: int, limits: dict, timeout: float
+    count: int, rate: float | None, users: int | None, think: float, warm_up: int, limits: dict
 ) -> None:
     if (rate is None) == (users is None):
         raise ValueError("Give either a rate (open loop) or a number of users (closed loop).")
     if users is not None and users < 1:
         raise ValueError(f"users is at least 1, not {users}.")
-    if think < 0 or timeout <= 0:
-        raise ValueError(f"think is at least 0 seconds (here {think}), and timeout more than 0 (here {timeout}).")
+    if think < 0:
+        raise ValueError(f"think is at least 0 seconds, not {think}.")
     if not 0 <= warm_up < count:
         raise ValueError(f"warm_up is from 0 to {count - 1}, not {warm_up}: at least one request must be measured.")
     if unknown := set(limits) - set(LIMITS):

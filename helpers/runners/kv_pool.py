@@ -21,9 +21,7 @@ class KVPool:
         self.num_slots, self.block_size = num_blocks * block_size, block_size
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def write(
-        self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def write(self, layer: int, key, value, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the keys and values [kv heads, T, head dim] of new tokens in their slots [T].
 
         Returns:

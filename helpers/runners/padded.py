@@ -13,7 +13,6 @@ from torch.nn.functional import pad
 from ..engine import Chunk, ForwardPass, Plan, RunnerOutput, Sequence
 from ..engine.plan import Clock
 from ..padded_batch import concatenate_rows, forward, left_padded, select_rows
-from .ragged import run_passes
 from .sampling import BatchSampler, read_logits
 
 
@@ -37,7 +36,13 @@ class PaddedRunner:
 
     def run(self, plan: Plan, clock: Clock) -> RunnerOutput:
         """Compute all chunks in as many forward passes as needed. A failed pass leaves the state unchanged."""
-        return run_passes(self._passes(plan, clock))
+        done = []
+        try:
+            for forward_pass in self._passes(plan, clock):
+                done.append(forward_pass)
+        except Exception as error:
+            return RunnerOutput(done, error)
+        return RunnerOutput(done)
 
     def _passes(self, plan: Plan, clock: Clock) -> Iterator[ForwardPass]:
         for sequence in plan.released:

@@ -8,7 +8,7 @@ It works for every model that uses transformers' attention interface. `choice.py
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -19,17 +19,6 @@ from .kv_pool import KVPool, slot_mapping
 from .sampling import BatchSampler, read_logits
 
 MOST_QUERIES = 256  # of a segment with a mask: with fewer, PyTorch is called more often than is worth it
-
-
-def run_passes(passes: Iterable[ForwardPass]) -> RunnerOutput:
-    """Collect the forward passes that an iterator computes, up to the first one that raises an Exception."""
-    done = []
-    try:
-        for forward_pass in passes:
-            done.append(forward_pass)
-    except Exception as error:
-        return RunnerOutput(done, error)
-    return RunnerOutput(done)
 
 
 class RaggedRunner:
@@ -64,14 +53,15 @@ class RaggedRunner:
 
     def run(self, plan: Plan, clock: Clock) -> RunnerOutput:
         """Compute all chunks in one forward pass and sample from its logits."""
-        return run_passes(self._passes(plan, clock))
-
-    def _passes(self, plan: Plan, clock: Clock) -> Iterator[ForwardPass]:
-        if plan.chunks:
-            start = clock()
+        if not plan.chunks:
+            return RunnerOutput()
+        start, no_padding = clock(), [0] * len(plan.chunks)
+        try:
             logits = self.forward(plan)
             sampled, readings = self.sampler.sample(plan.chunks, logits), read_logits(plan.chunks, logits)
-            yield ForwardPass(plan.chunks, [0] * len(plan.chunks), sampled, start, clock() - start, readings)
+        except Exception as error:
+            return RunnerOutput(error=error)
+        return RunnerOutput([ForwardPass(plan.chunks, no_padding, sampled, start, clock() - start, readings)])
 
     def forward(self, plan: Plan) -> torch.Tensor:
         """Run one forward pass; return logits [sum of `num_logits`, vocabulary] in the order of the chunks."""

@@ -41,48 +41,60 @@ class BatchSampler:
             The tokens of each of these sequences, or the exception that was raised while choosing the first one. A
             later exception ends the tokens: the next pass chooses that token first.
         """
-        sampled: dict[Sequence, list[SampledToken] | Exception] = {}
-        pending, end = [], 0
+        pending, end = [], 0  # the chunks, each with the row of the logits after its newest token
         for chunk in chunks:
             end += chunk.num_logits
             if chunk.samples_token:
                 pending.append((chunk, end - 1 - len(chunk.draft_token_ids)))
         greedy = any(chunk.sequence.params.temperature == 0 for chunk, _ in pending)
         best = logits.float().argmax(dim=-1).tolist() if greedy else []  # in bfloat16 it would be slow on a CPU
-        depth = 0  # how many draft tokens are accepted
-        while pending:
-            rows = [row + depth for _, row in pending]
-            choices = self._choose([chunk for chunk, _ in pending], depth, rows, logits, best)
-            going_on = []
-            for (chunk, row), choice in zip(pending, choices, strict=True):
-                if isinstance(choice, Exception):
-                    sampled.setdefault(chunk.sequence, choice)
-                    continue
-                sampled.setdefault(chunk.sequence, []).append(choice)
-                if chunk.draft_token_ids[depth : depth + 1] == [choice.token_id]:
-                    going_on.append((chunk, row))
-            pending, depth = going_on, depth + 1
+        choices = self._choose(pending, 0, logits, best)
+        sampled = {
+            chunk.sequence: choice if isinstance(choice, Exception) else [choice]
+            for (chunk, _), choice in zip(pending, choices, strict=True)
+        }
+        if any(chunk.draft_token_ids for chunk, _ in pending):
+            self._verify_drafts(pending, choices, logits, best, sampled)
         return sampled
 
-    def _choose(self, chunks: list[Chunk], depth: int, rows: list[int], logits: torch.Tensor, best: list[int]):
-        """Return a choice for each chunk, whose first `depth` draft tokens are accepted, from its row of the logits."""
-        choices: list[Choice | None] = []
-        for chunk, row in zip(chunks, rows, strict=True):
-            params, is_best = chunk.sequence.params, False
-            if params.temperature == 0 and params.logprobs is None:
-                rules = self._rules_of(chunk.sequence)
-                is_best = not rules or (len(rules) == 1 and _allows(rules[0], _known(chunk, depth), best[row]))
-            choices.append(SampledToken(best[row]) if is_best else None)
-        if others := [place for place, choice in enumerate(choices) if choice is None]:
-            chunks, rows = [chunks[place] for place in others], [rows[place] for place in others]
-            others_logits = logits if rows == list(range(len(logits))) else logits[rows]
-            for place, choice in zip(others, self._choose_others(chunks, depth, others_logits), strict=True):
-                choices[place] = choice
+    def _verify_drafts(self, pending, choices: list[Choice], logits: torch.Tensor, best: list[int], sampled) -> None:
+        """Extend the tokens of each sequence for as long as its draft has the token that was chosen."""
+        for depth in itertools.count(1):  # how many draft tokens are accepted
+            pending = [
+                (chunk, row)
+                for (chunk, row), choice in zip(pending, choices, strict=True)
+                if isinstance(choice, SampledToken) and chunk.draft_token_ids[depth - 1 : depth] == [choice.token_id]
+            ]
+            if not pending:
+                return
+            choices = self._choose(pending, depth, logits, best)
+            for (chunk, _), choice in zip(pending, choices, strict=True):
+                if isinstance(choice, SampledToken):
+                    sampled[chunk.sequence].append(choice)
+
+    def _choose(self, pending: list, depth: int, logits: torch.Tensor, best: list[int]) -> list[Choice]:
+        """Return a choice for each (chunk, row after its newest token), of whose drafts `depth` tokens are accepted."""
+        choices = [
+            SampledToken(best[row + depth]) if self._takes_best(chunk, depth, best, row + depth) else None
+            for chunk, row in pending
+        ]
+        if others := [pair for pair, choice in zip(pending, choices, strict=True) if choice is None]:
+            found = iter(self._choose_others(others, depth, logits))
+            choices = [choice or next(found) for choice in choices]
         return choices
 
-    def _choose_others(self, chunks: list[Chunk], depth: int, logits: torch.Tensor) -> list[Choice]:
-        """Return a choice for each chunk where the best token does not do; logits are [chunks, vocabulary]."""
-        raw = logits.float().cpu()
+    def _takes_best(self, chunk: Chunk, depth: int, best: list[int], row: int) -> bool:
+        """Return whether the best token of a row is the choice, without a look at other logits."""
+        params = chunk.sequence.params
+        if params.temperature > 0 or params.logprobs is not None:
+            return False
+        rules = self._rules_of(chunk.sequence)
+        return not rules or (len(rules) == 1 and _allows(rules[0], _known(chunk, depth), best[row]))
+
+    def _choose_others(self, pending: list, depth: int, logits: torch.Tensor) -> list[Choice]:
+        """Return a choice for each chunk where the best token does not do; the arguments are those of `_choose`."""
+        chunks, rows = [chunk for chunk, _ in pending], [row + depth for _, row in pending]
+        raw = (logits if rows == list(range(len(logits))) else logits[rows]).float().cpu()
         params = [chunk.sequence.params for chunk in chunks]
         rules_of_rows = {row: rules for row, chunk in enumerate(chunks) if (rules := self._rules_of(chunk.sequence))}
         scores, errors, drawn = raw, {}, [row for row, one in enumerate(params) if one.temperature > 0]
@@ -106,7 +118,8 @@ class BatchSampler:
             probabilities = probabilities_of(scores if all_drawn else scores[drawn], [params[row] for row in drawn])
             for row, shares in zip(drawn, probabilities, strict=True):
                 sequence = chunks[row].sequence
-                key = (sequence.request.seed + sequence.index) % 2**63, sequence.generated + depth
+                seed = sequence.request.own_seed if params[row].seed is None else int(params[row].seed)
+                key = (seed + sequence.index) % 2**63, sequence.generated + depth
                 numbers = (random_number(*key, attempt) for attempt in itertools.count())
                 try:
                     token_ids[row] = draw_from_top(shares, float(params[row].top_p), numbers)

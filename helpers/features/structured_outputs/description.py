@@ -16,10 +16,7 @@ MAX_CHOICE = 1024  # characters of a choice: a token takes as long as what must 
 # llguidance calls itself for each rule in a chain of rules, and for each bracket within another one.
 MAX_RULES, MAX_DEPTH = 500, 100
 # Every part is possessive, and no two of them can match the same white space, so the search takes linear time.
-RULE = re.compile(
-    r"^[^\S\n]*+[?!]?[\w.-]++\s*+((\[[^\]\n]*+\]|\{[^}\n]*+\})\s*+)?+(::=|:)|(::=)",
-    re.MULTILINE,
-)
+RULE = re.compile(r"^[^\S\n]*+[?!]?[\w.-]++\s*+((\[[^\]\n]*+\]|\{[^}\n]*+\})\s*+)?+(::=|:)|(::=)", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -55,12 +55,7 @@ class TensorParallelRunner(RaggedRunner):
     """
 
     def __init__(
-        self,
-        model,
-        num_blocks: int,
-        block_size: int,
-        size: int,
-        make_fast: Callable[[RaggedRunner], RaggedRunner],
+        self, model, num_blocks: int, block_size: int, size: int, make_fast: Callable[[RaggedRunner], RaggedRunner]
     ):
         super().__init__(model, num_blocks, block_size)
         check_divides(model, size)
