@@ -27,9 +27,9 @@ def test_a_simulator_plans_what_an_engine_with_a_model_plans(policy):
 
 
 @pytest.mark.slow
-@settings(max_examples=500, phases=[Phase.generate])
+@settings(max_examples=150, phases=[Phase.generate])
 @given(workloads())
-def test_a_simulator_plans_what_an_engine_plans_for_500_workloads(workload):
+def test_a_simulator_plans_what_an_engine_plans_for_150_workloads(workload):
     check_plans(workload)
 
 

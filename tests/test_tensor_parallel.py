@@ -1,12 +1,18 @@
-"""A model split over two processes gives the tokens of one, sends what a formula says, and survives its processes."""
+"""A model split over two processes gives the tokens of one, sends what a formula says, and survives its processes.
+
+Where processes would do the same for each family, most families are split over threads, which start at once.
+"""
 
 import gc
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import psutil
@@ -20,7 +26,7 @@ from helpers.checks.exercises import EXERCISES
 from helpers.fast import kernels
 from helpers.fast.linear import FastLinear
 from helpers.features.structured_outputs import StructuredOutputs
-from helpers.features.tensor_parallel import group
+from helpers.features.tensor_parallel import group, runner, worker
 from helpers.model_engine import make_fast
 from tests.support.families import (
     FAMILIES,
@@ -49,6 +55,51 @@ BLOCKS, HIDDEN = 2, 64
 SHORT = SamplingParams(max_tokens=5)
 PLAIN = {"kernels": False, "linear_backend": "pytorch"}  # the model's own modules
 FAST = PLAIN if kernels.unavailable() else {"kernels": True, "linear_backend": "compiled"}
+
+
+class GroupOfThreads(group.Group):
+    """Its workers are threads of this process: a new process imports torch and transformers for seconds.
+
+    Shares are pickled, as they are on their way to a process.
+    """
+
+    def start(self):
+        self.end()
+        self.threads = ThreadPoolExecutor(self.size, initializer=torch.set_num_threads, initargs=(1,))
+        shares = [pickle.loads(pickle.dumps(group.share_of(self.model, rank, self.size))) for rank in range(self.size)]
+        starts = [worker.Start(rank, self.size, "", 1, 0, one, self.make_fast) for rank, one in enumerate(shares)]
+        self.processes = list(self.threads.map(worker.Worker, starts))
+
+    def compute(self, one):
+        answers = list(self.threads.map(worker.Worker.compute, self.processes, [one] * self.size))
+        return torch.cat([torch.from_numpy(part) for part, _, _ in answers], dim=1), *answers[0][1:]
+
+    def end(self):
+        if self.processes:
+            self.threads.shutdown()
+        self.processes = []
+
+
+class SumOfThreads:
+    """Stands for `all_reduce`: every thread's tensor becomes the sum of them all."""
+
+    def __init__(self, size: int):
+        self.barrier, self.parts = threading.Barrier(size, timeout=20), {}
+
+    def __call__(self, partial):
+        self.parts[threading.get_ident()] = partial.clone()
+        self.barrier.wait()
+        total = sum(self.parts.values())
+        self.barrier.wait()
+        partial.copy_(total)
+
+
+@pytest.fixture
+def in_threads(request, monkeypatch):
+    """Split models over threads instead of processes, unless the test's parameter is False."""
+    if getattr(request, "param", True):
+        monkeypatch.setattr(runner, "Group", GroupOfThreads)
+        monkeypatch.setattr(worker.dist, "all_reduce", SumOfThreads(2))
 
 
 def make_engine(name: str = "llama", **settings) -> Engine:
@@ -95,17 +146,20 @@ def check_serving(name: str, **settings) -> Engine:
 
 
 @pytest.mark.parametrize(
-    ("name", "sums", "settings"),
+    ("name", "sums", "settings", "in_threads"),
     [
-        ("gpt2", 2 * BLOCKS + 1, FAST),
-        ("phi", BLOCKS + 1, PLAIN),
-        pytest.param("gpt2", 2 * BLOCKS + 1, PLAIN, marks=pytest.mark.slow),
-        pytest.param("llama", 2 * BLOCKS + 1, FAST, marks=pytest.mark.slow),
-        pytest.param("llama", 2 * BLOCKS + 1, PLAIN, marks=pytest.mark.slow),
-        pytest.param("gpt_neox", BLOCKS, FAST, marks=pytest.mark.slow),
+        ("gpt2", 2 * BLOCKS + 1, FAST, False),
+        ("gpt2", 2 * BLOCKS + 1, PLAIN, True),
+        ("phi", BLOCKS + 1, PLAIN, True),
+        ("llama", 2 * BLOCKS + 1, FAST, True),
+        ("llama", 2 * BLOCKS + 1, PLAIN, True),
+        ("gpt_neox", BLOCKS, FAST, True),
     ],
+    indirect=["in_threads"],
 )
-def test_tokens_equal_those_alone_and_each_block_takes_two_sums_or_one_if_it_is_parallel(name, sums, settings):
+def test_tokens_equal_those_alone_and_each_block_takes_two_sums_or_one_if_it_is_parallel(
+    name, sums, settings, in_threads
+):
     """One more sum is the embedding's, where the plan splits it."""
     engine = check_serving(name, **settings)
     for one in engine.trace.passes:
@@ -115,7 +169,7 @@ def test_tokens_equal_those_alone_and_each_block_takes_two_sums_or_one_if_it_is_
     assert engine.trace.traffic.all_reduces == sums * engine.trace.forward_passes
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_threads")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_ragged_family_is_exact_or_refused(family):
     if not family.available or not_ragged_because(family):
@@ -162,15 +216,16 @@ def refuse_and_say_what_is_fast(runner, config):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "report"),
+    ("name", "settings", "report", "in_threads"),
     [
-        ("gpt2", FAST, "9 layers, function and Executor, 1 thread"),  # four layers a block, and the output layer
-        pytest.param("llama", FAST, "15 layers, function and Executor, 1 thread", marks=pytest.mark.slow),
-        pytest.param("phi", FAST, "13 layers, function and method, 1 thread", marks=pytest.mark.slow),
-        pytest.param("llama", PLAIN, "0 layers, NoneType and method, 1 thread", marks=pytest.mark.slow),
+        ("gpt2", FAST, "9 layers, function and Executor, 1 thread", False),  # four layers a block, and the output layer
+        ("llama", FAST, "15 layers, function and Executor, 1 thread", True),
+        ("phi", FAST, "13 layers, function and method, 1 thread", True),
+        ("llama", PLAIN, "0 layers, NoneType and method, 1 thread", True),
     ],
+    indirect=["in_threads"],
 )
-def test_the_processes_use_the_kernels_unless_they_are_switched_off(name, settings, report, monkeypatch):
+def test_the_processes_use_the_kernels_unless_they_are_switched_off(name, settings, report, in_threads, monkeypatch):
     if settings is FAST and FAST is PLAIN:
         pytest.skip(f"there are no compiled kernels: {kernels.unavailable()}")
     monkeypatch.setattr(model_engine, "make_fast", refuse_and_say_what_is_fast)
@@ -178,6 +233,7 @@ def test_the_processes_use_the_kernels_unless_they_are_switched_off(name, settin
         make_engine(name, **settings)
 
 
+@pytest.mark.usefixtures("in_threads")
 def test_bfloat16_gives_the_log_probabilities_of_one_process_up_to_rounding():
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     found = []
@@ -189,20 +245,15 @@ def test_bfloat16_gives_the_log_probabilities_of_one_process_up_to_rounding():
     assert found[0] == pytest.approx(found[1], abs=0.05)
 
 
-@pytest.mark.parametrize(
-    "quantized", [{"weights": "int4", "kv_cache": "int8"}, pytest.param({"weights": "int8"}, marks=pytest.mark.slow)]
-)
-def test_quantized_models_give_the_tokens_of_one_process_and_no_process_outlives_the_engine(quantized):
+@pytest.mark.usefixtures("in_threads")
+@pytest.mark.parametrize("quantized", [{"weights": "int4", "kv_cache": "int8"}, {"weights": "int8"}])
+def test_quantized_models_give_the_tokens_of_one_process(quantized):
     ours, theirs = make_engine(**quantized, **FAST), make_engine(**quantized, tensor_parallel_size=1, **PLAIN)
     found = [one.generate(prompts()[:4], SamplingParams(max_tokens=10)) for one in (ours, theirs)]
-    pids = [process.pid for process in ours.runner.group.processes]
-    assert all(map(is_running, pids))
-    del ours
-    gc.collect()
-    assert not any(map(is_running, pids))
     assert [one.token_ids for one in found[0]] == [one.token_ids for one in found[1]]
 
 
+@pytest.mark.usefixtures("in_threads")
 def test_changed_weights_reach_the_processes():
     model = build(by_name("llama"))
     engine = Engine(model, tokenizer(), EngineConfig(tensor_parallel_size=2))
@@ -299,6 +350,15 @@ def folder(tmp_path_factory):
     return str(folder)
 
 
+def test_no_process_outlives_its_engine():
+    engine = make_engine()
+    pids = [process.pid for process in engine.runner.group.processes]
+    assert all(map(is_running, pids))
+    del engine
+    gc.collect()
+    assert not any(map(is_running, pids))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_no_process_outlives_the_engines_own(folder, number):
     with subprocess.Popen([sys.executable, "-c", PROGRAM, folder], stdout=-1, stderr=-3, text=True) as program:
@@ -324,6 +384,7 @@ def test_the_command_line_splits_a_model(folder, capsys):
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("in_threads")
 @pytest.mark.parametrize(
     ("name", "settings", "reason"),
     [
@@ -352,6 +413,7 @@ def test_adapters_are_refused(split, tmp_path):
         split.load_adapter("one", tmp_path)
 
 
+@pytest.mark.usefixtures("in_threads")
 def test_a_wrong_split_is_noticed_before_it_runs(monkeypatch):
     """Here each process gets the rows of the output layer that belong to the other one."""
     usual = group.share_of
