@@ -164,7 +164,7 @@ class BlockManager:
     def take_cache_events(self) -> list[tuple[bytes, bool]]:
         """Return what was registered and evicted since the last call, and forget it; at first, what is registered.
 
-        Another thread may call this, too.
+        Another thread may make all calls but the first one while the engine runs.
 
         Returns:
             The hashes of blocks, each with whether it was registered or, otherwise, evicted, in order.
