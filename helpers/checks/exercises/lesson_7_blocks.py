@@ -123,7 +123,7 @@ grow.add_misconceptions({
         "if missing > -> if missing + len(table) >",
     "loses the blocks in the table: they hold the request's tokens so far.": "table + new -> new or table",
     "expects a table for every request: a new one has none.": "tables.get(request, list(shared)) -> tables[request]",
-    "takes at most one block, however many are missing.": 
+    "takes at most one block, however many are missing.":
         "-(-tokens // block_size) - len(table) -> min(1, -(-tokens // block_size) - len(table))",
 })  # fmt: skip
 
