@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import wait
 
 import httpx
 import pytest
@@ -178,7 +179,6 @@ def test_compilation_does_not_delay_the_end_of_a_server(endless_compilation):
         worker = compiler_of(server).worker
         server.end()
         assert worker._process is None or worker._process.poll() is not None
-        for request in staying:
-            request._running.join(PATIENCE)
-            assert request.response is None or request.response.status_code >= 400
+        assert not wait([request._running for request in staying], PATIENCE).not_done
+        assert all(request.response is None or request.response.status_code >= 400 for request in staying)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("tokenizer")]
