@@ -1,13 +1,13 @@
 """A ragged runner whose forward pass is computed by several processes."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from ...engine import EngineConfig, ForwardPass, Plan
+from ...engine import EngineConfig, Plan, RunnerOutput
 from ...engine.plan import Clock
 from ...models import same_logits
 from ...runners import PaddedRunner, RaggedRunner
@@ -84,9 +84,10 @@ class TensorParallelRunner(RaggedRunner):
                 f"logits than one. Use tensor_parallel_size=1."
             )
 
-    def _passes(self, plan: Plan, clock: Clock) -> Iterator[ForwardPass]:
-        for done in super()._passes(plan, clock):
-            yield replace(done, traffic=self.traffic)
+    def run(self, plan: Plan, clock: Clock) -> RunnerOutput:
+        """Do what `RaggedRunner` does, and note what the processes have sent."""
+        output = super().run(plan, clock)
+        return replace(output, passes=[replace(done, traffic=self.traffic) for done in output.passes])
 
     def _call_model(self, token_ids, positions, columns, metadata: AttentionMetadata) -> torch.Tensor:
         """Return logits [columns, vocabulary], as `RaggedRunner` does."""
