@@ -73,7 +73,7 @@ def trained():
     """The names of the notebook after its training and its engine with stale blocks."""
     names = {}
     for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
-        if cell.cell_type == "code" and cell.id not in ("bootstrap", "loop", "rounding", "headline"):
+        if cell.cell_type == "code" and cell.id not in ("bootstrap", "rounding", "headline"):
             exec(compile(cell.source, f"cell {cell.id}", "exec"), names)
     return names
 
