@@ -50,7 +50,7 @@ class Measurement:
         seconds: one time per repeat.
         bandwidth: the bytes per second at which memory was read right before and right after all engines' repeats.
         other_programs: what else ran on this machine during the repeats.
-        rounds: whether the engine reads other weights than the others, integers.
+        rounds: whether the engine read integers instead of the model's weights.
     """
 
     engine: str

@@ -21,6 +21,7 @@ from helpers.fast.linear import choose_linear_backends
 from helpers.fast.linear_choice import ROWS, Times
 from helpers.fast.one_call_choice import MANY, ONE, most_rows
 from helpers.models import clone_sharing_weights, quantize, round_inputs
+from helpers.models.quantization import QuantizedLinear
 from tests.support.families import build, by_name
 
 pytestmark = pytest.mark.skipif(
@@ -280,6 +281,28 @@ def test_small_layers_are_packed_for_the_one_call(calls, monkeypatch):
     assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(actual, expected, strict=True))
 
 
+def test_small_quantized_layers_are_read_by_the_one_call(calls, monkeypatch):
+    """They are not replaced, either."""
+    monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 4000)
+    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
+    monkeypatch.setattr(linear, "_choose", lambda layers, *_: [["compiled"] * len(ROWS)] * len(layers))
+    settings = {"weights": "int8", "linear_backend": "auto", "prefix_caching": False}
+    engine = make_engine(**settings)
+    block = engine.runner.model.transformer.h[0]
+    assert type(block.attn.c_attn) is QuantizedLinear and type(block.mlp.c_fc) is not QuantizedLinear
+    actual = run(engine, monkeypatch)
+    assert calls and are_equal(actual, run(engine, monkeypatch, fused=False))
+
+
+def test_the_one_call_is_not_tried_while_inputs_stay_unrounded(calls):
+    """A trial compares two ways to run the model, and rounding would enlarge the smallest difference."""
+    make_engine(weights="int8")
+    assert calls, "the trial makes one call where it may"
+    calls.clear()
+    make_engine(weights="int8", compute="int8")
+    assert not calls
+
+
 # --- copies and changes -----------------------------------------------------------------------------------------------
 
 
@@ -295,9 +318,20 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_change_of_the_weights_is_followed(change, calls, monkeypatch):
-    engine = make_engine()
+INTEGERS_CHANGE = {
+    "integers are written": lambda block: block.mlp.c_fc.words.zero_(),
+    "integers are replaced": lambda block: setattr(block.mlp.c_fc.layer, "words", block.mlp.c_fc.words * 0),
+    "scales are replaced": lambda block: setattr(block.mlp.c_fc.layer, "scales", block.mlp.c_fc.scales * 2),
+}
+
+
+@pytest.mark.parametrize(
+    ("weights", "change"),
+    [(None, change) for change in CHANGES.values()] + [("int8", change) for change in INTEGERS_CHANGE.values()],
+    ids=[*CHANGES, *INTEGERS_CHANGE],
+)
+def test_a_change_of_the_weights_is_followed(weights, change, calls, monkeypatch):
+    engine = make_engine(weights=weights)
     before = run(engine, monkeypatch)
     with torch.no_grad():
         change(engine.runner.model.transformer.h[1])

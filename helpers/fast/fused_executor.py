@@ -36,7 +36,7 @@ Weight = kernels.PackedWeight | kernels.QuantizedWeight
 class FusedExecutor:
     """The blocks of a decoder, as the kernel reads them.
 
-    Norms and biases are read where they are, so writing into them changes what is computed.
+    Norms, biases and integers are read where they are, so writing into them changes what is computed.
 
     Args:
         decoder: the modules.
@@ -67,7 +67,7 @@ class FusedExecutor:
         if packed:
             norms = [norm for block in decoder.blocks for norm in block.norms.values()]
             self._parameters = _Parameters([getattr(layer, "layer", layer) for layer in linears], norms)
-            self._rounds = any(getattr(one, "rounds", False) for one in packed)
+            self._rounds = packed[0].rounds
             self.adapters = AdapterTables(decoder, decoder.final_norm.weight.dtype)
         self.use(pool)
 
@@ -162,7 +162,7 @@ class FusedExecutor:
         activations = {activation_kind(block.activation) for block in decoder.blocks}
         return (
             all(one.panels.dtype is dtype and one.inputs % 2 == 0 for one in floats)  # odd bfloat16 inputs are padded
-            and len({getattr(one, "rounds", False) for one in packed}) == 1  # neighbors have the same inputs
+            and len({one.rounds for one in packed}) == 1  # neighbors have the same inputs
             and all(one.dtype is dtype and one.is_contiguous() for one in weights + biases)
             and all(one.softcap is None and one.sinks is None for one in self.settings)
             and len(activations) == 1
@@ -239,12 +239,15 @@ def _pack(linears: list[nn.Module]) -> list[Weight]:
     kinds = {kind_of(layer)[:2] for layer in layers}
     if len(kinds) > 1 or kernels.unavailable(*kinds.pop()):
         return []
-    return [
-        packed(layer, isinstance(layer, IntegerLinear))
-        if isinstance(layer, QuantizedLinear)
-        else (type(module) is FastLinear and module.packed_weight()) or kernels.pack(weight_of(layer))
-        for module, layer in zip(linears, layers, strict=True)
-    ]
+    return list(map(_weight, linears, layers))
+
+
+def _weight(module: nn.Module, layer: nn.Module) -> Weight:
+    """Return the weight of a layer; `module` may be a `FastLinear` around it that has a copy already."""
+    if isinstance(layer, QuantizedLinear):
+        return packed(layer, isinstance(layer, IntegerLinear))
+    kept = module.packed_weight() if isinstance(module, FastLinear) else None
+    return kept or kernels.pack(weight_of(layer))
 
 
 def can_be_read(layer: nn.Module) -> bool:

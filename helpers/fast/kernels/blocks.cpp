@@ -116,8 +116,9 @@ static void place_heads(const Block<Number>& block, const Sizes& sizes, const lo
 
 template <typename Number>
 static void compute_blocks(const Block<Number>* blocks, long num_blocks, const Sizes& sizes, const Segments& segments,
-                           Adapters<Number> adapters, const IntegerBuffers<Number>& integers, const long* slots, const Number* cos,
-                           const Number* sin, Number* hidden, Number* update, Number* buffers, int threads) {
+                           Adapters<Number> adapters, const IntegerBuffers<Number>& integers, const long* slots,
+                           const Number* cos, const Number* sin, Number* hidden, Number* update, Number* buffers,
+                           int threads) {
   long rows = sizes.rows, size = sizes.size, dim = sizes.dim, inner = sizes.inner, width = rows * size;
   long qkv_step = (sizes.heads + 2 * sizes.kv_heads) * dim, inner_step = sizes.gated ? 2 * inner : inner;
   Number *qkv = buffers, *attended = qkv + rows * qkv_step, *inputs = attended + rows * sizes.heads * dim;

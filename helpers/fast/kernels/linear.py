@@ -34,6 +34,7 @@ class PackedWeight(NamedTuple):
     panels: torch.Tensor
     inputs: int
     outputs: int
+    rounds = False  # its inputs stay floats, unlike those of some `QuantizedWeight`s
 
     def describe(self, bias: torch.Tensor | None) -> Linear:
         """Describe a layer with this weight, whose number of inputs must be even."""

@@ -71,9 +71,8 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
 def rounding_buffers(rows: int, inputs: int, copies: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Return buffers for rounded rows, at least this many copies of few rows: integers, and a scale and a sum each."""
     rows = max(copies, -(-rows // TILE_ROWS)) * TILE_ROWS
-    return torch.empty(rows, inputs, dtype=torch.int8, device="cpu"), torch.empty(
-        rows, 2, dtype=torch.int32, device="cpu"
-    )
+    integers = torch.empty(rows, inputs, dtype=torch.int8, device="cpu")
+    return integers, torch.empty(rows, 2, dtype=torch.int32, device="cpu")
 
 
 def panel_buffers(rows: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
