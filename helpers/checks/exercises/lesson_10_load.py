@@ -176,14 +176,6 @@ goodput.table([
    given="(send time: token times) {}, {} s, limits {} and {} s",
    build=lambda text, *limits: (_requests(text), *limits))  # fmt: skip
 
-
-def by_means(requests, seconds, ttft, tpot):
-    served = [one for one in requests if one[1]]
-    waits, gaps = [t[0] - sent for sent, t in served], [(t[-1] - t[0]) / max(1, len(t) - 1) for _, t in served]
-    met = served and sum(waits) <= ttft * len(served) and sum(gaps) <= tpot * len(served)
-    return len(served) / seconds if met else 0
-
-
 MEAN_GAP = "(t[-1] - t[0]) / max(1, len(t) - 1)"
 BOTH = f"t[0] - sent <= ttft and {MEAN_GAP} <= tpot"
 goodput.add_misconceptions({
@@ -194,7 +186,9 @@ goodput.add_misconceptions({
         [f"{MEAN_GAP} -> (t[-1] - sent) / len(t)", "max(1, len(t) - 1) -> len(t)"],
     "uses the time of the first token as TTFT, which counts from the send time.": "t[0] - sent -> t[0]",
     "counts all requests that were served, in time or not: that is throughput.": f" and {BOTH} -> ",
-    "compares the means of all requests with the limits. Each request meets its limits or misses them.": by_means,
+    "compares the means of all requests with the limits. Each request meets its limits or misses them.":
+        f"{BOTH} -> statistics.mean(t[0] - sent for sent, t in requests if t) <= ttft "
+        f"and statistics.mean({MEAN_GAP} for _, t in requests if t) <= tpot",
     "returns a share of the requests, which does not say how many per second are served in time.":
         [f"good / seconds -> {share}" for share in (
             "good / max(1, len(requests))", "good / len(requests)", "100 * good / max(1, len(requests))",
@@ -235,13 +229,12 @@ class BoundedQueue:
 
 def _steps(rows, max_queue, seconds, story):
     """Return the arguments of a story in which a minus precedes a request that leaves. One of the ids is 0."""
-    steps, here = [], []
+    queue, steps = BoundedQueue.solution(rows, max_queue, seconds), []
     for step in story.split():
-        name, leaves = 0 if step.strip("-") == "0" else step.strip("-"), step[0] == "-"
-        if leaves or name not in here:  # a request that has a place is not offered again
-            steps.append(("leave" if leaves else "offer", name))
-            here = [one for one in here if one != name]
-            here += [name] if not leaves and len(here) < rows + max_queue else []
+        event, name = "leave" if step[0] == "-" else "offer", 0 if step.strip("-") == "0" else step.strip("-")
+        if event == "leave" or name not in queue.running + queue.waiting:  # what has a place is not offered again
+            steps.append((event, name))
+            getattr(queue, event)(name)
     return rows, max_queue, seconds, steps
 
 

@@ -1,6 +1,6 @@
 """Lesson 15, adapters in one pass, blocks that they leave usable, and weights that change while requests run."""
 
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 
@@ -35,10 +35,7 @@ def _(random):
         yield (*randn(random, *shapes), alpha), given
 
 
-@adapted_linear.ignoring
-def multiplications(result, arguments):
-    """Compare the outputs alone: a rule judges the multiplications."""
-    return result["outputs"]
+adapted_linear.ignoring(lambda result, arguments: result["outputs"])  # a rule judges the multiplications
 
 
 @adapted_linear.rule
@@ -102,21 +99,14 @@ def _(random):
         yield (x, weight, matrices, chunks), f"chunks {chunks}, loaded are {list(matrices)}"
 
 
-def call_by_call(groups_of):
-    """Return a wrong answer that calls an adapter for each of the groups: a name, and the number of its rows."""
-
-    def adapt(x, base, adapters, chunks):
-        y, start = base(x), 0
-        for name, tokens in groups_of(chunks):
-            if name is not None:
-                y[start : start + tokens] += adapters[name](x[start : start + tokens])
-            start += tokens
-        return y
-
-    return adapt
+def apart(chunks):
+    """Return (name, its rows) for each chunk that has an adapter."""
+    ends = accumulate(tokens for _, tokens in chunks)
+    return [(name, slice(end - tokens, end)) for (name, tokens), end in zip(chunks, ends, strict=True) if name]
 
 
-def neighbors(chunks):
+def joined(chunks):
+    """Return the chunks with neighbors of one adapter as a single one."""
     return [(name, sum(tokens for _, tokens in group)) for name, group in groupby(chunks, key=lambda chunk: chunk[0])]
 
 
@@ -144,7 +134,9 @@ adapt_rows.add_misconceptions({
     "replaces the base's outputs by an adapter's products: these are added.": f"{ADD} -> y[rows] = {PRODUCTS}",
     "calls an adapter again for each of its rows: each call reads its matrices.": PRODUCTS_PER_ROW,
     "calls an adapter again for each chunk, or for rows that are apart: its matrices are read again.":
-        [call_by_call(list), call_by_call(neighbors)],
+        [(f"for name in {OCCURRING} -> for name, rows in apart({groups})",
+          "rows = [row for row, own in enumerate(names) if own == name] -> pass")
+         for groups in ("chunks", "joined(chunks)")],
     "computes an adapter's products for rows that have another one or none, and throws them away.":
         [(f"{OCCURRING} -> {loop}", f"{PRODUCTS} -> adapters[name](x)[rows]") for loop in (OCCURRING, "adapters")],
     "calls adapters that no row has: hundreds may be loaded, and each call reads matrices.":
