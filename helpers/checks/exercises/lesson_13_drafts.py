@@ -158,13 +158,9 @@ draft_lengths.table([
 
 
 def one_by_one(left, wanted):
-    lengths = [0] * len(wanted)
-    while left > 0 and lengths != wanted:
-        for number, most in enumerate(wanted):
-            if lengths[number] < most and left > 0:
-                lengths[number] += 1
-                left -= 1
-    return lengths
+    turns = sorted((turn, number) for number, most in enumerate(wanted) for turn in range(most))
+    served = [number for _, number in turns[: max(0, left)]]
+    return [served.count(number) for number in range(len(wanted))]
 
 
 SHARED = "one_by_one(left, wanted)"

@@ -74,10 +74,9 @@ def first_columns(mask):
 
 def all_but_the_first_gap(mask):
     """Return all columns but those of the first gap."""
-    empty = (~used_columns(mask)).tolist()
-    start = empty.index(True) if any(empty) else len(empty)
-    end = empty.index(False, start) if False in empty[start:] else len(empty)
-    return torch.tensor([not start <= place < end for place in range(len(empty))], device=mask.device)
+    used = used_columns(mask)
+    before = used.cumsum(dim=0)  # the number of used columns: the same throughout a gap
+    return used | (before > min(before[~used].tolist(), default=0))
 
 
 STAYING = 'batch["attention_mask"][stay]'
