@@ -78,11 +78,10 @@ def block_mask(columns):
     return own.tril()
 
 
-@block_mask.cases
-def _(random):
-    for lengths in [[3, 2], [1, 4, 2], [4], [1, 1], [2, 2, 2], [random.randint(1, 4) for _ in range(4)]]:
-        yield (side_by_side(lengths),), f"columns {side_by_side(lengths)}"
-
+block_mask.table(
+    [(side_by_side(lengths),) for lengths in ([3, 2], [1, 4, 2], [4], [1, 1], [2, 2, 2])],
+    lambda random: [(side_by_side([random.randint(1, 4) for _ in range(4)]),)],
+)
 
 block_mask.add_misconceptions({
     "lets a token attend to all earlier tokens of the row, other requests' tokens included. Only its own request's "

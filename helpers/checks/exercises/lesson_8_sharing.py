@@ -62,12 +62,7 @@ release.table([
     ([5, 2], {"b": [6, 1, 8]}, "b"),
 ], lambda random: [([7], {"d": [3, 5, 9, 4], "c": [3, 5, 9, 0, 8], "b": [3]}, random.choice("dcb"))],
    given="free {}, tables {}; {!r} leaves")  # fmt: skip
-
-
-@release.ignoring
-def order_and_result(result, arguments):
-    return {"tables": result["tables"], "free": sorted(result["free"])}
-
+release.ignoring(lambda result, arguments: {"tables": result["tables"], "free": sorted(result["free"])})
 
 OWN = "[block for block in table if not any(block in other for other in tables.values())]"
 release.add_misconceptions({
