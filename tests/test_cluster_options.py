@@ -56,6 +56,7 @@ def test_the_help_and_refusals_need_no_ray():
         assert said in ended.stderr
 
 
+@pytest.mark.slow  # as all tests that need Ray, which only `make test-slow` installs
 @pytest.mark.parametrize("arguments", [(), ("--ray-address", "127.0.0.1:6379")])
 def test_if_ray_does_not_start_it_is_started_again_and_at_last_the_command_says_so(arguments, monkeypatch, caplog):
     pytest.importorskip("ray")

@@ -78,6 +78,7 @@ async def test_each_new_replica_starts_first_although_the_cores_of_a_killed_one_
         assert min(ready) == 3
 
 
+@pytest.mark.slow  # as all tests that need Ray, which only `make test-slow` installs
 @in_loop
 async def test_a_replica_computes_on_the_thread_that_has_loaded_its_model():
     pytest.importorskip("ray")

@@ -230,6 +230,7 @@ def test_a_replica_has_the_rows_of_its_vllm_which_further_arguments_may_set(monk
         assert (config.max_batch_size, config.max_tokens_per_step) == expected
 
 
+@pytest.mark.slow  # as all tests that need Ray, which only `make test-slow` installs
 def test_an_interpreter_without_vllm_is_refused_with_the_reason():
     pytest.importorskip("ray")
     with pytest.raises(ValueError, match="has no vLLM: install it there, or name another interpreter with --python"):

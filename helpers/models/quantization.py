@@ -234,6 +234,11 @@ class QuantizedLinear(nn.Module):
         return f"{self.weights}, in_features={self.in_features}, out_features={self.out_features}"
 
 
+def sizes_of(layer: "nn.Linear | Conv1D | QuantizedLinear") -> tuple[int, int]:
+    """Return the numbers of a layer's outputs and inputs, in either order of its weight."""
+    return (layer.nf, layer.nx) if isinstance(layer, Conv1D) else (layer.out_features, layer.in_features)
+
+
 def weight_of(layer: nn.Linear | Conv1D) -> torch.Tensor:
     """Return a layer's weight as a view [out, in]; GPT-2's `Conv1D` stores [in, out]."""
     return layer.weight.detach().T if isinstance(layer, Conv1D) else layer.weight.detach()

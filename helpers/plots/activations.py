@@ -1,5 +1,6 @@
 """Where the inputs of a layer are large: a picture of tokens by input channels."""
 
+from bisect import bisect
 from collections.abc import Sequence
 
 from matplotlib.patches import PathPatch
@@ -22,31 +23,30 @@ def activation_map(magnitudes: Sequence[Sequence[float]], tokens: Sequence[str],
     """
     figure = empty_figure(0.175 * len(tokens) + 1.35, title)
     cells_ax, largest_ax = figure.subplots(1, 2, sharey=True, width_ratios=[3.4, 1])
-    cells = [[max(row[at : at + CELL]) for at in range(0, len(row), CELL)] for row in magnitudes]
-    width, described = len(cells[0]), []
-    draw_box(cells_ax, 0, 0, width * CELL, len(tokens), PALE)
-    for color, low, high in zip(COLORS, LEVELS, (*LEVELS[1:], float("inf")), strict=True):
-        boxes = [
-            Path([(x, y), (x + CELL, y), (x + CELL, y + 0.9), (x, y + 0.9), (x, y)], closed=True)
-            for y, row in enumerate(cells)
-            for x, value in ((index * CELL, value) for index, value in enumerate(row))
-            if low <= value < high
-        ]
-        if boxes:  # one patch for all cells of a color keeps the file small
-            cells_ax.add_patch(PathPatch(Path.make_compound_path(*boxes), facecolor=color, linewidth=0))
+    width = -(-len(magnitudes[0]) // CELL) * CELL
+    draw_box(cells_ax, 0, 0, width, len(tokens), PALE)
+    boxes: dict[str, list[Path]] = {color: [] for color in (*COLORS, PALE)}
+    for y, row in enumerate(magnitudes):
+        for x in range(0, width, CELL):
+            corners = [(x, y), (x + CELL, y), (x + CELL, y + 0.9), (x, y + 0.9), (x, y)]
+            boxes[_color(max(row[x : x + CELL]))].append(Path(corners, closed=True))
+    for color in COLORS:
+        if boxes[color]:  # one patch for all cells of a color keeps the file small
+            cells_ax.add_patch(PathPatch(Path.make_compound_path(*boxes[color]), facecolor=color, linewidth=0))
     largest = [max(row) for row in magnitudes]
     for y, value in enumerate(largest):
-        color = next((color for color, low in zip(COLORS[::-1], LEVELS[::-1], strict=True) if value >= low), PALE)
-        draw_box(largest_ax, 0, y, value, 0.9, color)
+        draw_box(largest_ax, 0, y, value, 0.9, _color(value))
         largest_ax.text(value + 0.02 * max(largest), y + 0.5, f"{value:.1f}", va="center", fontsize=SMALL)
-        described.append(f"{tokens[y]!r} {value:.1f}")
     cells_ax.set_yticks([y + 0.45 for y in range(len(tokens))], [token.strip() for token in tokens])
-    cells_ax.set(xlim=(0, width * CELL), ylim=(len(tokens), 0), xlabel="input channel", ylabel="token")
+    cells_ax.set(xlim=(0, width), ylim=(len(tokens), 0), xlabel="input channel", ylabel="token")
     largest_ax.set(xlim=(0, 1.3 * max(largest)), xlabel="largest input")
     largest_ax.tick_params(axis="y", length=0)
     for ax, name in ((cells_ax, "magnitude of the inputs"), (largest_ax, "per token")):
         set_panel_title(ax, name)
     add_key(figure, dict(zip(("0 to 1", "1 to 2", "2 to 4", "4 or more"), (PALE, *COLORS), strict=True)), 4)
-    return Picture(
-        figure, f"Magnitudes of {len(magnitudes[0])} inputs. The largest of each token: {', '.join(described)}."
-    )
+    listed = ", ".join(f"{token!r} {value:.1f}" for token, value in zip(tokens, largest, strict=True))
+    return Picture(figure, f"Magnitudes of {len(magnitudes[0])} inputs. The largest of each token: {listed}.")
+
+
+def _color(value: float) -> str:
+    return (PALE, *COLORS)[bisect(LEVELS, value)]

@@ -18,24 +18,22 @@ def memory_timeline(
         capacity: the tokens for which there is memory.
     """
     figure, axes = new_figure(1.6 * len(named) + 0.7, len(named), title, sharex=True, sharey=True)
-    described = []
+    longest = max(len(held) for held, _ in named.values())
+    axes[0].set(xlim=(0, longest), ylim=(0, 1.3 * capacity))
+    described, wasted_named, held_named = [], False, False
     for ax, (name, (held, room)) in zip(axes, named.items(), strict=True):
         # Each value lasts until the next iteration begins, so the last one is repeated.
-        iterations, held, room = range(len(held) + 1), [*held, held[-1]], [*room, room[-1]]
-        ax.fill_between(iterations, held, step="post", color=BLUE, linewidth=0)
-        ax.fill_between(iterations, held, room, step="post", **wasted())
+        iterations, until, allocated = range(len(held) + 1), [*held, held[-1]], [*room, room[-1]]
+        ax.fill_between(iterations, until, step="post", color=BLUE, linewidth=0)
+        ax.fill_between(iterations, until, allocated, step="post", **wasted())
         ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
-        share = sum(held[:-1]) / max(1, sum(room[:-1]))
-        set_panel_title(ax, f"{name}: {len(held) - 1:,} iterations, {share:.0%} of the allocated memory is used")
-        ax.set(ylabel="tokens", ylim=(0, 1.3 * capacity))
-        described.append(f"{name}: {len(held) - 1:,} iterations, {share:.0%} of the allocated memory holds tokens")
-    axes[0].set_xlim(0, max(len(held) for held, _ in named.values()))
-    wasted_named = held_named = False
-    for ax, (held, room) in zip(axes, named.values(), strict=True):
         held_named = held_named or label_area(ax, [0] * len(held), held, "holds tokens", BLUE, 0.16 * capacity)
         wasted_named = wasted_named or label_area(ax, held, room, "allocated, but empty", PAGE, 0.16 * capacity)
-        right = ax.get_xlim()[1]
-        ax.text(right, 1.05 * capacity, f"whole memory: {capacity:,}", ha="right", va="bottom", fontsize=SMALL)
+        ax.text(longest, 1.05 * capacity, f"whole memory: {capacity:,}", ha="right", va="bottom", fontsize=SMALL)
+        ax.set_ylabel("tokens")
+        of_allocated = f"{len(held):,} iterations, {sum(held) / max(1, sum(room)):.0%} of the allocated memory"
+        set_panel_title(ax, f"{name}: {of_allocated} is used")
+        described.append(f"{name}: {of_allocated} holds tokens")
     axes[-1].set_xlabel("iteration")
     for axis in (axes[-1].xaxis, axes[-1].yaxis):
         axis.set_major_formatter("{x:,.0f}")

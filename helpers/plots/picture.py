@@ -67,6 +67,13 @@ def set_panel_title(ax, title: str) -> None:
     ax.set_title(textwrap.fill(title, round(13 * WIDTH)))
 
 
+def name_lanes(ax, names: Iterable, label: str) -> None:
+    """Let lanes of height 1 begin at the top, write their names beside them, and what they are beside the axis."""
+    names = list(map(str, names))
+    ax.set(ylim=(len(names), 0), ylabel=label)
+    ax.set_yticks([y + 0.5 for y in range(len(names))], names)
+
+
 def write(ax, x: float, y: float, text: str, size: float = LABEL, **look) -> None:
     """Write a text whose center is at a point."""
     ax.text(x, y, text, ha="center", va="center", fontsize=size, **look)

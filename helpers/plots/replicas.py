@@ -6,7 +6,7 @@ A replica keeps its color: the colors of the requests would say something else h
 from collections.abc import Hashable, Mapping, Sequence
 
 from .colors import GRAY, INK, PALE, REQUEST_COLORS, SMALL, ink_on, shade
-from .picture import Picture, add_key, draw_box, new_figure, set_panel_title, write
+from .picture import Picture, add_key, draw_box, name_lanes, new_figure, set_panel_title, write
 
 
 def prefix_map(runs: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> Picture:
@@ -28,7 +28,7 @@ def prefix_map(runs: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> 
                     write(ax, x + 0.5, y + 0.5, str(count), SMALL, color=ink_on(color))
         computed = sum(count > 0 for row in rows for count in row)
         set_panel_title(ax, f"{name}: {computed} filled cells")
-        _name_replicas(ax, len(rows))
+        name_lanes(ax, range(len(rows)), "replica")
         ax.set_xlim(0, len(rows[0]))
         ax.set_xticks([x + 0.5 for x in range(len(rows[0]))], [str(x) for x in range(len(rows[0]))])
         described.append(
@@ -56,7 +56,7 @@ def replica_work(runs: Mapping[str, Sequence[Sequence[int]]], top: int, title: s
             ax.fill_between(steps, [*heights, heights[-1]], lane + 0.94, step="post", color=_color(lane), linewidth=0)
             ax.axhline(lane + 0.94, color=GRAY, linewidth=0.6)
             totals.append(f"{sum(tokens):,}")
-        _name_replicas(ax, len(work[0]))
+        name_lanes(ax, range(len(work[0])), "replica")
         set_panel_title(ax, f"{name}: {len(work)} iterations")
         described.append(f"{name}: {len(work)} iterations; tokens per replica {', '.join(totals)}")
     axes[-1].set(xlim=(0, max(map(len, runs.values()))), xlabel=f"iteration (a full lane is {top} tokens or more)")
@@ -86,9 +86,8 @@ def resumed_streams(
         ax.axvline(step, color=INK, linewidth=1.4, linestyle=(0, (3, 2)))
         style = {"textcoords": "offset points", "color": INK, "annotation_clip": False}
         ax.annotate(f"replica {replica} is lost", (step, 0), (3, 4), **style)
-    ax.set(xlim=(0, last + 1), ylim=(len(streams), 0))
-    ax.set_yticks([y + 0.5 for y in range(len(streams))], [str(name) for name in streams])
-    ax.set(ylabel="request", xlabel="iteration")
+    ax.set(xlim=(0, last + 1), xlabel="iteration")
+    name_lanes(ax, streams, "request")
     replicas = sorted({replica for outputs in streams.values() for _, replica, _ in outputs})
     key = {f"token from replica {replica}": _color(replica) for replica in replicas}
     add_key(figure, key | {"no token": PALE}, columns=2)
@@ -98,9 +97,3 @@ def resumed_streams(
 
 def _color(replica: int) -> str:
     return shade(REQUEST_COLORS[replica % 7], 0.8)
-
-
-def _name_replicas(ax, number: int) -> None:
-    ax.set_ylim(number, 0)
-    ax.set_yticks([y + 0.5 for y in range(number)], [str(y) for y in range(number)])
-    ax.set_ylabel("replica")

@@ -7,7 +7,7 @@ from itertools import groupby
 from ..metrics import RequestMetrics, percentile
 from ..trace import WORK, Trace
 from .colors import BLUE, PAGE, SERIES_COLORS, SMALL, WIDTH, WORK_MEANING, ink_on, request_colors, work_key, work_look
-from .picture import Picture, add_key, new_figure, set_panel_title, write
+from .picture import Picture, add_key, name_lanes, new_figure, set_panel_title, write
 
 
 def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int, int] | None = None) -> Picture:
@@ -37,9 +37,8 @@ def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int,
     )
     for ax, (heading, trace, first, end) in zip(axes, panels, strict=True):
         _draw_rows(ax, trace, first, end, colors)
-        ax.set(xlim=(first, end), ylim=(trace.rows, 0))
-        ax.set_yticks([row + 0.5 for row in range(trace.rows)], [str(row) for row in range(trace.rows)])
-        ax.set_ylabel("row")
+        ax.set_xlim(first, end)
+        name_lanes(ax, range(trace.rows), "row")
         set_panel_title(ax, heading)
     axes[-1].set_xlabel("forward pass (the numbers on the bars are requests)")
     seen = [kind for kind in WORK if any(trace.work[kind] for trace in traces.values())]

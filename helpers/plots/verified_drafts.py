@@ -1,13 +1,13 @@
 """Pictures of speculative decoding: the draft tokens that a pass verifies, and those that it accepts."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from matplotlib.patches import FancyArrowPatch
 
 from ..trace import Trace, num_matching
 from .colors import GREEN, LABEL, MUTED, ORANGE, PAGE, PALE, RED, SKY, ink_on, request_colors, shade, wasted, work_key
 from .grids import set_up_grid
-from .picture import Picture, add_key, draw_arrow, draw_box, new_figure, write
+from .picture import Picture, add_key, draw_arrow, draw_box, name_lanes, new_figure, write
 
 NEWEST, ACCEPTED = shade(SKY), SKY
 REJECTED = wasted(RED)
@@ -103,8 +103,7 @@ def draft_timeline(trace: Trace, title: str = "") -> Picture:
     steps = [step for traced in trace.passes for step in traced.row_steps]
     tallest = max([2, *(1 + step.drafted for step in steps if step.work == "decode")])
     figure, (ax,) = new_figure(0.42 * trace.rows + 1.5, title=title)
-    ids: list[Hashable] = [step.request_id for step in steps if step.work != "empty"]
-    colors = request_colors(dict.fromkeys(ids))
+    colors = request_colors(step.request_id for step in steps if step.work != "empty")
     for x, traced in enumerate(trace.passes):
         for y, row in enumerate(traced.row_steps):
             if row.work == "prefill":
@@ -116,9 +115,8 @@ def draft_timeline(trace: Trace, title: str = "") -> Picture:
                 if wrong := (row.drafted - row.accepted) * unit:
                     look = wasted(shade(RED, 0.9)) | {"hatch": "//////"}
                     draw_box(ax, x + 0.06, bottom - gained - wrong, 0.88, wrong, **look)
-    ax.set(xlim=(0, max(1, trace.forward_passes)), ylim=(trace.rows, 0))
-    ax.set_yticks([row + 0.5 for row in range(trace.rows)], [str(row) for row in range(trace.rows)])
-    ax.set(ylabel="row", xlabel=f"forward pass (a full cell is {tallest} tokens)")
+    ax.set(xlim=(0, max(1, trace.forward_passes)), xlabel=f"forward pass (a full cell is {tallest} tokens)")
+    name_lanes(ax, range(trace.rows), "row")
     add_key(figure, {"prefill": work_key("prefill"), "tokens gained": work_key("decode"), "rejected": REJECTED})
     alt = (
         f"Timeline of {trace.rows} rows in {trace.forward_passes} forward passes, which yield {trace.output_tokens} "

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ...engine import Plan, RunnerOutput
 from ...engine.plan import Clock
-from ...models.quantization import QuantizedLinear
+from ...models.quantization import QuantizedLinear, sizes_of
 from ...runners import RaggedRunner
 from ...runners.kv_pool import KVPool
 from ...runners.trial import BLOCK_SIZE, NUM_BLOCKS, trial_passes
@@ -191,7 +191,7 @@ def _saw_all(calls: Collection[tuple[int, int]], pass_sizes: list[int]) -> bool:
 
 
 def _info(layer: nn.Linear | Conv1D | QuantizedLinear) -> LayerInfo:
+    outputs, inputs = sizes_of(layer)
     if isinstance(layer, QuantizedLinear):
-        return LayerInfo(layer.in_features, layer.out_features, layer.dtype, layer.words.device)
-    inputs, outputs = layer.weight.shape if isinstance(layer, Conv1D) else layer.weight.shape[::-1]
+        return LayerInfo(inputs, outputs, layer.dtype, layer.words.device)
     return LayerInfo(inputs, outputs, layer.weight.dtype, layer.weight.device)

@@ -80,13 +80,11 @@ class Speculation(Feature):
         for sequence in sequences:
             if sequence not in self._drafting:
                 self._drafting[sequence] = Drafting(Acceptance(2 * self._overall.rate, 2))
-        counts = self._choose_counts(sequences, limits, budget)
-        drafts: list[list[int]] = [[] for _ in sequences]
-        chosen = [place for place, count in enumerate(counts) if count > 0]
-        contexts = [self._context(sequences[place]) for place in chosen]
-        for place, proposal in zip(chosen, self._ask(contexts, [counts[place] for place in chosen]), strict=True):
-            drafts[place] = proposal
-        return drafts
+        counts = dict(zip(sequences, self._choose_counts(sequences, limits, budget), strict=True))
+        chosen = [sequence for sequence in sequences if counts[sequence] > 0]
+        proposals = self._ask([self._context(one) for one in chosen], [counts[one] for one in chosen])
+        drafts = dict(zip(chosen, proposals, strict=True))
+        return [drafts.get(sequence, []) for sequence in sequences]
 
     def observe(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Learn how many of a sequence's draft tokens were accepted in a pass."""

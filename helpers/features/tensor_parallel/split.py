@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ...models import clone_sharing_weights
 from ...models.integer_products import IntegerLinear
-from ...models.quantization import QuantizedLinear
+from ...models.quantization import QuantizedLinear, sizes_of
 
 GPT2 = {
     "transformer.wte": "embedding_rowwise",
@@ -141,7 +141,7 @@ def share_of(model: nn.Module, rank: int, size: int) -> Share:
             share.model.set_submodule(path, own)
         else:
             dim = 0 if style in COLUMNS else 1
-            outputs, inputs = _sizes(module)
+            outputs, inputs = sizes_of(module)
             parts = _parts(name, config, outputs) if dim == 0 else (inputs,)
             share.model.set_submodule(path, _linear(cut, path, module, dim, parts))
             if dim == 1:
@@ -239,8 +239,3 @@ def _parts(name: str, config, outputs: int) -> tuple[int, ...]:
 
 def _equal_parts(whole: int, count: int) -> tuple[int, ...]:
     return (whole // count,) * count
-
-
-def _sizes(layer: nn.Module) -> tuple[int, int]:
-    """Return the numbers of outputs and inputs."""
-    return (layer.nf, layer.nx) if isinstance(layer, Conv1D) else (layer.out_features, layer.in_features)
