@@ -155,52 +155,35 @@ def test_an_allocation_costs_no_more_among_a_hundred_thousand_blocks():
 # --- free blocks ------------------------------------------------------------------------------------------------------
 
 
-def naive_take(free: set[int], after: int | None) -> int:
-    """Take a block as `FreeBlocks` must, by looking at all of them."""
-    block = after + 1 if after is not None and after + 1 in free else None
-    if block is None:
-        gaps = []
-        for start in sorted(free):
-            if start - 1 not in free:
-                end = start
-                while end in free:
-                    end += 1
-                gaps.append((start, end))
-        start, end = max(gaps, key=lambda gap: gap[1] - gap[0])  # the first of the largest
-        block = (start + end) // 2 if start > 0 else 0
-    free.remove(block)
-    return block
-
-
 @settings(max_examples=300, phases=[Phase.generate])
 @given(st.integers(1, 40), st.lists(st.tuples(st.booleans(), st.integers(0, 39)), max_size=120))
-def test_every_block_is_the_one_that_a_search_of_all_finds_and_the_heap_stays_small(count, actions):
+def test_a_free_block_is_taken_and_the_next_one_if_it_is_free(count, actions):
     blocks, free, allocated = FreeBlocks(count), set(range(count)), []
     for is_take, which in actions:
         if is_take and free:
             # Behind an allocated block, or with none to be near.
             after = allocated[which % len(allocated)] if allocated and which < 30 else None
             allocated.append(blocks.take(after))
-            assert allocated[-1] == naive_take(free, after)
+            if after is not None and after + 1 in free:
+                assert allocated[-1] == after + 1
+            free.remove(allocated[-1])
         elif allocated:
-            block = allocated.pop(which % len(allocated))
-            blocks.put(block)
-            free.add(block)
+            free.add(allocated.pop(which % len(allocated)))
+            blocks.put(min(free - blocks._free))
         assert len(blocks) == len(free) and bool(blocks) == bool(free)
-        assert len(blocks._largest) <= count + 18, "gaps that no longer exist are dropped from the heap"
-    while free:
-        assert blocks.take() == naive_take(free, None)
-    with pytest.raises(IndexError):
+    assert {blocks.take() for _ in range(len(free))} == free
+    with pytest.raises(KeyError):
         blocks.take()
 
 
-def test_a_block_that_comes_and_goes_leaves_no_history_in_the_heap():
-    blocks = FreeBlocks(1000)
-    assert [blocks.take(after) for after in (None, *range(899))] == list(range(900))
-    for _ in range(500):
-        blocks.put(500)
-        assert blocks.take(after=499) == 500
-    assert len(blocks._largest) < 20, "one gap is left"
+def test_sequences_that_start_together_have_room_to_grow():
+    blocks = FreeBlocks(1024)
+    tables = [[blocks.take()] for _ in range(8)]
+    for _ in range(127):
+        for table in tables:
+            table.append(blocks.take(after=table[-1]))
+    assert sorted(table[0] for table in tables) == list(range(0, 1024, 128))
+    assert all(table == list(range(table[0], table[0] + 128)) for table in tables)
 
 
 def test_a_block_costs_no_more_among_a_hundred_thousand_than_among_a_thousand():

@@ -134,8 +134,7 @@ def check_state(engine: EngineCore) -> None:
         assert Counter(block for table in blocks.tables.values() for block in table) == Counter(
             {block: count for block, count in enumerate(blocks.references) if count}
         )
-        gaps = blocks._free._end_of.items()
-        free = [block for start, end in gaps for block in range(start, end)]
+        free = blocks._free._free
         used = [block for block, count in enumerate(blocks.references) if count]
         assert sorted([*free, *used, *blocks._cached]) == list(range(blocks.num_blocks)), "a block is lost, or twice"
         assert len(blocks._free) == len(free) and not blocks.copies
