@@ -10,7 +10,8 @@ from helpers.server import output_budget
 from helpers.server.errors import DeadlinePassed, QueueFull
 from helpers.server.output_budget import most_values
 from helpers.server.output_delta import OutputDelta
-from helpers.server.response_stream import MAX_SEPARATE
+from helpers.server.response_stream import MAX_SEPARATE, ResponseStream
+from helpers.server.responses import collect_outputs
 from tests.support.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
 from tests.support.serving import PATIENCE
 
@@ -43,6 +44,25 @@ async def test_a_client_that_is_only_a_little_late_gets_every_output_by_itself()
         outputs = [output async for _, output in stream]
         assert [len(output.new_token_ids) for output in outputs] == [1] * MAX_SEPARATE
         assert OutputDelta.join(outputs).new_token_ids == [(2 + number) % 10 for number in range(MAX_SEPARATE)]
+
+
+@in_loop
+async def test_a_response_that_is_sent_whole_is_read_once_a_sequence_has_finished():
+    stream = ResponseStream(["a"], 2, 0.0, None, lambda _: None)
+    stream.read_at_end = True
+    reading = asyncio.ensure_future(collect_outputs(stream))
+
+    async def put(index: int, token_id: int, num_tokens: int, reason: str | None = None) -> bool:
+        stream.put(OutputDelta("a", index, str(token_id), [token_id], None, num_tokens, reason))
+        for _ in range(9):  # turns of the event loop
+            await asyncio.sleep(0)
+        return not stream._unread  # all is read
+
+    assert not await put(0, 1, 1) and not await put(1, 2, 1)
+    assert await put(1, 3, 2, "stop")
+    assert not await put(0, 4, 2) and not reading.done()
+    assert await put(0, 5, 3, "length")
+    assert [output.new_token_ids for output in await reading] == [[1, 4, 5], [2, 3]]
 
 
 async def bytes_unread(max_tokens: int, **settings) -> int:

@@ -47,6 +47,8 @@ class ResponseStream:
     Attributes:
         num_unfinished: how many of its sequences have not finished, as far as the client has read.
         on_close: called when the `with` statement ends.
+        read_at_end: whether outputs wait until a sequence has finished, for a response that is sent whole: waking its
+            task for every token would take processor time, which the model may need.
 
     Raises:
         DeadlinePassed, EngineFailed, ShuttingDown: from the iterator, as soon as one of them applies.
@@ -64,6 +66,7 @@ class ResponseStream:
         self._first_choice = {engine_id: number * n for number, engine_id in enumerate(engine_ids)}
         self._cancel, self._timer = cancel, None
         self.on_close: Callable[[], object] = lambda: None
+        self.read_at_end = False
         self._unread: dict[int, deque[OutputDelta]] = {}  # by choice; the first one is read next
         self._num_unread = 0
         self._error: Exception | None = None
@@ -119,7 +122,8 @@ class ResponseStream:
             choice = self._first_choice[output.request_id] + output.index
             self._unread.setdefault(choice, deque()).append(output)
             self._num_unread += 1
-            self._readable.set()
+            if not self.read_at_end or output.finish_reason is not None:
+                self._readable.set()
 
     def fail(self, error: Exception) -> None:
         """End the stream with an error: cancel what is unfinished, and drop what is unread."""

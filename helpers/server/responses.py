@@ -45,6 +45,7 @@ async def respond(
     with ExitStack() as cleanup:
         cleanup.enter_context(stream)
         if not as_events:
+            stream.read_at_end = True
             outputs = await while_connected(request, collect_outputs(stream))
             completion_tokens = sum(output.num_tokens for output in outputs)
             parts = formatter.response_parts(outputs, usage(prompt_tokens, completion_tokens))
