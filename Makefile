@@ -15,6 +15,8 @@ OLDEST_TESTS := families models kv_cache batching batching_exactness loops linea
 # simulator's tests compute; they are there because the first stream is the longer one.
 SLOW := $(shell grep -ls pytest.mark.slow tests/test_*.py)
 SECOND := $(filter $(foreach name,cluster page playground simulator site vllm_replica,tests/test_$(name).py),$(SLOW))
+# These run in the stream of the lessons, which is the shorter one.
+WITH_LESSONS := $(foreach name,checks layout tensor_parallel,tests/test_$(name).py)
 LESSON_FILES := $(foreach names,[0-9]_* [0-9][0-9]_* extra/*,$(sort $(wildcard notebooks/$(names).ipynb)))
 # Copies, because running a notebook changes its file. `make lab` never overwrites them, and `make clean` keeps them.
 LAB_FILES := $(patsubst notebooks/%,%,$(LESSON_FILES) $(sort $(wildcard notebooks/exercises/release/*/*.ipynb)))
@@ -80,11 +82,11 @@ test: $(STAMP)  ## lint, run the unit tests, and run every lesson and compare it
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-logo --no-cache
-	@echo "The lessons run beside the unit tests, and their results follow."
+	@echo "The lessons and some unit tests run beside the other unit tests, and their results follow."
 	@mkdir -p build; \
-	$(RUN) -m pytest --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb) >build/lessons.log 2>&1 & lessons=$$!; \
+	$(RUN) -m pytest --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb) $(WITH_LESSONS) >build/lessons.log 2>&1 & lessons=$$!; \
 	trap "kill $$lessons 2>/dev/null" EXIT; \
-	$(RUN) -m pytest tests -rR --maxfail 10; unit=$$?; \
+	$(RUN) -m pytest tests $(addprefix --ignore ,$(WITH_LESSONS)) -rR --maxfail 10; unit=$$?; \
 	wait $$lessons; lessons=$$?; cat build/lessons.log; \
 	exit $$((unit || lessons))
 
