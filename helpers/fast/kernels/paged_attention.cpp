@@ -169,13 +169,14 @@ static void attend(const Number* query, Vectors<Stored> keys, Vectors<Stored> va
 
 // --- a chunk: many queries --------------------------------------------------------------------------------------------
 
-constexpr int QUERIES = LANES == 16 ? 8 : 4;  // of a tile, whose sums fit in the registers
-constexpr int COLUMNS = 2 * LANES;            // of a panel
-constexpr long TASK_QUERIES[] = {128, 512};   // that share packed keys and values: the least and the most
-constexpr int TASKS = 4;                      // of a thread, or more if even the largest tasks are many
+// Of a tile, whose sums fit in the registers. AVX2's 16 registers also hold parts of bfloat16 numbers.
+template <typename Number> constexpr int TILE_QUERIES = LANES == 16 ? 8 : sizeof(Number) == 4 ? 6 : 4;
+constexpr int COLUMNS = 2 * LANES;           // of a panel
+constexpr long TASK_QUERIES[] = {128, 512};  // that share packed keys and values: the least and the most
+constexpr int TASKS = 4;                     // of a thread, or more if even the largest tasks are many
 
 // y [QUERIES, y_step] = x [QUERIES, x_step] times a panel w [size, COLUMNS], plus y * shrink [QUERIES] if that is given.
-template <typename Vector, typename Word>
+template <int QUERIES, typename Vector, typename Word>
 static inline void multiply_panel(const Word* x, long x_step, const Word* w, long size, const float* shrink, float* y,
                                   long y_step) {
   Floats sums[QUERIES][2];
@@ -183,12 +184,13 @@ static inline void multiply_panel(const Word* x, long x_step, const Word* w, lon
   for (int r = 0; r < QUERIES; r++)
     for (int v = 0; v < 2; v++) sums[r][v] = shrink ? load(y + r * y_step + v * LANES) * shrink[r] : Floats{};
   for (long k = 0; k < size; k++) {
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; v++) {
-      Vector weights;
-      memcpy(&weights, w + k * COLUMNS + v * LANES, sizeof weights);
+    Vector first, second;  // as in linear.cpp
+    memcpy(&first, w + k * COLUMNS, sizeof first);
+    memcpy(&second, w + k * COLUMNS + LANES, sizeof second);
 #pragma GCC unroll 8
-      for (int r = 0; r < QUERIES; r++) sums[r][v] = add_products(sums[r][v], weights, x[r * x_step + k]);
+    for (int r = 0; r < QUERIES; r++) {
+      sums[r][0] = add_products(sums[r][0], first, x[r * x_step + k]);
+      sums[r][1] = add_products(sums[r][1], second, x[r * x_step + k]);
     }
   }
 #pragma GCC unroll 8
@@ -204,7 +206,7 @@ template <typename Vector, typename Word, typename Number, typename Stored>
 static void attend_chunk(const Number* query, long head_step, long token_step, int tokens, int past, int window,
                          Vectors<Stored> keys, Vectors<Stored> values, const int* block_table, int block_size, int heads,
                          int dim, float scale, Number* output, long output_step, Word* packed) {
-  constexpr int PER_WORD = sizeof(Word) / sizeof(Number);
+  constexpr int PER_WORD = sizeof(Word) / sizeof(Number), QUERIES = TILE_QUERIES<Number>;
   long words = dim / PER_WORD, panel_dim = round_up(dim, COLUMNS);
   auto first_key = [&](int position) { return std::max(0, position + 1 - window); };
   // Pieces begin at multiples of KEYS, whichever queries are computed together: the order of sums never changes.
@@ -236,7 +238,7 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
       for (long key = first_key(past + t) / KEYS * KEYS; key < past + t + rows; key += KEYS) {
         long used = round_up(std::min<long>(KEYS, past + t + rows - key), COLUMNS);
         for (long c = 0; c < used; c += COLUMNS)
-          multiply_panel<Vector>(q, words, packed_keys + (key - begin + c) * words, words, nullptr, &scores[0][c], KEYS);
+          multiply_panel<QUERIES, Vector>(q, words, packed_keys + (key - begin + c) * words, words, nullptr, &scores[0][c], KEYS);
         float shrink[QUERIES];
         for (int r = 0; r < QUERIES; r++) {
           long own = past + t + r, first = first_key(own);  // the key of the query's own token is its last
@@ -249,7 +251,7 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
         }
         const Word* piece = packed_values + (key - begin) / PER_WORD * panel_dim;
         for (long d = 0; d < dim; d += COLUMNS)
-          multiply_panel<Vector>(weights, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD), used / PER_WORD, shrink,
+          multiply_panel<QUERIES, Vector>(weights, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD), used / PER_WORD, shrink,
                                  sums + d, MAX_HEAD_DIM);
       }
       for (int r = 0; r < rows; r++)
@@ -279,7 +281,7 @@ static void attend_all(const Number* query, long head_step, long token_step, Vec
       queries += (long)tokens[s] * heads;
     }
   long task_queries = std::clamp(queries / (TASKS * omp_get_num_threads()), TASK_QUERIES[0], TASK_QUERIES[1]);
-  int group = heads / kv_heads, task_tokens = std::max<long>(QUERIES, task_queries / group);
+  int group = heads / kv_heads, task_tokens = std::max<long>(TILE_QUERIES<Number>, task_queries / group);
   for (int s = 0; s < segments.sequences; s++)
     most_tasks = std::max<long>(most_tasks, (tokens[s] + task_tokens - 1) / task_tokens);
   // The heads of a group read the same keys, so a thread computes them one after the other. But with few decodes, some
