@@ -233,18 +233,18 @@ def test_the_most_rows_follow_from_the_times(many, one, min_saving, expected):
     assert most_rows(Times({MANY: many, ONE: one}), min_saving) == expected
 
 
-def use_onednn(monkeypatch) -> None:
+def keep_pytorch(monkeypatch) -> None:
     """Let "auto" measure the one call of a model whose layers hold no copies for the kernel."""
     monkeypatch.setattr(one_call_choice, "MIN_MODEL_BYTES", 0)
     for name in ("MIN_LAYER_BYTES", "MIN_MODEL_BYTES"):
         monkeypatch.setattr(linear, name, 0)
-    monkeypatch.setattr(linear, "_choose", lambda layers, *_: [["onednn_packed"] * len(ROWS)] * len(layers))
+    monkeypatch.setattr(linear, "_choose", lambda layers, *_: [["pytorch"] * len(ROWS)] * len(layers))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_call_is_made_for_as_many_rows_as_it_is_measured_to_be_faster(dtype, calls, monkeypatch):
     """Its times are made up, the passes that are timed are real; in float32, rounding changes no token."""
-    use_onednn(monkeypatch)
+    keep_pytorch(monkeypatch)
     seconds, run_pass = iter([2.0, 1.0] * 9 + [1.0, 2.0] * 9), one_call_choice._Trial._second_of_two
 
     def made_up(trial, blocks, rows):
@@ -265,7 +265,7 @@ def test_one_call_is_made_for_as_many_rows_as_it_is_measured_to_be_faster(dtype,
 
 @pytest.mark.parametrize("settings", [{"linear_backend": "onednn_packed"}, {"kernels": False}])
 def test_nothing_is_measured_where_one_call_may_not_be_made(settings, calls, monkeypatch):
-    use_onednn(monkeypatch)
+    keep_pytorch(monkeypatch)
     monkeypatch.setattr(one_call_choice._Trial, "measure", lambda trial: pytest.fail("measured"))
     run(make_engine(**({"linear_backend": "auto"} | settings)), monkeypatch)
     assert not calls

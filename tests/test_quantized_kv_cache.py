@@ -96,14 +96,19 @@ def test_the_reference_is_a_cache_that_holds_rounded_vectors():
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def rounded_reference(name: str) -> list[tuple]:
+    """Return the requests of a family's reference, each with what `generate` gives it from a rounded cache."""
+    plain = reference(by_name(name))
+    return [(request, *generate(plain.model, request, past_key_values=RoundedKVCache())) for request in plain.requests]
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("is_fast", [False, True], ids=["PyTorch", "fast"])
 def test_chunks_preemptions_and_sharing_give_the_tokens_of_the_reference(name, is_fast):
     skip_unless_ragged(by_name(name))
     plain = reference(by_name(name))
-    results = [
-        (request, *generate(plain.model, request, past_key_values=RoundedKVCache())) for request in plain.requests
-    ]
+    results = rounded_reference(name)
     clear = [(request, tokens) for request, tokens, logits in results if lead(logits) > 2 * LEAD]
     requests, expected = (list(one) * 2 for one in zip(*clear, strict=True))
     settings = {} if is_fast else {"kernels": False, "linear_backend": "pytorch"}

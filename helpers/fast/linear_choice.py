@@ -14,6 +14,7 @@ that were measured while other programs took a core are used, but not kept.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -80,6 +81,7 @@ class Times:
         return chosen + chosen[-1:] * (len(ROWS) - timed)
 
 
+@functools.cache  # every layer asks for a thousand numbers
 def nearest(rows: int) -> int:
     """Return the index of the number in `ROWS` that is nearest to this number of rows, by their ratio."""
     return min(range(len(ROWS)), key=lambda index: abs(math.log(max(rows, 1) / ROWS[index])))

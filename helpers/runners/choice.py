@@ -1,6 +1,7 @@
 """Choose how a model is run: ragged where the model supports it, otherwise padded, with the reason."""
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from .trial import BLOCK_SIZE, NUM_BLOCKS, trial_passes, trial_texts
 
 MAX_KV_BYTES = 2**30  # size of the KV cache, unless the configuration sets num_blocks
 log = logging.getLogger(__name__)
+_found_ragged = weakref.WeakSet()
 
 
 def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | RaggedRunner:
@@ -57,8 +59,10 @@ def why_not_ragged(model) -> str | None:
     Two prompts share the row of three short forward passes. One of them is computed in two chunks, so the second pass
     holds a decode and a prefill; the third one holds two decodes. Up to rounding, the logits must be those that the
     model gives each prompt alone. The prompts are shorter than most sliding windows, so `check_layer_masks` checks
-    longer distances.
+    longer distances. A model that has passed is not tried again.
     """
+    if model in _found_ragged:
+        return None
     if not isinstance(model, PreTrainedModel):
         return "it is not a transformers model"
     verbosity = transformers_logging.get_verbosity()
@@ -74,6 +78,7 @@ def why_not_ragged(model) -> str | None:
     finally:
         transformers_logging.set_verbosity(verbosity)
     if same_logits(ragged, alone):
+        _found_ragged.add(model)
         return None
     difference = (ragged - alone).abs().max()
     return f"in one row with others, its logits differ by {difference:.2g} from those it gives alone"
