@@ -197,7 +197,10 @@ def in_float64(model):
 
 @pytest.mark.parametrize("family", FAMILIES[::3], ids=lambda family: family.name)
 def test_an_engine_generates_the_references_tokens_in_any_company(family):
-    """Every third family: test_quantization.py shows of all of them that their layers are found. transformers cannot run some families in float64. In float32, tokens are the reference's best, or near it."""
+    """Every third family: test_quantization.py shows that the layers of all of them are found.
+
+    transformers cannot run some families in float64. In float32, tokens are the reference's best, or near it.
+    """
     skip_unless_known(family)
     model = build(family, torch.float64)
     try:
