@@ -246,6 +246,8 @@ def test_a_trial_that_raises_is_a_reason_until_one_passes(monkeypatch):
     assert why_not_ragged(model) is None
     monkeypatch.setattr(choice, "_try_alone", fail)
     assert why_not_ragged(model) is None, "one trial is enough"
+    model.model.norm = torch.nn.RMSNorm(model.config.hidden_size)
+    assert "out of memory" in why_not_ragged(model), "a new module has not been tried"
 
 
 @pytest.mark.parametrize("window", [None, 100, 300])

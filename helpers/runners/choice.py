@@ -18,7 +18,7 @@ from .trial import BLOCK_SIZE, NUM_BLOCKS, trial_passes, trial_texts
 
 MAX_KV_BYTES = 2**30  # size of the KV cache, unless the configuration sets num_blocks
 log = logging.getLogger(__name__)
-_found_ragged = weakref.WeakSet()
+_found_ragged = weakref.WeakSet()  # the modules of models that passed their trial
 
 
 def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | RaggedRunner:
@@ -59,12 +59,12 @@ def why_not_ragged(model) -> str | None:
     Two prompts share the row of three short forward passes. One of them is computed in two chunks, so the second pass
     holds a decode and a prefill; the third one holds two decodes. Up to rounding, the logits must be those that the
     model gives each prompt alone. The prompts are shorter than most sliding windows, so `check_layer_masks` checks
-    longer distances. A model that has passed is not tried again.
+    longer distances. A model that has passed is tried again only if it has new modules since.
     """
-    if model in _found_ragged:
-        return None
     if not isinstance(model, PreTrainedModel):
         return "it is not a transformers model"
+    if _found_ragged.issuperset(model.modules()):
+        return None
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # warnings about a mere trial would mislead
     try:
@@ -78,7 +78,7 @@ def why_not_ragged(model) -> str | None:
     finally:
         transformers_logging.set_verbosity(verbosity)
     if same_logits(ragged, alone):
-        _found_ragged.add(model)
+        _found_ragged.update(model.modules())
         return None
     difference = (ragged - alone).abs().max()
     return f"in one row with others, its logits differ by {difference:.2g} from those it gives alone"
