@@ -10,7 +10,7 @@ RUN    := $(VENV)/bin/python
 CLUSTER := $(VENV)/.cluster
 # The oldest supported transformers is installed here and comes first on the path; torch is shared with .venv.
 OLDEST := $(CURDIR)/build/oldest
-OLDEST_TESTS := families models kv_cache batching_exactness executor batch_invariant sampling ragged ragged_exactness beam_search quantized_kv_cache
+OLDEST_TESTS := families models kv_cache executor sampling ragged ragged_exactness
 # The slow tests run in two streams. Most tests of the second one wait, for a browser or for processes that start. The
 # simulator's tests compute; they are there because the first stream is the longer one.
 SLOW := $(shell grep -ls pytest.mark.slow tests/test_*.py)
@@ -93,7 +93,7 @@ test: $(STAMP)  ## lint, run the unit tests, and run every lesson and compare it
 # Browsers and killed processes depend on how busy the machine is, so a test that fails is run once more, and reported.
 test-slow: $(STAMP) $(CLUSTER)  ## run the tests that take minutes: grading, Colab, the live view in a browser, an installed wheel
 	@echo "The tests run in two streams, and the results of the second one follow."
-	@mkdir -p build; slow="$(RUN) -m pytest -m slow --timeout 900 --reruns 1 -rR --durations 10"; \
+	@mkdir -p build; slow="$(RUN) -m pytest -m slow --timeout 900 --reruns 1 -rRs --durations 10"; \
 	$$slow $(SECOND) >build/slow.log 2>&1 & second=$$!; \
 	trap "kill $$second 2>/dev/null" EXIT; \
 	$$slow $(filter-out $(SECOND),$(SLOW)); first=$$?; \

@@ -45,7 +45,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("bwrap") and "CI_SANDBOX" not in os.environ, reason="needs bubblewrap"),
 ]
-LIMITS = Limits(seconds=25, memory=2 * 2**30)
+LIMITS = Limits(seconds=40, memory=2 * 2**30)
 LISTENER = socket.create_server(("127.0.0.1", 0))
 
 TEXT = Path(__file__).with_name("support").joinpath("attacks.yaml").read_text("utf-8")
