@@ -6,9 +6,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from conftest import pytest_runtest_setup
 
 ROOT = Path(__file__).resolve().parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -30,6 +33,17 @@ def test_make_lab_as_root_says_what_to_do(tmp_path):
     refused, started = run(*command), run(*command, "ARGS=--allow-root")
     assert refused.returncode and "say make lab ARGS=--allow-root" in refused.stderr and "started" not in refused.stdout
     assert "started lab --allow-root" in started.stdout
+
+
+def test_slow_tests_and_no_others_are_skipped_once_ci_has_no_time_left_for_them(monkeypatch):
+    slow, other = (SimpleNamespace(get_closest_marker=marks.get) for marks in ({"slow": True}, {}))
+    for seconds in (60, -60):
+        monkeypatch.setenv("CI_SLOW_TESTS_UNTIL", str(time.time() + seconds))
+        pytest_runtest_setup(other)
+        if seconds > 0:
+            pytest_runtest_setup(slow)
+    with pytest.raises(pytest.skip.Exception, match="no time left"):
+        pytest_runtest_setup(slow)
 
 
 @pytest.mark.slow
