@@ -116,7 +116,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_setup(item):
-    """Skip the slow tests for which CI has no time left. It says how many; a faster machine runs them."""
+    """Skip the slow tests for which CI has no time left. pytest prints their number; faster processors run them all."""
     if item.get_closest_marker("slow") and time.time() > float(os.environ.get("CI_SLOW_TESTS_UNTIL", "inf")):
         pytest.skip("CI has no time left for this slow test")
 

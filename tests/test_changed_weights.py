@@ -72,10 +72,8 @@ def check_weights_of_its_time(engine, tokenizer, draw, moments: list[int], chang
                 engine.add_request(prompt, PARAMS, request_id)
         if step in moments:
             pair = change_weights(step), tokenizer
-            unfinished = {request: known for request, known in tokens.items() if len(known) < LIMIT}
-            expected = continuations(
-                pair, {request: (prompts[request], known) for request, known in unfinished.items()}
-            )
+            unfinished = {request: (prompts[request], known) for request, known in tokens.items() if len(known) < LIMIT}
+            expected = continuations(pair, unfinished)
         for output in engine.step():
             tokens[output.request_id] = output.token_ids
         if step in moments:  # the first token after the change already is one of the new weights
@@ -83,8 +81,8 @@ def check_weights_of_its_time(engine, tokenizer, draw, moments: list[int], chang
                 assert request not in expected or known == expected[request][: len(known)]
         if step > max(moments) + 1 and not engine.has_unfinished_requests():
             break
-    last = {request: (prompt, []) for request, prompt in prompts.items() if len(prompts) - request <= 2}
-    for request, expected_tokens in (continuations(pair, last) | expected).items():  # these came after the last change
+    added_last = {request: (prompts[request], []) for request in range(len(prompts) - 2, len(prompts))}
+    for request, expected_tokens in (continuations(pair, added_last) | expected).items():
         assert tokens[request] == expected_tokens
     assert engine.block_manager is None or engine.block_manager.used == 0
 
