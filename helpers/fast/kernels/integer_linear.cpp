@@ -110,20 +110,21 @@ Range integer_share(RoundedRows x, const Linear<Number>& layer, Number* y, long 
   const bool tiles = words % TILE == 0 && may_use_tiles();
   const Range panels = share_of((layer.out + PANEL - 1) / PANEL);
   const Range own = {panels.begin * PANEL, std::min(panels.end * PANEL, layer.out)};
-  if (tiles) configure_tiles();
+  if (tiles) configure_tiles(rows);
   for (long c = own.begin; c < own.end; c += PANEL) {
     alignas(64) int32_t sums[2 * TILE * PANEL];
-    for (long r = 0, n; r < rows; r += n) {
-      n = tiles ? multiply_tiles(rows - r, integers + r * words, w + c * words, sums, words)
-                : multiply_rows<ROWS>(rows - r, integers + r * words, w + c * words, x.rows + r, sums, words);
-      for (long i = 0; i < n; i++) {
+    for (Range r = {0, 0}; r.end < rows;) {
+      long begin = r.end;
+      if (tiles) r = multiply_tiles(integers, begin, rows, w + c * words, words, sums);
+      else r = {begin, begin + multiply_rows<ROWS>(rows - begin, integers + begin * words, w + c * words, x.rows + begin, sums, words)};
+      for (long i = 0; i < r.end - r.begin; i++) {
         Floats products[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
           Ints some;
           memcpy(&some, sums + i * PANEL + v * LANES, sizeof some);
-          products[v] = __builtin_convertvector(some, Floats) * x.rows[r + i].scale * load(scales + c + v * LANES);
+          products[v] = __builtin_convertvector(some, Floats) * x.rows[r.begin + i].scale * load(scales + c + v * LANES);
         }
-        store_sums<VECTORS>(products, layer.bias ? layer.bias + c : nullptr, y + (r + i) * step + c,
+        store_sums<VECTORS>(products, layer.bias ? layer.bias + c : nullptr, y + (r.begin + i) * step + c,
                             std::min<long>(PANEL, own.end - c));
       }
     }

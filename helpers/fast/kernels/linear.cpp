@@ -10,16 +10,21 @@
 // next panel. On an AMD EPYC (Zen 3), 16 rows of float32 take two thirds as long this way. With AVX-512 this has not been
 // measured, and there every line prefetches the one that lies AHEAD bytes further on. A row is always summed in the same
 // order, so its numbers do not depend on the other rows of the batch.
+//
+// Matrix registers (tiles.h) multiply bfloat16 rows in any number. Then rows are many, too, and every pass prefetches its
+// part of the next panel.
 
 #include <algorithm>
 
 #include "prefetch.h"
 #include "shares.h"
+#include "tiles.h"
 #include "vectors.h"
 
 constexpr int ROWS = LANES == 16 ? 8 : 6;  // the sums take 16 of AVX-512's 32 registers, or 12 of AVX2's 16
 constexpr int VECTORS = 2, COLUMNS = VECTORS * LANES;
 constexpr long AHEAD = 4096, LINE = 4 * COLUMNS;  // bytes
+constexpr long BLOCK_BYTES = 1 << 20;  // of rows that stay in a core's second-level cache while tiles multiply them
 
 // Multiply R rows by one panel: x [R, in], w [in, COLUMNS], y [R, columns] with rows that begin `step` numbers apart. Each
 // line prefetches one, and these begin `pace` bytes apart. The loop over r is unrolled; otherwise the sums would not stay
@@ -52,6 +57,22 @@ static void multiply_rows(long rows, const Word* x, const Word* w, const Number*
   if constexpr (R > 1) multiply_rows<R - 1, ONCE, Vector>(rows, x, w, bias, y, in, step, columns, ahead, pace);
 }
 
+// Multiply rows by one panel in tiles, where a row has `words`.
+static void multiply_in_tiles(const uint32_t* x, const uint32_t* w, const uint16_t* bias, uint16_t* y, long rows, long words,
+                              long step, long columns) {
+  long passes = (rows + 2 * TILE - 1) / (2 * TILE), pace = (TILE * LINE / passes + 63) / 64 * 64;
+  const char* ahead = (const char*)(w + words * COLUMNS);
+  for (long r = 0; r < rows; r += 2 * TILE, ahead += words / TILE * pace) {
+    alignas(64) float sums[2 * TILE * PANEL];
+    Range own = multiply_tiles(x, r, rows, w, words, sums, ahead, pace);
+    for (long i = own.begin; i < own.end; i++) {
+      Floats vectors[VECTORS];
+      memcpy(vectors, sums + (i - own.begin) * COLUMNS, sizeof vectors);
+      store_sums<VECTORS>(vectors, bias, y + i * step, columns);
+    }
+  }
+}
+
 // The weight: float32 [panels, in, COLUMNS], or bfloat16 [panels, in / 2, COLUMNS, 2].
 template <typename Number> Range linear_share(const Number* x, Linear<Number> layer, Number* y, long rows, long step) {
   typedef typename Product<Number>::Vector Vector;
@@ -64,6 +85,19 @@ template <typename Number> Range linear_share(const Number* x, Linear<Number> la
   const Word *words = (const Word*)x, *w = (const Word*)layer.weight;
   Range panels = share_of((layer.out + COLUMNS - 1) / COLUMNS);
   Range own = {panels.begin * COLUMNS, std::min(panels.end * COLUMNS, layer.out)};  // the last panel may be padded
+  if constexpr (sizeof(Number) == 2)
+    if (in % TILE == 0 && may_use_tiles()) {
+      configure_tiles(rows);
+      long most = std::max<long>(BLOCK_BYTES / (layer.in * sizeof(Number)), 2 * TILE), blocks = (rows + most - 1) / most;
+      for (long block = 0; block < blocks; block++)
+        for (long c = own.begin; c < own.end; c += COLUMNS) {
+          long begin = rows * block / blocks, end = rows * (block + 1) / blocks;
+          multiply_in_tiles(words + begin * in, w + c * in, layer.bias ? layer.bias + c : nullptr, y + begin * step + c,
+                            end - begin, in, step, std::min<long>(COLUMNS, own.end - c));
+        }
+      release_tiles();
+      return own;
+    }
   for (long c = own.begin; c < own.end; c += COLUMNS)
     for (long pass = 0; pass < passes; pass++) {
       long begin = rows * pass / passes, end = rows * (pass + 1) / passes;

@@ -19,6 +19,7 @@
 #include <cstdlib>
 
 #include "shares.h"
+#include "tiles.h"
 #include "vectors.h"
 
 constexpr int MAX_HEAD_DIM = 512;  // of one head, as in paged_attention.py
@@ -169,15 +170,16 @@ static void attend(const Number* query, Vectors<Stored> keys, Vectors<Stored> va
 
 // --- a chunk: many queries --------------------------------------------------------------------------------------------
 
-// Of a tile, whose sums fit in the registers. AVX2's 16 registers also hold parts of bfloat16 numbers.
-template <typename Number> constexpr int TILE_QUERIES = LANES == 16 ? 8 : sizeof(Number) == 4 ? 6 : 4;
+// That are computed together: their sums fit in the registers. AVX2's 16 registers also hold parts of bfloat16 numbers.
+template <typename Number> constexpr int VECTOR_QUERIES = LANES == 16 ? 8 : sizeof(Number) == 4 ? 6 : 4;
+constexpr int MATRIX_QUERIES = 2 * TILE;  // the same in matrix registers (tiles.h)
 constexpr int COLUMNS = 2 * LANES;           // of a panel
 constexpr long TASK_QUERIES[] = {128, 512};  // that share packed keys and values: the least and the most
 constexpr int TASKS = 4;                     // of a thread, or more if even the largest tasks are many
 
 // y [QUERIES, y_step] = x [QUERIES, x_step] times a panel w [size, COLUMNS], plus y * shrink [QUERIES] if that is given.
 template <int QUERIES, typename Vector, typename Word>
-static inline void multiply_panel(const Word* x, long x_step, const Word* w, long size, const float* shrink, float* y,
+static inline void multiply_in_vectors(const Word* x, long x_step, const Word* w, long size, const float* shrink, float* y,
                                   long y_step) {
   Floats sums[QUERIES][2];
 #pragma GCC unroll 8
@@ -198,15 +200,29 @@ static inline void multiply_panel(const Word* x, long x_step, const Word* w, lon
     for (int v = 0; v < 2; v++) store(y + r * y_step + v * LANES, sums[r][v]);
 }
 
+// The same in vectors or, for MATRIX_QUERIES, in matrix registers.
+template <int QUERIES, typename Vector, typename Word>
+static inline void multiply_panel(const Word* x, long x_step, const Word* w, long size, const float* shrink, float* y,
+                                  long y_step) {
+  if constexpr (QUERIES == MATRIX_QUERIES) {
+    if (!shrink) return multiply_blocks<true, false>(x, x_step, TILE, w, size, y, y_step);
+    for (int r = 0; r < QUERIES; r++)
+      for (int v = 0; v < 2; v++) store(y + r * y_step + v * LANES, load(y + r * y_step + v * LANES) * shrink[r]);
+    multiply_blocks<true, true>(x, x_step, TILE, w, size, y, y_step);
+  } else {
+    multiply_in_vectors<QUERIES, Vector>(x, x_step, w, size, shrink, y, y_step);
+  }
+}
+
 static long round_up(long size, long multiple) { return (size + multiple - 1) / multiple * multiple; }
 
 // Compute `tokens` queries of the heads that share one kv head. query, output: the first query of the first head. `past`
 // keys precede the first query's own. `packed` has room for the keys and values of all pieces that the queries see.
-template <typename Vector, typename Word, typename Number, typename Stored>
+template <int QUERIES, typename Vector, typename Word, typename Number, typename Stored>
 static void attend_chunk(const Number* query, long head_step, long token_step, int tokens, int past, int window,
                          Vectors<Stored> keys, Vectors<Stored> values, const int* block_table, int block_size, int heads,
                          int dim, float scale, Number* output, long output_step, Word* packed) {
-  constexpr int PER_WORD = sizeof(Word) / sizeof(Number), QUERIES = TILE_QUERIES<Number>;
+  constexpr int PER_WORD = sizeof(Word) / sizeof(Number);
   long words = dim / PER_WORD, panel_dim = round_up(dim, COLUMNS);
   auto first_key = [&](int position) { return std::max(0, position + 1 - window); };
   // Pieces begin at multiples of KEYS, whichever queries are computed together: the order of sums never changes.
@@ -220,18 +236,21 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
     Word* key = packed_keys + place / COLUMNS * COLUMNS * words + place % COLUMNS;
     const Number* numbers = read_vector(keys, slot, dim, room);
     for (long k = 0; k < words; k++) memcpy(key + k * COLUMNS, numbers + k * PER_WORD, sizeof(Word));
-    Number* value = (Number*)(packed_values + place / KEYS * (KEYS / PER_WORD) * panel_dim) +
-                    place % KEYS / PER_WORD * COLUMNS * PER_WORD + place % PER_WORD;
+    Word* value = packed_values + place / KEYS * (KEYS / PER_WORD) * panel_dim + place % KEYS / PER_WORD * COLUMNS;
     numbers = read_vector(values, slot, dim, room);
-    for (long d = 0; d < dim; d += COLUMNS)
-      for (long c = 0; c < std::min<long>(COLUMNS, dim - d); c++) value[d * KEYS + c * PER_WORD] = numbers[d + c];
+    for (long d = 0; d < dim; d += COLUMNS, value += KEYS / PER_WORD * COLUMNS)
+      for (long c = 0; c < std::min<long>(COLUMNS, dim - d); c++)
+        if constexpr (PER_WORD == 2) value[c] |= Word(numbers[d + c]) << place % 2 * 16;  // the other half is 0 so far
+        else value[c] = numbers[d + c];
   }
 
   for (int head = 0; head < heads; head++)
     for (int t = 0; t < tokens; t += QUERIES) {
       int rows = std::min(QUERIES, tokens - t);
-      alignas(64) Word q[QUERIES * MAX_HEAD_DIM] = {}, weights[QUERIES * KEYS / PER_WORD];
-      alignas(64) float scores[QUERIES][KEYS], sums[QUERIES * MAX_HEAD_DIM] = {};
+      alignas(64) Word q[QUERIES * MAX_HEAD_DIM / PER_WORD], weights[QUERIES * KEYS / PER_WORD];
+      alignas(64) float scores[QUERIES][KEYS], sums[QUERIES * MAX_HEAD_DIM];
+      memset(q, 0, QUERIES * words * sizeof *q);
+      memset(sums, 0, QUERIES * panel_dim * sizeof *sums);
       for (int r = 0; r < rows; r++)
         memcpy(q + r * words, query + head * head_step + (t + r) * token_step, dim * sizeof(Number));
       Softmax softmax[QUERIES];
@@ -240,7 +259,7 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
         for (long c = 0; c < used; c += COLUMNS)
           multiply_panel<QUERIES, Vector>(q, words, packed_keys + (key - begin + c) * words, words, nullptr, &scores[0][c], KEYS);
         float shrink[QUERIES];
-        for (int r = 0; r < QUERIES; r++) {
+        for (int r = 0; r < rows; r++) {
           long own = past + t + r, first = first_key(own);  // the key of the query's own token is its last
           for (long i = 0; i < used; i += LANES) store(&scores[r][i], load(&scores[r][i]) * scale);
           for (long i = std::max(own + 1 - key, 0L); i < used; i++) scores[r][i] = -INFINITY;
@@ -252,12 +271,12 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
         const Word* piece = packed_values + (key - begin) / PER_WORD * panel_dim;
         for (long d = 0; d < dim; d += COLUMNS)
           multiply_panel<QUERIES, Vector>(weights, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD), used / PER_WORD, shrink,
-                                 sums + d, MAX_HEAD_DIM);
+                                 sums + d, panel_dim);
       }
       for (int r = 0; r < rows; r++)
         for (int d = 0; d < dim; d++) {
           float total = softmax[r].total;
-          store(output + (t + r) * output_step + head * dim + d, total == 0 ? 0 : sums[r * MAX_HEAD_DIM + d] / total);
+          store(output + (t + r) * output_step + head * dim + d, total == 0 ? 0 : sums[r * panel_dim + d] / total);
         }
     }
 }
@@ -274,6 +293,11 @@ static void attend_all(const Number* query, long head_step, long token_step, Vec
   auto attend_one = dim == 64    ? attend<64, Number, Stored>
                     : dim == 128 ? attend<128, Number, Stored>
                                  : attend<0, Number, Stored>;
+  const bool in_tiles = sizeof(Number) == 2 && dim % (2 * TILE) == 0 && may_use_tiles();
+  const int queries_together = in_tiles ? MATRIX_QUERIES : VECTOR_QUERIES<Number>;
+  auto attend_many = attend_chunk<VECTOR_QUERIES<Number>, Vector, Word, Number, Stored>;
+  if constexpr (sizeof(Number) == 2)
+    if (in_tiles) attend_many = attend_chunk<MATRIX_QUERIES, Vector, Word, Number, Stored>;
   long most_keys = 0, most_tasks = 0, queries = 0;
   for (int s = 0; s < segments.sequences; s++)
     if (tokens[s] > 1) {
@@ -281,7 +305,7 @@ static void attend_all(const Number* query, long head_step, long token_step, Vec
       queries += (long)tokens[s] * heads;
     }
   long task_queries = std::clamp(queries / (TASKS * omp_get_num_threads()), TASK_QUERIES[0], TASK_QUERIES[1]);
-  int group = heads / kv_heads, task_tokens = std::max<long>(TILE_QUERIES<Number>, task_queries / group);
+  int group = heads / kv_heads, task_tokens = std::max<long>(queries_together, task_queries / group);
   for (int s = 0; s < segments.sequences; s++)
     most_tasks = std::max<long>(most_tasks, (tokens[s] + task_tokens - 1) / task_tokens);
   // The heads of a group read the same keys, so a thread computes them one after the other. But with few decodes, some
@@ -291,6 +315,7 @@ static void attend_all(const Number* query, long head_step, long token_step, Vec
   size_t bytes = most_keys * (dim + round_up(dim, COLUMNS)) * sizeof(Number);
   Word* packed = bytes ? (Word*)aligned_alloc(64, round_up(bytes, 64)) : nullptr;
   // Later tasks of a chunk see more keys, so they come first. Threads take a task at a time: tasks are unequal.
+  if (in_tiles) configure_tiles();
 #pragma omp for collapse(3) schedule(dynamic)
   for (long task = most_tasks - 1; task >= 0; task--)
     for (int split = 0; split < kv_heads * splits; split++)
@@ -304,14 +329,15 @@ static void attend_all(const Number* query, long head_step, long token_step, Vec
         const Number* q = query + head * head_step + column * token_step;
         Number* y = output + (column * heads + head) * dim;
         if (tokens[s] > 1)
-          attend_chunk<Vector, Word>(q, head_step, token_step, std::min<long>(task_tokens, tokens[s] - first), past, window,
-                                     own_keys, own_values, block_table, segments.block_size, split_heads, dim, scale, y,
-                                     (long)heads * dim, packed);
+          attend_many(q, head_step, token_step, std::min<long>(task_tokens, tokens[s] - first), past, window,
+                      own_keys, own_values, block_table, segments.block_size, split_heads, dim, scale, y,
+                      (long)heads * dim, packed);
         else
           for (int h = 0; h < split_heads; h++)
             attend_one(q + h * head_step, own_keys, own_values, block_table, std::max(0, lengths[s] - window), lengths[s],
                        segments.block_size, dim, scale, y + h * dim);
       }
+  if (in_tiles) release_tiles();
   free(packed);
 }
 

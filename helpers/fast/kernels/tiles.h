@@ -1,12 +1,17 @@
-// Products of tiles of integers in the processor's matrix registers (AMX), of 16 rows by 64 bytes each.
+// Products of tiles in the processor's matrix registers (AMX), of 16 rows by 64 bytes each: of integers of 8 bits, or of
+// bfloat16 numbers.
 //
-// Intel's Xeons have them since Sapphire Rapids. A tile of W is 16 words of 16 outputs in a panel of quantized.cpp, as they
-// lie in memory.
+// Intel's Xeons have them since Sapphire Rapids. A tile of W is 16 words of 16 outputs in a panel of linear.cpp, quantized.cpp
+// or paged_attention.cpp, as they lie in memory.
 
 #pragma once
+#include <algorithm>
+#include <type_traits>
+
+#include "prefetch.h"
 #include "shares.h"
 
-#if defined(__AMX_INT8__)
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -17,54 +22,83 @@ static bool may_use_tiles() {  // Linux gives a process the matrix registers on 
   return granted;
 }
 
-// Tiles 0 to 3: sums, of 16 rows by 16 outputs each. 4 and 5: x, 16 rows by 64 inputs; 6 and 7: W, 64 inputs by 16 outputs.
-static void configure_tiles() {
-  static constexpr struct Config {
+// Tiles 0 to 3: sums, of up to TILE of `rows` by 16 outputs each. 4 and 5: x, as many rows by 16 words; 6 and 7: W, 16 words
+// by 16 outputs.
+static void configure_tiles(long rows = TILE) {
+  struct Config {
     uint8_t palette = 1, start = 0, unused[14] = {};
     uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
   } config;
+  for (int tile = 0; tile < 6; tile++) config.rows[tile] = std::clamp<long>(rows, 1, TILE);
   _tile_loadconfig(&config);
 }
 
 static void release_tiles() { _tile_release(); }
 
-// Multiply BLOCKS * TILE rows of x by a panel; sums [BLOCKS * TILE, PANEL].
-template <int BLOCKS> static void multiply_tiles(const uint32_t* x, const uint32_t* w, int32_t* sums, long words) {
-  constexpr int stride = 4 * PANEL;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (long k = 0; k < words; k += TILE) {
-    _tile_loadd(6, w + k * PANEL, stride);
-    _tile_loadd(7, w + k * PANEL + TILE, stride);
-    _tile_loadd(4, x + k, 4 * words);
-    _tile_dpbssd(0, 4, 6);
-    _tile_dpbssd(1, 4, 7);
-    if constexpr (BLOCKS == 2) {
-      _tile_loadd(5, x + TILE * words + k, 4 * words);
-      _tile_dpbssd(2, 5, 6);
-      _tile_dpbssd(3, 5, 7);
+// The intrinsics take the numbers of registers, as constants.
+#define ADD_PRODUCTS(sums, x, w)                                                                                         \
+  if constexpr (std::is_same_v<Sum, float>) _tile_dpbf16ps(sums, x, w);                                                  \
+  else _tile_dpbssd(sums, x, w)
+
+// Multiply a block of rows of x by a panel and, if BOTH, a second block that begins `second` rows later. Rows of x and of
+// the sums begin `x_step` words and `sums_step` sums apart. If ADDS, the products are added to the sums. Each 16 words of
+// the panel prefetch `pace` bytes.
+template <bool BOTH, bool ADDS, typename Sum>
+static inline void multiply_blocks(const uint32_t* x, long x_step, long second, const uint32_t* w, long words, Sum* sums,
+                                   long sums_step, const char* ahead = nullptr, long pace = 0) {
+  constexpr long LINE = 4 * PANEL;  // bytes
+  const uint32_t* second_x = x + second * x_step;
+  Sum* second_sums = sums + second * sums_step;
+  if constexpr (ADDS) {
+    _tile_loadd(0, sums, 4 * sums_step);
+    _tile_loadd(1, sums + TILE, 4 * sums_step);
+    if constexpr (BOTH) _tile_loadd(2, second_sums, 4 * sums_step);
+    if constexpr (BOTH) _tile_loadd(3, second_sums + TILE, 4 * sums_step);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (long k = 0; k < words; k += TILE, ahead += pace) {
+    for (long byte = 0; byte < pace; byte += 64) __builtin_prefetch(ahead + byte, 0, PREFETCH_ONCE);
+    _tile_loadd(6, w + k * PANEL, LINE);
+    _tile_loadd(4, x + k, 4 * x_step);
+    ADD_PRODUCTS(0, 4, 6);
+    _tile_loadd(7, w + k * PANEL + TILE, LINE);
+    ADD_PRODUCTS(1, 4, 7);
+    if constexpr (BOTH) {
+      _tile_loadd(5, second_x + k, 4 * x_step);
+      ADD_PRODUCTS(2, 5, 6);
+      ADD_PRODUCTS(3, 5, 7);
     }
   }
-  _tile_stored(0, sums, stride);
-  _tile_stored(1, sums + TILE, stride);
-  if constexpr (BLOCKS == 2) {
-    _tile_stored(2, sums + TILE * PANEL, stride);
-    _tile_stored(3, sums + TILE * PANEL + TILE, stride);
-  }
+  _tile_stored(0, sums, 4 * sums_step);
+  _tile_stored(1, sums + TILE, 4 * sums_step);
+  if constexpr (BOTH) _tile_stored(2, second_sums, 4 * sums_step);
+  if constexpr (BOTH) _tile_stored(3, second_sums + TILE, 4 * sums_step);
 }
+#undef ADD_PRODUCTS
 
-// Multiply up to 2 * TILE rows and return how many; the memory of x must hold whole tiles.
-static long multiply_tiles(long left, const uint32_t* x, const uint32_t* w, int32_t* sums, long words) {
-  if (left > TILE) multiply_tiles<2>(x, w, sums, words);
-  else multiply_tiles<1>(x, w, sums, words);
-  return left < 2 * TILE ? left : 2 * TILE;
+// Multiply rows of x [rows, words] by a panel, at most 2 * TILE of them, from row `r` on; sums [2 * TILE, PANEL]. Return
+// whose sums these are: a last block that would have fewer than TILE rows begins earlier.
+template <typename Sum>
+static Range multiply_tiles(const uint32_t* x, long r, long rows, const uint32_t* w, long words, Sum* sums,
+                            const char* ahead = nullptr, long pace = 0) {
+  const long last = std::max(rows - TILE, 0L), first = std::min(r, last), second = std::min(r + TILE, last) - first;
+  if (rows - r > TILE) multiply_blocks<true, false>(x + first * words, words, second, w, words, sums, PANEL, ahead, pace);
+  else multiply_blocks<false, false>(x + first * words, words, 0, w, words, sums, PANEL, ahead, pace);
+  return {first, std::min(r + 2 * TILE, rows)};
 }
 #else
 static bool may_use_tiles() { return false; }
-static void configure_tiles() {}
+static void configure_tiles(long = TILE) {}
 static void release_tiles() {}
-static long multiply_tiles(long, const uint32_t*, const uint32_t*, int32_t*, long) { return 0; }
+template <bool BOTH, bool ADDS, typename Sum>
+static void multiply_blocks(const uint32_t*, long, long, const uint32_t*, long, Sum*, long) {}
+template <typename Sum>
+static Range multiply_tiles(const uint32_t*, long, long rows, const uint32_t*, long, Sum*, const char* = nullptr, long = 0) {
+  return {0, rows};
+}
 #endif

@@ -47,6 +47,11 @@ static inline Floats load(const int8_t* x) {
 static inline void store(float* y, Floats x) { memcpy(y, &x, sizeof x); }
 
 static inline void store(uint16_t* y, Floats x) {
+#if defined(__AVX512BF16__)
+  auto converted = _mm512_cvtneps_pbh(bit_cast<__m512>(x));
+  memcpy(y, &converted, sizeof converted);
+  return;
+#endif
   Words word = bit_cast<Words>(x);
   Halves rounded = __builtin_convertvector((word + 0x7fff + (word >> 16 & 1)) >> 16, Halves);
   memcpy(y, &rounded, sizeof rounded);
@@ -136,13 +141,22 @@ static inline Four sum(Floats a, Floats b, Floats c, Floats d) {
 // (Cephes) approximates e^r.
 static inline Floats exp(Floats x) {
   const float rounder = 12582912;  // 1.5 * 2^23: adding it rounds to an integer
+#if defined(__AVX512F__)
+  Floats n = bit_cast<Floats>(_mm512_roundscale_ps(bit_cast<__m512>(x * 1.44269504f), 0));
+#else
   Floats n = x * 1.44269504f + rounder - rounder;
+#endif
   Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
   Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  Floats power = bit_cast<Floats>((__builtin_convertvector(n, Ints) + 127) << 23);
-  return x < -87 ? Floats{} : (p * r * r + r + 1) * power;
+  p = p * r * r + r + 1;
+#if defined(__AVX512F__)
+  p = bit_cast<Floats>(_mm512_scalef_ps(bit_cast<__m512>(p), bit_cast<__m512>(n)));
+#else
+  p *= bit_cast<Floats>((__builtin_convertvector(n, Ints) + 127) << 23);
+#endif
+  return x < -87 ? Floats{} : p;
 }
