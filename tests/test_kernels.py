@@ -105,12 +105,13 @@ def test_bfloat16_is_rounded_to_nearest_even():
 
 @needs_kernels
 @in_both_dtypes
-@pytest.mark.parametrize("order", ORDERS)
-def test_the_result_of_an_unpacked_row_does_not_depend_on_the_other_rows(dtype, tolerance, order):
-    weight, x = stored(torch.randn(100, 99).to(dtype), order), torch.randn(70, 99).to(dtype)
-    together = kernels.unpacked_linear(x, weight, None)
-    for rows in (1, 2, 3, 5, 8, 37):
-        parts = [kernels.unpacked_linear(part, weight, None) for part in x.split(rows)]
+@pytest.mark.parametrize(("order", "inputs", "rows"), [*((o, 99, 70) for o in ["packed", *ORDERS]), ("packed", 4096, 300)])
+def test_the_result_of_a_row_does_not_depend_on_the_other_rows(dtype, tolerance, order, inputs, rows):
+    """300 rows of 4,096 inputs do not fit in a second-level cache. Each call packs the weight, so those are few."""
+    weight, x = torch.randn(100, inputs).to(dtype), torch.randn(rows, inputs).to(dtype)
+    together = multiply(x, weight, None, order)
+    for size in (37, 290) if inputs == 4096 else (1, 2, 3, 5, 8, 37):
+        parts = [multiply(part, weight, None, order) for part in x.split(size)]
         assert torch.equal(torch.cat(parts), together)
 
 

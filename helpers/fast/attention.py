@@ -1,8 +1,7 @@
 """Attention by a compiled kernel: all sequences of a row in one call, through their block tables.
 
-Decodes always use the kernel: PyTorch would need one call for each. Chunks use it where it is measured to be faster,
-because each makes the most of one kind of processor: in bfloat16, the kernel uses AVX-512's products, and PyTorch those
-of matrix units (AMX). Scores with a bound or with sinks are PyTorch's.
+Decodes always use the kernel: PyTorch would need one call for each. Chunks use it where it is measured to be faster.
+Scores with a bound or with sinks are PyTorch's.
 """
 
 import functools

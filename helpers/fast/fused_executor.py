@@ -4,9 +4,9 @@ The plain executor makes a dozen calls per block, and memory waits for them. On 
 problem. The one call gives the bits that the kernels give in many calls.
 
 It is made only where a compiled kernel exists for every operation, and for as many rows as it is faster. That cannot be
-told from the times of single layers: on a processor with matrix units (AMX), oneDNN multiplies one row faster than the
-kernel does, and the many calls around its products take longer than the products. So whole passes are timed
-(`one_call_choice.py`). Where the kernel computes all linear layers anyway, one call is always made.
+told from the times of single layers: where another backend multiplies faster than the kernel does, the many calls
+around its products may take longer than the products. So whole passes are timed (`one_call_choice.py`). Where the
+kernel computes all linear layers anyway, one call is always made.
 """
 
 import copy

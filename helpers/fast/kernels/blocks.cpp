@@ -43,7 +43,7 @@ template <typename Number> struct IntegerBuffers {
   Number* panel;
 
   IntegerBuffers of_thread(bool few) const {
-    long thread = omp_get_thread_num(), first = few ? thread * 2 * TILE : 0;
+    long thread = omp_get_thread_num(), first = few ? thread * FEW_ROWS : 0;
     return {inputs, {rounded.integers + first * inputs, rounded.rows + first}, panel + thread * inputs * PANEL};
   }
 };

@@ -115,8 +115,9 @@ Range integer_share(RoundedRows x, const Linear<Number>& layer, Number* y, long 
     alignas(64) int32_t sums[2 * TILE * PANEL];
     for (Range r = {0, 0}; r.end < rows;) {
       long begin = r.end;
-      if (tiles) r = multiply_tiles(integers, begin, rows, w + c * words, words, sums);
-      else r = {begin, begin + multiply_rows<ROWS>(rows - begin, integers + begin * words, w + c * words, x.rows + begin, sums, words)};
+      if (tiles) r = multiply_tiles(integers, words, begin, rows, w + c * words, words, sums);
+      else
+        r = {begin, begin + multiply_rows<ROWS>(rows - begin, integers + begin * words, w + c * words, x.rows + begin, sums, words)};
       for (long i = 0; i < r.end - r.begin; i++) {
         Floats products[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
@@ -133,8 +134,8 @@ Range integer_share(RoundedRows x, const Linear<Number>& layer, Number* y, long 
   return own;
 }
 
-// x [rows, in], y [rows, out]; the rounded rows are a buffer for up to a multiple of 2 * TILE rows. The layer's weight
-// [panels, in / 4, PANEL], scales [panels, 1, PANEL]; `in` is a multiple of 32.
+// x [rows, in], y [rows, out]; the rounded rows are a buffer. The layer's weight [panels, in / 4, PANEL], scales
+// [panels, 1, PANEL]; `in` is a multiple of 32.
 #define INTEGER_LINEAR(dtype, Number)                                                                                    \
   template void round_rows(const Number*, RoundedRows, Range, long);                                                     \
   template Range integer_share(RoundedRows, const Linear<Number>&, Number*, long, long);                                 \

@@ -172,7 +172,7 @@ static void attend(const Number* query, Vectors<Stored> keys, Vectors<Stored> va
 
 // That are computed together: their sums fit in the registers. AVX2's 16 registers also hold parts of bfloat16 numbers.
 template <typename Number> constexpr int VECTOR_QUERIES = LANES == 16 ? 8 : sizeof(Number) == 4 ? 6 : 4;
-constexpr int MATRIX_QUERIES = 2 * TILE;  // the same in matrix registers (tiles.h)
+constexpr int MATRIX_QUERIES = 2 * TILE;     // the same in matrix registers (tiles.h)
 constexpr int COLUMNS = 2 * LANES;           // of a panel
 constexpr long TASK_QUERIES[] = {128, 512};  // that share packed keys and values: the least and the most
 constexpr int TASKS = 4;                     // of a thread, or more if even the largest tasks are many
@@ -180,7 +180,7 @@ constexpr int TASKS = 4;                     // of a thread, or more if even the
 // y [QUERIES, y_step] = x [QUERIES, x_step] times a panel w [size, COLUMNS], plus y * shrink [QUERIES] if that is given.
 template <int QUERIES, typename Vector, typename Word>
 static inline void multiply_in_vectors(const Word* x, long x_step, const Word* w, long size, const float* shrink, float* y,
-                                  long y_step) {
+                                       long y_step) {
   Floats sums[QUERIES][2];
 #pragma GCC unroll 8
   for (int r = 0; r < QUERIES; r++)

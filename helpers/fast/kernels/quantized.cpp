@@ -9,12 +9,14 @@
 // makes pairs of bfloat16 numbers.
 //
 // For more than CONVERTED rows, a panel is converted once, into a buffer that stays in the cache. The sums are the same and
-// have the same order, so the numbers of a row do not depend on the other rows of the batch.
+// have the same order, so the numbers of a row do not depend on the other rows of the batch. Matrix registers (tiles.h) always
+// multiply by a converted panel, because their order is another one.
 
 #include <algorithm>
 
 #include "prefetch.h"
 #include "shares.h"
+#include "tiles.h"
 #include "vectors.h"
 #if defined(__AVX512BW__)
 #include <immintrin.h>
@@ -135,6 +137,25 @@ template <int BITS, int STEPS, typename Vector> static void convert(const uint32
       }
 }
 
+// Multiply rows by a converted panel in tiles.
+template <typename Scale>
+static void multiply_in_tiles(const uint32_t* x, const uint32_t* w, const Scale* scales, const uint16_t* bias, uint16_t* y,
+                              long rows, Sizes sizes, long columns) {
+  const long words = sizes.steps / sizes.groups;
+  for (Range r = {0, 0}; r.end < rows;) {
+    alignas(64) float sums[2 * TILE * PANEL];
+    Floats totals[2 * TILE][VECTORS] = {};
+    const long begin = r.end;
+    for (long group = 0; group < sizes.groups; group++) {
+      r = multiply_tiles(x + group * words, sizes.steps, begin, rows, w + group * words * PANEL, words, sums);
+      for (long i = 0; i < r.end - r.begin; i++)
+        for (int v = 0; v < VECTORS; v++)
+          totals[i][v] += load(sums + i * PANEL + v * LANES) * load(scales + group * PANEL + v * LANES);
+    }
+    for (long i = r.begin; i < r.end; i++) store_sums<VECTORS>(totals[i - r.begin], bias, y + i * sizes.step, columns);
+  }
+}
+
 template <int BITS, typename Scale, typename Number>
 static Range quantized_share(const Number* x, const Linear<Number>& layer, Number* y, long rows, long step, Number* buffer) {
   typedef typename Product<Number>::Vector Vector;
@@ -146,13 +167,20 @@ static Range quantized_share(const Number* x, const Linear<Number>& layer, Numbe
   uint32_t* converted = (uint32_t*)buffer;
   const Range panels = share_of((layer.out + PANEL - 1) / PANEL);
   const Range own = {panels.begin * PANEL, std::min(panels.end * PANEL, layer.out)};
+  const bool tiles = rows > 0 && PER_STEP == 2 && sizes.steps / sizes.groups % TILE == 0 && may_use_tiles();
+  if (tiles) configure_tiles(rows);
   for (long c = own.begin; c < own.end; c += PANEL) {
     const uint32_t* panel = (const uint32_t*)layer.weight + c * words;
-    if (rows > CONVERTED) convert<BITS, STEPS, Vector>(panel, converted, words);
+    if (tiles || rows > CONVERTED) convert<BITS, STEPS, Vector>(panel, converted, words);
     for (long d = c; d < std::min(c + PANEL, own.end); d += VECTORS * LANES) {
       const long columns = std::min<long>(VECTORS * LANES, own.end - d);
       const Scale* scale = (const Scale*)layer.scales + c * layer.groups + d - c;
       const Number* bias = layer.bias ? layer.bias + d : nullptr;
+      if constexpr (PER_STEP == 2)
+        if (tiles) {
+          multiply_in_tiles((const uint32_t*)x, converted, scale, bias, y + d, rows, sizes, columns);
+          continue;
+        }
       long r = 0;
       if (rows > CONVERTED)
         for (; r + ROWS <= rows; r += ROWS)
@@ -163,6 +191,7 @@ static Range quantized_share(const Number* x, const Linear<Number>& layer, Numbe
                                                y + r * step + d, sizes, columns);
     }
   }
+  if (tiles) release_tiles();
   return own;
 }
 
@@ -199,10 +228,10 @@ static void dequantize(const uint32_t* w, const void* scales, Number* weight, lo
   else dequantize<4>(w, (const uint16_t*)scales, weight, in, out, groups, threads);
 }
 
-extern "C" int rows_without_buffer() { return CONVERTED; }
+extern "C" int rows_without_buffer() { return may_use_tiles() ? 0 : CONVERTED; }
 extern "C" int panel_outputs() { return PANEL; }
 
-// x [rows, in], y [rows, out]; buffers [threads, in, PANEL], used for more than CONVERTED rows. The layer's weight
+// x [rows, in], y [rows, out]; buffers [threads, in, PANEL], used for more than `rows_without_buffer` rows. The layer's weight
 // [panels, in * bits / 32, PANEL], scales [panels, groups, PANEL] (float32, or bfloat16 for 4 bits).
 #define QUANTIZED(dtype, Number)                                                                                         \
   template Range quantized_share(const Number*, const Linear<Number>&, Number*, long, long, Number*);                    \

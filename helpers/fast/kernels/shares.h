@@ -107,7 +107,7 @@ Range quantized_share(const Number* x, const Linear<Number>& layer, Number* y, l
 // Round these rows of x [rows, in].
 template <typename Number> void round_rows(const Number* x, RoundedRows rounded, Range rows, long in);
 
-// The same for a layer that rounds. The integers of x fill whole tiles of rows (tiles.h).
+// The same for a layer that rounds.
 template <typename Number>
 Range integer_share(RoundedRows x, const Linear<Number>& layer, Number* y, long rows, long step);
 

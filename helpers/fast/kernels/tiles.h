@@ -81,14 +81,15 @@ static inline void multiply_blocks(const uint32_t* x, long x_step, long second, 
 }
 #undef ADD_PRODUCTS
 
-// Multiply rows of x [rows, words] by a panel, at most 2 * TILE of them, from row `r` on; sums [2 * TILE, PANEL]. Return
-// whose sums these are: a last block that would have fewer than TILE rows begins earlier.
+// Multiply rows of x [rows, x_step], of which `words` count, by a panel [words, PANEL]: at most 2 * TILE of them, from row
+// `r` on; sums [2 * TILE, PANEL]. Return whose sums these are: a last block of fewer than TILE rows begins earlier.
 template <typename Sum>
-static Range multiply_tiles(const uint32_t* x, long r, long rows, const uint32_t* w, long words, Sum* sums,
+static Range multiply_tiles(const uint32_t* x, long x_step, long r, long rows, const uint32_t* w, long words, Sum* sums,
                             const char* ahead = nullptr, long pace = 0) {
   const long last = std::max(rows - TILE, 0L), first = std::min(r, last), second = std::min(r + TILE, last) - first;
-  if (rows - r > TILE) multiply_blocks<true, false>(x + first * words, words, second, w, words, sums, PANEL, ahead, pace);
-  else multiply_blocks<false, false>(x + first * words, words, 0, w, words, sums, PANEL, ahead, pace);
+  x += first * x_step;
+  if (rows - r > TILE) multiply_blocks<true, false>(x, x_step, second, w, words, sums, PANEL, ahead, pace);
+  else multiply_blocks<false, false>(x, x_step, 0, w, words, sums, PANEL, ahead, pace);
   return {first, std::min(r + 2 * TILE, rows)};
 }
 #else
@@ -98,7 +99,8 @@ static void release_tiles() {}
 template <bool BOTH, bool ADDS, typename Sum>
 static void multiply_blocks(const uint32_t*, long, long, const uint32_t*, long, Sum*, long) {}
 template <typename Sum>
-static Range multiply_tiles(const uint32_t*, long, long rows, const uint32_t*, long, Sum*, const char* = nullptr, long = 0) {
+static Range multiply_tiles(const uint32_t*, long, long, long rows, const uint32_t*, long, Sum*, const char* = nullptr,
+                            long = 0) {
   return {0, rows};
 }
 #endif
